@@ -1,0 +1,1 @@
+"""Runnable experiments: `python -m experiments.NAME`. They use public names and models only."""

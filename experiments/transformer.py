@@ -1,0 +1,160 @@
+"""The main job: a byte-level language model, trained partitioned and on one device, side by side.
+
+    python -m experiments.transformer --mesh=batch:2,model:4 --schedule=auto
+
+Prints the chosen tilings, one layer of the plan's IR, the collectives and memory predicted and
+compiled, and both runs' losses. Exits with 1 when the losses differ by more than float rounding.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+import time
+from typing import Any
+
+from experiments.devices import use_cpu_devices
+
+use_cpu_devices()
+
+import jax  # noqa: E402  (the devices must be set before jax starts)
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+from absl import app, flags  # noqa: E402
+from rich.console import Console  # noqa: E402
+from rich.table import Table  # noqa: E402
+
+import partir_search as ps  # noqa: E402
+from experiments.schedules import schedule  # noqa: E402
+from experiments.text import batches, read_bytes  # noqa: E402
+from models.transformer import (  # noqa: E402
+    TransformerConfig,
+    init_state,
+    make_train_step,
+    optimizer,
+)
+
+FLAGS = flags.FLAGS
+flags.DEFINE_string("mesh", "batch:2,model:4", "Mesh axes and sizes.")
+flags.DEFINE_integer("layers", 4, "Transformer blocks.")
+flags.DEFINE_integer("d_model", 128, "Width.")
+flags.DEFINE_integer("heads", 8, "Attention heads.")
+flags.DEFINE_integer("d_ff", 512, "Width of the MLP.")
+flags.DEFINE_integer("vocab", 256, "Token ids; text is bytes.")
+flags.DEFINE_integer("seq", 128, "Tokens per example.")
+flags.DEFINE_integer("batch", 16, "Examples per step.")
+flags.DEFINE_integer("steps", 20, "Training steps.")
+flags.DEFINE_boolean("scan", False, "Fold the layers into one scan.")
+flags.DEFINE_boolean("remat", False, "Recompute each layer in the backward pass.")
+flags.DEFINE_float("dropout", 0.0, "Dropout rate.")
+flags.DEFINE_string("schedule", "auto", "auto, or parts joined by +: bp, mp, z2, z3, auto.")
+flags.DEFINE_string("machine", "tpu_v5e", "Machine to plan for; 'cpu' is what the demo runs on.")
+flags.DEFINE_integer("seed", 0, "Seed of parameters, data and search.")
+flags.DEFINE_string("text", None, "Glob of text files; default: the standard library's sources.")
+flags.DEFINE_integer("episodes", 600, "Strategies that the search looks at.")
+flags.DEFINE_string("out", None, "Folder for plan.json, the IR and the losses.")
+
+TOLERANCE = 2e-4  # relative; sums are taken in another order on several devices
+
+
+def make_mesh(text: str) -> Any:
+    shape = ps.MeshShape.parse(text)
+    if shape.devices > jax.device_count():
+        raise ValueError(
+            f"--mesh={text} needs {shape.devices} devices, jax sees {jax.device_count()}"
+        )
+    return jax.make_mesh(shape.sizes, shape.names, devices=jax.devices()[: shape.devices])
+
+
+def show_plan(console: Console, plan: ps.Plan, lowered: Any, compiled: Any, scope: str) -> None:
+    console.print(ps.report.arguments_table(plan))
+    if plan.searches:
+        console.print(ps.report.experts_table(plan))
+    console.rule("one layer of the plan")
+    console.print(plan.ir(scope), markup=False, highlight=False, soft_wrap=True)
+    console.rule()
+    found = {
+        "emitted (StableHLO)": ps.stablehlo_counts(lowered.as_text()),
+        "compiled (XLA, operands)": ps.hlo_counts(compiled.as_text()),
+    }
+    console.print(ps.report.collectives_table(plan, found))
+    console.print(ps.report.memory_table(plan, compiled.memory_analysis()))
+    for prim, (n, where) in plan.opaque().items():
+        console.print(f"no rule for {prim} ({n} uses, first at {where}): replicated")
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    console = Console(width=140)
+    config = TransformerConfig(
+        layers=FLAGS.layers,
+        d_model=FLAGS.d_model,
+        heads=FLAGS.heads,
+        d_ff=FLAGS.d_ff,
+        vocab=FLAGS.vocab,
+        seq=FLAGS.seq,
+        dropout=FLAGS.dropout,
+        scan=FLAGS.scan,
+        remat=FLAGS.remat,
+    )
+    mesh = make_mesh(FLAGS.mesh)
+    axes = mesh.axis_names
+    train_step = make_train_step(config)
+    partitioned = ps.auto_partition(
+        mesh,
+        schedule=schedule(FLAGS.schedule, axes[0], axes[-1]),
+        machine=FLAGS.machine,
+        episodes=FLAGS.episodes,
+        seed=FLAGS.seed,
+        donate_argnums=0,
+        progress=True,
+    )(train_step)
+    tx = optimizer(steps=FLAGS.steps)
+    state = init_state(config, tx, FLAGS.seed)
+    key = jax.random.key(FLAGS.seed)
+    data = batches(
+        read_bytes(FLAGS.text), FLAGS.batch, config.seq, config.vocab, FLAGS.seed
+    )
+    inputs = [next(data) for _ in range(FLAGS.steps)]
+
+    begin = time.perf_counter()
+    plan = partitioned.plan(state, inputs[0], key)
+    console.print(f"planned in {time.perf_counter() - begin:.1f} s: {plan}")
+    lowered = partitioned.lower(state, inputs[0], key)
+    compiled = lowered.compile()
+    show_plan(console, plan, lowered, compiled, "layers" if config.scan else "layer_0")
+
+    reference = jax.jit(train_step)
+    single, many = state, jax.tree.map(jnp.copy, state)
+    table = Table(title="losses", title_justify="left")
+    for column in ("step", "partitioned", "one device", "relative difference"):
+        table.add_column(column, justify="right")
+    worst, losses = 0.0, []
+    for i, tokens in enumerate(inputs):
+        many, loss = partitioned(many, tokens, key)
+        single, expected = reference(single, tokens, key)
+        a, b = float(loss), float(expected)
+        difference = abs(a - b) / max(abs(b), 1e-9)
+        worst = max(worst, difference) if np.isfinite(a) else float("inf")
+        losses.append((a, b))
+        table.add_row(str(i), f"{a:.6f}", f"{b:.6f}", f"{difference:.1e}")
+    console.print(table)
+    if FLAGS.out:
+        write(pathlib.Path(FLAGS.out), plan, losses)
+    if not worst <= TOLERANCE:
+        console.print(f"[bold red]losses differ by {worst:.1e}, more than {TOLERANCE:.0e}")
+        sys.exit(1)
+    console.print(f"losses agree within {worst:.1e} over {FLAGS.steps} steps")
+
+
+def write(folder: pathlib.Path, plan: ps.Plan, losses: list[tuple[float, float]]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    plan.save(folder / "plan.json")
+    (folder / "plan.ir").write_text(plan.ir() + "\n")
+    lines = ["step,partitioned,one_device"]
+    lines += [f"{i},{a!r},{b!r}" for i, (a, b) in enumerate(losses)]
+    (folder / "losses.csv").write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,46 @@
+"""Automatic partitioning of JAX train steps over device meshes."""
+
+from partir_search import report
+from partir_search.api import AutoPartitioned, auto_partition
+from partir_search.cost.simulator import Cost
+from partir_search.ir.mesh import MeshShape
+from partir_search.lowering.compiled import hlo_counts, stablehlo_counts
+from partir_search.machine import MACHINES, Machine
+from partir_search.plan import Collective, Plan, SavedPlan, load_plan
+from partir_search.propagation.actions import Action, IllegalAction, Replicate, Tile
+from partir_search.tactics import (
+    FIRST_DIVISIBLE_DIM,
+    REPLICATED,
+    AutomaticPartition,
+    Dim,
+    ManualPartition,
+    Tactic,
+)
+from partir_search.user_rules import register_rule
+
+__all__ = [
+    "FIRST_DIVISIBLE_DIM",
+    "MACHINES",
+    "REPLICATED",
+    "Action",
+    "AutoPartitioned",
+    "AutomaticPartition",
+    "Collective",
+    "Cost",
+    "Dim",
+    "IllegalAction",
+    "Machine",
+    "ManualPartition",
+    "MeshShape",
+    "Plan",
+    "Replicate",
+    "SavedPlan",
+    "Tactic",
+    "Tile",
+    "auto_partition",
+    "hlo_counts",
+    "load_plan",
+    "register_rule",
+    "report",
+    "stablehlo_counts",
+]

@@ -1,0 +1,353 @@
+"""`auto_partition`: the jit-like wrapper. It wires everything and decides nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import warnings
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Union
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
+
+from partir_search.constraints import broadcast_prefix, constraint_actions, sharding_actions
+from partir_search.ir.mesh import MeshShape
+from partir_search.lowering.shard import argument_specs, sharded
+from partir_search.machine import Machine, find_machine, machine_of_kind
+from partir_search.plan import Plan, SavedPlan, check_saved
+from partir_search.planner import DEFAULT_EPISODES, Planned, Planner, Progress
+from partir_search.propagation.actions import Action
+from partir_search.report import search_progress
+from partir_search.signature import Call, Traced, abstract, split_call, trace_call, weaken
+from partir_search.tactics import AutomaticPartition, Tactic
+
+Schedule = Union[Sequence[Tactic], Plan, SavedPlan, None]
+AnyMesh = Union[Mesh, AbstractMesh]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Options:
+    mesh: AnyMesh
+    schedule: Schedule
+    machine: Machine
+    episodes: int
+    seed: int
+    in_shardings: Any
+    out_shardings: Any
+    progress: bool | Progress | None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Entry:
+    """A plan and its executable for one signature."""
+
+    plan: Plan
+    jitted: Any
+    shardings: tuple[NamedSharding, ...]
+
+
+def auto_partition(
+    mesh: AnyMesh,
+    *,
+    schedule: Schedule = None,
+    machine: Machine | str | None = None,
+    episodes: int = DEFAULT_EPISODES,
+    seed: int = 0,
+    donate_argnums: int | Sequence[int] | None = None,
+    donate_argnames: str | Sequence[str] | None = None,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Sequence[str] | None = None,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
+    progress: bool | Progress | None = None,
+) -> Callable[[Callable[..., Any]], AutoPartitioned]:
+    """Partitions a function written for one device over `mesh`.
+
+    Args:
+      mesh: a `jax.sharding.Mesh`, or an `AbstractMesh` to plan without devices.
+      schedule: tactics in order, a `Plan` or a saved one to apply; None searches over all axes.
+      machine: figures to plan with, or their name; default: what the mesh's devices are.
+      episodes: strategies that a search looks at.
+      seed: of the search; equal seeds give equal plans on every process.
+      donate_argnums, donate_argnames, static_argnums, static_argnames: as of `jax.jit`.
+      in_shardings, out_shardings: pytree prefixes of NamedSharding, PartitionSpec or None (free)
+        for positional arguments and results; they are kept as they are.
+      progress: True or False for a progress bar (default: on a terminal), or a function that is
+        given the search's record after each episode.
+
+    Returns:
+      A decorator for plain or jitted functions; see `AutoPartitioned`.
+    """
+    if not isinstance(mesh, Mesh | AbstractMesh):
+        raise TypeError(
+            f"auto_partition takes a jax.sharding.Mesh or AbstractMesh, not {type(mesh).__name__};"
+            ' make one with jax.make_mesh((2, 4), ("batch", "model"))'
+        )
+    if episodes < 1:
+        raise ValueError(f"episodes must be at least 1, not {episodes}")
+    options = _Options(
+        mesh,
+        schedule,
+        _machine(mesh, machine),
+        episodes,
+        seed,
+        in_shardings,
+        out_shardings,
+        progress,
+    )
+    static = (_ints(static_argnums), _names(static_argnames))
+    donate = (_ints(donate_argnums), _names(donate_argnames))
+    return lambda fun: AutoPartitioned(fun, options, static, donate)
+
+
+def _machine(mesh: AnyMesh, machine: Machine | str | None) -> Machine:
+    if machine is not None:
+        return find_machine(machine)
+    device = mesh.devices.flat[0] if isinstance(mesh, Mesh) else jax.devices()[0]
+    return machine_of_kind(device.device_kind)
+
+
+def _ints(x: int | Sequence[int] | None) -> tuple[int, ...]:
+    return () if x is None else (x,) if isinstance(x, int) else tuple(x)
+
+
+def _names(x: str | Sequence[str] | None) -> tuple[str, ...]:
+    return () if x is None else (x,) if isinstance(x, str) else tuple(x)
+
+
+class AutoPartitioned:
+    """A partitioned function: call it like the one it wraps.
+
+    The first call of each signature traces, searches, lowers and compiles; plan and executable
+    are kept. Inside another jax transformation it is the plain jitted function.
+    """
+
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        options: _Options,
+        static: tuple[tuple[int, ...], tuple[str, ...]],
+        donate: tuple[tuple[int, ...], tuple[str, ...]],
+    ) -> None:
+        functools.update_wrapper(self, fun)
+        self._fun, self._options, self._static = fun, options, static
+        self._plain = (
+            fun
+            if isinstance(fun, jax.stages.Wrapped)
+            else jax.jit(
+                fun,
+                static_argnums=static[0] or None,
+                static_argnames=static[1] or None,
+                donate_argnums=donate[0] or None,
+                donate_argnames=donate[1] or None,
+            )
+        )
+        self._plans: dict[Hashable, tuple[Plan, Traced]] = {}
+        self._entries: dict[Hashable, _Entry] = {}
+
+    # Stages ------------------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        call = self._split(args, kwargs)
+        leaves = call.leaves()
+        if any(isinstance(x, jax.core.Tracer) for x in leaves):
+            return self._plain(*args, **kwargs)
+        if any(isinstance(x, jax.ShapeDtypeStruct) for x in leaves):
+            raise TypeError(
+                f"{self.__name__} was called with a ShapeDtypeStruct; use .plan(...) or .lower(...)"
+                " for abstract arguments, and arrays to run"
+            )
+        if not isinstance(self._options.mesh, Mesh):
+            raise ValueError(
+                f"{self.__name__} is partitioned over an AbstractMesh, which has no devices to run"
+                " on; use .plan(...), or a mesh from jax.make_mesh"
+            )
+        entry = self._entry(call, args, kwargs)
+        tree = jax.tree.structure((call.args, call.kwargs))
+        placed = [_place(x, s) for x, s in zip(leaves, entry.shardings, strict=True)]
+        new_args, new_kwargs = jax.tree.unflatten(tree, placed)
+        return entry.jitted(*new_args, **new_kwargs)
+
+    def plan(self, *args: Any, **kwargs: Any) -> Plan:
+        """Searches only. Arguments may be arrays or `jax.ShapeDtypeStruct`s."""
+        return self._planned(self._split(args, kwargs), args, kwargs)[0]
+
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
+        """`jax.stages.Traced` of the partitioned program (static arguments are bound)."""
+        call = self._split(args, kwargs)
+        entry = self._entry(call, args, kwargs)
+        new_args, new_kwargs = self._structs(call, entry)
+        return entry.jitted.trace(*new_args, **new_kwargs)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        """`jax.stages.Lowered` of the partitioned program; `.compile()` gives the executable."""
+        return self.trace(*args, **kwargs).lower()
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """Shapes and types of the results, as `jax.jit(f).eval_shape`."""
+        call = self._split(args, kwargs)
+        dynamic = {id(a) for a in (*call.args, *call.kwargs.values())}
+
+        def lift(x: Any) -> Any:
+            return jax.tree.map(abstract, x) if id(x) in dynamic else x
+
+        return self._plain.eval_shape(*map(lift, args), **{k: lift(v) for k, v in kwargs.items()})
+
+    def clear_cache(self) -> None:
+        """Forgets all plans and executables."""
+        self._plans.clear()
+        self._entries.clear()
+
+    # Inside ------------------------------------------------------------------------------------
+
+    def _split(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Call:
+        return split_call(self._fun, args, kwargs, *self._static)
+
+    def _planned(
+        self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[Plan, Traced]:
+        key = call.key()
+        if key not in self._plans:
+            self._plans[key] = self._make_plan(call, args, kwargs)
+        return self._plans[key]
+
+    def _make_plan(
+        self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[Plan, Traced]:
+        o = self._options
+        mesh = MeshShape(tuple(o.mesh.axis_names), tuple(o.mesh.axis_sizes))
+        traced = trace_call(self._plain, call, args, kwargs, getattr(self, "__name__", "step"))
+        module = traced.module
+        fixed = self._fixed(call, traced, mesh)
+        planner = Planner(module, mesh, o.machine)
+        self._warn_opaque(planner)
+        planned = self._run(planner, fixed)
+        plan = Plan(
+            planned,
+            mesh=o.mesh,
+            machine=o.machine,
+            in_tree=traced.in_tree,
+            out_tree=traced.out_tree,
+            seed=o.seed,
+        )
+        return plan, traced
+
+    def _fixed(self, call: Call, traced: Traced, mesh: MeshShape) -> list[Action]:
+        o, module = self._options, traced.module
+        actions: list[Action] = []
+        if o.in_shardings is not None:
+            wanted = o.in_shardings
+            if len(call.args) == 1 and not isinstance(wanted, tuple | list):
+                wanted = (wanted,)
+            spread = broadcast_prefix(tuple(wanted), call.args, "in_shardings")
+            n = len(spread)
+            args = module.body.args[:n]
+            actions += sharding_actions(module.arg_paths[:n], args, spread, mesh)
+        if o.out_shardings is not None:
+            results = jax.tree.unflatten(traced.out_tree, list(module.body.results))
+            spread = broadcast_prefix(o.out_shardings, results, "out_shardings")
+            paths = [f"result {p}".strip() for p in module.result_paths]
+            actions += sharding_actions(paths, module.body.results, spread, mesh)
+        return actions + constraint_actions(module, mesh)
+
+    def _run(self, planner: Planner, fixed: Sequence[Action]) -> Planned:
+        o = self._options
+        if isinstance(o.schedule, Plan):
+            return planner.replay(o.schedule.actions)
+        if isinstance(o.schedule, SavedPlan):
+            check_saved(o.schedule, planner.module, planner.mesh)
+            return planner.replay(o.schedule.actions)
+        schedule = [AutomaticPartition()] if o.schedule is None else list(o.schedule)
+        automatic = any(isinstance(t, AutomaticPartition) for t in schedule)
+        with search_progress(o.progress if automatic else False, o.episodes) as progress:
+            return planner.run(
+                schedule, fixed=fixed, episodes=o.episodes, seed=o.seed, progress=progress
+            )
+
+    def _warn_opaque(self, planner: Planner) -> None:
+        seen: set[str] = set()
+        opaque = planner.table.opaque(planner.module.ops)
+        for op in opaque:
+            if op.prim not in seen:
+                seen.add(op.prim)
+                n = sum(o.prim == op.prim for o in opaque)
+                warnings.warn(
+                    f"primitive {op.prim!r} has no sharding rule: its {n} uses (first:"
+                    f" {op.source}) run whole on every device; partir_search.register_rule gives"
+                    " it one",
+                    stacklevel=2,
+                )
+
+    def _entry(self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> _Entry:
+        key = call.key()
+        entry = self._entries.get(key)
+        if entry is None:
+            plan, traced = self._planned(call, args, kwargs)
+            entry = self._entries[key] = self._build(call, plan, traced)
+        return entry
+
+    def _build(self, call: Call, plan: Plan, traced: Traced) -> _Entry:
+        mesh = self._options.mesh
+        mapped = sharded(plan.program, mesh)
+
+        def partitioned(*args: Any, **kwargs: Any) -> Any:
+            out = mapped(*jax.tree.leaves((args, kwargs)))
+            out = [weaken(x) if w else x for x, w in zip(out, traced.weak, strict=True)]
+            return jax.tree.unflatten(traced.out_tree, out)
+
+        partitioned.__name__ = partitioned.__qualname__ = getattr(self, "__name__", "step")
+        flags = jax.tree.unflatten(traced.in_tree, traced.donated)
+        donate = [i for i, a in enumerate(flags[0]) if _all(a)]
+        donate_names = [k for k, a in flags[1].items() if _all(a)]
+        specs = argument_specs(plan.program)
+        jitted = jax.jit(
+            partitioned,
+            donate_argnums=donate or None,
+            donate_argnames=donate_names or None,
+            out_shardings=None if isinstance(mesh, AbstractMesh) else plan.out_shardings,
+            keep_unused=True,
+        )
+        return _Entry(plan, jitted, tuple(NamedSharding(mesh, s) for s in specs))
+
+    def _structs(self, call: Call, entry: _Entry) -> Any:
+        """The call's arguments as ShapeDtypeStructs that carry the plan's shardings."""
+        leaves, tree = jax.tree.flatten((call.args, call.kwargs))
+        structs = [_struct(x, s) for x, s in zip(leaves, entry.shardings, strict=True)]
+        return jax.tree.unflatten(tree, structs)
+
+
+def _all(tree: Any) -> bool:
+    leaves = jax.tree.leaves(tree)
+    return bool(leaves) and all(leaves)
+
+
+def _struct(x: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+    x = abstract(x)
+    if not isinstance(x, jax.ShapeDtypeStruct):
+        x = jax.eval_shape(lambda: jnp.asarray(x))
+    concrete = sharding if isinstance(sharding.mesh, Mesh) else None
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=concrete, weak_type=x.weak_type)
+
+
+def _place(x: Any, sharding: NamedSharding) -> Any:
+    """The leaf with the plan's sharding; no copy if it has it already."""
+    if isinstance(x, jax.Array):
+        if x.sharding == sharding or x.sharding.is_equivalent_to(sharding, x.ndim):
+            return x
+        if not x.is_fully_addressable:
+            return jax.jit(lambda a: a, out_shardings=sharding)(x)
+    if jax.process_count() > 1:
+        return _place_globally(x, sharding)
+    return jax.device_put(x, sharding)
+
+
+def _place_globally(x: Any, sharding: NamedSharding) -> Any:
+    """An array that every process holds whole, as one global array."""
+    x = jnp.asarray(x)
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        data = _place_globally(jax.random.key_data(x), NamedSharding(sharding.mesh, sharding.spec))
+        return jax.random.wrap_key_data(data, impl=str(jax.random.key_impl(x)))
+    host = jax.device_get(x)
+    return jax.make_array_from_callback(x.shape, sharding, lambda index: host[index])

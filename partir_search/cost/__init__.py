@@ -1,0 +1,1 @@
+"""What a device-local program costs: seconds, bytes, flops."""

@@ -1,0 +1,66 @@
+"""The live-memory curve of a program, for a whole module or for a folded one.
+
+On a fold the curve is a table of counts: for a handful of positions (the first and last repeats
+of each segment, since counts are linear in the layer in between) how many members of each class
+are live. The peak for a state is then one matrix-vector product.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from partir_search.cost.traffic import Floats, Ints, RegionTraffic
+from partir_search.ir.fold import Folded
+
+EDGE_REPEATS = 2  # repeats looked at on either end of a segment
+
+
+class Curve:
+    """Live bytes over the positions of one region.
+
+    Attributes:
+      position: [R] the op position (of the quotient, if folded) that each row belongs to.
+    """
+
+    def __init__(self, traffic: RegionTraffic, folded: Folded | None = None) -> None:
+        self._counts: Floats | None = None
+        self._start, self._stop, self._value = traffic.start, traffic.stop, traffic.value
+        self._length = max(len(traffic.region.ops), 1)
+        self.position: Ints = np.arange(self._length, dtype=np.int64)
+        if folded is not None:
+            self._fold(folded)
+
+    def _fold(self, folded: Folded) -> None:
+        rows = _rows(folded, self._stop)
+        classes = np.array([folded.class_of[v] for v in self._value], dtype=np.int64)
+        known = classes >= 0
+        first = np.searchsorted(rows, self._start[known], side="left")
+        last = np.searchsorted(rows, self._stop[known], side="right")
+        counts = np.zeros((len(rows) + 1, len(folded.module.values)))
+        np.add.at(counts, (first, classes[known]), 1.0)
+        np.add.at(counts, (last, classes[known]), -1.0)
+        self._counts = np.cumsum(counts, axis=0)[:-1]
+        self.position = np.array([folded.op_of[r] for r in rows], dtype=np.int64)
+
+    def bytes_at(self, nbytes: Floats) -> Floats:
+        """[R] live bytes of stored values, from the local bytes of each value (or class)."""
+        if self._counts is not None:
+            return self._counts @ nbytes
+        events = np.zeros(self._length + 1)
+        sizes = nbytes[self._value] if len(self._value) else np.zeros(0)
+        np.add.at(events, self._start, sizes)
+        np.subtract.at(events, self._stop + 1, sizes)
+        return np.cumsum(events)[:-1]
+
+
+def _rows(folded: Folded, stops: Ints) -> Ints:
+    """Positions at which the curve of a folded program can peak: where something dies."""
+    length = len(folded.original.body.ops)
+    keep = np.zeros(length, dtype=bool)
+    keep[stops[stops < length]] = True
+    for s in folded.segments:
+        if s.repeats > 2 * EDGE_REPEATS:
+            keep[s.start + EDGE_REPEATS * s.period : s.stop - EDGE_REPEATS * s.period] = False
+    if not keep.any():
+        keep[-1:] = True
+    return np.flatnonzero(keep).astype(np.int64)

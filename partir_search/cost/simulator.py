@@ -1,0 +1,228 @@
+"""Walks a device-local program: seconds, peak bytes, flops, bytes per axis and per kind.
+
+Roofline seconds per kernel, alpha-beta seconds per collective (`collectives.py`), overlap where
+the target overlaps, and the live-memory curve with donation (`memory.py`). Loops multiply by
+their trip count. The model of a module is built once; a state costs one walk over its moves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from partir_search.cost.collectives import collective_seconds, sent_bytes
+from partir_search.cost.memory import Curve
+from partir_search.cost.traffic import Floats, RegionTraffic, analyse, kernels, region_traffic
+from partir_search.ir.core import Module, Op
+from partir_search.ir.fold import Folded
+from partir_search.ir.mesh import MeshShape
+from partir_search.ir.partition import Partition
+from partir_search.ir.rule import OpRule
+from partir_search.lowering.program import Apply, Block, LocalProgram, Move, Slot
+from partir_search.lowering.reshard import COLLECTIVES
+from partir_search.machine import Machine
+from partir_search.propagation.rules.control_flow import flows_of
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Cost:
+    """What one step of a program costs one device.
+
+    Attributes:
+      seconds: whole step; `compute_seconds` + `collective_seconds` (exposed ones only).
+      peak_bytes: most bytes live at once, arguments included.
+      flops: floating-point operations on one device.
+      bytes_by_axis / bytes_by_kind: bytes sent by one device.
+    """
+
+    seconds: float
+    compute_seconds: float
+    collective_seconds: float
+    peak_bytes: float
+    argument_bytes: float
+    flops: float
+    bytes_by_axis: Mapping[str, float]
+    bytes_by_kind: Mapping[str, float]
+
+    def __str__(self) -> str:
+        return (
+            f"{self.seconds * 1e3:.3f} ms ({self.collective_seconds * 1e3:.3f} ms exposed"
+            f" communication), peak {self.peak_bytes / 1e9:.3f} GB"
+        )
+
+
+class CostModel:
+    """The static half: traffic, kernels and memory curve of one module on one machine."""
+
+    def __init__(
+        self,
+        module: Module,
+        rules: list[OpRule],
+        machine: Machine,
+        *,
+        folded: Folded | None = None,
+        original_rules: list[OpRule] | None = None,
+    ) -> None:
+        """Args: `module` is the quotient and `original_rules` its original's when `folded`."""
+        self.module, self.machine = module, machine
+        if folded is None:
+            self.traffic = analyse(module, rules)
+            self.kernels = kernels(self.traffic, rules)
+        else:
+            assert original_rules is not None
+            self.traffic = analyse(folded.original, original_rules)
+            self.kernels = kernels(self.traffic, original_rules, folded, rules)
+        self.curve = Curve(self.traffic, folded)
+        self.inner_curves: dict[int, list[tuple[RegionTraffic, Curve]]] = {}
+        if folded is None:
+            self._collect(self.traffic)
+        else:
+            for op in module.body.ops:
+                if op.regions:
+                    self._collect_op(op, rules)
+        self.nbytes = np.array([v.type.nbytes for v in module.values], dtype=np.float64)
+        self.rates = np.array([machine.matmul_flops_per_s(d) for d in self.kernels.dtype])
+        counts = np.zeros(len(module.values))
+        if folded is None:
+            for v in module.body.args:
+                counts[v.id] = 1
+        else:
+            for v in folded.original.body.args:
+                counts[folded.class_of[v.id]] += 1
+        for v_id in module.constants:
+            counts[v_id] += 1
+        self.argument_counts = counts
+
+    def _collect(self, traffic: RegionTraffic) -> None:
+        for at, parts in traffic.inner.items():
+            op = traffic.region.ops[at]
+            self.inner_curves[op.id] = [(part, Curve(part)) for part in parts]
+            for part in parts:
+                self._collect(part)
+
+    def _collect_op(self, op: Op, rules: list[OpRule]) -> None:
+        uses = self.module.use_counts()
+        parts = [region_traffic(r, rules, uses) for r in op.regions]
+        self.inner_curves[op.id] = [(part, Curve(part)) for part in parts]
+        for part in parts:
+            self._collect(part)
+
+    def local_bytes(self, partition: Partition) -> Floats:
+        """Bytes of each value where it rests on one device."""
+        return self.nbytes * _shares(partition.tiles, partition.mesh.sizes, len(self.nbytes))
+
+    def evaluate(self, program: LocalProgram) -> Cost:
+        """The cost of a device-local program of this model's module."""
+        partition, machine, k = program.partition, self.machine, self.kernels
+        nbytes = self.local_bytes(partition)
+        share = _shares(partition.loops, partition.mesh.sizes, len(self.module.ops))[k.op]
+        flops = k.flops * share
+        touched = np.add.reduceat(nbytes[k.touched], k.offsets[:-1]) if len(k.op) else np.zeros(0)
+        seconds = np.maximum(
+            flops / self.rates, touched / machine.attained_hbm_bytes_per_s
+        )
+        seconds += machine.kernel_seconds
+        by_op = dict(zip(k.op.tolist(), seconds.tolist(), strict=True))
+        walk = _Walk(self, partition.mesh, nbytes, by_op)
+        extra = walk.block(program.body, 1.0)
+        compute = float(seconds @ k.times) + walk.copied / machine.attained_hbm_bytes_per_s
+        row_extra = np.array([extra.get(int(p), 0.0) for p in self.curve.position])
+        arguments = float(self.argument_counts @ nbytes)
+        peak = arguments + float(np.max(self.curve.bytes_at(nbytes) + row_extra))
+        return Cost(
+            seconds=compute + walk.exposed,
+            compute_seconds=compute,
+            collective_seconds=walk.exposed,
+            peak_bytes=peak,
+            argument_bytes=arguments,
+            flops=float(flops @ k.times),
+            bytes_by_axis=walk.by_axis,
+            bytes_by_kind=walk.by_kind,
+        )
+
+
+def _shares(rows: Any, sizes: tuple[int, ...], length: int) -> Floats:
+    share = np.ones(length)
+    for row, size in zip(rows, sizes, strict=True):
+        if size > 1:
+            share[np.asarray(row) >= 0] /= size
+    return share
+
+
+class _Walk:
+    """One walk over a program: exposed communication and temporary copies."""
+
+    def __init__(
+        self, model: CostModel, mesh: MeshShape, nbytes: Floats, by_op: Mapping[int, float]
+    ) -> None:
+        self.model, self.mesh, self.nbytes, self.by_op = model, mesh, nbytes, by_op
+        self.exposed = 0.0
+        self.copied = 0.0  # bytes written and read again because a copy is larger than its source
+        self.by_axis: dict[str, float] = {}
+        self.by_kind: dict[str, float] = {}
+
+    def block(self, block: Block, times: float) -> dict[int, float]:
+        """Adds up a block; returns extra live bytes by op position."""
+        extra: dict[int, float] = {}
+        born: dict[int, int] = {}
+        available = {s.id for s in block.args}
+        slack = 0.0
+        at = 0
+        for item in block.steps:
+            if isinstance(item, Move):
+                count = times * (item.op.count if item.op else 1)
+                slack = self.move(item, count, slack, item.source.id in available)
+                if item.target.nbytes > item.source.nbytes:
+                    born[item.target.id] = at
+                    extra[at] = extra.get(at, 0.0) + item.target.nbytes
+                elif item.step.kind == "reduce_scatter":
+                    extra[at - 1] = extra.get(at - 1, 0.0) + item.source.nbytes
+                continue
+            slack += self.by_op.get(item.op.id, 0.0)
+            for source in item.ins:
+                if isinstance(source, Slot) and source.id in born:
+                    for between in range(born[source.id] + 1, at + 1):
+                        extra[between] = extra.get(between, 0.0) + source.nbytes
+                    born[source.id] = at
+            if item.blocks:
+                extra[at] = extra.get(at, 0.0) + self.regions(item, times)
+            at += 1
+        return extra
+
+    def regions(self, item: Apply, times: float) -> float:
+        """Peak bytes inside an op's regions."""
+        peak = 0.0
+        parts = self.model.inner_curves[item.op.id]
+        trips = flows_of(item.op).trips
+        for block, (_, curve), n in zip(item.blocks, parts, trips, strict=True):
+            extra = self.block(block, times * n)
+            live = curve.bytes_at(self.nbytes)
+            for at, more in extra.items():
+                if 0 <= at < len(live):
+                    live[at] += more
+            peak = max(peak, float(live.max()) if len(live) else 0.0)
+        return peak
+
+    def move(self, move: Move, times: float, slack: float, argument: bool) -> float:
+        step, model, mesh = move.step, self.model, self.mesh
+        if move.target.nbytes > move.source.nbytes:
+            self.copied += 2.0 * move.target.nbytes * times
+        if step.kind not in COLLECTIVES:
+            return slack
+        payload = move.payload_bytes
+        seconds = collective_seconds(step.kind, payload, step.axes, mesh, model.machine)
+        n = 1
+        for axis in step.axes:
+            n *= mesh.sizes[axis]
+        sent = sent_bytes(step.kind, payload, n) * times
+        name = ",".join(mesh.names[a] for a in step.axes)
+        self.by_axis[name] = self.by_axis.get(name, 0.0) + sent
+        self.by_kind[step.kind] = self.by_kind.get(step.kind, 0.0) + sent
+        if argument and step.kind == "all_gather" and model.machine.prefetches:
+            self.exposed += max(0.0, seconds - slack) * times
+            return max(0.0, slack - seconds)
+        self.exposed += seconds * times
+        return slack

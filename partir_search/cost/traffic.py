@@ -1,0 +1,208 @@
+"""What a program stores and reads, before any partitioning: the static half of the simulator.
+
+Compilers recompute elementwise values inside their users instead of storing them, so only some
+values exist in memory: arguments, results of other ops, and what crosses a region's boundary. A
+*kernel* is an op that stores its results; it reads the stored values that its operands come from.
+An elementwise value with several uses is stored too when keeping its sources alive would cost
+more than the value itself (the residual stream). Rules 1 to 3 of `reference/simulator.md`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import numpy as np
+import numpy.typing as npt
+
+from partir_search.ir.core import Module, Op, Operand, Region, Value
+from partir_search.ir.fold import Folded
+from partir_search.ir.rule import OpRule
+from partir_search.propagation.rules.control_flow import flows_of
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+HELD_RATIO = 1.5  # store a reused elementwise value whose sources hold this much more than it
+MAX_SOURCES = 8  # no kernel recomputes a chain with more sources than this
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class RegionTraffic:
+    """One region's stored values and when they live.
+
+    Attributes:
+      reads: per op position, the stored values that the op reads (empty: not a kernel).
+      start / stop / value: live intervals over op positions, both ends included.
+      inner: per position of a region op, the traffic of its regions.
+    """
+
+    region: Region
+    reads: dict[int, tuple[int, ...]]
+    start: Ints
+    stop: Ints
+    value: Ints
+    inner: dict[int, list[RegionTraffic]]
+
+
+def analyse(module: Module, rules: list[OpRule]) -> RegionTraffic:
+    """Traffic of the module's body. Donated, tied results live in their argument's buffer."""
+    in_place = {r for a, r in module.ties if a in module.donated}
+    free = {
+        x.id
+        for i, x in enumerate(module.body.results)
+        if i in in_place and isinstance(x, Value)
+    }
+    uses = module.use_counts()
+    return region_traffic(
+        module.body, rules, uses, frozenset(free), {v: (v,) for v in module.constants}
+    )
+
+
+def region_traffic(
+    region: Region,
+    rules: list[OpRule],
+    uses: list[int],
+    free: frozenset[int] = frozenset(),
+    outside: Mapping[int, tuple[int, ...]] = MappingProxyType({}),
+) -> RegionTraffic:
+    """Traffic of one region; `free` results take no bytes, `outside` gives captured values."""
+    sources: dict[int, tuple[int, ...]] = dict(outside)
+    nbytes: dict[int, int] = {}
+    for arg in region.args:
+        sources[arg.id] = (arg.id,)
+        nbytes[arg.id] = arg.type.nbytes
+    forced = {x.id for x in region.results if isinstance(x, Value)}
+    for op in region.ops:
+        if op.regions:
+            forced.update(v.id for _, v in op.inputs())
+    reads: dict[int, tuple[int, ...]] = {}
+    inner: dict[int, list[RegionTraffic]] = {}
+    made: dict[int, int] = {}
+    last: dict[int, int] = {}
+
+    def of(operand: Operand) -> tuple[int, ...]:
+        return sources.get(operand.id, (operand.id,)) if isinstance(operand, Value) else ()
+
+    for at, op in enumerate(region.ops):
+        leaves = tuple(dict.fromkeys(s for x in op.operands for s in of(x)))
+        if op.regions:
+            inner[at] = [region_traffic(r, rules, uses, outside=outside) for r in op.regions]
+        if rules[op.id].elementwise and not op.regions:
+            result = op.results[0]
+            held = sum(nbytes.get(s, 0) for s in leaves)
+            keep = len(op.results) == 1 and not (
+                result.id in forced
+                or len(leaves) > MAX_SOURCES
+                or (uses[result.id] > 1 and held > HELD_RATIO * result.type.nbytes > 0)
+            )
+            if keep or (len(op.results) > 1 and not any(r.id in forced for r in op.results)):
+                for r in op.results:
+                    sources[r.id] = leaves
+                continue
+        reads[at] = leaves
+        for s in leaves:
+            last[s] = at
+        for r in op.results:
+            sources[r.id] = (r.id,)
+            nbytes[r.id] = r.type.nbytes
+            made[r.id] = last[r.id] = at
+    end = max(len(region.ops) - 1, 0)
+    for x in region.results:
+        if isinstance(x, Value) and x.id in made:
+            last[x.id] = end
+    live = [(made[v], last[v], v) for v in made if v not in free]
+    columns = np.array(live, dtype=np.int64).reshape(-1, 3)
+    return RegionTraffic(region, reads, columns[:, 0], columns[:, 1], columns[:, 2], inner)
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Kernels:
+    """All kernels of a module, as arrays over kernels.
+
+    Attributes:
+      op: [K] op ids.
+      times: [K] runs per step: trip counts and fold counts.
+      flops: [K] floating-point operations, unpartitioned.
+      fixed: [K] 1 where the kernel has a start-up cost.
+      touched / offsets: values read and written by kernel k: touched[offsets[k]:offsets[k + 1]].
+      result: [K] a result value of the kernel, whose dtype sets the matrix rate.
+    """
+
+    op: Ints
+    times: Floats
+    flops: Floats
+    touched: Ints
+    offsets: Ints
+    dtype: list[str]
+
+
+def points(op: Op, rule: OpRule) -> float:
+    """Floating-point operations of the whole op."""
+    if not rule.flops_per_point:
+        return 0.0
+    sizes = rule.sizes or op.results[0].type.shape
+    return rule.flops_per_point * math.prod(sizes)
+
+
+def kernels(
+    traffic: RegionTraffic,
+    rules: list[OpRule],
+    folded: Folded | None = None,
+    rules_of_folded: list[OpRule] | None = None,
+) -> Kernels:
+    """Kernels of a module's traffic; with `folded`, one per class, counted."""
+    op: list[int] = []
+    times: list[float] = []
+    flops: list[float] = []
+    touched: list[int] = []
+    offsets: list[int] = [0]
+    dtype: list[str] = []
+
+    def add(o: Op, rule: OpRule, leaves: tuple[int, ...], trips: float) -> None:
+        op.append(o.id)
+        times.append(trips * o.count)
+        flops.append(points(o, rule))
+        touched.extend(leaves)
+        touched.extend(r.id for r in o.results)
+        offsets.append(len(touched))
+        first = o.operands[0] if o.operands else o.results[0]
+        dtype.append(str(first.type.dtype))
+
+    def visit(region: RegionTraffic, table: list[OpRule], trips: float) -> None:
+        for at, leaves in region.reads.items():
+            o = region.region.ops[at]
+            if at in region.inner:
+                each = flows_of(o).trips
+                for part, n in zip(region.inner[at], each, strict=True):
+                    visit(part, table, trips * n)
+            else:
+                add(o, table[o.id], leaves, trips)
+
+    if folded is None:
+        visit(traffic, rules, 1.0)
+    else:
+        assert rules_of_folded is not None
+        for q, at in enumerate(folded.positions):
+            if at not in traffic.reads:
+                continue
+            o = folded.module.body.ops[q]
+            if at in traffic.inner:
+                each = flows_of(o).trips
+                uses = folded.module.use_counts()
+                for region, n in zip(o.regions, each, strict=True):
+                    part = region_traffic(region, rules_of_folded, uses)
+                    visit(part, rules_of_folded, n)
+            else:
+                leaves = tuple(folded.class_of[v] for v in traffic.reads[at])
+                add(o, rules_of_folded[o.id], tuple(v for v in leaves if v >= 0), 1.0)
+    return Kernels(
+        np.array(op, dtype=np.int64),
+        np.array(times),
+        np.array(flops),
+        np.array(touched, dtype=np.int64),
+        np.array(offsets, dtype=np.int64),
+        dtype,
+    )

@@ -1,0 +1,1 @@
+"""Values, ops and regions; partitions of them; printing, checking and running both."""

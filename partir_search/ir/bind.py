@@ -1,0 +1,35 @@
+"""Calls a primitive again, outside of the trace that it came from.
+
+The equation's own context manager must not be entered: it restores the user's context mesh, which
+fails inside a manual region. Only what changes values is restored: the threefry scheme is
+handled by the rule of `random_bits`; shardings in params are dropped, as layout is ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+
+from partir_search.ir.core import Op
+
+_LAYOUT_PARAMS = ("sharding", "out_sharding")
+
+
+def bind(op: Op, params: Mapping[str, Any], args: Sequence[Any]) -> Sequence[Any]:
+    """Applies the primitive of `op` to `args` with `params`; always a sequence of results."""
+    params = dict(params)
+    for name in _LAYOUT_PARAMS:
+        if name in params:
+            params[name] = None
+    primitive = op.handle
+    with jax.named_scope(op.scope) if op.scope else _nothing():
+        out = primitive.bind(*args, **primitive.get_bind_params(params))
+    return out if primitive.multiple_results else (out,)
+
+
+class _nothing:
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *exc: object) -> None: ...

@@ -1,0 +1,193 @@
+"""The intermediate representation: a traced program as values, ops and regions.
+
+Grammar (what the printer writes; loops come from a `Partition`, see `ir/partition.py`)::
+
+    module  = "func" name "(" arg ("," arg)* ")" "mesh<" axis ":" size ... ">" "{" stmt* return "}"
+    arg     = "%" name ":" type
+    type    = dtype "[" dims "]" [ "{" dim ":" axes ... "}" ]
+    stmt    = results "=" rhs
+    rhs     = prim operands attributes [region ...]
+            | "tile" dim axis "(" index ":" "range<" size ">" ")" "{" stmt* yield "}"
+            | monoid axis "(" index ":" "range<" size ">" ")" "{" stmt* yield "}"
+    operand = "%" name | literal | "(" "slice" dim operand "[" index "]" ")"
+    return  = "return" operand*
+
+The base module never changes: a partition is a separate object that refers to ops and values by
+their ids, which are dense and in program order (an op's results come after its regions' values).
+This file knows nothing of jax: a primitive is an opaque handle that only `ir/bind.py` calls.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Union
+
+Shape = tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TensorType:
+    """Shape and element type of a value.
+
+    Attributes:
+      shape: global shape.
+      dtype: a numpy dtype, or jax's extended dtype for PRNG keys.
+      itemsize: bytes per element (a PRNG key counts its key data).
+    """
+
+    shape: Shape
+    dtype: Any
+    itemsize: int
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.itemsize
+
+    def __str__(self) -> str:
+        return f"{dtype_name(self.dtype)}[{','.join(map(str, self.shape))}]"
+
+
+_SHORT = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c"}
+
+
+def dtype_name(dtype: Any) -> str:
+    """`float32` to `f32`; `bool` and extended types keep their names."""
+    name = str(getattr(dtype, "name", dtype))
+    stem = name.rstrip("0123456789")
+    return _SHORT[stem] + name[len(stem) :] if stem in _SHORT else name
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Value:
+    """One SSA value: an argument, a constant, a region's argument or an op's result."""
+
+    id: int
+    type: TensorType
+    name: str
+
+    def __repr__(self) -> str:
+        return f"%{self.name}: {self.type}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Literal:
+    """A scalar written into the program."""
+
+    value: Any
+    type: TensorType
+
+    def is_zero(self) -> bool:
+        return not self.type.shape and bool(self.value == 0)
+
+
+Operand = Union[Value, Literal]
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Region:
+    """A body with arguments: the module's own, or that of a scan, while, cond or remat."""
+
+    args: tuple[Value, ...]
+    ops: tuple[Op, ...]
+    results: tuple[Operand, ...]
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Op:
+    """One application of a primitive.
+
+    Attributes:
+      id: dense id in program order.
+      prim: the primitive's name, the key of its rule.
+      params: the primitive's parameters, with global shapes.
+      origin: gives the user's source line, ``file:line (function)``; read it as `source`.
+      scope: the name stack under which it was traced.
+      backward: whether it was made by reverse-mode differentiation.
+      handle: the primitive itself, opaque (see `ir/bind.py`).
+      count: how many ops of the program it stands for (1 unless the module is folded).
+      key: what its rule depends on, computed once (see `propagation.rules.registry`).
+    """
+
+    id: int
+    prim: str
+    operands: tuple[Operand, ...]
+    results: tuple[Value, ...]
+    params: Mapping[str, Any]
+    regions: tuple[Region, ...] = ()
+    origin: Callable[[], str] | None = None
+    scope: str = ""
+    backward: bool = False
+    handle: Any = None
+    count: int = 1
+    key: Any = None
+
+    @property
+    def source(self) -> str:
+        return self.origin() if self.origin else ""
+
+    def inputs(self) -> Iterator[tuple[int, Value]]:
+        """The operands that are values, with their positions."""
+        for i, operand in enumerate(self.operands):
+            if isinstance(operand, Value):
+                yield i, operand
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Module:
+    """A traced program.
+
+    Attributes:
+      name: the function's name.
+      body: arguments, ops and results of the program itself.
+      values: all values, nested ones too, by id.
+      ops: all ops, nested ones too, by id.
+      constants: arrays closed over, by the id of their value.
+      arg_paths / result_paths: pytree paths, ``state/params/layer_0/w1``.
+      ties: (argument index, result index) pairs that keep one tiling: train state in and out.
+      donated: indices of donated arguments.
+    """
+
+    name: str
+    body: Region
+    values: list[Value]
+    ops: list[Op]
+    constants: dict[int, Any]
+    arg_paths: tuple[str, ...]
+    result_paths: tuple[str, ...]
+    ties: tuple[tuple[int, int], ...] = ()
+    donated: frozenset[int] = frozenset()
+    _uses: list[int] | None = None
+    _names: dict[str, Value] | None = None
+
+    def definitions(self) -> dict[int, Op]:
+        """The op that produces each value (arguments and constants have none)."""
+        return {r.id: op for op in self.ops for r in op.results}
+
+    def value_names(self) -> dict[str, Value]:
+        """Values by name."""
+        if self._names is None:
+            self._names = {v.name: v for v in self.values}
+        return self._names
+
+    def use_counts(self) -> list[int]:
+        """How often each value is used, by ops and as a result of a region."""
+        if self._uses is None:
+            self._uses = [0] * len(self.values)
+            for op in self.ops:
+                for _, value in op.inputs():
+                    self._uses[value.id] += 1
+            for region in walk_regions(self.body):
+                for x in region.results:
+                    if isinstance(x, Value):
+                        self._uses[x.id] += 1
+        return self._uses
+
+
+def walk_regions(region: Region) -> Iterator[Region]:
+    """`region` and all regions inside it, outermost first."""
+    yield region
+    for op in region.ops:
+        for inner in op.regions:
+            yield from walk_regions(inner)

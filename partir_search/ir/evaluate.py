@@ -1,0 +1,112 @@
+"""Runs a partition's loops literally, slice by slice, on whole arrays: the oracle.
+
+Each op is run once per tile on slices of its operands, and the pieces are put together: tiles are
+laid side by side, partial results are combined. No collective, no device, no layout is involved,
+so what this computes tells whether the rules and loops mean what the program means.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from partir_search.ir.core import Literal, Op, Operand, Region, Value
+from partir_search.ir.local_form import run_local
+from partir_search.ir.partition import Partition
+
+Emitters = Mapping[str, Callable[..., Sequence[Any]]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Iteration:
+    """`LocalContext` of one iteration of an op's loops."""
+
+    tile: Mapping[int, int]
+    count: Mapping[int, int]
+
+    def tile_index(self, factor: int) -> Any:
+        return jnp.int32(self.tile.get(factor, 0))
+
+    def tiles(self, factor: int) -> int:
+        return self.count.get(factor, 1)
+
+
+def evaluate(partition: Partition, args: Sequence[Any], emitters: Emitters) -> list[Any]:
+    """The module's results on flat `args`; `emitters` run ops with regions."""
+    module = partition.module
+    env = {i: jnp.asarray(a) for i, a in module.constants.items()}
+    return _region(partition, module.body, args, env, emitters)
+
+
+def _region(
+    partition: Partition,
+    region: Region,
+    args: Sequence[Any],
+    outer: Mapping[int, Any],
+    emitters: Emitters,
+) -> list[Any]:
+    env = dict(outer)
+    env.update((v.id, a) for v, a in zip(region.args, args, strict=True))
+
+    def read(x: Operand) -> Any:
+        return jnp.asarray(x.value, x.type.dtype) if isinstance(x, Literal) else env[x.id]
+
+    for op in region.ops:
+        ins = [read(x) for x in op.operands]
+        if op.regions:
+            blocks = [
+                lambda *inner, r=r: _region(partition, r, inner, env, emitters) for r in op.regions
+            ]
+            outs = emitters[op.prim](op, blocks, ins)
+        else:
+            outs = _loops(partition, op, ins)
+        env.update((r.id, o) for r, o in zip(op.results, outs, strict=True))
+    return [read(r) for r in region.results]
+
+
+def _loops(partition: Partition, op: Op, ins: Sequence[Any]) -> list[Any]:
+    rule = partition.rules[op.id]
+    count = {f: partition.tiles_of(op, f) for f in range(len(rule.sizes))}
+    count = {f: n for f, n in count.items() if n > 1}
+    pieces: dict[tuple[int, ...], Sequence[Any]] = {}
+    for index in itertools.product(*(range(n) for n in count.values())):
+        tile = dict(zip(count, index, strict=True))
+        sliced = [
+            _slice(x, dims, tile, count) if isinstance(operand, Value) else x
+            for x, operand, dims in zip(ins, op.operands, rule.operands, strict=True)
+        ]
+        pieces[index] = run_local(_Iteration(tile, count), rule, op, sliced)
+    for position in reversed(range(len(count))):
+        f = list(count)[position]
+        merged: dict[tuple[int, ...], Sequence[Any]] = {}
+        for index in {i[:position] for i in pieces}:
+            parts = [pieces[(*index, k)] for k in range(count[f])]
+            merged[index] = [
+                _join([p[r] for p in parts], dims, f, rule.reducers[f])
+                for r, dims in enumerate(rule.results)
+            ]
+        pieces = merged
+    return list(pieces[()])
+
+
+def _slice(x: Any, dims: Sequence[int], tile: Mapping[int, int], count: Mapping[int, int]) -> Any:
+    for d, f in enumerate(dims):
+        if f in tile:
+            size = x.shape[d] // count[f]
+            x = lax.slice_in_dim(x, tile[f] * size, (tile[f] + 1) * size, axis=d)
+    return x
+
+
+def _join(parts: Sequence[Any], dims: Sequence[int], factor: int, monoid: str) -> Any:
+    if factor in dims:
+        return jnp.concatenate(parts, axis=list(dims).index(factor))
+    combine = {"sum": lax.add, "max": lax.max, "min": lax.min, "and": lax.bitwise_and, "or": lax.bitwise_or}
+    total = parts[0]
+    for part in parts[1:]:
+        total = combine[monoid](total, part)
+    return total

@@ -1,0 +1,32 @@
+"""Runs one op on one tile: what the evaluator and the emitted program share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from partir_search.ir.bind import bind
+from partir_search.ir.core import Op, Shape
+from partir_search.ir.rule import LocalContext, OpRule
+
+
+def local_result_shapes(ctx: LocalContext, rule: OpRule, op: Op) -> list[Shape]:
+    """Shapes of the op's results on one tile."""
+    return [
+        tuple(
+            n // ctx.tiles(f) if f >= 0 else n
+            for n, f in zip(r.type.shape, dims, strict=True)
+        )
+        for r, dims in zip(op.results, rule.results, strict=True)
+    ]
+
+
+def run_local(ctx: LocalContext, rule: OpRule, op: Op, args: Sequence[Any]) -> Sequence[Any]:
+    """The op's results on one tile, from operands sliced to that tile."""
+    if rule.local is not None:
+        return rule.local(ctx, op, args)
+    params = op.params
+    if rule.localize is not None:
+        shapes = [getattr(a, "shape", ()) for a in args]
+        params = rule.localize(params, shapes, local_result_shapes(ctx, rule, op))
+    return bind(op, params, args)

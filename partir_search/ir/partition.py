@@ -1,0 +1,221 @@
+"""A partition: the base module plus, per mesh axis, two flat arrays.
+
+`loops[axis][op.id]` is the factor that the op loops over (or `NONE`), `tiles[axis][value.id]` the
+dim on which the value is tiled (or `NONE`, or `KEPT`: decided to stay whole). Everything else is
+derived: layouts, partial sums, loop nests.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, MutableSequence, Sequence, Set
+
+from partir_search.ir.core import Literal, Module, Op, Shape, Value
+from partir_search.ir.mesh import MeshShape
+from partir_search.ir.rule import NONE, OpRule
+
+KEPT = -2
+
+Layout = tuple[tuple[int, ...], ...]  # per dim, the axes that tile it, major to minor
+Pending = tuple[tuple[int, str], ...]  # (axis, monoid) of unfinished reductions
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Partition:
+    """What each axis does to each op and value of `module`.
+
+    Attributes:
+      rules: rule per op id.
+      loops: [axes][ops] factor or NONE.
+      tiles: [axes][values] dim, NONE or KEPT.
+      zeros: ids of values known to be all zeros (they may join any pending sum).
+      order: axes from major to minor, the order in which several axes tile one dim.
+      travelling: [axes] ids of values that rest as pending sums.
+    """
+
+    module: Module
+    mesh: MeshShape
+    rules: Sequence[OpRule]
+    loops: Sequence[MutableSequence[int]]
+    tiles: Sequence[MutableSequence[int]]
+    zeros: frozenset[int]
+    order: tuple[int, ...] = ()
+    travelling: tuple[frozenset[int], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.order:
+            self.order = axis_order(self)
+        if not self.travelling:
+            self.travelling = tuple(travel(self, a) for a in range(len(self.mesh.names)))
+
+    def layout(self, value: Value) -> Layout:
+        """The layout in which `value` rests."""
+        rank = len(value.type.shape)
+        if not rank:
+            return ()
+        dims: list[tuple[int, ...]] = [()] * rank
+        for axis in self.order:
+            d = self.tiles[axis][value.id]
+            if d >= 0:
+                dims[d] = (*dims[d], axis)
+        return tuple(dims)
+
+    def op_layout(self, op: Op, dims: Sequence[int]) -> Layout:
+        """Layout that the op's loops give to an operand or result whose dims have factors `dims`."""
+        out: list[tuple[int, ...]] = [()] * len(dims)
+        for axis in self.order:
+            f = self.loops[axis][op.id]
+            if f >= 0 and f in dims:
+                d = dims.index(f)
+                out[d] = (*out[d], axis)
+        return tuple(out)
+
+    def made_pending(self, op: Op, result: int) -> Pending:
+        """Reductions that the op itself leaves unfinished in a result."""
+        rule, out = self.rules[op.id], []
+        for axis in self.order:
+            f = self.loops[axis][op.id]
+            if f >= 0 and f not in rule.results[result]:
+                out.append((axis, rule.reducers[f]))
+            elif f < 0 and any(v.id in self.travelling[axis] for _, v in op.inputs()):
+                out.append((axis, "sum"))
+        return tuple(out)
+
+    def rest_pending(self, value: Value) -> Pending:
+        """Reductions still unfinished where `value` rests."""
+        return tuple((a, "sum") for a in self.order if value.id in self.travelling[a])
+
+    def tiles_of(self, op: Op, factor: int) -> int:
+        """Number of tiles along a factor of the op."""
+        n = 1
+        for axis, size in enumerate(self.mesh.sizes):
+            if self.loops[axis][op.id] == factor:
+                n *= size
+        return n
+
+    def local_shape(self, shape: Shape, layout: Layout) -> Shape:
+        out = []
+        for n, axes in zip(shape, layout, strict=True):
+            for axis in axes:
+                n //= self.mesh.sizes[axis]
+            out.append(n)
+        return tuple(out)
+
+
+def axis_order(partition: Partition) -> tuple[int, ...]:
+    """Major to minor order of axes: those that are gathered away at uses come last.
+
+    Where one dim is tiled by several axes and an op needs it on some of them only, the axes it
+    does not need must be minor, so that one all_gather takes them off. Ties keep the mesh's order.
+    """
+    axes = range(len(partition.mesh.names))
+    gathered = [0] * len(axes)
+    tiles, loops = partition.tiles, partition.loops
+    shared: dict[int, list[tuple[int, int]]] = {}
+    for a in axes:
+        for b in range(a + 1, len(axes)):
+            for v, d in enumerate(tiles[a]):
+                if d >= 0 and tiles[b][v] == d:
+                    shared.setdefault(v, []).append((a, b))
+    if shared:
+        for op in partition.module.ops:
+            rule = partition.rules[op.id]
+            for i, value in op.inputs():
+                for a, b in shared.get(value.id, ()):
+                    dims, d = rule.operands[i], tiles[a][value.id]
+                    on_a = loops[a][op.id] >= 0 and dims[d] == loops[a][op.id]
+                    on_b = loops[b][op.id] >= 0 and dims[d] == loops[b][op.id]
+                    if on_a != on_b:
+                        gathered[b if on_a else a] += op.count
+    return tuple(sorted(axes, key=lambda a: (gathered[a], a)))
+
+
+def zero_values(module: Module) -> frozenset[int]:
+    """Values that are broadcasts of a literal zero."""
+    zeros: set[int] = set()
+    for op in module.ops:
+        if op.prim in ("broadcast_in_dim", "copy") and op.operands:
+            source = op.operands[0]
+            if (isinstance(source, Literal) and source.is_zero()) or (
+                isinstance(source, Value) and source.id in zeros
+            ):
+                zeros.add(op.results[0].id)
+    return frozenset(zeros)
+
+
+def linear_group(
+    op: Op, rule: OpRule, pending: Set[int], zeros: frozenset[int]
+) -> tuple[int, ...]:
+    """The operand positions through which a pending sum may pass `op` now, or ().
+
+    All operands of the group are pending or zero, at least one is pending, no other operand is.
+    """
+    held = {i for i, v in op.inputs() if v.id in pending}
+    for group in rule.linear:
+        if held and held <= set(group) and all(
+            i in held or _is_zero(op.operands[i], zeros) for i in group
+        ):
+            return group
+    return ()
+
+
+def _is_zero(operand: object, zeros: frozenset[int]) -> bool:
+    if isinstance(operand, Literal):
+        return operand.is_zero()
+    return isinstance(operand, Value) and operand.id in zeros
+
+
+def travel(partition: Partition, axis: int) -> frozenset[int]:
+    """Values that rest as pending sums on `axis`.
+
+    A partial sum stays pending through its use if that is its only one and linear in it, so that
+    gradients added together are reduced once and activations are reduced after they are summed.
+    Where two sums of one parameter would each be scattered and then added tile by tile (ZeRO with
+    tied weights), the ops in between lose their loop on this axis and the total is scattered. One
+    walk in program order: the operands of an op are made before it.
+    """
+    module, rules = partition.module, partition.rules
+    loops, tiles = partition.loops[axis], partition.tiles[axis]
+    made: dict[int, tuple[tuple[Op, ...], tuple[int, ...]]] = {}  # what must lose loops and tiles
+    resting: set[int] = set()
+    uses = module.use_counts()
+    for op in module.ops:
+        rule, f = rules[op.id], loops[op.id]
+        if f >= 0 and rule.reducers[f] == "sum":
+            made.update({r.id: ((), ()) for r in op.results})
+        elif made and rule.linear and not op.regions:
+            free = {v.id for _, v in op.inputs() if v.id in made and uses[v.id] == 1}
+            free -= {v for v in free if tiles[v] == KEPT}
+            if not free or not linear_group(op, rule, free, partition.zeros):
+                continue
+            if not _shrinks(op, free):
+                continue
+            looped = (op,) if f >= 0 else ()
+            undone = looped + tuple(o for v in free for o in made[v][0])
+            untiled = tuple(v for v in free if tiles[v] >= 0)
+            untiled += tuple(w for v in free for w in made[v][1])
+            if not undone and not untiled:
+                resting |= free
+                made.update({r.id: ((), ()) for r in op.results})
+            elif len(free) > 1:
+                for o in undone:
+                    loops[o.id] = NONE
+                    resting.update(v.id for _, v in o.inputs() if v.id in made)
+                for v in untiled:
+                    tiles[v] = NONE
+                resting |= free
+                made.update({r.id: ((), ()) for r in op.results})
+            else:
+                made.update({r.id: (undone, untiled) for r in op.results})
+    return frozenset(resting)
+
+
+def _shrinks(op: Op, pending: Set[int]) -> bool:
+    """Whether reducing after the op moves no more bytes than reducing before it."""
+    before = sum(v.type.nbytes for _, v in op.inputs() if v.id in pending)
+    return sum(r.type.nbytes for r in op.results) <= before
+
+
+def describe_axes(names: Sequence[str], layout: Layout) -> Mapping[int, tuple[str, ...]]:
+    """Axis names by dim, tiled dims only."""
+    return {d: tuple(names[a] for a in axes) for d, axes in enumerate(layout) if axes}

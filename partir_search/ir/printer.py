@@ -1,0 +1,179 @@
+"""Prints a partition in PartIR's loop form. Deterministic; the language of all goldens.
+
+Neighbouring ops in the same loop nest are printed in one loop. An operand made outside of a loop
+is sliced where it is used; values made inside are used as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from partir_search.ir.core import Literal, Op, Operand, Region, Value
+from partir_search.ir.partition import Partition
+
+_HIDDEN = frozenset(
+    "sharding out_sharding shape new_sizes jaxpr update_jaxpr update_consts effects accuracy"
+    " weak_type policy threefry_partitionable handle name out_dtype".split()
+)
+Keep = Callable[[Op], bool]
+Loop = tuple[int, str]  # axis, "tile 0" or a monoid
+
+
+def print_partition(partition: Partition, keep: Keep | None = None) -> str:
+    """The module under `partition`; with `keep`, only the body's ops that it accepts."""
+    printer = _Printer(partition)
+    module = partition.module
+    args = ", ".join(f"%{v.name}: {printer.type(v)}" for v in module.body.args)
+    head = f"func {module.name}({args if keep is None else '...'}) mesh<{partition.mesh}> {{"
+    ops = [op for op in module.body.ops if keep is None or keep(op)]
+    lines = printer.ops(ops, 0, _used_outside(module.body, ops))
+    results = ", ".join(printer.operand(r) for r in module.body.results)
+    tail = [f"  return {results}"] if keep is None else []
+    return "\n".join([head, *("  " + line for line in lines), *tail, "}"])
+
+
+def _used_outside(region: Region, ops: Sequence[Op]) -> set[int]:
+    """Values used by something else than the given ops of a region."""
+    inside = {op.id for op in ops}
+    used = {x.id for x in region.results if isinstance(x, Value)}
+    for op in region.ops:
+        if op.id not in inside:
+            used.update(v.id for _, v in op.inputs())
+    return used
+
+
+class _Printer:
+    def __init__(self, partition: Partition) -> None:
+        self.partition = partition
+        self.mesh = partition.mesh
+        self.local: dict[int, set[int]] = {}  # per axis, values made in the loop being printed
+
+    def type(self, value: Value) -> str:
+        p = self.partition
+        notes = [
+            f"{self.mesh.names[a]}:{d}"
+            for a in p.order
+            if value.type.shape and (d := p.tiles[a][value.id]) >= 0
+        ]
+        notes += [f"{self.mesh.names[a]}:{monoid}" for a, monoid in p.rest_pending(value)]
+        return f"{value.type}{{{', '.join(notes)}}}" if notes else str(value.type)
+
+    def nest(self, op: Op) -> list[Loop]:
+        p, loops = self.partition, list[Loop]()
+        rule = p.rules[op.id]
+        for axis in p.order:
+            f = p.loops[axis][op.id]
+            if f >= 0 and not op.regions:
+                dims = [str(r.index(f)) for r in rule.results if f in r]
+                same = dims[:1] if len(set(dims)) == 1 else dims
+                loops.append((axis, f"tile {','.join(same)}" if dims else rule.reducers[f]))
+        return loops
+
+    def ops(self, ops: Sequence[Op], level: int, outside: set[int]) -> list[str]:
+        """Lines of ops that share their first `level` loops."""
+        lines: list[str] = []
+        i = 0
+        while i < len(ops):
+            nest = self.nest(ops[i])
+            if len(nest) <= level:
+                lines += self.statement(ops[i])
+                i += 1
+                continue
+            loop, j = nest[level], i + 1
+            while j < len(ops) and self.joins(ops[i:j], ops[j], loop, level):
+                j += 1
+            run, later = ops[i:j], {v.id for op in ops[j:] for v in _inputs(op)}
+            lines += self.loop(run, loop, level, outside | later)
+            i = j
+        return lines
+
+    def joins(self, run: Sequence[Op], op: Op, loop: Loop, level: int) -> bool:
+        """Whether `op` can go into the loop that `run` is in."""
+        nest = self.nest(op)
+        if len(nest) <= level or nest[level] != loop:
+            return False
+        axis, kind = loop
+        made = {r.id for o in run for r in o.results}
+        for i, value in op.inputs():
+            if value.id in made:
+                if not kind.startswith("tile"):
+                    return False
+                dims = self.partition.rules[op.id].operands[i]
+                f = self.partition.loops[axis][op.id]
+                if f not in dims or f"tile {dims.index(f)}" != kind:
+                    return False
+        return True
+
+    def loop(self, run: Sequence[Op], loop: Loop, level: int, outside: set[int]) -> list[str]:
+        axis, kind = loop
+        name, size = self.mesh.names[axis], self.mesh.sizes[axis]
+        shown = [r for op in run for r in op.results if r.id in outside]
+        before = self.local.get(axis, set())
+        self.local[axis] = {r.id for op in run for r in op.results}
+        inner = self.ops(run, level + 1, {r.id for r in shown})
+        self.local[axis] = before
+        names = ", ".join(f"%{r.name}" for r in shown)
+        return [
+            f'{names} = {kind} "{name}" (%{name}: range<{size}>) {{',
+            *("  " + line for line in inner),
+            f"  yield {names}",
+            "}",
+        ]
+
+    def statement(self, op: Op) -> list[str]:
+        operands = ", ".join(self.sliced(op, i, x) for i, x in enumerate(op.operands))
+        results = ", ".join(f"%{r.name}" for r in op.results)
+        types = ", ".join(self.type(r) for r in op.results)
+        text = f"{results} = {op.prim}{_attributes(op)} {operands}".rstrip()
+        if not op.regions:
+            return [f"{text} : {types}"]
+        lines = [f"{text} : {types} {{"]
+        for region in op.regions:
+            args = ", ".join(f"%{v.name}: {self.type(v)}" for v in region.args)
+            lines.append(f"  ({args}) {{")
+            inner = self.ops(region.ops, 0, _used_outside(region, region.ops))
+            lines += ["    " + line for line in inner]
+            lines.append(f"    yield {', '.join(map(self.operand, region.results))}")
+            lines.append("  }")
+        return [*lines, "}"]
+
+    def sliced(self, op: Op, position: int, operand: Operand) -> str:
+        text = self.operand(operand)
+        if isinstance(operand, Literal) or op.regions:
+            return text
+        dims = self.partition.rules[op.id].operands[position]
+        for axis in self.partition.order:
+            f = self.partition.loops[axis][op.id]
+            if f >= 0 and f in dims and operand.id not in self.local.get(axis, ()):
+                text = f"(slice {dims.index(f)} {text}[%{self.mesh.names[axis]}])"
+        return text
+
+    def operand(self, operand: Operand) -> str:
+        if isinstance(operand, Literal):
+            value = operand.value
+            return str(value.item() if hasattr(value, "item") else value)
+        return f"%{operand.name}"
+
+
+def _inputs(op: Op) -> list[Value]:
+    return [v for _, v in op.inputs()]
+
+
+def _attributes(op: Op) -> str:
+    shown = {k: v for k, v in op.params.items() if k not in _HIDDEN and _plain(v)}
+    if not shown:
+        return ""
+    return "[" + " ".join(f"{k}={_text(v)}" for k, v in sorted(shown.items())) + "]"
+
+
+def _plain(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(_plain(v) for v in value)
+    return value is not None and isinstance(value, int | float | str | bool)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "(" + ",".join(map(_text, value)) + ")"
+    return str(value)

@@ -1,0 +1,108 @@
+"""`OpRule`: how one op may be looped over, as data. Read by propagation, simulator and lowering.
+
+A rule names the op's iteration space by *factors*, as an einsum does. For a matmul of [i, k] with
+[k, j] the factors are i, j, k with ``operands=((0, 2), (2, 1))`` and ``results=((0, 1),)``; looping
+over i or j tiles the result, looping over k makes it a partial sum. PartIR's tile-mapping table
+(arXiv 2401.11202, section 3) is what `tilings` derives from it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from partir_search.ir.core import Op, Shape
+
+NONE = -1  # no factor on this dim / no loop on this op / no dim tiled on this value
+
+Dims = tuple[int, ...]  # factor of each dim, or NONE
+
+
+class LocalContext(Protocol):
+    """What a local form may ask about the device (or loop iteration) that it runs on."""
+
+    def tile_index(self, factor: int) -> Any:
+        """Index of this device's tile along `factor`, a traced or concrete int32 scalar."""
+
+    def tiles(self, factor: int) -> int:
+        """Number of tiles along `factor`; 1 when it is not looped over."""
+
+
+Localize = Callable[[Mapping[str, Any], Sequence[Shape], Sequence[Shape]], dict[str, Any]]
+LocalForm = Callable[[LocalContext, Op, Sequence[Any]], Sequence[Any]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OpRule:
+    """One op's iteration space.
+
+    Attributes:
+      sizes: extent of each factor that tiles must divide.
+      operands: per operand, the factor of each dim (`NONE`: needed whole). Literals have ().
+      results: per result, the factor of each dim.
+      reducers: per factor, the monoid ("sum", "max", "min", "and", "or") that combines partial
+        results where the factor is in no result dim; "" for factors of result dims.
+      blocked: factors that no axis may loop over.
+      linear: groups of operand positions. If all operands of one group are pending sums (or
+        zeros) and the others are whole, the results are pending sums.
+      flops_per_point: floating-point operations per point of the iteration space.
+      elementwise: a compiler fuses it into its users and need not store its result.
+      localize: rewrites shape-bearing params to local shapes; None if there are none.
+      local: the op on one tile where rewritten params are not enough; None: bind the primitive.
+      opaque: the primitive has no rule; it runs replicated and the report names it.
+    """
+
+    sizes: tuple[int, ...]
+    operands: tuple[Dims, ...]
+    results: tuple[Dims, ...]
+    reducers: tuple[str, ...]
+    blocked: frozenset[int] = frozenset()
+    linear: tuple[tuple[int, ...], ...] = ()
+    flops_per_point: float = 0.0
+    elementwise: bool = False
+    localize: Localize | None = None
+    local: LocalForm | None = None
+    opaque: bool = False
+
+    def __post_init__(self) -> None:
+        for factor in range(len(self.sizes)):
+            held = [factor in dims for dims in self.results]
+            if factor not in self.blocked and not all(held) and not self.reducers[factor]:
+                raise ValueError(f"factor {factor} is in no result and has no reducer: {self}")
+
+    def dim_of(self, dims: Dims, factor: int) -> int:
+        """Where `factor` stands in `dims`, or `NONE`."""
+        return dims.index(factor) if factor in dims else NONE
+
+    def tilings(self) -> Iterator[tuple[int, tuple[int, ...], tuple[str, ...]]]:
+        """PartIR's tile-mapping table: (factor, operand dims, ("tile d" | monoid) per result)."""
+        for f in range(len(self.sizes)):
+            if f in self.blocked:
+                continue
+            results = tuple(
+                f"tile {r.index(f)}" if f in r else self.reducers[f] for r in self.results
+            )
+            yield f, tuple(self.dim_of(o, f) for o in self.operands), results
+
+    def __str__(self) -> str:
+        """Einsum notation with letters, as `([ik,kj])->([ij]) {i=8,j=16,k=8} sum={k}`."""
+
+        def letters(dims: Dims) -> str:
+            return "[" + " ".join("." if f < 0 else _letter(f) for f in dims) + "]"
+
+        text = ", ".join(map(letters, self.operands)) + " -> "
+        text += ", ".join(map(letters, self.results))
+        text += " {" + ", ".join(f"{_letter(f)}={s}" for f, s in enumerate(self.sizes)) + "}"
+        for monoid in sorted(set(self.reducers) - {""}):
+            held = [_letter(f) for f, r in enumerate(self.reducers) if r == monoid]
+            text += f" {monoid}={{{', '.join(held)}}}"
+        if self.blocked:
+            text += f" blocked={{{', '.join(_letter(f) for f in sorted(self.blocked))}}}"
+        if self.linear:
+            text += f" linear={list(map(list, self.linear))}"
+        return text
+
+
+def _letter(factor: int) -> str:
+    return chr(ord("a") + factor) if factor < 26 else f"f{factor}"

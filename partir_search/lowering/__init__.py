@@ -1,0 +1,1 @@
+"""From a partition to the device-local program and to jax."""

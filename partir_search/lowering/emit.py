@@ -1,0 +1,136 @@
+"""Turns a device-local program into jax: the body of one `jax.shard_map`, equation by equation.
+
+No decision is left to XLA's partitioner. Gathers that are made again are tied to another operand
+of their consumer by an `optimization_barrier`, so that common-subexpression elimination does not
+merge them with the first (`reference/lowering.md`, section 6).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from partir_search.ir.core import Literal, Op
+from partir_search.ir.local_form import run_local
+from partir_search.ir.partition import Partition
+from partir_search.lowering.program import Apply, Block, LocalProgram, Move, Source
+from partir_search.lowering.reshard import Step
+from partir_search.propagation.rules.control_flow import EMITTERS
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Device:
+    """`LocalContext` inside a manual region: tile indices come from `lax.axis_index`."""
+
+    partition: Partition
+    op: Op
+
+    def _axes(self, factor: int) -> list[int]:
+        p = self.partition
+        return [a for a in p.order if p.loops[a][self.op.id] == factor]
+
+    def tiles(self, factor: int) -> int:
+        return self.partition.tiles_of(self.op, factor) if factor >= 0 else 1
+
+    def tile_index(self, factor: int) -> Any:
+        index: Any = jnp.int32(0)
+        mesh = self.partition.mesh
+        for axis in self._axes(factor):
+            index = index * mesh.sizes[axis] + lax.axis_index(mesh.names[axis])
+        return index
+
+
+def emit(program: LocalProgram) -> Callable[..., tuple[Any, ...]]:
+    """A function of the local arguments, to be run inside `jax.shard_map` over the mesh."""
+    constants = program.partition.module.constants
+
+    def run(*args: Any) -> tuple[Any, ...]:
+        fixed = {program.constants[i].id: _constant(a) for i, a in constants.items()}
+        return tuple(_run_block(program.partition, program.body, args, fixed))
+
+    return run
+
+
+def _constant(array: Any) -> Any:
+    """A closed-over array, free of the device that it may be committed to."""
+    if jnp.issubdtype(array.dtype, jax.dtypes.extended):
+        return array
+    return jnp.asarray(np.asarray(array))
+
+
+def _run_block(
+    partition: Partition, block: Block, args: Sequence[Any], outer: Mapping[int, Any]
+) -> list[Any]:
+    env: dict[int, Any] = dict(outer)
+    for slot, arg in zip(block.args, args, strict=True):
+        env[slot.id] = arg
+
+    def read(source: Source) -> Any:
+        if isinstance(source, Literal):
+            return jnp.asarray(source.value, source.type.dtype)
+        return env[source.id]
+
+    for i, item in enumerate(block.steps):
+        if isinstance(item, Move):
+            moved = env[item.source.id]
+            if item.again and item.step.kind == "all_gather":
+                moved = _fence(block, i, item, moved, env)
+            env[item.target.id] = _move(partition, item.step, moved)
+        else:
+            for slot, out in zip(item.outs, _apply(partition, item, read, env), strict=True):
+                env[slot.id] = out
+    return [read(r) for r in block.results]
+
+
+def _apply(
+    partition: Partition, item: Apply, read: Callable[[Source], Any], env: Mapping[int, Any]
+) -> Sequence[Any]:
+    args = [read(x) for x in item.ins]
+    if not item.blocks:
+        return run_local(_Device(partition, item.op), partition.rules[item.op.id], item.op, args)
+    blocks = [
+        lambda *inner, b=b: _run_block(partition, b, inner, env) for b in item.blocks
+    ]
+    return EMITTERS[item.op.prim](item.op, blocks, args)
+
+
+
+def _fence(block: Block, at: int, move: Move, moved: Any, env: dict[int, Any]) -> Any:
+    """Ties the shard to another operand of the op that the gather is made for."""
+    user = next(
+        (x for x in block.steps[at:] if isinstance(x, Apply) and x.op is move.op), None
+    )
+    for source in user.ins if user else ():
+        if isinstance(source, Literal) or source.id not in env or source is move.source:
+            continue
+        if source.value.type.shape:
+            moved, env[source.id] = lax.optimization_barrier((moved, env[source.id]))
+            return moved
+    return lax.optimization_barrier(moved)
+
+
+def _move(partition: Partition, step: Step, x: Any) -> Any:
+    names = tuple(partition.mesh.names[a] for a in step.axes)
+    sizes = [partition.mesh.sizes[a] for a in step.axes]
+    if step.kind == "slice":
+        for name, size in zip(names, sizes, strict=True):
+            tile = x.shape[step.dim] // size
+            x = lax.dynamic_slice_in_dim(x, lax.axis_index(name) * tile, tile, step.dim)
+        return x
+    if step.kind == "all_gather":
+        return lax.all_gather(x, names, axis=step.dim, tiled=True)
+    if step.kind == "reduce_scatter":
+        return lax.psum_scatter(x, names, scatter_dimension=step.dim, tiled=True)
+    if step.kind == "all_to_all":
+        return lax.all_to_all(x, names, split_axis=step.to_dim, concat_axis=step.dim, tiled=True)
+    if step.monoid == "sum":
+        return lax.psum(x, names)
+    if step.monoid in ("max", "or"):
+        return lax.pmax(x, names)
+    return lax.pmin(x, names)

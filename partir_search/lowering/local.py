@@ -1,0 +1,242 @@
+"""Builds the device-local program of a partition.
+
+Every value rests in one layout. An op needs its operands in the layout that its loops give them
+and makes its results in another; the difference is redistribution, placed right after the op
+that makes a value and right before the op that needs it. A redistributed copy is shared by uses
+that lie close together in the same phase (forward or backward) and made again for later ones:
+this is what keeps a parameter's memory sharded between its uses (ZeRO-3).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from partir_search.ir.core import Literal, Op, Operand, Region, Value
+from partir_search.ir.partition import Layout, Partition, Pending
+from partir_search.lowering.program import Apply, Block, LocalProgram, Move, Slot, Source
+from partir_search.lowering.reshard import reshard
+from partir_search.propagation.rules.control_flow import flows_of
+
+REUSE_WINDOW = 64  # ops between two uses of a copy beyond which it is made again
+
+
+@dataclasses.dataclass(slots=True)
+class _Copy:
+    slot: Slot
+    last_use: int
+    backward: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _OpPlan:
+    """An op under given loops and resting layouts.
+
+    Attributes:
+      needs: layout that each operand is needed in.
+      apply: the op with every operand at rest; the instruction itself where nothing moves.
+      moved: operand positions that must be redistributed.
+      settles: whether some result is made otherwise than it rests.
+    """
+
+    needs: tuple[Layout, ...]
+    apply: Apply
+    moved: tuple[int, ...]
+    settles: bool
+
+
+class LocalCache:
+    """Slots and op plans of one module on one mesh, shared by all states that a search visits."""
+
+    def __init__(self) -> None:
+        self.slots: dict[tuple[int, Layout, Pending], Slot] = {}
+        self.rests: dict[tuple[int, tuple[int, ...], Pending, tuple[int, ...]], Slot] = {}
+        self.plans: dict[tuple[object, ...], _OpPlan] = {}
+
+    def slot(self, partition: Partition, value: Value, layout: Layout, pending: Pending) -> Slot:
+        key = (value.id, layout, pending)
+        slot = self.slots.get(key)
+        if slot is None:
+            shape = partition.local_shape(value.type.shape, layout)
+            slot = self.slots[key] = Slot(len(self.slots), value, layout, pending, shape)
+        return slot
+
+
+def localize(partition: Partition, cache: LocalCache | None = None) -> LocalProgram:
+    """The device-local program of `partition`. A `cache` belongs to one module and mesh."""
+    return _Localizer(partition, cache or LocalCache()).program()
+
+
+class _Localizer:
+    def __init__(self, partition: Partition, cache: LocalCache) -> None:
+        self.partition, self.cache = partition, cache
+        self.module = partition.module
+        self.order = partition.order
+        self.loops = list(zip(*partition.loops, strict=True))
+        self.pending = {
+            v: partition.rest_pending(self.module.values[v])
+            for v in frozenset().union(*partition.travelling)
+        }
+        self.rest = [self._resting(v, t) for v, t in enumerate(zip(*partition.tiles, strict=True))]
+
+    def _resting(self, v: int, tiles: tuple[int, ...]) -> Slot:
+        pending = self.pending.get(v, ())
+        key = (v, tiles, pending, self.order)
+        slot = self.cache.rests.get(key)
+        if slot is None:
+            value = self.module.values[v]
+            layout = self.partition.layout(value)
+            slot = self.cache.slot(self.partition, value, layout, pending)
+            self.cache.rests[key] = slot
+        return slot
+
+    def program(self) -> LocalProgram:
+        constants = {i: self.rest[i] for i in self.module.constants}
+        body = self.module.body
+        args = tuple(self.rest[v.id] for v in body.args)
+        targets = [self.layout(r) for r in body.results]
+        for arg, result in self.module.ties:
+            targets[result] = self.rest[body.args[arg].id].layout
+        block = self.block(body, args, targets)
+        return LocalProgram(self.partition, block, constants)
+
+    def layout(self, operand: Operand) -> Layout:
+        return self.rest[operand.id].layout if isinstance(operand, Value) else ()
+
+    def slot(self, value: Value, layout: Layout, pending: Pending) -> Slot:
+        return self.cache.slot(self.partition, value, layout, pending)
+
+    def plan(self, op: Op) -> _OpPlan:
+        rest = self.rest
+        key = (
+            op.id,
+            self.order,
+            self.loops[op.id],
+            tuple([rest[x.id].id for x in op.operands if isinstance(x, Value)]),
+            tuple([rest[x.id].id for x in op.results]),
+        )
+        plan = self.cache.plans.get(key)
+        if plan is None:
+            plan = self.cache.plans[key] = self._plan(op)
+        return plan
+
+    def _plan(self, op: Op) -> _OpPlan:
+        partition = self.partition
+        rule = partition.rules[op.id]
+        needs = tuple(partition.op_layout(op, dims) for dims in rule.operands)
+        ins = tuple(self.rest[x.id] if isinstance(x, Value) else x for x in op.operands)
+        outs = tuple(
+            self.slot(r, partition.op_layout(op, dims), partition.made_pending(op, i))
+            for i, (r, dims) in enumerate(zip(op.results, rule.results, strict=True))
+        )
+        moved = tuple(
+            i
+            for i, (x, layout) in enumerate(zip(ins, needs, strict=True))
+            if isinstance(x, Slot) and x.layout != layout
+        )
+        settles = any(out is not self.rest[out.value.id] for out in outs)
+        return _OpPlan(needs, Apply(op, ins, outs), moved, settles)
+
+    def block(
+        self, region: Region, args: tuple[Slot, ...], targets: Sequence[Layout]
+    ) -> Block:
+        builder = _BlockBuilder(self)
+        for op in region.ops:
+            if op.regions:
+                builder.region_op(op)
+            else:
+                builder.op(op)
+        results = tuple(
+            builder.need(r, target, None) for r, target in zip(region.results, targets, strict=True)
+        )
+        return Block(args, builder.steps, results)
+
+
+class _BlockBuilder:
+    """One region's instructions, with the copies made so far."""
+
+    def __init__(self, owner: _Localizer) -> None:
+        self.owner = owner
+        self.steps: list[Apply | Move] = []
+        self.copies: dict[tuple[int, Layout], _Copy] = {}
+        self.position = 0
+
+    def need(self, operand: Operand, layout: Layout, op: Op | None) -> Source:
+        """The operand in `layout`, pending as it rests; redistributes it if it must."""
+        if isinstance(operand, Literal):
+            return operand
+        rest = self.owner.rest[operand.id]
+        if rest.layout == layout:
+            return rest
+        backward = op.backward if op else True
+        key = (operand.id, layout)
+        copy = self.copies.get(key)
+        if (
+            copy
+            and copy.backward == backward
+            and self.position - copy.last_use <= REUSE_WINDOW
+        ):
+            copy.last_use = self.position
+            return copy.slot
+        slot = self.move(rest, layout, rest.pending, op, again=copy is not None)
+        self.copies[key] = _Copy(slot, self.position, backward)
+        return slot
+
+    def move(
+        self, slot: Slot, layout: Layout, keep: Pending, op: Op | None, *, again: bool = False
+    ) -> Slot:
+        for step in reshard(slot.layout, slot.pending, layout, keep):
+            target = self.owner.slot(slot.value, step.layout, step.pending)
+            self.steps.append(Move(step, slot, target, op, again))
+            slot = target
+        return slot
+
+    def settle(self, outs: Sequence[Slot], op: Op) -> None:
+        """Brings fresh results to the layouts in which they rest."""
+        for made in outs:
+            rest = self.owner.rest[made.value.id]
+            if made is not rest:
+                self.move(made, rest.layout, rest.pending, op)
+
+    def op(self, op: Op) -> None:
+        plan = self.owner.plan(op)
+        apply = plan.apply
+        if plan.moved:
+            ins = list(apply.ins)
+            for i in plan.moved:
+                ins[i] = self.need(op.operands[i], plan.needs[i], op)
+            apply = Apply(op, tuple(ins), apply.outs)
+        self.steps.append(apply)
+        if plan.settles:
+            self.settle(apply.outs, op)
+        self.position += 1
+
+    def region_op(self, op: Op) -> None:
+        owner, flows = self.owner, flows_of(op)
+        whole = [((),) * len(x.type.shape) for x in op.operands]  # a predicate stays whole
+        needs: list[Layout] = list(whole)
+        for i, r, j, lead in flows.enters:
+            needs[i] = ((),) * lead + owner.layout(op.regions[r].args[j])
+        ins = tuple(self.need(x, layout, op) for x, layout in zip(op.operands, needs, strict=True))
+        targets: list[list[Layout]] = [
+            [owner.layout(x) for x in region.results] for region in op.regions
+        ]
+        made: list[Layout] = [owner.layout(r) for r in op.results]
+        for r, i, out, lead in flows.leaves:
+            layout = owner.layout(op.results[out])
+            targets[r][i] = layout[lead:]
+            made[out] = ((),) * lead + layout[lead:]
+        for r, i, to, j in flows.carries:
+            targets[r][i] = owner.layout(op.regions[to].args[j])
+        for r, j, out in flows.finals:
+            made[out] = owner.layout(op.regions[r].args[j])
+        blocks = tuple(
+            owner.block(region, tuple(owner.rest[a.id] for a in region.args), targets[r])
+            for r, region in enumerate(op.regions)
+        )
+        outs = tuple(
+            owner.slot(result, layout, ()) for result, layout in zip(op.results, made, strict=True)
+        )
+        self.steps.append(Apply(op, ins, outs, blocks))
+        self.settle(outs, op)
+        self.position += 1

@@ -1,0 +1,119 @@
+"""The device-local program: what one device runs, with explicit collectives.
+
+The simulator walks it and `emit` turns it into jax, so that the prediction is the program.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Union
+
+from partir_search.ir.core import Literal, Op, Shape, Value
+from partir_search.ir.partition import Layout, Partition, Pending
+from partir_search.lowering.reshard import COLLECTIVES, SLICE, Step
+from partir_search.propagation.rules.control_flow import flows_of
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Slot:
+    """A value on the device in one layout; one object per value, layout and pending sums."""
+
+    id: int
+    value: Value
+    layout: Layout
+    pending: Pending
+    shape: Shape
+    nbytes: int = 0
+
+    def __post_init__(self) -> None:
+        self.nbytes = math.prod(self.shape) * self.value.type.itemsize
+
+
+Source = Union[Slot, Literal]
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Move:
+    """One step of a redistribution, done for `op` (or for the program's results: None).
+
+    `again` marks a gather whose copy was made before and given up: it must not be merged with
+    the earlier one, or the memory that giving it up saves is not saved.
+    """
+
+    step: Step
+    source: Slot
+    target: Slot
+    op: Op | None
+    again: bool = False
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of the larger side on the device: the size that collectives are quoted in."""
+        return max(self.source.nbytes, self.target.nbytes)
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Apply:
+    """An op on local tiles."""
+
+    op: Op
+    ins: tuple[Source, ...]
+    outs: tuple[Slot, ...]
+    blocks: tuple[Block, ...] = ()
+
+
+Instruction = Union[Move, Apply]
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Block:
+    """A region on one device."""
+
+    args: tuple[Slot, ...]
+    steps: list[Instruction]
+    results: tuple[Source, ...]
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class LocalProgram:
+    """The module on one device.
+
+    Attributes:
+      constants: slot per closed-over array, by value id.
+    """
+
+    partition: Partition
+    body: Block
+    constants: dict[int, Slot]
+
+    def moves(self) -> Iterator[tuple[Move, int]]:
+        """All moves with the number of times that one step of the program runs them."""
+        yield from _moves(self.body, 1)
+
+
+def _moves(block: Block, times: int) -> Iterator[tuple[Move, int]]:
+    for item in block.steps:
+        if isinstance(item, Move):
+            yield item, times
+        elif item.blocks:
+            for inner, trips in zip(item.blocks, flows_of(item.op).trips, strict=True):
+                yield from _moves(inner, times * trips)
+
+
+def is_collective(move: Move) -> bool:
+    return move.step.kind in COLLECTIVES
+
+
+__all__ = [
+    "SLICE",
+    "Apply",
+    "Block",
+    "Instruction",
+    "LocalProgram",
+    "Move",
+    "Slot",
+    "Source",
+    "is_collective",
+]

@@ -1,0 +1,202 @@
+"""Machines: chip and network figures, each with its source. No constant without one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+GB = 1e9
+GIB = 2**30
+TERA = 1e12
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Machine:
+    """One device and its links.
+
+    Attributes:
+      flops_per_s: peak dense matrix rate by dtype name; "default" for all others.
+      hbm_bytes: memory that a program may use.
+      hbm_bytes_per_s: peak memory bandwidth.
+      link_bytes_per_s: bandwidth of one device into a ring along one mesh axis, both directions.
+      hop_seconds: latency of one ring step (alpha).
+      kernel_seconds: fixed cost of one kernel.
+      matmul_efficiency / hbm_efficiency: attained share of the peaks.
+      prefetches: whether all_gathers of arguments overlap earlier compute.
+      sources: where the figures come from.
+      axis_bytes_per_s: overrides of `link_bytes_per_s` by mesh axis name (an axis across hosts).
+    """
+
+    name: str
+    flops_per_s: Mapping[str, float]
+    hbm_bytes: int
+    hbm_bytes_per_s: float
+    link_bytes_per_s: float
+    hop_seconds: float = 1e-6
+    kernel_seconds: float = 2e-6
+    matmul_efficiency: float = 0.9
+    hbm_efficiency: float = 0.75
+    prefetches: bool = False
+    sources: tuple[str, ...] = ()
+    axis_bytes_per_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    def matmul_flops_per_s(self, dtype: str) -> float:
+        """Attained matrix rate for operands of `dtype` (a numpy dtype name)."""
+        peak = self.flops_per_s.get(dtype, self.flops_per_s["default"])
+        return peak * self.matmul_efficiency
+
+    @property
+    def attained_hbm_bytes_per_s(self) -> float:
+        return self.hbm_bytes_per_s * self.hbm_efficiency
+
+    def axis_bandwidth(self, axis: str) -> float:
+        return self.axis_bytes_per_s.get(axis, self.link_bytes_per_s)
+
+
+_EFFICIENCY = (
+    "matmul 0.9, HBM 0.75 of peak, 2 us per kernel: XLA:TPU's own cycle estimates on v5e",
+)
+_TPU_DOCS = "https://cloud.google.com/tpu/docs/"
+_RING = "ring along one axis: one link each way, 2 x the one-way rate"
+
+
+def _tpu(
+    name: str,
+    bf16: float,
+    hbm_gib: float,
+    hbm_gb_per_s: float,
+    link_one_way_gb_per_s: float,
+    *,
+    prefetches: bool = False,
+    note: str = "",
+) -> Machine:
+    # XLA:TPU multiplies f32 operands at the bf16 rate unless a higher precision is asked for.
+    rates = {"default": bf16 * TERA}
+    return Machine(
+        name=name,
+        flops_per_s=rates,
+        hbm_bytes=int(hbm_gib * GIB),
+        hbm_bytes_per_s=hbm_gb_per_s * GB,
+        link_bytes_per_s=2 * link_one_way_gb_per_s * GB,
+        prefetches=prefetches,
+        sources=(_TPU_DOCS + name.removeprefix("tpu_"), _RING, *_EFFICIENCY, note),
+    )
+
+
+def _gpu(
+    name: str, rates: Mapping[str, float], hbm_gb: float, hbm: float, link: float, source: str
+) -> Machine:
+    return Machine(
+        name=name,
+        flops_per_s={k: v * TERA for k, v in rates.items()},
+        hbm_bytes=int(hbm_gb * GB),
+        hbm_bytes_per_s=hbm * GB,
+        link_bytes_per_s=link * GB,
+        hop_seconds=2e-6,
+        kernel_seconds=4e-6,
+        matmul_efficiency=0.7,
+        hbm_efficiency=0.8,
+        prefetches=True,
+        sources=(
+            source,
+            "NVLink one-way rate; XLA:GPU runs every collective as start/done",
+            "matmul 0.7 of peak: the efficiency that AutoParallel assumes for H100 and A100",
+        ),
+    )
+
+
+# 15.75 of 16 GiB are usable on v5e (XLA's own out-of-memory message); the same margin elsewhere.
+MACHINES: Mapping[str, Machine] = {
+    m.name: m
+    for m in (
+        _tpu("tpu_v3", 61.5, 15.75, 450, 70, note="per core: 123 TFLOP/s, 900 GB/s a chip of two"),
+        _tpu("tpu_v4", 275, 31.75, 1228, 45),
+        _tpu("tpu_v5e", 197, 15.75, 819, 45, prefetches=True),
+        _tpu("tpu_v5p", 459, 94.75, 2765, 90),
+        _tpu("tpu_v6e", 918, 31.75, 1640, 90, prefetches=True),
+        _gpu(
+            "a100",
+            {"default": 312, "float32": 156},
+            80,
+            2039,
+            300,
+            "https://www.nvidia.com/en-us/data-center/a100/ (80 GB SXM; f32 as TF32)",
+        ),
+        _gpu(
+            "h100",
+            {"default": 989, "float32": 494},
+            80,
+            3350,
+            450,
+            "https://www.nvidia.com/en-us/data-center/h100/ (SXM; dense; f32 as TF32)",
+        ),
+        _gpu(
+            "h200",
+            {"default": 989, "float32": 494},
+            141,
+            4800,
+            450,
+            "https://www.nvidia.com/en-us/data-center/h200/ (SXM; dense; f32 as TF32)",
+        ),
+        _gpu(
+            "v100",
+            {"default": 125, "float32": 15.7},
+            32,
+            900,
+            150,
+            "https://www.nvidia.com/en-us/data-center/v100/ (SXM2 32 GB; bf16 runs as f16)",
+        ),
+        Machine(
+            name="cpu",
+            flops_per_s={"default": 50e9},
+            hbm_bytes=int(2 * GIB),
+            hbm_bytes_per_s=10 * GB,
+            link_bytes_per_s=1 * GB,
+            hop_seconds=1e-4,
+            kernel_seconds=1e-5,
+            sources=(
+                "a virtual CPU device: a share of two cores and 24 GB, order of magnitude only;",
+                "0.2 ms per collective and 8 MB all_gather x8 in 0.5 s, measured on jaxlib 0.10.2",
+            ),
+        ),
+    )
+}
+
+
+def find_machine(machine: Machine | str) -> Machine:
+    """The machine itself, or the one of that name; a ValueError lists the names."""
+    if isinstance(machine, Machine):
+        return machine
+    if machine not in MACHINES:
+        raise ValueError(f"unknown machine {machine!r}; known are {', '.join(sorted(MACHINES))}")
+    return MACHINES[machine]
+
+
+_KINDS = (
+    ("v5 lite", "tpu_v5e"),
+    ("v5litepod", "tpu_v5e"),
+    ("v5e", "tpu_v5e"),
+    ("v6 lite", "tpu_v6e"),
+    ("v6e", "tpu_v6e"),
+    ("v5p", "tpu_v5p"),
+    ("tpu v5", "tpu_v5p"),
+    ("tpu v4", "tpu_v4"),
+    ("tpu v3", "tpu_v3"),
+    ("h200", "h200"),
+    ("h100", "h100"),
+    ("a100", "a100"),
+    ("v100", "v100"),
+    ("cpu", "cpu"),
+)
+
+
+def machine_of_kind(device_kind: str) -> Machine:
+    """The machine of a jax device kind such as ``TPU v5 lite`` or ``NVIDIA H100 80GB HBM3``."""
+    kind = device_kind.lower()
+    for part, name in _KINDS:
+        if part in kind:
+            return MACHINES[name]
+    raise ValueError(
+        f"no figures for device kind {device_kind!r}; pass machine=, one of {sorted(MACHINES)}"
+        " or a partir_search.Machine"
+    )

@@ -1,0 +1,75 @@
+"""Simulated annealing on the move list of the best answer: order matters, so moves may move."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+
+from partir_search.mcts.game import Game, Move, Record, rewind
+
+HOT, COLD = 0.03, 0.001  # temperatures in log cost: 3 % and 0.1 % worse answers are accepted
+ROUNDS = 3  # times that the temperature starts again, from the best answer then known
+
+
+def anneal(game: Game, record: Record, rng: random.Random) -> None:
+    """Spends the rest of the record's budget; the game returns to its state."""
+    played: list[Move] = []
+    start = record.episodes
+    total = max(record.limit - start, 1)
+    for turn in range(ROUNDS):
+        current = list(record.best.path)
+        score = record.best.score
+        stop = start + total * (turn + 1) // ROUNDS
+        begin = record.episodes
+        while record.episodes < stop:
+            share = (record.episodes - begin) / max(stop - begin, 1)
+            temperature = HOT * (COLD / HOT) ** share
+            wanted = _propose(game, rng, current, played)
+            taken = _replay(game, played, wanted)
+            new = record.look(taken)
+            worse = new.scalar() - score.scalar()
+            if worse <= 0 or rng.random() < math.exp(-worse / temperature):
+                current, score = list(taken), new
+    rewind(game, len(played))
+
+
+def _propose(
+    game: Game, rng: random.Random, current: Sequence[Move], played: list[Move]
+) -> list[Move]:
+    """A neighbour of a move list: insert, drop, replace or move one."""
+    kind = rng.choice(("insert", "insert", "drop", "replace", "move", "move"))
+    path = list(current)
+    if not path or kind == "insert":
+        at = rng.randrange(len(path) + 1)
+        _replay(game, played, path[:at])
+        moves = game.moves()
+        if moves:
+            path.insert(at, moves[rng.randrange(len(moves))])
+        return path
+    at = rng.randrange(len(path))
+    move = path.pop(at)
+    if kind == "replace":
+        _replay(game, played, path[:at])
+        moves = game.moves()
+        if moves:
+            path.insert(at, moves[rng.randrange(len(moves))])
+    elif kind == "move":
+        path.insert(rng.randrange(len(path) + 1), move)
+    return path
+
+
+def _replay(game: Game, played: list[Move], wanted: Sequence[Move]) -> list[Move]:
+    """Brings the game from `played` to `wanted`, keeping the common prefix.
+
+    `played` is updated to what really was played: moves without effect fall out.
+    """
+    same = 0
+    while same < min(len(played), len(wanted)) and played[same] == wanted[same]:
+        same += 1
+    rewind(game, len(played) - same)
+    del played[same:]
+    for move in wanted[same:]:
+        if game.step(move):
+            played.append(move)
+    return list(played)

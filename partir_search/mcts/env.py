@@ -1,0 +1,130 @@
+"""The partitioning game: the only place where search meets the compiler.
+
+A state is a set of tilings on the folded, contracted graph; a move is one decision or an expert's
+macro; the score is the simulated cost of the device-local program.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Hashable, Sequence
+
+from partir_search.cost.simulator import Cost, CostModel
+from partir_search.experts import (
+    DataParallel,
+    Decision,
+    ModelParallel,
+    SequenceParallel,
+    Strategist,
+    StrategyMove,
+    TileClass,
+    Zero,
+)
+from partir_search.ir.mesh import MeshShape
+from partir_search.lowering.local import LocalCache, localize
+from partir_search.mcts.game import Move, Score
+from partir_search.propagation.graph import Graph
+from partir_search.propagation.propagate import State
+
+INTERIOR = 16  # interior classes offered, the largest by bytes
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class PlanningGame:
+    """`Game` over a graph.
+
+    Attributes:
+      state: tilings; whatever it holds at the start is never undone.
+      axes: mesh axes that moves may use.
+      goal: a cost's score.
+    """
+
+    graph: Graph
+    mesh: MeshShape
+    model: CostModel
+    axes: Sequence[int]
+    goal: Callable[[Cost], Score]
+    state: State
+    strategist: Strategist
+    cache: LocalCache = dataclasses.field(default_factory=LocalCache)
+    _marks: list[int] = dataclasses.field(default_factory=list)
+    _candidates: list[StrategyMove] = dataclasses.field(default_factory=list)
+    _legal: dict[bytes, list[Move]] = dataclasses.field(default_factory=dict)
+    costs: dict[Hashable, Cost] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._candidates = list(self._find_candidates())
+
+    def _find_candidates(self) -> list[StrategyMove]:
+        shapes, roles = self.graph.shapes, self.strategist.roles
+        arguments = list(dict.fromkeys(roles.data + roles.parameters))
+        if len(roles.optimizer) <= 8:  # small programs: decide each on its own as well
+            arguments += roles.optimizer
+        taken = set(arguments) | set(roles.optimizer)
+        values = self.graph.module.values
+        size = {
+            c: sum(values[v].type.nbytes for v in self.graph.members[c])
+            for c in range(len(shapes))
+            if len(shapes[c]) >= 3 and c not in taken
+        }
+        interior = sorted(size, key=lambda c: (-size[c], c))[:INTERIOR]
+        moves: list[StrategyMove] = []
+        for axis in self.axes:
+            moves += [DataParallel(axis), ModelParallel(axis, True), ModelParallel(axis, False)]
+            moves += [SequenceParallel(axis), Zero(axis, 2), Zero(axis, 3)]
+            for cls in (*arguments, *interior):
+                moves += [
+                    TileClass(cls, d, axis)
+                    for d, n in enumerate(shapes[cls])
+                    if n % self.mesh.sizes[axis] == 0
+                ]
+        return [m for m in moves if self.mesh.sizes[m.axis] > 1]
+
+    def moves(self) -> Sequence[Move]:
+        key = self.state.key()
+        legal = self._legal.get(key)
+        if legal is None:
+            state = self.state
+            legal = self._legal[key] = [
+                m
+                for m in self._candidates
+                if not isinstance(m, TileClass) or state.may_tile(m.cls, m.dim, m.axis)
+            ]
+        return legal
+
+    def step(self, move: Move) -> bool:
+        mark = self.state.mark()
+        if self.strategist.perform(move, self.state):  # type: ignore[arg-type]
+            self._marks.append(mark)
+            return True
+        return False
+
+    def undo(self) -> None:
+        self.state.undo(self._marks.pop())
+
+    @property
+    def depth(self) -> int:
+        """Moves played and not undone."""
+        return len(self._marks)
+
+    def key(self) -> Hashable:
+        return self.state.key()
+
+    def cost(self) -> Cost:
+        """Simulated cost of the current state, kept by state."""
+        key = self.state.key()
+        cost = self.costs.get(key)
+        if cost is None:
+            cost = self.model.evaluate(localize(self.state.partition(), self.cache))
+            self.costs[key] = cost
+        return cost
+
+    def score(self) -> Score:
+        return self.goal(self.cost())
+
+    def decisions(self, path: Sequence[Move]) -> list[Decision]:
+        """The plain decisions that a path comes to; the game returns to its state."""
+        mark = self.state.mark()
+        out = [d for move in path for d in self.strategist.perform(move, self.state)]  # type: ignore[arg-type]
+        self.state.undo(mark)
+        return out

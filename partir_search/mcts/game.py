@@ -1,0 +1,129 @@
+"""What a game must offer to be searched, and the record of what a search has seen.
+
+The engine knows no jax and no IR: a game is a state with moves, undo, a key and a cost. Costs are
+compared lexicographically by `Score`: first how far a limit is exceeded, then the objective.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Protocol
+
+Move = Hashable
+
+
+@dataclasses.dataclass(frozen=True, slots=True, order=True)
+class Score:
+    """Lower is better; `excess` (0 when all limits hold) counts before `objective`.
+
+    Attributes:
+      excess: log of how many times a limit is exceeded, at least 0.
+      objective: positive, e.g. seconds.
+    """
+
+    excess: float
+    objective: float
+
+    def scalar(self) -> float:
+        """One number for search: exceeding a limit by x costs as much as a slow-down by x^2."""
+        return math.log(max(self.objective, 1e-300)) + 2.0 * self.excess
+
+
+class Game(Protocol):
+    """A single-player game whose every state is a valid answer (stopping is always legal)."""
+
+    def moves(self) -> Sequence[Move]:
+        """Legal moves of the current state, in a deterministic order."""
+
+    def step(self, move: Move) -> bool:
+        """Plays a move; False (and no change) if it is illegal or changes nothing."""
+
+    def undo(self) -> None:
+        """Takes back the last successful `step`."""
+
+    def key(self) -> Hashable:
+        """Equal for equal states, however they were reached."""
+
+    def score(self) -> Score:
+        """The cost of stopping here."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Elite:
+    """One of the best answers seen."""
+
+    score: Score
+    path: tuple[Move, ...]
+
+
+class Record:
+    """Scores by state key, the best answers, and the budget."""
+
+    def __init__(
+        self,
+        game: Game,
+        *,
+        episodes: int,
+        elites: int = 10,
+        progress: Callable[[Record], None] | None = None,
+    ) -> None:
+        self.game, self.limit, self.keep = game, episodes, elites
+        self.episodes = 0
+        self.scores: dict[Hashable, Score] = {}
+        self.elites: dict[Hashable, Elite] = {}
+        self.history: list[tuple[int, Score]] = []
+        self.worst = -math.inf
+        self._progress = progress
+
+    @property
+    def spent(self) -> bool:
+        return self.episodes >= self.limit
+
+    def look(self, path: Sequence[Move]) -> Score:
+        """The score of the game's current state, reached by `path`. Costs one episode."""
+        self.episodes += 1
+        key = self.game.key()
+        score = self.scores.get(key)
+        if score is None:
+            score = self.scores[key] = self.game.score()
+            self.worst = max(self.worst, score.scalar())
+            self._remember(key, score, tuple(path))
+        if self._progress:
+            self._progress(self)
+        return score
+
+    def _remember(self, key: Hashable, score: Score, path: tuple[Move, ...]) -> None:
+        best = self.best.score if self.elites else None
+        if best is None or score < best:
+            self.history.append((self.episodes, score))
+        self.elites[key] = Elite(score, path)
+        if len(self.elites) > 4 * self.keep:
+            ranked = sorted(self.elites.items(), key=lambda item: item[1].score)
+            self.elites = dict(ranked[: self.keep])
+
+    @property
+    def best(self) -> Elite:
+        return min(self.elites.values(), key=lambda e: e.score)
+
+    def ranked(self) -> list[Elite]:
+        """The best answers, best first."""
+        return sorted(self.elites.values(), key=lambda e: e.score)[: self.keep]
+
+    def reward(self, scalar: float) -> float:
+        """Maps a scalar cost to [0, 1] between the worst and the best seen."""
+        low = self.best.score.scalar()
+        return 1.0 if self.worst <= low else (self.worst - scalar) / (self.worst - low)
+
+
+def play(game: Game, path: Sequence[Move]) -> Iterator[Move]:
+    """Plays `path` from the current state; yields the moves that had an effect."""
+    for move in path:
+        if game.step(move):
+            yield move
+
+
+def rewind(game: Game, depth: int) -> None:
+    for _ in range(depth):
+        game.undo()

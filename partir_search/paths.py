@@ -1,0 +1,57 @@
+"""Argument paths, and globs on them: `*` within one part, `**` across parts."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+
+
+@functools.lru_cache(maxsize=1024)
+def _pattern(glob: str) -> re.Pattern[str]:
+    parts = []
+    for part in glob.strip("/").split("/"):
+        if part == "**":
+            parts.append("(?:[^/]+(?:/[^/]+)*)")
+        else:
+            parts.append("[^/]*".join(map(re.escape, part.split("*"))))
+    return re.compile("/".join(parts) + "(?:/.*)?")
+
+
+def matches(glob: str, path: str) -> bool:
+    """Whether the glob names the path or a subtree that holds it."""
+    return _pattern(glob).fullmatch(path) is not None
+
+
+def leaf_path(prefix: str, keys: Sequence[Any]) -> str:
+    """`prefix` and pytree keys joined by `/`."""
+    inner = jax.tree_util.keystr(tuple(keys), simple=True, separator="/")
+    return "/".join(p for p in (prefix, inner) if p)
+
+
+def parameter_names(fun: Callable[..., Any], positional: int) -> list[str]:
+    """Names of the first `positional` positional arguments of a call."""
+    try:
+        parameters = list(inspect.signature(fun).parameters.values())
+    except (TypeError, ValueError):
+        return [f"arg{i}" for i in range(positional)]
+    names: list[str] = []
+    for p in parameters:
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD):
+            names.append(p.name)
+        elif p.kind == p.VAR_POSITIONAL:
+            names += [f"{p.name}/{i}" for i in range(positional - len(names))]
+    names += [f"arg{i}" for i in range(len(names), positional)]
+    return names[:positional]
+
+
+def nearest(wanted: str, known: Iterable[str], limit: int = 8) -> str:
+    """A few known paths for an error message, those that share a part with `wanted` first."""
+    parts = {p for p in re.split(r"[/*]+", wanted) if p}
+    ranked = sorted(known, key=lambda k: (-len(parts & set(k.split("/"))), k))
+    shown = ", ".join(ranked[:limit])
+    return shown + (", ..." if len(ranked) > limit else "")

@@ -1,0 +1,315 @@
+"""A plan: the actions chosen, with everything that follows from them."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import hashlib
+import json
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from partir_search.cost.simulator import Cost
+from partir_search.ir.core import Module, Op, Value
+from partir_search.ir.mesh import MeshShape
+from partir_search.ir.partition import Partition
+from partir_search.ir.printer import print_partition
+from partir_search.lowering.program import LocalProgram
+from partir_search.lowering.reshard import COLLECTIVES
+from partir_search.lowering.shard import argument_specs, result_specs
+from partir_search.machine import Machine
+from partir_search.paths import matches, nearest
+from partir_search.planner import Planned, SearchReport
+from partir_search.propagation.actions import Action, action_from_json
+from partir_search.propagation.propagate import Conflict
+
+FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Collective:
+    """One collective of the device-local program.
+
+    Attributes:
+      axes: mesh axes, major to minor.
+      bytes: payload on one device (the larger of input and output).
+      op: the op that makes or needs the value.
+      source: the user's source line of that op.
+      times: runs per step (trip counts of loops around it).
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    bytes: int
+    value: str
+    op: str
+    source: str
+    times: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SavedPlan:
+    """A plan read from a file, to be applied to the function and mesh that it was made for."""
+
+    function: str
+    fingerprint: str
+    mesh: MeshShape
+    machine: str
+    actions: tuple[Action, ...]
+
+
+class Plan:
+    """What `auto_partition(...).plan(...)` returns.
+
+    Attributes:
+      actions: what was decided; replayable.
+      cost: simulated cost of a step on one device.
+      searches: one report per automatic tactic.
+    """
+
+    def __init__(
+        self,
+        planned: Planned,
+        *,
+        mesh: Any,
+        machine: Machine,
+        in_tree: Any,
+        out_tree: Any,
+        seed: int = 0,
+    ) -> None:
+        self._planned = planned
+        self._mesh, self.machine, self.seed = mesh, machine, seed
+        self._in_tree, self._out_tree = in_tree, out_tree
+        self.actions: tuple[Action, ...] = planned.actions
+        self.cost: Cost = planned.cost
+        self.searches: tuple[SearchReport, ...] = planned.reports
+
+    # What follows from the actions --------------------------------------------------------------
+
+    @property
+    def module(self) -> Module:
+        return self._planned.graph.module
+
+    @property
+    def program(self) -> LocalProgram:
+        """The device-local program that is simulated and emitted."""
+        return self._planned.program
+
+    @property
+    def partition(self) -> Partition:
+        return self._planned.program.partition
+
+    @property
+    def mesh_shape(self) -> MeshShape:
+        return self.partition.mesh
+
+    @property
+    def proven(self) -> bool:
+        """Whether every automatic choice was enumerated: no plan of its space costs less."""
+        return bool(self.searches) and all(s.proven for s in self.searches)
+
+    def ir(self, scope: str | None = None) -> str:
+        """The program as tile and sum loops; with `scope`, only ops traced under that name."""
+        if scope is None:
+            return print_partition(self.partition)
+        return print_partition(self.partition, lambda op: scope in op.scope)
+
+    @property
+    def collectives(self) -> tuple[Collective, ...]:
+        """Every collective of the program, in program order."""
+        names = self.mesh_shape.names
+        return tuple(
+            Collective(
+                move.step.kind,
+                tuple(names[a] for a in move.step.axes),
+                move.payload_bytes,
+                move.source.value.name,
+                move.op.prim if move.op else "return",
+                move.op.source if move.op else "",
+                times,
+            )
+            for move, times in self.program.moves()
+            if move.step.kind in COLLECTIVES
+        )
+
+    @property
+    def collective_counts(self) -> dict[str, int]:
+        """Collectives in the program text, by kind (one in a loop's body counts once)."""
+        found = collections.Counter(c.kind for c in self.collectives)
+        return {kind: found[kind] for kind in COLLECTIVES}
+
+    @property
+    def partition_specs(self) -> Any:
+        """(args, kwargs) pytree of PartitionSpecs."""
+        return jax.tree.unflatten(self._in_tree, argument_specs(self.program))
+
+    @property
+    def in_shardings(self) -> Any:
+        """(args, kwargs) pytree of NamedShardings on the user's mesh."""
+        return jax.tree.unflatten(self._in_tree, self.flat_in_shardings())
+
+    @property
+    def out_shardings(self) -> Any:
+        """Pytree of NamedShardings of the results."""
+        specs = result_specs(self.program)
+        return jax.tree.unflatten(self._out_tree, [self._named(s) for s in specs])
+
+    def flat_in_shardings(self) -> list[NamedSharding]:
+        return [self._named(s) for s in argument_specs(self.program)]
+
+    def _named(self, spec: PartitionSpec) -> NamedSharding:
+        return NamedSharding(self._mesh, spec)
+
+    def arguments(self) -> list[tuple[str, Value, PartitionSpec]]:
+        """(path, value, spec) of each argument."""
+        module = self.module
+        specs = argument_specs(self.program)
+        return list(zip(module.arg_paths, module.body.args, specs, strict=True))
+
+    # Questions ---------------------------------------------------------------------------------
+
+    def explain(self, path: str) -> str:
+        """Which action and which op brought every axis to the arguments that `path` names.
+
+        Args:
+          path: an argument's path, a glob on paths, or the printed name of any value.
+        """
+        module = self.module
+        named = zip(module.arg_paths, module.body.args, strict=True)
+        found = [(p, v) for p, v in named if matches(path, p)]
+        if not found:
+            value = module.value_names().get(path.removeprefix("%"))
+            if value is None:
+                raise KeyError(
+                    f"no argument or value {path!r}; near it are: {nearest(path, module.arg_paths)}"
+                )
+            found = [(path, value)]
+        return "\n".join(line for p, v in found for line in self._explain(p, v))
+
+    def _explain(self, path: str, value: Value) -> list[str]:
+        graph, state = self._planned.graph, self._planned.state
+        cls = graph.class_of[value.id]
+        lines = [f"{path}: {value.type}"]
+        for axis, name in enumerate(self.mesh_shape.names):
+            dim = state.tiles[axis][cls]
+            cause = (state.causes or {}).get((axis, cls))
+            if cause is None:
+                lines.append(f"  {name}: whole (nothing reached it{self._obstacle(value, axis)})")
+                continue
+            what = f"dim {dim}" if dim >= 0 else "kept whole"
+            by = f"by {self.actions[cause.step]}"
+            if cause.node is not None:
+                op = self.module.ops[graph.nodes[cause.node].op]
+                by = f"by propagation of {self.actions[cause.step]} through {_where(op)}"
+            lines.append(f"  {name}: {what}, {by}")
+        return lines
+
+    def _obstacle(self, value: Value, axis: int) -> str:
+        size = self.mesh_shape.sizes[axis]
+        bad = [n for n in value.type.shape if n % size]
+        return f"; dims of size {bad} do not divide by {size}" if bad else ""
+
+    def conflicts(self) -> list[str]:
+        """Ops at which several factors were asked for, with what asks for them."""
+        return [self._conflict(c) for c in self._planned.state.conflicts()]
+
+    def _conflict(self, conflict: Conflict) -> str:
+        graph = self._planned.graph
+        op = self.module.ops[graph.nodes[conflict.node].op]
+        asks = ", ".join(
+            f"%{self.module.values[graph.members[cls][0]].name} wants factor {f}"
+            for f, cls in conflict.candidates
+        )
+        return f"{_where(op)} on axis {self.mesh_shape.names[conflict.axis]!r}: {asks}"
+
+    def opaque(self) -> Mapping[str, tuple[int, str]]:
+        """Primitives without a rule: how often they occur and where first."""
+        found: dict[str, tuple[int, str]] = {}
+        for op in self.module.ops:
+            if self.partition.rules[op.id].opaque:
+                n, where = found.get(op.prim, (0, op.source))
+                found[op.prim] = (n + 1, where)
+        return found
+
+    # Files -------------------------------------------------------------------------------------
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(self.module)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "function": self.module.name,
+            "fingerprint": self.fingerprint,
+            "mesh": dict(self.mesh_shape.as_dict()),
+            "machine": self.machine.name,
+            "seconds": self.cost.seconds,
+            "peak_bytes": self.cost.peak_bytes,
+            "actions": [a.to_json() for a in self.actions],
+            "arguments": {path: str(spec) for path, _, spec in self.arguments()},
+        }
+
+    def save(self, path: str | pathlib.Path) -> None:
+        """Writes the plan as readable JSON."""
+        pathlib.Path(path).write_text(json.dumps(self.to_json(), indent=1) + "\n")
+
+    def __repr__(self) -> str:
+        return f"Plan({self.module.name}, mesh<{self.mesh_shape}>, {self.cost})"
+
+
+def _where(op: Op) -> str:
+    return f"{op.prim} ({op.source})" if op.source else op.prim
+
+
+def fingerprint(module: Module) -> str:
+    """Hash of the program's arguments and ops: what a saved plan must agree with."""
+    h = hashlib.sha256()
+    for path, v in zip(module.arg_paths, module.body.args, strict=True):
+        h.update(f"{path}:{v.type};".encode())
+    for op in module.ops:
+        types = ",".join(str(x.type) for x in (*op.operands, *op.results))
+        h.update(f"{op.prim}({types});".encode())
+    return h.hexdigest()[:16]
+
+
+def load_plan(path: str | pathlib.Path) -> SavedPlan:
+    """Reads a plan that `Plan.save` wrote; pass it as `schedule=` to `auto_partition`."""
+    try:
+        data = json.loads(pathlib.Path(path).read_text())
+        if data["format"] != FORMAT:
+            raise ValueError(f"format {data['format']}, this version reads {FORMAT}")
+        mesh: Mapping[str, int] = data["mesh"]
+        return SavedPlan(
+            data["function"],
+            data["fingerprint"],
+            MeshShape(tuple(mesh), tuple(mesh.values())),
+            data["machine"],
+            tuple(action_from_json(a) for a in data["actions"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is not a plan that can be read: {error}") from error
+
+
+def check_saved(saved: SavedPlan, module: Module, mesh: MeshShape) -> None:
+    """A ValueError that says what differs if a plan is for another function or mesh."""
+    if saved.mesh != mesh:
+        raise ValueError(
+            f"the saved plan is for mesh<{saved.mesh}>, this is mesh<{mesh}>; plan again with"
+            " schedule=None, or use the mesh that it was made for"
+        )
+    if saved.fingerprint != fingerprint(module):
+        names = module.value_names()
+        gone = [a.value for a in saved.actions if a.value not in names]
+        detail = f"; it names {gone[:3]}, which this program does not have" if gone else ""
+        raise ValueError(
+            f"the saved plan is for {saved.function!r} with fingerprint {saved.fingerprint}, this"
+            f" is {module.name!r} with {fingerprint(module)}: the function or the shapes of its"
+            f" arguments changed{detail}; plan again with schedule=None"
+        )
+
+

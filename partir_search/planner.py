@@ -1,0 +1,277 @@
+"""From a module and a schedule to actions: the one place that runs tactics and searches."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+from partir_search.cost.simulator import Cost, CostModel
+from partir_search.experts import Decision, Strategist, TileClass, expert_plans
+from partir_search.ir.core import Module
+from partir_search.ir.fold import Folded, fold
+from partir_search.ir.mesh import MeshShape
+from partir_search.lowering.local import LocalCache, localize
+from partir_search.lowering.program import LocalProgram
+from partir_search.machine import Machine
+from partir_search.mcts.env import PlanningGame
+from partir_search.mcts.game import Move, Record, Score, play, rewind
+from partir_search.mcts.goals import Fastest, Fit, scorer
+from partir_search.mcts.search import Result, search
+from partir_search.propagation.actions import Action, IllegalAction, Replicate, Tile
+from partir_search.propagation.graph import Graph
+from partir_search.propagation.propagate import State
+from partir_search.propagation.rules.registry import RuleTable, rule_key
+from partir_search.tactics import (
+    AutomaticPartition,
+    Tactic,
+    apply_action,
+    check_schedule,
+    manual_actions,
+    value_named,
+)
+
+DEFAULT_EPISODES = 1000
+FINALISTS = 3  # answers of the folded search that are scored again on the whole program
+
+Progress = Callable[[Record], None]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SearchReport:
+    """What an automatic tactic did.
+
+    Attributes:
+      experts: (name, cost) of each known strategy, on the folded program.
+      cost: of the answer, on the folded program too, so that they compare.
+      proven: the space was small and enumerated: no plan of it is better.
+    """
+
+    axes: tuple[str, ...]
+    experts: tuple[tuple[str, Cost], ...]
+    cost: Cost
+    proven: bool
+    episodes: int
+    states: int
+    history: tuple[tuple[int, object], ...]
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Planned:
+    """A module with its actions applied."""
+
+    graph: Graph
+    state: State
+    actions: tuple[Action, ...]
+    program: LocalProgram
+    cost: Cost
+    reports: tuple[SearchReport, ...]
+
+
+class Planner:
+    """Plans one module on one mesh and machine."""
+
+    def __init__(
+        self, module: Module, mesh: MeshShape, machine: Machine, table: RuleTable | None = None
+    ) -> None:
+        self.module, self.mesh, self.machine = module, mesh, machine
+        self.table = table or RuleTable()
+        self.graph = Graph(module, self.table, contract=True)
+        self.cache = LocalCache()
+        self._model: CostModel | None = None
+
+    @property
+    def model(self) -> CostModel:
+        """Cost model of the whole program."""
+        if self._model is None:
+            self._model = CostModel(self.module, self.graph.rules, self.machine)
+        return self._model
+
+    def run(
+        self,
+        schedule: Sequence[Tactic],
+        *,
+        fixed: Sequence[Action] = (),
+        episodes: int = DEFAULT_EPISODES,
+        seed: int = 0,
+        progress: Progress | None = None,
+    ) -> Planned:
+        """Plays `fixed` actions (the user's shardings), then the schedule."""
+        check_schedule(schedule, self.module, self.mesh)
+        state = State(self.graph, self.mesh, record=True)
+        strategist = Strategist(self.graph)
+        actions: list[Action] = []
+        reports: list[SearchReport] = []
+        for action in fixed:
+            if self._undecided(state, action):
+                apply_action(state, self.graph, action)
+                actions.append(action)
+        for tactic in schedule:
+            if isinstance(tactic, AutomaticPartition):
+                found, report = self._search(
+                    tactic, actions, tactic.episodes or episodes, seed, progress
+                )
+                reports.append(report)
+                for action in found:
+                    apply_action(state, self.graph, action)
+                actions += found
+            else:
+                actions += manual_actions(tactic, self.graph, state, strategist)
+        return self._finish(state, actions, reports)
+
+    def replay(self, actions: Sequence[Action]) -> Planned:
+        """Plays a plan's actions."""
+        state = State(self.graph, self.mesh, record=True)
+        for action in actions:
+            apply_action(state, self.graph, action)
+        return self._finish(state, list(actions), [])
+
+    def _finish(
+        self, state: State, actions: Sequence[Action], reports: Sequence[SearchReport]
+    ) -> Planned:
+        program = localize(state.partition(), self.cache)
+        cost = self.model.evaluate(program)
+        return Planned(self.graph, state, tuple(actions), program, cost, tuple(reports))
+
+    def _undecided(self, state: State, action: Action) -> bool:
+        """Whether an action still has to be played; IllegalAction if it contradicts."""
+        cls = self.graph.class_of[value_named(self.module, action.value).id]
+        now = state.tiles[self.mesh.index(action.axis)][cls]
+        return not (isinstance(action, Tile) and now == action.dim) and not (
+            isinstance(action, Replicate) and now < -1
+        )
+
+    # Search ------------------------------------------------------------------------------------
+
+    def _search(
+        self,
+        tactic: AutomaticPartition,
+        before: Sequence[Action],
+        episodes: int,
+        seed: int,
+        progress: Progress | None,
+    ) -> tuple[list[Action], SearchReport]:
+        names = tactic.axes or self.mesh.names
+        axes = [self.mesh.index(n) for n in names]
+        folded = fold(self.module, rule_key, self._marks(before))
+        game = self._game(folded, before, axes)
+        experts = []
+        for name, moves in expert_plans(axes):
+            experts.append((self._label(name), self._folded(game, moves)[1]))
+        starts = [moves for _, moves in expert_plans(axes)]
+        result = search(
+            game,
+            episodes=episodes,
+            seed=seed,
+            starts=starts,
+            progress=progress,
+        )
+        best, path = self._finalist(game, folded, before, result, starts)
+        report = SearchReport(
+            tuple(names),
+            tuple(experts),
+            best,
+            result.proven,
+            result.episodes,
+            result.states,
+            result.history,
+        )
+        return path, report
+
+    def _label(self, name: str) -> str:
+        for i, axis in enumerate(self.mesh.names):
+            name = name.replace(f"({i}", f"({axis}")
+        return name
+
+    def _marks(self, before: Sequence[Action]) -> Mapping[int, str]:
+        """What earlier actions did to each value by id: unlike values must not be folded."""
+        marks: dict[int, str] = {}
+        for action in before:
+            v = value_named(self.module, action.value).id
+            rest = (action.axis, getattr(action, "dim", "whole"))
+            marks[v] = f"{marks.get(v, '')}{rest}"
+        return marks
+
+    def _game(
+        self, folded: Folded, before: Sequence[Action], axes: Sequence[int]
+    ) -> PlanningGame:
+        graph = Graph(folded.module, self.table, contract=True)
+        state = State(graph, self.mesh)
+        for action in before:
+            cls = graph.class_of[folded.class_of[value_named(self.module, action.value).id]]
+            axis = self.mesh.index(action.axis)
+            if isinstance(action, Replicate):
+                if state.tiles[axis][cls] == -1:
+                    state.keep(cls, axis)
+            elif state.may_tile(cls, action.dim, axis):
+                state.tile(cls, action.dim, axis)
+        model = CostModel(
+            folded.module,
+            graph.rules,
+            self.machine,
+            folded=folded,
+            original_rules=self.graph.rules,
+        )
+        goal = scorer([Fit(self.machine.hbm_bytes), Fastest()])
+        return PlanningGame(graph, self.mesh, model, axes, goal, state, Strategist(graph))
+
+    def _finalist(
+        self,
+        game: PlanningGame,
+        folded: Folded,
+        before: Sequence[Action],
+        result: Result,
+        experts: Sequence[Sequence[Move]],
+    ) -> tuple[Cost, list[Action]]:
+        """The best answer by its cost on the whole program, and its cost on the folded one.
+
+        The first few answers compete with the best expert, as folded costs are a few percent off.
+        """
+        paths = [e.path for e in result.elites[: 1 if result.proven else FINALISTS]]
+        if not result.proven:
+            paths.append(min(map(tuple, experts), key=lambda p: self._folded(game, p)[0]))
+        state = State(self.graph, self.mesh)
+        for action in before:
+            apply_action(state, self.graph, action)
+        found = []
+        for rank, path in enumerate(dict.fromkeys(paths)):
+            mark = state.mark()
+            actions = self._expand(folded, game, game.decisions(path), state)
+            cost = self.model.evaluate(localize(state.partition(), self.cache))
+            state.undo(mark)
+            found.append((game.goal(cost), rank, path, actions))
+        _, _, path, actions = min(found, key=lambda f: f[:2])
+        return self._folded(game, path)[1], actions
+
+    def _folded(self, game: PlanningGame, path: Sequence[Move]) -> tuple[Score, Cost]:
+        taken = list(play(game, path))
+        cost = game.cost()
+        rewind(game, len(taken))
+        return game.goal(cost), cost
+
+    def _expand(
+        self, folded: Folded, game: PlanningGame, decisions: Sequence[Decision], state: State
+    ) -> list[Action]:
+        """Decisions on folded classes as named actions, played on the whole program."""
+        members: dict[int, list[int]] = {}
+        for v, folded_value in enumerate(folded.class_of):
+            if folded_value >= 0:
+                members.setdefault(game.graph.class_of[folded_value], []).append(v)
+        arguments = {v.id for v in self.module.body.args}
+        done: list[Action] = []
+        for decision in decisions:
+            values = members[decision.cls]
+            values = [v for v in values if v in arguments] or values
+            axis = self.mesh.names[decision.axis]
+            for v in values:
+                name = self.module.values[v].name
+                action: Action = (
+                    Tile(name, decision.dim, axis)
+                    if isinstance(decision, TileClass)
+                    else Replicate(name, axis)
+                )
+                try:
+                    apply_action(state, self.graph, action)
+                except IllegalAction:
+                    continue  # decided by propagation from another member
+                done.append(action)
+        return done

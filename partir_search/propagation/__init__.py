@@ -1,0 +1,1 @@
+"""How a decision spreads through a program."""

@@ -1,0 +1,175 @@
+"""The module as propagation sees it: classes of values that are tiled alike, and nodes over them.
+
+Classes merge what must agree: train state in and out, arguments of a loop's body and condition.
+With `contract`, values joined by elementwise ops of equal shape merge too (never across an
+argument, or a parameter, its gradient and its optimizer state would collapse into one): a
+smaller graph, on which search is faster and better (`reference/search_core.md`, section 3).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from partir_search.ir.core import Module, Op, Shape, Value
+from partir_search.ir.partition import zero_values
+from partir_search.ir.rule import NONE, Dims, OpRule
+from partir_search.propagation.rules.control_flow import flows_of, outer_inner
+from partir_search.propagation.rules.registry import RuleTable
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Node:
+    """An op, or a flow in or out of a region, over classes.
+
+    Attributes:
+      op: id of the op that it stands for (of the region op for a flow).
+      ports: (class, factor per dim) of operands then results.
+      sizes: extents of factors; blocked ones have extent 0.
+      places: per factor, the (class, dim) pairs that it tiles.
+    """
+
+    op: int
+    flow: bool
+    ports: tuple[tuple[int, Dims], ...]
+    sizes: tuple[int, ...]
+    places: tuple[tuple[tuple[int, int], ...], ...]
+
+
+class Graph:
+    """Classes and nodes of a module.
+
+    Attributes:
+      class_of: class per value id.
+      shapes: shape per class.
+      nodes: all nodes; `node_of[op.id]` is the op's node, or NONE where it was contracted.
+      touching: per class, the nodes with a port on it.
+    """
+
+    def __init__(
+        self, module: Module, table: RuleTable | None = None, *, contract: bool = False
+    ) -> None:
+        table = table or RuleTable()
+        self.module = module
+        self.rules: list[OpRule] = [table(op) for op in module.ops]
+        self.zeros = zero_values(module)
+        find = _Union(len(module.values))
+        self._merge_ties(find)
+        contracted = self._contract(find) if contract else set()
+        roots = sorted({find(v.id) for v in module.values})
+        index = {root: i for i, root in enumerate(roots)}
+        self.class_of = [index[find(v.id)] for v in module.values]
+        self.shapes: list[Shape] = [module.values[root].type.shape for root in roots]
+        self.members: list[list[int]] = [[] for _ in roots]
+        for value, cls in enumerate(self.class_of):
+            self.members[cls].append(value)
+        self.nodes: list[Node] = []
+        self.node_of = [NONE] * len(module.ops)
+        for op in module.ops:
+            if op.regions:
+                self._add_flows(op)
+            elif op.id not in contracted:
+                self.node_of[op.id] = len(self.nodes)
+                rule = self.rules[op.id]
+                ports = [(v, rule.operands[i]) for i, v in op.inputs()]
+                ports += list(zip(op.results, rule.results, strict=True))
+                self._add(op, ports, rule.sizes, rule.blocked, flow=False)
+        self.touching: list[list[int]] = [[] for _ in roots]
+        for n, node in enumerate(self.nodes):
+            for cls in {cls for cls, _ in node.ports}:
+                self.touching[cls].append(n)
+
+    def _merge_ties(self, find: _Union) -> None:
+        module = self.module
+        for arg, result in module.ties:
+            value = module.body.results[result]
+            if isinstance(value, Value) and value.type.shape == module.body.args[arg].type.shape:
+                find.merge(module.body.args[arg].id, value.id)
+        for op in module.ops:
+            if op.regions:
+                for r, i, s, j in flows_of(op).same:
+                    find.merge(op.regions[r].args[i].id, op.regions[s].args[j].id)
+
+    def _contract(self, find: _Union) -> set[int]:
+        """Merges classes across identity elementwise ops; returns the ops that vanished."""
+        module = self.module
+        fixed = {v.id for v in module.body.args}
+        fixed |= {v.id for v in module.body.results if isinstance(v, Value)}
+        for op in module.ops:  # a region's boundary is where layouts may differ
+            for region in op.regions:
+                fixed |= {v.id for v in region.args}
+                fixed |= {v.id for v in region.results if isinstance(v, Value)}
+            if op.regions:
+                fixed |= {v.id for v in op.results} | {v.id for _, v in op.inputs()}
+        gone: set[int] = set()
+        for op in module.ops:
+            rule = self.rules[op.id]
+            if not rule.elementwise or rule.blocked or len(op.results) != 1:
+                continue
+            shape = op.results[0].type.shape
+            ports = [op.results[0].id]
+            plain = rule.results[0] == tuple(range(len(shape)))
+            for i, value in op.inputs():
+                if value.type.shape:
+                    plain &= rule.operands[i] == rule.results[0]
+                    ports.append(value.id)
+            if plain and shape and len(ports) > 1 and not fixed.intersection(ports):
+                gone.add(op.id)
+                for other in ports[1:]:
+                    find.merge(ports[0], other)
+        return gone
+
+    def _add_flows(self, op: Op) -> None:
+        for group in outer_inner(op):
+            rank = min(len(v.type.shape) - lead for v, lead in group)
+            ports = [(v, (NONE,) * lead + tuple(range(rank))) for v, lead in group]
+            value, lead = group[0]
+            self._add(op, ports, value.type.shape[lead:], frozenset(), flow=True)
+
+    def _add(
+        self,
+        op: Op,
+        ports: Sequence[tuple[Value, Dims]],
+        sizes: Sequence[int],
+        blocked: frozenset[int],
+        *,
+        flow: bool,
+    ) -> None:
+        classes = tuple(
+            dict.fromkeys((self.class_of[v.id], dims) for v, dims in ports if v.type.shape)
+        )
+        places: list[list[tuple[int, int]]] = [[] for _ in sizes]
+        for cls, dims in classes:
+            for d, f in enumerate(dims):
+                if f >= 0 and f not in blocked:
+                    places[f].append((cls, d))
+        self.nodes.append(
+            Node(
+                op.id,
+                flow,
+                classes,
+                tuple(0 if f in blocked else n for f, n in enumerate(sizes)),
+                tuple(map(tuple, places)),
+            )
+        )
+
+    def is_contracted(self, op: Op) -> bool:
+        return not op.regions and self.node_of[op.id] == NONE
+
+
+class _Union:
+    """Union-find; the smaller id is the root, so that arguments name their classes."""
+
+    def __init__(self, n: int) -> None:
+        self.parent = list(range(n))
+
+    def __call__(self, x: int) -> int:
+        while self.parent[x] != x:
+            self.parent[x] = self.parent[self.parent[x]]
+            x = self.parent[x]
+        return x
+
+    def merge(self, x: int, y: int) -> None:
+        x, y = self(x), self(y)
+        if x != y:
+            self.parent[max(x, y)] = min(x, y)

@@ -1,0 +1,189 @@
+"""Propagation of tilings to a fixed point, with undo.
+
+For one axis: when what is known about a node's values points at exactly one factor, the node
+loops over it and its undecided values are tiled to match, forward and backward. Several
+candidates are a conflict and nothing happens: what was decided earlier wins (PartIR, section 3 of
+arXiv 2401.11202). Nothing is decided by cost here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from array import array
+from collections import deque
+from collections.abc import Iterator
+
+from partir_search.ir.mesh import MeshShape
+from partir_search.ir.partition import KEPT, Partition
+from partir_search.ir.rule import NONE
+from partir_search.propagation.actions import IllegalAction
+from partir_search.propagation.graph import Graph
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Cause:
+    """Who tiled a class on an axis: an action (`node` is None) or propagation through a node."""
+
+    step: int
+    node: int | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Conflict:
+    """A node whose values point at several factors on one axis."""
+
+    node: int
+    axis: int
+    candidates: tuple[tuple[int, int], ...]  # (factor, class that asks for it)
+
+
+class State:
+    """Tilings of a graph's classes and loops of its nodes on every mesh axis.
+
+    Attributes:
+      tiles: [axes] int8 array over classes: dim, NONE or KEPT.
+      loops: [axes] int8 array over nodes: factor or NONE.
+    """
+
+    def __init__(self, graph: Graph, mesh: MeshShape, *, record: bool = False) -> None:
+        self.graph, self.mesh = graph, mesh
+        axes = range(len(mesh.names))
+        self.tiles = [array("b", [NONE]) * len(graph.shapes) for _ in axes]
+        self.loops = [array("b", [NONE]) * len(graph.nodes) for _ in axes]
+        self._trail: list[tuple[array[int], int, int]] = []
+        self.causes: dict[tuple[int, int], Cause] | None = {} if record else None
+        self._step = -1
+
+    # Undo --------------------------------------------------------------------------------------
+
+    def mark(self) -> int:
+        """A point to which `undo` can return."""
+        return len(self._trail)
+
+    def undo(self, mark: int) -> None:
+        trail = self._trail
+        while len(trail) > mark:
+            data, i, old = trail.pop()
+            data[i] = old
+
+    def key(self) -> bytes:
+        """Equal for equal states, whatever the order of actions."""
+        return b"".join(a.tobytes() for pair in zip(self.tiles, self.loops, strict=True) for a in pair)
+
+    # Legality ----------------------------------------------------------------------------------
+
+    def divides(self, cls: int, dim: int, axis: int) -> bool:
+        """Whether the dim's size allows one more axis on it."""
+        n = self.graph.shapes[cls][dim]
+        for other, tiles in enumerate(self.tiles):
+            if tiles[cls] == dim and other != axis:
+                n, rest = divmod(n, self.mesh.sizes[other])
+                if rest:
+                    return False
+        return n > 0 and n % self.mesh.sizes[axis] == 0
+
+    def may_tile(self, cls: int, dim: int, axis: int) -> bool:
+        return self.tiles[axis][cls] == NONE and self.divides(cls, dim, axis)
+
+    # Actions -----------------------------------------------------------------------------------
+
+    def tile(self, cls: int, dim: int, axis: int) -> None:
+        """Tiles a class and propagates. IllegalAction if it is decided or does not divide."""
+        if not self.may_tile(cls, dim, axis):
+            raise IllegalAction(
+                f"class {cls} of shape {self.graph.shapes[cls]} cannot be tiled on dim {dim}"
+                f" along axis {self.mesh.names[axis]!r}"
+            )
+        self._step += 1
+        self._set(self.tiles[axis], cls, dim)
+        if self.causes is not None:
+            self.causes[axis, cls] = Cause(self._step, None)
+        self._propagate(axis, self.graph.touching[cls])
+
+    def keep(self, cls: int, axis: int) -> None:
+        """Decides that a class stays whole along an axis."""
+        if self.tiles[axis][cls] != NONE:
+            raise IllegalAction(f"class {cls} is decided along axis {self.mesh.names[axis]!r}")
+        self._step += 1
+        self._set(self.tiles[axis], cls, KEPT)
+        if self.causes is not None:
+            self.causes[axis, cls] = Cause(self._step, None)
+
+    def _set(self, data: array[int], i: int, new: int) -> None:
+        self._trail.append((data, i, data[i]))
+        data[i] = new
+
+    def _propagate(self, axis: int, start: list[int]) -> None:
+        graph, tiles, loops = self.graph, self.tiles[axis], self.loops[axis]
+        nodes, touching, size = graph.nodes, graph.touching, self.mesh.sizes[axis]
+        trail = self._trail
+        queue = deque(start)
+        waiting = set(start)
+        while queue:
+            n = queue.popleft()
+            waiting.discard(n)
+            if loops[n] >= 0:
+                continue
+            node = nodes[n]
+            factor = NONE
+            for cls, dims in node.ports:
+                d = tiles[cls]
+                if d >= 0:
+                    f = dims[d]
+                    if f >= 0 and f != factor and node.sizes[f]:
+                        if factor >= 0:
+                            factor = KEPT
+                            break
+                        factor = f
+            if factor < 0 or not self._loop_divides(n, factor, axis, size):
+                continue
+            trail.append((loops, n, NONE))
+            loops[n] = factor
+            for cls, d in node.places[factor]:
+                if tiles[cls] == NONE and self.divides(cls, d, axis):
+                    trail.append((tiles, cls, NONE))
+                    tiles[cls] = d
+                    if self.causes is not None:
+                        self.causes[axis, cls] = Cause(self._step, n)
+                    for m in touching[cls]:
+                        if loops[m] < 0 and m not in waiting:
+                            waiting.add(m)
+                            queue.append(m)
+
+    def _loop_divides(self, n: int, factor: int, axis: int, size: int) -> bool:
+        extent = self.graph.nodes[n].sizes[factor]
+        for other, loops in enumerate(self.loops):
+            if loops[n] == factor and other != axis:
+                extent //= self.mesh.sizes[other]
+        return extent % size == 0
+
+    # Results -----------------------------------------------------------------------------------
+
+    def conflicts(self) -> Iterator[Conflict]:
+        """Nodes left without a loop because several factors are asked for."""
+        for axis, (tiles, loops) in enumerate(zip(self.tiles, self.loops, strict=True)):
+            for n, node in enumerate(self.graph.nodes):
+                asked: dict[int, int] = {}
+                for cls, dims in node.ports:
+                    d = tiles[cls]
+                    if d >= 0 and dims[d] >= 0 and node.sizes[dims[d]]:
+                        asked.setdefault(dims[d], cls)
+                if loops[n] < 0 and len(asked) > 1:
+                    yield Conflict(n, axis, tuple(asked.items()))
+
+    def partition(self) -> Partition:
+        """The partition of the module: classes spread to values, nodes to ops."""
+        graph = self.graph
+        module = graph.module
+        values = [[tiles[c] for c in graph.class_of] for tiles in self.tiles]
+        ops: list[list[int]] = []
+        for tiles, loops in zip(values, self.loops, strict=True):
+            row = [NONE] * len(module.ops)
+            for op in module.ops:
+                n = graph.node_of[op.id]
+                if n >= 0:
+                    row[op.id] = loops[n]
+                elif not op.regions and op.results[0].type.shape:
+                    row[op.id] = max(tiles[op.results[0].id], NONE)
+            ops.append(row)
+        return Partition(module, self.mesh, graph.rules, ops, values, graph.zeros)

@@ -1,0 +1,26 @@
+"""Rules by family. Importing the package fills `RULES`."""
+
+from partir_search.propagation.rules import (
+    contraction,
+    control_flow,
+    elementwise,
+    indexing,
+    other,
+    random,
+    shape,
+)
+from partir_search.propagation.rules.registry import RULES, RuleTable, register, whole
+
+__all__ = [
+    "RULES",
+    "RuleTable",
+    "contraction",
+    "control_flow",
+    "elementwise",
+    "indexing",
+    "other",
+    "random",
+    "register",
+    "shape",
+    "whole",
+]

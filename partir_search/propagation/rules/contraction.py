@@ -1,0 +1,130 @@
+"""Matrix products and reductions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from partir_search.ir.core import Op
+from partir_search.ir.rule import NONE, OpRule
+from partir_search.propagation.rules.registry import register, shape_of
+
+
+@register("dot_general")
+def dot_general(op: Op) -> OpRule:
+    """Batch dims, free dims of each side, and contracted pairs, which sum."""
+    (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = op.params["dimension_numbers"]
+    lhs, rhs = shape_of(op, 0), shape_of(op, 1)
+    lhs_dims, rhs_dims = [NONE] * len(lhs), [NONE] * len(rhs)
+    sizes: list[int] = []
+
+    def factor(size: int) -> int:
+        sizes.append(size)
+        return len(sizes) - 1
+
+    for i, j in zip(lhs_batch, rhs_batch, strict=True):
+        lhs_dims[i] = rhs_dims[j] = factor(lhs[i])
+    for i in range(len(lhs)):
+        if i not in lhs_batch and i not in lhs_contract:
+            lhs_dims[i] = factor(lhs[i])
+    for j in range(len(rhs)):
+        if j not in rhs_batch and j not in rhs_contract:
+            rhs_dims[j] = factor(rhs[j])
+    outer = len(sizes)
+    for i, j in zip(lhs_contract, rhs_contract, strict=True):
+        lhs_dims[i] = rhs_dims[j] = factor(lhs[i])
+    return OpRule(
+        sizes=tuple(sizes),
+        operands=(tuple(lhs_dims), tuple(rhs_dims)),
+        results=(tuple(range(outer)),),
+        reducers=("",) * outer + ("sum",) * (len(sizes) - outer),
+        linear=((0,), (1,)),
+        flops_per_point=2.0,
+    )
+
+
+_MONOIDS = {
+    "reduce_sum": "sum",
+    "reduce_max": "max",
+    "reduce_min": "min",
+    "reduce_and": "and",
+    "reduce_or": "or",
+}
+
+
+def _reduction(op: Op, monoid: str, **fields: Any) -> OpRule:
+    shape, axes = shape_of(op, 0), op.params["axes"]
+    kept = tuple(d for d in range(len(shape)) if d not in axes)
+    return OpRule(
+        sizes=shape,
+        operands=(tuple(range(len(shape))),) * len(op.operands),
+        results=(kept,) * len(op.results),
+        reducers=tuple("" if d in kept else monoid for d in range(len(shape))),
+        flops_per_point=1.0,
+        **fields,
+    )
+
+
+@register(*_MONOIDS)
+def reduction(op: Op) -> OpRule:
+    """Reduced dims combine by the op's own monoid."""
+    linear = ((0,),) if op.prim == "reduce_sum" else ()
+    return _reduction(op, _MONOIDS[op.prim], linear=linear)
+
+
+@register("reduce_prod", "reduce_xor")
+def reduction_whole(op: Op) -> OpRule:
+    """No collective combines these; the reduced dims stay whole."""
+    blocked = frozenset(op.params["axes"])
+    return _reduction(op, "sum", blocked=blocked)
+
+
+@register("argmax", "argmin")
+def arg_reduction(op: Op) -> OpRule:
+    """The reduced dim stays whole: its partial results are pairs, which no collective combines."""
+    return _reduction(op, "sum", blocked=frozenset(op.params["axes"]))
+
+
+@register("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
+def cumulative(op: Op) -> OpRule:
+    """Tiles all dims but the one walked along."""
+    rank = len(shape_of(op, 0))
+    return OpRule(
+        sizes=shape_of(op, 0),
+        operands=(tuple(range(rank)),),
+        results=(tuple(range(rank)),),
+        reducers=("",) * rank,
+        blocked=frozenset({op.params["axis"]}),
+        linear=((0,),) if op.prim == "cumsum" else (),
+        flops_per_point=2.0,
+    )
+
+
+@register("sort")
+def sort(op: Op) -> OpRule:
+    """Tiles all dims but the sorted one."""
+    rank = len(shape_of(op, 0))
+    dims = tuple(range(rank))
+    return OpRule(
+        sizes=shape_of(op, 0),
+        operands=(dims,) * len(op.operands),
+        results=(dims,) * len(op.results),
+        reducers=("",) * rank,
+        blocked=frozenset({op.params["dimension"]}),
+        flops_per_point=10.0,
+    )
+
+
+@register("top_k")
+def top_k(op: Op) -> OpRule:
+    """Tiles all dims but the searched one."""
+    shape = shape_of(op, 0)
+    axis = op.params.get("axis", len(shape) - 1) % len(shape)
+    dims = tuple(NONE if d == axis else d for d in range(len(shape)))
+    return OpRule(
+        sizes=shape,
+        operands=(dims,),
+        results=(dims, dims),
+        reducers=tuple("" if d != axis else "sum" for d in range(len(shape))),
+        blocked=frozenset({axis}),
+        flops_per_point=4.0,
+    )

@@ -1,0 +1,79 @@
+"""Elementwise primitives: one factor per result dim, size-1 dims and scalars broadcast."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from partir_search.ir.core import Op
+from partir_search.ir.rule import NONE, Dims, OpRule
+from partir_search.propagation.rules.registry import RULES, register, result_shape
+
+# Floating-point operations per element. Transcendentals are priced as a few operations of the
+# vector unit; elementwise chains are bound by memory on every target, so this hardly matters.
+_CHEAP = """
+    abs add add_any and bitcast_convert_type ceil clamp copy copy_p eq eq_to floor ge gt
+    is_finite le le_to lt lt_to max min mul ne neg nextafter not or population_count clz real imag
+    conj complex reduce_precision round select_n shift_left shift_right_arithmetic
+    shift_right_logical sign square stop_gradient sub xor convert_element_type
+    one_minus_square
+""".split()
+_DEAR = """
+    acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt cos cosh digamma div erf
+    erf_inv erfc exp exp2 expm1 igamma igammac igamma_grad_a integer_pow lgamma log log1p logistic
+    polygamma pow random_gamma_grad regularized_incomplete_beta rem rsqrt sin sinh sqrt tan tanh
+    zeta
+""".split()
+
+# Operands that carry pending sums: all of a group at once, the others whole.
+_LINEAR: dict[str, tuple[tuple[int, ...], ...]] = {
+    "add": ((0, 1),),
+    "add_any": ((0, 1),),
+    "conj": ((0,),),
+    "copy": ((0,),),
+    "copy_p": ((0,),),
+    "div": ((0,),),
+    "imag": ((0,),),
+    "mul": ((0,), (1,)),
+    "neg": ((0,),),
+    "real": ((0,),),
+    "stop_gradient": ((0,),),
+    "sub": ((0, 1),),
+}
+
+
+def align(shape: tuple[int, ...], result: tuple[int, ...]) -> Dims:
+    """Factors of an operand against a result of factors 0, 1, ...: sizes of 1 broadcast."""
+    if not shape:
+        return ()
+    return tuple(d if n == result[d] else NONE for d, n in enumerate(shape))
+
+
+def linear_groups(op: Op) -> tuple[tuple[int, ...], ...]:
+    inexact = all(np.issubdtype(r.type.dtype, np.inexact) for r in op.results) and all(
+        np.issubdtype(x.type.dtype, np.inexact) for x in op.operands
+    )
+    if op.prim == "select_n":
+        return (tuple(range(1, len(op.operands))),)
+    if op.prim == "convert_element_type" and inexact:
+        return ((0,),)
+    if op.prim == "integer_pow" and op.params["y"] == 1:
+        return ((0,),)
+    return _LINEAR.get(op.prim, ()) if inexact else ()
+
+
+@register(*_CHEAP, *_DEAR)
+def elementwise(op: Op) -> OpRule:
+    """`([a b], [a b]) -> [a b]`."""
+    result = result_shape(op)
+    return OpRule(
+        sizes=result,
+        operands=tuple(align(x.type.shape, result) for x in op.operands),
+        results=(tuple(range(len(result))),),
+        reducers=("",) * len(result),
+        linear=linear_groups(op),
+        flops_per_point=4.0 if op.prim in _DEAR else 1.0,
+        elementwise=True,
+    )
+
+
+ELEMENTWISE = frozenset(p for p, rule in RULES.items() if rule is elementwise)

@@ -1,0 +1,89 @@
+"""The table of rules, and what happens to a primitive that is not in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Any
+
+from partir_search.ir.core import Op, Value
+from partir_search.ir.rule import NONE, OpRule
+
+RuleFn = Callable[[Op], OpRule]
+
+RULES: dict[str, RuleFn] = {}
+"""Rule of each primitive by name. `register` fills it; a second rule for a name is an error."""
+
+
+def register(*prims: str) -> Callable[[RuleFn], RuleFn]:
+    """Registers a function from op to rule for each of `prims`."""
+
+    def add(fn: RuleFn) -> RuleFn:
+        for prim in prims:
+            if prim in RULES:
+                raise ValueError(f"primitive {prim!r} has a rule already")
+            RULES[prim] = fn
+        return fn
+
+    return add
+
+
+def shape_of(op: Op, i: int) -> tuple[int, ...]:
+    """Shape of operand `i`."""
+    return op.operands[i].type.shape
+
+
+def result_shape(op: Op, i: int = 0) -> tuple[int, ...]:
+    return op.results[i].type.shape
+
+
+def whole(op: Op, *, opaque: bool = False, **fields: Any) -> OpRule:
+    """A rule without factors: every operand is needed whole, the op runs replicated."""
+    return OpRule(
+        sizes=(),
+        operands=tuple((NONE,) * len(x.type.shape) for x in op.operands),
+        results=tuple((NONE,) * len(x.type.shape) for x in op.results),
+        reducers=(),
+        opaque=opaque,
+        **fields,
+    )
+
+
+def rule_key(op: Op) -> Hashable:
+    """What a rule may depend on: primitive, params and types. Equal keys have equal rules."""
+    if op.key is None:
+        op.key = (
+            op.prim,
+            tuple((x.type.shape, x.type.dtype, isinstance(x, Value)) for x in op.operands),
+            tuple((x.type.shape, x.type.dtype) for x in op.results),
+            tuple((k, _hashable(op.params[k])) for k in sorted(op.params)),
+        )
+    return op.key  # type: ignore[no-any-return]
+
+
+def _hashable(param: Any) -> Hashable:
+    try:
+        hash(param)
+    except TypeError:
+        return repr(param)
+    return param  # type: ignore[no-any-return]
+
+
+class RuleTable:
+    """Rules of a module's ops, computed once per distinct (primitive, params, shapes)."""
+
+    def __init__(self, rules: Mapping[str, RuleFn] = RULES) -> None:
+        self._rules = rules
+        self._by_key: dict[Hashable, OpRule] = {}
+
+    def __call__(self, op: Op) -> OpRule:
+        key = rule_key(op)
+        rule = self._by_key.get(key)
+        if rule is None:
+            fn = self._rules.get(op.prim)
+            rule = whole(op, opaque=True) if fn is None else fn(op)
+            self._by_key[key] = rule
+        return rule
+
+    def opaque(self, ops: Iterable[Op]) -> list[Op]:
+        """The ops of primitives without a rule."""
+        return [op for op in ops if not op.regions and self(op).opaque]

@@ -1,0 +1,229 @@
+"""Primitives that move dims about: broadcast, reshape, transpose, slices, concatenation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jax import lax
+
+from partir_search.ir.core import Literal, Op, Shape
+from partir_search.ir.rule import NONE, OpRule
+from partir_search.propagation.rules.registry import register, result_shape, shape_of
+
+Params = Mapping[str, Any]
+
+
+def _identity(op: Op, blocked: frozenset[int], **fields: Any) -> OpRule:
+    """All operands and results share their dims; `blocked` ones stay whole."""
+    rank = len(result_shape(op))
+    sizes = tuple(
+        shape_of(op, 0)[d] if d in blocked else result_shape(op)[d] for d in range(rank)
+    )
+    return OpRule(
+        sizes=sizes,
+        operands=tuple(tuple(range(rank)) if x.type.shape else () for x in op.operands),
+        results=(tuple(range(rank)),) * len(op.results),
+        reducers=("",) * rank,
+        blocked=blocked,
+        elementwise=True,
+        **fields,
+    )
+
+
+def _local_shape(params: Params, _: Sequence[Shape], results: Sequence[Shape]) -> dict[str, Any]:
+    return {**params, "shape": results[0]}
+
+
+@register("broadcast_in_dim")
+def broadcast_in_dim(op: Op) -> OpRule:
+    """New dims and dims stretched from size 1 are free factors of the result."""
+    shape, result = shape_of(op, 0), result_shape(op)
+    dims = op.params["broadcast_dimensions"]
+    operand = tuple(d if shape[i] == result[d] else NONE for i, d in enumerate(dims))
+    return OpRule(
+        sizes=result,
+        operands=(operand,) + ((),) * (len(op.operands) - 1),
+        results=(tuple(range(len(result))),),
+        reducers=("",) * len(result),
+        linear=((0,),),
+        elementwise=True,
+        localize=_local_shape,
+    )
+
+
+@register("iota")
+def iota(op: Op) -> OpRule:
+    """Counts from the tile's offset."""
+    result = result_shape(op)
+    return OpRule(
+        sizes=result,
+        operands=(),
+        results=(tuple(range(len(result))),),
+        reducers=("",) * len(result),
+        elementwise=True,
+        localize=_local_shape,
+        local=local_iota,
+    )
+
+
+def local_iota(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
+    """`iota` of the tile plus the tile's offset along the counted dim."""
+    shape = tuple(n // ctx.tiles(d) for d, n in enumerate(result_shape(op)))
+    dim, dtype = op.params["dimension"], op.params["dtype"]
+    counted = lax.broadcasted_iota(dtype, shape, dim)
+    if ctx.tiles(dim) == 1:
+        return [counted]
+    return [counted + lax.convert_element_type(ctx.tile_index(dim) * shape[dim], dtype)]
+
+
+def reshape_factors(old: Shape, new: Shape) -> tuple[tuple[int, ...], tuple[int, ...], list[int]]:
+    """Factors of a reshape's operand and result dims, with their tileable extents.
+
+    Dims are grouped greedily into runs of equal products. A run's leading dims (sizes above 1)
+    share a factor whose extent is their greatest common divisor: a tile of one is a tile of the
+    other. Trailing dims of a run with several are strided in the other shape and stay whole.
+    """
+    operand, result = [NONE] * len(old), [NONE] * len(new)
+    sizes: list[int] = []
+    i = j = 0
+    while i < len(old) or j < len(new):
+        i0, j0 = i, j
+        a = b = 1
+        while True:
+            if a == b and i > i0 and j > j0:
+                break
+            if a <= b and i < len(old):
+                a *= old[i]
+                i += 1
+            elif j < len(new):
+                b *= new[j]
+                j += 1
+            elif i < len(old):
+                a *= old[i]
+                i += 1
+            else:
+                break
+        lead_old = next((d for d in range(i0, i) if old[d] != 1), None)
+        lead_new = next((d for d in range(j0, j) if new[d] != 1), None)
+        if lead_old is not None and lead_new is not None and a == b:
+            operand[lead_old] = result[lead_new] = len(sizes)
+            sizes.append(math.gcd(old[lead_old], new[lead_new]))
+    return tuple(operand), tuple(result), sizes
+
+
+@register("reshape")
+def reshape(op: Op) -> OpRule:
+    """Splits and merges; see `reshape_factors`."""
+    if op.params.get("dimensions") is not None or 0 in result_shape(op):
+        operand: tuple[int, ...] = (NONE,) * len(shape_of(op, 0))
+        result: tuple[int, ...] = (NONE,) * len(result_shape(op))
+        sizes: list[int] = []
+    else:
+        operand, result, sizes = reshape_factors(shape_of(op, 0), result_shape(op))
+    return OpRule(
+        sizes=tuple(sizes),
+        operands=(operand,) + ((),) * (len(op.operands) - 1),
+        results=(result,),
+        reducers=("",) * len(sizes),
+        linear=((0,),),
+        elementwise=True,
+        localize=lambda params, _, results: {**params, "new_sizes": results[0]},
+    )
+
+
+@register("squeeze", "expand_dims")
+def squeeze(op: Op) -> OpRule:
+    """Removes or adds dims of size 1."""
+    return OpRule(
+        sizes=tuple(n for n in shape_of(op, 0) if n != 1),
+        operands=(_without_ones(shape_of(op, 0)),),
+        results=(_without_ones(result_shape(op)),),
+        reducers=("",) * sum(n != 1 for n in shape_of(op, 0)),
+        linear=((0,),),
+        elementwise=True,
+    )
+
+
+def _without_ones(shape: Shape) -> tuple[int, ...]:
+    kept = [d for d, n in enumerate(shape) if n != 1]
+    return tuple(kept.index(d) if d in kept else NONE for d in range(len(shape)))
+
+
+@register("transpose")
+def transpose(op: Op) -> OpRule:
+    """Result dim i is operand dim permutation[i]."""
+    shape, permutation = shape_of(op, 0), op.params["permutation"]
+    return OpRule(
+        sizes=shape,
+        operands=(tuple(range(len(shape))),),
+        results=(tuple(permutation),),
+        reducers=("",) * len(shape),
+        linear=((0,),),
+        elementwise=True,
+    )
+
+
+@register("rev")
+def rev(op: Op) -> OpRule:
+    """Reversed dims stay whole."""
+    return _identity(op, frozenset(op.params["dimensions"]), linear=((0,),))
+
+
+@register("slice")
+def slice_(op: Op) -> OpRule:
+    """Dims taken in full may be tiled; cut dims stay whole."""
+    shape, result = shape_of(op, 0), result_shape(op)
+    cut = frozenset(d for d in range(len(shape)) if shape[d] != result[d])
+
+    def localize(p: Params, operands: Sequence[Shape], _: Sequence[Shape]) -> dict[str, Any]:
+        limits = tuple(
+            p["limit_indices"][d] if d in cut else operands[0][d] for d in range(len(shape))
+        )
+        return {**p, "limit_indices": limits}
+
+    return _identity(op, cut, linear=((0,),), localize=localize)
+
+
+@register("dynamic_slice")
+def dynamic_slice(op: Op) -> OpRule:
+    """Dims taken in full may be tiled; their start index is 0 by jax's clamping."""
+    shape, result = shape_of(op, 0), result_shape(op)
+    cut = frozenset(d for d in range(len(shape)) if shape[d] != result[d])
+    return _identity(
+        op,
+        cut,
+        linear=((0,),),
+        localize=lambda p, _, results: {**p, "slice_sizes": results[0]},
+    )
+
+
+@register("dynamic_update_slice")
+def dynamic_update_slice(op: Op) -> OpRule:
+    """Dims updated in full may be tiled."""
+    shape, update = shape_of(op, 0), shape_of(op, 1)
+    cut = frozenset(d for d in range(len(shape)) if shape[d] != update[d])
+    return _identity(op, cut, linear=((0, 1),))
+
+
+@register("split")
+def split(op: Op) -> OpRule:
+    """All dims but the split one."""
+    return _identity(op, frozenset({op.params["axis"]}), linear=((0,),))
+
+
+@register("concatenate")
+def concatenate(op: Op) -> OpRule:
+    """All dims but the joined one."""
+    every = tuple(range(len(op.operands)))
+    return _identity(op, frozenset({op.params["dimension"]}), linear=(every,))
+
+
+@register("pad")
+def pad(op: Op) -> OpRule:
+    """Padded dims stay whole. Linear when it pads with zeros."""
+    padded = frozenset(d for d, c in enumerate(op.params["padding_config"]) if any(c))
+    filler = op.operands[1]
+    zero = isinstance(filler, Literal) and filler.is_zero()
+    return _identity(op, padded, linear=((0,),) if zero else ())

@@ -1,0 +1,113 @@
+"""What people look at: tables of a plan, and the progress bar of a search."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from partir_search.mcts.game import Record
+from partir_search.plan import Plan
+
+
+@contextlib.contextmanager
+def search_progress(
+    wanted: bool | Callable[[Record], None] | None, episodes: int
+) -> Iterator[Callable[[Record], None] | None]:
+    """A progress callback for a search: the user's own, a bar on stderr, or None."""
+    if callable(wanted):
+        yield wanted
+        return
+    if wanted is None:
+        wanted = sys.stderr.isatty()
+    if not wanted:
+        yield None
+        return
+    columns = (
+        TextColumn("[bold]search"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[best]}"),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("search", total=episodes, best="")
+
+        def show(record: Record) -> None:
+            if record.episodes % 10 == 0 or record.spent:
+                best = record.best.score
+                text = f"best {best.objective * 1e3:.3f} ms, {len(record.scores)} states"
+                if best.excess > 0:
+                    text += " (does not fit yet)"
+                bar.update(task, completed=min(record.episodes, episodes), best=text)
+
+        yield show
+
+
+def arguments_table(plan: Plan) -> Table:
+    """Arguments with their tilings; those that differ in digits only (layers) share a row."""
+    table = Table(title=f"arguments on mesh<{plan.mesh_shape}>", title_justify="left")
+    for column in ("argument", "type", "tiling", "local shape"):
+        table.add_column(column)
+    rows: dict[tuple[str, str, str, str], int] = {}
+    for (path, value, spec), slot in zip(plan.arguments(), plan.program.body.args, strict=True):
+        name = re.sub(r"\d+", "#", path)
+        key = (name, str(value.type), str(spec), str(list(slot.shape)))
+        rows[key] = rows.get(key, 0) + 1
+    for (name, kind, spec, local), n in rows.items():
+        table.add_row(f"{name} (x{n})" if n > 1 else name, kind, spec, local)
+    return table
+
+
+def collectives_table(plan: Plan, found: Mapping[str, Mapping[str, int]]) -> Table:
+    """Predicted collectives beside those found, by kind; `found` maps a title to counts."""
+    table = Table(title="collectives", title_justify="left")
+    table.add_column("kind")
+    for column in ("predicted", *found, "bytes on a device"):
+        table.add_column(column, justify="right")
+    volume: dict[str, float] = {}
+    for c in plan.collectives:
+        volume[c.kind] = volume.get(c.kind, 0.0) + c.bytes * c.times
+    for kind, n in plan.collective_counts.items():
+        counts = [str(f[kind]) for f in found.values()]
+        table.add_row(kind, str(n), *counts, f"{volume.get(kind, 0.0):,.0f}")
+    return table
+
+
+def memory_table(plan: Plan, analysis: Any) -> Table:
+    """Predicted memory beside XLA's `memory_analysis()` of the compiled program."""
+    table = Table(title="memory on a device (bytes)", title_justify="left")
+    table.add_column("")
+    table.add_column("predicted", justify="right")
+    table.add_column("XLA", justify="right")
+    table.add_row(
+        "arguments",
+        f"{plan.cost.argument_bytes:,.0f}",
+        f"{analysis.argument_size_in_bytes:,}",
+    )
+    held = analysis.argument_size_in_bytes + analysis.output_size_in_bytes
+    total = held - analysis.alias_size_in_bytes + analysis.temp_size_in_bytes
+    table.add_row("peak", f"{plan.cost.peak_bytes:,.0f}", f"{total:,}")
+    return table
+
+
+def experts_table(plan: Plan) -> Table:
+    """The known strategies that a search compared with, and its answer."""
+    table = Table(title=f"strategies, simulated on {plan.machine.name}", title_justify="left")
+    table.add_column("strategy")
+    table.add_column("ms", justify="right")
+    table.add_column("peak GB", justify="right")
+    for report in plan.searches:
+        ranked = sorted(report.experts, key=lambda e: e[1].seconds)
+        for name, cost in ranked[:6]:
+            table.add_row(name, f"{cost.seconds * 1e3:.3f}", f"{cost.peak_bytes / 1e9:.3f}")
+        name = "chosen (proven best)" if report.proven else "chosen"
+        c = report.cost
+        table.add_row(f"[bold]{name}", f"{c.seconds * 1e3:.3f}", f"{c.peak_bytes / 1e9:.3f}")
+    return table

@@ -1,0 +1,187 @@
+"""From a call to a traced module: argument paths, static arguments, train state in and out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from partir_search.ir.core import Module
+from partir_search.ir.from_jaxpr import read_module
+from partir_search.paths import leaf_path, parameter_names
+
+
+def abstract(x: Any) -> Any:
+    """Shape and type of a leaf, without its sharding; Python scalars stay as they are."""
+    if isinstance(x, bool | int | float | complex):
+        return x
+    if not hasattr(x, "shape") or not hasattr(x, "dtype"):
+        x = np.asarray(x)
+    dtype = x.dtype
+    if isinstance(dtype, np.dtype):
+        dtype = jax.dtypes.canonicalize_dtype(dtype)
+    weak = bool(getattr(x, "weak_type", False))
+    return jax.ShapeDtypeStruct(tuple(x.shape), dtype, weak_type=weak)
+
+
+def leaf_key(x: Any) -> Hashable:
+    """What of a leaf decides which plan and executable a call uses."""
+    if isinstance(x, bool | int | float | complex):
+        return type(x)
+    x = x if hasattr(x, "dtype") and hasattr(x, "shape") else np.asarray(x)
+    return (tuple(x.shape), x.dtype, bool(getattr(x, "weak_type", False)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """One call's arguments without the static ones.
+
+    Attributes:
+      names: parameter name per dynamic positional argument.
+      statics: values of static arguments, for the cache key.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    names: tuple[str, ...]
+    statics: tuple[tuple[str, Any], ...]
+
+    def leaves(self) -> list[Any]:
+        return jax.tree.leaves((self.args, self.kwargs))
+
+    def key(self) -> Hashable:
+        leaves, tree = jax.tree.flatten((self.args, self.kwargs))
+        return tree, tuple(map(leaf_key, leaves)), self.statics
+
+    def paths(self) -> list[str]:
+        out = []
+        for keys, _ in jax.tree_util.tree_leaves_with_path((self.args, self.kwargs)):
+            if keys[0].idx == 0:
+                out.append(leaf_path(self.names[keys[1].idx], keys[2:]))
+            else:
+                out.append(leaf_path(str(keys[1].key), keys[2:]))
+        return out
+
+
+def split_call(
+    fun: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    static_argnums: Sequence[int],
+    static_argnames: Sequence[str],
+) -> Call:
+    """Separates static from dynamic arguments, as jax.jit does."""
+    names = parameter_names(fun, len(args))
+    static = {i % len(args) for i in static_argnums if -len(args) <= i < len(args)}
+    static |= {i for i, n in enumerate(names) if n in static_argnames}
+    static_kw = set(static_argnames)
+    statics = [(names[i], args[i]) for i in sorted(static)]
+    statics += [(k, v) for k, v in sorted(kwargs.items()) if k in static_kw]
+    return Call(
+        tuple(a for i, a in enumerate(args) if i not in static),
+        {k: v for k, v in kwargs.items() if k not in static_kw},
+        tuple(n for i, n in enumerate(names) if i not in static),
+        tuple(statics),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Traced:
+    """A traced call: the module and the trees around it.
+
+    Attributes:
+      donated: per flat argument, whether its buffer may be reused.
+      weak: per flat result, whether its type is weak (`shard_map` makes all types strong).
+    """
+
+    module: Module
+    in_tree: Any
+    out_tree: Any
+    donated: tuple[bool, ...]
+    weak: tuple[bool, ...]
+
+
+def weaken(x: jax.Array) -> jax.Array:
+    """`x` with a weak type, as a Python scalar has: it does not promote other types."""
+    params = {"new_dtype": x.dtype, "weak_type": True, "sharding": None}
+    return jax.lax.convert_element_type_p.bind(x, **params)  # type: ignore[no-any-return]
+
+
+def trace_call(
+    jitted: Any, call: Call, args: Sequence[Any], kwargs: dict[str, Any], name: str
+) -> Traced:
+    """Traces `jitted(*args, **kwargs)` abstractly. `call` holds its dynamic arguments."""
+    leaves, in_tree = jax.tree.flatten((call.args, call.kwargs))
+    shapes = {id(x): abstract(x) for x in leaves}
+    dynamic = {id(a) for a in (*call.args, *call.kwargs.values())}
+
+    def lift(x: Any) -> Any:
+        return jax.tree.map(lambda leaf: shapes[id(leaf)], x) if id(x) in dynamic else x
+
+    traced = jitted.trace(*map(lift, args), **{k: lift(v) for k, v in kwargs.items()})
+    if traced.in_tree != in_tree:
+        raise ValueError(
+            "the jitted function has static arguments that auto_partition was not told of;"
+            " pass the same static_argnums or static_argnames to auto_partition"
+        )
+    donated = tuple(bool(i.donated) for i in jax.tree.leaves(traced.args_info))
+    out_leaves = jax.tree_util.tree_leaves_with_path(traced.out_info)
+    module = read_module(
+        traced.jaxpr,
+        name=name,
+        arg_paths=call.paths(),
+        result_paths=[leaf_path("", keys) for keys, _ in out_leaves],
+        ties=find_ties(call, traced.out_info, donated),
+        donated=frozenset(i for i, d in enumerate(donated) if d),
+    )
+    weak = tuple(bool(getattr(x, "weak_type", False)) for _, x in out_leaves)
+    return Traced(module, in_tree, jax.tree.structure(traced.out_info), donated, weak)
+
+
+def find_ties(call: Call, out_info: Any, donated: Sequence[bool]) -> list[tuple[int, int]]:
+    """Train state: arguments whose whole pytree comes out again, with equal types.
+
+    An argument that is a single array is tied only if it is donated. Each result is tied once.
+    """
+    outputs: list[tuple[Any, list[Any], int]] = []
+    whole, tree = jax.tree.flatten(out_info)
+    outputs.append((tree, whole, 0))
+    if isinstance(out_info, tuple | list):
+        at = 0
+        for part in out_info:
+            leaves, tree = jax.tree.flatten(part)
+            outputs.append((tree, leaves, at))
+            at += len(leaves)
+    elif isinstance(out_info, dict):
+        at = 0
+        for key in sorted(out_info):
+            leaves, tree = jax.tree.flatten(out_info[key])
+            outputs.append((tree, leaves, at))
+            at += len(leaves)
+    ties: list[tuple[int, int]] = []
+    used: set[int] = set()
+    first = 0
+    for part in (*call.args, *(call.kwargs[k] for k in sorted(call.kwargs))):
+        leaves, tree = jax.tree.flatten(part)
+        types = [_type(x) for x in leaves]
+        single = jax.tree_util.treedef_is_leaf(tree)
+        if leaves and (not single or donated[first]):
+            for out_tree, out_leaves, start in outputs:
+                span = set(range(start, start + len(out_leaves)))
+                if out_tree == tree and not span & used and types == [_type(x) for x in out_leaves]:
+                    ties += [(first + i, start + i) for i in range(len(leaves))]
+                    used |= span
+                    break
+        first += len(leaves)
+    return ties
+
+
+def _type(x: Any) -> Any:
+    x = abstract(x)
+    if isinstance(x, bool | int | float | complex):
+        x = jax.eval_shape(lambda: jnp.asarray(x))
+    return tuple(x.shape), x.dtype

@@ -1,0 +1,204 @@
+"""Tactics and schedules: PartIR's words for partitioning step by step, by hand and by search.
+
+A schedule is a list of tactics; each works on what the ones before left and never undoes it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from typing import Union
+
+from partir_search.experts import Strategist
+from partir_search.ir.core import Module, Value
+from partir_search.ir.mesh import MeshShape
+from partir_search.ir.rule import NONE
+from partir_search.paths import matches, nearest
+from partir_search.propagation.actions import Action, IllegalAction, Replicate, Tile
+from partir_search.propagation.graph import Graph
+from partir_search.propagation.propagate import State
+
+
+class Special(enum.Enum):
+    """Dims that are found rather than named."""
+
+    FIRST_DIVISIBLE_DIM = "first_divisible_dim"
+    REPLICATED = "replicated"
+
+
+FIRST_DIVISIBLE_DIM = Special.FIRST_DIVISIBLE_DIM
+"""Tile the first dim that the axis divides; arguments without one are left as they are."""
+
+REPLICATED = Special.REPLICATED
+"""Keep whole along the axis (PartIR's `atomic`)."""
+
+Dim = Union[int, Special, None]
+DimOrFn = Union[Dim, Callable[[str, tuple[int, ...]], Dim]]
+
+
+@dataclasses.dataclass(frozen=True)
+class ManualPartition:
+    """Tiles named arguments on one axis.
+
+    Attributes:
+      dims: glob on argument paths (`*` within a part, `**` across parts; a subtree's path names
+        all of it) to a dim, `FIRST_DIVISIBLE_DIM`, `REPLICATED`, None (leave), or a function of
+        (path, shape) that returns one of these. In order; later globs see what earlier ones did.
+      axis: mesh axis.
+    """
+
+    dims: Mapping[str, DimOrFn]
+    axis: str
+
+
+@dataclasses.dataclass(frozen=True)
+class AutomaticPartition:
+    """Searches for actions on `axes` (all of the mesh if None) within `episodes`."""
+
+    axes: tuple[str, ...] | None = None
+    episodes: int | None = None
+
+
+Tactic = Union[ManualPartition, AutomaticPartition]
+
+
+def check_schedule(schedule: Sequence[Tactic], module: Module, mesh: MeshShape) -> None:
+    """Everything that can be wrong with a schedule before any search runs."""
+    for tactic in schedule:
+        if isinstance(tactic, AutomaticPartition):
+            for axis in tactic.axes or ():
+                mesh.index(axis)
+            continue
+        if not isinstance(tactic, ManualPartition):
+            raise TypeError(
+                f"a schedule holds ManualPartition and AutomaticPartition, not {tactic!r}"
+            )
+        mesh.index(tactic.axis)
+        for glob, dim in tactic.dims.items():
+            found = [
+                (p, v)
+                for p, v in zip(module.arg_paths, module.body.args, strict=True)
+                if matches(glob, p)
+            ]
+            if not found:
+                raise ValueError(
+                    f"{glob!r} matches no argument; near it are: {nearest(glob, module.arg_paths)}"
+                )
+            for path, value in found:
+                wanted = dim(path, value.type.shape) if callable(dim) else dim
+                check_dim(path, value, wanted, tactic.axis, mesh)
+
+
+def check_dim(path: str, value: Value, dim: Dim, axis: str, mesh: MeshShape) -> None:
+    """A ValueError that names path, shape and remedy if `dim` cannot be tiled on `axis`."""
+    shape = value.type.shape
+    if dim is None or isinstance(dim, Special):
+        return
+    if not isinstance(dim, int) or not -len(shape) <= dim < len(shape):
+        raise ValueError(
+            f"{path} has shape {shape}: there is no dim {dim} to tile on axis {axis!r};"
+            f" use 0 to {len(shape) - 1}" if shape else f"{path} is a scalar and cannot be tiled"
+        )
+    size, n = mesh.sizes[mesh.index(axis)], shape[dim]
+    if n == 0:
+        raise ValueError(f"{path} has shape {shape}: dim {dim} is empty; pass a non-empty batch")
+    if n % size:
+        hint = (
+            f"it is smaller than the axis; use at least {size}"
+            if n < size
+            else f"{n - n % size} or {n + size - n % size} would divide"
+        )
+        raise ValueError(
+            f"{path} has shape {shape}: dim {dim} of size {n} does not divide by axis {axis!r} of"
+            f" size {size}; {hint}, or tile another dim"
+        )
+
+
+def manual_actions(
+    tactic: ManualPartition, graph: Graph, state: State, strategist: Strategist
+) -> list[Action]:
+    """Plays a manual tactic on `state`; returns the actions that had an effect."""
+    module, mesh = graph.module, state.mesh
+    axis = mesh.index(tactic.axis)
+    done: list[Action] = []
+    for glob, spec in tactic.dims.items():
+        for path, value in zip(module.arg_paths, module.body.args, strict=True):
+            if not matches(glob, path) or not value.type.shape:
+                continue
+            cls = graph.class_of[value.id]
+            dim = spec(path, value.type.shape) if callable(spec) else spec
+            now = state.tiles[axis][cls]
+            if dim is REPLICATED:
+                if now == NONE:
+                    state.keep(cls, axis)
+                    done.append(Replicate(value.name, tactic.axis))
+                elif now >= 0:
+                    raise IllegalAction(_decided(path, now, tactic.axis, "kept whole"))
+                continue
+            if dim is FIRST_DIVISIBLE_DIM:
+                dim = strategist.first_divisible_dim(state, cls, axis) if now == NONE else NONE
+                if dim == NONE:
+                    continue
+            if dim is None or isinstance(dim, Special):
+                continue
+            dim %= len(value.type.shape)
+            if now == dim:
+                continue
+            if now != NONE:
+                raise IllegalAction(_decided(path, now, tactic.axis, f"tiled on dim {dim}"))
+            apply_action(state, graph, Tile(value.name, dim, tactic.axis), path)
+            done.append(Tile(value.name, dim, tactic.axis))
+    return done
+
+
+def _decided(path: str, now: int, axis: str, wish: str) -> str:
+    held = f"tiled on dim {now}" if now >= 0 else "kept whole"
+    return (
+        f"{path} cannot be {wish} along axis {axis!r}: an earlier tactic (or propagation from it)"
+        f" has it {held}; put this tactic first, or use another axis"
+    )
+
+
+def apply_action(state: State, graph: Graph, action: Action, path: str | None = None) -> None:
+    """Plays one named action. IllegalAction with the value's name if it cannot be."""
+    value = value_named(graph.module, action.value)
+    cls, axis = graph.class_of[value.id], state.mesh.index(action.axis)
+    if isinstance(action, Replicate):
+        if state.tiles[axis][cls] != NONE:
+            raise IllegalAction(
+                _decided(path or action.value, state.tiles[axis][cls], action.axis, "kept whole")
+            )
+        state.keep(cls, axis)
+        return
+    if not 0 <= action.dim < len(value.type.shape):
+        raise IllegalAction(f"{action.value}: {value.type} has no dim {action.dim}")
+    if not state.may_tile(cls, action.dim, axis):
+        now = state.tiles[axis][cls]
+        if now != NONE:
+            raise IllegalAction(
+                _decided(path or action.value, now, action.axis, f"tiled on dim {action.dim}")
+            )
+        others = [
+            name
+            for name, row in zip(state.mesh.names, state.tiles, strict=True)
+            if row[cls] == action.dim
+        ]
+        raise IllegalAction(
+            f"{path or action.value}: {value.type} dim {action.dim} does not divide by axis"
+            f" {action.axis!r} of size {state.mesh.sizes[axis]}"
+            + (f" on top of {others}" if others else "")
+        )
+    state.tile(cls, action.dim, axis)
+
+
+def value_named(module: Module, name: str) -> Value:
+    """The value that an action names; arguments also by path."""
+    names = module.value_names()
+    found = names.get(name) or names.get(name.replace("/", "."))
+    if found is None:
+        raise IllegalAction(
+            f"the program has no value {name!r}; near it are:"
+            f" {nearest(name, (v.name for v in module.body.args))}"
+        )
+    return found
