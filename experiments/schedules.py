@@ -33,7 +33,7 @@ def schedule(name: str, batch: str = "batch", model: str = "model") -> Sequence[
 
     Parts: bp (batch), mp (Megatron), z2, z3 (ZeRO on the batch axis), auto (search what is left).
     """
-    parts = {
+    parts: dict[str, Tactic] = {
         "bp": ps.ManualPartition({"tokens": 0}, axis=batch),
         "mp": ps.ManualPartition({"state/params/**": column}, axis=model),
         "z2": ps.ManualPartition(

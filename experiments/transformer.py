@@ -112,9 +112,7 @@ def main(argv: list[str]) -> None:
     tx = optimizer(steps=FLAGS.steps)
     state = init_state(config, tx, FLAGS.seed)
     key = jax.random.key(FLAGS.seed)
-    data = batches(
-        read_bytes(FLAGS.text), FLAGS.batch, config.seq, config.vocab, FLAGS.seed
-    )
+    data = batches(read_bytes(FLAGS.text), FLAGS.batch, config.seq, config.vocab, FLAGS.seed)
     inputs = [next(data) for _ in range(FLAGS.steps)]
 
     begin = time.perf_counter()

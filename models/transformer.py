@@ -16,9 +16,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
-from flax.training import train_state
-
-TrainState = train_state.TrainState
+from flax.training.train_state import TrainState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,9 +81,9 @@ class Attention(nn.Module):
         scores = jnp.where(mask, scores.astype(jnp.float32), -1e9)
         weights = jax.nn.softmax(scores, axis=-1).astype(c.dtype)
         mixed = jnp.einsum("bhqk,bkhd->bqhd", weights, value)
-        return nn.DenseGeneral(
-            c.d_model, axis=(-2, -1), use_bias=False, dtype=c.dtype, name="out"
-        )(mixed)
+        return nn.DenseGeneral(c.d_model, axis=(-2, -1), use_bias=False, dtype=c.dtype, name="out")(
+            mixed
+        )
 
 
 class Block(nn.Module):
@@ -137,7 +135,7 @@ class Transformer(nn.Module):
 def optimizer(
     learning_rate: float = 1e-3, steps: int = 100, clip: float | None = 1.0
 ) -> optax.GradientTransformation:
-    """AdamW on a warm-up and cosine schedule, after clipping by global norm unless `clip` is None."""
+    """AdamW with warm-up and cosine decay; clips by global norm unless `clip` is None."""
     schedule = optax.warmup_cosine_decay_schedule(
         0.0, learning_rate, max(1, steps // 10), max(2, steps)
     )
@@ -155,9 +153,7 @@ def init_state(
     return TrainState.create(apply_fn=model.apply, params=params, tx=tx)
 
 
-def loss_fn(
-    config: TransformerConfig, params: Any, tokens: jax.Array, key: jax.Array
-) -> jax.Array:
+def loss_fn(config: TransformerConfig, params: Any, tokens: jax.Array, key: jax.Array) -> jax.Array:
     """Mean next-token cross-entropy of `tokens` [batch, seq + 1]."""
     model = Transformer(config, deterministic=config.dropout == 0.0)
     logits = model.apply({"params": params}, tokens[:, :-1], rngs={"dropout": key})

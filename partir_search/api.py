@@ -132,8 +132,9 @@ class AutoPartitioned:
         donate: tuple[tuple[int, ...], tuple[str, ...]],
     ) -> None:
         functools.update_wrapper(self, fun)
+        self.__name__: str = getattr(fun, "__name__", "step")
         self._fun, self._options, self._static = fun, options, static
-        self._plain = (
+        self._plain: Any = (
             fun
             if isinstance(fun, jax.stages.Wrapped)
             else jax.jit(
@@ -145,6 +146,7 @@ class AutoPartitioned:
             )
         )
         self._plans: dict[Hashable, tuple[Plan, Traced]] = {}
+        self._by_shape: dict[Hashable, Plan] = {}
         self._entries: dict[Hashable, _Entry] = {}
 
     # Stages ------------------------------------------------------------------------------------
@@ -198,6 +200,7 @@ class AutoPartitioned:
     def clear_cache(self) -> None:
         """Forgets all plans and executables."""
         self._plans.clear()
+        self._by_shape.clear()
         self._entries.clear()
 
     # Inside ------------------------------------------------------------------------------------
@@ -218,12 +221,13 @@ class AutoPartitioned:
     ) -> tuple[Plan, Traced]:
         o = self._options
         mesh = MeshShape(tuple(o.mesh.axis_names), tuple(o.mesh.axis_sizes))
-        traced = trace_call(self._plain, call, args, kwargs, getattr(self, "__name__", "step"))
+        traced = trace_call(self._plain, call, args, kwargs, self.__name__)
         module = traced.module
         fixed = self._fixed(call, traced, mesh)
         planner = Planner(module, mesh, o.machine)
         self._warn_opaque(planner)
-        planned = self._run(planner, fixed)
+        known = self._by_shape.get(call.plan_key())
+        planned = self._run(planner, fixed) if known is None else planner.replay(known.actions)
         plan = Plan(
             planned,
             mesh=o.mesh,
@@ -232,6 +236,7 @@ class AutoPartitioned:
             out_tree=traced.out_tree,
             seed=o.seed,
         )
+        self._by_shape[call.plan_key()] = plan
         return plan, traced
 
     def _fixed(self, call: Call, traced: Traced, mesh: MeshShape) -> list[Action]:
@@ -297,7 +302,7 @@ class AutoPartitioned:
             out = [weaken(x) if w else x for x, w in zip(out, traced.weak, strict=True)]
             return jax.tree.unflatten(traced.out_tree, out)
 
-        partitioned.__name__ = partitioned.__qualname__ = getattr(self, "__name__", "step")
+        partitioned.__name__ = partitioned.__qualname__ = self.__name__
         flags = jax.tree.unflatten(traced.in_tree, traced.donated)
         donate = [i for i, a in enumerate(flags[0]) if _all(a)]
         donate_names = [k for k, a in flags[1].items() if _all(a)]
@@ -325,8 +330,6 @@ def _all(tree: Any) -> bool:
 
 def _struct(x: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
     x = abstract(x)
-    if not isinstance(x, jax.ShapeDtypeStruct):
-        x = jax.eval_shape(lambda: jnp.asarray(x))
     concrete = sharding if isinstance(sharding.mesh, Mesh) else None
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=concrete, weak_type=x.weak_type)
 

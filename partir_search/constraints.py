@@ -75,7 +75,12 @@ def broadcast_prefix(prefix: Any, tree: Any, what: str) -> list[Any]:
         )
     except (ValueError, TypeError) as error:
         raise ValueError(f"{what} is no pytree prefix of the function's: {error}") from error
-    return [s for (s,) in jax.tree.leaves(spread, is_leaf=lambda x: isinstance(x, tuple) and len(x) == 1 and _is_leaf(x[0]))]
+    return [
+        s
+        for (s,) in jax.tree.leaves(
+            spread, is_leaf=lambda x: isinstance(x, tuple) and len(x) == 1 and _is_leaf(x[0])
+        )
+    ]
 
 
 def sharding_actions(

@@ -45,7 +45,8 @@ class DataParallel:
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
 class ModelParallel:
     """Megatron (Shoeybi et al. 2019): split each parameter that meets a whole activation by its
-    outputs; propagation splits the next one by its inputs. `head` includes the last one."""
+    outputs; propagation splits the next one by its inputs. `head` includes the last one.
+    """
 
     axis: int
     head: bool
@@ -61,7 +62,8 @@ class SequenceParallel:
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
 class Zero:
     """ZeRO (Rajbhandari et al. 2020) on matrices: stage 2 keeps parameters whole and tiles the
-    optimizer's state (and with it the gradients); stage 3 tiles the parameters too."""
+    optimizer's state (and with it the gradients); stage 3 tiles the parameters too.
+    """
 
     axis: int
     stage: int
@@ -124,9 +126,7 @@ def _ancestors(module: Module, exclude: set[int]) -> set[int]:
                 )
     seen: set[int] = set()
     todo = [
-        x.id
-        for i, x in enumerate(module.body.results)
-        if i not in exclude and isinstance(x, Value)
+        x.id for i, x in enumerate(module.body.results) if i not in exclude and isinstance(x, Value)
     ]
     while todo:
         v = todo.pop()

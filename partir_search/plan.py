@@ -311,5 +311,3 @@ def check_saved(saved: SavedPlan, module: Module, mesh: MeshShape) -> None:
             f" is {module.name!r} with {fingerprint(module)}: the function or the shapes of its"
             f" arguments changed{detail}; plan again with schedule=None"
         )
-
-

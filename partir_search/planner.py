@@ -15,7 +15,7 @@ from partir_search.lowering.program import LocalProgram
 from partir_search.machine import Machine
 from partir_search.mcts.env import PlanningGame
 from partir_search.mcts.game import Move, Record, Score, play, rewind
-from partir_search.mcts.goals import Fastest, Fit, scorer
+from partir_search.mcts.goals import Fastest, Fit, Goal, scorer
 from partir_search.mcts.search import Result, search
 from partir_search.propagation.actions import Action, IllegalAction, Replicate, Tile
 from partir_search.propagation.graph import Graph
@@ -191,9 +191,7 @@ class Planner:
             marks[v] = f"{marks.get(v, '')}{rest}"
         return marks
 
-    def _game(
-        self, folded: Folded, before: Sequence[Action], axes: Sequence[int]
-    ) -> PlanningGame:
+    def _game(self, folded: Folded, before: Sequence[Action], axes: Sequence[int]) -> PlanningGame:
         graph = Graph(folded.module, self.table, contract=True)
         state = State(graph, self.mesh)
         for action in before:
@@ -211,7 +209,8 @@ class Planner:
             folded=folded,
             original_rules=self.graph.rules,
         )
-        goal = scorer([Fit(self.machine.hbm_bytes), Fastest()])
+        goals: list[Goal[Cost]] = [Fit(self.machine.hbm_bytes), Fastest()]
+        goal = scorer(goals)
         return PlanningGame(graph, self.mesh, model, axes, goal, state, Strategist(graph))
 
     def _finalist(

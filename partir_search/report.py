@@ -60,8 +60,8 @@ def arguments_table(plan: Plan) -> Table:
         name = re.sub(r"\d+", "#", path)
         key = (name, str(value.type), str(spec), str(list(slot.shape)))
         rows[key] = rows.get(key, 0) + 1
-    for (name, kind, spec, local), n in rows.items():
-        table.add_row(f"{name} (x{n})" if n > 1 else name, kind, spec, local)
+    for (name, kind, tiling, local), n in rows.items():
+        table.add_row(f"{name} (x{n})" if n > 1 else name, kind, tiling, local)
     return table
 
 

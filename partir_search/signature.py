@@ -7,7 +7,6 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from partir_search.ir.core import Module
@@ -16,9 +15,10 @@ from partir_search.paths import leaf_path, parameter_names
 
 
 def abstract(x: Any) -> Any:
-    """Shape and type of a leaf, without its sharding; Python scalars stay as they are."""
+    """Shape and type of a leaf, without its sharding; Python scalars have weak types."""
     if isinstance(x, bool | int | float | complex):
-        return x
+        dtype = jax.dtypes.canonicalize_dtype(np.dtype(type(x)))
+        return jax.ShapeDtypeStruct((), dtype, weak_type=not isinstance(x, bool))
     if not hasattr(x, "shape") or not hasattr(x, "dtype"):
         x = np.asarray(x)
     dtype = x.dtype
@@ -28,12 +28,12 @@ def abstract(x: Any) -> Any:
     return jax.ShapeDtypeStruct(tuple(x.shape), dtype, weak_type=weak)
 
 
-def leaf_key(x: Any) -> Hashable:
-    """What of a leaf decides which plan and executable a call uses."""
-    if isinstance(x, bool | int | float | complex):
-        return type(x)
-    x = x if hasattr(x, "dtype") and hasattr(x, "shape") else np.asarray(x)
-    return (tuple(x.shape), x.dtype, bool(getattr(x, "weak_type", False)))
+def leaf_key(x: Any) -> tuple[tuple[int, ...], Any, bool]:
+    """Shape, type and weakness of a leaf: what decides which executable a call uses."""
+    if isinstance(x, jax.Array):
+        return x.shape, x.dtype, x.weak_type  # type: ignore[attr-defined]
+    x = abstract(x)
+    return x.shape, x.dtype, x.weak_type
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +56,11 @@ class Call:
     def key(self) -> Hashable:
         leaves, tree = jax.tree.flatten((self.args, self.kwargs))
         return tree, tuple(map(leaf_key, leaves)), self.statics
+
+    def plan_key(self) -> Hashable:
+        """The key without weakness of types, on which a plan does not depend."""
+        leaves, tree = jax.tree.flatten((self.args, self.kwargs))
+        return tree, tuple(leaf_key(x)[:2] for x in leaves), self.statics
 
     def paths(self) -> list[str]:
         out = []
@@ -181,7 +186,4 @@ def find_ties(call: Call, out_info: Any, donated: Sequence[bool]) -> list[tuple[
 
 
 def _type(x: Any) -> Any:
-    x = abstract(x)
-    if isinstance(x, bool | int | float | complex):
-        x = jax.eval_shape(lambda: jnp.asarray(x))
-    return tuple(x.shape), x.dtype
+    return leaf_key(x)[:2]

@@ -98,7 +98,9 @@ def check_dim(path: str, value: Value, dim: Dim, axis: str, mesh: MeshShape) -> 
     if not isinstance(dim, int) or not -len(shape) <= dim < len(shape):
         raise ValueError(
             f"{path} has shape {shape}: there is no dim {dim} to tile on axis {axis!r};"
-            f" use 0 to {len(shape) - 1}" if shape else f"{path} is a scalar and cannot be tiled"
+            f" use 0 to {len(shape) - 1}"
+            if shape
+            else f"{path} is a scalar and cannot be tiled"
         )
     size, n = mesh.sizes[mesh.index(axis)], shape[dim]
     if n == 0:

@@ -121,9 +121,7 @@ class CostModel:
         share = _shares(partition.loops, partition.mesh.sizes, len(self.module.ops))[k.op]
         flops = k.flops * share
         touched = np.add.reduceat(nbytes[k.touched], k.offsets[:-1]) if len(k.op) else np.zeros(0)
-        seconds = np.maximum(
-            flops / self.rates, touched / machine.attained_hbm_bytes_per_s
-        )
+        seconds = np.maximum(flops / self.rates, touched / machine.attained_hbm_bytes_per_s)
         seconds += machine.kernel_seconds
         by_op = dict(zip(k.op.tolist(), seconds.tolist(), strict=True))
         walk = _Walk(self, partition.mesh, nbytes, by_op)

@@ -51,9 +51,7 @@ def analyse(module: Module, rules: list[OpRule]) -> RegionTraffic:
     """Traffic of the module's body. Donated, tied results live in their argument's buffer."""
     in_place = {r for a, r in module.ties if a in module.donated}
     free = {
-        x.id
-        for i, x in enumerate(module.body.results)
-        if i in in_place and isinstance(x, Value)
+        x.id for i, x in enumerate(module.body.results) if i in in_place and isinstance(x, Value)
     }
     uses = module.use_counts()
     return region_traffic(

@@ -7,6 +7,7 @@ handled by the rule of `random_bits`; shardings in params are dropped, as layout
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,12 +25,6 @@ def bind(op: Op, params: Mapping[str, Any], args: Sequence[Any]) -> Sequence[Any
         if name in params:
             params[name] = None
     primitive = op.handle
-    with jax.named_scope(op.scope) if op.scope else _nothing():
+    with jax.named_scope(op.scope) if op.scope else contextlib.nullcontext():
         out = primitive.bind(*args, **primitive.get_bind_params(params))
     return out if primitive.multiple_results else (out,)
-
-
-class _nothing:
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *exc: object) -> None: ...

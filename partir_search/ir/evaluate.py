@@ -105,7 +105,13 @@ def _slice(x: Any, dims: Sequence[int], tile: Mapping[int, int], count: Mapping[
 def _join(parts: Sequence[Any], dims: Sequence[int], factor: int, monoid: str) -> Any:
     if factor in dims:
         return jnp.concatenate(parts, axis=list(dims).index(factor))
-    combine = {"sum": lax.add, "max": lax.max, "min": lax.min, "and": lax.bitwise_and, "or": lax.bitwise_or}
+    combine = {
+        "sum": lax.add,
+        "max": lax.max,
+        "min": lax.min,
+        "and": lax.bitwise_and,
+        "or": lax.bitwise_or,
+    }
     total = parts[0]
     for part in parts[1:]:
         total = combine[monoid](total, part)

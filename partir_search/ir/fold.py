@@ -103,7 +103,8 @@ def fold(
 
     def agree(segment: Segment) -> bool:
         """Whether the repeats may be one: arguments correspond by path, and short periods
-        (which also occur by chance) only repeat what longer ones have merged already."""
+        (which also occur by chance) only repeat what longer ones have merged already.
+        """
         one = ops[segment.start : segment.start + segment.period]
         short = sum(map(_weight, one)) < SHORT
         for offset, first in enumerate(one):
@@ -168,17 +169,20 @@ def _weight(op: Op) -> int:
 
 def _literal_key(literal: Literal) -> Hashable:
     """Floats by value (the decay rates of two moments differ); integers, such as the numbers
-    folded into a layer's random key, by whether they are zero."""
+    folded into a layer's random key, by whether they are zero.
+    """
     if np.issubdtype(literal.type.dtype, np.inexact):
         return repr(literal.value)
     return literal.is_zero()
 
 
 def find_repeats(prints: np.ndarray[Any, Any], base: int = 0) -> list[Segment]:
-    """Tandem repeats of a sequence of fingerprints: the largest cover first, then left and right."""
+    """Tandem repeats of a sequence of fingerprints: largest cover first, then left and right."""
     best: Segment | None = None
     for period in _periods(prints):
-        equal = np.flatnonzero(np.diff(np.concatenate(([0], prints[period:] == prints[:-period], [0]))))
+        equal = np.flatnonzero(
+            np.diff(np.concatenate(([0], prints[period:] == prints[:-period], [0])))
+        )
         starts, lengths = equal[::2], equal[1::2] - equal[::2]
         if not len(lengths):
             continue

@@ -13,10 +13,7 @@ from partir_search.ir.rule import LocalContext, OpRule
 def local_result_shapes(ctx: LocalContext, rule: OpRule, op: Op) -> list[Shape]:
     """Shapes of the op's results on one tile."""
     return [
-        tuple(
-            n // ctx.tiles(f) if f >= 0 else n
-            for n, f in zip(r.type.shape, dims, strict=True)
-        )
+        tuple(n // ctx.tiles(f) if f >= 0 else n for n, f in zip(r.type.shape, dims, strict=True))
         for r, dims in zip(op.results, rule.results, strict=True)
     ]
 

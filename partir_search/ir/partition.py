@@ -61,7 +61,7 @@ class Partition:
         return tuple(dims)
 
     def op_layout(self, op: Op, dims: Sequence[int]) -> Layout:
-        """Layout that the op's loops give to an operand or result whose dims have factors `dims`."""
+        """Layout that the op's loops give to an operand or result of factors `dims`."""
         out: list[tuple[int, ...]] = [()] * len(dims)
         for axis in self.order:
             f = self.loops[axis][op.id]
@@ -143,17 +143,17 @@ def zero_values(module: Module) -> frozenset[int]:
     return frozenset(zeros)
 
 
-def linear_group(
-    op: Op, rule: OpRule, pending: Set[int], zeros: frozenset[int]
-) -> tuple[int, ...]:
+def linear_group(op: Op, rule: OpRule, pending: Set[int], zeros: frozenset[int]) -> tuple[int, ...]:
     """The operand positions through which a pending sum may pass `op` now, or ().
 
     All operands of the group are pending or zero, at least one is pending, no other operand is.
     """
     held = {i for i, v in op.inputs() if v.id in pending}
     for group in rule.linear:
-        if held and held <= set(group) and all(
-            i in held or _is_zero(op.operands[i], zeros) for i in group
+        if (
+            held
+            and held <= set(group)
+            and all(i in held or _is_zero(op.operands[i], zeros) for i in group)
         ):
             return group
     return ()

@@ -13,8 +13,23 @@ from partir_search.ir.core import Literal, Op, Operand, Region, Value
 from partir_search.ir.partition import Partition
 
 _HIDDEN = frozenset(
-    "sharding out_sharding shape new_sizes jaxpr update_jaxpr update_consts effects accuracy"
-    " weak_type policy threefry_partitionable handle name out_dtype".split()
+    [
+        "sharding",
+        "out_sharding",
+        "shape",
+        "new_sizes",
+        "jaxpr",
+        "update_jaxpr",
+        "update_consts",
+        "effects",
+        "accuracy",
+        "weak_type",
+        "policy",
+        "threefry_partitionable",
+        "handle",
+        "name",
+        "out_dtype",
+    ]
 )
 Keep = Callable[[Op], bool]
 Loop = tuple[int, str]  # axis, "tile 0" or a monoid

@@ -45,9 +45,9 @@ def _region(module: Module, region: Region, outer: set[int]) -> None:
             if result.id in defined:
                 raise _wrong(module, op, f"defines {result!r} again")
             defined.add(result.id)
-    for result in region.results:
-        if isinstance(result, Value) and result.id not in defined:
-            raise InvalidIR(f"{result!r} is returned but not defined")
+    for returned in region.results:
+        if isinstance(returned, Value) and returned.id not in defined:
+            raise InvalidIR(f"{returned!r} is returned but not defined")
 
 
 def verify_partition(partition: Partition) -> None:
@@ -90,6 +90,8 @@ def verify_partition(partition: Partition) -> None:
 def _wrong(module: Module, op: Op, what: str) -> InvalidIR:
     at = module.ops.index(op)
     near = module.ops[max(0, at - WINDOW) : at + WINDOW + 1]
-    lines = [f"{'>' if o is op else ' '} {', '.join(map(repr, o.results))} = {o.prim}" for o in near]
+    lines = [
+        f"{'>' if o is op else ' '} {', '.join(map(repr, o.results))} = {o.prim}" for o in near
+    ]
     where = f" (from {op.source})" if op.source else ""
     return InvalidIR(f"{op.prim}{where} {what}:\n" + "\n".join(lines))

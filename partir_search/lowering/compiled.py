@@ -7,7 +7,9 @@ import re
 
 from partir_search.lowering.reshard import COLLECTIVES
 
-_STABLEHLO = re.compile(r'"?stablehlo\.(all_gather|all_reduce|reduce_scatter|all_to_all|collective_permute)"?\(')
+_STABLEHLO = re.compile(
+    r'"?stablehlo\.(all_gather|all_reduce|reduce_scatter|all_to_all|collective_permute)"?\('
+)
 _HLO = re.compile(
     r"=\s+(?P<type>\(.*?\)|\S+)\s+"
     r"(?P<kind>all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("

@@ -94,18 +94,13 @@ def _apply(
     args = [read(x) for x in item.ins]
     if not item.blocks:
         return run_local(_Device(partition, item.op), partition.rules[item.op.id], item.op, args)
-    blocks = [
-        lambda *inner, b=b: _run_block(partition, b, inner, env) for b in item.blocks
-    ]
+    blocks = [lambda *inner, b=b: _run_block(partition, b, inner, env) for b in item.blocks]
     return EMITTERS[item.op.prim](item.op, blocks, args)
-
 
 
 def _fence(block: Block, at: int, move: Move, moved: Any, env: dict[int, Any]) -> Any:
     """Ties the shard to another operand of the op that the gather is made for."""
-    user = next(
-        (x for x in block.steps[at:] if isinstance(x, Apply) and x.op is move.op), None
-    )
+    user = next((x for x in block.steps[at:] if isinstance(x, Apply) and x.op is move.op), None)
     for source in user.ins if user else ():
         if isinstance(source, Literal) or source.id not in env or source is move.source:
             continue

@@ -91,13 +91,17 @@ class _Localizer:
         return slot
 
     def program(self) -> LocalProgram:
-        constants = {i: self.rest[i] for i in self.module.constants}
+        values = self.module.values
+        constants = {  # every device holds them whole
+            i: self.slot(values[i], ((),) * len(values[i].type.shape), ())
+            for i in self.module.constants
+        }
         body = self.module.body
         args = tuple(self.rest[v.id] for v in body.args)
         targets = [self.layout(r) for r in body.results]
         for arg, result in self.module.ties:
             targets[result] = self.rest[body.args[arg].id].layout
-        block = self.block(body, args, targets)
+        block = self.block(body, args, targets, tuple(constants.values()))
         return LocalProgram(self.partition, block, constants)
 
     def layout(self, operand: Operand) -> Layout:
@@ -138,9 +142,15 @@ class _Localizer:
         return _OpPlan(needs, Apply(op, ins, outs), moved, settles)
 
     def block(
-        self, region: Region, args: tuple[Slot, ...], targets: Sequence[Layout]
+        self,
+        region: Region,
+        args: tuple[Slot, ...],
+        targets: Sequence[Layout],
+        constants: Sequence[Slot] = (),
     ) -> Block:
         builder = _BlockBuilder(self)
+        for constant in constants:
+            builder.move(constant, self.rest[constant.value.id].layout, (), None)
         for op in region.ops:
             if op.regions:
                 builder.region_op(op)
@@ -171,11 +181,7 @@ class _BlockBuilder:
         backward = op.backward if op else True
         key = (operand.id, layout)
         copy = self.copies.get(key)
-        if (
-            copy
-            and copy.backward == backward
-            and self.position - copy.last_use <= REUSE_WINDOW
-        ):
+        if copy and copy.backward == backward and self.position - copy.last_use <= REUSE_WINDOW:
             copy.last_use = self.position
             return copy.slot
         slot = self.move(rest, layout, rest.pending, op, again=copy is not None)

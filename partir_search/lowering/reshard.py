@@ -64,9 +64,7 @@ def reshard(
         if dim >= 0:
             now[dim] = (*now[dim], axis)
             left.remove((axis, monoid))
-            steps.append(
-                Step("reduce_scatter", (axis,), dim, -1, monoid, tuple(now), tuple(left))
-            )
+            steps.append(Step("reduce_scatter", (axis,), dim, -1, monoid, tuple(now), tuple(left)))
     for monoid in dict.fromkeys(m for _, m in finish):
         axes = tuple(a for a, m in left if m == monoid and (a, m) not in keep)
         if axes:
@@ -74,7 +72,9 @@ def reshard(
             steps.append(Step("all_reduce", axes, -1, -1, monoid, tuple(now), tuple(left)))
     held = tuple(left)
     while tuple(now) != target:
-        step = _slice(now, target, held) or _exchange(now, target, held) or _gather(now, target, held)
+        step = (
+            _slice(now, target, held) or _exchange(now, target, held) or _gather(now, target, held)
+        )
         now = list(step.layout)
         last = steps[-1] if steps else None
         if last and step.kind == last.kind == "all_gather" and last.dim == step.dim:

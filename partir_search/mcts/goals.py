@@ -60,8 +60,6 @@ def scorer(goals: Sequence[Goal[C]]) -> Callable[[C], Score]:
     """Goals as one score: all limits first, then the objectives' sum."""
 
     def score(cost: C) -> Score:
-        return Score(
-            sum(g.excess(cost) for g in goals), sum(g.objective(cost) for g in goals)
-        )
+        return Score(sum(g.excess(cost) for g in goals), sum(g.objective(cost) for g in goals))
 
     return score

@@ -68,7 +68,9 @@ class State:
 
     def key(self) -> bytes:
         """Equal for equal states, whatever the order of actions."""
-        return b"".join(a.tobytes() for pair in zip(self.tiles, self.loops, strict=True) for a in pair)
+        return b"".join(
+            a.tobytes() for pair in zip(self.tiles, self.loops, strict=True) for a in pair
+        )
 
     # Legality ----------------------------------------------------------------------------------
 

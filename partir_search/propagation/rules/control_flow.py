@@ -14,8 +14,8 @@ from typing import Any
 from jax import lax
 
 from partir_search.ir.core import Op, Value
-from partir_search.propagation.rules.registry import register, whole
 from partir_search.ir.rule import OpRule
+from partir_search.propagation.rules.registry import register, whole
 
 Block = Callable[..., Sequence[Any]]  # emits a region: block(*args) -> results
 
@@ -60,9 +60,7 @@ def _scan_flows(op: Op) -> Flows:
     consts, carries = op.params["num_consts"], op.params["num_carry"]
     region = op.regions[0]
     return Flows(
-        enters=tuple(
-            (i, 0, i, 0 if i < consts + carries else 1) for i in range(len(region.args))
-        ),
+        enters=tuple((i, 0, i, 0 if i < consts + carries else 1) for i in range(len(region.args))),
         leaves=tuple((0, j, j, 1) for j in range(carries, len(region.results))),
         carries=tuple((0, j, 0, consts + j) for j in range(carries)),
         finals=tuple((0, consts + j, j) for j in range(carries)),
@@ -184,9 +182,7 @@ def outer_inner(op: Op) -> list[tuple[tuple[Value, int], ...]]:
         group = leaving.setdefault(out, [(op.results[out], lead)])
         group.append((op.regions[region].results[result], 0))
     groups.extend(leaving.values())
-    return [
-        tuple((v, lead) for v, lead in group if isinstance(v, Value)) for group in groups
-    ]
+    return [tuple((v, lead) for v, lead in group if isinstance(v, Value)) for group in groups]
 
 
 __all__ = ["EMITTERS", "FLOWS", "Flows", "flows_of", "outer_inner"]

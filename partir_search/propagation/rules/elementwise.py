@@ -6,23 +6,24 @@ import numpy as np
 
 from partir_search.ir.core import Op
 from partir_search.ir.rule import NONE, Dims, OpRule
-from partir_search.propagation.rules.registry import RULES, register, result_shape
+from partir_search.propagation.rules.registry import register, result_shape
 
 # Floating-point operations per element. Transcendentals are priced as a few operations of the
 # vector unit; elementwise chains are bound by memory on every target, so this hardly matters.
-_CHEAP = """
-    abs add add_any and bitcast_convert_type ceil clamp copy copy_p eq eq_to floor ge gt
-    is_finite le le_to lt lt_to max min mul ne neg nextafter not or population_count clz real imag
-    conj complex reduce_precision round select_n shift_left shift_right_arithmetic
-    shift_right_logical sign square stop_gradient sub xor convert_element_type
-    one_minus_square
-""".split()
-_DEAR = """
-    acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt cos cosh digamma div erf
-    erf_inv erfc exp exp2 expm1 igamma igammac igamma_grad_a integer_pow lgamma log log1p logistic
-    polygamma pow random_gamma_grad regularized_incomplete_beta rem rsqrt sin sinh sqrt tan tanh
-    zeta
-""".split()
+_CHEAP = (
+    "abs add add_any and bitcast_convert_type ceil clamp clz complex conj convert_element_type",
+    "copy copy_p eq eq_to floor ge gt imag is_finite le le_to lt lt_to max min mul ne neg",
+    "nextafter not one_minus_square or population_count real reduce_precision round select_n",
+    "shift_left shift_right_arithmetic shift_right_logical sign square stop_gradient sub xor",
+)
+_DEAR = (
+    "acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt cos cosh digamma div erf",
+    "erf_inv erfc exp exp2 expm1 igamma igamma_grad_a igammac integer_pow lgamma log log1p",
+    "logistic polygamma pow random_gamma_grad regularized_incomplete_beta rem rsqrt sin sinh",
+    "sqrt tan tanh zeta",
+)
+CHEAP = frozenset(name for line in _CHEAP for name in line.split())
+DEAR = frozenset(name for line in _DEAR for name in line.split())
 
 # Operands that carry pending sums: all of a group at once, the others whole.
 _LINEAR: dict[str, tuple[tuple[int, ...], ...]] = {
@@ -61,7 +62,7 @@ def linear_groups(op: Op) -> tuple[tuple[int, ...], ...]:
     return _LINEAR.get(op.prim, ()) if inexact else ()
 
 
-@register(*_CHEAP, *_DEAR)
+@register(*sorted(CHEAP | DEAR))
 def elementwise(op: Op) -> OpRule:
     """`([a b], [a b]) -> [a b]`."""
     result = result_shape(op)
@@ -71,9 +72,6 @@ def elementwise(op: Op) -> OpRule:
         results=(tuple(range(len(result))),),
         reducers=("",) * len(result),
         linear=linear_groups(op),
-        flops_per_point=4.0 if op.prim in _DEAR else 1.0,
+        flops_per_point=4.0 if op.prim in DEAR else 1.0,
         elementwise=True,
     )
-
-
-ELEMENTWISE = frozenset(p for p, rule in RULES.items() if rule is elementwise)

@@ -40,9 +40,7 @@ def _batch_factors(
     f: _Factors, index_shape: Shape, batching: Sequence[int], reducer: str
 ) -> list[int]:
     """A factor per index dim but the last; those not shared with the operand get `reducer`."""
-    return [
-        f.new(n, "" if i in batching else reducer) for i, n in enumerate(index_shape[:-1])
-    ]
+    return [f.new(n, "" if i in batching else reducer) for i, n in enumerate(index_shape[:-1])]
 
 
 @register("gather")
@@ -143,9 +141,9 @@ def _fill_value(op: Op, dtype: Any) -> Any:
         if jnp.issubdtype(dtype, jnp.inexact):
             fill = np.nan
         elif jnp.issubdtype(dtype, jnp.signedinteger):
-            fill = jnp.iinfo(dtype).min
+            fill = np.iinfo(dtype).min
         else:
-            fill = jnp.iinfo(dtype).max
+            fill = np.iinfo(dtype).max
     return jnp.asarray(fill, dtype)
 
 

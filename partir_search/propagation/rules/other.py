@@ -33,7 +33,8 @@ def constraint(op: Op) -> OpRule:
 @register("optimization_barrier")
 def barrier(op: Op) -> OpRule:
     """Every operand passes through with its own dims."""
-    dims, sizes = [], []
+    dims: list[tuple[int, ...]] = []
+    sizes: list[int] = []
     for x in op.operands:
         dims.append(tuple(range(len(sizes), len(sizes) + len(x.type.shape))))
         sizes += x.type.shape

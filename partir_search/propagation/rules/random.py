@@ -83,9 +83,9 @@ def local_bits(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
         for d in drawn
     ]
     if "fry" not in str(op.operands[0].type.dtype):
-        (bits,) = bind(op, _without_mark(op.params), args)
+        (every,) = bind(op, _without_mark(op.params), args)
         keep = [jnp.int32(0)] * rank + starts
-        return [lax.dynamic_slice(bits, keep, shape)]
+        return [lax.dynamic_slice(every, keep, shape)]
     counter = jnp.zeros(shape[rank:], jnp.uint32)
     for i, d in enumerate(drawn):
         stride = math.prod(result[d + 1 :])
@@ -99,8 +99,10 @@ def local_bits(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
         width = op.params["bit_width"]
         if width == 64:
             wide = jnp.uint64
-            return (x0.astype(wide) << wide(32)) | x1.astype(wide)
-        return lax.convert_element_type(x0 ^ x1, jnp.dtype(f"uint{width}"))
+            bits: jax.Array = (x0.astype(wide) << wide(32)) | x1.astype(wide)
+        else:
+            bits = lax.convert_element_type(x0 ^ x1, jnp.dtype(f"uint{width}"))
+        return bits
 
     data = jax.random.key_data(key)
     for _ in range(rank):

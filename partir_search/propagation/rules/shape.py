@@ -18,9 +18,7 @@ Params = Mapping[str, Any]
 def _identity(op: Op, blocked: frozenset[int], **fields: Any) -> OpRule:
     """All operands and results share their dims; `blocked` ones stay whole."""
     rank = len(result_shape(op))
-    sizes = tuple(
-        shape_of(op, 0)[d] if d in blocked else result_shape(op)[d] for d in range(rank)
-    )
+    sizes = tuple(shape_of(op, 0)[d] if d in blocked else result_shape(op)[d] for d in range(rank))
     return OpRule(
         sizes=sizes,
         operands=tuple(tuple(range(rank)) if x.type.shape else () for x in op.operands),

@@ -1,0 +1,44 @@
+# `make demo` and `make test` work on a fresh clone with only Python 3.11 or newer and make.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: help demo test lint types unit install-demo install-test clean
+
+help:
+	@echo "make demo   set up $(VENV) and train a small transformer, partitioned and not"
+	@echo "make test   set up $(VENV), then ruff, mypy and pytest"
+	@echo "PYTHON=python3.12 make test   the same with another Python"
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --upgrade pip
+
+$(VENV)/.demo: $(BIN)/python pyproject.toml setup.cfg
+	$(BIN)/python -m pip install -q -e '.[demo]'
+	@touch $@
+
+$(VENV)/.test: $(BIN)/python pyproject.toml setup.cfg
+	$(BIN)/python -m pip install -q -e '.[test]'
+	@touch $@
+
+install-demo: $(VENV)/.demo
+install-test: $(VENV)/.test
+
+demo: install-demo
+	$(BIN)/python -m experiments.transformer
+
+lint: install-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: install-test
+	$(BIN)/mypy
+
+unit: install-test
+	NPROC=16 JAX_PLATFORMS=cpu $(BIN)/python -m pytest
+
+test: lint types unit
+
+clean:
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,48 @@
+"""8 CPU devices, warnings as errors, goldens. The environment is set before jax starts."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+from collections.abc import Callable
+
+os.environ["XLA_FLAGS"] = (
+    "--xla_force_host_platform_device_count=8"
+    " --xla_cpu_collective_call_terminate_timeout_seconds=300"
+)
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ.setdefault("NPROC", "16")  # fewer threads can deadlock collectives on two cores
+
+import jax
+import pytest
+
+GOLDEN = pathlib.Path(__file__).parent / "golden"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden/*.txt")
+    parser.addoption("--programs", type=int, default=200, help="programs of the property test")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Compares a text with tests/golden/<test>.txt; a missing file fails with what to run."""
+    name = re.sub(r"[^\w.-]+", "_", request.node.name).strip("_")
+    path = GOLDEN / f"{request.node.path.stem}.{name}.txt"
+
+    def check(text: str) -> None:
+        text = text.rstrip() + "\n"
+        if request.config.getoption("--update-golden"):
+            GOLDEN.mkdir(exist_ok=True)
+            path.write_text(text)
+        assert path.exists(), f"no golden; run pytest {request.node.nodeid} --update-golden"
+        assert text == path.read_text()
+
+    return check
+
+
+@pytest.fixture(scope="session")
+def mesh() -> jax.sharding.Mesh:
+    """batch:2, model:4 over the 8 virtual devices."""
+    return jax.make_mesh((2, 4), ("batch", "model"))

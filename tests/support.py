@@ -1,0 +1,111 @@
+"""What several tests need: modules of small functions, partitions, and both ways to run them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+
+from partir_search.ir.core import Module
+from partir_search.ir.evaluate import evaluate
+from partir_search.ir.from_jaxpr import read_module
+from partir_search.ir.mesh import MeshShape
+from partir_search.ir.partition import Partition
+from partir_search.ir.verify import verify, verify_partition
+from partir_search.lowering.local import localize
+from partir_search.lowering.shard import argument_specs, result_specs, sharded
+from partir_search.propagation.graph import Graph
+from partir_search.propagation.propagate import State
+from partir_search.propagation.rules.control_flow import EMITTERS
+
+MESH = MeshShape(("batch", "model"), (2, 4))
+
+
+def module_of(fn: Callable[..., Any], *args: Any, ties: Sequence[tuple[int, int]] = ()) -> Module:
+    """The module of a function of flat array arguments `a0`, `a1`, ..."""
+    traced = jax.jit(fn).trace(*args)
+    results = len(jax.tree.leaves(traced.out_info))
+    module = read_module(
+        traced.jaxpr,
+        name=getattr(fn, "__name__", "f").strip("<>"),
+        arg_paths=[f"a{i}" for i in range(len(args))],
+        result_paths=[str(i) for i in range(results)],
+        ties=ties,
+    )
+    verify(module)
+    return module
+
+
+def state_of(module: Module, mesh: MeshShape = MESH, *, contract: bool = False) -> State:
+    return State(Graph(module, contract=contract), mesh, record=True)
+
+
+def tile_arg(state: State, arg: int, dim: int, axis: str) -> None:
+    value = state.graph.module.body.args[arg]
+    state.tile(state.graph.class_of[value.id], dim, state.mesh.index(axis))
+
+
+@functools.cache
+def device_mesh(shape: MeshShape) -> jax.sharding.Mesh:
+    devices = jax.devices()[: shape.devices]
+    return jax.make_mesh(shape.sizes, shape.names, devices=devices)
+
+
+def run_evaluator(partition: Partition, args: Sequence[Any]) -> list[Any]:
+    """The oracle: loops run slice by slice."""
+    return evaluate(partition, args, EMITTERS)
+
+
+def run_emitted(partition: Partition, args: Sequence[Any]) -> list[Any]:
+    """The emitted program on CPU devices; checks that replicas of each result agree."""
+    program = localize(partition)
+    mesh = device_mesh(partition.mesh)
+    placed = [
+        jax.device_put(a, NamedSharding(mesh, s))
+        for a, s in zip(args, argument_specs(program), strict=True)
+    ]
+    out = jax.block_until_ready(jax.jit(sharded(program, mesh))(*placed))
+    for value, spec in zip(out, result_specs(program), strict=True):
+        check_replicas(value, NamedSharding(mesh, spec))
+    return list(out)
+
+
+def check_replicas(value: jax.Array, sharding: NamedSharding) -> None:
+    """`check_vma=False` checks nothing, so a wrong claim of replication is looked for here."""
+    seen: dict[str, np.ndarray[Any, Any]] = {}
+    for shard in value.addressable_shards:
+        data = plain(shard.data)
+        first = seen.setdefault(str(shard.index), data)
+        np.testing.assert_array_equal(first, data)
+
+
+def plain(x: Any) -> np.ndarray[Any, Any]:
+    """A numpy array of an array or of random keys."""
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        x = jax.random.key_data(x)
+    return np.asarray(x)
+
+
+def assert_same(got: Sequence[Any], want: Sequence[Any], tolerance: float = 2e-5) -> None:
+    for i, (a, b) in enumerate(zip(got, want, strict=True)):
+        assert a.shape == b.shape, f"result {i}: {a.shape} != {b.shape}"
+        assert a.dtype == b.dtype, f"result {i}: {a.dtype} != {b.dtype}"
+        x, y = plain(a), plain(b)
+        if np.issubdtype(x.dtype, np.inexact) or x.dtype == jnp.bfloat16:
+            x, y = x.astype(np.float64), y.astype(np.float64)
+            np.testing.assert_allclose(x, y, rtol=tolerance, atol=tolerance, err_msg=f"result {i}")
+        else:
+            np.testing.assert_array_equal(x, y, err_msg=f"result {i}")
+
+
+def check_partition(partition: Partition, fn: Callable[..., Any], args: Sequence[Any]) -> None:
+    """Evaluator, emitted program and plain function agree."""
+    verify_partition(partition)
+    want = [jnp.asarray(x) for x in jax.tree.leaves(jax.jit(fn)(*args))]
+    assert_same(run_evaluator(partition, args), want)
+    assert_same(run_emitted(partition, args), want)

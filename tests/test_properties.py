@@ -1,0 +1,268 @@
+"""Random small programs under random legal actions: oracle, emitted program and jax agree.
+
+`pytest tests/test_properties.py --programs=5000` runs longer.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from jax import lax
+
+from partir_search.ir.mesh import MeshShape
+from partir_search.lowering.local import localize
+from partir_search.propagation.propagate import State
+from tests.support import check_partition, module_of, state_of
+
+MESHES = (
+    MeshShape(("x",), (2,)),
+    MeshShape(("x",), (4,)),
+    MeshShape(("x", "y"), (2, 2)),
+    MeshShape(("x", "y"), (2, 4)),
+    MeshShape(("x", "y", "z"), (2, 2, 2)),
+)
+SIZES = (2, 4, 8)
+
+
+class Builder:
+    """Grows a program value by value from a seeded generator."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.shapes: list[tuple[int, ...]] = []
+        self.steps: list[Callable[[list[Any]], Any]] = []
+
+    def shape(self, rank: int | None = None) -> tuple[int, ...]:
+        rank = self.rng.randint(1, 3) if rank is None else rank
+        return tuple(self.rng.choice(SIZES) for _ in range(rank))
+
+    def pick(self, wanted: Callable[[tuple[int, ...]], bool] = lambda s: True) -> int | None:
+        found = [i for i, s in enumerate(self.shapes) if wanted(s)]
+        return self.rng.choice(found) if found else None
+
+    def emit(self, shape: tuple[int, ...], step: Callable[[list[Any]], Any]) -> None:
+        self.shapes.append(shape)
+        self.steps.append(step)
+
+    def grow(self) -> None:
+        kind = self.rng.choice(
+            "unary binary dot dot reduce max transpose reshape broadcast slice gather scan"
+            " cond remat softmax concat random where".split()
+        )
+        getattr(self, kind)()
+
+    def unary(self) -> None:
+        i = self.pick()
+        fn = self.rng.choice([jnp.tanh, jnp.negative, lambda x: x * 0.5, lambda x: x + 1.0])
+        self.emit(self.shapes[i], lambda v: fn(v[i]))
+
+    def binary(self) -> None:
+        i = self.pick()
+        j = self.pick(lambda s: s == self.shapes[i])
+        fn = self.rng.choice([jnp.add, jnp.multiply, jnp.subtract])
+        self.emit(self.shapes[i], lambda v: fn(v[i], v[j]))
+
+    def dot(self) -> None:
+        i = self.pick(lambda s: len(s) >= 1)
+        a = self.shapes[i]
+        da = self.rng.randrange(len(a))
+        j = self.pick(lambda s: a[da] in s)
+        b = self.shapes[j]
+        db = self.rng.choice([d for d, n in enumerate(b) if n == a[da]])
+        shape = tuple(n for d, n in enumerate(a) if d != da)
+        shape += tuple(n for d, n in enumerate(b) if d != db)
+        if 1 <= len(shape) <= 3:
+            dims = (((da,), (db,)), ((), ()))
+            self.emit(shape, lambda v: lax.dot_general(v[i], v[j], dims) / a[da])
+
+    def reduce(self) -> None:
+        i = self.pick(lambda s: len(s) >= 2)
+        if i is not None:
+            d = self.rng.randrange(len(self.shapes[i]))
+            shape = tuple(n for k, n in enumerate(self.shapes[i]) if k != d)
+            self.emit(shape, lambda v: v[i].sum(d) / 4)
+
+    def max(self) -> None:
+        i = self.pick(lambda s: len(s) >= 2)
+        if i is not None:
+            self.emit(self.shapes[i], lambda v: v[i] - v[i].max(-1, keepdims=True))
+
+    def transpose(self) -> None:
+        i = self.pick(lambda s: len(s) >= 2)
+        if i is not None:
+            order = list(range(len(self.shapes[i])))
+            self.rng.shuffle(order)
+            shape = tuple(self.shapes[i][d] for d in order)
+            self.emit(shape, lambda v: v[i].transpose(order))
+
+    def reshape(self) -> None:
+        i = self.pick()
+        s = self.shapes[i]
+        if len(s) >= 2 and self.rng.random() < 0.5:
+            shape = (s[0] * s[1], *s[2:])
+        else:
+            shape = (2, s[0] // 2, *s[1:])
+        if len(shape) <= 4:
+            self.emit(shape, lambda v: v[i].reshape(shape))
+
+    def broadcast(self) -> None:
+        i = self.pick(lambda s: len(s) <= 2)
+        if i is not None:
+            n = self.rng.choice(SIZES)
+            shape = (n, *self.shapes[i])
+            self.emit(shape, lambda v: jnp.broadcast_to(v[i], shape))
+
+    def slice(self) -> None:
+        i = self.pick(lambda s: s[-1] > 2)
+        if i is not None:
+            shape = (*self.shapes[i][:-1], self.shapes[i][-1] // 2)
+            self.emit(shape, lambda v: v[i][..., : shape[-1]])
+
+    def gather(self) -> None:
+        i = self.pick()
+        s = self.shapes[i]
+        ids = np.array([self.rng.randrange(s[0]) for _ in range(4)])
+        self.emit((4, *s[1:]), lambda v: v[i][ids])
+
+    def scan(self) -> None:
+        i = self.pick(lambda s: len(s) >= 2)
+        if i is not None:
+
+            def run(v: list[Any]) -> Any:
+                carry = jnp.zeros(self.shapes[i][1:])
+                return lax.scan(lambda c, x: (jnp.tanh(c + x), c * x), carry, v[i])[1]
+
+            self.emit(self.shapes[i], run)
+
+    def cond(self) -> None:
+        i = self.pick()
+        self.emit(
+            self.shapes[i],
+            lambda v: lax.cond(v[0].sum() > 0, jnp.tanh, lambda x: x * 2, v[i]),
+        )
+
+    def remat(self) -> None:
+        i = self.pick()
+        self.emit(
+            self.shapes[i],
+            lambda v: jax.grad(lambda x: jax.checkpoint(lambda y: jnp.sin(y) * y)(x).sum())(v[i]),
+        )
+
+    def softmax(self) -> None:
+        i = self.pick()
+        self.emit(self.shapes[i], lambda v: jax.nn.softmax(v[i], -1))
+
+    def concat(self) -> None:
+        i = self.pick()
+        shape = (*self.shapes[i][:-1], 2 * self.shapes[i][-1])
+        if shape[-1] <= 16:
+            self.emit(shape, lambda v: jnp.concatenate([v[i], v[i] * 2], -1))
+
+    def random(self) -> None:
+        shape, seed = self.shape(), self.rng.randrange(100)
+        self.emit(shape, lambda v: jax.random.uniform(jax.random.key(seed), shape))
+
+    def where(self) -> None:
+        i = self.pick()
+        self.emit(self.shapes[i], lambda v: jnp.where(v[i] > 0, v[i], 0.1))
+
+
+def build(seed: int) -> tuple[Callable[..., Any], list[jax.Array]]:
+    """A program and its arguments; results are the last value, a sum and sometimes gradients."""
+    builder = Builder(seed)
+    args = [builder.shape() for _ in range(builder.rng.randint(1, 3))]
+    for shape in args:
+        builder.emit(shape, lambda v: v)
+    for _ in range(builder.rng.randint(2, 7)):
+        builder.grow()
+    steps = builder.steps[len(args) :]
+
+    def forward(*inputs: Any) -> list[Any]:
+        values = list(inputs)
+        for step in steps:
+            values.append(step(values))
+        return values
+
+    def program(*inputs: Any) -> Any:
+        return forward(*inputs)[-1], forward(*inputs)[len(inputs) - 1 :][-2:]
+
+    def with_gradients(*inputs: Any) -> Any:
+        def loss(*xs: Any) -> Any:
+            return sum((x**2).mean() for x in forward(*xs)[len(xs) :])
+
+        return jax.value_and_grad(loss, argnums=tuple(range(len(inputs))))(*inputs)
+
+    data = np.random.default_rng(seed)
+    arrays = [jnp.asarray(data.uniform(-1, 1, s), jnp.float32) for s in args]
+    return (with_gradients if builder.rng.random() < 0.5 else program), arrays
+
+
+def act(state: State, rng: random.Random, count: int) -> None:
+    """Random legal tile and keep decisions on arguments and interior values."""
+    for _ in range(count):
+        axis = rng.randrange(len(state.mesh.names))
+        cls = rng.randrange(len(state.graph.shapes))
+        shape = state.graph.shapes[cls]
+        if not shape:
+            continue
+        if rng.random() < 0.1 and state.tiles[axis][cls] == -1:
+            state.keep(cls, axis)
+            continue
+        dim = rng.randrange(len(shape))
+        if state.may_tile(cls, dim, axis):
+            state.tile(cls, dim, axis)
+
+
+def check(seed: int) -> None:
+    fn, args = build(seed)
+    module = module_of(fn, *args)
+    rng = random.Random(seed)
+    mesh = rng.choice(MESHES)
+    state = state_of(module, mesh, contract=rng.random() < 0.5)
+    act(state, rng, rng.randint(1, 6))
+    check_partition(state.partition(), fn, args)
+
+
+@pytest.mark.devices
+def test_random_programs(request: pytest.FixtureRequest) -> None:
+    examples = request.config.getoption("--programs")
+
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],  # a seed does not shrink
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(st.integers(0, 2**31 - 1))
+    def run(seed: int) -> None:
+        check(seed)
+
+    run()
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@given(st.integers(0, 2**31 - 1))
+def test_undo_and_order(seed: int) -> None:
+    """Undo restores the state, and the local program of a state does not depend on a cache."""
+    fn, args = build(seed)
+    state = state_of(module_of(fn, *args), MESHES[3])
+    before, mark = state.key(), state.mark()
+    act(state, random.Random(seed), 4)
+    program = localize(state.partition())
+    after = state.key()
+    state.undo(mark)
+    assert state.key() == before
+    act(state, random.Random(seed), 4)
+    assert state.key() == after
+    again = localize(state.partition())
+    assert [m.step for m, _ in program.moves()] == [m.step for m, _ in again.moves()]
