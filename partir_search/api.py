@@ -16,7 +16,7 @@ from partir_search.constraints import broadcast_prefix, constraint_actions, shar
 from partir_search.ir.mesh import MeshShape
 from partir_search.lowering.shard import argument_specs, sharded
 from partir_search.machine import Machine, find_machine, machine_of_kind
-from partir_search.plan import Plan, SavedPlan, check_saved
+from partir_search.plan import Plan, SavedPlan, check_saved, saved_plan
 from partir_search.planner import DEFAULT_EPISODES, Planned, Planner, Progress
 from partir_search.propagation.actions import Action
 from partir_search.report import search_progress
@@ -198,7 +198,8 @@ class AutoPartitioned:
         return self._plain.eval_shape(*map(lift, args), **{k: lift(v) for k, v in kwargs.items()})
 
     def clear_cache(self) -> None:
-        """Forgets all plans and executables."""
+        """Forgets all plans, traces and executables."""
+        self._plain.clear_cache()
         self._plans.clear()
         self._by_shape.clear()
         self._entries.clear()
@@ -259,11 +260,10 @@ class AutoPartitioned:
 
     def _run(self, planner: Planner, fixed: Sequence[Action]) -> Planned:
         o = self._options
-        if isinstance(o.schedule, Plan):
-            return planner.replay(o.schedule.actions)
-        if isinstance(o.schedule, SavedPlan):
-            check_saved(o.schedule, planner.module, planner.mesh)
-            return planner.replay(o.schedule.actions)
+        if isinstance(o.schedule, Plan | SavedPlan):
+            saved = o.schedule if isinstance(o.schedule, SavedPlan) else saved_plan(o.schedule)
+            check_saved(saved, planner.module, planner.mesh)
+            return planner.replay(saved.actions)
         schedule = [AutomaticPartition()] if o.schedule is None else list(o.schedule)
         automatic = any(isinstance(t, AutomaticPartition) for t in schedule)
         with search_progress(o.progress if automatic else False, o.episodes) as progress:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -67,20 +68,22 @@ def _is_leaf(x: Any) -> bool:
     return x is None or isinstance(x, PartitionSpec | jax.sharding.Sharding)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Boxed:
+    """A leaf that no pytree looks into."""
+
+    sharding: Any
+
+
 def broadcast_prefix(prefix: Any, tree: Any, what: str) -> list[Any]:
     """Leaves of `prefix` spread over the leaves of `tree`, as jit spreads in_shardings."""
     try:
         spread = jax.tree.map(
-            lambda s, sub: jax.tree.map(lambda _: (s,), sub), prefix, tree, is_leaf=_is_leaf
+            lambda s, sub: jax.tree.map(lambda _: _Boxed(s), sub), prefix, tree, is_leaf=_is_leaf
         )
     except (ValueError, TypeError) as error:
         raise ValueError(f"{what} is no pytree prefix of the function's: {error}") from error
-    return [
-        s
-        for (s,) in jax.tree.leaves(
-            spread, is_leaf=lambda x: isinstance(x, tuple) and len(x) == 1 and _is_leaf(x[0])
-        )
-    ]
+    return [box.sharding for box in jax.tree.leaves(spread)]
 
 
 def sharding_actions(

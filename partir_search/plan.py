@@ -295,6 +295,13 @@ def load_plan(path: str | pathlib.Path) -> SavedPlan:
         raise ValueError(f"{path} is not a plan that can be read: {error}") from error
 
 
+def saved_plan(plan: Plan) -> SavedPlan:
+    """What a plan would be after saving and loading."""
+    return SavedPlan(
+        plan.module.name, plan.fingerprint, plan.mesh_shape, plan.machine.name, plan.actions
+    )
+
+
 def check_saved(saved: SavedPlan, module: Module, mesh: MeshShape) -> None:
     """A ValueError that says what differs if a plan is for another function or mesh."""
     if saved.mesh != mesh:

@@ -30,8 +30,9 @@ from partir_search.tactics import (
     value_named,
 )
 
-DEFAULT_EPISODES = 1000
+DEFAULT_EPISODES = 600
 FINALISTS = 3  # answers of the folded search that are scored again on the whole program
+FOLD_ERROR = 1.08  # folded seconds are at most this much too high; worse answers do not compete
 
 Progress = Callable[[Record], None]
 
@@ -226,8 +227,12 @@ class Planner:
         The first few answers compete with the best expert, as folded costs are a few percent off.
         """
         paths = [e.path for e in result.elites[: 1 if result.proven else FINALISTS]]
+        best = result.best.score
         if not result.proven:
-            paths.append(min(map(tuple, experts), key=lambda p: self._folded(game, p)[0]))
+            expert = min(map(tuple, experts), key=lambda p: self._rank(game, p))
+            paths.append(expert)
+        limit = dataclasses.replace(best, objective=best.objective * FOLD_ERROR)
+        paths = [p for p in paths if not limit < self._folded(game, p)[0]]
         state = State(self.graph, self.mesh)
         for action in before:
             apply_action(state, self.graph, action)
@@ -237,9 +242,12 @@ class Planner:
             actions = self._expand(folded, game, game.decisions(path), state)
             cost = self.model.evaluate(localize(state.partition(), self.cache))
             state.undo(mark)
-            found.append((game.goal(cost), rank, path, actions))
+            found.append((game.goal(cost).rank(), rank, path, actions))
         _, _, path, actions = min(found, key=lambda f: f[:2])
         return self._folded(game, path)[1], actions
+
+    def _rank(self, game: PlanningGame, path: Sequence[Move]) -> tuple[bool, float]:
+        return self._folded(game, path)[0].rank()
 
     def _folded(self, game: PlanningGame, path: Sequence[Move]) -> tuple[Score, Cost]:
         taken = list(play(game, path))

@@ -31,7 +31,7 @@ def abstract(x: Any) -> Any:
 def leaf_key(x: Any) -> tuple[tuple[int, ...], Any, bool]:
     """Shape, type and weakness of a leaf: what decides which executable a call uses."""
     if isinstance(x, jax.Array):
-        return x.shape, x.dtype, x.weak_type  # type: ignore[attr-defined]
+        return x.shape, x.dtype, bool(getattr(x, "weak_type", False))
     x = abstract(x)
     return x.shape, x.dtype, x.weak_type
 
@@ -121,7 +121,9 @@ def trace_call(
 ) -> Traced:
     """Traces `jitted(*args, **kwargs)` abstractly. `call` holds its dynamic arguments."""
     leaves, in_tree = jax.tree.flatten((call.args, call.kwargs))
-    shapes = {id(x): abstract(x) for x in leaves}
+    # Python scalars are passed on as they are: jit may hold them static.
+    scalar = (bool, int, float, complex)
+    shapes = {id(x): x if isinstance(x, scalar) else abstract(x) for x in leaves}
     dynamic = {id(a) for a in (*call.args, *call.kwargs.values())}
 
     def lift(x: Any) -> Any:

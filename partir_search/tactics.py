@@ -65,6 +65,11 @@ Tactic = Union[ManualPartition, AutomaticPartition]
 
 def check_schedule(schedule: Sequence[Tactic], module: Module, mesh: MeshShape) -> None:
     """Everything that can be wrong with a schedule before any search runs."""
+    automatic = bool(schedule) and all(isinstance(t, AutomaticPartition) for t in schedule)
+    for path, value in zip(module.arg_paths, module.body.args, strict=True):
+        if automatic and 0 in value.type.shape:
+            at = f"{path} has shape {value.type.shape}"
+            raise ValueError(f"{at}: it is empty; pass a non-empty batch, there is nothing to plan")
     for tactic in schedule:
         if isinstance(tactic, AutomaticPartition):
             for axis in tactic.axes or ():

@@ -10,6 +10,8 @@ from collections.abc import Callable
 os.environ["XLA_FLAGS"] = (
     "--xla_force_host_platform_device_count=8"
     " --xla_cpu_collective_call_terminate_timeout_seconds=300"
+    # Tests compile much and run little: half the compile time.
+    " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 )
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ.setdefault("NPROC", "16")  # fewer threads can deadlock collectives on two cores

@@ -30,6 +30,10 @@ MESHES = (
     MeshShape(("x", "y", "z"), (2, 2, 2)),
 )
 SIZES = (2, 4, 8)
+KINDS = (
+    *("unary", "binary", "dot", "dot", "reduce", "max", "transpose", "reshape", "broadcast"),
+    *("slice", "gather", "scan", "cond", "remat", "softmax", "concat", "random", "where"),
+)
 
 
 class Builder:
@@ -53,10 +57,7 @@ class Builder:
         self.steps.append(step)
 
     def grow(self) -> None:
-        kind = self.rng.choice(
-            "unary binary dot dot reduce max transpose reshape broadcast slice gather scan"
-            " cond remat softmax concat random where".split()
-        )
+        kind = self.rng.choice(KINDS)
         getattr(self, kind)()
 
     def unary(self) -> None:

@@ -94,12 +94,10 @@ def fold(
                 merge_ops(p, q)
 
     ops = module.body.ops
-    groups: dict[int, Hashable] = {
+    paths = {
         v.id: _PATH_NUMBER.sub("#", p)
         for v, p in zip(module.body.args, module.arg_paths, strict=True)
     }
-    for v_id, mark in marks.items():
-        groups[v_id] = (groups.get(v_id), mark)
 
     def agree(segment: Segment) -> bool:
         """Whether the repeats may be one: arguments correspond by path, and short periods
@@ -112,7 +110,10 @@ def fold(
                 other = ops[segment.start + k * segment.period + offset]
                 for x, y in zip(first.operands, other.operands, strict=True):
                     if isinstance(x, Value) and isinstance(y, Value):
-                        if groups.get(x.id) != groups.get(y.id):
+                        both = x.id in paths and y.id in paths
+                        if both and paths[x.id] != paths[y.id]:
+                            return False
+                        if marks.get(x.id) != marks.get(y.id):
                             return False
                         if short and x.type.shape and find(x.id) != find(y.id):
                             return False
@@ -172,7 +173,7 @@ def _literal_key(literal: Literal) -> Hashable:
     folded into a layer's random key, by whether they are zero.
     """
     if np.issubdtype(literal.type.dtype, np.inexact):
-        return repr(literal.value)
+        return complex(literal.value)
     return literal.is_zero()
 
 

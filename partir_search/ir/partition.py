@@ -10,11 +10,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, MutableSequence, Sequence, Set
 
-from partir_search.ir.core import Literal, Module, Op, Shape, Value
+import numpy as np
+
+from partir_search.ir.core import Module, Op, Shape, Value
+from partir_search.ir.index import Index, linear_group
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.rule import NONE, OpRule
 
 KEPT = -2
+_NOTHING: tuple[tuple[Op, ...], tuple[int, ...]] = ((), ())
 
 Layout = tuple[tuple[int, ...], ...]  # per dim, the axes that tile it, major to minor
 Pending = tuple[tuple[int, str], ...]  # (axis, monoid) of unfinished reductions
@@ -28,7 +32,7 @@ class Partition:
       rules: rule per op id.
       loops: [axes][ops] factor or NONE.
       tiles: [axes][values] dim, NONE or KEPT.
-      zeros: ids of values known to be all zeros (they may join any pending sum).
+      index: facts of the module and rules that walks need.
       order: axes from major to minor, the order in which several axes tile one dim.
       travelling: [axes] ids of values that rest as pending sums.
     """
@@ -38,7 +42,7 @@ class Partition:
     rules: Sequence[OpRule]
     loops: Sequence[MutableSequence[int]]
     tiles: Sequence[MutableSequence[int]]
-    zeros: frozenset[int]
+    index: Index
     order: tuple[int, ...] = ()
     travelling: tuple[frozenset[int], ...] = ()
 
@@ -112,13 +116,15 @@ def axis_order(partition: Partition) -> tuple[int, ...]:
     gathered = [0] * len(axes)
     tiles, loops = partition.tiles, partition.loops
     shared: dict[int, list[tuple[int, int]]] = {}
+    rows = [np.asarray(row, dtype=np.int8) for row in tiles]
     for a in axes:
         for b in range(a + 1, len(axes)):
-            for v, d in enumerate(tiles[a]):
-                if d >= 0 and tiles[b][v] == d:
-                    shared.setdefault(v, []).append((a, b))
+            for v in np.flatnonzero((rows[a] >= 0) & (rows[a] == rows[b])).tolist():
+                shared.setdefault(v, []).append((a, b))
     if shared:
         for op in partition.module.ops:
+            if shared.keys().isdisjoint(partition.index.around[op.id]):
+                continue
             rule = partition.rules[op.id]
             for i, value in op.inputs():
                 for a, b in shared.get(value.id, ()):
@@ -130,41 +136,6 @@ def axis_order(partition: Partition) -> tuple[int, ...]:
     return tuple(sorted(axes, key=lambda a: (gathered[a], a)))
 
 
-def zero_values(module: Module) -> frozenset[int]:
-    """Values that are broadcasts of a literal zero."""
-    zeros: set[int] = set()
-    for op in module.ops:
-        if op.prim in ("broadcast_in_dim", "copy") and op.operands:
-            source = op.operands[0]
-            if (isinstance(source, Literal) and source.is_zero()) or (
-                isinstance(source, Value) and source.id in zeros
-            ):
-                zeros.add(op.results[0].id)
-    return frozenset(zeros)
-
-
-def linear_group(op: Op, rule: OpRule, pending: Set[int], zeros: frozenset[int]) -> tuple[int, ...]:
-    """The operand positions through which a pending sum may pass `op` now, or ().
-
-    All operands of the group are pending or zero, at least one is pending, no other operand is.
-    """
-    held = {i for i, v in op.inputs() if v.id in pending}
-    for group in rule.linear:
-        if (
-            held
-            and held <= set(group)
-            and all(i in held or _is_zero(op.operands[i], zeros) for i in group)
-        ):
-            return group
-    return ()
-
-
-def _is_zero(operand: object, zeros: frozenset[int]) -> bool:
-    if isinstance(operand, Literal):
-        return operand.is_zero()
-    return isinstance(operand, Value) and operand.id in zeros
-
-
 def travel(partition: Partition, axis: int) -> frozenset[int]:
     """Values that rest as pending sums on `axis`.
 
@@ -174,39 +145,32 @@ def travel(partition: Partition, axis: int) -> frozenset[int]:
     tied weights), the ops in between lose their loop on this axis and the total is scattered. One
     walk in program order: the operands of an op are made before it.
     """
-    module, rules = partition.module, partition.rules
+    zeros = partition.index.zeros
     loops, tiles = partition.loops[axis], partition.tiles[axis]
     made: dict[int, tuple[tuple[Op, ...], tuple[int, ...]]] = {}  # what must lose loops and tiles
     resting: set[int] = set()
-    uses = module.use_counts()
-    for op in module.ops:
-        rule, f = rules[op.id], loops[op.id]
-        if f >= 0 and rule.reducers[f] == "sum":
-            made.update({r.id: ((), ()) for r in op.results})
-        elif made and rule.linear and not op.regions:
-            free = {v.id for _, v in op.inputs() if v.id in made and uses[v.id] == 1}
-            free -= {v for v in free if tiles[v] == KEPT}
-            if not free or not linear_group(op, rule, free, partition.zeros):
-                continue
-            if not _shrinks(op, free):
-                continue
-            looped = (op,) if f >= 0 else ()
-            undone = looped + tuple(o for v in free for o in made[v][0])
-            untiled = tuple(v for v in free if tiles[v] >= 0)
-            untiled += tuple(w for v in free for w in made[v][1])
-            if not undone and not untiled:
-                resting |= free
-                made.update({r.id: ((), ()) for r in op.results})
-            elif len(free) > 1:
-                for o in undone:
-                    loops[o.id] = NONE
-                    resting.update(v.id for _, v in o.inputs() if v.id in made)
-                for v in untiled:
-                    tiles[v] = NONE
-                resting |= free
-                made.update({r.id: ((), ()) for r in op.results})
-            else:
-                made.update({r.id: (undone, untiled) for r in op.results})
+    for t in partition.index.travellers:
+        f = loops[t.op.id]
+        if f >= 0 and t.sums and t.rule.reducers[f] == "sum":
+            for r in t.results:
+                made[r] = _NOTHING
+            continue
+        free = {v for v in t.single if v in made and tiles[v] != KEPT} if made else None
+        if not free or not linear_group(t.op, t.rule, free, zeros) or not _shrinks(t.op, free):
+            continue
+        undone = ((t.op,) if f >= 0 else ()) + tuple(o for v in free for o in made[v][0])
+        untiled = tuple(v for v in free if tiles[v] >= 0)
+        untiled += tuple(w for v in free for w in made[v][1])
+        if (undone or untiled) and len(free) == 1:
+            made.update((r, (undone, untiled)) for r in t.results)
+            continue
+        for o in undone:
+            loops[o.id] = NONE
+            resting.update(v.id for _, v in o.inputs() if v.id in made)
+        for v in untiled:
+            tiles[v] = NONE
+        resting |= free
+        made.update((r, _NOTHING) for r in t.results)
     return frozenset(resting)
 
 

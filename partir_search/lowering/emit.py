@@ -18,6 +18,7 @@ from jax import lax
 
 from partir_search.ir.core import Literal, Op
 from partir_search.ir.local_form import run_local
+from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import Partition
 from partir_search.lowering.program import Apply, Block, LocalProgram, Move, Source
 from partir_search.lowering.reshard import Step
@@ -81,7 +82,7 @@ def _run_block(
             moved = env[item.source.id]
             if item.again and item.step.kind == "all_gather":
                 moved = _fence(block, i, item, moved, env)
-            env[item.target.id] = _move(partition, item.step, moved)
+            env[item.target.id] = run_step(partition.mesh, item.step, moved)
         else:
             for slot, out in zip(item.outs, _apply(partition, item, read, env), strict=True):
                 env[slot.id] = out
@@ -110,9 +111,10 @@ def _fence(block: Block, at: int, move: Move, moved: Any, env: dict[int, Any]) -
     return lax.optimization_barrier(moved)
 
 
-def _move(partition: Partition, step: Step, x: Any) -> Any:
-    names = tuple(partition.mesh.names[a] for a in step.axes)
-    sizes = [partition.mesh.sizes[a] for a in step.axes]
+def run_step(mesh: MeshShape, step: Step, x: Any) -> Any:
+    """One step of a redistribution on a local tile, inside a manual region over `mesh`."""
+    names = tuple(mesh.names[a] for a in step.axes)
+    sizes = [mesh.sizes[a] for a in step.axes]
     if step.kind == "slice":
         for name, size in zip(names, sizes, strict=True):
             tile = x.shape[step.dim] // size

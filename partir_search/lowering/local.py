@@ -51,7 +51,7 @@ class LocalCache:
     def __init__(self) -> None:
         self.slots: dict[tuple[int, Layout, Pending], Slot] = {}
         self.rests: dict[tuple[int, tuple[int, ...], Pending, tuple[int, ...]], Slot] = {}
-        self.plans: dict[tuple[object, ...], _OpPlan] = {}
+        self.plans: dict[tuple[int, ...], list[dict[tuple[object, ...], _OpPlan]]] = {}
 
     def slot(self, partition: Partition, value: Value, layout: Layout, pending: Pending) -> Slot:
         key = (value.id, layout, pending)
@@ -78,6 +78,11 @@ class _Localizer:
             for v in frozenset().union(*partition.travelling)
         }
         self.rest = [self._resting(v, t) for v, t in enumerate(zip(*partition.tiles, strict=True))]
+        self.ids = [slot.id for slot in self.rest]
+        self.around = partition.index.around
+        if self.order not in cache.plans:
+            cache.plans[self.order] = [{} for _ in self.module.ops]
+        self.plans = cache.plans[self.order]
 
     def _resting(self, v: int, tiles: tuple[int, ...]) -> Slot:
         pending = self.pending.get(v, ())
@@ -111,17 +116,12 @@ class _Localizer:
         return self.cache.slot(self.partition, value, layout, pending)
 
     def plan(self, op: Op) -> _OpPlan:
-        rest = self.rest
-        key = (
-            op.id,
-            self.order,
-            self.loops[op.id],
-            tuple([rest[x.id].id for x in op.operands if isinstance(x, Value)]),
-            tuple([rest[x.id].id for x in op.results]),
-        )
-        plan = self.cache.plans.get(key)
+        rest = self.ids
+        key = (self.loops[op.id], *[rest[v] for v in self.around[op.id]])
+        plans = self.plans[op.id]
+        plan = plans.get(key)
         if plan is None:
-            plan = self.cache.plans[key] = self._plan(op)
+            plan = plans[key] = self._plan(op)
         return plan
 
     def _plan(self, op: Op) -> _OpPlan:

@@ -1,7 +1,7 @@
 """What a game must offer to be searched, and the record of what a search has seen.
 
-The engine knows no jax and no IR: a game is a state with moves, undo, a key and a cost. Costs are
-compared lexicographically by `Score`: first how far a limit is exceeded, then the objective.
+The engine knows no jax and no IR: a game is a state with moves, undo, a key and a cost. An answer
+that keeps all limits is better than any that does not (`Score`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Protocol
 Move = Hashable
 
 
-@dataclasses.dataclass(frozen=True, slots=True, order=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Score:
-    """Lower is better; `excess` (0 when all limits hold) counts before `objective`.
+    """Lower is better: first what keeps the limits, by objective; then the rest, by `scalar`.
 
     Attributes:
       excess: log of how many times a limit is exceeded, at least 0.
@@ -29,6 +29,13 @@ class Score:
     def scalar(self) -> float:
         """One number for search: exceeding a limit by x costs as much as a slow-down by x^2."""
         return math.log(max(self.objective, 1e-300)) + 2.0 * self.excess
+
+    def __lt__(self, other: Score) -> bool:
+        return self.rank() < other.rank()
+
+    def rank(self) -> tuple[bool, float]:
+        """Sort key."""
+        return self.excess > 0, self.scalar()
 
 
 class Game(Protocol):
@@ -100,16 +107,16 @@ class Record:
             self.history.append((self.episodes, score))
         self.elites[key] = Elite(score, path)
         if len(self.elites) > 4 * self.keep:
-            ranked = sorted(self.elites.items(), key=lambda item: item[1].score)
+            ranked = sorted(self.elites.items(), key=lambda item: item[1].score.rank())
             self.elites = dict(ranked[: self.keep])
 
     @property
     def best(self) -> Elite:
-        return min(self.elites.values(), key=lambda e: e.score)
+        return min(self.elites.values(), key=lambda e: e.score.rank())
 
     def ranked(self) -> list[Elite]:
         """The best answers, best first."""
-        return sorted(self.elites.values(), key=lambda e: e.score)[: self.keep]
+        return sorted(self.elites.values(), key=lambda e: e.score.rank())[: self.keep]
 
     def reward(self, scalar: float) -> float:
         """Maps a scalar cost to [0, 1] between the worst and the best seen."""

@@ -11,8 +11,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+import numpy as np
+
 from partir_search.ir.core import Module, Op, Shape, Value
-from partir_search.ir.partition import zero_values
+from partir_search.ir.index import Index
 from partir_search.ir.rule import NONE, Dims, OpRule
 from partir_search.propagation.rules.control_flow import flows_of, outer_inner
 from partir_search.propagation.rules.registry import RuleTable
@@ -52,7 +54,7 @@ class Graph:
         table = table or RuleTable()
         self.module = module
         self.rules: list[OpRule] = [table(op) for op in module.ops]
-        self.zeros = zero_values(module)
+        self.index = Index(module, self.rules)
         find = _Union(len(module.values))
         self._merge_ties(find)
         contracted = self._contract(find) if contract else set()
@@ -78,6 +80,12 @@ class Graph:
         for n, node in enumerate(self.nodes):
             for cls in {cls for cls, _ in node.ports}:
                 self.touching[cls].append(n)
+        self.spread = np.array(self.class_of, dtype=np.int64)
+        self.op_nodes = np.array(self.node_of, dtype=np.int64)
+        self.result_of = np.array(
+            [op.results[0].id if op.results else NONE for op in module.ops], dtype=np.int64
+        )
+        self.region_ops = np.array([bool(op.regions) for op in module.ops], dtype=bool)
 
     def _merge_ties(self, find: _Union) -> None:
         module = self.module
@@ -152,9 +160,6 @@ class Graph:
                 tuple(map(tuple, places)),
             )
         )
-
-    def is_contracted(self, op: Op) -> bool:
-        return not op.regions and self.node_of[op.id] == NONE
 
 
 class _Union:

@@ -13,6 +13,8 @@ from array import array
 from collections import deque
 from collections.abc import Iterator
 
+import numpy as np
+
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import KEPT, Partition
 from partir_search.ir.rule import NONE
@@ -176,16 +178,14 @@ class State:
     def partition(self) -> Partition:
         """The partition of the module: classes spread to values, nodes to ops."""
         graph = self.graph
-        module = graph.module
-        values = [[tiles[c] for c in graph.class_of] for tiles in self.tiles]
-        ops: list[list[int]] = []
-        for tiles, loops in zip(values, self.loops, strict=True):
-            row = [NONE] * len(module.ops)
-            for op in module.ops:
-                n = graph.node_of[op.id]
-                if n >= 0:
-                    row[op.id] = loops[n]
-                elif not op.regions and op.results[0].type.shape:
-                    row[op.id] = max(tiles[op.results[0].id], NONE)
-            ops.append(row)
-        return Partition(module, self.mesh, graph.rules, ops, values, graph.zeros)
+        values, ops = [], []
+        for tiles, loops in zip(self.tiles, self.loops, strict=True):
+            spread = np.frombuffer(tiles, dtype=np.int8)[graph.spread]
+            # A contracted op is elementwise: its factors are its result's dims.
+            contracted = np.maximum(spread[graph.result_of], NONE)
+            known = np.append(np.frombuffer(loops, dtype=np.int8), NONE)[graph.op_nodes]
+            row = np.where(graph.op_nodes >= 0, known, contracted)
+            row[graph.region_ops] = NONE
+            values.append(spread.tolist())
+            ops.append(row.tolist())
+        return Partition(graph.module, self.mesh, graph.rules, ops, values, graph.index)

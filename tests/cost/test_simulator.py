@@ -1,0 +1,219 @@
+"""The simulator against hand arithmetic, against itself unfolded, and against XLA's flops."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments.schedules import schedule
+from models.transformer import TransformerConfig, example_args, make_train_step, optimizer
+from partir_search.cost.collectives import collective_seconds, sent_bytes
+from partir_search.cost.simulator import Cost, CostModel
+from partir_search.ir.fold import fold
+from partir_search.ir.mesh import MeshShape
+from partir_search.lowering.local import localize
+from partir_search.machine import MACHINES, Machine, find_machine, machine_of_kind
+from partir_search.planner import Planner
+from partir_search.propagation.graph import Graph
+from partir_search.propagation.propagate import State
+from partir_search.propagation.rules.registry import RuleTable, rule_key
+from partir_search.signature import split_call, trace_call
+from tests.support import module_of, state_of, tile_arg
+
+# Round figures, so that expectations can be worked out by hand.
+ROUND = Machine(
+    name="round",
+    flops_per_s={"default": 1e9},
+    hbm_bytes=10**9,
+    hbm_bytes_per_s=1e9,
+    link_bytes_per_s=1e6,
+    hop_seconds=0.0,
+    kernel_seconds=0.0,
+    matmul_efficiency=1.0,
+    hbm_efficiency=1.0,
+)
+
+
+def cost_of(state: State, machine: Machine = ROUND) -> Cost:
+    graph = state.graph
+    return CostModel(graph.module, graph.rules, machine).evaluate(localize(state.partition()))
+
+
+def ones(*shape: int) -> Any:
+    return np.ones(shape, np.float32)
+
+
+def matmul(x: Any, w: Any) -> Any:
+    return x @ w
+
+
+def test_matmul_by_hand() -> None:
+    """2 * 64 * 128 * 32 flops at 1 GFLOP/s take longer than reading and writing 57 KB at 1 GB/s."""
+    state = state_of(module_of(matmul, ones(64, 128), ones(128, 32)))
+    cost = cost_of(state)
+    assert cost.flops == 2 * 64 * 128 * 32
+    assert cost.seconds == pytest.approx(cost.flops / 1e9)
+    assert cost.argument_bytes == 4 * (64 * 128 + 128 * 32)
+    assert cost.peak_bytes == cost.argument_bytes + 4 * 64 * 32
+    slow = dataclasses.replace(ROUND, hbm_bytes_per_s=1e6)
+    traffic = 4 * (64 * 128 + 128 * 32 + 64 * 32)
+    assert cost_of(state, slow).seconds == pytest.approx(traffic / 1e6)
+
+
+def test_contracted_dim_by_hand() -> None:
+    """K on model:4: a quarter of the flops, one all_reduce of 8 KB: 2 * 3/4 * 8192 / 1e6 s."""
+    state = state_of(module_of(matmul, ones(64, 128), ones(128, 32)))
+    tile_arg(state, 0, 1, "model")
+    cost = cost_of(state)
+    assert cost.flops == 2 * 64 * 32 * 32
+    sent = 2 * 3 / 4 * 4 * 64 * 32
+    assert cost.bytes_by_axis == {"model": sent}
+    assert cost.bytes_by_kind == {"all_reduce": sent}
+    assert cost.collective_seconds == pytest.approx(sent / 1e6)
+
+
+@pytest.mark.parametrize(
+    "kind,rounds", [("all_gather", 1), ("reduce_scatter", 1), ("all_to_all", 1), ("all_reduce", 2)]
+)
+def test_alpha_beta(kind: str, rounds: int) -> None:
+    mesh = MeshShape(("a", "b"), (4, 2))
+    machine = dataclasses.replace(ROUND, hop_seconds=1.0, axis_bytes_per_s={"b": 5e5})
+    one = collective_seconds(kind, 1e6, (0,), mesh, machine)
+    assert one == pytest.approx(rounds * (3 / 4 * 1.0 + 3 * 1.0))
+    both = collective_seconds(kind, 1e6, (0, 1), mesh, machine)
+    assert both == pytest.approx(rounds * (7 / 8 * 2.0 + 7 * 1.0))
+    assert sent_bytes(kind, 8.0, 4) == rounds * 6.0
+    assert collective_seconds("slice", 1e6, (0,), mesh, machine) == 0.0
+
+
+def test_loops_multiply() -> None:
+    """A scan of n steps costs n bodies; jax's own roofline counts one."""
+
+    def f(x: Any, ws: Any) -> Any:
+        return jax.lax.scan(lambda c, w: (c @ w, None), x, ws)[0]
+
+    costs = [cost_of(state_of(module_of(f, ones(8, 8), ones(n, 8, 8)))) for n in (1, 10)]
+    assert costs[0].flops == 2 * 8**3
+    assert costs[1].flops == 10 * costs[0].flops
+    assert costs[1].compute_seconds == pytest.approx(10 * costs[0].compute_seconds)
+
+
+def test_collectives_in_loops_multiply() -> None:
+    def f(x: Any, ws: Any) -> Any:
+        return jax.lax.scan(lambda c, w: (c @ w, None), x, ws)[0]
+
+    state = state_of(module_of(f, ones(8, 8), ones(10, 8, 8)))
+    tile_arg(state, 1, 1, "model")
+    assert cost_of(state).bytes_by_axis["model"] == 10 * 2 * 3 / 4 * 4 * 64
+
+
+def test_live_memory_by_hand() -> None:
+    """Two products live at once, the third replaces them; elementwise values are not stored."""
+
+    def f(x: Any, w: Any) -> Any:
+        a = x @ w
+        b = jnp.tanh(a) @ w
+        return jnp.sin(a) @ b
+
+    n = 4 * 32 * 32
+    assert cost_of(state_of(module_of(f, ones(32, 32), ones(32, 32)))).peak_bytes == 5 * n
+
+
+def test_donation_saves_the_result() -> None:
+    def f(p: Any, g: Any) -> Any:
+        return p - g
+
+    args = (ones(32, 32), ones(32, 32))
+    plain = module_of(f, *args, ties=((0, 0),))
+    donated = dataclasses.replace(plain, donated=frozenset({0}))
+    n = 4 * 32 * 32
+    assert cost_of(state_of(plain)).peak_bytes == 3 * n
+    assert cost_of(state_of(donated)).peak_bytes == 2 * n
+
+
+def test_gathers_of_arguments_hide_where_the_machine_prefetches() -> None:
+    def f(x: Any, w1: Any, w2: Any) -> Any:
+        return (x @ w1) @ w2
+
+    state = state_of(module_of(f, ones(64, 64), ones(64, 64), ones(64, 64)))
+    tile_arg(state, 0, 0, "batch")
+    tile_arg(state, 2, 0, "batch")
+    exposed = cost_of(state).collective_seconds
+    assert exposed == pytest.approx(4 * 64 * 64 / 2 / 1e6)
+    hidden = cost_of(state, dataclasses.replace(ROUND, prefetches=True)).collective_seconds
+    assert hidden == pytest.approx(exposed - 2 * 32 * 64 * 64 / 1e9)
+
+
+def test_flops_agree_with_xla() -> None:
+    """Unrolled, unpartitioned: within 5 % (XLA counts elementwise operations too)."""
+    config = TransformerConfig(layers=1, d_model=64, heads=4, d_ff=256, vocab=64, seq=32)
+    args = example_args(config, optimizer(), 8)
+    step = make_train_step(config)
+    call = split_call(step, args, {}, (), ())
+    module = trace_call(jax.jit(step), call, args, {}, "step").module
+    ours = cost_of(state_of(module, MeshShape(("x",), (1,)))).flops
+    xla = jax.jit(step).lower(*args).compile().cost_analysis()["flops"]
+    assert ours == pytest.approx(xla, rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["bp", "bp+mp", "bp+mp+z2", "bp+mp+z3"])
+@pytest.mark.parametrize("remat", [False, True])
+def test_fold_costs_what_the_whole_costs(name: str, remat: bool) -> None:
+    """Memory exactly; seconds within 8 %, never too low by more than 1 %."""
+    config = TransformerConfig(layers=6, d_model=64, heads=4, d_ff=256, seq=32, remat=remat)
+    args = example_args(config, optimizer(clip=None), 16)
+    step = jax.jit(make_train_step(config), donate_argnums=0)
+    module = trace_call(step, split_call(step, args, {}, (), ()), args, {}, "step").module
+    mesh = MeshShape(("batch", "model"), (4, 2))
+    machine = dataclasses.replace(MACHINES["tpu_v5e"], kernel_seconds=0.0)
+    planned = Planner(module, mesh, machine).run(schedule(name))
+    folded = fold(module, rule_key)
+    graph = Graph(folded.module, RuleTable(), contract=True)
+    whole_rules = [RuleTable()(op) for op in module.ops]
+    model = CostModel(
+        folded.module, graph.rules, machine, folded=folded, original_rules=whole_rules
+    )
+    state = State(graph, mesh)
+    names = {v.name: v.id for v in module.values}
+    for action in planned.actions:
+        cls = graph.class_of[folded.class_of[names[action.value]]]
+        axis = mesh.index(action.axis)
+        if hasattr(action, "dim"):
+            if state.may_tile(cls, action.dim, axis):
+                state.tile(cls, action.dim, axis)
+        elif state.tiles[axis][cls] == -1:
+            state.keep(cls, axis)
+    cost = model.evaluate(localize(state.partition()))
+    assert cost.peak_bytes == pytest.approx(planned.cost.peak_bytes, rel=1e-9)
+    assert cost.argument_bytes == planned.cost.argument_bytes
+    assert 0.99 <= cost.seconds / planned.cost.seconds <= 1.08
+
+
+def test_machines_name_their_sources() -> None:
+    wanted = [
+        "tpu_v3",
+        "tpu_v4",
+        "tpu_v5e",
+        "tpu_v5p",
+        "tpu_v6e",
+        "a100",
+        "h100",
+        "h200",
+        "v100",
+        "cpu",
+    ]
+    assert sorted(MACHINES) == sorted(wanted)
+    for machine in MACHINES.values():
+        assert machine.sources
+        assert machine.matmul_flops_per_s("bfloat16") > 0
+        assert find_machine(machine.name) is machine
+    assert machine_of_kind("TPU v5 lite").name == "tpu_v5e"
+    assert machine_of_kind("NVIDIA H100 80GB HBM3").name == "h100"
+    assert machine_of_kind("cpu").name == "cpu"
+    with pytest.raises(ValueError, match="no figures for device kind 'Gaudi'"):
+        machine_of_kind("Gaudi")

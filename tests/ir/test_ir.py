@@ -1,0 +1,160 @@
+"""Reading jaxprs, printing, checking and folding."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from partir_search.ir.fold import find_repeats, fold
+from partir_search.ir.printer import print_partition
+from partir_search.ir.verify import InvalidIR, verify, verify_partition
+from partir_search.propagation.rules.registry import rule_key
+from tests.support import check_partition, module_of, state_of, tile_arg
+
+
+def matmuls(x: Any, w1: Any, w2: Any) -> Any:
+    return jax.nn.relu(x @ w1) @ w2
+
+
+MATMULS = (np.ones((256, 8), "f"), np.ones((8, 16), "f"), np.ones((16, 8), "f"))
+
+
+def test_calls_are_inlined_and_dead_code_is_dropped() -> None:
+    @jax.custom_vjp
+    def double(x: Any) -> Any:
+        return 2 * x
+
+    double.defvjp(lambda x: (double(x), None), lambda _, g: (2 * g,))
+
+    def f(x: Any) -> Any:
+        unused = jnp.cos(x)
+        return jax.jit(jax.nn.relu)(double(x)), unused[:0].sum() * 0 + x.sum()
+
+    module = module_of(f, np.ones(4, "f"))
+    prims = {op.prim for op in module.ops}
+    assert not prims & {"jit", "pjit", "custom_jvp_call", "custom_vjp_call"}
+    assert "max" in prims
+    assert len(module_of(lambda x: (jnp.cos(x), x)[1], np.ones(4, "f")).ops) == 0
+
+
+def test_regions() -> None:
+    def f(x: Any) -> Any:
+        y, ys = jax.lax.scan(lambda c, a: (c + a, c * a), x[0], x)
+        z = jax.lax.while_loop(lambda c: c.sum() < 100, lambda c: c * 2, y)
+        w = jax.lax.cond(z[0] > 0, jnp.sin, jnp.cos, z)
+        return jax.grad(lambda v: jax.checkpoint(jnp.tanh)(v).sum())(w), ys
+
+    module = module_of(f, np.ones((4, 8), "f"))
+    regions = {op.prim: len(op.regions) for op in module.ops if op.regions}
+    remat = next(p for p in regions if p.startswith(("remat", "checkpoint")))
+    assert regions == {"scan": 1, "while": 2, "cond": 2, remat: 1}
+
+
+def test_names_and_sources() -> None:
+    module = module_of(matmuls, *MATMULS)
+    assert [v.name for v in module.body.args] == ["a0", "a1", "a2"]
+    assert len({v.name for v in module.values}) == len(module.values)
+    assert all("test_ir.py" in op.source for op in module.ops if op.prim == "dot_general")
+
+
+def test_print_tile_and_sum(golden: Callable[[str], None]) -> None:
+    state = state_of(module_of(matmuls, *MATMULS))
+    tile_arg(state, 0, 0, "batch")
+    tile_arg(state, 1, 1, "model")
+    partition = state.partition()
+    golden(print_partition(partition))
+    check_partition(partition, matmuls, MATMULS)
+
+
+def test_print_regions_and_pending(golden: Callable[[str], None]) -> None:
+    def f(x: Any, w: Any) -> Any:
+        y, _ = jax.lax.scan(lambda c, a: (jnp.tanh(c @ a), None), x, w)
+        return y @ w[0] + y @ w[1]
+
+    args = (np.ones((8, 4), "f"), np.full((3, 4, 4), 0.1, "f"))
+    state = state_of(module_of(f, *args))
+    tile_arg(state, 0, 0, "batch")
+    tile_arg(state, 1, 2, "model")
+    partition = state.partition()
+    golden(print_partition(partition))
+    check_partition(partition, f, args)
+
+
+def test_print_only_some_ops() -> None:
+    partition = state_of(module_of(matmuls, *MATMULS)).partition()
+    text = print_partition(partition, lambda op: op.prim == "dot_general")
+    assert text.count("dot_general[") == 2
+    assert " = max" not in text
+
+
+def test_verify_module() -> None:
+    module = module_of(matmuls, *MATMULS)
+    first, *rest = module.body.ops
+    module.body.ops = (*rest, first)
+    with pytest.raises(InvalidIR, match=r"(?s)before it is defined.*> "):
+        verify(module)
+    module.body.ops = (first, *rest)
+    verify(module)
+    module.ops[0] = dataclasses.replace(first, id=5)
+    with pytest.raises(InvalidIR, match="has id 5 at position 0"):
+        verify(module)
+
+
+def test_verify_partition() -> None:
+    partition = state_of(module_of(matmuls, *MATMULS)).partition()
+    verify_partition(partition)
+    partition.loops[0][0] = 7
+    with pytest.raises(InvalidIR, match=r"test_ir.py.* loops over factor 7"):
+        verify_partition(partition)
+    partition.loops[0][0] = -1
+    partition.tiles[1][0] = 1
+    verify_partition(partition)
+    partition.tiles[0][0] = 2
+    with pytest.raises(InvalidIR, match="cannot be tiled on dim 2"):
+        verify_partition(partition)
+
+
+def test_repeats_of_a_sequence() -> None:
+    """7 3x(1 2 3 4) 9 2x(5 6): the larger cover first, then what is left of and right of it."""
+    prints = np.array([7, 1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4, 9, 5, 6, 5, 6])
+    found = [(s.start, s.period, s.repeats) for s in find_repeats(prints)]
+    assert found == [(1, 4, 3), (14, 2, 2)]
+    assert find_repeats(np.arange(5)) == []
+
+
+def deep(layers: int) -> tuple[Any, Any]:
+    def f(x: Any, *ws: Any) -> Any:
+        for w1, w2 in zip(ws[::2], ws[1::2], strict=True):
+            x = x + jnp.tanh(jnp.sin(x @ w1) * 2 + 1) @ w2
+        return x.sum()
+
+    w = [np.ones((8, 16), "f"), np.ones((16, 8), "f")] * layers
+    return jax.grad(f, argnums=tuple(range(1, 2 * layers + 1))), (np.ones((4, 8), "f"), *w)
+
+
+def test_fold_does_not_depend_on_depth() -> None:
+    sizes = []
+    for layers in (4, 8, 16):
+        fn, args = deep(layers)
+        module = module_of(fn, *args)
+        folded = fold(module, rule_key)
+        sizes.append((len(folded.module.ops), len(folded.module.values)))
+        assert sum(op.count for op in folded.module.body.ops) == len(module.body.ops)
+        for value, cls in zip(module.values, folded.class_of, strict=True):
+            if cls >= 0:
+                assert folded.module.values[cls].type == value.type
+    assert sizes[0] == sizes[1] == sizes[2]
+
+
+def test_fold_respects_marks() -> None:
+    fn, args = deep(4)
+    module = module_of(fn, *args)
+    plain = fold(module, rule_key)
+    marked = fold(module, rule_key, {module.body.args[1].id: "tiled"})
+    assert len(plain.module.body.args) < len(marked.module.body.args)

@@ -1,0 +1,175 @@
+"""The engine on toy games with known answers; it needs no compiler."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from partir_search.mcts.anneal import anneal
+from partir_search.mcts.exact import enumerate_states
+from partir_search.mcts.game import Record, Score
+from partir_search.mcts.goals import Fastest, Fit, scorer
+from partir_search.mcts.search import Settings, grow, search
+from partir_search.mcts.tree import Tree
+
+
+class Subset:
+    """Choose a subset of `costs`: the answer costs 1 + the distance of its sum from `target`."""
+
+    def __init__(self, costs: Sequence[int], target: int, limit: int | None = None) -> None:
+        self.costs, self.target, self.limit = costs, target, limit
+        self.taken: list[int] = []
+        self.scored = 0
+
+    def moves(self) -> list[int]:
+        return [i for i in range(len(self.costs)) if i not in self.taken]
+
+    def step(self, move: Any) -> bool:
+        if move in self.taken:
+            return False
+        self.taken.append(move)
+        return True
+
+    def undo(self) -> None:
+        self.taken.pop()
+
+    def key(self) -> frozenset[int]:
+        return frozenset(self.taken)
+
+    def score(self) -> Score:
+        self.scored += 1
+        total = sum(self.costs[i] for i in self.taken)
+        excess = max(0.0, len(self.taken) / self.limit - 1) if self.limit else 0.0
+        return Score(excess, 1.0 + abs(total - self.target))
+
+    def exact(self) -> float:
+        sums = (
+            sum(c)
+            for n in range(len(self.costs) + 1)
+            for c in itertools.combinations(self.costs, n)
+        )
+        return min(1.0 + abs(s - self.target) for s in sums)
+
+
+class Order(Subset):
+    """Order matters: move i only counts if everything smaller was played before it."""
+
+    def key(self) -> Any:
+        return tuple(self.taken)
+
+    def score(self) -> Score:
+        good = 0
+        for i in self.taken:
+            if i != good:
+                break
+            good += 1
+        return Score(0.0, 100.0 - 10 * good + len(self.taken))
+
+
+def test_small_spaces_are_proven() -> None:
+    game = Subset([3, 5, 9, 14, 20], 31)
+    result = search(game, episodes=10)
+    assert result.proven
+    assert result.best.score.objective == game.exact() == 1.0 + 0
+    assert sum(game.costs[i] for i in result.best.path) == 31
+    assert game.taken == []
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_subset_sum(seed: int) -> None:
+    rng = random.Random(seed)
+    game = Subset([rng.randrange(50, 1000) for _ in range(16)], 4321)
+    settings = Settings(exact_states=0)
+    result = search(game, episodes=4000, seed=seed, settings=settings)
+    assert not result.proven
+    assert result.best.score.objective <= game.exact() + 0.001 * game.target
+    assert result.episodes <= 4000 + settings.rollout + 2
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_order_is_found(seed: int) -> None:
+    result = search(Order([0] * 7, 0), episodes=3000, seed=seed, settings=Settings(exact_states=0))
+    assert result.best.path[:7] == tuple(range(7))
+
+
+def test_limits_come_first() -> None:
+    """With at most two moves allowed the best sum within the limit wins over a better one."""
+    game = Subset([1, 2, 4, 8, 16], 31, limit=2)
+    result = search(game, episodes=400)
+    assert result.best.score.excess == 0
+    assert result.best.score.objective == 1.0 + 31 - 24
+
+
+def test_same_seed_same_answer() -> None:
+    def run(seed: int) -> Any:
+        game = Subset(list(range(3, 60, 4)), 200)
+        result = search(game, episodes=300, seed=seed, settings=Settings(exact_states=0))
+        return result.best.path, result.history, result.states
+
+    assert run(1) == run(1)
+    assert run(1) != run(2)
+
+
+def test_starts_are_looked_at_and_never_lost() -> None:
+    game = Subset([100, 7, 900], 1000)
+    result = search(game, episodes=2, starts=[(0, 2)], settings=Settings(exact_states=0))
+    assert result.best.path == (0, 2)
+
+
+def test_known_states_are_not_scored_again() -> None:
+    game = Subset([1, 2, 3], 4)
+    search(game, episodes=200, settings=Settings(exact_states=0))
+    assert game.scored == 8  # all subsets, each once
+
+
+def test_enumeration_gives_up_in_time() -> None:
+    game = Subset(list(range(12)), 30)
+    record = Record(game, episodes=10)
+    assert not enumerate_states(game, record, 100)
+    assert game.taken == []
+    assert record.episodes == 0
+
+
+def test_annealing_alone_improves_and_restores() -> None:
+    game = Order([0] * 6, 0)
+    record = Record(game, episodes=1500)
+    record.look(())
+    anneal(game, record, random.Random(0))
+    assert record.best.score.objective <= 100 - 60 + 6
+    assert game.taken == []
+
+
+def test_golden_tree(golden: Callable[[str], None]) -> None:
+    """Visits, values and transpositions of a small tree: any change of the rules shows here."""
+    game, tree = Subset([1, 2, 4], 5), Tree()
+    record = Record(game, episodes=60)
+    settings = dataclasses.replace(Settings(), rollout=1)
+    grow(game, record, tree, random.Random(0), settings, 40)
+    assert len(tree) == len({*tree.index})
+    assert tree.visits[0] == sum(1 for _ in range(tree.visits[0]))
+    golden(json.dumps(tree.to_dict(), indent=1))
+
+
+def test_scores_order() -> None:
+    fits, over = Score(0.0, 5.0), Score(0.1, 1.0)
+    assert fits < over
+    assert Score(0.0, 4.0) < fits
+    assert Score(0.1, 2.0) < Score(0.11, 9.0)  # neither fits: time counts as well
+    assert min([over, fits], key=Score.rank) is fits
+
+
+def test_goals() -> None:
+    @dataclasses.dataclass
+    class Cost:
+        seconds: float
+        peak_bytes: float
+
+    score = scorer([Fit(100.0), Fastest()])
+    assert score(Cost(2.0, 90.0)) == Score(0.0, 2.0)
+    assert score(Cost(1.0, 200.0)).excess == pytest.approx(0.6931, abs=1e-4)

@@ -1,0 +1,217 @@
+"""Propagation: fixed point in both directions, conflicts, keeping whole, provenance, travel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import partir_search as ps
+from partir_search.ir.partition import KEPT
+from partir_search.lowering.local import localize
+from partir_search.lowering.reshard import SLICE
+from partir_search.propagation.actions import IllegalAction
+from partir_search.propagation.propagate import State
+from tests.support import check_partition, module_of, state_of, tile_arg
+
+
+def ones(*shape: int) -> Any:
+    return np.ones(shape, np.float32)
+
+
+def mlp(x: Any, w1: Any, w2: Any) -> Any:
+    return jnp.tanh(x @ w1) @ w2
+
+
+MLP = (ones(8, 8), ones(8, 16), ones(16, 8))
+
+
+def dims(state: State, axis: str) -> list[int]:
+    """Dim of each argument on an axis."""
+    row = state.tiles[state.mesh.index(axis)]
+    return [row[state.graph.class_of[v.id]] for v in state.graph.module.body.args]
+
+
+def kinds(state: State) -> list[str]:
+    """Collectives of the device-local program."""
+    moves = localize(state.partition()).moves()
+    return [m.step.kind for m, _ in moves if m.step.kind != SLICE]
+
+
+def test_forward_and_backward() -> None:
+    """Megatron: tiling w1's columns reaches w2's rows; the result is one sum."""
+    state = state_of(module_of(mlp, *MLP))
+    tile_arg(state, 1, 1, "model")
+    assert dims(state, "model") == [-1, 1, 0]
+    assert kinds(state) == ["all_reduce"]
+    backward = state_of(module_of(mlp, *MLP))
+    tile_arg(backward, 2, 0, "model")
+    assert dims(backward, "model") == [-1, 1, 0]
+    assert backward.key() == state.key()
+
+
+def test_order_of_independent_actions_does_not_matter() -> None:
+    one, two = (state_of(module_of(mlp, *MLP)) for _ in range(2))
+    tile_arg(one, 0, 0, "batch")
+    tile_arg(one, 1, 1, "model")
+    tile_arg(two, 1, 1, "model")
+    tile_arg(two, 0, 0, "batch")
+    assert one.key() == two.key()
+
+
+def test_conflict_is_recorded_and_nothing_happens() -> None:
+    """Both operands of an add want their own dim: neither wins."""
+    state = state_of(module_of(lambda x, y: x + y, ones(8, 8), ones(8, 8)))
+    x, y = (state.graph.class_of[v.id] for v in state.graph.module.body.args)
+    state._set(state.tiles[0], x, 0)
+    tile_arg(state, 1, 1, "batch")
+    (conflict,) = state.conflicts()
+    assert sorted(conflict.candidates) == [(0, x), (1, y)]
+    assert kinds(state) == ["all_gather", "all_gather"]
+    check_partition(state.partition(), lambda x, y: x + y, (ones(8, 8), ones(8, 8)))
+
+
+def test_earlier_wins() -> None:
+    """After batch parallelism a weight on the batch axis is gathered where it is used."""
+    state = state_of(module_of(mlp, *MLP))
+    tile_arg(state, 0, 0, "batch")
+    tile_arg(state, 1, 0, "batch")
+    assert dims(state, "batch") == [0, 0, -1]
+    assert kinds(state) == ["all_gather"]
+
+
+def test_kept_values_stop_propagation() -> None:
+    state = state_of(module_of(mlp, *MLP))
+    w2 = state.graph.module.body.args[2]
+    state.keep(state.graph.class_of[w2.id], 1)
+    tile_arg(state, 1, 1, "model")
+    assert dims(state, "model") == [-1, 1, KEPT]
+    check_partition(state.partition(), mlp, MLP)
+
+
+def test_refusals() -> None:
+    state = state_of(module_of(mlp, *MLP))
+    tile_arg(state, 0, 0, "model")
+    with pytest.raises(IllegalAction, match="cannot be tiled on dim 1 along axis 'model'"):
+        tile_arg(state, 0, 1, "model")
+    with pytest.raises(IllegalAction, match="is decided along axis 'model'"):
+        state.keep(state.graph.class_of[0], 1)
+    odd = state_of(module_of(lambda x: x * 2, ones(6, 3)))
+    with pytest.raises(IllegalAction, match="cannot be tiled on dim 0"):
+        tile_arg(odd, 0, 0, "model")
+    tile_arg(odd, 0, 0, "batch")
+    with pytest.raises(IllegalAction, match="dim 1"):
+        tile_arg(odd, 0, 1, "model")
+
+
+def test_sums_of_gradients_are_reduced_once() -> None:
+    """Three uses of x give three partial gradients and one all_reduce."""
+
+    def f(x: Any, q: Any, k: Any, v: Any) -> Any:
+        return jax.grad(lambda y: sum((y @ w).sum() for w in (q, k, v)))(x)
+
+    args = (ones(4, 8), *(ones(8, 8),) * 3)
+    state = state_of(module_of(f, *args))
+    for i in (1, 2, 3):
+        tile_arg(state, i, 1, "model")
+    assert kinds(state) == ["all_reduce"]
+    check_partition(state.partition(), f, args)
+
+
+def test_reduce_scatter_where_the_sum_is_needed_tiled() -> None:
+    def f(x: Any, w: Any, m: Any) -> Any:
+        return m + x.T @ (x @ w)
+
+    args = (ones(8, 4), ones(4, 8), ones(4, 8))
+    state = state_of(module_of(f, *args))
+    tile_arg(state, 0, 0, "batch")
+    tile_arg(state, 2, 0, "batch")
+    assert kinds(state) == ["reduce_scatter"]
+    check_partition(state.partition(), f, args)
+
+
+def test_two_axes_on_one_dim_put_the_gathered_one_last() -> None:
+    """w2 rests on (model, batch): one all_gather over batch gives what the matmul needs."""
+    state = state_of(module_of(mlp, *MLP))
+    tile_arg(state, 0, 0, "batch")
+    tile_arg(state, 1, 1, "model")
+    tile_arg(state, 2, 0, "batch")
+    partition = state.partition()
+    assert partition.order == (1, 0)
+    assert partition.layout(partition.module.body.args[2]) == ((1, 0), ())
+    assert kinds(state) == ["all_gather", "all_reduce"]
+    check_partition(partition, mlp, MLP)
+
+
+def test_scan_carries_agree() -> None:
+    def f(x: Any, ws: Any) -> Any:
+        return jax.lax.scan(lambda c, w: (jnp.tanh(c @ w), c.sum(1)), x, ws)
+
+    args = (ones(8, 8), ones(3, 8, 8))
+    state = state_of(module_of(f, *args))
+    tile_arg(state, 0, 0, "batch")
+    partition = state.partition()
+    op = next(op for op in partition.module.ops if op.prim == "scan")
+    assert partition.layout(op.results[0]) == ((0,), ())
+    assert partition.layout(op.results[1]) == ((), (0,))
+    assert kinds(state) == []
+    check_partition(partition, f, args)
+
+
+def test_state_in_and_out_are_one() -> None:
+    def f(p: Any, m: Any, x: Any) -> Any:
+        m = 0.9 * m + x.T @ (x @ p)
+        return p - m, m
+
+    args = (ones(4, 8), ones(4, 8), ones(8, 4))
+    module = module_of(f, *args, ties=((0, 0), (1, 1)))
+    zero3 = state_of(module)
+    tile_arg(zero3, 2, 0, "batch")
+    tile_arg(zero3, 1, 1, "batch")
+    assert dims(zero3, "batch") == [1, 1, 0]
+    zero2 = state_of(module)
+    tile_arg(zero2, 2, 0, "batch")
+    zero2.keep(zero2.graph.class_of[module.body.args[0].id], 0)
+    tile_arg(zero2, 1, 1, "batch")
+    assert dims(zero2, "batch") == [KEPT, 1, 0]
+    assert kinds(zero2) == ["reduce_scatter", "all_gather"]
+    check_partition(zero2.partition(), f, args)
+
+
+def test_random_bits_are_sliced() -> None:
+    def f(key: Any, x: Any) -> Any:
+        k1, k2 = jax.random.split(key)
+        mask = jax.random.bernoulli(k1, 0.5, x.shape)
+        noise = jax.random.normal(k2, x.shape) + jax.random.uniform(key, (8, 4), jnp.bfloat16)
+        return jnp.where(mask, x, noise), jax.random.randint(k1, (8,), 0, 100)
+
+    for key in (jax.random.key(0), jax.random.key(0, impl="rbg")):
+        args = (key, ones(8, 4))
+        state = state_of(module_of(f, *args))
+        tile_arg(state, 1, 0, "batch")
+        tile_arg(state, 1, 1, "model")
+        assert kinds(state) == []
+        check_partition(state.partition(), f, args)
+
+
+def test_explain(mesh: jax.sharding.Mesh) -> None:
+    schedule = [
+        ps.ManualPartition({"x": 0}, axis="batch"),
+        ps.ManualPartition({"w1": 1}, axis="model"),
+    ]
+    plan = ps.auto_partition(mesh, schedule=schedule, machine="cpu")(mlp).plan(*MLP)
+    assert plan.explain("x").splitlines() == [
+        "x: f32[8,8]",
+        "  batch: dim 0, by Tile(value='x', dim=0, axis='batch')",
+        "  model: whole (nothing reached it)",
+    ]
+    text = plan.explain("w2")
+    assert "model: dim 0, by propagation of Tile(value='w1', dim=1, axis='model') through" in text
+    assert "dot_general" in text
+    assert "test_propagate.py" in text
+    assert "whole" in plan.explain("w*")
+    with pytest.raises(KeyError, match="no argument or value 'w9'; near it are: w1, w2, x"):
+        plan.explain("w9")

@@ -1,0 +1,116 @@
+"""Imports go downward through the layers, nothing private of jax is used, files stay small."""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+
+ROOT = pathlib.Path(__file__).parent.parent
+PACKAGE = ROOT / "partir_search"
+
+# Lowest first. A file may import from its own floor's folder and from lower floors.
+FLOORS: tuple[tuple[str, ...], ...] = (
+    ("ir", "machine", "paths"),
+    ("propagation",),
+    ("lowering",),
+    ("cost", "experts", "mcts"),
+    ("tactics", "planner", "plan", "report", "constraints", "signature", "user_rules"),
+    ("api",),
+    ("__init__",),
+)
+SIDEWAYS = {  # within the fourth and fifth floor, who may import whom
+    "cost": set(),
+    "experts": set(),
+    "mcts": {"cost", "experts"},
+    "tactics": set(),
+    "planner": {"tactics"},
+    "plan": {"planner"},
+    "report": {"plan"},
+    "constraints": set(),
+    "signature": set(),
+    "user_rules": set(),
+    "machine": set(),
+    "paths": set(),
+    "ir": set(),
+}
+
+
+def part_of(path: pathlib.Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def floor_of(part: str) -> int:
+    return next(i for i, parts in enumerate(FLOORS) if part in parts)
+
+
+def imports(path: pathlib.Path) -> list[str]:
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found += [f"{node.module}.{a.name}" for a in node.names]
+        elif isinstance(node, ast.Import):
+            found += [a.name for a in node.names]
+    return found
+
+
+def files() -> list[pathlib.Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def test_imports_go_down() -> None:
+    wrong = []
+    for path in files():
+        part = part_of(path)
+        for name in imports(path):
+            if not name.startswith("partir_search."):
+                continue
+            other = name.split(".")[1]
+            up = floor_of(other) > floor_of(part)
+            beside = floor_of(other) == floor_of(part) and other != part
+            if up or (beside and other not in SIDEWAYS.get(part, set())):
+                wrong.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert not wrong
+
+
+def test_engine_knows_no_compiler() -> None:
+    for name in ("game", "tree", "search", "anneal", "exact", "goals"):
+        used = imports(PACKAGE / "mcts" / f"{name}.py")
+        own = [u for u in used if u.startswith("partir_search")]
+        assert all(u.startswith("partir_search.mcts") for u in own), (name, own)
+        assert not any(u.split(".")[0] == "jax" for u in used), name
+
+
+def test_algorithms_name_no_op() -> None:
+    """Primitive names stand in rules and in the jaxpr reader only."""
+    from partir_search.propagation.rules import RULES
+
+    common = {"dot_general", "scatter-add", "reduce_sum", "gather", "scan", "random_bits"}
+    assert common <= set(RULES)
+    for folder in ("cost", "lowering", "mcts"):
+        for path in (PACKAGE / folder).rglob("*.py"):
+            strings = {
+                n.value
+                for n in ast.walk(ast.parse(path.read_text()))
+                if isinstance(n, ast.Constant) and isinstance(n.value, str)
+            }
+            assert not strings & common, path
+
+
+def test_nothing_private_of_jax() -> None:
+    for path in [*files(), *(ROOT / "experiments").rglob("*.py"), *(ROOT / "models").rglob("*.py")]:
+        assert not any(name.startswith("jax._src") for name in imports(path)), path
+
+
+def test_models_and_experiments_stand_outside() -> None:
+    for path in (ROOT / "models").rglob("*.py"):
+        assert not any(n.startswith("partir_search") for n in imports(path)), path
+    for path in (ROOT / "experiments").rglob("*.py"):
+        for name in imports(path):
+            assert not name.startswith("partir_search.") or name.count(".") == 1, (path, name)
+
+
+def test_files_are_small() -> None:
+    lines = {p: len(p.read_text().splitlines()) for p in files()}
+    assert max(lines.values()) <= 400, max(lines, key=lambda p: lines[p])
+    sizes = sorted(lines.values())
+    assert sizes[len(sizes) // 2] <= 200

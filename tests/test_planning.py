@@ -1,0 +1,111 @@
+"""Automatic plans: never behind the experts, proven where small, the same on every run."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AbstractMesh
+
+import partir_search as ps
+from models.transformer import TransformerConfig, example_args, make_train_step, optimizer
+
+MESH = AbstractMesh((4, 2), ("batch", "model"))
+
+
+def transformer_plan(layers: int, seed: int = 0, episodes: int = 250, **kw: Any) -> ps.Plan:
+    config = TransformerConfig(
+        layers=layers, d_model=2048, heads=16, d_ff=8192, vocab=32000, seq=512
+    )
+    step = jax.jit(make_train_step(config), donate_argnums=0)
+    args = example_args(config, optimizer(), 32)
+    options = {"machine": "tpu_v5e", "episodes": episodes, "seed": seed, **kw}
+    return ps.auto_partition(MESH, **options)(step).plan(*args)
+
+
+@pytest.mark.parametrize("layers", [2, 6])
+def test_never_behind_the_experts(layers: int) -> None:
+    plan = transformer_plan(layers)
+    (report,) = plan.searches
+    memory = ps.MACHINES["tpu_v5e"].hbm_bytes
+    fitting = [c for _, c in report.experts if c.peak_bytes <= memory]
+    names = {name for name, _ in report.experts}
+    assert {"BP(batch)", "BP(batch)+MP(model)+Z3", "FSDP3(all)"} <= names
+    assert report.cost.seconds <= min(c.seconds for c in fitting)
+    assert plan.cost.peak_bytes <= memory
+
+
+def test_same_seed_same_plan() -> None:
+    one, two = transformer_plan(2, episodes=120), transformer_plan(2, episodes=120)
+    assert one.actions == two.actions
+    assert json.dumps(one.to_json()) == json.dumps(two.to_json())
+
+
+def test_small_programs_are_proven() -> None:
+    def step(w: Any, x: Any) -> Any:
+        return w - jax.grad(lambda v: jnp.mean((x @ v) ** 2))(w)
+
+    structs = [jax.ShapeDtypeStruct((256, 256), jnp.float32)] * 2
+    mesh = AbstractMesh((4,), ("data",))
+    plan = ps.auto_partition(mesh, machine="tpu_v5e", donate_argnums=0)(step).plan(*structs)
+    assert plan.proven
+    (report,) = plan.searches
+    assert all(report.cost.seconds <= c.seconds for _, c in report.experts)
+
+
+def test_a_tight_machine_is_kept() -> None:
+    """With memory for a sharded state only, the plan shards it; with none, it says how much."""
+    loose = transformer_plan(2)
+    import dataclasses
+
+    limit = int(loose.cost.peak_bytes * 0.8)
+    tight = dataclasses.replace(ps.MACHINES["tpu_v5e"], hbm_bytes=limit)
+    plan = transformer_plan(2, machine=tight, episodes=400)
+    assert plan.cost.peak_bytes <= limit
+    assert plan.cost.seconds >= loose.cost.seconds
+
+
+def test_saved_plan_replays(tmp_path: Any) -> None:
+    plan = transformer_plan(2, episodes=60)
+    plan.save(tmp_path / "plan.json")
+    data = json.loads((tmp_path / "plan.json").read_text())
+    assert data["mesh"] == {"batch": 4, "model": 2}
+    again = transformer_plan(2, schedule=ps.load_plan(tmp_path / "plan.json"))
+    assert again.actions == plan.actions
+    assert again.cost == plan.cost
+    assert again.ir() == plan.ir()
+
+
+def test_plan_records(mesh: jax.sharding.Mesh) -> None:
+    def f(x: Any, w: Any) -> Any:
+        return jax.lax.scan(lambda c, v: (jnp.tanh(c @ v), None), x, w)[0]
+
+    x, w = np.ones((8, 8), "f"), np.ones((5, 8, 8), "f")
+    schedule = [ps.ManualPartition({"w": 1}, axis="model")]
+    plan = ps.auto_partition(mesh, schedule=schedule, machine="cpu")(f).plan(x, w)
+    (record,) = plan.collectives
+    assert (record.kind, record.axes, record.times) == ("all_reduce", ("model",), 5)
+    assert record.bytes == 4 * 64
+    assert record.op == "dot_general"
+    assert "test_planning.py" in record.source
+    assert plan.collective_counts["all_reduce"] == 1
+    assert "Plan(f, mesh<batch:2, model:4>" in repr(plan)
+    assert plan.conflicts() == []
+
+
+def test_report_tables(mesh: jax.sharding.Mesh) -> None:
+    from rich.console import Console
+
+    plan = transformer_plan(2, episodes=60)
+    console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(ps.report.arguments_table(plan))
+    console.print(ps.report.experts_table(plan))
+    console.print(ps.report.collectives_table(plan, {"found": plan.collective_counts}))
+    text = console.export_text()
+    assert "state/params/layer_#/mlp_in/kernel (x2)" in text
+    assert "chosen" in text
+    assert "all_reduce" in text
