@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import time
 import warnings
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Union
@@ -222,12 +223,15 @@ class AutoPartitioned:
     ) -> tuple[Plan, Traced]:
         o = self._options
         mesh = MeshShape(tuple(o.mesh.axis_names), tuple(o.mesh.axis_sizes))
+        begin = time.perf_counter()
         traced = trace_call(self._plain, call, args, kwargs, self.__name__)
+        spent = time.perf_counter() - begin
         module = traced.module
         fixed = self._fixed(call, traced, mesh)
         planner = Planner(module, mesh, o.machine)
         self._warn_opaque(planner)
         known = self._by_shape.get(call.plan_key())
+        planner.seconds["trace and import"] = spent
         planned = self._run(planner, fixed) if known is None else planner.replay(known.actions)
         plan = Plan(
             planned,

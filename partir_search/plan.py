@@ -69,6 +69,7 @@ class Plan:
       actions: what was decided; replayable.
       cost: simulated cost of a step on one device.
       searches: one report per automatic tactic.
+      seconds: where planning spent its time, by phase.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Plan:
         self.actions: tuple[Action, ...] = planned.actions
         self.cost: Cost = planned.cost
         self.searches: tuple[SearchReport, ...] = planned.reports
+        self.seconds: dict[str, float] = planned.seconds
 
     # What follows from the actions --------------------------------------------------------------
 

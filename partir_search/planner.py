@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from partir_search.cost.simulator import Cost, CostModel
 from partir_search.experts import Decision, Strategist, TileClass, expert_plans
@@ -66,6 +68,7 @@ class Planned:
     program: LocalProgram
     cost: Cost
     reports: tuple[SearchReport, ...]
+    seconds: dict[str, float]
 
 
 class Planner:
@@ -75,10 +78,19 @@ class Planner:
         self, module: Module, mesh: MeshShape, machine: Machine, table: RuleTable | None = None
     ) -> None:
         self.module, self.mesh, self.machine = module, mesh, machine
+        self.seconds: dict[str, float] = {}
         self.table = table or RuleTable()
-        self.graph = Graph(module, self.table, contract=True)
+        with self._timed("graph"):
+            self.graph = Graph(module, self.table, contract=True)
         self.cache = LocalCache()
         self._model: CostModel | None = None
+
+    @contextlib.contextmanager
+    def _timed(self, phase: str) -> Iterator[None]:
+        begin = time.perf_counter()
+        yield
+        spent = time.perf_counter() - begin
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + spent
 
     @property
     def model(self) -> CostModel:
@@ -131,7 +143,9 @@ class Planner:
     ) -> Planned:
         program = localize(state.partition(), self.cache)
         cost = self.model.evaluate(program)
-        return Planned(self.graph, state, tuple(actions), program, cost, tuple(reports))
+        return Planned(
+            self.graph, state, tuple(actions), program, cost, tuple(reports), self.seconds
+        )
 
     def _undecided(self, state: State, action: Action) -> bool:
         """Whether an action still has to be played; IllegalAction if it contradicts."""
@@ -153,20 +167,17 @@ class Planner:
     ) -> tuple[list[Action], SearchReport]:
         names = tactic.axes or self.mesh.names
         axes = [self.mesh.index(n) for n in names]
-        folded = fold(self.module, rule_key, self._marks(before))
-        game = self._game(folded, before, axes)
+        with self._timed("fold"):
+            folded = fold(self.module, rule_key, self._marks(before))
+            game = self._game(folded, before, axes)
         experts = []
         for name, moves in expert_plans(axes):
             experts.append((self._label(name), self._folded(game, moves)[1]))
         starts = [moves for _, moves in expert_plans(axes)]
-        result = search(
-            game,
-            episodes=episodes,
-            seed=seed,
-            starts=starts,
-            progress=progress,
-        )
-        best, path = self._finalist(game, folded, before, result, starts)
+        with self._timed("search"):
+            result = search(game, episodes=episodes, seed=seed, starts=starts, progress=progress)
+        with self._timed("finalists"):
+            best, path = self._finalist(game, folded, before, result, starts)
         report = SearchReport(
             tuple(names),
             tuple(experts),

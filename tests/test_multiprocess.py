@@ -25,6 +25,7 @@ def free_port() -> int:
 def run(processes: int) -> list[dict[str, Any]]:
     env = {**os.environ, "NPROC": "16", "JAX_PLATFORMS": "cpu"}
     env["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={8 // processes}"
+    env["PYTHONPATH"] = str(WORKER.parent.parent)
     port = str(free_port())
     workers = [
         subprocess.Popen(

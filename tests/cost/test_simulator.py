@@ -109,7 +109,8 @@ def test_collectives_in_loops_multiply() -> None:
 
     state = state_of(module_of(f, ones(8, 8), ones(10, 8, 8)))
     tile_arg(state, 1, 1, "model")
-    assert cost_of(state).bytes_by_axis["model"] == 10 * 2 * 3 / 4 * 4 * 64
+    # The carry is tiled on its columns: ten reduce_scatters of 8 x 8 partial sums.
+    assert cost_of(state).bytes_by_kind == {"reduce_scatter": 10 * 3 / 4 * 4 * 64}
 
 
 def test_live_memory_by_hand() -> None:
@@ -164,7 +165,7 @@ def test_flops_agree_with_xla() -> None:
 @pytest.mark.parametrize("name", ["bp", "bp+mp", "bp+mp+z2", "bp+mp+z3"])
 @pytest.mark.parametrize("remat", [False, True])
 def test_fold_costs_what_the_whole_costs(name: str, remat: bool) -> None:
-    """Memory exactly; seconds within 8 %, never too low by more than 1 %."""
+    """Memory exactly; seconds at most 8 % too high, and 3 % too low (prefetch at the ends)."""
     config = TransformerConfig(layers=6, d_model=64, heads=4, d_ff=256, seq=32, remat=remat)
     args = example_args(config, optimizer(clip=None), 16)
     step = jax.jit(make_train_step(config), donate_argnums=0)
@@ -191,23 +192,13 @@ def test_fold_costs_what_the_whole_costs(name: str, remat: bool) -> None:
     cost = model.evaluate(localize(state.partition()))
     assert cost.peak_bytes == pytest.approx(planned.cost.peak_bytes, rel=1e-9)
     assert cost.argument_bytes == planned.cost.argument_bytes
-    assert 0.99 <= cost.seconds / planned.cost.seconds <= 1.08
+    assert 0.97 <= cost.seconds / planned.cost.seconds <= 1.08
 
 
 def test_machines_name_their_sources() -> None:
-    wanted = [
-        "tpu_v3",
-        "tpu_v4",
-        "tpu_v5e",
-        "tpu_v5p",
-        "tpu_v6e",
-        "a100",
-        "h100",
-        "h200",
-        "v100",
-        "cpu",
-    ]
-    assert sorted(MACHINES) == sorted(wanted)
+    wanted = {*("tpu_v3", "tpu_v4", "tpu_v5e", "tpu_v5p", "tpu_v6e"), "cpu"}
+    wanted |= {"a100", "h100", "h200", "v100"}
+    assert set(MACHINES) == wanted
     for machine in MACHINES.values():
         assert machine.sources
         assert machine.matmul_flops_per_s("bfloat16") > 0
