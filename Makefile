@@ -36,7 +36,7 @@ types: install-test
 	$(BIN)/mypy
 
 unit: install-test
-	NPROC=16 JAX_PLATFORMS=cpu $(BIN)/python -m pytest
+	NPROC=16 JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n 2 --dist worksteal
 
 test: lint types unit
 
