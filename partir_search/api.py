@@ -344,7 +344,7 @@ def _place(x: Any, sharding: NamedSharding) -> Any:
         if x.sharding == sharding or x.sharding.is_equivalent_to(sharding, x.ndim):
             return x
         if not x.is_fully_addressable:
-            return jax.jit(lambda a: a, out_shardings=sharding)(x)
+            return jax.device_put(x, sharding)
     if jax.process_count() > 1:
         return _place_globally(x, sharding)
     return jax.device_put(x, sharding)

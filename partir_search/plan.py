@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from partir_search.cost.simulator import Cost
+from partir_search.cost.simulator import Cost, OpCost
 from partir_search.ir.core import Module, Op, Value
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import Partition
@@ -143,6 +143,10 @@ class Plan:
         """Collectives in the program text, by kind (one in a loop's body counts once)."""
         found = collections.Counter(c.kind for c in self.collectives)
         return {kind: found[kind] for kind in COLLECTIVES}
+
+    def breakdown(self) -> tuple[OpCost, ...]:
+        """Where the simulated seconds go: kernels and collectives, dearest first."""
+        return self._planned.model.breakdown(self.program)
 
     @property
     def partition_specs(self) -> Any:

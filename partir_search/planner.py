@@ -69,6 +69,7 @@ class Planned:
     cost: Cost
     reports: tuple[SearchReport, ...]
     seconds: dict[str, float]
+    model: CostModel
 
 
 class Planner:
@@ -144,7 +145,14 @@ class Planner:
         program = localize(state.partition(), self.cache)
         cost = self.model.evaluate(program)
         return Planned(
-            self.graph, state, tuple(actions), program, cost, tuple(reports), self.seconds
+            self.graph,
+            state,
+            tuple(actions),
+            program,
+            cost,
+            tuple(reports),
+            self.seconds,
+            self.model,
         )
 
     def _undecided(self, state: State, action: Action) -> bool:

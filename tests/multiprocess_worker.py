@@ -29,12 +29,14 @@ step = ps.auto_partition(mesh, machine="tpu_v5e", episodes=120, donate_argnums=0
     make_train_step(config)
 )
 state = jax.jit(lambda: init_state(config, optimizer(steps=3)))()
-tokens = np.random.default_rng(0).integers(0, 32, (8, 9)).astype(np.int32)
+tokens = host_tokens = np.random.default_rng(0).integers(0, 32, (8, 9)).astype(np.int32)
 key = jax.random.key(5)
 plan = step.plan(state, tokens, key)
 losses = []
 for _ in range(2):
     state, loss = step(state, tokens, key)
     losses.append(float(loss))
+    whole = jax.NamedSharding(mesh, jax.P())  # a global array that is not laid out as planned
+    tokens = jax.make_array_from_callback(host_tokens.shape, whole, lambda i: host_tokens[i])
 norm = jax.jit(lambda p: sum(jnp.sum(x**2) for x in jax.tree.leaves(p)))(state.params)
 print(json.dumps({"plan": plan.to_json(), "losses": losses, "norm": float(norm)}))

@@ -77,6 +77,19 @@ def test_contracted_dim_by_hand() -> None:
     assert cost.collective_seconds == pytest.approx(sent / 1e6)
 
 
+def test_breakdown_adds_up() -> None:
+    state = state_of(module_of(matmul, ones(64, 128), ones(128, 32)))
+    tile_arg(state, 0, 1, "model")
+    graph = state.graph
+    model = CostModel(graph.module, graph.rules, ROUND)
+    program = localize(state.partition())
+    cost, rows = model.evaluate(program), model.breakdown(program)
+    assert [r.kind for r in rows] == ["all_reduce", "dot_general"]
+    assert sum(r.seconds for r in rows) == pytest.approx(cost.seconds)
+    assert sum(r.flops for r in rows) == cost.flops
+    assert all("test_simulator.py" in r.source for r in rows)
+
+
 @pytest.mark.parametrize(
     "kind,rounds", [("all_gather", 1), ("reduce_scatter", 1), ("all_to_all", 1), ("all_reduce", 2)]
 )
