@@ -80,9 +80,14 @@ def collectives_table(plan: Plan, found: Mapping[str, Mapping[str, int]]) -> Tab
     return table
 
 
-def memory_table(plan: Plan, analysis: Any) -> Table:
+def memory_table(plan: Plan, analysis: Any, caption: str | None = None) -> Table:
     """Predicted memory beside XLA's `memory_analysis()` of the compiled program."""
-    table = Table(title="memory on a device (bytes)", title_justify="left")
+    table = Table(
+        title="memory on a device (bytes)",
+        title_justify="left",
+        caption=caption,
+        caption_justify="left",
+    )
     table.add_column("")
     table.add_column("predicted", justify="right")
     table.add_column("XLA", justify="right")

@@ -161,6 +161,26 @@ def test_scan_carries_agree() -> None:
     check_partition(partition, f, args)
 
 
+def loops(x: Any, w: Any, n: Any) -> Any:
+    """While with constants in condition and body, reversed scan with constants, cond."""
+
+    def body(c: Any) -> Any:
+        return c[0] + 1, jnp.tanh(c[1] @ w)
+
+    _, y = jax.lax.while_loop(lambda c: c[0] < n, body, (0, x))
+    z, ys = jax.lax.scan(lambda c, a: (c * 0.5 + a @ w, c), y, jnp.stack([x, y]), reverse=True)
+    return jax.lax.cond(n > 2, lambda a, b: a @ w + b, lambda a, b: a - b, z, ys[0]), ys
+
+
+@pytest.mark.parametrize("arg,dim,axis", [(0, 0, "batch"), (0, 1, "model"), (1, 1, "model")])
+def test_control_flow(arg: int, dim: int, axis: str) -> None:
+    args = (ones(8, 8) * 0.1, ones(8, 8) * 0.1, jnp.int32(3))
+    state = state_of(module_of(loops, *args))
+    tile_arg(state, arg, dim, axis)
+    tile_arg(state, 0, 0, "model" if axis == "batch" else "batch")
+    check_partition(state.partition(), loops, args)
+
+
 def test_state_in_and_out_are_one() -> None:
     def f(p: Any, m: Any, x: Any) -> Any:
         m = 0.9 * m + x.T @ (x @ p)
