@@ -161,10 +161,6 @@ class Module:
     _uses: list[int] | None = None
     _names: dict[str, Value] | None = None
 
-    def definitions(self) -> dict[int, Op]:
-        """The op that produces each value (arguments and constants have none)."""
-        return {r.id: op for op in self.ops for r in op.results}
-
     def value_names(self) -> dict[str, Value]:
         """Values by name."""
         if self._names is None:

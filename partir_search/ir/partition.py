@@ -8,7 +8,7 @@ derived: layouts, partial sums, loop nests.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, MutableSequence, Sequence, Set
+from collections.abc import MutableSequence, Sequence, Set
 
 import numpy as np
 
@@ -178,8 +178,3 @@ def _shrinks(op: Op, pending: Set[int]) -> bool:
     """Whether reducing after the op moves no more bytes than reducing before it."""
     before = sum(v.type.nbytes for _, v in op.inputs() if v.id in pending)
     return sum(r.type.nbytes for r in op.results) <= before
-
-
-def describe_axes(names: Sequence[str], layout: Layout) -> Mapping[int, tuple[str, ...]]:
-    """Axis names by dim, tiled dims only."""
-    return {d: tuple(names[a] for a in axes) for d, axes in enumerate(layout) if axes}

@@ -12,7 +12,7 @@ from typing import Union
 
 from partir_search.ir.core import Literal, Op, Shape, Value
 from partir_search.ir.partition import Layout, Partition, Pending
-from partir_search.lowering.reshard import COLLECTIVES, SLICE, Step
+from partir_search.lowering.reshard import Step
 from partir_search.propagation.rules.control_flow import flows_of
 
 
@@ -100,20 +100,3 @@ def _moves(block: Block, times: int) -> Iterator[tuple[Move, int]]:
         elif item.blocks:
             for inner, trips in zip(item.blocks, flows_of(item.op).trips, strict=True):
                 yield from _moves(inner, times * trips)
-
-
-def is_collective(move: Move) -> bool:
-    return move.step.kind in COLLECTIVES
-
-
-__all__ = [
-    "SLICE",
-    "Apply",
-    "Block",
-    "Instruction",
-    "LocalProgram",
-    "Move",
-    "Slot",
-    "Source",
-    "is_collective",
-]

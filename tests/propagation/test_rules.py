@@ -197,6 +197,16 @@ def test_rule_executes(case: str) -> None:
     assert looped
 
 
+def test_tile_mapping_table_of_a_matmul() -> None:
+    """PartIR's table (section 3): rows tile, columns tile, the contracted pair sums."""
+    rule = RuleTable()(op_of(module_of(lax.dot, floats(4, 6), floats(6, 2)), "dot_general"))
+    assert list(rule.tilings()) == [
+        (0, (0, -1), ("tile 0",)),
+        (1, (-1, 1), ("tile 1",)),
+        (2, (1, 0), ("sum",)),
+    ]
+
+
 def test_every_rule_is_tested() -> None:
     """Families share a rule function; each function has at least one case."""
     covered = {RULES[prim] for prim, _, _ in CASES.values()}

@@ -183,6 +183,3 @@ def outer_inner(op: Op) -> list[tuple[tuple[Value, int], ...]]:
         group.append((op.regions[region].results[result], 0))
     groups.extend(leaving.values())
     return [tuple((v, lead) for v, lead in group if isinstance(v, Value)) for group in groups]
-
-
-__all__ = ["EMITTERS", "FLOWS", "Flows", "flows_of", "outer_inner"]
