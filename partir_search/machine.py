@@ -57,7 +57,10 @@ _EFFICIENCY = (
     "matmul 0.9, HBM 0.75 of peak, 2 us per kernel: XLA:TPU's own cycle estimates on v5e",
 )
 _TPU_DOCS = "https://cloud.google.com/tpu/docs/"
-_RING = "ring along one axis: one link each way, 2 x the one-way rate"
+_RING = (
+    "one-way link rates: https://jax-ml.github.io/scaling-book (chapter 2);"
+    " a ring along one axis uses one link each way, so twice that"
+)
 
 
 def _tpu(
@@ -109,7 +112,7 @@ def _gpu(
 MACHINES: Mapping[str, Machine] = {
     m.name: m
     for m in (
-        _tpu("tpu_v3", 61.5, 15.75, 450, 70, note="per core: 123 TFLOP/s, 900 GB/s a chip of two"),
+        _tpu("tpu_v3", 61.5, 15.75, 450, 50, note="a core: half of a chip's flops, HBM and links"),
         _tpu("tpu_v4", 275, 31.75, 1228, 45),
         _tpu("tpu_v5e", 197, 15.75, 819, 45, prefetches=True),
         _tpu("tpu_v5p", 459, 94.75, 2765, 90),

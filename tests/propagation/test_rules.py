@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -10,9 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.interpreters import ad
 
-from partir_search.ir.core import Module
+from partir_search.ir.core import Module, Op
 from partir_search.ir.mesh import MeshShape
+from partir_search.ir.printer import print_partition
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.propagate import State
 from partir_search.propagation.rules import RULES, RuleTable
@@ -52,7 +54,7 @@ def dot(contract: Any, batch: Any = ((), ())) -> Callable[..., Any]:
 
 CASES: dict[str, tuple[str, Callable[..., Any], tuple[Any, ...]]] = {
     "add": ("add", lax.add, (floats(4, 6), floats(4, 6))),
-    "add_any": ("add_any", lambda x: jax.grad(lambda y: (y * y).sum())(x), (floats(4, 6),)),
+    "add_any": ("add_any", ad.add_jaxvals, (floats(4, 6), floats(4, 6))),
     "and": ("and", lax.bitwise_and, (bools(4, 6), bools(4, 6))),
     "argmax": ("argmax", lambda x: jnp.argmax(x, 1), (floats(4, 6),)),
     "broadcast_in_dim": (
@@ -168,8 +170,15 @@ def op_of(module: Module, prim: str) -> Any:
 
 @pytest.mark.parametrize("case", sorted(CASES))
 def test_rule_line(case: str, golden: Callable[[str], None]) -> None:
+    """The rule, and the op printed in each loop that the rule allows."""
     prim, fn, args = CASES[case]
-    golden(f"{prim}: {RuleTable()(op_of(module_of(fn, *args), prim))}")
+    module = module_of(fn, *args)
+    op = op_of(module, prim)
+    lines = [f"{prim}: {RuleTable()(op)}"]
+    for _, state in looped_states(module, op):
+        text = print_partition(state.partition(), lambda o: o is op)
+        lines += text.splitlines()[1:-1]
+    golden("\n".join(lines))
 
 
 @pytest.mark.devices
@@ -178,23 +187,25 @@ def test_rule_executes(case: str) -> None:
     """Loops over each factor in turn; every result equals the plain function's."""
     prim, fn, args = CASES[case]
     module = module_of(fn, *args)
-    graph = Graph(module)
     op = op_of(module, prim)
-    node = graph.nodes[graph.node_of[op.id]]
-    looped = 0
-    for factor, size in enumerate(node.sizes):
-        if not size or size % 2:
-            continue
-        state = State(graph, TWO)
-        for cls, dim in node.places[factor]:
-            if state.may_tile(cls, dim, 0):
-                state.tile(cls, dim, 0)
-                break
+    states = list(looped_states(module, op))
+    assert states
+    for factor, state in states:
         partition = state.partition()
         assert partition.loops[0][op.id] == factor
         check_partition(partition, fn, args)
-        looped += 1
-    assert looped
+
+
+def looped_states(module: Module, op: Op) -> Iterator[tuple[int, State]]:
+    """(factor, a state in which the op loops over it) for each factor that two tiles divide."""
+    graph = Graph(module)
+    node = graph.nodes[graph.node_of[op.id]]
+    for factor, size in enumerate(node.sizes):
+        if size and size % 2 == 0:
+            state = State(graph, TWO)
+            cls, dim = next(p for p in node.places[factor] if state.may_tile(*p, 0))
+            state.tile(cls, dim, 0)
+            yield factor, state
 
 
 def test_tile_mapping_table_of_a_matmul() -> None:
