@@ -94,7 +94,13 @@ class Builder:
     def max(self) -> None:
         i = self.pick(lambda s: len(s) >= 2)
         if i is not None:
-            self.emit(self.shapes[i], lambda v: v[i] - v[i].max(-1, keepdims=True))
+            # The gradient of max compares its operand with the maximum. XLA may compute both in
+            # different fusions, which round differently: nothing is equal, 0 / 0 follows. Plain
+            # jit shows it as well, so the maximum is held constant, as softmax does.
+            self.emit(
+                self.shapes[i],
+                lambda v: v[i] - lax.stop_gradient(v[i].max(-1, keepdims=True)),
+            )
 
     def transpose(self) -> None:
         i = self.pick(lambda s: len(s) >= 2)

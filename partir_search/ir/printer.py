@@ -29,6 +29,7 @@ _HIDDEN = frozenset(
         "handle",
         "name",
         "out_dtype",
+        "is_stable",
     ]
 )
 Keep = Callable[[Op], bool]
