@@ -95,8 +95,8 @@ class Builder:
         i = self.pick(lambda s: len(s) >= 2)
         if i is not None:
             # The gradient of max compares its operand with the maximum. XLA may compute both in
-            # different fusions, which round differently: nothing is equal, 0 / 0 follows. Plain
-            # jit shows it as well, so the maximum is held constant, as softmax does.
+            # different fusions, which round differently: nothing is equal, 0 / 0 follows (seen in
+            # the evaluator too, and only under these tests' XLA flags). Softmax holds it constant.
             self.emit(
                 self.shapes[i],
                 lambda v: v[i] - lax.stop_gradient(v[i].max(-1, keepdims=True)),
