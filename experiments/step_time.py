@@ -40,10 +40,10 @@ flags.DEFINE_integer("steps", 24, "Steps timed of each program.")
 
 
 def median_seconds(runs: dict[str, Any], steps: int) -> dict[str, float]:
-    """Median seconds of each function, called in turn."""
+    """Median seconds of each function, called in turn, each first in every other round."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for i in range(steps + 2):
-        for name, run in runs.items():
+        for name, run in list(runs.items())[:: -1 if i % 2 else 1]:
             begin = time.perf_counter()
             run()
             if i >= 2:
