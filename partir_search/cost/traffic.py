@@ -4,7 +4,7 @@ Compilers recompute elementwise values inside their users instead of storing the
 values exist in memory: arguments, results of other ops, and what crosses a region's boundary. A
 *kernel* is an op that stores its results; it reads the stored values that its operands come from.
 An elementwise value with several uses is stored too when keeping its sources alive would cost
-more than the value itself (the residual stream). Rules 1 to 3 of `reference/simulator.md`.
+more than the value itself (the residual stream). So XLA:TPU's own liveness was found to behave.
 """
 
 from __future__ import annotations

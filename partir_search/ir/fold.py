@@ -3,7 +3,7 @@
 Tandem repeats of equation fingerprints are found in the program's op list; values at equal
 positions of the repeats become one class (results, operands, hence arguments and loop carries).
 The quotient is a module again, a few hundred ops at any depth, on which search works. Tried
-against colour refinement in `reference/search_core.md` section 2.
+against colour refinement, which mixes unlike layers or stops folding as depth grows.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 No decision is left to XLA's partitioner. Gathers that are made again are tied to another operand
 of their consumer by an `optimization_barrier`, so that common-subexpression elimination does not
-merge them with the first (`reference/lowering.md`, section 6).
+merge them with the first (XLA:TPU and GPU honour it; XLA:CPU drops barriers before it merges).
 """
 
 from __future__ import annotations
