@@ -91,3 +91,11 @@ def test_shardings_of_zero3(mesh: jax.sharding.Mesh) -> None:
     assert specs["state/params/layer_0/mlp_in/kernel"] == jax.P("batch", "model")
     assert specs["state/params/layer_0/mlp_out/kernel"] == jax.P("model", "batch")
     assert specs["state/params/layer_0/norm1/scale"] == jax.P()
+
+
+def test_collectives_name_the_users_lines(mesh: jax.sharding.Mesh) -> None:
+    """Not flax's and not optax's: the line of the model that called them."""
+    _, plan, _ = plan_of(2, "bp+mp", mesh)
+    assert {c.source.split(":")[0].rsplit("/", 2)[-2:][0] for c in plan.collectives} == {"models"}
+    (embed,) = [c for c in plan.collectives if "embed" in c.value]
+    assert embed.source.endswith(("(Transformer.__call__)", "(loss_fn)"))

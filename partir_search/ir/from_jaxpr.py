@@ -8,7 +8,10 @@ train step). jax 0.11 merged ClosedJaxpr into Jaxpr and gave `scan` flat trees f
 from __future__ import annotations
 
 import functools
+import os
+import pathlib
 import re
+import sysconfig
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -214,11 +217,31 @@ class _Reader:
             results=results,
             params=params,
             regions=regions,
-            origin=functools.partial(source_info_util.summarize, eqn.source_info),
+            origin=functools.partial(source_line, eqn.source_info),
             scope=_clean(scope),
             backward="transpose(" in scope,
             handle=eqn.primitive,
         )
+
+
+_LIBRARIES = (
+    sysconfig.get_paths()["stdlib"],
+    str(pathlib.Path(__file__).parent.parent),
+    f"{os.sep}site-packages{os.sep}",
+    f"{os.sep}dist-packages{os.sep}",
+)
+
+
+def source_line(info: Any) -> str:
+    """``file:line (function)`` of the innermost frame in the user's own code, or "".
+
+    jax names the innermost frame outside of jax, which for most models lies in flax or optax.
+    """
+    for frame in info.traceback.frames if info.traceback else ():
+        if frame.file_name.startswith("<") or any(p in frame.file_name for p in _LIBRARIES):
+            continue
+        return f"{frame.file_name}:{frame.line_num} ({frame.function_name})"
+    return str(source_info_util.summarize(info))
 
 
 def _params(eqn: Any) -> dict[str, Any]:
