@@ -1,7 +1,9 @@
-"""Redistribution: from one layout to another by slices, all_to_alls and gathers, in that order.
+"""Redistribution: from one layout to another by slices, all_to_alls and gathers.
 
-The normal form of arXiv 2112.01075 (section 4.3): never more memory than the larger side. A
-pending sum is finished first, by reduce_scatter where the target tiles a dim on its axis.
+In that order (the normal form of arXiv 2112.01075, section 4.3: never more memory than the larger
+side) as long as no axis must change places with another on its dim. Where one must, the axes
+minor to it are gathered first: right, but dearer than the permutes of the paper. A pending sum is
+finished first, by reduce_scatter where the target tiles a dim on its axis.
 """
 
 from __future__ import annotations

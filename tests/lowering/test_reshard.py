@@ -37,23 +37,35 @@ def layouts() -> list[Layout]:
     return found
 
 
-def test_normal_form() -> None:
-    """Slices, then all_to_alls, then gathers: never more than the larger side in memory."""
-    order = {"slice": 0, "all_to_all": 1, "all_gather": 2}
-
-    def tiles(layout: Layout) -> int:
-        return 2 ** sum(map(len, layout))
-
+def test_every_pair_arrives() -> None:
     for a, b in itertools.product(layouts(), repeat=2):
         steps = reshard(a, (), b)
         assert (steps[-1].layout if steps else a) == b
-        if all(set(x) <= set(y) or set(y) <= set(x) for x, y in zip(a, b, strict=True)):
-            continue  # reordering axes of one dim gathers in between
-        if tiles(a) == tiles(b) and sorted(a[0] + a[1]) == sorted(b[0] + b[1]):
+
+
+def test_normal_form() -> None:
+    """With at most one axis on a dim and no axis changing places with another.
+
+    Slices, then all_to_alls, then gathers: never more than the larger side in memory.
+    """
+    order = ["slice", "all_to_all", "all_gather"]
+
+    def tiles(layout: Layout) -> int:
+        return len([axis for axes in layout for axis in axes])
+
+    simple = [a for a in layouts() if all(len(axes) <= 1 for axes in a)]
+    looked = 0
+    for a, b in itertools.product(simple, repeat=2):
+        if a[0] + a[1] == b[1] + b[0] and len(a[0] + a[1]) == 2:
             continue
-        if [s.kind for s in steps] == sorted((s.kind for s in steps), key=order.__getitem__):
-            least = min(tiles(a), tiles(b))
-            assert all(tiles(s.layout) >= least for s in steps)
+        steps = reshard(a, (), b)
+        if any(x and y and x != y for x, y in zip(a, b, strict=True)):
+            continue
+        looked += 1
+        kinds = [order.index(s.kind) for s in steps]
+        assert kinds == sorted(kinds), (a, b)
+        assert all(tiles(s.layout) >= min(tiles(a), tiles(b)) for s in steps), (a, b)
+    assert looked > 20
 
 
 @pytest.mark.parametrize(
