@@ -18,7 +18,7 @@ from partir_search.ir.mesh import MeshShape
 from partir_search.ir.rule import NONE, OpRule
 
 KEPT = -2
-_NOTHING: tuple[tuple[Op, ...], tuple[int, ...]] = ((), ())
+_NOTHING: tuple[tuple[Op, ...], tuple[int, ...], tuple[int, ...]] = ((), (), ())
 
 Layout = tuple[tuple[int, ...], ...]  # per dim, the axes that tile it, major to minor
 Pending = tuple[tuple[int, str], ...]  # (axis, monoid) of unfinished reductions
@@ -139,15 +139,17 @@ def axis_order(partition: Partition) -> tuple[int, ...]:
 def travel(partition: Partition, axis: int) -> frozenset[int]:
     """Values that rest as pending sums on `axis`.
 
-    A partial sum stays pending through its use if that is its only one and linear in it, so that
-    gradients added together are reduced once and activations are reduced after they are summed.
-    Where two sums of one parameter would each be scattered and then added tile by tile (ZeRO with
-    tied weights), the ops in between lose their loop on this axis and the total is scattered. One
-    walk in program order: the operands of an op are made before it.
+    A partial sum stays pending through its use if that is its only one and linear in it, up to
+    where it shrinks or meets another, so that gradients added together are reduced once and
+    activations are reduced after they are summed. Else it is finished where it is made. Where two
+    sums of one parameter would each be scattered and then added tile by tile (ZeRO with tied
+    weights), the ops in between lose their loop on this axis and the total is scattered. One walk
+    in program order: the operands of an op are made before it.
     """
     zeros = partition.index.zeros
     loops, tiles = partition.loops[axis], partition.tiles[axis]
-    made: dict[int, tuple[tuple[Op, ...], tuple[int, ...]]] = {}  # what must lose loops and tiles
+    # What must lose its loop, lose its tile, and rest pending if the sum goes on from a value.
+    made: dict[int, tuple[tuple[Op, ...], tuple[int, ...], tuple[int, ...]]] = {}
     resting: set[int] = set()
     for t in partition.index.travellers:
         f = loops[t.op.id]
@@ -156,25 +158,29 @@ def travel(partition: Partition, axis: int) -> frozenset[int]:
                 made[r] = _NOTHING
             continue
         free = {v for v in t.single if v in made and tiles[v] != KEPT} if made else None
-        if not free or not linear_group(t.op, t.rule, free, zeros) or not _shrinks(t.op, free):
+        if not free or not linear_group(t.op, t.rule, free, zeros):
+            continue
+        growth = _growth(t.op, free)
+        if growth > 0:
             continue
         undone = ((t.op,) if f >= 0 else ()) + tuple(o for v in free for o in made[v][0])
         untiled = tuple(v for v in free if tiles[v] >= 0)
         untiled += tuple(w for v in free for w in made[v][1])
-        if (undone or untiled) and len(free) == 1:
-            made.update((r, (undone, untiled)) for r in t.results)
+        rests = tuple(free) + tuple(w for v in free for w in made[v][2])
+        if len(free) == 1 and (undone or untiled or not growth):
+            made.update((r, (undone, untiled, rests)) for r in t.results)
             continue
         for o in undone:
             loops[o.id] = NONE
             resting.update(v.id for _, v in o.inputs() if v.id in made)
         for v in untiled:
             tiles[v] = NONE
-        resting |= free
+        resting.update(rests)
         made.update((r, _NOTHING) for r in t.results)
     return frozenset(resting)
 
 
-def _shrinks(op: Op, pending: Set[int]) -> bool:
-    """Whether reducing after the op moves no more bytes than reducing before it."""
+def _growth(op: Op, pending: Set[int]) -> int:
+    """Bytes that reducing after the op moves beyond those of reducing before it."""
     before = sum(v.type.nbytes for _, v in op.inputs() if v.id in pending)
-    return sum(r.type.nbytes for r in op.results) <= before
+    return sum(r.type.nbytes for r in op.results) - before
