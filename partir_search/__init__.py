@@ -17,6 +17,7 @@ from partir_search.tactics import (
     Tactic,
 )
 from partir_search.user_rules import register_rule
+from partir_search.verification import Verification
 
 __all__ = [
     "FIRST_DIVISIBLE_DIM",
@@ -37,6 +38,7 @@ __all__ = [
     "SavedPlan",
     "Tactic",
     "Tile",
+    "Verification",
     "auto_partition",
     "hlo_counts",
     "load_plan",

@@ -26,6 +26,8 @@ from partir_search.paths import matches, nearest
 from partir_search.planner import Planned, SearchReport
 from partir_search.propagation.actions import Action, action_from_json
 from partir_search.propagation.propagate import Conflict
+from partir_search.targets import Target
+from partir_search.verification import Verification, verify
 
 FORMAT = 1
 
@@ -240,6 +242,14 @@ class Plan:
                 n, where = found.get(op.prim, (0, op.source))
                 found[op.prim] = (n + 1, where)
         return found
+
+    def verify(self, target: str) -> Verification:
+        """Compiles the plan with a target's real compiler, ahead of time, and compares.
+
+        Args:
+          target: a machine and topology with as many devices as the mesh, ``tpu_v5e:4x4``.
+        """
+        return verify(self.program, self.cost, Target.parse(target))
 
     # Files -------------------------------------------------------------------------------------
 

@@ -10,11 +10,14 @@ PACKAGE = ROOT / "partir_search"
 
 # Lowest first. A file may import from its own floor's folder and from lower floors.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("ir", "machine", "paths"),
+    ("ir", "machine", "paths", "targets"),
     ("propagation",),
     ("lowering",),
     ("cost", "experts", "mcts"),
-    ("tactics", "planner", "plan", "report", "constraints", "signature", "user_rules"),
+    (
+        *("tactics", "planner", "plan", "report", "verification"),
+        *("constraints", "signature", "user_rules"),
+    ),
     ("api",),
     ("__init__",),
 )
@@ -24,13 +27,15 @@ SIDEWAYS = {  # within the fourth and fifth floor, who may import whom
     "mcts": {"cost", "experts"},
     "tactics": set(),
     "planner": {"tactics"},
-    "plan": {"planner"},
+    "plan": {"planner", "verification"},
+    "verification": set(),
     "report": {"plan"},
     "constraints": set(),
     "signature": set(),
     "user_rules": set(),
     "machine": set(),
     "paths": set(),
+    "targets": {"machine", "ir"},
     "ir": set(),
 }
 

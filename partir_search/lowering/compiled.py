@@ -1,10 +1,17 @@
-"""Counts collectives in lowered and compiled programs, to hold against a plan."""
+"""Reads collectives out of lowered and compiled programs, to hold against a plan."""
 
 from __future__ import annotations
 
 import collections
+import dataclasses
+import itertools
+import math
 import re
+from collections.abc import Iterator
 
+import numpy as np
+
+from partir_search.ir.mesh import MeshShape
 from partir_search.lowering.reshard import COLLECTIVES
 
 _STABLEHLO = re.compile(
@@ -12,9 +19,39 @@ _STABLEHLO = re.compile(
 )
 _HLO = re.compile(
     r"=\s+(?P<type>\(.*?\)|\S+)\s+"
-    r"(?P<kind>all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
-    r"(?P<operands>[^)]*)\)"
+    r"(?P<kind>all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)"
+    r"(?P<start>-start)?\((?P<operands>[^)]*)\)(?P<attributes>.*)"
 )
+_COMPUTATION = re.compile(r"^(?:ENTRY )?%?(?P<name>[\w.-]+) \((?P<args>.*)\) -> ")
+_ARRAY = re.compile(r"\b(?P<dtype>[a-z]+\d*\w*)\[(?P<dims>[\d,]*)\]")
+_GROUPS = re.compile(
+    r"replica_groups=(?P<groups>\{\{.*?\}\}|\[[\d,]+\]<=\[[\d,]+\](?:T\([\d,]+\))?"
+    r"|mesh\[[^\]]*\]\s*\{[^}]*\})"
+)
+_PAIRS = re.compile(r"source_target_pairs=\{(?P<pairs>.*?)\}\}")
+_CHAIN = re.compile(r'chain_id="(?P<chain>\d+)"')
+_FUSED_SCATTER = "all-reduce-scatter"  # XLA:TPU's fusion of an all_reduce and a slice
+
+Groups = frozenset[frozenset[int]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CompiledCollective:
+    """One operand of a collective in a compiled program.
+
+    Attributes:
+      elements / itemsize: of the larger side on one device.
+      groups: participants, by position in the mesh; None if all.
+    """
+
+    kind: str
+    elements: int
+    itemsize: int
+    groups: Groups | None
+
+    @property
+    def bytes(self) -> int:
+        return self.elements * self.itemsize
 
 
 def stablehlo_counts(text: str) -> dict[str, int]:
@@ -29,9 +66,117 @@ def hlo_counts(text: str) -> dict[str, int]:
     Operands, not ops: XLA combines several collectives into one with many operands. An all-to-all
     of XLA:CPU has one operand per participant and counts once.
     """
-    found: collections.Counter[str] = collections.Counter()
-    for m in _HLO.finditer(text):
-        kind = m.group("kind").replace("-", "_")
-        operands = [o for o in m.group("operands").split(",") if "%" in o or o.strip()]
-        found[kind] += 1 if kind == "all_to_all" else len(operands)
+    found = collections.Counter(c.kind for c in hlo_collectives(text))
     return {kind: found[kind] for kind in COLLECTIVES}
+
+
+def hlo_collectives(text: str) -> list[CompiledCollective]:
+    """Every collective operand in optimized HLO text of XLA:CPU, GPU or TPU.
+
+    XLA:TPU writes one asynchronous collective as several fusions that share a `chain_id`, and a
+    reduce_scatter as a fusion of an all_reduce with a slice: each counts as what it does, once.
+    """
+    found: list[CompiledCollective] = []
+    chains: set[tuple[str, str]] = set()
+    name, arguments = "", ""
+    for line in text.splitlines():
+        if not line.startswith(" "):
+            header = _COMPUTATION.match(line)
+            if header:
+                name, arguments = header["name"], header["args"]
+            continue
+        match = _HLO.search(line)
+        if not match:
+            continue
+        chain = _CHAIN.search(match["attributes"])
+        if chain:
+            key = (match["kind"], chain["chain"])
+            if key in chains:
+                continue
+            chains.add(key)
+        kind, groups = match["kind"].replace("-", "_"), _groups(match["attributes"])
+        if kind == "all_reduce" and name.startswith(_FUSED_SCATTER):
+            kind, arrays = "reduce_scatter", list(_arrays(arguments))
+        else:
+            arrays = _payloads(match, groups)
+        found += [CompiledCollective(kind, n, size, groups) for n, size in arrays]
+    return found
+
+
+def _payloads(match: re.Match[str], groups: Groups | None) -> list[tuple[int, int]]:
+    """(elements, itemsize) per operand, of the larger side."""
+    kind, arrays = match["kind"], list(_arrays(match["type"]))
+    if kind == "collective-permute" and match["start"]:
+        arrays = arrays[:1]  # then come its result and two semaphores
+    elif match["start"]:
+        arrays = arrays[-len(match["operands"].split(",")) :]  # results, after the operands
+    elif kind == "all-to-all":
+        arrays = [(sum(n for n, _ in arrays), arrays[0][1])]
+    elif kind == "reduce-scatter":
+        participants = len(next(iter(groups))) if groups else 1
+        arrays = [(n * participants, size) for n, size in arrays]
+    return arrays
+
+
+def _arrays(text: str) -> Iterator[tuple[int, int]]:
+    """(elements, itemsize) of each array type in a text."""
+    for m in _ARRAY.finditer(text):
+        dims = [int(d) for d in m["dims"].split(",") if d]
+        bits = re.search(r"\d+", m["dtype"])
+        yield math.prod(dims), max(1, int(bits.group()) // 8) if bits else 1
+
+
+def _groups(attributes: str) -> Groups | None:
+    pairs = _PAIRS.search(attributes)
+    if pairs:
+        return frozenset(frozenset(_numbers(p)) for p in pairs["pairs"].split("},{"))
+    found = _GROUPS.search(attributes)
+    if not found:
+        return None
+    text = found["groups"]
+    if text.startswith("{{"):
+        return frozenset(frozenset(_numbers(g)) for g in text.split("},{"))
+    if text.startswith("mesh"):
+        sizes = [int(n) for n in re.findall(r"=(\d+)", text)]
+        names = re.findall(r"'([^']+)'=", text)
+        used = re.findall(r"'([^']+)'", text[text.index("]") :])
+        return _along(sizes, [names.index(n) for n in used])
+    shape, rest = text.split("<=")
+    iota, _, order = rest.partition("T")
+    ids = np.arange(math.prod(_numbers(iota))).reshape(_numbers(iota))
+    if order:
+        ids = ids.transpose(_numbers(order))
+    return frozenset(map(frozenset, ids.reshape(_numbers(shape)).tolist()))
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(n) for n in re.findall(r"\d+", text)]
+
+
+def _along(sizes: list[int] | tuple[int, ...], axes: list[int] | tuple[int, ...]) -> Groups:
+    """Devices that differ only in their coordinates along `axes`."""
+    ids = np.arange(math.prod(sizes)).reshape(sizes)
+    kept = [a for a in range(len(sizes)) if a not in axes]
+    rows = ids.transpose([*kept, *axes]).reshape(-1, math.prod(sizes[a] for a in axes))
+    return frozenset(map(frozenset, rows.tolist()))
+
+
+def axes_of(groups: Groups | None, mesh: MeshShape) -> tuple[str, ...] | None:
+    """The mesh axes along which the participants lie; None if no set of axes gives the groups.
+
+    For the pairs of a permute: the axes along which sources and targets differ.
+    """
+    used = [a for a, n in enumerate(mesh.sizes) if n > 1]
+    if groups is None:
+        return tuple(mesh.names[a] for a in used)
+    for n in range(1, len(used) + 1):
+        for axes in itertools.combinations(used, n):
+            whole = _along(mesh.sizes, axes)
+            if groups == whole:
+                return tuple(mesh.names[a] for a in axes)
+    for n in range(1, len(used) + 1):
+        for axes in itertools.combinations(used, n):
+            whole = _along(mesh.sizes, axes)
+            if all(any(g <= w for w in whole) for g in groups):
+                return tuple(mesh.names[a] for a in axes)
+    return None

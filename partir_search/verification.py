@@ -1,0 +1,246 @@
+"""Holds a plan's prediction against what a real compiler makes of it.
+
+The device-local program is compiled ahead of time for a target; collectives are matched one by one
+by kind, axes and number of elements, so that what XLA changed can be named.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+from rich.console import Console
+from rich.table import Table
+
+from partir_search.cost.simulator import Cost
+from partir_search.ir.core import Module
+from partir_search.lowering.compiled import CompiledCollective, axes_of, hlo_collectives
+from partir_search.lowering.program import LocalProgram
+from partir_search.lowering.reshard import COLLECTIVES
+from partir_search.lowering.shard import argument_specs, result_specs, sharded
+from partir_search.targets import Target
+
+Key = tuple[str, tuple[str, ...]]  # kind and axes
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Row:
+    """Collectives of one kind along one set of axes: operands and payload bytes on a device."""
+
+    kind: str
+    axes: tuple[str, ...]
+    predicted: int
+    compiled: int
+    predicted_bytes: int
+    compiled_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Verification:
+    """Predicted against compiled.
+
+    Attributes:
+      changes: what XLA did to the collectives, in words.
+      unexplained: collectives that differ for no known reason; empty means confirmed.
+      peak_bytes / argument_bytes / flops: (predicted, compiled), on one device; compiled flops are
+        NaN where the compiler does not tell.
+      compile_seconds: what compiling took.
+      hlo: the optimized program.
+    """
+
+    target: str
+    rows: tuple[Row, ...]
+    changes: tuple[str, ...]
+    unexplained: tuple[str, ...]
+    peak_bytes: tuple[float, float]
+    argument_bytes: tuple[float, float]
+    flops: tuple[float, float]
+    compile_seconds: float
+    hlo: str = dataclasses.field(repr=False)
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether every collective was compiled as predicted, up to `changes`."""
+        return not self.unexplained
+
+    def table(self) -> Table:
+        table = Table(title=f"predicted and compiled for {self.target}", title_justify="left")
+        for column in ("", "axes", "predicted", "compiled", "predicted bytes", "compiled bytes"):
+            table.add_column(column, justify="right" if "ed" in column else "left")
+        for row in self.rows:
+            numbers = (row.predicted, row.compiled, row.predicted_bytes, row.compiled_bytes)
+            table.add_row(row.kind, ", ".join(row.axes), *(f"{n:,}" for n in numbers))
+        table.add_section()
+        for name, (a, b), what in (
+            ("argument bytes", self.argument_bytes, "{:,.0f}"),
+            ("peak bytes", self.peak_bytes, "{:,.0f}"),
+            ("flops", self.flops, "{:.4g}"),
+        ):
+            table.add_row(name, "", "", "", what.format(a), what.format(b))
+        return table
+
+    def __str__(self) -> str:
+        console = Console(width=110)
+        with console.capture() as capture:
+            console.print(self.table())
+            for change in self.changes:
+                console.print(f"XLA: {change}", highlight=False)
+            for line in self.unexplained:
+                console.print(f"unexplained: {line}", highlight=False)
+            if self.confirmed:
+                console.print("every collective is compiled as predicted, up to what is named")
+        return capture.get()
+
+
+def verify(program: LocalProgram, cost: Cost, target: Target) -> Verification:
+    """Compiles `program` for `target` and compares.
+
+    Raises:
+      ValueError: the target has another number of devices than the mesh.
+      RuntimeError: there is no compiler for the target.
+      jax.errors.JaxRuntimeError: XLA refuses the program (e.g. it does not fit the memory).
+    """
+    mesh = target.mesh(program.partition.mesh)
+    begin = time.perf_counter()
+    compiled = compile_for(program, mesh)
+    spent = time.perf_counter() - begin
+    text = compiled.as_text()
+    memory = compiled.memory_analysis()
+    analysis = compiled.cost_analysis() or {}
+    rows, changes, unexplained = compare(program, hlo_collectives(text))
+    return Verification(
+        target=str(target),
+        rows=rows,
+        changes=changes,
+        unexplained=unexplained,
+        peak_bytes=(cost.peak_bytes, memory.peak_memory_in_bytes),
+        argument_bytes=(cost.argument_bytes, memory.argument_size_in_bytes),
+        flops=(cost.flops, analysis.get("flops", float("nan"))),
+        compile_seconds=spent,
+        hlo=text,
+    )
+
+
+def compile_for(program: LocalProgram, mesh: Mesh) -> Any:
+    """`jax.stages.Compiled` of the whole program over flat arguments on `mesh`."""
+    module: Module = program.partition.module
+    results = tuple(NamedSharding(mesh, s) for s in result_specs(program))
+    jitted = jax.jit(
+        sharded(program, mesh),
+        donate_argnums=tuple(sorted(module.donated)),
+        keep_unused=True,
+        out_shardings=results,
+    )
+    structs = [
+        jax.ShapeDtypeStruct(v.type.shape, v.type.dtype, sharding=NamedSharding(mesh, s))
+        for v, s in zip(module.body.args, argument_specs(program), strict=True)
+    ]
+    return jitted.lower(*structs).compile()
+
+
+def compare(
+    program: LocalProgram, found: list[CompiledCollective]
+) -> tuple[tuple[Row, ...], tuple[str, ...], tuple[str, ...]]:
+    """Rows by kind and axes, changes that XLA is known to make, and the rest."""
+    mesh = program.partition.mesh
+    planned: dict[Key, list[tuple[int, int]]] = collections.defaultdict(list)
+    for move, _ in program.moves():
+        if move.step.kind in COLLECTIVES:
+            axes = tuple(mesh.names[a] for a in sorted(move.step.axes) if mesh.sizes[a] > 1)
+            size = move.source.value.type.itemsize
+            planned[move.step.kind, axes].append((move.payload_bytes // size, size))
+    compiled: dict[Key, list[tuple[int, int]]] = collections.defaultdict(list)
+    for c in found:
+        compiled[c.kind, axes_of(c.groups, mesh) or ("?",)].append((c.elements, c.itemsize))
+    order = sorted({*planned, *compiled}, key=lambda k: (COLLECTIVES.index(k[0]), k[1]))
+    rows = tuple(
+        Row(
+            *key,
+            len(planned[key]),
+            len(compiled[key]),
+            sum(n * size for n, size in planned[key]),
+            sum(n * size for n, size in compiled[key]),
+        )
+        for key in order
+    )
+    missing = {k: _less(planned[k], compiled[k]) for k in order}
+    extra = {k: _less(compiled[k], planned[k]) for k in order}
+    changes = [*_whole_reductions(missing, extra), *_halos(missing, extra, found)]
+    changes += _merged(missing, extra, compiled)
+    changes += [
+        f"{n} {kind} along {', '.join(axes)} move narrower elements than the program's"
+        for (kind, axes), n in _narrowed(planned, compiled).items()
+    ]
+    unexplained = [
+        f"{n} {kind} of {elements:,} elements along {', '.join(axes)} {what}"
+        for rest, what in ((missing, "predicted, not compiled"), (extra, "compiled, not predicted"))
+        for (kind, axes), counts in rest.items()
+        for elements, n in sorted(counts.items())
+    ]
+    return rows, tuple(changes), tuple(unexplained)
+
+
+Rest = dict[Key, "collections.Counter[int]"]
+
+
+def _less(a: list[tuple[int, int]], b: list[tuple[int, int]]) -> collections.Counter[int]:
+    return collections.Counter(n for n, _ in a) - collections.Counter(n for n, _ in b)
+
+
+def _whole_reductions(missing: Rest, extra: Rest) -> Iterator[str]:
+    """XLA turns some reduce_scatters back into all_reduces and slices."""
+    for (kind, axes), counts in list(missing.items()):
+        other = extra.get(("all_reduce", axes))
+        if kind != "reduce_scatter" or not other:
+            continue
+        both = counts & other
+        if both:
+            missing[kind, axes] = counts - both
+            extra["all_reduce", axes] = other - both
+            yield f"{both.total()} reduce_scatter along {', '.join(axes)} became all_reduce + slice"
+
+
+def _halos(missing: Rest, extra: Rest, found: list[CompiledCollective]) -> Iterator[str]:
+    """A reduce_scatter whose tiles XLA pads is mended by a permute between neighbours."""
+    for (kind, axes), counts in list(extra.items()):
+        padded = missing.get(("reduce_scatter", axes), collections.Counter())
+        scatters = any(c.kind == "reduce_scatter" for c in found)
+        if kind == "collective_permute" and counts and scatters and not padded:
+            extra[kind, axes] = collections.Counter()
+            yield (
+                f"{counts.total()} collective_permute of {sum(counts.elements()):,} elements along"
+                f" {', '.join(axes)}: halo of reduce_scatters whose tiles it pads"
+            )
+
+
+def _merged(
+    missing: Rest, extra: Rest, compiled: dict[Key, list[tuple[int, int]]]
+) -> Iterator[str]:
+    """Equal collectives, or sums that are only added together, become one."""
+    for key, counts in list(missing.items()):
+        there = {n for n, _ in compiled[key]}
+        merged = collections.Counter({n: c for n, c in counts.items() if n in there})
+        if merged:
+            missing[key] = counts - merged
+            kind, axes = key
+            yield f"{merged.total()} {kind} along {', '.join(axes)} merged with equal ones"
+
+
+def _narrowed(
+    planned: dict[Key, list[tuple[int, int]]], compiled: dict[Key, list[tuple[int, int]]]
+) -> dict[Key, int]:
+    """How many of each kind and axes move elements that are narrower than predicted."""
+    out = {}
+    for key, moved in compiled.items():
+        widest: dict[int, int] = {}
+        for n, size in planned[key]:
+            widest[n] = max(size, widest.get(n, 0))
+        narrower = sum(size < widest.get(n, 0) for n, size in moved)
+        if narrower:
+            out[key] = narrower
+    return out

@@ -1,0 +1,171 @@
+"""Plans held against the TPU compiler, and the reading of compiled programs that this rests on."""
+
+from __future__ import annotations
+
+import collections
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AbstractMesh
+
+import partir_search as ps
+from experiments.schedules import schedule
+from models.transformer import TransformerConfig, example_args, make_train_step, optimizer
+from partir_search.lowering.compiled import CompiledCollective, axes_of, hlo_collectives
+from partir_search.targets import Target
+from partir_search.verification import compare
+
+MESH = ps.MeshShape(("batch", "model"), (4, 4))
+ROWS = "{{0,4,8,12},{1,5,9,13},{2,6,10,14},{3,7,11,15}}"
+
+# Lines as XLA:TPU (libtpu 0.0.51) and XLA:GPU write them, shortened.
+ASYNC = f"""
+%fused_a (p: bf16[32,1024]) -> bf16[128,1024] {{
+  %all-gather.1 = bf16[2,128,1024]{{2,1,0:T(8,128)(2,1)}} all-gather(%p), channel_id=1, \
+replica_groups={ROWS}, dimensions={{1}}, frontend_attributes={{chain_id="0"}}
+}}
+%fused_b (p: bf16[32,1024]) -> bf16[128,1024] {{
+  %all-gather.2 = bf16[2,128,1024]{{2,1,0:T(8,128)(2,1)}} all-gather(%p), channel_id=1, \
+replica_groups={ROWS}, dimensions={{1}}, frontend_attributes={{chain_id="0"}}
+}}
+%all-reduce-scatter (input: f32[8192,1024]) -> f32[2080,1024] {{
+  %all-reduce.9 = f32[8320,1024]{{1,0:T(8,128)}} all-reduce(%pad.53), replica_groups={ROWS}
+}}
+ENTRY %main () -> f32[] {{
+  %rs = f32[256,1024]{{1,0:T(8,128)S(1)}} reduce-scatter(%x), replica_groups=[4,4]<=[4,4]T(1,0)
+  %ar = (f32[]{{:T(128)}}, f32[1024]{{0}}) all-reduce(%a, %b), replica_groups=[1,16]<=[16]
+  %cp = (f32[96,8]{{1,0}}, f32[96,8]{{1,0}}, u32[]{{:S(2)}}, u32[]{{:S(2)}}) \
+collective-permute-start(%s), source_target_pairs={{{{0,4}},{{4,8}},{{8,12}}}}
+  %cpd = f32[96,8] collective-permute-done(%cp)
+  %ag = ((f32[2,4], f32[8]), (f32[8,4], f32[32])) all-gather-start(%c, %d), \
+replica_groups=mesh['axis_0'=4,'axis_1'=4] {{'axis_1'}}
+}}
+"""
+
+
+def test_collectives_are_read() -> None:
+    found = [(c.kind, axes_of(c.groups, MESH), c.elements) for c in hlo_collectives(ASYNC)]
+    assert found == [
+        ("all_gather", ("batch",), 2 * 128 * 1024),  # once, though two fusions carry it
+        ("reduce_scatter", ("batch",), 8192 * 1024),  # without its padding
+        ("reduce_scatter", ("batch",), 4 * 256 * 1024),
+        ("all_reduce", ("batch", "model"), 1),
+        ("all_reduce", ("batch", "model"), 1024),
+        ("collective_permute", ("batch",), 96 * 8),
+        ("all_gather", ("model",), 32),
+        ("all_gather", ("model",), 32),
+    ]
+    assert hlo_collectives(ASYNC)[0].itemsize == 2
+
+
+def test_groups_of_no_axis() -> None:
+    assert axes_of(frozenset([frozenset([0, 5]), frozenset([1, 6])]), MESH) == ("batch", "model")
+    assert axes_of(None, ps.MeshShape(("a", "b"), (8, 1))) == ("a",)
+
+
+@pytest.fixture(scope="module")
+def small_plan() -> ps.Plan:
+    def step(w: jax.Array, x: jax.Array) -> jax.Array:
+        return w - 0.1 * jax.grad(lambda w: jnp.tanh(x @ w).sum())(w)
+
+    tactics = [ps.ManualPartition({"x": 0}, axis="batch"), ps.ManualPartition({"w": 0}, "batch")]
+    shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((256, 512), (128, 256))]
+    mesh = AbstractMesh((8,), ("batch",))
+    wrapped = ps.auto_partition(mesh, schedule=tactics, machine="tpu_v5e", donate_argnums=0)
+    return wrapped(step).plan(*shapes)
+
+
+def compiled_as(plan: ps.Plan, *changes: tuple[str, str, int]) -> list[CompiledCollective]:
+    """The plan's collectives with (kind, new kind, itemsize) changes; new kind "" drops one."""
+    todo = list(changes)
+    out = []
+    for c in plan.collectives:
+        kind, size = c.kind, 4
+        for change in todo:
+            if change[0] == kind:
+                todo.remove(change)
+                kind, size = change[1:]
+                break
+        if kind:
+            out.append(CompiledCollective(kind, c.bytes // 4, size, None))
+    return out
+
+
+def test_what_xla_changes_is_named(small_plan: ps.Plan) -> None:
+    assert small_plan.collective_counts["reduce_scatter"] == 1
+
+    def result(*changes: tuple[str, str, int]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        return compare(small_plan.program, compiled_as(small_plan, *changes))[1:]
+
+    assert result() == ((), ())
+    changes, rest = result(("reduce_scatter", "all_reduce", 4))
+    assert "became all_reduce + slice" in changes[0]
+    assert not rest
+    changes, rest = result(("all_gather", "all_gather", 2))
+    assert "narrower" in changes[0]
+    assert not rest
+
+
+def test_what_is_not_known_is_said(small_plan: ps.Plan) -> None:
+    kind = small_plan.collectives[0].kind
+    _, _, rest = compare(small_plan.program, compiled_as(small_plan, (kind, "", 4)))
+    assert "predicted, not compiled" in rest[0]
+    more = [*compiled_as(small_plan), CompiledCollective("all_to_all", 7, 4, None)]
+    _, _, rest = compare(small_plan.program, more)
+    assert rest == ("1 all_to_all of 7 elements along batch compiled, not predicted",)
+
+
+@pytest.mark.parametrize(
+    "target, message",
+    [("v5e:4x4", "unknown target"), ("tpu_v5e", "as tpu_v5e:4x4"), ("h100:8", "unknown target")],
+)
+def test_bad_targets(target: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Target.parse(target)
+
+
+@pytest.mark.compilers
+def test_wrong_size(small_plan: ps.Plan) -> None:
+    with pytest.raises(ValueError, match="8 devices, tpu_v5e:4x4 has 16"):
+        small_plan.verify("tpu_v5e:4x4")
+    with pytest.raises(RuntimeError, match="libtpu"):
+        small_plan.verify("tpu_v5e:5x7")
+
+
+@pytest.mark.compilers
+@pytest.mark.parametrize("target", ["tpu_v5e:2x4", "tpu_v5p:2x2x2"])
+def test_small_plan_is_confirmed(small_plan: ps.Plan, target: str) -> None:
+    found = small_plan.verify(target)
+    assert found.confirmed, str(found)
+    assert found.argument_bytes[0] == found.argument_bytes[1]
+    assert found.flops[0] == pytest.approx(found.flops[1], rel=0.1)
+    compiled = {r.kind: r.compiled for r in found.rows if r.compiled}
+    if target.startswith("tpu_v5e"):
+        assert compiled == {"all_gather": 1, "reduce_scatter": 1}
+    else:  # XLA reduces whole on a v5p cube, and says so
+        assert compiled == {"all_gather": 1, "all_reduce": 1}
+        assert any("became all_reduce" in c for c in found.changes)
+
+
+@pytest.mark.compilers
+def test_transformer_is_confirmed() -> None:
+    """Every collective of a Megatron + ZeRO-3 train step, by kind, axis and size."""
+    config = TransformerConfig(layers=1, d_model=256, heads=4, d_ff=1024, vocab=1024, seq=128)
+    plan = ps.auto_partition(
+        AbstractMesh((2, 4), ("batch", "model")),
+        schedule=schedule("bp+mp+z3"),
+        machine="tpu_v5e",
+        donate_argnums=0,
+    )(make_train_step(config)).plan(*example_args(config, optimizer(), 8))
+    found = plan.verify("tpu_v5e:2x4")
+    assert found.confirmed, str(found)
+    predicted, compiled = found.argument_bytes
+    assert 0 <= compiled - predicted < 1024 * len(plan.module.body.args)  # scalars fill a tile
+    counts = collections.Counter[str]()
+    for row in found.rows:
+        counts[row.kind] += row.compiled
+    expected = {k: n for k, n in plan.collective_counts.items() if n}
+    halos = counts.pop("collective_permute", 0)
+    assert halos == 0 or any("halo" in c for c in found.changes)
+    assert dict(counts) == expected
