@@ -18,7 +18,6 @@ from partir_search.cost.memory import Curve
 from partir_search.cost.traffic import Floats, RegionTraffic, analyse, kernels, region_traffic
 from partir_search.ir.core import Module, Op
 from partir_search.ir.fold import Folded
-from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import Partition
 from partir_search.ir.rule import OpRule
 from partir_search.lowering.program import Apply, Block, LocalProgram, Move, Slot
@@ -131,12 +130,14 @@ class CostModel:
 
     def local_bytes(self, partition: Partition) -> Floats:
         """Bytes of each value where it rests on one device."""
-        return self.nbytes * _shares(partition.tiles, partition.mesh.sizes, len(self.nbytes))
+        rows = [axis.tile_row for axis in partition.axes]
+        return self.nbytes * _shares(rows, partition.mesh.sizes, len(self.nbytes))
 
     def _kernels(self, partition: Partition, nbytes: Floats) -> tuple[Floats, Floats, Floats]:
         """[K] flops, bytes moved and seconds of one run of each kernel on one device."""
         k, machine = self.kernels, self.machine
-        share = _shares(partition.loops, partition.mesh.sizes, len(self.module.ops))[k.op]
+        rows = [axis.loop_row for axis in partition.axes]
+        share = _shares(rows, partition.mesh.sizes, len(self.module.ops))[k.op]
         flops = k.flops * share
         touched = np.add.reduceat(nbytes[k.touched], k.offsets[:-1]) if len(k.op) else np.zeros(0)
         seconds = np.maximum(flops / self.rates, touched / machine.attained_hbm_bytes_per_s)
@@ -176,13 +177,14 @@ class CostModel:
         partition, machine, k = program.partition, self.machine, self.kernels
         nbytes = self.local_bytes(partition)
         flops, _, seconds = self._kernels(partition, nbytes)
-        by_op = dict(zip(k.op.tolist(), seconds.tolist(), strict=True))
-        walk = _Walk(self, partition.mesh, nbytes, by_op)
+        by_op = np.zeros(len(self.module.ops))
+        by_op[k.op] = seconds
+        walk = _Walk(self, partition, nbytes, by_op)
         extra = walk.block(program.body, 1.0)
         compute = float(seconds @ k.times) + walk.copied / machine.attained_hbm_bytes_per_s
-        row_extra = np.array([extra.get(int(p), 0.0) for p in self.curve.position])
         arguments = float(self.argument_counts @ nbytes)
-        peak = arguments + float(np.max(self.curve.bytes_at(nbytes) + row_extra))
+        live = self.curve.bytes_at(nbytes) + extra[self.curve.position]
+        peak = arguments + float(np.max(live))
         return Cost(
             seconds=compute + walk.exposed,
             compute_seconds=compute,
@@ -207,39 +209,48 @@ class _Walk:
     """One walk over a program: exposed communication and temporary copies."""
 
     def __init__(
-        self, model: CostModel, mesh: MeshShape, nbytes: Floats, by_op: Mapping[int, float]
+        self, model: CostModel, partition: Partition, nbytes: Floats, by_op: Floats
     ) -> None:
-        self.model, self.mesh, self.nbytes, self.by_op = model, mesh, nbytes, by_op
+        self.model, self.mesh, self.nbytes, self.by_op = model, partition.mesh, nbytes, by_op
+        self.index = partition.index
         self.exposed = 0.0
         self.copied = 0.0  # bytes written and read again because a copy is larger than its source
         self.by_axis: dict[str, float] = {}
         self.by_kind: dict[str, float] = {}
 
-    def block(self, block: Block, times: float) -> dict[int, float]:
-        """Adds up a block; returns extra live bytes by op position."""
-        extra: dict[int, float] = {}
+    def block(self, block: Block, times: float) -> Floats:
+        """Adds up a block, sparse or not; returns extra live bytes by op position."""
+        members, position = self.index.members[block.region], self.index.position
+        extra = np.zeros(len(members) + 2)  # the last two: at the results, and before all ops
+        spent = np.concatenate(([0.0], np.cumsum(self.by_op[members]))).tolist()
         born: dict[int, int] = {}
         available = {s.id for s in block.args}
         slack = 0.0
-        at = 0
+        at = seen = 0  # the next op's position, and up to where compute was added to the slack
+        done: Op | None = None
         for item in block.steps:
+            if item.op is None:
+                at = 0 if item.source.value.id in self.model.module.constants else len(members)
+            elif item.op is not done:
+                at = int(position[item.op.id])
+            slack += spent[at] - spent[seen]
+            seen = at
             if isinstance(item, Move):
                 count = times * (item.op.count if item.op else 1)
                 slack = self.move(item, count, slack, item.source.id in available)
                 if item.target.nbytes > item.source.nbytes:
                     born[item.target.id] = at
-                    extra[at] = extra.get(at, 0.0) + item.target.nbytes
+                    extra[at] += item.target.nbytes
                 elif item.step.kind == "reduce_scatter":
-                    extra[at - 1] = extra.get(at - 1, 0.0) + item.source.nbytes
+                    extra[at - 1] += item.source.nbytes
                 continue
-            slack += self.by_op.get(item.op.id, 0.0)
             for source in item.ins:
                 if isinstance(source, Slot) and source.id in born:
-                    for between in range(born[source.id] + 1, at + 1):
-                        extra[between] = extra.get(between, 0.0) + source.nbytes
+                    extra[born[source.id] + 1 : at + 1] += source.nbytes
                     born[source.id] = at
             if item.blocks:
-                extra[at] = extra.get(at, 0.0) + self.regions(item, times)
+                extra[at] += self.regions(item, times)
+            done = item.op
             at += 1
         return extra
 
@@ -251,9 +262,7 @@ class _Walk:
         for block, (_, curve), n in zip(item.blocks, parts, trips, strict=True):
             extra = self.block(block, times * n)
             live = curve.bytes_at(self.nbytes)
-            for at, more in extra.items():
-                if 0 <= at < len(live):
-                    live[at] += more
+            live += extra[: len(live)]
             peak = max(peak, float(live.max()) if len(live) else 0.0)
         return peak
 

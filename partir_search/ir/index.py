@@ -5,8 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence, Set
 
-from partir_search.ir.core import Literal, Module, Op, Value
-from partir_search.ir.rule import OpRule
+import numpy as np
+import numpy.typing as npt
+
+from partir_search.ir.core import Literal, Module, Op, Region, Value, walk_regions
+from partir_search.ir.rule import NONE, OpRule
+
+Ints = npt.NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -25,20 +30,44 @@ class Traveller:
     sums: bool
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ports:
+    """Operands and results of all ops, as arrays over ports.
+
+    Under factor f (or NONE) of its op, port p has its value tiled on dim ``dim[start[p] + f + 1]``
+    and leaves ``unfinished[start[p] + f + 1]`` in it: 0 nothing, 1 a sum, 2 another reduction.
+    """
+
+    op: Ints
+    value: Ints
+    result: npt.NDArray[np.bool_]
+    start: Ints
+    dim: npt.NDArray[np.int8]
+    unfinished: npt.NDArray[np.int8]
+
+
 class Index:
     """Derived facts of a module.
 
     Attributes:
       zeros: ids of values known to be all zeros: they may join any pending sum.
-      travellers: ops that matter to pending sums, in program order.
+      travellers: by op id, the ops that matter to pending sums.
+      summing: those that may make partial sums.
+      consumer: per value, the traveller that is its only user, or NONE.
       around: per op, ids of its operand values and results.
+      users: per value, the (op, operand position) pairs that read it.
+      ports: operands and results as arrays.
+      members: op ids of each region.
+      position: per op id, its position in its region.
+      has_regions: per op id.
     """
 
     def __init__(self, module: Module, rules: Sequence[OpRule]) -> None:
         self.zeros = _zeros(module, rules)
         uses = module.use_counts()
         self.around: list[tuple[int, ...]] = []
-        self.travellers: list[Traveller] = []
+        self.travellers: dict[int, Traveller] = {}
+        self.consumer = [NONE] * len(module.values)
         for op, rule in zip(module.ops, rules, strict=True):
             inputs = tuple(v.id for _, v in op.inputs())
             self.around.append(inputs + tuple(r.id for r in op.results))
@@ -48,7 +77,58 @@ class Index:
             single = tuple(v for v in inputs if uses[v] == 1) if rule.linear else ()
             if sums or single:
                 results = tuple(r.id for r in op.results)
-                self.travellers.append(Traveller(op, rule, single, results, sums))
+                self.travellers[op.id] = Traveller(op, rule, single, results, sums)
+                for v in single:
+                    self.consumer[v] = op.id
+        self.summing = tuple(t for t in self.travellers.values() if t.sums)
+        self.users: list[list[tuple[Op, int]]] = [[] for _ in module.values]
+        for op in module.ops:
+            for i, operand in op.inputs():
+                self.users[operand.id].append((op, i))
+        self.ports = _ports(module, rules)
+        self.members: dict[Region, Ints] = {}
+        self.position = np.zeros(len(module.ops), dtype=np.int64)
+        for region in walk_regions(module.body):
+            ids = np.array([op.id for op in region.ops], dtype=np.int64)
+            self.members[region] = ids
+            self.position[ids] = np.arange(len(ids))
+        self.has_regions = np.array([bool(op.regions) for op in module.ops], dtype=np.bool_)
+
+
+def _ports(module: Module, rules: Sequence[OpRule]) -> Ports:
+    op_of: list[int] = []
+    value: list[int] = []
+    result: list[bool] = []
+    start: list[int] = []
+    dim: list[int] = []
+    unfinished: list[int] = []
+    tables: dict[tuple[tuple[int, ...], tuple[str, ...], bool], int] = {}
+    for op, rule in zip(module.ops, rules, strict=True):
+        if op.regions:
+            continue
+        ports = [(v.id, rule.operands[i], False) for i, v in op.inputs()]
+        ports += [(r.id, d, True) for r, d in zip(op.results, rule.results, strict=True)]
+        for v, dims, made in ports:
+            key = (dims, rule.reducers, made)
+            if key not in tables:
+                tables[key] = len(dim)
+                dim += [NONE, *(rule.dim_of(dims, f) for f in range(len(rule.sizes)))]
+                unfinished += [0] + [
+                    0 if not made or f in dims else 1 if rule.reducers[f] == "sum" else 2
+                    for f in range(len(rule.sizes))
+                ]
+            op_of.append(op.id)
+            value.append(v)
+            result.append(made)
+            start.append(tables[key])
+    return Ports(
+        np.array(op_of, dtype=np.int64),
+        np.array(value, dtype=np.int64),
+        np.array(result, dtype=np.bool_),
+        np.array(start, dtype=np.int64),
+        np.array(dim, dtype=np.int8),
+        np.array(unfinished, dtype=np.int8),
+    )
 
 
 def _zeros(module: Module, rules: Sequence[OpRule]) -> frozenset[int]:

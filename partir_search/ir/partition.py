@@ -8,12 +8,14 @@ derived: layouts, partial sums, loop nests.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import MutableSequence, Sequence, Set
+import heapq
+from collections.abc import Sequence, Set
 
 import numpy as np
+import numpy.typing as npt
 
 from partir_search.ir.core import Module, Op, Shape, Value
-from partir_search.ir.index import Index, linear_group
+from partir_search.ir.index import Index, Traveller, linear_group
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.rule import NONE, OpRule
 
@@ -25,32 +27,69 @@ Pending = tuple[tuple[int, str], ...]  # (axis, monoid) of unfinished reductions
 
 
 @dataclasses.dataclass(eq=False, slots=True)
+class AxisRows:
+    """What one mesh axis does, pending sums already on their way. States of a search share them.
+
+    Attributes:
+      loops / tiles: per op its factor, per value its dim.
+      travelling: ids of values that rest as pending sums.
+      loop_row / tile_row / pending: the same as arrays; KEPT reads as NONE in `tile_row`.
+    """
+
+    loops: list[int]
+    tiles: list[int]
+    travelling: frozenset[int]
+    loop_row: npt.NDArray[np.int64]
+    tile_row: npt.NDArray[np.int8]
+    pending: npt.NDArray[np.bool_]
+
+
+def axis_rows(index: Index, loops: list[int], tiles: list[int]) -> AxisRows:
+    """The rows of one axis. Takes `loops` and `tiles` over and changes them (see `travel`)."""
+    travelling = travel(index, loops, tiles)
+    pending = np.zeros(len(tiles), dtype=np.bool_)
+    pending[list(travelling)] = True
+    tile_row = np.maximum(np.array(tiles, dtype=np.int8), NONE)
+    loop_row = np.array(loops, dtype=np.int64)
+    return AxisRows(loops, tiles, travelling, loop_row, tile_row, pending)
+
+
+@dataclasses.dataclass(eq=False, slots=True)
 class Partition:
     """What each axis does to each op and value of `module`.
 
     Attributes:
       rules: rule per op id.
-      loops: [axes][ops] factor or NONE.
-      tiles: [axes][values] dim, NONE or KEPT.
+      axes: per mesh axis, its loops and tiles.
       index: facts of the module and rules that walks need.
       order: axes from major to minor, the order in which several axes tile one dim.
-      travelling: [axes] ids of values that rest as pending sums.
     """
 
     module: Module
     mesh: MeshShape
     rules: Sequence[OpRule]
-    loops: Sequence[MutableSequence[int]]
-    tiles: Sequence[MutableSequence[int]]
+    axes: Sequence[AxisRows]
     index: Index
     order: tuple[int, ...] = ()
-    travelling: tuple[frozenset[int], ...] = ()
 
     def __post_init__(self) -> None:
         if not self.order:
             self.order = axis_order(self)
-        if not self.travelling:
-            self.travelling = tuple(travel(self, a) for a in range(len(self.mesh.names)))
+
+    @property
+    def loops(self) -> list[list[int]]:
+        """[axes][ops] factor or NONE."""
+        return [rows.loops for rows in self.axes]
+
+    @property
+    def tiles(self) -> list[list[int]]:
+        """[axes][values] dim, NONE or KEPT."""
+        return [rows.tiles for rows in self.axes]
+
+    @property
+    def travelling(self) -> list[frozenset[int]]:
+        """[axes] ids of values that rest as pending sums."""
+        return [rows.travelling for rows in self.axes]
 
     def layout(self, value: Value) -> Layout:
         """The layout in which `value` rests."""
@@ -59,7 +98,7 @@ class Partition:
             return ()
         dims: list[tuple[int, ...]] = [()] * rank
         for axis in self.order:
-            d = self.tiles[axis][value.id]
+            d = self.axes[axis].tiles[value.id]
             if d >= 0:
                 dims[d] = (*dims[d], axis)
         return tuple(dims)
@@ -68,7 +107,7 @@ class Partition:
         """Layout that the op's loops give to an operand or result of factors `dims`."""
         out: list[tuple[int, ...]] = [()] * len(dims)
         for axis in self.order:
-            f = self.loops[axis][op.id]
+            f = self.axes[axis].loops[op.id]
             if f >= 0 and f in dims:
                 d = dims.index(f)
                 out[d] = (*out[d], axis)
@@ -78,22 +117,22 @@ class Partition:
         """Reductions that the op itself leaves unfinished in a result."""
         rule, out = self.rules[op.id], []
         for axis in self.order:
-            f = self.loops[axis][op.id]
+            f = self.axes[axis].loops[op.id]
             if f >= 0 and f not in rule.results[result]:
                 out.append((axis, rule.reducers[f]))
-            elif f < 0 and any(v.id in self.travelling[axis] for _, v in op.inputs()):
+            elif f < 0 and any(v.id in self.axes[axis].travelling for _, v in op.inputs()):
                 out.append((axis, "sum"))
         return tuple(out)
 
     def rest_pending(self, value: Value) -> Pending:
         """Reductions still unfinished where `value` rests."""
-        return tuple((a, "sum") for a in self.order if value.id in self.travelling[a])
+        return tuple((a, "sum") for a in self.order if value.id in self.axes[a].travelling)
 
     def tiles_of(self, op: Op, factor: int) -> int:
         """Number of tiles along a factor of the op."""
         n = 1
-        for axis, size in enumerate(self.mesh.sizes):
-            if self.loops[axis][op.id] == factor:
+        for rows, size in zip(self.axes, self.mesh.sizes, strict=True):
+            if rows.loops[op.id] == factor:
                 n *= size
         return n
 
@@ -112,52 +151,82 @@ def axis_order(partition: Partition) -> tuple[int, ...]:
     Where one dim is tiled by several axes and an op needs it on some of them only, the axes it
     does not need must be minor, so that one all_gather takes them off. Ties keep the mesh's order.
     """
-    axes = range(len(partition.mesh.names))
+    axes = range(len(partition.axes))
     gathered = [0] * len(axes)
-    tiles, loops = partition.tiles, partition.loops
-    shared: dict[int, list[tuple[int, int]]] = {}
-    rows = [np.asarray(row, dtype=np.int8) for row in tiles]
     for a in axes:
+        one = partition.axes[a]
         for b in range(a + 1, len(axes)):
-            for v in np.flatnonzero((rows[a] >= 0) & (rows[a] == rows[b])).tolist():
-                shared.setdefault(v, []).append((a, b))
-    if shared:
-        for op in partition.module.ops:
-            if shared.keys().isdisjoint(partition.index.around[op.id]):
-                continue
-            rule = partition.rules[op.id]
-            for i, value in op.inputs():
-                for a, b in shared.get(value.id, ()):
-                    dims, d = rule.operands[i], tiles[a][value.id]
-                    on_a = loops[a][op.id] >= 0 and dims[d] == loops[a][op.id]
-                    on_b = loops[b][op.id] >= 0 and dims[d] == loops[b][op.id]
+            two = partition.axes[b]
+            for v in np.flatnonzero((one.tile_row >= 0) & (one.tile_row == two.tile_row)).tolist():
+                d = one.tiles[v]
+                for op, i in partition.index.users[v]:
+                    f = partition.rules[op.id].operands[i][d]
+                    on_a = f >= 0 and f == one.loops[op.id]
+                    on_b = f >= 0 and f == two.loops[op.id]
                     if on_a != on_b:
                         gathered[b if on_a else a] += op.count
     return tuple(sorted(axes, key=lambda a: (gathered[a], a)))
 
 
-def travel(partition: Partition, axis: int) -> frozenset[int]:
-    """Values that rest as pending sums on `axis`.
+def active_ops(partition: Partition) -> npt.NDArray[np.bool_]:
+    """[ops] whether some operand or result of the op is needed or made otherwise than it rests.
+
+    Ops with regions always are.
+    """
+    index = partition.index
+    ports = index.ports
+    found = index.has_regions.copy()
+    for rows in partition.axes:
+        loop = rows.loop_row[ports.op]
+        at = ports.start + loop + 1
+        differ = ports.dim[at] != rows.tile_row[ports.value]
+        rests = rows.pending[ports.value]
+        made = ports.unfinished[at]
+        if rows.travelling:
+            passing = np.zeros(len(found), dtype=np.bool_)
+            passing[ports.op[rests & ~ports.result]] = True
+            made = np.where(loop < 0, passing[ports.op], made)
+        differ |= ports.result & (made != rests)
+        found[ports.op[differ]] = True
+    return found
+
+
+def travel(index: Index, loops: list[int], tiles: list[int]) -> frozenset[int]:
+    """Values that rest as pending sums on one axis, which `loops` and `tiles` describe.
 
     A partial sum stays pending through its use if that is its only one and linear in it, up to
     where it shrinks or meets another, so that gradients added together are reduced once and
     activations are reduced after they are summed. Else it is finished where it is made. Where two
     sums of one parameter would each be scattered and then added tile by tile (ZeRO with tied
-    weights), the ops in between lose their loop on this axis and the total is scattered. One walk
-    in program order: the operands of an op are made before it.
+    weights), the ops in between lose their loop and their values their tile, and the total is
+    scattered. Ops are visited in program order: the operands of an op are made before it.
     """
-    zeros = partition.index.zeros
-    loops, tiles = partition.loops[axis], partition.tiles[axis]
+    travellers, consumer, zeros = index.travellers, index.consumer, index.zeros
     # What must lose its loop, lose its tile, and rest pending if the sum goes on from a value.
     made: dict[int, tuple[tuple[Op, ...], tuple[int, ...], tuple[int, ...]]] = {}
     resting: set[int] = set()
-    for t in partition.index.travellers:
+    queue = [
+        t.op.id
+        for t in index.summing
+        if loops[t.op.id] >= 0 and t.rule.reducers[loops[t.op.id]] == "sum"
+    ]
+    waiting = set(queue)
+
+    def make(t: Traveller, chain: tuple[tuple[Op, ...], tuple[int, ...], tuple[int, ...]]) -> None:
+        for r in t.results:
+            made[r] = chain
+            user = consumer[r]
+            if user >= 0 and user not in waiting:
+                waiting.add(user)
+                heapq.heappush(queue, user)
+
+    while queue:
+        t = travellers[heapq.heappop(queue)]
         f = loops[t.op.id]
         if f >= 0 and t.sums and t.rule.reducers[f] == "sum":
-            for r in t.results:
-                made[r] = _NOTHING
+            make(t, _NOTHING)
             continue
-        free = {v for v in t.single if v in made and tiles[v] != KEPT} if made else None
+        free = {v for v in t.single if v in made and tiles[v] != KEPT}
         if not free or not linear_group(t.op, t.rule, free, zeros):
             continue
         growth = _growth(t.op, free)
@@ -168,7 +237,7 @@ def travel(partition: Partition, axis: int) -> frozenset[int]:
         untiled += tuple(w for v in free for w in made[v][1])
         rests = tuple(free) + tuple(w for v in free for w in made[v][2])
         if len(free) == 1 and (undone or untiled or not growth):
-            made.update((r, (undone, untiled, rests)) for r in t.results)
+            make(t, (undone, untiled, rests))
             continue
         for o in undone:
             loops[o.id] = NONE
@@ -176,7 +245,7 @@ def travel(partition: Partition, axis: int) -> frozenset[int]:
         for v in untiled:
             tiles[v] = NONE
         resting.update(rests)
-        made.update((r, _NOTHING) for r in t.results)
+        make(t, _NOTHING)
     return frozenset(resting)
 
 

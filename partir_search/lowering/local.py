@@ -12,8 +12,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+import numpy as np
+
 from partir_search.ir.core import Literal, Op, Operand, Region, Value
-from partir_search.ir.partition import Layout, Partition, Pending
+from partir_search.ir.partition import AxisRows, Layout, Partition, Pending, active_ops
 from partir_search.lowering.program import Apply, Block, LocalProgram, Move, Slot, Source
 from partir_search.lowering.reshard import reshard
 from partir_search.propagation.rules.control_flow import flows_of
@@ -37,6 +39,8 @@ class _OpPlan:
       apply: the op with every operand at rest; the instruction itself where nothing moves.
       moved: operand positions that must be redistributed.
       settles: whether some result is made otherwise than it rests.
+
+    An op that neither moves nor settles anything is not active (`ir.partition.active_ops`).
     """
 
     needs: tuple[Layout, ...]
@@ -46,12 +50,13 @@ class _OpPlan:
 
 
 class LocalCache:
-    """Slots and op plans of one module on one mesh, shared by all states that a search visits."""
+    """What the states of one module on one mesh share: rows of axes, slots and op plans."""
 
     def __init__(self) -> None:
+        self.rows: dict[bytes, AxisRows] = {}
         self.slots: dict[tuple[int, Layout, Pending], Slot] = {}
         self.rests: dict[tuple[int, tuple[int, ...], Pending, tuple[int, ...]], Slot] = {}
-        self.plans: dict[tuple[int, ...], list[dict[tuple[object, ...], _OpPlan]]] = {}
+        self.plans: dict[tuple[int, ...], list[dict[tuple[int, ...], _OpPlan]]] = {}
 
     def slot(self, partition: Partition, value: Value, layout: Layout, pending: Pending) -> Slot:
         key = (value.id, layout, pending)
@@ -62,29 +67,46 @@ class LocalCache:
         return slot
 
 
-def localize(partition: Partition, cache: LocalCache | None = None) -> LocalProgram:
-    """The device-local program of `partition`. A `cache` belongs to one module and mesh."""
-    return _Localizer(partition, cache or LocalCache()).program()
+def localize(
+    partition: Partition, cache: LocalCache | None = None, *, sparse: bool = False
+) -> LocalProgram:
+    """The device-local program of `partition`.
+
+    Args:
+      cache: of this module and mesh.
+      sparse: leave out the ops that run where their operands rest, which most do: enough to know
+        the program's cost and collectives, and several times faster.
+    """
+    return _Localizer(partition, cache or LocalCache(), sparse).program()
 
 
 class _Localizer:
-    def __init__(self, partition: Partition, cache: LocalCache) -> None:
+    def __init__(self, partition: Partition, cache: LocalCache, sparse: bool) -> None:
         self.partition, self.cache = partition, cache
         self.module = partition.module
+        self.index = partition.index
         self.order = partition.order
-        self.loops = list(zip(*partition.loops, strict=True))
+        self.tiles, self.loops = partition.tiles, partition.loops
         self.pending = {
             v: partition.rest_pending(self.module.values[v])
             for v in frozenset().union(*partition.travelling)
         }
-        self.rest = [self._resting(v, t) for v, t in enumerate(zip(*partition.tiles, strict=True))]
-        self.ids = [slot.id for slot in self.rest]
+        self.active = active_ops(partition) if sparse else None
         self.around = partition.index.around
+        self.known: dict[int, Slot] = {}
         if self.order not in cache.plans:
             cache.plans[self.order] = [{} for _ in self.module.ops]
         self.plans = cache.plans[self.order]
 
-    def _resting(self, v: int, tiles: tuple[int, ...]) -> Slot:
+    def rest(self, v: int) -> Slot:
+        """The slot in which a value rests."""
+        slot = self.known.get(v)
+        if slot is None:
+            slot = self.known[v] = self._resting(v)
+        return slot
+
+    def _resting(self, v: int) -> Slot:
+        tiles = tuple([row[v] for row in self.tiles])
         pending = self.pending.get(v, ())
         key = (v, tiles, pending, self.order)
         slot = self.cache.rests.get(key)
@@ -102,22 +124,22 @@ class _Localizer:
             for i in self.module.constants
         }
         body = self.module.body
-        args = tuple(self.rest[v.id] for v in body.args)
+        args = tuple(self.rest(v.id) for v in body.args)
         targets = [self.layout(r) for r in body.results]
         for arg, result in self.module.ties:
-            targets[result] = self.rest[body.args[arg].id].layout
+            targets[result] = self.rest(body.args[arg].id).layout
         block = self.block(body, args, targets, tuple(constants.values()))
         return LocalProgram(self.partition, block, constants)
 
     def layout(self, operand: Operand) -> Layout:
-        return self.rest[operand.id].layout if isinstance(operand, Value) else ()
+        return self.rest(operand.id).layout if isinstance(operand, Value) else ()
 
     def slot(self, value: Value, layout: Layout, pending: Pending) -> Slot:
         return self.cache.slot(self.partition, value, layout, pending)
 
     def plan(self, op: Op) -> _OpPlan:
-        rest = self.ids
-        key = (self.loops[op.id], *[rest[v] for v in self.around[op.id]])
+        n, rest = op.id, self.rest
+        key = (*[row[n] for row in self.loops], *[rest(v).id for v in self.around[n]])
         plans = self.plans[op.id]
         plan = plans.get(key)
         if plan is None:
@@ -128,7 +150,7 @@ class _Localizer:
         partition = self.partition
         rule = partition.rules[op.id]
         needs = tuple(partition.op_layout(op, dims) for dims in rule.operands)
-        ins = tuple(self.rest[x.id] if isinstance(x, Value) else x for x in op.operands)
+        ins = tuple(self.rest(x.id) if isinstance(x, Value) else x for x in op.operands)
         outs = tuple(
             self.slot(r, partition.op_layout(op, dims), partition.made_pending(op, i))
             for i, (r, dims) in enumerate(zip(op.results, rule.results, strict=True))
@@ -138,7 +160,7 @@ class _Localizer:
             for i, (x, layout) in enumerate(zip(ins, needs, strict=True))
             if isinstance(x, Slot) and x.layout != layout
         )
-        settles = any(out is not self.rest[out.value.id] for out in outs)
+        settles = any(out is not self.rest(out.value.id) for out in outs)
         return _OpPlan(needs, Apply(op, ins, outs), moved, settles)
 
     def block(
@@ -150,16 +172,21 @@ class _Localizer:
     ) -> Block:
         builder = _BlockBuilder(self)
         for constant in constants:
-            builder.move(constant, self.rest[constant.value.id].layout, (), None)
-        for op in region.ops:
+            builder.move(constant, self.rest(constant.value.id).layout, (), None)
+        places: Sequence[int] = range(len(region.ops))
+        if self.active is not None:
+            places = np.flatnonzero(self.active[self.index.members[region]]).tolist()
+        for builder.position in places:
+            op = region.ops[builder.position]
             if op.regions:
                 builder.region_op(op)
             else:
                 builder.op(op)
+        builder.position = len(region.ops)
         results = tuple(
             builder.need(r, target, None) for r, target in zip(region.results, targets, strict=True)
         )
-        return Block(args, builder.steps, results)
+        return Block(region, args, builder.steps, results)
 
 
 class _BlockBuilder:
@@ -175,7 +202,7 @@ class _BlockBuilder:
         """The operand in `layout`, pending as it rests; redistributes it if it must."""
         if isinstance(operand, Literal):
             return operand
-        rest = self.owner.rest[operand.id]
+        rest = self.owner.rest(operand.id)
         if rest.layout == layout:
             return rest
         backward = op.backward if op else True
@@ -200,7 +227,7 @@ class _BlockBuilder:
     def settle(self, outs: Sequence[Slot], op: Op) -> None:
         """Brings fresh results to the layouts in which they rest."""
         for made in outs:
-            rest = self.owner.rest[made.value.id]
+            rest = self.owner.rest(made.value.id)
             if made is not rest:
                 self.move(made, rest.layout, rest.pending, op)
 
@@ -215,7 +242,6 @@ class _BlockBuilder:
         self.steps.append(apply)
         if plan.settles:
             self.settle(apply.outs, op)
-        self.position += 1
 
     def region_op(self, op: Op) -> None:
         owner, flows = self.owner, flows_of(op)
@@ -237,7 +263,7 @@ class _BlockBuilder:
         for r, j, out in flows.finals:
             made[out] = owner.layout(op.regions[r].args[j])
         blocks = tuple(
-            owner.block(region, tuple(owner.rest[a.id] for a in region.args), targets[r])
+            owner.block(region, tuple(owner.rest(a.id) for a in region.args), targets[r])
             for r, region in enumerate(op.regions)
         )
         outs = tuple(
@@ -245,4 +271,3 @@ class _BlockBuilder:
         )
         self.steps.append(Apply(op, ins, outs, blocks))
         self.settle(outs, op)
-        self.position += 1

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from typing import Union
 
-from partir_search.ir.core import Literal, Op, Shape, Value
+from partir_search.ir.core import Literal, Op, Region, Shape, Value
 from partir_search.ir.partition import Layout, Partition, Pending
 from partir_search.lowering.reshard import Step
 from partir_search.propagation.rules.control_flow import flows_of
@@ -71,6 +71,7 @@ Instruction = Union[Move, Apply]
 class Block:
     """A region on one device."""
 
+    region: Region
     args: tuple[Slot, ...]
     steps: list[Instruction]
     results: tuple[Source, ...]

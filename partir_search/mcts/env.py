@@ -22,6 +22,7 @@ from partir_search.experts import (
 )
 from partir_search.ir.mesh import MeshShape
 from partir_search.lowering.local import LocalCache, localize
+from partir_search.lowering.program import LocalProgram
 from partir_search.mcts.game import Move, Score
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.propagate import State
@@ -115,9 +116,13 @@ class PlanningGame:
         key = self.state.key()
         cost = self.costs.get(key)
         if cost is None:
-            cost = self.model.evaluate(localize(self.state.partition(), self.cache))
+            cost = self.model.evaluate(self._program())
             self.costs[key] = cost
         return cost
+
+    def _program(self) -> LocalProgram:
+        partition = self.state.partition(self.cache.rows)
+        return localize(partition, self.cache, sparse=True)
 
     def score(self) -> Score:
         return self.goal(self.cost())

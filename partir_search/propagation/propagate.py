@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from partir_search.ir.mesh import MeshShape
-from partir_search.ir.partition import KEPT, Partition
+from partir_search.ir.partition import KEPT, AxisRows, Partition, axis_rows
 from partir_search.ir.rule import NONE
 from partir_search.propagation.actions import IllegalAction
 from partir_search.propagation.graph import Graph
@@ -175,17 +175,30 @@ class State:
                 if loops[n] < 0 and len(asked) > 1:
                     yield Conflict(n, axis, tuple(asked.items()))
 
-    def partition(self) -> Partition:
-        """The partition of the module: classes spread to values, nodes to ops."""
+    def partition(self, known: dict[bytes, AxisRows] | None = None) -> Partition:
+        """The partition of the module: classes spread to values, nodes to ops.
+
+        Args:
+          known: rows of axes by what the axis does, kept between states of one graph.
+        """
         graph = self.graph
-        values, ops = [], []
+        axes = []
         for tiles, loops in zip(self.tiles, self.loops, strict=True):
-            spread = np.frombuffer(tiles, dtype=np.int8)[graph.spread]
-            # A contracted op is elementwise: its factors are its result's dims.
-            contracted = np.maximum(spread[graph.result_of], NONE)
-            known = np.append(np.frombuffer(loops, dtype=np.int8), NONE)[graph.op_nodes]
-            row = np.where(graph.op_nodes >= 0, known, contracted)
-            row[graph.region_ops] = NONE
-            values.append(spread.tolist())
-            ops.append(row.tolist())
-        return Partition(graph.module, self.mesh, graph.rules, ops, values, graph.index)
+            key = tiles.tobytes() + loops.tobytes()
+            rows = known.get(key) if known is not None else None
+            if rows is None:
+                rows = self._rows(tiles, loops)
+                if known is not None:
+                    known[key] = rows
+            axes.append(rows)
+        return Partition(graph.module, self.mesh, graph.rules, axes, graph.index)
+
+    def _rows(self, tiles: array[int], loops: array[int]) -> AxisRows:
+        graph = self.graph
+        spread = np.frombuffer(tiles, dtype=np.int8)[graph.spread]
+        # A contracted op is elementwise: its factors are its result's dims.
+        contracted = np.maximum(spread[graph.result_of], NONE)
+        known = np.append(np.frombuffer(loops, dtype=np.int8), NONE)[graph.op_nodes]
+        row = np.where(graph.op_nodes >= 0, known, contracted)
+        row[graph.region_ops] = NONE
+        return axis_rows(graph.index, row.tolist(), spread.tolist())
