@@ -105,7 +105,7 @@ class Plan:
 
     @property
     def partition(self) -> Partition:
-        return self._planned.program.partition
+        return self._planned.sketch.partition
 
     @property
     def mesh_shape(self) -> MeshShape:
@@ -136,7 +136,7 @@ class Plan:
                 move.op.source if move.op else "",
                 times,
             )
-            for move, times in self.program.moves()
+            for move, times in self._planned.sketch.moves()
             if move.step.kind in COLLECTIVES
         )
 
@@ -148,12 +148,12 @@ class Plan:
 
     def breakdown(self) -> tuple[OpCost, ...]:
         """Where the simulated seconds go: kernels and collectives, dearest first."""
-        return self._planned.model.breakdown(self.program)
+        return self._planned.model.breakdown(self._planned.sketch)
 
     @property
     def partition_specs(self) -> Any:
         """(args, kwargs) pytree of PartitionSpecs."""
-        return jax.tree.unflatten(self._in_tree, argument_specs(self.program))
+        return jax.tree.unflatten(self._in_tree, argument_specs(self._planned.sketch))
 
     @property
     def in_shardings(self) -> Any:
@@ -163,11 +163,11 @@ class Plan:
     @property
     def out_shardings(self) -> Any:
         """Pytree of NamedShardings of the results."""
-        specs = result_specs(self.program)
+        specs = result_specs(self._planned.sketch)
         return jax.tree.unflatten(self._out_tree, [self._named(s) for s in specs])
 
     def flat_in_shardings(self) -> list[NamedSharding]:
-        return [self._named(s) for s in argument_specs(self.program)]
+        return [self._named(s) for s in argument_specs(self._planned.sketch)]
 
     def _named(self, spec: PartitionSpec) -> NamedSharding:
         return NamedSharding(self._mesh, spec)
@@ -175,7 +175,7 @@ class Plan:
     def arguments(self) -> list[tuple[str, Value, PartitionSpec]]:
         """(path, value, spec) of each argument."""
         module = self.module
-        specs = argument_specs(self.program)
+        specs = argument_specs(self._planned.sketch)
         return list(zip(module.arg_paths, module.body.args, specs, strict=True))
 
     # Questions ---------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -58,18 +59,28 @@ class SearchReport:
     history: tuple[tuple[int, object], ...]
 
 
-@dataclasses.dataclass(eq=False, slots=True)
+@dataclasses.dataclass(eq=False)
 class Planned:
-    """A module with its actions applied."""
+    """A module with its actions applied.
+
+    Attributes:
+      sketch: the device-local program without the ops at which nothing moves.
+    """
 
     graph: Graph
     state: State
     actions: tuple[Action, ...]
-    program: LocalProgram
+    sketch: LocalProgram
+    cache: LocalCache
     cost: Cost
     reports: tuple[SearchReport, ...]
     seconds: dict[str, float]
     model: CostModel
+
+    @functools.cached_property
+    def program(self) -> LocalProgram:
+        """The whole device-local program, to be emitted. Built when it is first asked for."""
+        return localize(self.sketch.partition, self.cache)
 
 
 class Planner:
@@ -142,18 +153,22 @@ class Planner:
     def _finish(
         self, state: State, actions: Sequence[Action], reports: Sequence[SearchReport]
     ) -> Planned:
-        program = localize(state.partition(), self.cache)
+        program = self._program(state)
         cost = self.model.evaluate(program)
         return Planned(
             self.graph,
             state,
             tuple(actions),
             program,
+            self.cache,
             cost,
             tuple(reports),
             self.seconds,
             self.model,
         )
+
+    def _program(self, state: State) -> LocalProgram:
+        return localize(state.partition(self.cache.rows), self.cache, sparse=True)
 
     def _undecided(self, state: State, action: Action) -> bool:
         """Whether an action still has to be played; IllegalAction if it contradicts."""
@@ -259,7 +274,7 @@ class Planner:
         for rank, path in enumerate(dict.fromkeys(paths)):
             mark = state.mark()
             actions = self._expand(folded, game, game.decisions(path), state)
-            cost = self.model.evaluate(localize(state.partition(), self.cache))
+            cost = self.model.evaluate(self._program(state))
             state.undo(mark)
             found.append((game.goal(cost).rank(), rank, path, actions))
         _, _, path, actions = min(found, key=lambda f: f[:2])

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable
 from typing import Any
@@ -17,8 +18,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from jax import lax
 
+from partir_search.cost.simulator import CostModel
 from partir_search.ir.mesh import MeshShape
-from partir_search.lowering.local import localize
+from partir_search.lowering.local import LocalCache, localize
+from partir_search.machine import MACHINES
 from partir_search.propagation.propagate import State
 from tests.support import check_partition, module_of, state_of
 
@@ -236,6 +239,26 @@ def check(seed: int) -> None:
     state = state_of(module, mesh, contract=rng.random() < 0.5)
     act(state, rng, rng.randint(1, 6))
     check_partition(state.partition(), fn, args)
+
+
+@settings(max_examples=80, deadline=None, derandomize=True, database=None)
+@given(st.integers(0, 2**31 - 1))
+def test_sparse_programs(seed: int) -> None:
+    """A search's view of a program, rows of axes shared, costs and moves what the whole does."""
+    fn, args = build(seed)
+    rng = random.Random(seed)
+    state = state_of(module_of(fn, *args), rng.choice(MESHES), contract=rng.random() < 0.5)
+    model = CostModel(state.graph.module, state.graph.rules, MACHINES["tpu_v5e"])
+    cache = LocalCache()
+    for _ in range(3):
+        act(state, rng, 2)
+        whole = localize(state.partition())
+        sparse = localize(state.partition(cache.rows), cache, sparse=True)
+        assert [m.step for m, _ in sparse.moves()] == [m.step for m, _ in whole.moves()]
+        assert [s.layout for s in sparse.body.args] == [s.layout for s in whole.body.args]
+        a, b = model.evaluate(sparse), model.evaluate(whole)
+        assert dataclasses.astuple(a)[:6] == pytest.approx(dataclasses.astuple(b)[:6], rel=1e-12)
+        assert a.bytes_by_axis == b.bytes_by_axis
 
 
 @pytest.mark.devices

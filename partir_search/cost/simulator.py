@@ -238,11 +238,12 @@ class _Walk:
             if isinstance(item, Move):
                 count = times * (item.op.count if item.op else 1)
                 slack = self.move(item, count, slack, item.source.id in available)
-                if item.target.nbytes > item.source.nbytes:
+                if item.rests or item.step.kind == "reduce_scatter":
+                    if item.target.nbytes != item.source.nbytes:
+                        extra[at - 1] += item.source.nbytes  # beside the value at rest
+                elif item.target.nbytes > item.source.nbytes:
                     born[item.target.id] = at
                     extra[at] += item.target.nbytes
-                elif item.step.kind == "reduce_scatter":
-                    extra[at - 1] += item.source.nbytes
                 continue
             for source in item.ins:
                 if isinstance(source, Slot) and source.id in born:

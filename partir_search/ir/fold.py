@@ -249,9 +249,17 @@ def _quotient(
     args = [value(v) for v in module.body.args]
     constants = {value(module.values[i]).id: a for i, a in module.constants.items()}
     body_ops = tuple(copy_op(op, n) for op, n in chosen)
-    results = [operand(x) for x in module.body.results]
+    all_results = [operand(x) for x in module.body.results]
     first = {v.id: i for i, v in reversed(list(enumerate(args)))}
-    ties = dict.fromkeys((first[args[a].id], r) for a, r in module.ties)
+    place: dict[int, int] = {}  # of each distinct result
+    results: list[Operand] = []
+    renumbered: list[int] = []
+    for x in all_results:
+        if id(x) not in place:
+            place[id(x)] = len(results)
+            results.append(x)
+        renumbered.append(place[id(x)])
+    ties = dict.fromkeys((first[args[a].id], renumbered[r]) for a, r in module.ties)
     unique = list(dict.fromkeys(first[v.id] for v in args))
     renumber = {old: new for new, old in enumerate(unique)}
     quotient = Module(
@@ -261,7 +269,7 @@ def _quotient(
         ops=ops,
         constants=constants,
         arg_paths=tuple(module.arg_paths[i] for i in unique),
-        result_paths=module.result_paths,
+        result_paths=tuple(module.result_paths[renumbered.index(r)] for r in range(len(results))),
         ties=tuple((renumber[a], r) for a, r in ties),
         donated=frozenset(renumber[first[args[i].id]] for i in module.donated),
     )

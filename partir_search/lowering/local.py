@@ -218,9 +218,10 @@ class _BlockBuilder:
     def move(
         self, slot: Slot, layout: Layout, keep: Pending, op: Op | None, *, again: bool = False
     ) -> Slot:
+        rest = self.owner.rest(slot.value.id)
         for step in reshard(slot.layout, slot.pending, layout, keep):
             target = self.owner.slot(slot.value, step.layout, step.pending)
-            self.steps.append(Move(step, slot, target, op, again))
+            self.steps.append(Move(step, slot, target, op, again, target is rest))
             slot = target
         return slot
 

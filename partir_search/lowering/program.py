@@ -39,7 +39,8 @@ class Move:
     """One step of a redistribution, done for `op` (or for the program's results: None).
 
     `again` marks a gather whose copy was made before and given up: it must not be merged with
-    the earlier one, or the memory that giving it up saves is not saved.
+    the earlier one, or the memory that giving it up saves is not saved. `rests` marks a target
+    that is the value where it rests, not a copy.
     """
 
     step: Step
@@ -47,6 +48,7 @@ class Move:
     target: Slot
     op: Op | None
     again: bool = False
+    rests: bool = False
 
     @property
     def payload_bytes(self) -> int:
