@@ -191,8 +191,7 @@ class Planner:
         names = tactic.axes or self.mesh.names
         axes = [self.mesh.index(n) for n in names]
         with self._timed("fold"):
-            folded = fold(self.module, rule_key, self._marks(before))
-            game = self._game(folded, before, axes)
+            folded, game = self.game(axes, before)
         experts = []
         for name, moves in expert_plans(axes):
             experts.append((self._label(name), self._folded(game, moves)[1]))
@@ -211,6 +210,17 @@ class Planner:
             result.history,
         )
         return path, report
+
+    def game(
+        self, axes: Sequence[int], before: Sequence[Action] = ()
+    ) -> tuple[Folded, PlanningGame]:
+        """The folded program, and the game on it that a search over `axes` plays.
+
+        Args:
+          before: actions already played, which the game keeps.
+        """
+        folded = fold(self.module, rule_key, self._marks(before))
+        return folded, self._game(folded, before, axes)
 
     def _label(self, name: str) -> str:
         for i, axis in enumerate(self.mesh.names):

@@ -11,24 +11,31 @@ from partir_search.mcts.game import Game, Move, Record, rewind
 HOT, COLD = 0.03, 0.001  # temperatures in log cost: 3 % and 0.1 % worse answers are accepted
 ROUNDS = 3  # times that the temperature starts again, from the best answer then known
 
+REHEAT = 2  # looks at known states that double the temperature: a way out of a small basin
+STERNER = 4.0  # growth of the penalty, round by round, while no answer keeps the limits
+
 
 def anneal(game: Game, record: Record, rng: random.Random) -> None:
     """Spends the rest of the record's budget; the game returns to its state."""
     played: list[Move] = []
-    start = record.episodes
-    total = max(record.limit - start, 1)
+    start = record.used
     for turn in range(ROUNDS):
+        if record.best.score.excess > 0:
+            record.penalty *= STERNER
         current = list(record.best.path)
         score = record.best.score
-        stop = start + total * (turn + 1) // ROUNDS
-        begin = record.episodes
-        while record.episodes < stop:
-            share = (record.episodes - begin) / max(stop - begin, 1)
+        begin, stop = record.used, start + (1.0 - start) * (turn + 1) / ROUNDS
+        stale = 0  # looks since the last state that was new
+        while record.used < stop:
+            share = (record.used - begin) / (stop - begin)
             temperature = HOT * (COLD / HOT) ** share
             wanted = _propose(game, rng, current, played)
             taken = _replay(game, played, wanted)
+            known = record.episodes
             new = record.look(taken)
-            worse = new.scalar() - score.scalar()
+            stale = 0 if record.episodes > known else stale + 1
+            temperature *= 2.0 ** (stale / REHEAT)
+            worse = record.scalar(new) - record.scalar(score)
             if worse <= 0 or rng.random() < math.exp(-worse / temperature):
                 current, score = list(taken), new
     rewind(game, len(played))

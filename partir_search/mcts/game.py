@@ -26,9 +26,9 @@ class Score:
     excess: float
     objective: float
 
-    def scalar(self) -> float:
-        """One number for search: exceeding a limit by x costs as much as a slow-down by x^2."""
-        return math.log(max(self.objective, 1e-300)) + 2.0 * self.excess
+    def scalar(self, penalty: float = 2.0) -> float:
+        """One number: exceeding a limit by x costs as much as a slow-down by x^penalty."""
+        return math.log(max(self.objective, 1e-300)) + penalty * self.excess
 
     def __lt__(self, other: Score) -> bool:
         return self.rank() < other.rank()
@@ -65,8 +65,17 @@ class Elite:
     path: tuple[Move, ...]
 
 
+LOOKS = 4  # looks per episode after which a search ends though it finds little that is new
+PENALTY = 2.0  # exceeding a limit by x costs a search as much as a slow-down by x^PENALTY
+
+
 class Record:
-    """Scores by state key, the best answers, and the budget."""
+    """Scores by state key, the best answers, and the budget.
+
+    Attributes:
+      episodes: distinct states scored; `looks` counts states seen before as well.
+      penalty: weight of exceeded limits, raised while nothing fits.
+    """
 
     def __init__(
         self,
@@ -77,7 +86,8 @@ class Record:
         progress: Callable[[Record], None] | None = None,
     ) -> None:
         self.game, self.limit, self.keep = game, episodes, elites
-        self.episodes = 0
+        self.episodes = self.looks = 0
+        self.penalty = PENALTY
         self.scores: dict[Hashable, Score] = {}
         self.elites: dict[Hashable, Elite] = {}
         self.history: list[tuple[int, Score]] = []
@@ -85,15 +95,24 @@ class Record:
         self._progress = progress
 
     @property
+    def used(self) -> float:
+        """Share of the budget that is spent."""
+        return max(self.episodes / self.limit, self.looks / (LOOKS * self.limit))
+
+    @property
     def spent(self) -> bool:
-        return self.episodes >= self.limit
+        return self.used >= 1.0
+
+    def scalar(self, score: Score) -> float:
+        return score.scalar(self.penalty)
 
     def look(self, path: Sequence[Move]) -> Score:
-        """The score of the game's current state, reached by `path`. Costs one episode."""
-        self.episodes += 1
+        """The score of the game's current state, reached by `path`. A new one costs an episode."""
+        self.looks += 1
         key = self.game.key()
         score = self.scores.get(key)
         if score is None:
+            self.episodes += 1
             score = self.scores[key] = self.game.score()
             self.worst = max(self.worst, score.scalar())
             self._remember(key, score, tuple(path))

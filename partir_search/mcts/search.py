@@ -73,7 +73,7 @@ def search(
     """Searches from the game's current state (to which it returns).
 
     Args:
-      episodes: answers to look at; known ones count, so the result depends on the seed only.
+      episodes: distinct answers to score. A search that finds little that is new ends earlier.
       starts: paths to evaluate first (expert strategies, elites of an earlier goal).
     """
     record = Record(game, episodes=max(episodes, 1), progress=progress)
@@ -86,13 +86,13 @@ def search(
     proven = enumerate_states(game, record, settings.exact_states)
     if not proven:
         rng = random.Random(seed)
-        budget = record.episodes + int((episodes - record.episodes) * settings.tree_share)
-        grow(game, record, tree, rng, settings, budget)
+        share = record.used + (1.0 - record.used) * settings.tree_share
+        grow(game, record, tree, rng, settings, share)
         anneal(game, record, rng)
     return Result(
         tuple(record.ranked()),
         proven,
-        record.episodes,
+        record.looks,
         len(record.scores),
         tuple(record.history),
         tree,
@@ -100,11 +100,11 @@ def search(
 
 
 def grow(
-    game: Game, record: Record, tree: Tree, rng: random.Random, settings: Settings, budget: int
+    game: Game, record: Record, tree: Tree, rng: random.Random, settings: Settings, share: float
 ) -> None:
-    """Grows the tree until `budget` episodes are spent."""
+    """Grows the tree until `share` of the budget is used."""
     tree.node(game.key())
-    while record.episodes < budget:
+    while record.used < share:
         simulate(game, record, tree, rng, settings)
 
 

@@ -1,0 +1,120 @@
+"""How good the search's answers are: regret against exact enumeration.
+
+    python -m experiments.search_quality --seeds=10
+
+Regret: every plan of every small program is looked at (spaces of up to --states states), then the
+search, which may not enumerate, is run from each seed. Exits with 1 if an answer is not the best.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+from absl import app, flags
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+import partir_search as ps
+from experiments.small_programs import MESHES, modules
+from partir_search.experts import expert_plans
+from partir_search.mcts.env import PlanningGame
+from partir_search.mcts.exact import enumerate_states
+from partir_search.mcts.game import Record, Score, play, rewind
+from partir_search.mcts.search import Settings, search
+from partir_search.planner import Planner
+
+FLAGS = flags.FLAGS
+flags.DEFINE_integer("seeds", 10, "Seeds of the search.")
+flags.DEFINE_integer("states", 4000, "Spaces with more states are left out of the regret.")
+flags.DEFINE_integer("episodes", 600, "Strategies that a search looks at.")
+flags.DEFINE_string("machine", "tpu_v5e", "Machine to plan for.")
+
+TIGHT = 0.6  # share of the unpartitioned program's memory that "tight" machines have
+
+
+def spaces() -> Iterator[tuple[str, PlanningGame]]:
+    """Games of all small programs on all meshes, with plenty of memory and with little."""
+    machine = ps.MACHINES[FLAGS.machine]
+    for name, module in modules():
+        for mesh in MESHES:
+            for memory in ("loose", "tight"):
+                planner = Planner(module, mesh, machine)
+                axes = range(len(mesh.names))
+                _, game = planner.game(axes)
+                if memory == "tight":
+                    limit = int(game.cost().peak_bytes * TIGHT)
+                    planner = Planner(module, mesh, dataclasses.replace(machine, hbm_bytes=limit))
+                    _, game = planner.game(axes)
+                yield f"{name}, {mesh}, {memory}", game
+
+
+def found(game: PlanningGame, seed: int, settings: Settings) -> tuple[Score, int]:
+    """The search's answer and the states that it looked at."""
+    starts = [moves for _, moves in expert_plans(game.axes)]
+    result = search(game, episodes=FLAGS.episodes, seed=seed, starts=starts, settings=settings)
+    return result.best.score, result.states
+
+
+def regret() -> list[dict[str, Any]]:
+    settings = dataclasses.replace(Settings(), exact_states=0)
+    rows = []
+    for name, game in track(list(spaces()), "enumerating and searching"):
+        record = Record(game, episodes=1)
+        begin = time.perf_counter()
+        if not enumerate_states(game, record, FLAGS.states):
+            continue
+        for _, moves in expert_plans(game.axes):  # their plans need not be reached one by one
+            taken = list(play(game, moves))
+            record.look(taken)
+            rewind(game, len(taken))
+        spent = time.perf_counter() - begin
+        best = record.best.score
+        answers = [found(game, seed, settings) for seed in range(FLAGS.seeds)]
+        losses = [math.exp(a.scalar() - best.scalar()) - 1 for a, _ in answers]
+        rows.append(
+            {
+                "space": name,
+                "states": len(record.scores),
+                "seconds": round(spent, 2),
+                "best_us": round(best.objective * 1e6, 2),
+                "fits": best.excess == 0,
+                "worst_regret": round(max(losses), 6),
+                "looked_at": max(n for _, n in answers),
+            }
+        )
+    return rows
+
+
+def show(rows: list[dict[str, Any]], title: str) -> None:
+    table = Table(title=title, title_justify="left")
+    for column in rows[0]:
+        table.add_column(column, justify="left" if column in ("space", "search") else "right")
+    for row in rows:
+        table.add_row(*map(str, row.values()))
+    Console(width=140).print(table)
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    facts = {"machine": FLAGS.machine, "episodes": FLAGS.episodes, "jax": jax.__version__}
+    rows = regret()
+    show(rows, f"regret over {FLAGS.seeds} seeds, {len(rows)} spaces")
+    for row in rows:
+        print(json.dumps(row | facts))
+    median = statistics.median(r["states"] for r in rows)
+    print(f"{len(rows)} spaces, median {median:.0f} states")
+    if any(row["worst_regret"] > 1e-9 for row in rows):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    app.run(main)

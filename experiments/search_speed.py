@@ -1,0 +1,149 @@
+"""How long planning takes: real model sizes on real meshes, nothing allocated, no devices.
+
+    python -m experiments.search_speed --rows=llama3-8b@4x2,llama3-405b@8x16x128
+
+A row is a model of `models/llama.py` (or `depth-N`, N layers of a small transformer) and a mesh.
+Every row runs in a process of its own, so that its peak memory is its own. Prints a table and one
+JSON line per row. `plan_s` is import, fold, search and costing; tracing (`trace_s`) is jax's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import time
+from typing import Any
+
+import jax
+from absl import app, flags
+from jax.sharding import AbstractMesh
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+import partir_search as ps
+from models import llama, transformer
+
+FLAGS = flags.FLAGS
+flags.DEFINE_list(
+    "rows",
+    [
+        *("llama3-8b@4x2", "llama3-8b@8x8", "llama3-8b@2x4x8", "llama3-405b@8x16x128"),
+        *("depth-10@16x16", "depth-100@16x16", "depth-1000@16x16"),
+    ],
+    "Model@mesh.",
+)
+flags.DEFINE_string("machine", "tpu_v5p", "Machine to plan for.")
+flags.DEFINE_integer("tokens", 2**18, "Tokens per step and 64 devices.")
+flags.DEFINE_integer("episodes", 600, "Strategies that a search scores.")
+flags.DEFINE_integer("seed", 0, "Seed of the search.")
+flags.DEFINE_boolean("here", False, "Run the only row in this process.")
+
+AXES = ("data", "model", "third")
+LIMITS = {  # seconds that the project promises, on two cores
+    "llama3-8b@4x2": 3,
+    "llama3-8b@8x8": 3,
+    "llama3-8b@2x4x8": 6,
+    "llama3-405b@8x16x128": 12,
+}
+
+
+def model(name: str, devices: int) -> tuple[Any, Any]:
+    """A train step and its abstract arguments."""
+    tokens = FLAGS.tokens * max(devices, 8) // 64
+    if name.startswith("depth-"):
+        shape = transformer.TransformerConfig(
+            layers=int(name.removeprefix("depth-")),
+            d_model=4096,
+            heads=32,
+            d_ff=16384,
+            vocab=32000,
+            seq=2048,
+        )
+        args = transformer.example_args(shape, transformer.optimizer(), tokens // 2048)
+        return transformer.make_train_step(shape), args
+    config = dataclasses.replace(llama.CONFIGS[name], remat=True)
+    args = llama.example_args(config, llama.optimizer(), tokens // config.seq)
+    return llama.make_train_step(config), args
+
+
+def run(row: str) -> dict[str, Any]:
+    name, _, mesh = row.partition("@")
+    sizes = tuple(int(n) for n in mesh.split("x"))
+    shape = ps.MeshShape(AXES[: len(sizes)], sizes)
+    fn, args = model(name, shape.devices)
+    step = jax.jit(fn, donate_argnums=0)
+    begin = time.perf_counter()
+    step.trace(*args)
+    traced = time.perf_counter() - begin
+    partitioned = ps.auto_partition(
+        AbstractMesh(shape.sizes, shape.names),
+        machine=FLAGS.machine,
+        episodes=FLAGS.episodes,
+        seed=FLAGS.seed,
+        progress=False,
+    )(step)
+    begin = time.perf_counter()
+    plan = partitioned.plan(*args)  # jax keeps the trace
+    total = time.perf_counter() - begin
+    (report,) = plan.searches
+    limit = ps.MACHINES[FLAGS.machine].hbm_bytes
+    known = min(report.experts, key=lambda e: (max(1.0, e[1].peak_bytes / limit), e[1].seconds))
+    phases = {k.replace("trace and ", ""): v for k, v in plan.seconds.items()}
+    return {
+        "row": row,
+        "ops": len(plan.module.ops),
+        "trace_s": round(traced, 2),
+        **{f"{k}_s": round(v, 2) for k, v in phases.items()},
+        "plan_s": round(total, 2),
+        "limit_s": LIMITS.get(row, ""),
+        "states": report.states,
+        "expert": known[0],
+        "expert_ms": round(known[1].seconds * 1e3, 1),
+        "expert_gb": round(known[1].peak_bytes / 1e9, 1),
+        "found_ms": round(report.cost.seconds * 1e3, 1),
+        "found_gb": round(report.cost.peak_bytes / 1e9, 1),
+        "rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+    }
+
+
+def apart(row: str) -> dict[str, Any]:
+    """`run` in a fresh process."""
+    command = [sys.executable, "-m", "experiments.search_speed", "--here", f"--rows={row}"]
+    for flag in ("machine", "tokens", "episodes", "seed"):
+        command.append(f"--{flag}={getattr(FLAGS, flag)}")
+    out = subprocess.run(command, capture_output=True, text=True, env=os.environ, check=True)
+    found: dict[str, Any] = json.loads(out.stdout.strip().splitlines()[-1])
+    return found
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    if FLAGS.here:
+        print(json.dumps(run(FLAGS.rows[0])))
+        return
+    rows = [apart(row) for row in track(FLAGS.rows, "planning")]
+    table = Table(title=f"planning for {FLAGS.machine}, seconds", title_justify="left")
+    for column in rows[0]:
+        table.add_column(column.removesuffix("_s"), justify="right")
+    facts = {
+        "machine": FLAGS.machine,
+        "episodes": FLAGS.episodes,
+        "seed": FLAGS.seed,
+        "jax": jax.__version__,
+        "python": platform.python_version(),
+        "cores": os.cpu_count(),
+    }
+    for row in rows:
+        table.add_row(*map(str, row.values()))
+        print(json.dumps(row | facts))
+    Console(width=220).print(table)
+
+
+if __name__ == "__main__":
+    app.run(main)
