@@ -65,8 +65,8 @@ def model(name: str, devices: int) -> tuple[Any, Any]:
             vocab=32000,
             seq=2048,
         )
-        args = transformer.example_args(shape, transformer.optimizer(), tokens // 2048)
-        return transformer.make_train_step(shape), args
+        small = transformer.example_args(shape, transformer.optimizer(), tokens // 2048)
+        return transformer.make_train_step(shape), small
     config = dataclasses.replace(llama.CONFIGS[name], remat=True)
     args = llama.example_args(config, llama.optimizer(), tokens // config.seq)
     return llama.make_train_step(config), args

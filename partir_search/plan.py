@@ -327,7 +327,7 @@ def check_saved(saved: SavedPlan, module: Module, mesh: MeshShape) -> None:
         )
     if saved.fingerprint != fingerprint(module):
         names = module.value_names()
-        gone = [a.value for a in saved.actions if a.value not in names]
+        gone = [name for a in saved.actions for name in a.values if name not in names]
         detail = f"; it names {gone[:3]}, which this program does not have" if gone else ""
         raise ValueError(
             f"the saved plan is for {saved.function!r} with fingerprint {saved.fingerprint}, this"

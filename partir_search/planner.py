@@ -13,6 +13,7 @@ from partir_search.experts import Decision, Strategist, TileClass, expert_plans
 from partir_search.ir.core import Module
 from partir_search.ir.fold import Folded, fold
 from partir_search.ir.mesh import MeshShape
+from partir_search.ir.rule import NONE
 from partir_search.lowering.local import LocalCache, localize
 from partir_search.lowering.program import LocalProgram
 from partir_search.machine import Machine
@@ -20,7 +21,7 @@ from partir_search.mcts.env import PlanningGame
 from partir_search.mcts.game import Move, Record, Score, play, rewind
 from partir_search.mcts.goals import Fastest, Fit, Goal, scorer
 from partir_search.mcts.search import Result, search
-from partir_search.propagation.actions import Action, IllegalAction, Replicate, Tile
+from partir_search.propagation.actions import Action, Replicate, Tile
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.propagate import State
 from partir_search.propagation.rules.registry import RuleTable, rule_key
@@ -34,7 +35,7 @@ from partir_search.tactics import (
 )
 
 DEFAULT_EPISODES = 600
-FINALISTS = 3  # answers of the folded search that are scored again on the whole program
+FINALISTS = 1  # answers of the folded search that are scored again on the whole program
 FOLD_ERROR = 1.08  # folded seconds are at most this much too high; worse answers do not compete
 
 Progress = Callable[[Record], None]
@@ -231,22 +232,27 @@ class Planner:
         """What earlier actions did to each value by id: unlike values must not be folded."""
         marks: dict[int, str] = {}
         for action in before:
-            v = value_named(self.module, action.value).id
             rest = (action.axis, getattr(action, "dim", "whole"))
-            marks[v] = f"{marks.get(v, '')}{rest}"
+            for name in action.values:
+                v = value_named(self.module, name).id
+                marks[v] = f"{marks.get(v, '')}{rest}"
         return marks
 
     def _game(self, folded: Folded, before: Sequence[Action], axes: Sequence[int]) -> PlanningGame:
         graph = Graph(folded.module, self.table, contract=True)
         state = State(graph, self.mesh)
         for action in before:
-            cls = graph.class_of[folded.class_of[value_named(self.module, action.value).id]]
+            values = [value_named(self.module, name).id for name in action.values]
+            classes = list(dict.fromkeys(graph.class_of[folded.class_of[v]] for v in values))
             axis = self.mesh.index(action.axis)
             if isinstance(action, Replicate):
-                if state.tiles[axis][cls] == -1:
-                    state.keep(cls, axis)
-            elif state.may_tile(cls, action.dim, axis):
-                state.tile(cls, action.dim, axis)
+                classes = [c for c in classes if state.tiles[axis][c] == NONE]
+                if classes:
+                    state.keep(classes[0], axis, classes[1:])
+            else:
+                classes = [c for c in classes if state.may_tile(c, action.dim, axis)]
+                if classes:
+                    state.tile(classes[0], action.dim, axis, classes[1:])
         model = CostModel(
             folded.module,
             graph.rules,
@@ -312,17 +318,24 @@ class Planner:
         for decision in decisions:
             values = members[decision.cls]
             values = [v for v in values if v in arguments] or values
-            axis = self.mesh.names[decision.axis]
+            axis = decision.axis
+            first: dict[int, str] = {}  # a name per class of the whole program still to decide
             for v in values:
-                name = self.module.values[v].name
-                action: Action = (
-                    Tile(name, decision.dim, axis)
+                cls = self.graph.class_of[v]
+                if (
+                    state.may_tile(cls, decision.dim, axis)
                     if isinstance(decision, TileClass)
-                    else Replicate(name, axis)
-                )
-                try:
-                    apply_action(state, self.graph, action)
-                except IllegalAction:
-                    continue  # decided by propagation from another member
-                done.append(action)
+                    else state.tiles[axis][cls] == NONE
+                ):
+                    first.setdefault(cls, self.module.values[v].name)
+            if not first:
+                continue
+            name, *also = first.values()
+            action: Action = (
+                Tile(name, decision.dim, self.mesh.names[axis], tuple(also))
+                if isinstance(decision, TileClass)
+                else Replicate(name, self.mesh.names[axis], tuple(also))
+            )
+            apply_action(state, self.graph, action)
+            done.append(action)
         return done

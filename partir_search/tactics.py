@@ -171,12 +171,13 @@ def apply_action(state: State, graph: Graph, action: Action, path: str | None = 
     """Plays one named action. IllegalAction with the value's name if it cannot be."""
     value = value_named(graph.module, action.value)
     cls, axis = graph.class_of[value.id], state.mesh.index(action.axis)
+    also = [graph.class_of[value_named(graph.module, name).id] for name in action.also]
     if isinstance(action, Replicate):
         if state.tiles[axis][cls] != NONE:
             raise IllegalAction(
                 _decided(path or action.value, state.tiles[axis][cls], action.axis, "kept whole")
             )
-        state.keep(cls, axis)
+        state.keep(cls, axis, also)
         return
     if not 0 <= action.dim < len(value.type.shape):
         raise IllegalAction(f"{action.value}: {value.type} has no dim {action.dim}")
@@ -196,7 +197,7 @@ def apply_action(state: State, graph: Graph, action: Action, path: str | None = 
             f" {action.axis!r} of size {state.mesh.sizes[axis]}"
             + (f" on top of {others}" if others else "")
         )
-    state.tile(cls, action.dim, axis)
+    state.tile(cls, action.dim, axis, also)
 
 
 def value_named(module: Module, name: str) -> Value:

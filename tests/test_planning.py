@@ -14,6 +14,7 @@ import pytest
 from jax.sharding import AbstractMesh
 
 import partir_search as ps
+from models import llama
 from models.transformer import TransformerConfig, example_args, make_train_step, optimizer
 
 MESH = AbstractMesh((4, 2), ("batch", "model"))
@@ -39,6 +40,24 @@ def test_never_behind_the_experts(layers: int) -> None:
     assert {"BP(batch)", "BP(batch)+MP(model)+Z3", "FSDP3(all)"} <= names
     assert report.cost.seconds <= min(c.seconds for c in fitting)
     assert plan.cost.peak_bytes <= memory
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_whole_does_what_the_fold_did(seed: int) -> None:
+    """Layers are decided at once: what was searched on the fold is what the program gets."""
+    config = dataclasses.replace(llama.CONFIGS["llama3-8b"], layers=6, seq=2048)
+    step = jax.jit(llama.make_train_step(config), donate_argnums=0)
+    args = llama.example_args(config, llama.optimizer(), 32)
+    mesh = AbstractMesh((8, 8), ("data", "model"))
+    wrapped = ps.auto_partition(mesh, machine="tpu_v5p", episodes=150, seed=seed)(step)
+    plan = wrapped.plan(*args)
+    (report,) = plan.searches
+    assert plan.cost.seconds == pytest.approx(report.cost.seconds, rel=0.03)
+    assert plan.cost.peak_bytes == pytest.approx(report.cost.peak_bytes, rel=1e-6)
+    layers = [a for a in plan.actions if a.also]
+    assert layers
+    assert all(len(a.also) >= 5 for a in layers)
+    assert "alike" in str(layers[0])
 
 
 def test_same_seed_same_plan() -> None:

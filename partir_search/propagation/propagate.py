@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from array import array
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -91,27 +91,37 @@ class State:
 
     # Actions -----------------------------------------------------------------------------------
 
-    def tile(self, cls: int, dim: int, axis: int) -> None:
-        """Tiles a class and propagates. IllegalAction if it is decided or does not divide."""
+    def tile(self, cls: int, dim: int, axis: int, also: Sequence[int] = ()) -> None:
+        """Tiles a class and propagates. IllegalAction if it is decided or does not divide.
+
+        Args:
+          also: classes that are tiled with it, before anything propagates, where they may be.
+        """
         if not self.may_tile(cls, dim, axis):
             raise IllegalAction(
                 f"class {cls} of shape {self.graph.shapes[cls]} cannot be tiled on dim {dim}"
                 f" along axis {self.mesh.names[axis]!r}"
             )
         self._step += 1
-        self._set(self.tiles[axis], cls, dim)
-        if self.causes is not None:
-            self.causes[axis, cls] = Cause(self._step, None)
-        self._propagate(axis, self.graph.touching[cls])
+        start: list[int] = []
+        for c in (cls, *also):
+            if self.may_tile(c, dim, axis):
+                self._set(self.tiles[axis], c, dim)
+                if self.causes is not None:
+                    self.causes[axis, c] = Cause(self._step, None)
+                start += self.graph.touching[c]
+        self._propagate(axis, start if also else self.graph.touching[cls])
 
-    def keep(self, cls: int, axis: int) -> None:
-        """Decides that a class stays whole along an axis."""
+    def keep(self, cls: int, axis: int, also: Sequence[int] = ()) -> None:
+        """Decides that a class, and those of `also` that are undecided, stay whole on an axis."""
         if self.tiles[axis][cls] != NONE:
             raise IllegalAction(f"class {cls} is decided along axis {self.mesh.names[axis]!r}")
         self._step += 1
-        self._set(self.tiles[axis], cls, KEPT)
-        if self.causes is not None:
-            self.causes[axis, cls] = Cause(self._step, None)
+        for c in (cls, *also):
+            if self.tiles[axis][c] == NONE:
+                self._set(self.tiles[axis], c, KEPT)
+                if self.causes is not None:
+                    self.causes[axis, c] = Cause(self._step, None)
 
     def _set(self, data: array[int], i: int, new: int) -> None:
         self._trail.append((data, i, data[i]))
