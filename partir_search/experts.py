@@ -175,7 +175,7 @@ class Strategist:
                 shape = inputs[0][1].type.shape
                 if op.results[0].type.shape == shape:
                     origin[op.results[0].id] = origin[inputs[0][1].id]
-            elif "sum" in rule.reducers and rule.flops_per_point >= 2 and len(inputs) == 2:
+            elif rule.contracts and len(inputs) == 2:
                 found += [(op.id, i, origin[v.id]) for i, v in inputs if v.id in origin]
         return found
 

@@ -22,6 +22,8 @@ class Machine:
       hop_seconds: latency of one ring step (alpha).
       kernel_seconds: fixed cost of one kernel.
       matmul_efficiency / hbm_efficiency: attained share of the peaks.
+      bf16_products: whether f32 operands of products are stored and gathered as bf16, and one-hot
+        updates are never stored (XLA:TPU).
       prefetches: whether all_gathers of arguments overlap earlier compute.
       sources: where the figures come from.
       axis_bytes_per_s: overrides of `link_bytes_per_s` by mesh axis name (an axis across hosts).
@@ -37,6 +39,7 @@ class Machine:
     matmul_efficiency: float = 0.9
     hbm_efficiency: float = 0.75
     prefetches: bool = False
+    bf16_products: bool = False
     sources: tuple[str, ...] = ()
     axis_bytes_per_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
@@ -82,6 +85,7 @@ def _tpu(
         hbm_bytes_per_s=hbm_gb_per_s * GB,
         link_bytes_per_s=2 * link_one_way_gb_per_s * GB,
         prefetches=prefetches,
+        bf16_products=True,
         sources=(_TPU_DOCS + name.removeprefix("tpu_"), _RING, *_EFFICIENCY, note),
     )
 

@@ -25,6 +25,7 @@ class Curve:
     def __init__(self, traffic: RegionTraffic, folded: Folded | None = None) -> None:
         self._counts: Floats | None = None
         self._start, self._stop, self._value = traffic.start, traffic.stop, traffic.value
+        self._weight = traffic.weight
         self._length = max(len(traffic.region.ops), 1)
         self.position: Ints = np.arange(self._length, dtype=np.int64)
         if folded is not None:
@@ -37,8 +38,8 @@ class Curve:
         first = np.searchsorted(rows, self._start[known], side="left")
         last = np.searchsorted(rows, self._stop[known], side="right")
         counts = np.zeros((len(rows) + 1, len(folded.module.values)))
-        np.add.at(counts, (first, classes[known]), 1.0)
-        np.add.at(counts, (last, classes[known]), -1.0)
+        np.add.at(counts, (first, classes[known]), self._weight[known])
+        np.subtract.at(counts, (last, classes[known]), self._weight[known])
         self._counts = np.cumsum(counts, axis=0)[:-1]
         self.position = np.array([folded.op_of[r] for r in rows], dtype=np.int64)
 
@@ -47,7 +48,7 @@ class Curve:
         if self._counts is not None:
             return self._counts @ nbytes
         events = np.zeros(self._length + 1)
-        sizes = nbytes[self._value] if len(self._value) else np.zeros(0)
+        sizes = nbytes[self._value] * self._weight if len(self._value) else np.zeros(0)
         np.add.at(events, self._start, sizes)
         np.subtract.at(events, self._stop + 1, sizes)
         return np.cumsum(events)[:-1]

@@ -15,7 +15,17 @@ import numpy as np
 
 from partir_search.cost.collectives import collective_seconds, sent_bytes
 from partir_search.cost.memory import Curve
-from partir_search.cost.traffic import Floats, RegionTraffic, analyse, kernels, region_traffic
+from partir_search.cost.storage import stored_widths
+from partir_search.cost.traffic import (
+    AS_WRITTEN,
+    Floats,
+    Ints,
+    RegionTraffic,
+    Storage,
+    analyse,
+    kernels,
+    region_traffic,
+)
 from partir_search.ir.core import Module, Op
 from partir_search.ir.fold import Folded
 from partir_search.ir.partition import Partition
@@ -86,12 +96,16 @@ class CostModel:
     ) -> None:
         """Args: `module` is the quotient and `original_rules` its original's when `folded`."""
         self.module, self.machine = module, machine
+        self._otherwise = machine.bf16_products
+        self.contracts = [rule.contracts for rule in rules]
         if folded is None:
-            self.traffic = analyse(module, rules)
+            storage = self._store(module, rules, np.arange(len(module.values)))
+            self.traffic = analyse(module, rules, storage)
             self.kernels = kernels(self.traffic, rules)
         else:
             assert original_rules is not None
-            self.traffic = analyse(folded.original, original_rules)
+            storage = self._store(folded.original, original_rules, np.array(folded.class_of))
+            self.traffic = analyse(folded.original, original_rules, storage)
             self.kernels = kernels(self.traffic, original_rules, folded, rules)
         self.curve = Curve(self.traffic, folded)
         self.inner_curves: dict[int, list[tuple[RegionTraffic, Curve]]] = {}
@@ -101,7 +115,6 @@ class CostModel:
             for op in module.body.ops:
                 if op.regions:
                     self._collect_op(op, rules)
-        self.nbytes = np.array([v.type.nbytes for v in module.values], dtype=np.float64)
         self.rates = np.array([machine.matmul_flops_per_s(d) for d in self.kernels.dtype])
         counts = np.zeros(len(module.values))
         if folded is None:
@@ -114,6 +127,23 @@ class CostModel:
             counts[v_id] += 1
         self.argument_counts = counts
 
+    def _store(self, whole: Module, rules: list[OpRule], class_of: Ints) -> Storage:
+        """Bytes of stored values, from facts of the `whole` program."""
+        self.nbytes = np.array([v.type.nbytes for v in self.module.values], dtype=np.float64)
+        self.width_of = np.ones(len(self.module.values))
+        self.for_products = np.zeros(len(self.module.values), dtype=np.bool_)
+        if not self._otherwise:
+            return AS_WRITTEN
+        found = stored_widths(whole, rules)
+        known = class_of >= 0
+        self.width_of[class_of[known]] = found.width[known]
+        self.for_products[class_of[known]] = found.for_products[known]
+        return found.storage
+
+    def own_storage(self, rules: list[OpRule]) -> Storage:
+        """What is stored otherwise in regions of the module itself, folded or not."""
+        return stored_widths(self.module, rules).storage if self._otherwise else AS_WRITTEN
+
     def _collect(self, traffic: RegionTraffic) -> None:
         for at, parts in traffic.inner.items():
             op = traffic.region.ops[at]
@@ -123,7 +153,8 @@ class CostModel:
 
     def _collect_op(self, op: Op, rules: list[OpRule]) -> None:
         uses = self.module.use_counts()
-        parts = [region_traffic(r, rules, uses) for r in op.regions]
+        storage = self.own_storage(rules)
+        parts = [region_traffic(r, rules, uses, storage=storage) for r in op.regions]
         self.inner_curves[op.id] = [(part, Curve(part)) for part in parts]
         for part in parts:
             self._collect(part)
@@ -139,7 +170,8 @@ class CostModel:
         rows = [axis.loop_row for axis in partition.axes]
         share = _shares(rows, partition.mesh.sizes, len(self.module.ops))[k.op]
         flops = k.flops * share
-        touched = np.add.reduceat(nbytes[k.touched], k.offsets[:-1]) if len(k.op) else np.zeros(0)
+        stored = nbytes * self.width_of
+        touched = np.add.reduceat(stored[k.touched], k.offsets[:-1]) if len(k.op) else np.zeros(0)
         seconds = np.maximum(flops / self.rates, touched / machine.attained_hbm_bytes_per_s)
         return flops, touched, seconds + machine.kernel_seconds
 
@@ -224,6 +256,7 @@ class _Walk:
         extra = np.zeros(len(members) + 2)  # the last two: at the results, and before all ops
         spent = np.concatenate(([0.0], np.cumsum(self.by_op[members]))).tolist()
         born: dict[int, int] = {}
+        held: dict[int, float] = {}
         available = {s.id for s in block.args}
         slack = 0.0
         at = seen = 0  # the next op's position, and up to where compute was added to the slack
@@ -242,12 +275,13 @@ class _Walk:
                     if item.target.nbytes != item.source.nbytes:
                         extra[at - 1] += item.source.nbytes  # beside the value at rest
                 elif item.target.nbytes > item.source.nbytes:
+                    held[item.target.id] = item.target.nbytes * self.width(item)
                     born[item.target.id] = at
-                    extra[at] += item.target.nbytes
+                    extra[at] += held[item.target.id]
                 continue
             for source in item.ins:
                 if isinstance(source, Slot) and source.id in born:
-                    extra[born[source.id] + 1 : at + 1] += source.nbytes
+                    extra[born[source.id] + 1 : at + 1] += held[source.id]
                     born[source.id] = at
             if item.blocks:
                 extra[at] += self.regions(item, times)
@@ -267,13 +301,23 @@ class _Walk:
             peak = max(peak, float(live.max()) if len(live) else 0.0)
         return peak
 
+    def width(self, move: Move) -> float:
+        """Bytes that a move carries and leaves in a copy, as a multiple of the program's."""
+        if move.step.monoid or move.rests or not self.model.machine.bf16_products:
+            return 1.0
+        v = move.source.value
+        product = move.op is not None and self.model.contracts[move.op.id]
+        narrow = self.model.for_products[v.id] or (product and v.type.itemsize == 4)
+        return 0.5 if narrow else 1.0
+
     def move(self, move: Move, times: float, slack: float, argument: bool) -> float:
         step, model, mesh = move.step, self.model, self.mesh
+        width = self.width(move)
         if move.target.nbytes > move.source.nbytes:
-            self.copied += 2.0 * move.target.nbytes * times
+            self.copied += 2.0 * move.target.nbytes * width * times
         if step.kind not in COLLECTIVES:
             return slack
-        payload = move.payload_bytes
+        payload = move.payload_bytes * width
         seconds = collective_seconds(step.kind, payload, step.axes, mesh, model.machine)
         n = 1
         for axis in step.axes:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from types import MappingProxyType
 
 import numpy as np
@@ -29,6 +29,24 @@ HELD_RATIO = 1.5  # store a reused elementwise value whose sources hold this muc
 MAX_SOURCES = 8  # no kernel recomputes a chain with more sources than this
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Storage:
+    """What a target stores otherwise than the program says (see `cost/storage.py`).
+
+    Attributes:
+      one_hot: ids of ops recomputed in their users though they are not elementwise.
+      wide: ids of values of which a form twice as wide is stored too, for the forward pass.
+      width: by value id, stored bytes as a multiple of the type's, where they differ.
+    """
+
+    one_hot: Set[int] = frozenset()
+    wide: Set[int] = frozenset()
+    width: Mapping[int, float] = dataclasses.field(default_factory=dict)
+
+
+AS_WRITTEN = Storage()
+
+
 @dataclasses.dataclass(eq=False, slots=True)
 class RegionTraffic:
     """One region's stored values and when they live.
@@ -36,6 +54,7 @@ class RegionTraffic:
     Attributes:
       reads: per op position, the stored values that the op reads (empty: not a kernel).
       start / stop / value: live intervals over op positions, both ends included.
+      weight: bytes that the interval holds, as a multiple of the value's.
       inner: per position of a region op, the traffic of its regions.
     """
 
@@ -44,18 +63,23 @@ class RegionTraffic:
     start: Ints
     stop: Ints
     value: Ints
+    weight: Floats
     inner: dict[int, list[RegionTraffic]]
 
 
-def analyse(module: Module, rules: list[OpRule]) -> RegionTraffic:
-    """Traffic of the module's body. Donated, tied results live in their argument's buffer."""
+def analyse(module: Module, rules: list[OpRule], storage: Storage = AS_WRITTEN) -> RegionTraffic:
+    """Traffic of the module's body. Donated, tied results live in their argument's buffer.
+
+    Args:
+      storage: what the target stores otherwise than the program says.
+    """
     in_place = {r for a, r in module.ties if a in module.donated}
     free = {
         x.id for i, x in enumerate(module.body.results) if i in in_place and isinstance(x, Value)
     }
     uses = module.use_counts()
     return region_traffic(
-        module.body, rules, uses, frozenset(free), {v: (v,) for v in module.constants}
+        module.body, rules, uses, frozenset(free), {v: (v,) for v in module.constants}, storage
     )
 
 
@@ -65,6 +89,7 @@ def region_traffic(
     uses: list[int],
     free: frozenset[int] = frozenset(),
     outside: Mapping[int, tuple[int, ...]] = MappingProxyType({}),
+    storage: Storage = AS_WRITTEN,
 ) -> RegionTraffic:
     """Traffic of one region; `free` results take no bytes, `outside` gives captured values."""
     sources: dict[int, tuple[int, ...]] = dict(outside)
@@ -80,6 +105,7 @@ def region_traffic(
     inner: dict[int, list[RegionTraffic]] = {}
     made: dict[int, int] = {}
     last: dict[int, int] = {}
+    until: dict[int, int] = {}  # last use in the forward pass
 
     def of(operand: Operand) -> tuple[int, ...]:
         return sources.get(operand.id, (operand.id,)) if isinstance(operand, Value) else ()
@@ -87,8 +113,10 @@ def region_traffic(
     for at, op in enumerate(region.ops):
         leaves = tuple(dict.fromkeys(s for x in op.operands for s in of(x)))
         if op.regions:
-            inner[at] = [region_traffic(r, rules, uses, outside=outside) for r in op.regions]
-        if rules[op.id].elementwise and not op.regions:
+            inner[at] = [
+                region_traffic(r, rules, uses, outside=outside, storage=storage) for r in op.regions
+            ]
+        if (rules[op.id].elementwise or op.id in storage.one_hot) and not op.regions:
             result = op.results[0]
             held = sum(nbytes.get(s, 0) for s in leaves)
             keep = len(op.results) == 1 and not (
@@ -103,17 +131,23 @@ def region_traffic(
         reads[at] = leaves
         for s in leaves:
             last[s] = at
+            if not op.backward:
+                until[s] = at
         for r in op.results:
             sources[r.id] = (r.id,)
             nbytes[r.id] = r.type.nbytes
-            made[r.id] = last[r.id] = at
+            made[r.id] = last[r.id] = until[r.id] = at
     end = max(len(region.ops) - 1, 0)
     for x in region.results:
         if isinstance(x, Value) and x.id in made:
             last[x.id] = end
     live = [(made[v], last[v], v) for v in made if v not in free]
-    columns = np.array(live, dtype=np.int64).reshape(-1, 3)
-    return RegionTraffic(region, reads, columns[:, 0], columns[:, 1], columns[:, 2], inner)
+    weight = [storage.width.get(v, 1.0) for v in made if v not in free]
+    wide = [(made[v], until[v], v) for v in made if v in storage.wide]
+    columns = np.array(live + wide, dtype=np.int64).reshape(-1, 3)
+    weights = np.array(weight + [2.0] * len(wide))
+    start, stop, value = columns[:, 0], columns[:, 1], columns[:, 2]
+    return RegionTraffic(region, reads, start, stop, value, weights, inner)
 
 
 @dataclasses.dataclass(eq=False, slots=True)

@@ -141,6 +141,7 @@ class _Reader:
 
     def __init__(self) -> None:
         self.taken: dict[str, int] = {}
+        self.backward = False  # inside a region of the backward pass
         self.constant_values: dict[int, tuple[Value, Any]] = {}
 
     def value(self, aval: Any, name: str) -> Value:
@@ -201,11 +202,14 @@ class _Reader:
         name = eqn.primitive.name
         scope = _join(prefix, str(eqn.source_info.name_stack))
         stem = value_stem(scope, name)
+        backward = self.backward or "transpose(" in scope
+        outer, self.backward = self.backward, backward
         regions = tuple(
             self.region_of(j, scope=f"{stem}.")[0]
             for key in REGIONS.get(name, ())
             for j in (eqn.params[key] if isinstance(eqn.params[key], tuple) else (eqn.params[key],))
         )
+        self.backward = outer
         operands = tuple(self.read(env, v) for v in eqn.invars)
         results = tuple(self.value(v.aval, stem) for v in eqn.outvars)
         env.update(zip(eqn.outvars, results, strict=True))
@@ -219,7 +223,7 @@ class _Reader:
             regions=regions,
             origin=functools.partial(source_line, eqn.source_info),
             scope=_clean(scope),
-            backward="transpose(" in scope,
+            backward=backward,
             handle=eqn.primitive,
         )
 

@@ -63,7 +63,7 @@ class Index:
     """
 
     def __init__(self, module: Module, rules: Sequence[OpRule]) -> None:
-        self.zeros = _zeros(module, rules)
+        self.zeros = zero_values(module, rules)
         uses = module.use_counts()
         self.around: list[tuple[int, ...]] = []
         self.travellers: dict[int, Traveller] = {}
@@ -131,7 +131,7 @@ def _ports(module: Module, rules: Sequence[OpRule]) -> Ports:
     )
 
 
-def _zeros(module: Module, rules: Sequence[OpRule]) -> frozenset[int]:
+def zero_values(module: Module, rules: Sequence[OpRule]) -> frozenset[int]:
     """Values that are zero because everything that they are linear in is."""
     zeros: set[int] = set()
     for op, rule in zip(module.ops, rules, strict=True):

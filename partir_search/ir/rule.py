@@ -47,6 +47,8 @@ class OpRule:
       linear: groups of operand positions. If all operands of one group are pending sums (or
         zeros) and the others are whole, the results are pending sums.
       flops_per_point: floating-point operations per point of the iteration space.
+      one_hot: adds one number to each row of its first operand; where that is zeros, a compiler
+        fuses it into its users like an elementwise op.
       elementwise: a compiler fuses it into its users and need not store its result.
       localize: rewrites shape-bearing params to local shapes; None if there are none.
       local: the op on one tile where rewritten params are not enough; None: bind the primitive.
@@ -60,6 +62,7 @@ class OpRule:
     blocked: frozenset[int] = frozenset()
     linear: tuple[tuple[int, ...], ...] = ()
     flops_per_point: float = 0.0
+    one_hot: bool = False
     elementwise: bool = False
     localize: Localize | None = None
     local: LocalForm | None = None
@@ -70,6 +73,11 @@ class OpRule:
             held = [factor in dims for dims in self.results]
             if factor not in self.blocked and not all(held) and not self.reducers[factor]:
                 raise ValueError(f"factor {factor} is in no result and has no reducer: {self}")
+
+    @property
+    def contracts(self) -> bool:
+        """Whether it is a matrix product or a convolution."""
+        return self.flops_per_point >= 2 and "sum" in self.reducers
 
     def dim_of(self, dims: Dims, factor: int) -> int:
         """Where `factor` stands in `dims`, or `NONE`."""

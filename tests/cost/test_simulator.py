@@ -221,3 +221,46 @@ def test_machines_name_their_sources() -> None:
     assert machine_of_kind("cpu").name == "cpu"
     with pytest.raises(ValueError, match="no figures for device kind 'Gaudi'"):
         machine_of_kind("Gaudi")
+
+
+TPU = dataclasses.replace(ROUND, bf16_products=True)
+
+
+def peaks(fn: Any, *args: Any) -> tuple[float, float]:
+    """Peak bytes beyond the arguments: as the program is written, and as XLA:TPU stores it."""
+    state = state_of(module_of(fn, *args))
+    a, b = cost_of(state), cost_of(state, TPU)
+    return a.peak_bytes - a.argument_bytes, b.peak_bytes - b.argument_bytes
+
+
+def test_operands_of_products_are_stored_narrow() -> None:
+    """The hidden f32 [64, 512] is read by a product only: half of its bytes."""
+    written, stored = peaks(lambda x, a, b: (x @ a) @ b, ones(64, 32), ones(32, 512), ones(512, 32))
+    result = 64 * 32 * 4
+    assert written == 64 * 512 * 4 + result
+    assert stored == 64 * 512 * 2 + result
+
+
+def test_rounding_before_widening_is_left_out() -> None:
+    """Scores in bf16 that arithmetic leads back to f32 are stored as f32, whatever was written."""
+
+    def f(x: Any, w: Any) -> Any:
+        scores = (x @ w) / 8
+        return jax.lax.cumsum(scores.astype(jnp.float32), axis=1).sum()
+
+    x, w = (np.ones(s, jnp.bfloat16) for s in ((64, 32), (32, 512)))
+    written, stored = peaks(f, x, w)
+    assert stored - written == 64 * 512 * 2
+
+
+def test_one_hot_updates_are_not_stored() -> None:
+    """The gradient of taking one logit of each row is made where it is used."""
+
+    def f(logits: Any, ids: Any) -> Any:
+        def loss(x: Any) -> Any:
+            return jnp.take_along_axis(x, ids[:, None], axis=1).sum()
+
+        return (jax.grad(loss)(logits) * logits).sum()
+
+    written, stored = peaks(f, ones(64, 512), np.zeros(64, np.int32))
+    assert written - stored == 64 * 512 * 4

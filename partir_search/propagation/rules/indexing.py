@@ -181,6 +181,9 @@ def scatter(op: Op) -> OpRule:
         reducers=tuple(f.reducers),
         blocked=blocked,
         linear=((0, 2),) if op.prim == "scatter-add" else (),
+        one_hot=op.prim == "scatter-add"
+        and not dn.update_window_dims
+        and all(f.sizes[batch[i]] == 1 for i in free),
         flops_per_point=0.0,
         local=local_scatter,
     )

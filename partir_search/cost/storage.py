@@ -1,0 +1,104 @@
+"""In what width a compiler keeps values, where that is not the program's.
+
+A target that multiplies f32 operands in bf16 (XLA:TPU at default precision) stores and gathers
+f32 values as bf16 if products are all that they are for. And where a product is rounded to bf16
+only to be widened again, the rounding is left out (excess precision) and the wide form is stored;
+if nothing lies between the two, the rounded form is stored beside it, for the backward pass.
+Found by compiling transformers for v5e (`experiments.verify`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import numpy.typing as npt
+
+from partir_search.cost.traffic import Floats, Storage
+from partir_search.ir.core import Module, Op, TensorType, Value, walk_regions
+from partir_search.ir.index import is_zero, zero_values
+from partir_search.ir.rule import OpRule
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Widths:
+    """How values are stored.
+
+    Attributes:
+      width: [values] stored bytes as a multiple of the type's. Arguments are stored as they are.
+      for_products: [values] whether it is f32 and products are all that reads it.
+      storage: the rest, which traffic needs.
+    """
+
+    width: Floats
+    for_products: npt.NDArray[np.bool_]
+    storage: Storage
+
+
+def stored_widths(module: Module, rules: list[OpRule]) -> Widths:
+    """What the values of a module become on a target with `Machine.bf16_products`."""
+    n = len(module.values)
+    for_products, for_widening = [True] * n, [True] * n
+    for region in walk_regions(module.body):
+        for x in region.results:
+            if isinstance(x, Value):
+                for_products[x.id] = for_widening[x.id] = False
+    used = [False] * n
+    converted = [True] * n  # every use is a conversion itself
+    for op in reversed(module.ops):
+        rule = rules[op.id]
+        results = [r.id for r in op.results]
+        products = not op.regions and (
+            rule.contracts
+            or _changes_width(op, rule) < 0
+            or (
+                rule.elementwise
+                and not rule.flops_per_point
+                and all(for_products[r] and used[r] for r in results)
+            )
+        )
+        widening = not op.regions and (
+            rule.elementwise
+            and (_changes_width(op, rule) > 0 or all(for_widening[r] and used[r] for r in results))
+        )
+        for _, v in op.inputs():
+            used[v.id] = True
+            for_products[v.id] &= products
+            for_widening[v.id] &= widening
+            converted[v.id] &= not op.regions and _changes_width(op, rule) > 0
+    width, wide = np.ones(n), set[int]()
+    narrow = np.array(for_products) & np.array(used)
+    for op in module.ops:
+        rule = rules[op.id]
+        for r in op.results:
+            if narrow[r.id] and _is_float(r.type, 4):
+                width[r.id] = 0.5
+            elif rule.contracts and used[r.id] and for_widening[r.id] and _is_float(r.type, 2):
+                if not converted[r.id]:
+                    width[r.id] = 2.0
+                elif not op.backward:
+                    wide.add(r.id)
+    zeros = zero_values(module, rules)
+    one_hot = frozenset(
+        op.id for op in module.ops if rules[op.id].one_hot and is_zero(op.operands[0], zeros)
+    )
+    narrowed = {v: float(width[v]) for v in np.flatnonzero(width != 1.0).tolist()}
+    products = narrow & np.array([_is_float(v.type, 4) for v in module.values])
+    return Widths(width, products, Storage(one_hot, wide, narrowed))
+
+
+def _is_float(kind: TensorType, itemsize: int) -> bool:
+    """Whether it is a floating-point type of that size. PRNG keys are no numpy type."""
+    if kind.itemsize != itemsize or not isinstance(kind.dtype, np.dtype):
+        return False
+    return kind.dtype.kind not in "iub"
+
+
+def _changes_width(op: Op, rule: OpRule) -> int:
+    """1 for a conversion to a wider type, -1 to a narrower one, else 0."""
+    if not rule.elementwise or len(op.operands) != 1 or len(op.results) != 1:
+        return 0
+    a, b = op.operands[0].type, op.results[0].type
+    if a.shape != b.shape or not (_is_float(a, a.itemsize) and _is_float(b, b.itemsize)):
+        return 0
+    return (b.itemsize > a.itemsize) - (b.itemsize < a.itemsize)
