@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from partir_search.cost.simulator import Cost, CostModel
+from partir_search.cost.storage import Usage, usage_of
 from partir_search.experts import Decision, Strategist, TileClass, expert_plans
 from partir_search.ir.core import Module
 from partir_search.ir.fold import Folded, fold
@@ -105,11 +106,16 @@ class Planner:
         spent = time.perf_counter() - begin
         self.seconds[phase] = self.seconds.get(phase, 0.0) + spent
 
+    @functools.cached_property
+    def usage(self) -> Usage:
+        """What the whole program stores and reads."""
+        return usage_of(self.module, self.graph.rules, self.machine)
+
     @property
     def model(self) -> CostModel:
         """Cost model of the whole program."""
         if self._model is None:
-            self._model = CostModel(self.module, self.graph.rules, self.machine)
+            self._model = CostModel(self.module, self.graph.rules, self.machine, usage=self.usage)
         return self._model
 
     def run(
@@ -259,6 +265,7 @@ class Planner:
             self.machine,
             folded=folded,
             original_rules=self.graph.rules,
+            usage=self.usage,
         )
         goals: list[Goal[Cost]] = [Fit(self.machine.hbm_bytes), Fastest()]
         goal = scorer(goals)

@@ -53,7 +53,7 @@ def test_the_whole_does_what_the_fold_did(seed: int) -> None:
     plan = wrapped.plan(*args)
     (report,) = plan.searches
     assert plan.cost.seconds == pytest.approx(report.cost.seconds, rel=0.03)
-    assert plan.cost.peak_bytes == pytest.approx(report.cost.peak_bytes, rel=0.02)
+    assert plan.cost.peak_bytes == pytest.approx(report.cost.peak_bytes, rel=1e-3)
     layers = [a for a in plan.actions if a.also]
     assert layers
     assert all(len(a.also) >= 5 for a in layers)

@@ -32,7 +32,7 @@ class Curve:
             self._fold(folded)
 
     def _fold(self, folded: Folded) -> None:
-        rows = _rows(folded, self._stop)
+        rows = _rows(folded, np.concatenate((self._start, self._stop)))
         classes = np.array([folded.class_of[v] for v in self._value], dtype=np.int64)
         known = classes >= 0
         first = np.searchsorted(rows, self._start[known], side="left")
@@ -54,11 +54,13 @@ class Curve:
         return np.cumsum(events)[:-1]
 
 
-def _rows(folded: Folded, stops: Ints) -> Ints:
-    """Positions at which the curve of a folded program can peak: where something dies."""
+def _rows(folded: Folded, ends: Ints) -> Ints:
+    """Positions at which the curve of a folded program can peak: where something dies, or is made
+    from operands that were copied for it.
+    """
     length = len(folded.original.body.ops)
     keep = np.zeros(length, dtype=bool)
-    keep[stops[stops < length]] = True
+    keep[ends[ends < length]] = True
     for s in folded.segments:
         if s.repeats > 2 * EDGE_REPEATS:
             keep[s.start + EDGE_REPEATS * s.period : s.stop - EDGE_REPEATS * s.period] = False

@@ -15,14 +15,12 @@ import numpy as np
 
 from partir_search.cost.collectives import collective_seconds, sent_bytes
 from partir_search.cost.memory import Curve
-from partir_search.cost.storage import stored_widths
+from partir_search.cost.storage import Usage, stored_widths, usage_of
 from partir_search.cost.traffic import (
     AS_WRITTEN,
     Floats,
-    Ints,
     RegionTraffic,
     Storage,
-    analyse,
     kernels,
     region_traffic,
 )
@@ -93,28 +91,42 @@ class CostModel:
         *,
         folded: Folded | None = None,
         original_rules: list[OpRule] | None = None,
+        usage: Usage | None = None,
     ) -> None:
-        """Args: `module` is the quotient and `original_rules` its original's when `folded`."""
+        """A model of `module`, or of its original by way of the quotient.
+
+        Args:
+          folded, original_rules: what `module` is the quotient of.
+          usage: of the original, if it is known already.
+        """
         self.module, self.machine = module, machine
-        self._otherwise = machine.bf16_products
         self.contracts = [rule.contracts for rule in rules]
         if folded is None:
-            storage = self._store(module, rules, np.arange(len(module.values)))
-            self.traffic = analyse(module, rules, storage)
-            self.kernels = kernels(self.traffic, rules)
+            usage = usage or usage_of(module, rules, machine)
+            self.kernels = kernels(usage.traffic, rules)
+            class_of = np.arange(len(module.values))
         else:
             assert original_rules is not None
-            storage = self._store(folded.original, original_rules, np.array(folded.class_of))
-            self.traffic = analyse(folded.original, original_rules, storage)
-            self.kernels = kernels(self.traffic, original_rules, folded, rules)
+            usage = usage or usage_of(folded.original, original_rules, machine)
+            self.kernels = kernels(usage.traffic, original_rules, folded, rules)
+            class_of = np.array(folded.class_of)
+        self.traffic = usage.traffic
+        self.nbytes = np.array([v.type.nbytes for v in module.values], dtype=np.float64)
+        self.width_of = np.ones(len(module.values))
+        self.for_products = np.zeros(len(module.values), dtype=np.bool_)
+        if usage.widths:
+            known = class_of >= 0
+            self.width_of[class_of[known]] = usage.widths.width[known]
+            self.for_products[class_of[known]] = usage.widths.for_products[known]
         self.curve = Curve(self.traffic, folded)
         self.inner_curves: dict[int, list[tuple[RegionTraffic, Curve]]] = {}
         if folded is None:
             self._collect(self.traffic)
         else:
+            storage = stored_widths(module, rules).storage if usage.widths else AS_WRITTEN
             for op in module.body.ops:
                 if op.regions:
-                    self._collect_op(op, rules)
+                    self._collect_op(op, rules, storage)
         self.rates = np.array([machine.matmul_flops_per_s(d) for d in self.kernels.dtype])
         counts = np.zeros(len(module.values))
         if folded is None:
@@ -127,23 +139,6 @@ class CostModel:
             counts[v_id] += 1
         self.argument_counts = counts
 
-    def _store(self, whole: Module, rules: list[OpRule], class_of: Ints) -> Storage:
-        """Bytes of stored values, from facts of the `whole` program."""
-        self.nbytes = np.array([v.type.nbytes for v in self.module.values], dtype=np.float64)
-        self.width_of = np.ones(len(self.module.values))
-        self.for_products = np.zeros(len(self.module.values), dtype=np.bool_)
-        if not self._otherwise:
-            return AS_WRITTEN
-        found = stored_widths(whole, rules)
-        known = class_of >= 0
-        self.width_of[class_of[known]] = found.width[known]
-        self.for_products[class_of[known]] = found.for_products[known]
-        return found.storage
-
-    def own_storage(self, rules: list[OpRule]) -> Storage:
-        """What is stored otherwise in regions of the module itself, folded or not."""
-        return stored_widths(self.module, rules).storage if self._otherwise else AS_WRITTEN
-
     def _collect(self, traffic: RegionTraffic) -> None:
         for at, parts in traffic.inner.items():
             op = traffic.region.ops[at]
@@ -151,9 +146,8 @@ class CostModel:
             for part in parts:
                 self._collect(part)
 
-    def _collect_op(self, op: Op, rules: list[OpRule]) -> None:
+    def _collect_op(self, op: Op, rules: list[OpRule], storage: Storage) -> None:
         uses = self.module.use_counts()
-        storage = self.own_storage(rules)
         parts = [region_traffic(r, rules, uses, storage=storage) for r in op.regions]
         self.inner_curves[op.id] = [(part, Curve(part)) for part in parts]
         for part in parts:

@@ -14,10 +14,11 @@ import dataclasses
 import numpy as np
 import numpy.typing as npt
 
-from partir_search.cost.traffic import Floats, Storage
+from partir_search.cost.traffic import AS_WRITTEN, Floats, RegionTraffic, Storage, analyse
 from partir_search.ir.core import Module, Op, TensorType, Value, walk_regions
 from partir_search.ir.index import is_zero, zero_values
 from partir_search.ir.rule import OpRule
+from partir_search.machine import Machine
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -85,6 +86,20 @@ def stored_widths(module: Module, rules: list[OpRule]) -> Widths:
     narrowed = {v: float(width[v]) for v in np.flatnonzero(width != 1.0).tolist()}
     products = narrow & np.array([_is_float(v.type, 4) for v in module.values])
     return Widths(width, products, Storage(one_hot, wide, narrowed))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Usage:
+    """What a whole program stores and reads on a machine: the dear part of a cost model."""
+
+    widths: Widths | None  # None: values are stored as the program says
+    traffic: RegionTraffic
+
+
+def usage_of(module: Module, rules: list[OpRule], machine: Machine) -> Usage:
+    """Usage of a program that is not folded; models of it and of its fold may share it."""
+    widths = stored_widths(module, rules) if machine.bf16_products else None
+    return Usage(widths, analyse(module, rules, widths.storage if widths else AS_WRITTEN))
 
 
 def _is_float(kind: TensorType, itemsize: int) -> bool:

@@ -129,7 +129,13 @@ class State:
 
     def _propagate(self, axis: int, start: list[int]) -> None:
         graph, tiles, loops = self.graph, self.tiles[axis], self.loops[axis]
-        nodes, touching, size = graph.nodes, graph.touching, self.mesh.sizes[axis]
+        nodes, touching, shapes = graph.nodes, graph.touching, graph.shapes
+        size = self.mesh.sizes[axis]
+        others = [
+            (self.tiles[a], self.loops[a], n)
+            for a, n in enumerate(self.mesh.sizes)
+            if a != axis and n > 1
+        ]
         trail = self._trail
         queue = deque(start)
         waiting = set(start)
@@ -149,12 +155,24 @@ class State:
                             factor = KEPT
                             break
                         factor = f
-            if factor < 0 or not self._loop_divides(n, factor, axis, size):
+            if factor < 0:
+                continue
+            extent = node.sizes[factor]
+            for _, row, other in others:
+                if row[n] == factor:
+                    extent //= other
+            if extent % size:
                 continue
             trail.append((loops, n, NONE))
             loops[n] = factor
             for cls, d in node.places[factor]:
-                if tiles[cls] == NONE and self.divides(cls, d, axis):
+                if tiles[cls] == NONE:
+                    extent = shapes[cls][d]
+                    for row, _, other in others:
+                        if row[cls] == d:
+                            extent = extent // other if extent % other == 0 else 0
+                    if extent == 0 or extent % size:
+                        continue
                     trail.append((tiles, cls, NONE))
                     tiles[cls] = d
                     if self.causes is not None:
@@ -163,13 +181,6 @@ class State:
                         if loops[m] < 0 and m not in waiting:
                             waiting.add(m)
                             queue.append(m)
-
-    def _loop_divides(self, n: int, factor: int, axis: int, size: int) -> bool:
-        extent = self.graph.nodes[n].sizes[factor]
-        for other, loops in enumerate(self.loops):
-            if loops[n] == factor and other != axis:
-                extent //= self.mesh.sizes[other]
-        return extent % size == 0
 
     # Results -----------------------------------------------------------------------------------
 
