@@ -35,7 +35,7 @@ from partir_search.planner import Planner
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("seeds", 10, "Seeds of the search.")
 flags.DEFINE_integer("states", 4000, "Spaces with more states are left out of the regret.")
-flags.DEFINE_integer("episodes", 600, "Strategies that a search looks at.")
+flags.DEFINE_integer("episodes", 600, "Strategies that a search scores.")
 flags.DEFINE_string("machine", "tpu_v5e", "Machine to plan for.")
 
 TIGHT = 0.6  # share of the unpartitioned program's memory that "tight" machines have

@@ -51,7 +51,7 @@ flags.DEFINE_string("schedule", "auto", "auto, or parts joined by +: bp, mp, z2,
 flags.DEFINE_string("machine", "tpu_v5e", "Machine to plan for; 'cpu' is what the demo runs on.")
 flags.DEFINE_integer("seed", 0, "Seed of parameters, data and search.")
 flags.DEFINE_string("text", None, "Glob of text files; default: the standard library's sources.")
-flags.DEFINE_integer("episodes", 600, "Strategies that the search looks at.")
+flags.DEFINE_integer("episodes", 600, "Strategies that the search scores.")
 flags.DEFINE_string("out", None, "Folder for plan.json, the IR and the losses.")
 
 TOLERANCE = 2e-4  # relative; sums are taken in another order on several devices

@@ -35,7 +35,7 @@ flags.DEFINE_integer("batch", 16, "Examples per step.")
 flags.DEFINE_boolean("remat", False, "Recompute each layer in the backward pass.")
 flags.DEFINE_boolean("scan", False, "Fold the layers into one scan.")
 flags.DEFINE_boolean("bf16", False, "Matrix products in bfloat16.")
-flags.DEFINE_integer("episodes", 600, "Strategies that the search looks at.")
+flags.DEFINE_integer("episodes", 600, "Strategies that the search scores.")
 flags.DEFINE_integer("seed", 0, "Seed of the search.")
 
 

@@ -70,7 +70,7 @@ def auto_partition(
       mesh: a `jax.sharding.Mesh`, or an `AbstractMesh` to plan without devices.
       schedule: tactics in order, a `Plan` or a saved one to apply; None searches over all axes.
       machine: figures to plan with, or their name; default: what the mesh's devices are.
-      episodes: strategies that a search looks at.
+      episodes: distinct strategies that a search scores.
       seed: of the search; equal seeds give equal plans on every process.
       donate_argnums, donate_argnames, static_argnums, static_argnames: as of `jax.jit`.
       in_shardings, out_shardings: pytree prefixes of NamedSharding, PartitionSpec or None (free)

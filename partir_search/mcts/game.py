@@ -13,6 +13,9 @@ from typing import Protocol
 
 Move = Hashable
 
+LOOKS = 4  # looks per episode after which a search ends though it finds little that is new
+PENALTY = 2.0  # exceeding a limit by x costs a search as much as a slow-down by x^PENALTY
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Score:
@@ -26,7 +29,7 @@ class Score:
     excess: float
     objective: float
 
-    def scalar(self, penalty: float = 2.0) -> float:
+    def scalar(self, penalty: float = PENALTY) -> float:
         """One number: exceeding a limit by x costs as much as a slow-down by x^penalty."""
         return math.log(max(self.objective, 1e-300)) + penalty * self.excess
 
@@ -63,10 +66,6 @@ class Elite:
 
     score: Score
     path: tuple[Move, ...]
-
-
-LOOKS = 4  # looks per episode after which a search ends though it finds little that is new
-PENALTY = 2.0  # exceeding a limit by x costs a search as much as a slow-down by x^PENALTY
 
 
 class Record:
