@@ -3,7 +3,8 @@
     python -m experiments.step_time --schedule=bp+mp+z3
 
 Both programs compute the same step on 8 CPU devices; steps alternate, so that load on the machine
-falls on both alike. Prints medians and their ratio (below 1: the emitted program is faster).
+falls on both alike. Prints medians, their ratio (below 1: the emitted program is faster), and the
+quartiles of the rounds' ratios.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ flags.DEFINE_integer("d_model", 256, "Width.")
 flags.DEFINE_integer("steps", 24, "Steps timed of each program.")
 
 
-def median_seconds(runs: dict[str, Any], steps: int) -> dict[str, float]:
-    """Median seconds of each function, called in turn, each first in every other round."""
+def seconds_of(runs: dict[str, Any], steps: int) -> dict[str, list[float]]:
+    """Seconds of each function, called in turn, each first in every other round."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for i in range(steps + 2):
         for name, run in list(runs.items())[:: -1 if i % 2 else 1]:
@@ -48,7 +49,7 @@ def median_seconds(runs: dict[str, Any], steps: int) -> dict[str, float]:
             run()
             if i >= 2:
                 times[name].append(time.perf_counter() - begin)
-    return {name: statistics.median(t) for name, t in times.items()}
+    return times
 
 
 def compare(name: str) -> dict[str, Any]:
@@ -87,14 +88,18 @@ def compare(name: str) -> dict[str, Any]:
 
         return run
 
-    medians = median_seconds(
+    times = seconds_of(
         {"emitted": runner("emitted", step), "jit": runner("jit", direct)}, FLAGS.steps
     )
+    medians = {key: statistics.median(t) for key, t in times.items()}
+    pairs = [a / b for a, b in zip(times["emitted"], times["jit"], strict=True)]
+    low, middle, high = statistics.quantiles(pairs, n=4)
     return {
         "schedule": name,
         "emitted_ms": round(medians["emitted"] * 1e3, 1),
         "jit_ms": round(medians["jit"] * 1e3, 1),
         "ratio": round(medians["emitted"] / medians["jit"], 3),
+        "paired": [round(x, 3) for x in (low, middle, high)],
         "jax": jax.__version__,
     }
 
