@@ -24,21 +24,17 @@ from rich.progress import track
 from rich.table import Table
 
 import partir_search as ps
-from experiments.small_programs import MESHES, modules
+from experiments.small_programs import MESHES, enumerated, game_of, modules
 from partir_search.experts import expert_plans
 from partir_search.mcts.env import PlanningGame
-from partir_search.mcts.exact import enumerate_states
-from partir_search.mcts.game import Record, Score, play, rewind
+from partir_search.mcts.game import Score
 from partir_search.mcts.search import Settings, search
-from partir_search.planner import Planner
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("seeds", 10, "Seeds of the search.")
 flags.DEFINE_integer("states", 4000, "Spaces with more states are left out of the regret.")
 flags.DEFINE_integer("episodes", 600, "Strategies that a search scores.")
 flags.DEFINE_string("machine", "tpu_v5e", "Machine to plan for.")
-
-TIGHT = 0.6  # share of the unpartitioned program's memory that "tight" machines have
 
 
 def spaces() -> Iterator[tuple[str, PlanningGame]]:
@@ -47,13 +43,7 @@ def spaces() -> Iterator[tuple[str, PlanningGame]]:
     for name, module in modules():
         for mesh in MESHES:
             for memory in ("loose", "tight"):
-                planner = Planner(module, mesh, machine)
-                axes = range(len(mesh.names))
-                _, game = planner.game(axes)
-                if memory == "tight":
-                    limit = int(game.cost().peak_bytes * TIGHT)
-                    planner = Planner(module, mesh, dataclasses.replace(machine, hbm_bytes=limit))
-                    _, game = planner.game(axes)
+                game = game_of(module, mesh, machine, tight=memory == "tight")
                 yield f"{name}, {mesh}, {memory}", game
 
 
@@ -68,14 +58,10 @@ def regret() -> list[dict[str, Any]]:
     settings = dataclasses.replace(Settings(), exact_states=0)
     rows = []
     for name, game in track(list(spaces()), "enumerating and searching"):
-        record = Record(game, episodes=1)
         begin = time.perf_counter()
-        if not enumerate_states(game, record, FLAGS.states):
+        record = enumerated(game, FLAGS.states)
+        if record is None:
             continue
-        for _, moves in expert_plans(game.axes):  # their plans need not be reached one by one
-            taken = list(play(game, moves))
-            record.look(taken)
-            rewind(game, len(taken))
         spent = time.perf_counter() - begin
         best = record.best.score
         answers = [found(game, seed, settings) for seed in range(FLAGS.seeds)]
@@ -97,7 +83,7 @@ def regret() -> list[dict[str, Any]]:
 def show(rows: list[dict[str, Any]], title: str) -> None:
     table = Table(title=title, title_justify="left")
     for column in rows[0]:
-        table.add_column(column, justify="left" if column in ("space", "search") else "right")
+        table.add_column(column, justify="left" if column == "space" else "right")
     for row in rows:
         table.add_row(*map(str, row.values()))
     Console(width=140).print(table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,11 +11,19 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from partir_search.experts import expert_plans
 from partir_search.ir.core import Module
 from partir_search.ir.mesh import MeshShape
+from partir_search.machine import Machine
+from partir_search.mcts.env import PlanningGame
+from partir_search.mcts.exact import enumerate_states
+from partir_search.mcts.game import Record, play, rewind
+from partir_search.planner import Planner
 from partir_search.signature import split_call, trace_call
 
 Program = tuple[Callable[..., Any], tuple[Any, ...]]
+
+TIGHT = 0.6
 
 MESHES = (
     MeshShape(("data",), (4,)),
@@ -150,6 +159,29 @@ def module_of(name: str) -> Module:
     fn, args = PROGRAMS[name]
     jitted = jax.jit(fn, donate_argnums=0)
     return trace_call(jitted, split_call(fn, args, {}, (), ()), args, {}, name).module
+
+
+def game_of(module: Module, mesh: MeshShape, machine: Machine, *, tight: bool) -> PlanningGame:
+    """The game on a program; `tight`: with `TIGHT` of the memory that it needs unpartitioned."""
+    axes = range(len(mesh.names))
+    _, game = Planner(module, mesh, machine).game(axes)
+    if tight:
+        limit = int(game.cost().peak_bytes * TIGHT)
+        machine = dataclasses.replace(machine, hbm_bytes=limit)
+        _, game = Planner(module, mesh, machine).game(axes)
+    return game
+
+
+def enumerated(game: PlanningGame, states: int) -> Record | None:
+    """Everything that a search could find, or None if it has more states than that."""
+    record = Record(game, episodes=1)
+    if not enumerate_states(game, record, states):
+        return None
+    for _, moves in expert_plans(game.axes):  # their plans need not be reached one by one
+        taken = list(play(game, moves))
+        record.look(taken)
+        rewind(game, len(taken))
+    return record
 
 
 def modules() -> Iterator[tuple[str, Module]]:

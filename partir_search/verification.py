@@ -19,6 +19,7 @@ from rich.table import Table
 
 from partir_search.cost.simulator import Cost
 from partir_search.ir.core import Module
+from partir_search.ir.mesh import MeshShape
 from partir_search.lowering.compiled import CompiledCollective, axes_of, hlo_collectives
 from partir_search.lowering.program import LocalProgram
 from partir_search.lowering.reshard import COLLECTIVES
@@ -170,7 +171,7 @@ def compare(
     )
     missing = {k: _less(planned[k], compiled[k]) for k in order}
     extra = {k: _less(compiled[k], planned[k]) for k in order}
-    changes = [*_whole_reductions(missing, extra), *_halos(missing, extra, found)]
+    changes = [*_whole_reductions(missing, extra), *_halos(extra, found, mesh)]
     changes += _merged(missing, extra, compiled)
     changes += [
         f"{n} {kind} along {', '.join(axes)} move narrower elements than the program's"
@@ -205,12 +206,11 @@ def _whole_reductions(missing: Rest, extra: Rest) -> Iterator[str]:
             yield f"{both.total()} reduce_scatter along {', '.join(axes)} became all_reduce + slice"
 
 
-def _halos(missing: Rest, extra: Rest, found: list[CompiledCollective]) -> Iterator[str]:
+def _halos(extra: Rest, found: list[CompiledCollective], mesh: MeshShape) -> Iterator[str]:
     """A reduce_scatter whose tiles XLA pads is mended by a permute between neighbours."""
     for (kind, axes), counts in list(extra.items()):
-        padded = missing.get(("reduce_scatter", axes), collections.Counter())
-        scatters = any(c.kind == "reduce_scatter" for c in found)
-        if kind == "collective_permute" and counts and scatters and not padded:
+        padded = sum(c.padded and axes_of(c.groups, mesh) == axes for c in found)
+        if kind == "collective_permute" and 0 < counts.total() <= padded:
             extra[kind, axes] = collections.Counter()
             yield (
                 f"{counts.total()} collective_permute of {sum(counts.elements()):,} elements along"

@@ -113,6 +113,14 @@ def test_what_is_not_known_is_said(small_plan: ps.Plan) -> None:
     assert "predicted, not compiled" in rest[0]
     more = [*compiled_as(small_plan), CompiledCollective("all_to_all", 7, 4, None)]
     _, _, rest = compare(small_plan.program, more)
+    permute = CompiledCollective("collective_permute", 7, 4, None)
+    _, _, rest = compare(small_plan.program, [*compiled_as(small_plan), permute])
+    assert "collective_permute" in rest[0]  # no scatter was padded: this is no halo
+    scatter = CompiledCollective("reduce_scatter", 9, 4, None, padded=True)
+    changes, rest = compare(small_plan.program, [*compiled_as(small_plan), permute, scatter])[1:]
+    assert "halo" in changes[0]
+    assert "reduce_scatter of 9" in rest[0]
+    _, _, rest = compare(small_plan.program, more)
     assert rest == ("1 all_to_all of 7 elements along batch compiled, not predicted",)
 
 

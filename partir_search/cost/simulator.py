@@ -169,6 +169,14 @@ class CostModel:
         seconds = np.maximum(flops / self.rates, touched / machine.attained_hbm_bytes_per_s)
         return flops, touched, seconds + machine.kernel_seconds
 
+    def width(self, move: Move) -> float:
+        """Bytes that a move carries and leaves in a copy, as a multiple of the program's."""
+        if move.step.monoid or move.rests or not self.machine.bf16_products:
+            return 1.0
+        v = move.source.value
+        product = move.op is not None and self.contracts[move.op.id]
+        return 0.5 if self.for_products[v.id] or (product and v.type.itemsize == 4) else 1.0
+
     def breakdown(self, program: LocalProgram) -> tuple[OpCost, ...]:
         """Every kernel and collective of the program, dearest first.
 
@@ -188,13 +196,13 @@ class CostModel:
         for move, trips in program.moves():
             if move.step.kind in COLLECTIVES:
                 times = trips * (move.op.count if move.op else 1)
-                step, payload = move.step, move.payload_bytes
+                step, payload = move.step, move.payload_bytes * self.width(move)
                 seconds = collective_seconds(
                     step.kind, payload, step.axes, partition.mesh, self.machine
                 )
                 source = move.op.source if move.op else ""
                 name = move.source.value.name
-                total = (seconds * times, 0.0, float(payload) * times)
+                total = (seconds * times, 0.0, payload * times)
                 rows.append(OpCost(step.kind, name, source, times, *total))
         return tuple(sorted(rows, key=lambda r: -r.seconds))
 
@@ -269,7 +277,7 @@ class _Walk:
                     if item.target.nbytes != item.source.nbytes:
                         extra[at - 1] += item.source.nbytes  # beside the value at rest
                 elif item.target.nbytes > item.source.nbytes:
-                    held[item.target.id] = item.target.nbytes * self.width(item)
+                    held[item.target.id] = item.target.nbytes * self.model.width(item)
                     born[item.target.id] = at
                     extra[at] += held[item.target.id]
                 continue
@@ -295,18 +303,9 @@ class _Walk:
             peak = max(peak, float(live.max()) if len(live) else 0.0)
         return peak
 
-    def width(self, move: Move) -> float:
-        """Bytes that a move carries and leaves in a copy, as a multiple of the program's."""
-        if move.step.monoid or move.rests or not self.model.machine.bf16_products:
-            return 1.0
-        v = move.source.value
-        product = move.op is not None and self.model.contracts[move.op.id]
-        narrow = self.model.for_products[v.id] or (product and v.type.itemsize == 4)
-        return 0.5 if narrow else 1.0
-
     def move(self, move: Move, times: float, slack: float, argument: bool) -> float:
         step, model, mesh = move.step, self.model, self.mesh
-        width = self.width(move)
+        width = model.width(move)
         if move.target.nbytes > move.source.nbytes:
             self.copied += 2.0 * move.target.nbytes * width * times
         if step.kind not in COLLECTIVES:

@@ -42,12 +42,14 @@ class CompiledCollective:
     Attributes:
       elements / itemsize: of the larger side on one device.
       groups: participants, by position in the mesh; None if all.
+      padded: a reduce_scatter whose tiles the compiler padded.
     """
 
     kind: str
     elements: int
     itemsize: int
     groups: Groups | None
+    padded: bool = False
 
     @property
     def bytes(self) -> int:
@@ -94,12 +96,15 @@ def hlo_collectives(text: str) -> list[CompiledCollective]:
             if key in chains:
                 continue
             chains.add(key)
+        padded = False
         kind, groups = match["kind"].replace("-", "_"), _groups(match["attributes"])
         if kind == "all_reduce" and name.startswith(_FUSED_SCATTER):
-            kind, arrays = "reduce_scatter", list(_arrays(arguments))
+            kind, whole = "reduce_scatter", list(_arrays(match["type"]))
+            arrays = list(_arrays(arguments))
+            padded = whole != arrays
         else:
             arrays = _payloads(match, groups)
-        found += [CompiledCollective(kind, n, size, groups) for n, size in arrays]
+        found += [CompiledCollective(kind, n, size, groups, padded) for n, size in arrays]
     return found
 
 

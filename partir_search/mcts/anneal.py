@@ -12,6 +12,7 @@ HOT, COLD = 0.03, 0.001  # temperatures in log cost: 3 % and 0.1 % worse answers
 ROUNDS = 3  # times that the temperature starts again, from the best answer then known
 
 REHEAT = 2  # looks at known states that double the temperature: a way out of a small basin
+HOTTEST = 32.0  # doublings at most: everything is accepted long before
 STERNER = 4.0  # growth of the penalty, round by round, while no answer keeps the limits
 
 
@@ -34,7 +35,7 @@ def anneal(game: Game, record: Record, rng: random.Random) -> None:
             known = record.episodes
             new = record.look(taken)
             stale = 0 if record.episodes > known else stale + 1
-            temperature *= 2.0 ** (stale / REHEAT)
+            temperature *= 2.0 ** min(stale / REHEAT, HOTTEST)
             worse = record.scalar(new) - record.scalar(score)
             if worse <= 0 or rng.random() < math.exp(-worse / temperature):
                 current, score = list(taken), new

@@ -166,7 +166,7 @@ class State:
             trail.append((loops, n, NONE))
             loops[n] = factor
             for cls, d in node.places[factor]:
-                if tiles[cls] == NONE:
+                if tiles[cls] == NONE:  # and `divides`, without the call: this is the hot loop
                     extent = shapes[cls][d]
                     for row, _, other in others:
                         if row[cls] == d:

@@ -128,6 +128,13 @@ def test_known_states_are_not_scored_again() -> None:
     assert game.scored == 8  # all subsets, each once
 
 
+def test_exhausted_spaces_end() -> None:
+    """Nothing is new for thousands of looks: the search reheats without end, and comes to one."""
+    result = search(Subset([1, 2, 3], 4), episodes=4000, settings=Settings(exact_states=0))
+    assert result.states == 8
+    assert result.best.score.objective == 1.0
+
+
 def test_enumeration_gives_up_in_time() -> None:
     game = Subset(list(range(12)), 30)
     record = Record(game, episodes=10)
