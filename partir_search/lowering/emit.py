@@ -8,6 +8,7 @@ merge them with the first (XLA:TPU and GPU honour it; XLA:CPU drops barriers bef
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -47,13 +48,19 @@ class _Device:
         return index
 
 
-def emit(program: LocalProgram) -> Callable[..., tuple[Any, ...]]:
-    """A function of the local arguments, to be run inside `jax.shard_map` over the mesh."""
+def emit(program: LocalProgram, tiles_first: bool = False) -> Callable[..., tuple[Any, ...]]:
+    """A function of the local arguments, to be run inside `jax.shard_map` over the mesh.
+
+    Args:
+      tiles_first: bring the tiles of a reduce_scatter to the front before it. The collective is
+        the same; XLA:CPU runs it four times as fast as one along a later dim (eight of 1 MB: 9 ms
+        against 42), while on TPU and GPU the transpose would be lost work.
+    """
     constants = program.partition.module.constants
 
     def run(*args: Any) -> tuple[Any, ...]:
         fixed = {program.constants[i].id: _constant(a) for i, a in constants.items()}
-        return tuple(_run_block(program.partition, program.body, args, fixed))
+        return tuple(_run_block(program.partition, program.body, args, fixed, tiles_first))
 
     return run
 
@@ -66,7 +73,11 @@ def _constant(array: Any) -> Any:
 
 
 def _run_block(
-    partition: Partition, block: Block, args: Sequence[Any], outer: Mapping[int, Any]
+    partition: Partition,
+    block: Block,
+    args: Sequence[Any],
+    outer: Mapping[int, Any],
+    tiles_first: bool,
 ) -> list[Any]:
     env: dict[int, Any] = dict(outer)
     for slot, arg in zip(block.args, args, strict=True):
@@ -82,20 +93,28 @@ def _run_block(
             moved = env[item.source.id]
             if item.again and item.step.kind == "all_gather":
                 moved = _fence(block, i, item, moved, env)
-            env[item.target.id] = run_step(partition.mesh, item.step, moved)
+            env[item.target.id] = run_step(partition.mesh, item.step, moved, tiles_first)
         else:
-            for slot, out in zip(item.outs, _apply(partition, item, read, env), strict=True):
+            for slot, out in zip(
+                item.outs, _apply(partition, item, read, env, tiles_first), strict=True
+            ):
                 env[slot.id] = out
     return [read(r) for r in block.results]
 
 
 def _apply(
-    partition: Partition, item: Apply, read: Callable[[Source], Any], env: Mapping[int, Any]
+    partition: Partition,
+    item: Apply,
+    read: Callable[[Source], Any],
+    env: Mapping[int, Any],
+    tiles_first: bool,
 ) -> Sequence[Any]:
     args = [read(x) for x in item.ins]
     if not item.blocks:
         return run_local(_Device(partition, item.op), partition.rules[item.op.id], item.op, args)
-    blocks = [lambda *inner, b=b: _run_block(partition, b, inner, env) for b in item.blocks]
+    blocks = [
+        lambda *inner, b=b: _run_block(partition, b, inner, env, tiles_first) for b in item.blocks
+    ]
     return EMITTERS[item.op.prim](item.op, blocks, args)
 
 
@@ -111,7 +130,7 @@ def _fence(block: Block, at: int, move: Move, moved: Any, env: dict[int, Any]) -
     return lax.optimization_barrier(moved)
 
 
-def run_step(mesh: MeshShape, step: Step, x: Any) -> Any:
+def run_step(mesh: MeshShape, step: Step, x: Any, tiles_first: bool = False) -> Any:
     """One step of a redistribution on a local tile, inside a manual region over `mesh`."""
     names = tuple(mesh.names[a] for a in step.axes)
     sizes = [mesh.sizes[a] for a in step.axes]
@@ -122,6 +141,10 @@ def run_step(mesh: MeshShape, step: Step, x: Any) -> Any:
         return x
     if step.kind == "all_gather":
         return lax.all_gather(x, names, axis=step.dim, tiled=True)
+    if step.kind == "reduce_scatter" and tiles_first and step.dim:
+        shape, dim, tiles = x.shape, step.dim, math.prod(sizes)
+        x = x.reshape(*shape[:dim], tiles, shape[dim] // tiles, *shape[dim + 1 :])
+        return lax.psum_scatter(jnp.moveaxis(x, dim, 0), names, scatter_dimension=0)
     if step.kind == "reduce_scatter":
         return lax.psum_scatter(x, names, scatter_dimension=step.dim, tiled=True)
     if step.kind == "all_to_all":

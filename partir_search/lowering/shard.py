@@ -38,6 +38,11 @@ def result_specs(program: LocalProgram) -> list[PartitionSpec]:
     return [spec(r) for r in program.body.results]
 
 
+def _platform(mesh: Any) -> str | None:
+    """The platform of the mesh's devices; None for an `AbstractMesh`."""
+    return str(mesh.devices.flat[0].platform) if isinstance(mesh, jax.sharding.Mesh) else None
+
+
 def sharded(program: LocalProgram, mesh: Any) -> Any:
     """`jax.shard_map` of the whole program over flat global arguments and results.
 
@@ -45,7 +50,7 @@ def sharded(program: LocalProgram, mesh: Any) -> Any:
       mesh: a `jax.sharding.Mesh` or `AbstractMesh` with the plan's axes.
     """
     return jax.shard_map(
-        emit(program),
+        emit(program, tiles_first=_platform(mesh) == "cpu"),
         mesh=mesh,
         in_specs=tuple(argument_specs(program)),
         out_specs=tuple(result_specs(program)),

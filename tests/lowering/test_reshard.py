@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
 
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import Layout
 from partir_search.lowering.compiled import hlo_counts, stablehlo_counts
 from partir_search.lowering.emit import run_step
-from partir_search.lowering.reshard import reshard
+from partir_search.lowering.reshard import Step, reshard
 from partir_search.lowering.shard import partition_spec
 from tests.support import device_mesh
 
@@ -111,6 +113,33 @@ def test_every_pair_on_devices() -> None:
         f = jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=outs, check_vma=False)
         for y in jax.jit(f)(jax.device_put(x, NamedSharding(mesh, spec))):
             np.testing.assert_array_equal(y, x)
+
+
+@pytest.mark.devices
+@pytest.mark.parametrize("dim", [0, 1, 2])
+@pytest.mark.parametrize("axes", [(0,), (1, 0)])
+def test_reduce_scatter_with_tiles_in_front(dim: int, axes: tuple[int, ...]) -> None:
+    """Both forms give each device the same tile of the sum."""
+    step = Step("reduce_scatter", axes, dim, -1, "sum", ((), (), ()), ())
+    x = jnp.arange(8.0 * 8 * 8).reshape(8, 8, 8)
+    names = tuple(MESH.names[a] for a in axes)
+    n = math.prod(MESH.sizes[a] for a in axes)
+
+    def body(tile: Any) -> Any:
+        mine = tile * (1 + lax.axis_index(names))
+        return run_step(MESH, step, mine), run_step(MESH, step, mine, tiles_first=True)
+
+    spec = PartitionSpec(*[None] * dim, names)
+    f = jax.shard_map(
+        body,
+        mesh=device_mesh(MESH),
+        in_specs=PartitionSpec(),
+        out_specs=(spec, spec),
+        check_vma=False,
+    )
+    plain, front = jax.jit(f)(x)
+    np.testing.assert_array_equal(plain, x * sum(range(1, n + 1)))
+    np.testing.assert_array_equal(front, plain)
 
 
 def test_counting_text() -> None:
