@@ -18,6 +18,7 @@ from jax import lax
 from partir_search.ir.core import Literal, Op, Operand, Region, Value
 from partir_search.ir.local_form import run_local
 from partir_search.ir.partition import Partition
+from partir_search.ir.rule import Dims, OpRule
 
 Emitters = Mapping[str, Callable[..., Sequence[Any]]]
 
@@ -77,7 +78,7 @@ def _loops(partition: Partition, op: Op, ins: Sequence[Any]) -> list[Any]:
     for index in itertools.product(*(range(n) for n in count.values())):
         tile = dict(zip(count, index, strict=True))
         sliced = [
-            _slice(x, dims, tile, count) if isinstance(operand, Value) else x
+            _slice(x, rule, dims, tile, count) if isinstance(operand, Value) else x
             for x, operand, dims in zip(ins, op.operands, rule.operands, strict=True)
         ]
         pieces[index] = run_local(_Iteration(tile, count), rule, op, sliced)
@@ -87,24 +88,27 @@ def _loops(partition: Partition, op: Op, ins: Sequence[Any]) -> list[Any]:
         for index in {i[:position] for i in pieces}:
             parts = [pieces[(*index, k)] for k in range(count[f])]
             merged[index] = [
-                _join([p[r] for p in parts], dims, f, rule.reducers[f])
+                _join([p[r] for p in parts], rule.dim_of(dims, f), rule.reducers[f])
                 for r, dims in enumerate(rule.results)
             ]
         pieces = merged
     return list(pieces[()])
 
 
-def _slice(x: Any, dims: Sequence[int], tile: Mapping[int, int], count: Mapping[int, int]) -> Any:
-    for d, f in enumerate(dims):
-        if f in tile:
-            size = x.shape[d] // count[f]
-            x = lax.slice_in_dim(x, tile[f] * size, (tile[f] + 1) * size, axis=d)
+def _slice(
+    x: Any, rule: OpRule, dims: Dims, tile: Mapping[int, int], count: Mapping[int, int]
+) -> Any:
+    for d in range(len(dims)):
+        for f in rule.factors_on(dims, d):
+            if f in tile:
+                size = x.shape[d] // count[f]
+                x = lax.slice_in_dim(x, tile[f] * size, (tile[f] + 1) * size, axis=d)
     return x
 
 
-def _join(parts: Sequence[Any], dims: Sequence[int], factor: int, monoid: str) -> Any:
-    if factor in dims:
-        return jnp.concatenate(parts, axis=list(dims).index(factor))
+def _join(parts: Sequence[Any], dim: int, monoid: str) -> Any:
+    if dim >= 0:
+        return jnp.concatenate(parts, axis=dim)
     combine = {
         "sum": lax.add,
         "max": lax.max,

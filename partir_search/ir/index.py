@@ -60,6 +60,8 @@ class Index:
       members: op ids of each region.
       position: per op id, its position in its region.
       has_regions: per op id.
+      stacked: ids of ops with a factor beneath another on one dim.
+      beneath: [stacked, factor + 1] whether the factor is beneath another.
     """
 
     def __init__(self, module: Module, rules: Sequence[OpRule]) -> None:
@@ -93,6 +95,13 @@ class Index:
             self.members[region] = ids
             self.position[ids] = np.arange(len(ids))
         self.has_regions = np.array([bool(op.regions) for op in module.ops], dtype=np.bool_)
+        stacked = [op.id for op in module.ops if rules[op.id].above]
+        self.stacked = np.array(stacked, dtype=np.int64)
+        width = 1 + max((len(rules[i].sizes) for i in stacked), default=0)
+        self.beneath = np.zeros((len(stacked), width), dtype=np.bool_)
+        for k, i in enumerate(stacked):
+            for f, above in enumerate(rules[i].above):
+                self.beneath[k, f + 1] = bool(above)
 
 
 def _ports(module: Module, rules: Sequence[OpRule]) -> Ports:
@@ -102,19 +111,20 @@ def _ports(module: Module, rules: Sequence[OpRule]) -> Ports:
     start: list[int] = []
     dim: list[int] = []
     unfinished: list[int] = []
-    tables: dict[tuple[tuple[int, ...], tuple[str, ...], bool], int] = {}
+    tables: dict[tuple[object, ...], int] = {}
     for op, rule in zip(module.ops, rules, strict=True):
         if op.regions:
             continue
         ports = [(v.id, rule.operands[i], False) for i, v in op.inputs()]
         ports += [(r.id, d, True) for r, d in zip(op.results, rule.results, strict=True)]
         for v, dims, made in ports:
-            key = (dims, rule.reducers, made)
+            key = (dims, rule.reducers, rule.above, made)
             if key not in tables:
                 tables[key] = len(dim)
                 dim += [NONE, *(rule.dim_of(dims, f) for f in range(len(rule.sizes)))]
+                held = [rule.dim_of(dims, f) >= 0 for f in range(len(rule.sizes))]
                 unfinished += [0] + [
-                    0 if not made or f in dims else 1 if rule.reducers[f] == "sum" else 2
+                    0 if not made or held[f] else 1 if rule.reducers[f] == "sum" else 2
                     for f in range(len(rule.sizes))
                 ]
             op_of.append(op.id)

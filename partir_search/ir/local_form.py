@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,10 @@ from partir_search.ir.rule import LocalContext, OpRule
 def local_result_shapes(ctx: LocalContext, rule: OpRule, op: Op) -> list[Shape]:
     """Shapes of the op's results on one tile."""
     return [
-        tuple(n // ctx.tiles(f) if f >= 0 else n for n, f in zip(r.type.shape, dims, strict=True))
+        tuple(
+            n // math.prod(ctx.tiles(f) for f in rule.factors_on(dims, d))
+            for d, n in enumerate(r.type.shape)
+        )
         for r, dims in zip(op.results, rule.results, strict=True)
     ]
 

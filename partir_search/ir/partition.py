@@ -17,7 +17,7 @@ import numpy.typing as npt
 from partir_search.ir.core import Module, Op, Shape, Value
 from partir_search.ir.index import Index, Traveller, linear_group
 from partir_search.ir.mesh import MeshShape
-from partir_search.ir.rule import NONE, OpRule
+from partir_search.ir.rule import NONE, Dims, OpRule
 
 KEPT = -2
 _NOTHING: tuple[tuple[Op, ...], tuple[int, ...], tuple[int, ...]] = ((), (), ())
@@ -73,8 +73,34 @@ class Partition:
     order: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        inner = _inner_loops(self)
         if not self.order:
-            self.order = axis_order(self)
+            self.order = axis_order(self, inner)
+        while broken := [(axis, op) for axis, op in inner if not self._stacks(axis, op)]:
+            self._drop(broken)
+            inner = _inner_loops(self)
+
+    def _stacks(self, axis: int, op: int) -> bool:
+        """Whether the factors above the one that `axis` loops over are used up by major axes."""
+        rule = self.rules[op]
+        major = self.order[: self.order.index(axis)]
+        for g in rule.under(self.axes[axis].loops[op]):
+            looped = [a for a in range(len(self.axes)) if self.axes[a].loops[op] == g]
+            if (
+                not set(looped) <= set(major)
+                or self.tiles_of(self.module.ops[op], g) != (rule.sizes[g])
+            ):
+                return False
+        return True
+
+    def _drop(self, broken: Sequence[tuple[int, int]]) -> None:
+        """Takes loops off ops; the rows are shared with other states and therefore copied."""
+        self.axes = list(self.axes)
+        for axis in {axis for axis, _ in broken}:
+            loops, tiles = list(self.axes[axis].loops), list(self.axes[axis].tiles)
+            for op in (op for a, op in broken if a == axis):
+                loops[op] = NONE
+            self.axes[axis] = axis_rows(self.index, loops, tiles)
 
     @property
     def loops(self) -> list[list[int]]:
@@ -103,14 +129,16 @@ class Partition:
                 dims[d] = (*dims[d], axis)
         return tuple(dims)
 
-    def op_layout(self, op: Op, dims: Sequence[int]) -> Layout:
+    def op_layout(self, op: Op, dims: Dims) -> Layout:
         """Layout that the op's loops give to an operand or result of factors `dims`."""
         out: list[tuple[int, ...]] = [()] * len(dims)
+        rule = self.rules[op.id]
         for axis in self.order:
             f = self.axes[axis].loops[op.id]
-            if f >= 0 and f in dims:
-                d = dims.index(f)
-                out[d] = (*out[d], axis)
+            if f >= 0:
+                d = rule.dim_of(dims, f)
+                if d >= 0:
+                    out[d] = (*out[d], axis)
         return tuple(out)
 
     def made_pending(self, op: Op, result: int) -> Pending:
@@ -118,7 +146,7 @@ class Partition:
         rule, out = self.rules[op.id], []
         for axis in self.order:
             f = self.axes[axis].loops[op.id]
-            if f >= 0 and f not in rule.results[result]:
+            if f >= 0 and rule.dim_of(rule.results[result], f) < 0:
                 out.append((axis, rule.reducers[f]))
             elif f < 0 and any(v.id in self.axes[axis].travelling for _, v in op.inputs()):
                 out.append((axis, "sum"))
@@ -145,11 +173,26 @@ class Partition:
         return tuple(out)
 
 
-def axis_order(partition: Partition) -> tuple[int, ...]:
+def _inner_loops(partition: Partition) -> list[tuple[int, int]]:
+    """(axis, op) where the axis loops over a factor that is beneath another one on some dim."""
+    index = partition.index
+    at = np.arange(len(index.stacked))
+    return [
+        (axis, op)
+        for axis, rows in enumerate(partition.axes)
+        for op in index.stacked[index.beneath[at, rows.loop_row[index.stacked] + 1]].tolist()
+    ]
+
+
+def axis_order(partition: Partition, inner: Sequence[tuple[int, int]] = ()) -> tuple[int, ...]:
     """Major to minor order of axes: those that are gathered away at uses come last.
 
     Where one dim is tiled by several axes and an op needs it on some of them only, the axes it
     does not need must be minor, so that one all_gather takes them off. Ties keep the mesh's order.
+
+    Args:
+      inner: (axis, op) of loops over factors beneath others; these axes come after those of the
+        others, where all can be pleased.
     """
     axes = range(len(partition.axes))
     gathered = [0] * len(axes)
@@ -160,12 +203,19 @@ def axis_order(partition: Partition) -> tuple[int, ...]:
             for v in np.flatnonzero((one.tile_row >= 0) & (one.tile_row == two.tile_row)).tolist():
                 d = one.tiles[v]
                 for op, i in partition.index.users[v]:
-                    f = partition.rules[op.id].operands[i][d]
-                    on_a = f >= 0 and f == one.loops[op.id]
-                    on_b = f >= 0 and f == two.loops[op.id]
+                    rule = partition.rules[op.id]
+                    held = rule.factors_on(rule.operands[i], d)
+                    on_a, on_b = one.loops[op.id] in held, two.loops[op.id] in held
                     if on_a != on_b:
                         gathered[b if on_a else a] += op.count
-    return tuple(sorted(axes, key=lambda a: (gathered[a], a)))
+    order = sorted(axes, key=lambda a: (gathered[a], a))
+    for b, n in sorted(set(inner)):
+        above = partition.rules[n].under(partition.axes[b].loops[n])
+        for a in [a for a in order if partition.axes[a].loops[n] in above]:
+            if order.index(a) > order.index(b):
+                order.remove(a)
+                order.insert(order.index(b), a)
+    return tuple(order)
 
 
 def active_ops(partition: Partition) -> npt.NDArray[np.bool_]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from partir_search.ir.core import Literal, Op, Operand, Region, Value
 from partir_search.ir.partition import Partition
+from partir_search.ir.rule import NONE
 
 _HIDDEN = frozenset(
     [
@@ -81,7 +82,8 @@ class _Printer:
         for axis in p.order:
             f = p.loops[axis][op.id]
             if f >= 0 and not op.regions:
-                dims = [str(r.index(f)) for r in rule.results if f in r]
+                places = [rule.dim_of(r, f) for r in rule.results]
+                dims = [str(d) for d in places if d >= 0]
                 same = dims[:1] if len(set(dims)) == 1 else dims
                 loops.append((axis, f"tile {','.join(same)}" if dims else rule.reducers[f]))
         return loops
@@ -115,9 +117,9 @@ class _Printer:
             if value.id in made:
                 if not kind.startswith("tile"):
                     return False
-                dims = self.partition.rules[op.id].operands[i]
-                f = self.partition.loops[axis][op.id]
-                if f not in dims or f"tile {dims.index(f)}" != kind:
+                rule = self.partition.rules[op.id]
+                dim = rule.dim_of(rule.operands[i], self.partition.loops[axis][op.id])
+                if f"tile {dim}" != kind:
                     return False
         return True
 
@@ -158,11 +160,12 @@ class _Printer:
         text = self.operand(operand)
         if isinstance(operand, Literal) or op.regions:
             return text
-        dims = self.partition.rules[op.id].operands[position]
+        rule = self.partition.rules[op.id]
         for axis in self.partition.order:
             f = self.partition.loops[axis][op.id]
-            if f >= 0 and f in dims and operand.id not in self.local.get(axis, ()):
-                text = f"(slice {dims.index(f)} {text}[%{self.mesh.names[axis]}])"
+            dim = rule.dim_of(rule.operands[position], f) if f >= 0 else NONE
+            if dim >= 0 and operand.id not in self.local.get(axis, ()):
+                text = f"(slice {dim} {text}[%{self.mesh.names[axis]}])"
         return text
 
     def operand(self, operand: Operand) -> str:

@@ -16,7 +16,7 @@ from partir_search.ir.core import Op, Shape
 
 NONE = -1  # no factor on this dim / no loop on this op / no dim tiled on this value
 
-Dims = tuple[int, ...]  # factor of each dim, or NONE
+Dims = tuple[int, ...]  # factor of each dim (the most major one of several), or NONE
 
 
 class LocalContext(Protocol):
@@ -44,6 +44,9 @@ class OpRule:
       reducers: per factor, the monoid ("sum", "max", "min", "and", "or") that combines partial
         results where the factor is in no result dim; "" for factors of result dims.
       blocked: factors that no axis may loop over.
+      above: per factor, those that share a dim with it and are more major (a reshape of [h g] to
+        [h, g]); () when no dim holds several. A loop over a factor needs loops of more major axes
+        that use up all factors above it: only then is its tile one piece of the shared dim.
       linear: groups of operand positions. If all operands of one group are pending sums (or
         zeros) and the others are whole, the results are pending sums.
       flops_per_point: floating-point operations per point of the iteration space.
@@ -60,6 +63,7 @@ class OpRule:
     results: tuple[Dims, ...]
     reducers: tuple[str, ...]
     blocked: frozenset[int] = frozenset()
+    above: tuple[tuple[int, ...], ...] = ()
     linear: tuple[tuple[int, ...], ...] = ()
     flops_per_point: float = 0.0
     one_hot: bool = False
@@ -70,7 +74,7 @@ class OpRule:
 
     def __post_init__(self) -> None:
         for factor in range(len(self.sizes)):
-            held = [factor in dims for dims in self.results]
+            held = [self.dim_of(dims, factor) >= 0 for dims in self.results]
             if factor not in self.blocked and not all(held) and not self.reducers[factor]:
                 raise ValueError(f"factor {factor} is in no result and has no reducer: {self}")
 
@@ -81,7 +85,19 @@ class OpRule:
 
     def dim_of(self, dims: Dims, factor: int) -> int:
         """Where `factor` stands in `dims`, or `NONE`."""
-        return dims.index(factor) if factor in dims else NONE
+        if factor in dims:
+            return dims.index(factor)
+        return self.dim_of(dims, self.above[factor][-1]) if self.under(factor) else NONE
+
+    def under(self, factor: int) -> tuple[int, ...]:
+        """The factors above `factor`."""
+        return self.above[factor] if self.above else ()
+
+    def factors_on(self, dims: Dims, dim: int) -> tuple[int, ...]:
+        """The factors that stand on one of `dims`, major to minor."""
+        if not self.above:
+            return () if dims[dim] < 0 else (dims[dim],)
+        return tuple(f for f in range(len(self.sizes)) if self.dim_of(dims, f) == dim)
 
     def tilings(self) -> Iterator[tuple[int, tuple[int, ...], tuple[str, ...]]]:
         """PartIR's tile-mapping table: (factor, operand dims, ("tile d" | monoid) per result)."""
@@ -89,7 +105,8 @@ class OpRule:
             if f in self.blocked:
                 continue
             results = tuple(
-                f"tile {r.index(f)}" if f in r else self.reducers[f] for r in self.results
+                f"tile {self.dim_of(r, f)}" if self.dim_of(r, f) >= 0 else self.reducers[f]
+                for r in self.results
             )
             yield f, tuple(self.dim_of(o, f) for o in self.operands), results
 
@@ -97,7 +114,8 @@ class OpRule:
         """Einsum notation with letters, as `([ik,kj])->([ij]) {i=8,j=16,k=8} sum={k}`."""
 
         def letters(dims: Dims) -> str:
-            return "[" + " ".join("." if f < 0 else _letter(f) for f in dims) + "]"
+            held = (self.factors_on(dims, d) for d in range(len(dims)))
+            return "[" + " ".join("*".join(map(_letter, fs)) or "." for fs in held) + "]"
 
         text = ", ".join(map(letters, self.operands)) + " -> "
         text += ", ".join(map(letters, self.results))

@@ -64,6 +64,9 @@ def verify_partition(partition: Partition) -> None:
                 raise _wrong(module, op, f"loops over factor {f}, which its rule does not allow")
             taken[f] = taken.get(f, 1) * size
         for f, n in taken.items():
+            for g in rule.under(f):
+                if taken.get(g, 1) != rule.sizes[g]:
+                    raise _wrong(module, op, f"loops over factor {f} before {g} is used up")
             if rule.sizes[f] % n:
                 raise _wrong(module, op, f"loops {n} times over a factor of {rule.sizes[f]}")
     for value in module.values:

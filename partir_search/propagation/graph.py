@@ -29,6 +29,8 @@ class Node:
       ports: (class, factor per dim) of operands then results.
       sizes: extents of factors; blocked ones have extent 0.
       places: per factor, the (class, dim) pairs that it tiles.
+      above: as in `OpRule`; () for most nodes.
+      held: per port and dim, the factors on it, major to minor; () where `above` is.
     """
 
     op: int
@@ -36,6 +38,8 @@ class Node:
     ports: tuple[tuple[int, Dims], ...]
     sizes: tuple[int, ...]
     places: tuple[tuple[tuple[int, int], ...], ...]
+    above: tuple[tuple[int, ...], ...] = ()
+    held: tuple[tuple[tuple[int, ...], ...], ...] = ()
 
 
 class Graph:
@@ -75,7 +79,7 @@ class Graph:
                 rule = self.rules[op.id]
                 ports = [(v, rule.operands[i]) for i, v in op.inputs()]
                 ports += list(zip(op.results, rule.results, strict=True))
-                self._add(op, ports, rule.sizes, rule.blocked, flow=False)
+                self._add(op, ports, rule)
         self.touching: list[list[int]] = [[] for _ in roots]
         for n, node in enumerate(self.nodes):
             for cls in {cls for cls, _ in node.ports}:
@@ -132,32 +136,33 @@ class Graph:
             rank = min(len(v.type.shape) - lead for v, lead in group)
             ports = [(v, (NONE,) * lead + tuple(range(rank))) for v, lead in group]
             value, lead = group[0]
-            self._add(op, ports, value.type.shape[lead:], frozenset(), flow=True)
+            sizes = value.type.shape[lead:]
+            self._add(op, ports, OpRule(sizes, (), (), ("",) * rank), flow=True)
 
     def _add(
-        self,
-        op: Op,
-        ports: Sequence[tuple[Value, Dims]],
-        sizes: Sequence[int],
-        blocked: frozenset[int],
-        *,
-        flow: bool,
+        self, op: Op, ports: Sequence[tuple[Value, Dims]], rule: OpRule, *, flow: bool = False
     ) -> None:
         classes = tuple(
             dict.fromkeys((self.class_of[v.id], dims) for v, dims in ports if v.type.shape)
         )
-        places: list[list[tuple[int, int]]] = [[] for _ in sizes]
+        places: list[list[tuple[int, int]]] = [[] for _ in rule.sizes]
+        held = []
         for cls, dims in classes:
-            for d, f in enumerate(dims):
-                if f >= 0 and f not in blocked:
-                    places[f].append((cls, d))
+            on = tuple(rule.factors_on(dims, d) for d in range(len(dims)))
+            held.append(on)
+            for d, factors in enumerate(on):
+                for f in factors:
+                    if f not in rule.blocked:
+                        places[f].append((cls, d))
         self.nodes.append(
             Node(
                 op.id,
                 flow,
                 classes,
-                tuple(0 if f in blocked else n for f, n in enumerate(sizes)),
+                tuple(0 if f in rule.blocked else n for f, n in enumerate(rule.sizes)),
                 tuple(map(tuple, places)),
+                rule.above,
+                tuple(held) if rule.above else (),
             )
         )
 

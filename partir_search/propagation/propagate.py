@@ -146,10 +146,10 @@ class State:
                 continue
             node = nodes[n]
             factor = NONE
-            for cls, dims in node.ports:
+            for p, (cls, dims) in enumerate(node.ports):
                 d = tiles[cls]
                 if d >= 0:
-                    f = dims[d]
+                    f = self._free(n, node.held[p][d], axis) if node.above else dims[d]
                     if f >= 0 and f != factor and node.sizes[f]:
                         if factor >= 0:
                             factor = KEPT
@@ -182,6 +182,28 @@ class State:
                             waiting.add(m)
                             queue.append(m)
 
+    def _free(self, n: int, factors: tuple[int, ...], axis: int) -> int:
+        """The first of a dim's factors that other axes do not use up; NONE if it may not be looped
+        over yet, as loops over factors above it leave something of them or are more minor.
+        """
+        node = self.graph.nodes[n]
+        for f in factors:
+            if self._left(n, f, axis) == 1:
+                continue
+            for g in node.above[f]:
+                if self._left(n, g, axis) > 1:
+                    return NONE
+            return f
+        return NONE
+
+    def _left(self, n: int, factor: int, axis: int) -> int:
+        """What other axes' loops leave of a factor's extent."""
+        extent = self.graph.nodes[n].sizes[factor]
+        for a, row in enumerate(self.loops):
+            if a != axis and row[n] == factor:
+                extent //= self.mesh.sizes[a]
+        return extent
+
     # Results -----------------------------------------------------------------------------------
 
     def conflicts(self) -> Iterator[Conflict]:
@@ -189,10 +211,13 @@ class State:
         for axis, (tiles, loops) in enumerate(zip(self.tiles, self.loops, strict=True)):
             for n, node in enumerate(self.graph.nodes):
                 asked: dict[int, int] = {}
-                for cls, dims in node.ports:
+                for p, (cls, dims) in enumerate(node.ports):
                     d = tiles[cls]
-                    if d >= 0 and dims[d] >= 0 and node.sizes[dims[d]]:
-                        asked.setdefault(dims[d], cls)
+                    if d < 0:
+                        continue
+                    f = self._free(n, node.held[p][d], axis) if node.above else dims[d]
+                    if f >= 0 and node.sizes[f]:
+                        asked.setdefault(f, cls)
                 if loops[n] < 0 and len(asked) > 1:
                     yield Conflict(n, axis, tuple(asked.items()))
 

@@ -197,11 +197,14 @@ def test_rule_executes(case: str) -> None:
 
 
 def looped_states(module: Module, op: Op) -> Iterator[tuple[int, State]]:
-    """(factor, a state in which the op loops over it) for each factor that two tiles divide."""
+    """(factor, a state in which the op loops over it) for each factor that two tiles divide.
+
+    Factors beneath others need several axes: see test_stacked.py.
+    """
     graph = Graph(module)
     node = graph.nodes[graph.node_of[op.id]]
     for factor, size in enumerate(node.sizes):
-        if size and size % 2 == 0:
+        if size and size % 2 == 0 and not (node.above and node.above[factor]):
             state = State(graph, TWO)
             cls, dim = next(p for p in node.places[factor] if state.may_tile(*p, 0))
             state.tile(cls, dim, 0)

@@ -76,39 +76,50 @@ def local_iota(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
     return [counted + lax.convert_element_type(ctx.tile_index(dim) * shape[dim], dtype)]
 
 
-def reshape_factors(old: Shape, new: Shape) -> tuple[tuple[int, ...], tuple[int, ...], list[int]]:
-    """Factors of a reshape's operand and result dims, with their tileable extents.
+Factors = tuple[tuple[int, ...], tuple[int, ...], list[int], list[tuple[int, ...]]]
 
-    Dims are grouped greedily into runs of equal products. A run's leading dims (sizes above 1)
-    share a factor whose extent is their greatest common divisor: a tile of one is a tile of the
-    other. Trailing dims of a run with several are strided in the other shape and stay whole.
+
+def reshape_factors(old: Shape, new: Shape) -> Factors:
+    """Operand and result dims, sizes and `above` of a reshape's factors: its mixed radix.
+
+    Both shapes are read from the left. What the two dims at hand have in common is a factor, and
+    the rest of the larger one goes on with the next dim: [12] to [4, 3] has the factors 4 and 3,
+    both on the operand's dim. Where the rests have no common divisor, whatever is left of the run
+    of dims (up to where both products agree) is strided in the other shape and stays whole.
     """
     operand, result = [NONE] * len(old), [NONE] * len(new)
     sizes: list[int] = []
+    above: list[tuple[int, ...]] = []
+    on_old: list[int] = []  # factors on the dim at hand
+    on_new: list[int] = []
     i = j = 0
-    while i < len(old) or j < len(new):
-        i0, j0 = i, j
-        a = b = 1
-        while True:
-            if a == b and i > i0 and j > j0:
-                break
-            if a <= b and i < len(old):
-                a *= old[i]
-                i += 1
-            elif j < len(new):
-                b *= new[j]
-                j += 1
-            elif i < len(old):
-                a *= old[i]
-                i += 1
-            else:
-                break
-        lead_old = next((d for d in range(i0, i) if old[d] != 1), None)
-        lead_new = next((d for d in range(j0, j) if new[d] != 1), None)
-        if lead_old is not None and lead_new is not None and a == b:
-            operand[lead_old] = result[lead_new] = len(sizes)
-            sizes.append(math.gcd(old[lead_old], new[lead_new]))
-    return tuple(operand), tuple(result), sizes
+    a = b = 1  # what is left of the dims at hand
+    while True:
+        while a == 1 and i < len(old):
+            a, i, on_old = old[i], i + 1, []
+        while b == 1 and j < len(new):
+            b, j, on_new = new[j], j + 1, []
+        if a == 1 or b == 1:
+            return tuple(operand), tuple(result), sizes, above
+        common = math.gcd(a, b)
+        if common == 1:
+            while a != b:
+                if a < b:
+                    a, i = a * old[i], i + 1
+                else:
+                    b, j = b * new[j], j + 1
+            a = b = 1
+            continue
+        f = len(sizes)
+        if not on_old:
+            operand[i - 1] = f
+        if not on_new:
+            result[j - 1] = f
+        sizes.append(common)
+        above.append(tuple(sorted({*on_old, *on_new})))
+        on_old.append(f)
+        on_new.append(f)
+        a, b = a // common, b // common
 
 
 @register("reshape")
@@ -118,13 +129,15 @@ def reshape(op: Op) -> OpRule:
         operand: tuple[int, ...] = (NONE,) * len(shape_of(op, 0))
         result: tuple[int, ...] = (NONE,) * len(result_shape(op))
         sizes: list[int] = []
+        above: list[tuple[int, ...]] = []
     else:
-        operand, result, sizes = reshape_factors(shape_of(op, 0), result_shape(op))
+        operand, result, sizes, above = reshape_factors(shape_of(op, 0), result_shape(op))
     return OpRule(
         sizes=tuple(sizes),
         operands=(operand,) + ((),) * (len(op.operands) - 1),
         results=(result,),
         reducers=("",) * len(sizes),
+        above=tuple(above) if any(above) else (),
         linear=((0,),),
         elementwise=True,
         localize=lambda params, _, results: {**params, "new_sizes": results[0]},
