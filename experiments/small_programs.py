@@ -163,12 +163,11 @@ def module_of(name: str) -> Module:
 
 def game_of(module: Module, mesh: MeshShape, machine: Machine, *, tight: bool) -> PlanningGame:
     """The game on a program; `tight`: with `TIGHT` of the memory that it needs unpartitioned."""
-    axes = range(len(mesh.names))
-    _, game = Planner(module, mesh, machine).game(axes)
+    _, game = Planner(module, mesh, machine).game(mesh.names)
     if tight:
         limit = int(game.cost().peak_bytes * TIGHT)
         machine = dataclasses.replace(machine, hbm_bytes=limit)
-        _, game = Planner(module, mesh, machine).game(axes)
+        _, game = Planner(module, mesh, machine).game(mesh.names)
     return game
 
 
@@ -177,7 +176,9 @@ def enumerated(game: PlanningGame, states: int) -> Record | None:
     record = Record(game, episodes=1)
     if not enumerate_states(game, record, states):
         return None
-    for _, moves in expert_plans(game.axes):  # their plans need not be reached one by one
+    for _, moves in expert_plans(
+        game.mesh, game.axes
+    ):  # their plans need not be reached one by one
         taken = list(play(game, moves))
         record.look(taken)
         rewind(game, len(taken))

@@ -15,7 +15,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from partir_search.constraints import broadcast_prefix, constraint_actions, sharding_actions
 from partir_search.ir.mesh import MeshShape
-from partir_search.lowering.shard import argument_specs, sharded
+from partir_search.lowering.shard import sharded
 from partir_search.machine import Machine, find_machine, machine_of_kind
 from partir_search.plan import Plan, SavedPlan, check_saved, saved_plan
 from partir_search.planner import DEFAULT_EPISODES, Planned, Planner, Progress
@@ -310,7 +310,6 @@ class AutoPartitioned:
         flags = jax.tree.unflatten(traced.in_tree, traced.donated)
         donate = [i for i, a in enumerate(flags[0]) if _all(a)]
         donate_names = [k for k, a in flags[1].items() if _all(a)]
-        specs = argument_specs(plan.program)
         jitted = jax.jit(
             partitioned,
             donate_argnums=donate or None,
@@ -318,7 +317,7 @@ class AutoPartitioned:
             out_shardings=None if isinstance(mesh, AbstractMesh) else plan.out_shardings,
             keep_unused=True,
         )
-        return _Entry(plan, jitted, tuple(NamedSharding(mesh, s) for s in specs))
+        return _Entry(plan, jitted, tuple(plan.flat_in_shardings()))
 
     def _structs(self, call: Call, entry: _Entry) -> Any:
         """The call's arguments as ShapeDtypeStructs that carry the plan's shardings."""

@@ -13,33 +13,36 @@ from collections.abc import Sequence
 from typing import Union
 
 from partir_search.ir.core import Module, Op, Value, walk_regions
+from partir_search.ir.mesh import MeshShape
 from partir_search.ir.rule import NONE
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.propagate import State
 
+Axes = tuple[int, ...]  # positions in the mesh, major to minor
+
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
 class TileClass:
-    """Tile one dim of a class on an axis."""
+    """Tile one dim of a class on axes (all of one, or some parts of it)."""
 
     cls: int
     dim: int
-    axis: int
+    axes: Axes
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
 class KeepClass:
-    """Keep a class whole along an axis."""
+    """Keep a class whole along axes."""
 
     cls: int
-    axis: int
+    axes: Axes
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
 class DataParallel:
     """Tile the leading dim of every data argument."""
 
-    axis: int
+    axes: Axes
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
@@ -48,15 +51,15 @@ class ModelParallel:
     outputs; propagation splits the next one by its inputs. `head` includes the last one.
     """
 
-    axis: int
+    axes: Axes
     head: bool
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
 class SequenceParallel:
-    """Tile activations between blocks where sums on the axis are finished (Korthikanti 2022)."""
+    """Tile activations between blocks where sums on the axes are finished (Korthikanti 2022)."""
 
-    axis: int
+    axes: Axes
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
@@ -65,7 +68,7 @@ class Zero:
     optimizer's state (and with it the gradients); stage 3 tiles the parameters too.
     """
 
-    axis: int
+    axes: Axes
     stage: int
 
 
@@ -151,11 +154,11 @@ class Strategist:
         if isinstance(move, TileClass | KeepClass):
             wanted: list[Decision] = [move]
         elif isinstance(move, DataParallel):
-            wanted = [TileClass(c, 0, move.axis) for c in self.roles.data]
+            wanted = [TileClass(c, 0, move.axes) for c in self.roles.data]
         elif isinstance(move, ModelParallel):
             return self._model_parallel(move, state)
         elif isinstance(move, SequenceParallel):
-            return self._sequence_parallel(move.axis, state)
+            return self._sequence_parallel(move.axes, state)
         else:
             return self._zero(move, state)
         return [d for d in wanted if decide(state, d)]
@@ -191,12 +194,12 @@ class Strategist:
         shapes = self.graph.shapes
         return {(c, d) for c in range(len(shapes)) for d in range(len(shapes[c]))} - bad
 
-    def first_divisible_dim(self, state: State, cls: int, axis: int) -> int:
-        """PartIR's FIRST_DIVISIBLE_DIM: the first dim that `axis` divides, or NONE.
+    def first_divisible_dim(self, state: State, cls: int, axes: Axes) -> int:
+        """PartIR's FIRST_DIVISIBLE_DIM: the first dim that `axes` divide, or NONE.
 
         Dims that no other axis tiles come first, and dims that every user can loop over.
         """
-        dims = [d for d in range(len(self.graph.shapes[cls])) if state.may_tile(cls, d, axis)]
+        dims = [d for d in range(len(self.graph.shapes[cls])) if state.may_tile(cls, d, axes)]
         free = [d for d in dims if all(row[cls] != d for row in state.tiles)]
         useful = [d for d in free if (cls, d) in self._loopable]
         return next(iter(useful or free or dims), NONE)
@@ -206,30 +209,31 @@ class Strategist:
         weights = self._weights if move.head else self._weights[:-1]
         for op, operand, cls in weights:
             node = graph.node_of[op]
-            if node < 0 or state.loops[move.axis][node] != NONE:
+            if node < 0 or any(state.loops[a][node] != NONE for a in move.axes):
                 continue
             rule = graph.rules[op]
             for dim, f in enumerate(rule.operands[operand]):
                 if f >= 0 and not rule.reducers[f]:
-                    decision = TileClass(cls, dim, move.axis)
+                    decision = TileClass(cls, dim, move.axes)
                     if decide(state, decision):
                         done.append(decision)
                         break
         return done
 
-    def _sequence_parallel(self, axis: int, state: State) -> list[Decision]:
+    def _sequence_parallel(self, axes: Axes, state: State) -> list[Decision]:
         graph, done = self.graph, list[Decision]()
         for op in graph.module.ops:
             node = graph.node_of[op.id]
             if op.regions or op.backward or node < 0:
                 continue
-            f = state.loops[axis][node]
-            if f < 0 or graph.rules[op.id].reducers[f] != "sum":
+            reducers = graph.rules[op.id].reducers
+            looped = [state.loops[a][node] for a in axes]
+            if not all(f >= 0 and reducers[f] == "sum" for f in looped):
                 continue
             cls = graph.class_of[op.results[0].id]
             for dim in range(len(graph.shapes[cls]) - 1):
                 if all(row[cls] != dim for row in state.tiles):
-                    decision = TileClass(cls, dim, axis)
+                    decision = TileClass(cls, dim, axes)
                     if decide(state, decision):
                         done.append(decision)
                         break
@@ -237,19 +241,19 @@ class Strategist:
 
     def _zero(self, move: Zero, state: State) -> list[Decision]:
         done: list[Decision] = []
-        shapes, axis = self.graph.shapes, move.axis
+        shapes, axes = self.graph.shapes, move.axes
         matrices = [c for c in self.roles.parameters if len(shapes[c]) >= 2]
         if move.stage < 3:
             for cls in matrices:
-                keep = KeepClass(cls, axis)
+                keep = KeepClass(cls, axes)
                 if decide(state, keep):
                     done.append(keep)
         targets = matrices if move.stage >= 3 else self.roles.optimizer
         for cls in targets:
             if len(shapes[cls]) >= 2:
-                dim = self.first_divisible_dim(state, cls, axis)
+                dim = self.first_divisible_dim(state, cls, axes)
                 if dim >= 0:
-                    tile = TileClass(cls, dim, axis)
+                    tile = TileClass(cls, dim, axes)
                     if decide(state, tile):
                         done.append(tile)
         return done
@@ -258,42 +262,73 @@ class Strategist:
 def decide(state: State, decision: Decision) -> bool:
     """Plays a decision if it is legal."""
     if isinstance(decision, TileClass):
-        if not state.may_tile(decision.cls, decision.dim, decision.axis):
+        if not state.may_tile(decision.cls, decision.dim, decision.axes):
             return False
-        state.tile(decision.cls, decision.dim, decision.axis)
+        state.tile(decision.cls, decision.dim, decision.axes)
         return True
-    if state.tiles[decision.axis][decision.cls] != NONE:
+    if not state.free(decision.cls, decision.axes):
         return False
-    state.keep(decision.cls, decision.axis)
+    state.keep(decision.cls, decision.axes)
     return True
 
 
-def expert_plans(axes: Sequence[int]) -> list[tuple[str, tuple[StrategyMove, ...]]]:
-    """Named strategies on the given mesh axes: all products of what people use."""
+def expert_plans(
+    mesh: MeshShape, axes: Sequence[str]
+) -> list[tuple[str, tuple[StrategyMove, ...]]]:
+    """Named strategies on axes of the user's mesh: what people use, on every choice of axes.
+
+    Model parallelism takes any of the axes, alone or together, or the minor parts of a split axis;
+    data parallelism and ZeRO take the rest, or one of the rest.
+    """
     plans: dict[str, tuple[StrategyMove, ...]] = {}
+    every = tuple(a for name in axes for a in mesh.axes(name))
 
-    def add(name: str, *moves: StrategyMove) -> None:
-        plans.setdefault(name, moves)
+    def name(axes: Axes) -> str:
+        return mesh.label(axes)
 
-    for a in axes:
-        add(f"BP({a})", DataParallel(a))
-        add(f"MP({a})", ModelParallel(a, False))
+    def data(axes: Axes) -> tuple[StrategyMove, ...]:
+        """Data parallelism axis by axis: a small batch takes as many as divide it."""
+        return tuple(DataParallel(mesh.axes(n)) for n in mesh.label(axes).split("+"))
+
+    def zero(axes: Axes, stage: int) -> tuple[StrategyMove, ...]:
+        return tuple(Zero(mesh.axes(n), stage) for n in mesh.label(axes).split("+"))
+
+    def add(title: str, *moves: StrategyMove) -> None:
+        plans.setdefault(title, moves)
+
+    def add_data(rest: Axes, title: str, *moves: StrategyMove) -> None:
+        """`moves` with data parallelism on `rest`, and ZeRO on all or each of its axes."""
+        base = (*data(rest), *moves)
+        title = f"BP({name(rest)}){title}"
+        add(title, *base)
+        single = [mesh.axes(n) for n in mesh.label(rest).split("+")]
         for stage in (2, 3):
-            add(f"BP({a})+Z{stage}({a})", DataParallel(a), Zero(a, stage))
-    for a, b in itertools.permutations(axes, 2):
+            add(f"{title}+Z{stage}", *base, *zero(rest, stage))
+            if len(single) > 1:
+                for one in single:
+                    add(f"{title}+Z{stage}({name(one)})", *base, Zero(one, stage))
+
+    for m in _choices(mesh, axes):
+        rest = tuple(a for a in every if a not in m)
+        add(f"MP({name(m)})", ModelParallel(m, False))
+        add_data(m, "")
+        if not rest:
+            continue
         for head in (False, True):
-            base = (DataParallel(a), ModelParallel(b, head))
-            name = f"BP({a})+MP({b}{', head' if head else ''})"
-            add(name, *base)
-            for stage in (2, 3):
-                add(f"{name}+Z{stage}", *base, Zero(a, stage))
-                add(f"{name}+SP+Z{stage}", *base, SequenceParallel(b), Zero(a, stage))
-            add(f"{name}+SP", *base, SequenceParallel(b))
-    everywhere = tuple(DataParallel(a) for a in axes)
-    if len(axes) > 1:
-        add("BP(all)", *everywhere)
-        for stage in (2, 3):
-            add(f"FSDP{stage}(all)", *everywhere, *(Zero(a, stage) for a in axes))
-            for a in axes:
-                add(f"BP(all)+Z{stage}({a})", *everywhere, Zero(a, stage))
+            title = f"+MP({name(m)}{', head' if head else ''})"
+            add_data(rest, title, ModelParallel(m, head))
+            add_data(rest, title + "+SP", ModelParallel(m, head), SequenceParallel(m))
     return list(plans.items())
+
+
+def _choices(mesh: MeshShape, axes: Sequence[str]) -> list[Axes]:
+    """Sets of axes that one strategy may take: any of the user's, or minor parts of one."""
+    found = [
+        tuple(a for name in names for a in mesh.axes(name))
+        for n in range(1, len(axes) + 1)
+        for names in itertools.combinations(axes, n)
+    ]
+    for name in axes:
+        parts = mesh.axes(name)
+        found += [parts[k:] for k in range(1, len(parts))]
+    return found

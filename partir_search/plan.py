@@ -20,7 +20,7 @@ from partir_search.ir.partition import Partition
 from partir_search.ir.printer import print_partition
 from partir_search.lowering.program import LocalProgram
 from partir_search.lowering.reshard import COLLECTIVES
-from partir_search.lowering.shard import argument_specs, result_specs
+from partir_search.lowering.shard import argument_specs, named_sharding, result_specs
 from partir_search.machine import Machine
 from partir_search.paths import matches, nearest
 from partir_search.planner import Planned, SearchReport
@@ -153,29 +153,32 @@ class Plan:
     @property
     def partition_specs(self) -> Any:
         """(args, kwargs) pytree of PartitionSpecs."""
-        return jax.tree.unflatten(self._in_tree, argument_specs(self._planned.sketch))
+        return jax.tree.unflatten(self._in_tree, argument_specs(self._planned.sketch, user=True))
 
     @property
     def in_shardings(self) -> Any:
-        """(args, kwargs) pytree of NamedShardings on the user's mesh."""
+        """(args, kwargs) pytree of NamedShardings on the user's mesh.
+
+        An argument that is tiled by a part of an axis has one on the mesh whose axes are split.
+        """
         return jax.tree.unflatten(self._in_tree, self.flat_in_shardings())
 
     @property
     def out_shardings(self) -> Any:
         """Pytree of NamedShardings of the results."""
-        specs = result_specs(self._planned.sketch)
+        specs = result_specs(self._planned.sketch, user=True)
         return jax.tree.unflatten(self._out_tree, [self._named(s) for s in specs])
 
     def flat_in_shardings(self) -> list[NamedSharding]:
-        return [self._named(s) for s in argument_specs(self._planned.sketch)]
+        return [self._named(s) for s in argument_specs(self._planned.sketch, user=True)]
 
     def _named(self, spec: PartitionSpec) -> NamedSharding:
-        return NamedSharding(self._mesh, spec)
+        return named_sharding(self._mesh, self.mesh_shape, spec)
 
     def arguments(self) -> list[tuple[str, Value, PartitionSpec]]:
         """(path, value, spec) of each argument."""
         module = self.module
-        specs = argument_specs(self._planned.sketch)
+        specs = argument_specs(self._planned.sketch, user=True)
         return list(zip(module.arg_paths, module.body.args, specs, strict=True))
 
     # Questions ---------------------------------------------------------------------------------
@@ -262,7 +265,8 @@ class Plan:
             "format": FORMAT,
             "function": self.module.name,
             "fingerprint": self.fingerprint,
-            "mesh": dict(self.mesh_shape.as_dict()),
+            "mesh": dict(self.mesh_shape.user.as_dict()),
+            **({"parts": parts} if (parts := self.mesh_shape.parts()) else {}),
             "machine": self.machine.name,
             "seconds": self.cost.seconds,
             "peak_bytes": self.cost.peak_bytes,
@@ -303,7 +307,7 @@ def load_plan(path: str | pathlib.Path) -> SavedPlan:
         return SavedPlan(
             data["function"],
             data["fingerprint"],
-            MeshShape(tuple(mesh), tuple(mesh.values())),
+            MeshShape(tuple(mesh), tuple(mesh.values())).split(data.get("parts", {})),
             data["machine"],
             tuple(action_from_json(a) for a in data["actions"]),
         )

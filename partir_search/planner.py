@@ -14,7 +14,7 @@ from partir_search.experts import Decision, Strategist, TileClass, expert_plans
 from partir_search.ir.core import Module
 from partir_search.ir.fold import Folded, fold
 from partir_search.ir.mesh import MeshShape
-from partir_search.ir.rule import NONE
+from partir_search.ir.partition import KEPT
 from partir_search.lowering.local import LocalCache, localize
 from partir_search.lowering.program import LocalProgram
 from partir_search.machine import Machine
@@ -24,6 +24,7 @@ from partir_search.mcts.goals import Fastest, Fit, Goal, scorer
 from partir_search.mcts.search import Result, search
 from partir_search.propagation.actions import Action, Replicate, Tile
 from partir_search.propagation.graph import Graph
+from partir_search.propagation.parts import split_axes
 from partir_search.propagation.propagate import State
 from partir_search.propagation.rules.registry import RuleTable, rule_key
 from partir_search.tactics import (
@@ -86,16 +87,21 @@ class Planned:
 
 
 class Planner:
-    """Plans one module on one mesh and machine."""
+    """Plans one module on one mesh and machine.
+
+    Attributes:
+      mesh: the user's mesh, axes that are too large for some dims split into parts.
+    """
 
     def __init__(
         self, module: Module, mesh: MeshShape, machine: Machine, table: RuleTable | None = None
     ) -> None:
-        self.module, self.mesh, self.machine = module, mesh, machine
+        self.module, self.machine = module, machine
         self.seconds: dict[str, float] = {}
         self.table = table or RuleTable()
         with self._timed("graph"):
             self.graph = Graph(module, self.table, contract=True)
+            self.mesh = split_axes(self.graph, mesh)
         self.cache = LocalCache()
         self._model: CostModel | None = None
 
@@ -180,10 +186,8 @@ class Planner:
     def _undecided(self, state: State, action: Action) -> bool:
         """Whether an action still has to be played; IllegalAction if it contradicts."""
         cls = self.graph.class_of[value_named(self.module, action.value).id]
-        now = state.tiles[self.mesh.index(action.axis)][cls]
-        return not (isinstance(action, Tile) and now == action.dim) and not (
-            isinstance(action, Replicate) and now < -1
-        )
+        wish = action.dim if isinstance(action, Tile) else KEPT
+        return any(state.tiles[a][cls] != wish for a in self.mesh.axes(action.axis))
 
     # Search ------------------------------------------------------------------------------------
 
@@ -195,14 +199,13 @@ class Planner:
         seed: int,
         progress: Progress | None,
     ) -> tuple[list[Action], SearchReport]:
-        names = tactic.axes or self.mesh.names
-        axes = [self.mesh.index(n) for n in names]
+        names = tactic.axes or self.mesh.user.names
         with self._timed("fold"):
-            folded, game = self.game(axes, before)
-        experts = []
-        for name, moves in expert_plans(axes):
-            experts.append((self._label(name), self._folded(game, moves)[1]))
-        starts = [moves for _, moves in expert_plans(axes)]
+            folded, game = self.game(names, before)
+        known = expert_plans(self.mesh, names)
+        with self._timed("experts"):
+            experts = [(name, self._folded(game, moves)[1]) for name, moves in known]
+        starts = [moves for _, moves in known]
         with self._timed("search"):
             result = search(game, episodes=episodes, seed=seed, starts=starts, progress=progress)
         with self._timed("finalists"):
@@ -219,7 +222,7 @@ class Planner:
         return path, report
 
     def game(
-        self, axes: Sequence[int], before: Sequence[Action] = ()
+        self, axes: Sequence[str], before: Sequence[Action] = ()
     ) -> tuple[Folded, PlanningGame]:
         """The folded program, and the game on it that a search over `axes` plays.
 
@@ -228,11 +231,6 @@ class Planner:
         """
         folded = fold(self.module, rule_key, self._marks(before))
         return folded, self._game(folded, before, axes)
-
-    def _label(self, name: str) -> str:
-        for i, axis in enumerate(self.mesh.names):
-            name = name.replace(f"({i}", f"({axis}")
-        return name
 
     def _marks(self, before: Sequence[Action]) -> Mapping[int, str]:
         """What earlier actions did to each value by id: unlike values must not be folded."""
@@ -244,21 +242,21 @@ class Planner:
                 marks[v] = f"{marks.get(v, '')}{rest}"
         return marks
 
-    def _game(self, folded: Folded, before: Sequence[Action], axes: Sequence[int]) -> PlanningGame:
+    def _game(self, folded: Folded, before: Sequence[Action], names: Sequence[str]) -> PlanningGame:
         graph = Graph(folded.module, self.table, contract=True)
         state = State(graph, self.mesh)
         for action in before:
             values = [value_named(self.module, name).id for name in action.values]
             classes = list(dict.fromkeys(graph.class_of[folded.class_of[v]] for v in values))
-            axis = self.mesh.index(action.axis)
+            axes = self.mesh.axes(action.axis)
             if isinstance(action, Replicate):
-                classes = [c for c in classes if state.tiles[axis][c] == NONE]
+                classes = [c for c in classes if state.free(c, axes)]
                 if classes:
-                    state.keep(classes[0], axis, classes[1:])
+                    state.keep(classes[0], axes, classes[1:])
             else:
-                classes = [c for c in classes if state.may_tile(c, action.dim, axis)]
+                classes = [c for c in classes if state.may_tile(c, action.dim, axes)]
                 if classes:
-                    state.tile(classes[0], action.dim, axis, classes[1:])
+                    state.tile(classes[0], action.dim, axes, classes[1:])
         model = CostModel(
             folded.module,
             graph.rules,
@@ -269,7 +267,7 @@ class Planner:
         )
         goals: list[Goal[Cost]] = [Fit(self.machine.hbm_bytes), Fastest()]
         goal = scorer(goals)
-        return PlanningGame(graph, self.mesh, model, axes, goal, state, Strategist(graph))
+        return PlanningGame(graph, self.mesh, model, names, goal, state, Strategist(graph))
 
     def _finalist(
         self,
@@ -325,23 +323,23 @@ class Planner:
         for decision in decisions:
             values = members[decision.cls]
             values = [v for v in values if v in arguments] or values
-            axis = decision.axis
+            axes = decision.axes
             first: dict[int, str] = {}  # a name per class of the whole program still to decide
             for v in values:
                 cls = self.graph.class_of[v]
                 if (
-                    state.may_tile(cls, decision.dim, axis)
+                    state.may_tile(cls, decision.dim, axes)
                     if isinstance(decision, TileClass)
-                    else state.tiles[axis][cls] == NONE
+                    else state.free(cls, axes)
                 ):
                     first.setdefault(cls, self.module.values[v].name)
             if not first:
                 continue
             name, *also = first.values()
             action: Action = (
-                Tile(name, decision.dim, self.mesh.names[axis], tuple(also))
+                Tile(name, decision.dim, self.mesh.label(axes), tuple(also))
                 if isinstance(decision, TileClass)
-                else Replicate(name, self.mesh.names[axis], tuple(also))
+                else Replicate(name, self.mesh.label(axes), tuple(also))
             )
             apply_action(state, self.graph, action)
             done.append(action)

@@ -73,13 +73,13 @@ def check_schedule(schedule: Sequence[Tactic], module: Module, mesh: MeshShape) 
     for tactic in schedule:
         if isinstance(tactic, AutomaticPartition):
             for axis in tactic.axes or ():
-                mesh.index(axis)
+                mesh.axes(axis)
             continue
         if not isinstance(tactic, ManualPartition):
             raise TypeError(
                 f"a schedule holds ManualPartition and AutomaticPartition, not {tactic!r}"
             )
-        mesh.index(tactic.axis)
+        mesh.axes(tactic.axis)
         for glob, dim in tactic.dims.items():
             found = [
                 (p, v)
@@ -107,7 +107,7 @@ def check_dim(path: str, value: Value, dim: Dim, axis: str, mesh: MeshShape) -> 
             if shape
             else f"{path} is a scalar and cannot be tiled"
         )
-    size, n = mesh.sizes[mesh.index(axis)], shape[dim]
+    size, n = mesh.size(mesh.axes(axis)), shape[dim]
     if n == 0:
         raise ValueError(f"{path} has shape {shape}: dim {dim} is empty; pass a non-empty batch")
     if n % size:
@@ -127,7 +127,7 @@ def manual_actions(
 ) -> list[Action]:
     """Plays a manual tactic on `state`; returns the actions that had an effect."""
     module, mesh = graph.module, state.mesh
-    axis = mesh.index(tactic.axis)
+    axes = mesh.axes(tactic.axis)
     done: list[Action] = []
     for glob, spec in tactic.dims.items():
         for path, value in zip(module.arg_paths, module.body.args, strict=True):
@@ -135,24 +135,24 @@ def manual_actions(
                 continue
             cls = graph.class_of[value.id]
             dim = spec(path, value.type.shape) if callable(spec) else spec
-            now = state.tiles[axis][cls]
+            now = max((state.tiles[a][cls] for a in axes), key=lambda d: d != NONE)
             if dim is REPLICATED:
                 if now == NONE:
-                    state.keep(cls, axis)
+                    apply_action(state, graph, Replicate(value.name, tactic.axis), path)
                     done.append(Replicate(value.name, tactic.axis))
                 elif now >= 0:
                     raise IllegalAction(_decided(path, now, tactic.axis, "kept whole"))
                 continue
             if dim is FIRST_DIVISIBLE_DIM:
-                dim = strategist.first_divisible_dim(state, cls, axis) if now == NONE else NONE
+                dim = strategist.first_divisible_dim(state, cls, axes) if now == NONE else NONE
                 if dim == NONE:
                     continue
             if dim is None or isinstance(dim, Special):
                 continue
             dim %= len(value.type.shape)
-            if now == dim:
+            if all(state.tiles[a][cls] == dim for a in axes):
                 continue
-            if now != NONE:
+            if now not in (NONE, dim):
                 raise IllegalAction(_decided(path, now, tactic.axis, f"tiled on dim {dim}"))
             apply_action(state, graph, Tile(value.name, dim, tactic.axis), path)
             done.append(Tile(value.name, dim, tactic.axis))
@@ -168,25 +168,27 @@ def _decided(path: str, now: int, axis: str, wish: str) -> str:
 
 
 def apply_action(state: State, graph: Graph, action: Action, path: str | None = None) -> None:
-    """Plays one named action. IllegalAction with the value's name if it cannot be."""
+    """Plays one named action. IllegalAction with the value's name if it cannot be.
+
+    Parts of the axis on which the value is tiled so already (by propagation) are left as they are.
+    """
     value = value_named(graph.module, action.value)
-    cls, axis = graph.class_of[value.id], state.mesh.index(action.axis)
+    cls, axes = graph.class_of[value.id], state.mesh.axes(action.axis)
     also = [graph.class_of[value_named(graph.module, name).id] for name in action.also]
-    if isinstance(action, Replicate):
-        if state.tiles[axis][cls] != NONE:
-            raise IllegalAction(
-                _decided(path or action.value, state.tiles[axis][cls], action.axis, "kept whole")
-            )
-        state.keep(cls, axis, also)
-        return
-    if not 0 <= action.dim < len(value.type.shape):
-        raise IllegalAction(f"{action.value}: {value.type} has no dim {action.dim}")
-    if not state.may_tile(cls, action.dim, axis):
+    wish = "kept whole" if isinstance(action, Replicate) else f"tiled on dim {action.dim}"
+    if isinstance(action, Tile):
+        if not 0 <= action.dim < len(value.type.shape):
+            raise IllegalAction(f"{action.value}: {value.type} has no dim {action.dim}")
+        left = tuple(a for a in axes if state.tiles[a][cls] != action.dim)
+        axes = left or axes
+    for axis in axes:
         now = state.tiles[axis][cls]
         if now != NONE:
-            raise IllegalAction(
-                _decided(path or action.value, now, action.axis, f"tiled on dim {action.dim}")
-            )
+            raise IllegalAction(_decided(path or action.value, now, action.axis, wish))
+    if isinstance(action, Replicate):
+        state.keep(cls, axes, also)
+        return
+    if not state.may_tile(cls, action.dim, axes):
         others = [
             name
             for name, row in zip(state.mesh.names, state.tiles, strict=True)
@@ -194,10 +196,10 @@ def apply_action(state: State, graph: Graph, action: Action, path: str | None = 
         ]
         raise IllegalAction(
             f"{path or action.value}: {value.type} dim {action.dim} does not divide by axis"
-            f" {action.axis!r} of size {state.mesh.sizes[axis]}"
+            f" {action.axis!r} of size {state.mesh.size(axes)}"
             + (f" on top of {others}" if others else "")
         )
-    state.tile(cls, action.dim, axis, also)
+    state.tile(cls, action.dim, axes, also)
 
 
 def value_named(module: Module, name: str) -> Value:

@@ -47,7 +47,7 @@ def state_of(module: Module, mesh: MeshShape = MESH, *, contract: bool = False) 
 
 def tile_arg(state: State, arg: int, dim: int, axis: str) -> None:
     value = state.graph.module.body.args[arg]
-    state.tile(state.graph.class_of[value.id], dim, state.mesh.index(axis))
+    state.tile(state.graph.class_of[value.id], dim, state.mesh.axes(axis))
 
 
 @functools.cache

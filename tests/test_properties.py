@@ -224,11 +224,11 @@ def act(state: State, rng: random.Random, count: int) -> None:
         if not shape:
             continue
         if rng.random() < 0.1 and state.tiles[axis][cls] == -1:
-            state.keep(cls, axis)
+            state.keep(cls, (axis,))
             continue
         dim = rng.randrange(len(shape))
-        if state.may_tile(cls, dim, axis):
-            state.tile(cls, dim, axis)
+        if state.may_tile(cls, dim, (axis,)):
+            state.tile(cls, dim, (axis,))
 
 
 def check(seed: int) -> None:

@@ -1,10 +1,15 @@
-"""The logical mesh as the planner sees it: named axes with sizes, no devices."""
+"""The logical mesh as the planner sees it: named axes with sizes, no devices.
+
+An axis of the user's mesh may be split into parts (`model` of 16 into `model.0` of 8 and `model.1`
+of 2, same device order) so that a dim of 8 can be tiled by some of it. Inside, each part is an
+axis like any other.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -14,12 +19,16 @@ class MeshShape:
     Attributes:
       names: axis names, unique.
       sizes: devices along each axis.
+      whole: the user's axis that each axis is (a part of).
     """
 
     names: tuple[str, ...]
     sizes: tuple[int, ...]
+    whole: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if not self.whole:
+            object.__setattr__(self, "whole", self.names)
         if len(set(self.names)) != len(self.names) or len(self.names) != len(self.sizes):
             raise ValueError(f"mesh axes must be unique and each have a size: {self.names}")
         for name, size in zip(self.names, self.sizes, strict=True):
@@ -46,6 +55,62 @@ class MeshShape:
         if name not in self.names:
             raise ValueError(f"axis {name!r} is not in the mesh; its axes are {list(self.names)}")
         return self.names.index(name)
+
+    def axes(self, name: str) -> tuple[int, ...]:
+        """Positions of an axis of the user's, of a part, or of several joined by `+`.
+
+        Raises:
+          ValueError: there is no such axis; lists those that there are.
+        """
+        found: list[int] = []
+        for one in name.split("+"):
+            if one in self.names:
+                found.append(self.names.index(one))
+            elif one in self.whole:
+                found += [a for a, whole in enumerate(self.whole) if whole == one]
+            else:
+                axes = list(dict.fromkeys(self.whole))
+                raise ValueError(f"axis {one!r} is not in the mesh; its axes are {axes}")
+        return tuple(found)
+
+    def label(self, axes: Sequence[int]) -> str:
+        """Inverse of `axes`: all parts of an axis in their order go by its name."""
+        names: list[str] = []
+        left = tuple(axes)
+        while left:
+            parts = self.axes(self.whole[left[0]])
+            together = left[: len(parts)] == parts
+            names.append(self.whole[left[0]] if together else self.names[left[0]])
+            left = left[len(parts) if together else 1 :]
+        return "+".join(names)
+
+    def size(self, axes: Sequence[int]) -> int:
+        """Devices along several axes."""
+        return math.prod(self.sizes[a] for a in axes)
+
+    @property
+    def user(self) -> MeshShape:
+        """The mesh with its parts put together: the user's."""
+        names = tuple(dict.fromkeys(self.whole))
+        return MeshShape(names, tuple(self.size(self.axes(n)) for n in names))
+
+    def split(self, parts: Mapping[str, Sequence[int]]) -> MeshShape:
+        """The mesh with some axes split, each into the given sizes, major to minor."""
+        names, sizes, whole = list[str](), list[int](), list[str]()
+        for name, size in zip(self.names, self.sizes, strict=True):
+            pieces = tuple(parts.get(name, (size,)))
+            if math.prod(pieces) != size:
+                raise ValueError(f"axis {name!r} of size {size} does not split into {pieces}")
+            one = len(pieces) == 1
+            names += [name] if one else [f"{name}.{i}" for i in range(len(pieces))]
+            sizes += pieces
+            whole += [name] * len(pieces)
+        return MeshShape(tuple(names), tuple(sizes), tuple(whole))
+
+    def parts(self) -> dict[str, list[int]]:
+        """What `split` was given: the sizes of the parts of each axis that has several."""
+        every = {name: [self.sizes[a] for a in self.axes(name)] for name in self.whole}
+        return {name: sizes for name, sizes in every.items() if len(sizes) > 1}
 
     def as_dict(self) -> Mapping[str, int]:
         return dict(zip(self.names, self.sizes, strict=True))

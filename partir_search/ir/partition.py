@@ -188,7 +188,8 @@ def axis_order(partition: Partition, inner: Sequence[tuple[int, int]] = ()) -> t
     """Major to minor order of axes: those that are gathered away at uses come last.
 
     Where one dim is tiled by several axes and an op needs it on some of them only, the axes it
-    does not need must be minor, so that one all_gather takes them off. Ties keep the mesh's order.
+    does not need must be minor, so that one all_gather takes them off. Ties keep the mesh's order,
+    and so do parts of one axis of the user's.
 
     Args:
       inner: (axis, op) of loops over factors beneath others; these axes come after those of the
@@ -208,7 +209,8 @@ def axis_order(partition: Partition, inner: Sequence[tuple[int, int]] = ()) -> t
                     on_a, on_b = one.loops[op.id] in held, two.loops[op.id] in held
                     if on_a != on_b:
                         gathered[b if on_a else a] += op.count
-    order = sorted(axes, key=lambda a: (gathered[a], a))
+    parts = [partition.mesh.axes(whole) for whole in partition.mesh.whole]
+    order = sorted(axes, key=lambda a: (sum(gathered[b] for b in parts[a]), parts[a][0], a))
     for b, n in sorted(set(inner)):
         above = partition.rules[n].under(partition.axes[b].loops[n])
         for a in [a for a in order if partition.axes[a].loops[n] in above]:

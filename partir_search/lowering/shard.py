@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-from jax.sharding import PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import Layout
@@ -13,29 +13,56 @@ from partir_search.lowering.emit import emit
 from partir_search.lowering.program import LocalProgram, Slot, Source
 
 
-def partition_spec(mesh: MeshShape, layout: Layout) -> PartitionSpec:
-    """Layout to PartitionSpec, without trailing Nones."""
+def partition_spec(mesh: MeshShape, layout: Layout, *, user: bool = False) -> PartitionSpec:
+    """Layout to PartitionSpec, without trailing Nones.
+
+    Args:
+      user: name the user's axes, where a dim is tiled by all parts of one in their order.
+    """
     entries: list[Any] = []
     for axes in layout:
         names = tuple(mesh.names[a] for a in axes)
+        if user and names:
+            names = tuple(mesh.label(axes).split("+"))
         entries.append(None if not names else names[0] if len(names) == 1 else names)
     while entries and entries[-1] is None:
         entries.pop()
     return PartitionSpec(*entries)
 
 
-def argument_specs(program: LocalProgram) -> list[PartitionSpec]:
+def argument_specs(program: LocalProgram, *, user: bool = False) -> list[PartitionSpec]:
+    """Specs of the arguments; see `partition_spec`."""
     mesh = program.partition.mesh
-    return [partition_spec(mesh, slot.layout) for slot in program.body.args]
+    return [partition_spec(mesh, slot.layout, user=user) for slot in program.body.args]
 
 
-def result_specs(program: LocalProgram) -> list[PartitionSpec]:
+def result_specs(program: LocalProgram, *, user: bool = False) -> list[PartitionSpec]:
+    """Specs of the results; see `partition_spec`."""
     mesh = program.partition.mesh
 
     def spec(source: Source) -> PartitionSpec:
-        return partition_spec(mesh, source.layout) if isinstance(source, Slot) else PartitionSpec()
+        if not isinstance(source, Slot):
+            return PartitionSpec()
+        return partition_spec(mesh, source.layout, user=user)
 
     return [spec(r) for r in program.body.results]
+
+
+def split_mesh(mesh: Any, shape: MeshShape) -> Any:
+    """The user's `Mesh` or `AbstractMesh` with the parts of `shape`: same devices, same order."""
+    if tuple(mesh.axis_names) == shape.names:
+        return mesh
+    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    types = tuple(kinds[w] for w in shape.whole)
+    if isinstance(mesh, jax.sharding.Mesh):
+        return jax.sharding.Mesh(mesh.devices.reshape(shape.sizes), shape.names, axis_types=types)
+    return jax.sharding.AbstractMesh(shape.sizes, shape.names, axis_types=types)
+
+
+def named_sharding(mesh: Any, shape: MeshShape, spec: PartitionSpec) -> NamedSharding:
+    """On the user's mesh where `spec` names its axes, else on the split one."""
+    used = {n for entry in spec if entry for n in (entry if isinstance(entry, tuple) else (entry,))}
+    return NamedSharding(mesh if used <= set(mesh.axis_names) else split_mesh(mesh, shape), spec)
 
 
 def _platform(mesh: Any) -> str | None:
@@ -47,12 +74,24 @@ def sharded(program: LocalProgram, mesh: Any) -> Any:
     """`jax.shard_map` of the whole program over flat global arguments and results.
 
     Args:
-      mesh: a `jax.sharding.Mesh` or `AbstractMesh` with the plan's axes.
+      mesh: a `jax.sharding.Mesh` or `AbstractMesh` with the user's axes (arguments and results
+        of explicit ones are moved to and from the split mesh, which costs nothing) or the plan's.
     """
-    return jax.shard_map(
+    parts = split_mesh(mesh, program.partition.mesh)
+    mapped = jax.shard_map(
         emit(program, tiles_first=_platform(mesh) == "cpu"),
-        mesh=mesh,
+        mesh=parts,
         in_specs=tuple(argument_specs(program)),
         out_specs=tuple(result_specs(program)),
         check_vma=False,
     )
+    if parts is mesh or AxisType.Explicit not in mesh.axis_types:
+        return mapped
+    shape = program.partition.mesh
+    enter = [NamedSharding(parts, s) for s in argument_specs(program)]
+    leave = [named_sharding(mesh, shape, s) for s in result_specs(program, user=True)]
+
+    def renamed(*args: Any) -> Any:
+        return jax.device_put(mapped(*jax.device_put(list(args), enter)), leave)
+
+    return renamed

@@ -36,14 +36,14 @@ class PlanningGame:
 
     Attributes:
       state: tilings; whatever it holds at the start is never undone.
-      axes: mesh axes that moves may use.
+      axes: axes of the user's mesh that moves may use, and parts of them.
       goal: a cost's score.
     """
 
     graph: Graph
     mesh: MeshShape
     model: CostModel
-    axes: Sequence[int]
+    axes: Sequence[str]
     goal: Callable[[Cost], Score]
     state: State
     strategist: Strategist
@@ -70,16 +70,24 @@ class PlanningGame:
         }
         interior = sorted(size, key=lambda c: (-size[c], c))[:INTERIOR]
         moves: list[StrategyMove] = []
-        for axis in self.axes:
-            moves += [DataParallel(axis), ModelParallel(axis, True), ModelParallel(axis, False)]
-            moves += [SequenceParallel(axis), Zero(axis, 2), Zero(axis, 3)]
+        for axes in self._runs():
+            moves += [DataParallel(axes), ModelParallel(axes, True), ModelParallel(axes, False)]
+            moves += [SequenceParallel(axes), Zero(axes, 2), Zero(axes, 3)]
             for cls in (*arguments, *interior):
                 moves += [
-                    TileClass(cls, d, axis)
+                    TileClass(cls, d, axes)
                     for d, n in enumerate(shapes[cls])
-                    if n % self.mesh.sizes[axis] == 0
+                    if n % self.mesh.size(axes) == 0
                 ]
-        return [m for m in moves if self.mesh.sizes[m.axis] > 1]
+        return moves
+
+    def _runs(self) -> list[tuple[int, ...]]:
+        """What one move may use: a whole axis, or neighbouring parts of a split one."""
+        runs = [self.mesh.axes(name) for name in self.axes]
+        for parts in list(runs):
+            n = len(parts)
+            runs += [parts[i:j] for i in range(n) for j in range(i + 1, n + 1) if j - i < n]
+        return [run for run in runs if self.mesh.size(run) > 1]
 
     def moves(self) -> Sequence[Move]:
         key = self.state.key()
@@ -89,7 +97,7 @@ class PlanningGame:
             legal = self._legal[key] = [
                 m
                 for m in self._candidates
-                if not isinstance(m, TileClass) or state.may_tile(m.cls, m.dim, m.axis)
+                if not isinstance(m, TileClass) or state.may_tile(m.cls, m.dim, m.axes)
             ]
         return legal
 

@@ -76,52 +76,62 @@ class State:
 
     # Legality ----------------------------------------------------------------------------------
 
-    def divides(self, cls: int, dim: int, axis: int) -> bool:
-        """Whether the dim's size allows one more axis on it."""
+    def divides(self, cls: int, dim: int, axes: Sequence[int]) -> bool:
+        """Whether the dim's size allows these axes on it besides those that it has."""
         n = self.graph.shapes[cls][dim]
         for other, tiles in enumerate(self.tiles):
-            if tiles[cls] == dim and other != axis:
+            if tiles[cls] == dim and other not in axes:
                 n, rest = divmod(n, self.mesh.sizes[other])
                 if rest:
                     return False
-        return n > 0 and n % self.mesh.sizes[axis] == 0
+        return n > 0 and n % self.mesh.size(axes) == 0
 
-    def may_tile(self, cls: int, dim: int, axis: int) -> bool:
-        return self.tiles[axis][cls] == NONE and self.divides(cls, dim, axis)
+    def free(self, cls: int, axes: Sequence[int]) -> bool:
+        """Whether a class is undecided along all of these axes."""
+        return all(self.tiles[a][cls] == NONE for a in axes)
+
+    def may_tile(self, cls: int, dim: int, axes: Sequence[int]) -> bool:
+        return self.free(cls, axes) and self.divides(cls, dim, axes)
 
     # Actions -----------------------------------------------------------------------------------
 
-    def tile(self, cls: int, dim: int, axis: int, also: Sequence[int] = ()) -> None:
-        """Tiles a class and propagates. IllegalAction if it is decided or does not divide.
+    def tile(self, cls: int, dim: int, axes: Sequence[int], also: Sequence[int] = ()) -> None:
+        """Tiles a class on axes, major to minor, and propagates each.
 
         Args:
           also: classes that are tiled with it, before anything propagates, where they may be.
+
+        Raises:
+          IllegalAction: the class is decided on one of the axes, or the dim does not divide.
         """
-        if not self.may_tile(cls, dim, axis):
+        if not self.may_tile(cls, dim, axes):
             raise IllegalAction(
                 f"class {cls} of shape {self.graph.shapes[cls]} cannot be tiled on dim {dim}"
-                f" along axis {self.mesh.names[axis]!r}"
+                f" along axis {self.mesh.label(axes)!r}"
             )
         self._step += 1
-        start: list[int] = []
-        for c in (cls, *also):
-            if self.may_tile(c, dim, axis):
-                self._set(self.tiles[axis], c, dim)
-                if self.causes is not None:
-                    self.causes[axis, c] = Cause(self._step, None)
-                start += self.graph.touching[c]
-        self._propagate(axis, start if also else self.graph.touching[cls])
+        for axis in axes:
+            start: list[int] = []
+            for c in (cls, *also):
+                if self.may_tile(c, dim, (axis,)):
+                    self._decide(axis, c, dim)
+                    start += self.graph.touching[c]
+            self._propagate(axis, start if also else self.graph.touching[cls])
 
-    def keep(self, cls: int, axis: int, also: Sequence[int] = ()) -> None:
-        """Decides that a class, and those of `also` that are undecided, stay whole on an axis."""
-        if self.tiles[axis][cls] != NONE:
-            raise IllegalAction(f"class {cls} is decided along axis {self.mesh.names[axis]!r}")
+    def keep(self, cls: int, axes: Sequence[int], also: Sequence[int] = ()) -> None:
+        """Decides that a class, and those of `also` that are undecided, stay whole on axes."""
+        if not self.free(cls, axes):
+            raise IllegalAction(f"class {cls} is decided along axis {self.mesh.label(axes)!r}")
         self._step += 1
-        for c in (cls, *also):
-            if self.tiles[axis][c] == NONE:
-                self._set(self.tiles[axis], c, KEPT)
-                if self.causes is not None:
-                    self.causes[axis, c] = Cause(self._step, None)
+        for axis in axes:
+            for c in (cls, *also):
+                if self.tiles[axis][c] == NONE:
+                    self._decide(axis, c, KEPT)
+
+    def _decide(self, axis: int, cls: int, new: int) -> None:
+        self._set(self.tiles[axis], cls, new)
+        if self.causes is not None:
+            self.causes[axis, cls] = Cause(self._step, None)
 
     def _set(self, data: array[int], i: int, new: int) -> None:
         self._trail.append((data, i, data[i]))

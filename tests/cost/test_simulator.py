@@ -195,13 +195,13 @@ def test_fold_costs_what_the_whole_costs(name: str, remat: bool) -> None:
     state = State(graph, mesh)
     names = {v.name: v.id for v in module.values}
     for action in planned.actions:
-        axis = mesh.index(action.axis)
+        axes = mesh.axes(action.axis)
         for cls in {graph.class_of[folded.class_of[names[name]]]: 0 for name in action.values}:
             if hasattr(action, "dim"):
-                if state.may_tile(cls, action.dim, axis):
-                    state.tile(cls, action.dim, axis)
-            elif state.tiles[axis][cls] == -1:
-                state.keep(cls, axis)
+                if state.may_tile(cls, action.dim, axes):
+                    state.tile(cls, action.dim, axes)
+            elif state.free(cls, axes):
+                state.keep(cls, axes)
     cost = model.evaluate(localize(state.partition()))
     assert cost.peak_bytes == pytest.approx(planned.cost.peak_bytes, rel=1e-9)
     assert cost.argument_bytes == planned.cost.argument_bytes

@@ -86,7 +86,7 @@ def test_earlier_wins() -> None:
 def test_kept_values_stop_propagation() -> None:
     state = state_of(module_of(mlp, *MLP))
     w2 = state.graph.module.body.args[2]
-    state.keep(state.graph.class_of[w2.id], 1)
+    state.keep(state.graph.class_of[w2.id], (1,))
     tile_arg(state, 1, 1, "model")
     assert dims(state, "model") == [-1, 1, KEPT]
     check_partition(state.partition(), mlp, MLP)
@@ -98,7 +98,7 @@ def test_refusals() -> None:
     with pytest.raises(IllegalAction, match="cannot be tiled on dim 1 along axis 'model'"):
         tile_arg(state, 0, 1, "model")
     with pytest.raises(IllegalAction, match="is decided along axis 'model'"):
-        state.keep(state.graph.class_of[0], 1)
+        state.keep(state.graph.class_of[0], (1,))
     odd = state_of(module_of(lambda x: x * 2, ones(6, 3)))
     with pytest.raises(IllegalAction, match="cannot be tiled on dim 0"):
         tile_arg(odd, 0, 0, "model")
@@ -194,7 +194,7 @@ def test_state_in_and_out_are_one() -> None:
     assert dims(zero3, "batch") == [1, 1, 0]
     zero2 = state_of(module)
     tile_arg(zero2, 2, 0, "batch")
-    zero2.keep(zero2.graph.class_of[module.body.args[0].id], 0)
+    zero2.keep(zero2.graph.class_of[module.body.args[0].id], (0,))
     tile_arg(zero2, 1, 1, "batch")
     assert dims(zero2, "batch") == [KEPT, 1, 0]
     assert kinds(zero2) == ["reduce_scatter", "all_gather"]

@@ -206,8 +206,8 @@ def looped_states(module: Module, op: Op) -> Iterator[tuple[int, State]]:
     for factor, size in enumerate(node.sizes):
         if size and size % 2 == 0 and not (node.above and node.above[factor]):
             state = State(graph, TWO)
-            cls, dim = next(p for p in node.places[factor] if state.may_tile(*p, 0))
-            state.tile(cls, dim, 0)
+            cls, dim = next(p for p in node.places[factor] if state.may_tile(*p, (0,)))
+            state.tile(cls, dim, (0,))
             yield factor, state
 
 
