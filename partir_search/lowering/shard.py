@@ -88,10 +88,10 @@ def sharded(program: LocalProgram, mesh: Any) -> Any:
     if parts is mesh or AxisType.Explicit not in mesh.axis_types:
         return mapped
     shape = program.partition.mesh
-    enter = [NamedSharding(parts, s) for s in argument_specs(program)]
-    leave = [named_sharding(mesh, shape, s) for s in result_specs(program, user=True)]
+    enter = tuple(NamedSharding(parts, s) for s in argument_specs(program))
+    leave = tuple(named_sharding(mesh, shape, s) for s in result_specs(program, user=True))
 
     def renamed(*args: Any) -> Any:
-        return jax.device_put(mapped(*jax.device_put(list(args), enter)), leave)
+        return jax.device_put(mapped(*jax.device_put(args, enter)), leave)
 
     return renamed

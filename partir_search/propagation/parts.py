@@ -1,8 +1,8 @@
 """Where an axis of the mesh is larger than a dim that it should tile: which parts it falls into.
 
 An axis of 16 over 8 key-value heads in groups of 4 tiles 8 of them and 2 of the groups; an axis of
-64 over a batch of 4 leaves 16 for other dims. Parts are found from the program: the common divisors
-of the axis with the batch, and with dims that reshapes split or merge.
+64 over a batch of 4 leaves 16 for other dims; a batch of 32 on 8x8 takes 8 and 4 of the other 8.
+Parts are found from the program: from its batch and from dims that reshapes split or merge.
 """
 
 from __future__ import annotations
@@ -22,39 +22,65 @@ SMALL = (
 
 def split_axes(graph: Graph, mesh: MeshShape) -> MeshShape:
     """`mesh` with the axes split that some important dim can take only a part of."""
-    extents = _extents(graph)
+    cuts: dict[str, list[int]] = {name: [] for name in mesh.names}
+    for batch in _batches(graph):
+        for name, cut in _for_batch(batch, mesh):
+            _add(cuts[name], cut, mesh.as_dict()[name])
+    for extent in _major_factors(graph):
+        for name, size in mesh.as_dict().items():
+            _add(cuts[name], math.gcd(extent, size), size)
     parts = {}
-    for name, size in zip(mesh.names, mesh.sizes, strict=True):
-        cuts: list[int] = []
-        for extent in extents:
-            cut = math.gcd(extent, size)
-            nested = all(cut % c == 0 or c % cut == 0 for c in cuts)
-            if 1 < cut < size and cut not in cuts and nested and len(cuts) < MOST_PARTS - 1:
-                cuts.append(cut)
-        if cuts:
-            bounds = [1, *sorted(cuts), size]
+    for name, size in mesh.as_dict().items():
+        if cuts[name]:
+            bounds = [1, *sorted(cuts[name]), size]
             parts[name] = [b // a for a, b in itertools.pairwise(bounds)]
     return mesh.split(parts) if parts else mesh
 
 
-def _extents(graph: Graph) -> list[int]:
-    """Sizes of dims that an axis may be too large for, the most important first.
+def _add(cuts: list[int], cut: int, size: int) -> None:
+    """One more place to cut an axis of `size`, if it nests with those that there are."""
+    nested = all(cut % c == 0 or c % cut == 0 for c in cuts)
+    if 1 < cut < size and cut not in cuts and nested and len(cuts) < MOST_PARTS - 1:
+        cuts.append(cut)
 
-    Dims of untied arguments (the batch) come first, then the major factors of reshapes that put
-    several on one dim, by bytes.
-    """
+
+def _batches(graph: Graph) -> list[int]:
+    """Leading dims of arguments that are no train state."""
     module = graph.module
     tied = {i for i, _ in module.ties}
     data = [v.type.shape for i, v in enumerate(module.body.args) if tied and i not in tied]
-    found = dict.fromkeys(shape[0] for shape in data if len(shape) >= 2)
+    return list(dict.fromkeys(shape[0] for shape in data if len(shape) >= 2))
+
+
+def _for_batch(batch: int, mesh: MeshShape) -> list[tuple[str, int]]:
+    """Where to cut one axis so that whole axes and its part tile the batch as far as it goes."""
+    most = math.gcd(batch, mesh.devices)
+    found: list[tuple[int, str, int]] = []
+    for n in range(len(mesh.names) + 1):
+        for taken in itertools.combinations(range(len(mesh.names)), n):
+            left, rest = divmod(most, mesh.size(taken))
+            if rest:
+                continue
+            if left == 1:
+                return []
+            found += [
+                (n, name, left)
+                for a, (name, size) in enumerate(mesh.as_dict().items())
+                if a not in taken and size % left == 0
+            ]
+    found.sort(key=lambda f: -f[0])
+    return [(name, left) for _, name, left in found[:1]]
+
+
+def _major_factors(graph: Graph) -> list[int]:
+    """Factors with others beneath them, as the kv heads in a dim of all heads; largest first."""
     weight: collections.Counter[int] = collections.Counter()
     for node in graph.nodes:
         if node.above:
-            nbytes = max(r.type.nbytes for r in module.ops[node.op].results)
+            nbytes = max(r.type.nbytes for r in graph.module.ops[node.op].results)
             for f, above in enumerate(node.above):
                 beneath = any(f in other for other in node.above)
                 if beneath and not above and node.sizes[f] > 1:
                     weight[node.sizes[f]] = max(weight[node.sizes[f]], nbytes)
     largest = max(weight.values(), default=0)
-    important = [n for n, nbytes in weight.most_common() if nbytes >= SMALL * largest]
-    return list(found | dict.fromkeys(important))
+    return [n for n, nbytes in weight.most_common() if nbytes >= SMALL * largest]
