@@ -108,7 +108,7 @@ def verify(program: LocalProgram, cost: Cost, target: Target) -> Verification:
     """
     mesh = target.mesh(program.partition.mesh)
     begin = time.perf_counter()
-    compiled = compile_for(program, mesh)
+    compiled = compile_for(program, mesh, target.compiler_options)
     spent = time.perf_counter() - begin
     text = compiled.as_text()
     memory = compiled.memory_analysis()
@@ -127,7 +127,7 @@ def verify(program: LocalProgram, cost: Cost, target: Target) -> Verification:
     )
 
 
-def compile_for(program: LocalProgram, mesh: Mesh) -> Any:
+def compile_for(program: LocalProgram, mesh: Mesh, options: dict[str, Any] | None = None) -> Any:
     """`jax.stages.Compiled` of the whole program over flat arguments on `mesh`."""
     module: Module = program.partition.module
     results = tuple(NamedSharding(mesh, s) for s in result_specs(program))
@@ -141,7 +141,7 @@ def compile_for(program: LocalProgram, mesh: Mesh) -> Any:
         jax.ShapeDtypeStruct(v.type.shape, v.type.dtype, sharding=NamedSharding(mesh, s))
         for v, s in zip(module.body.args, argument_specs(program), strict=True)
     ]
-    return jitted.lower(*structs).compile()
+    return jitted.lower(*structs).compile(compiler_options=options or None)
 
 
 def compare(
@@ -172,7 +172,8 @@ def compare(
     missing = {k: _less(planned[k], compiled[k]) for k in order}
     extra = {k: _less(compiled[k], planned[k]) for k in order}
     changes = [*_whole_reductions(missing, extra), *_halos(extra, found, mesh)]
-    changes += _merged(missing, extra, compiled)
+    changes += _combined(missing, extra)
+    changes += [*_merged(missing, extra, compiled), *_combined(missing, extra)]
     changes += [
         f"{n} {kind} along {', '.join(axes)} move narrower elements than the program's"
         for (kind, axes), n in _narrowed(planned, compiled).items()
@@ -229,6 +230,21 @@ def _merged(
             missing[key] = counts - merged
             kind, axes = key
             yield f"{merged.total()} {kind} along {', '.join(axes)} merged with equal ones"
+
+
+def _combined(missing: Rest, extra: Rest) -> Iterator[str]:
+    """XLA:GPU puts small reductions of one kind one after the other into one buffer."""
+    for key, counts in list(missing.items()):
+        other = extra.get(key, collections.Counter())
+        if key[0] != "all_reduce" or not other:
+            continue
+        spare = sum(counts.elements()) - sum(other.elements())
+        if spare == 0 or counts[spare] >= 2:  # of two equal ones, one may have merged before
+            missing[key] = extra[key] = collections.Counter()
+            kind, axes = key
+            merged = ", after 1 merged with an equal one" if spare else ""
+            along = f"{kind} along {', '.join(axes)}"
+            yield f"{counts.total()} {along} combined into {other.total()}{merged}"
 
 
 def _narrowed(

@@ -113,8 +113,9 @@ def _payloads(match: re.Match[str], groups: Groups | None) -> list[tuple[int, in
     kind, arrays = match["kind"], list(_arrays(match["type"]))
     if kind == "collective-permute" and match["start"]:
         arrays = arrays[:1]  # then come its result and two semaphores
-    elif match["start"]:
-        arrays = arrays[-len(match["operands"].split(",")) :]  # results, after the operands
+    elif match["start"]:  # operands, then as many results
+        n = len(match["operands"].split(","))
+        arrays = arrays[:n] if kind == "reduce-scatter" else arrays[-n:]
     elif kind == "all-to-all":
         arrays = [(sum(n for n, _ in arrays), arrays[0][1])]
     elif kind == "reduce-scatter":
