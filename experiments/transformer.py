@@ -52,7 +52,9 @@ flags.DEFINE_string("machine", "tpu_v5e", "Machine to plan for; 'cpu' is what th
 flags.DEFINE_integer("seed", 0, "Seed of parameters, data and search.")
 flags.DEFINE_string("text", None, "Glob of text files; default: the standard library's sources.")
 flags.DEFINE_integer("episodes", 600, "Strategies that the search scores.")
-flags.DEFINE_string("out", None, "Folder for plan.json, the IR and the losses.")
+flags.DEFINE_string(
+    "out", None, "Folder for the plan, its IR, the search's tree (JSON and picture) and the losses."
+)
 
 TOLERANCE = 2e-4  # relative; sums are taken in another order on several devices
 
@@ -155,6 +157,7 @@ def main(argv: list[str]) -> None:
 def write(folder: pathlib.Path, plan: ps.Plan, losses: list[tuple[float, float]]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     plan.save(folder / "plan.json")
+    plan.save_search(folder)
     (folder / "plan.ir").write_text(plan.ir() + "\n")
     lines = ["step,partitioned,one_device"]
     lines += [f"{i},{a!r},{b!r}" for i, (a, b) in enumerate(losses)]

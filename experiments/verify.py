@@ -20,7 +20,6 @@ from jax.sharding import AbstractMesh
 import partir_search as ps
 from experiments.schedules import schedule
 from models.transformer import TransformerConfig, example_args, make_train_step, optimizer
-from partir_search.targets import Target
 
 FLAGS = flags.FLAGS
 flags.DEFINE_enum("model", "transformer", ["transformer"], "Model.")
@@ -56,7 +55,7 @@ def run(name: str) -> tuple[dict[str, Any], bool]:
     plan = ps.auto_partition(
         AbstractMesh(shape.sizes, shape.names),
         schedule=schedule(name, shape.names[0], shape.names[-1]),
-        machine=Target.parse(FLAGS.target).machine,
+        machine=ps.Target.parse(FLAGS.target).machine,
         episodes=FLAGS.episodes,
         seed=FLAGS.seed,
         donate_argnums=0,

@@ -6,6 +6,7 @@ from partir_search.cost.simulator import Cost
 from partir_search.ir.mesh import MeshShape
 from partir_search.lowering.compiled import hlo_counts, stablehlo_counts
 from partir_search.machine import MACHINES, Machine
+from partir_search.mcts.goals import Fastest, FewestBytes, Fit, Goal, Weighted
 from partir_search.plan import Collective, Plan, SavedPlan, load_plan
 from partir_search.propagation.actions import Action, IllegalAction, Replicate, Tile
 from partir_search.tactics import (
@@ -16,6 +17,7 @@ from partir_search.tactics import (
     ManualPartition,
     Tactic,
 )
+from partir_search.targets import Target
 from partir_search.user_rules import register_rule
 from partir_search.verification import Verification
 
@@ -29,6 +31,10 @@ __all__ = [
     "Collective",
     "Cost",
     "Dim",
+    "Fastest",
+    "FewestBytes",
+    "Fit",
+    "Goal",
     "IllegalAction",
     "Machine",
     "ManualPartition",
@@ -37,8 +43,10 @@ __all__ = [
     "Replicate",
     "SavedPlan",
     "Tactic",
+    "Target",
     "Tile",
     "Verification",
+    "Weighted",
     "auto_partition",
     "hlo_counts",
     "load_plan",

@@ -14,9 +14,11 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from partir_search.constraints import broadcast_prefix, constraint_actions, sharding_actions
+from partir_search.cost.simulator import Cost
 from partir_search.ir.mesh import MeshShape
 from partir_search.lowering.shard import sharded
 from partir_search.machine import Machine, find_machine, machine_of_kind
+from partir_search.mcts.goals import Goal
 from partir_search.plan import Plan, SavedPlan, check_saved, saved_plan
 from partir_search.planner import DEFAULT_EPISODES, Planned, Planner, Progress
 from partir_search.propagation.actions import Action
@@ -33,6 +35,7 @@ class _Options:
     mesh: AnyMesh
     schedule: Schedule
     machine: Machine
+    goals: Sequence[Goal[Cost]] | None
     episodes: int
     seed: int
     in_shardings: Any
@@ -54,6 +57,7 @@ def auto_partition(
     *,
     schedule: Schedule = None,
     machine: Machine | str | None = None,
+    goals: Sequence[Goal[Cost]] | None = None,
     episodes: int = DEFAULT_EPISODES,
     seed: int = 0,
     donate_argnums: int | Sequence[int] | None = None,
@@ -70,7 +74,9 @@ def auto_partition(
       mesh: a `jax.sharding.Mesh`, or an `AbstractMesh` to plan without devices.
       schedule: tactics in order, a `Plan` or a saved one to apply; None searches over all axes.
       machine: figures to plan with, or their name; default: what the mesh's devices are.
-      episodes: distinct strategies that a search scores.
+      goals: limits to keep and objectives to minimise, whose sum counts; default: fit in the
+        machine's memory, then the fewest seconds (`[Fit(machine.hbm_bytes), Fastest()]`).
+      episodes: distinct strategies that a search scores, besides the known ones.
       seed: of the search; equal seeds give equal plans on every process.
       donate_argnums, donate_argnames, static_argnums, static_argnames: as of `jax.jit`.
       in_shardings, out_shardings: pytree prefixes of NamedSharding, PartitionSpec or None (free)
@@ -92,6 +98,7 @@ def auto_partition(
         mesh,
         schedule,
         _machine(mesh, machine),
+        goals,
         episodes,
         seed,
         in_shardings,
@@ -228,7 +235,7 @@ class AutoPartitioned:
         spent = time.perf_counter() - begin
         module = traced.module
         fixed = self._fixed(call, traced, mesh)
-        planner = Planner(module, mesh, o.machine)
+        planner = Planner(module, mesh, o.machine, goals=o.goals)
         self._warn_opaque(planner)
         known = self._by_shape.get(call.plan_key())
         planner.seconds["trace and import"] = spent

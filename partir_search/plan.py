@@ -26,6 +26,7 @@ from partir_search.paths import matches, nearest
 from partir_search.planner import Planned, SearchReport
 from partir_search.propagation.actions import Action, action_from_json
 from partir_search.propagation.propagate import Conflict
+from partir_search.search_record import save_search
 from partir_search.targets import Target
 from partir_search.verification import Verification, verify
 
@@ -277,6 +278,11 @@ class Plan:
     def save(self, path: str | pathlib.Path) -> None:
         """Writes the plan as readable JSON."""
         pathlib.Path(path).write_text(json.dumps(self.to_json(), indent=1) + "\n")
+
+    def save_search(self, folder: str | pathlib.Path) -> None:
+        """Writes each automatic tactic's search: `search.json`, and `search.svg` to look at."""
+        for i, report in enumerate(self.searches):
+            save_search(report, pathlib.Path(folder) / (f"search_{i}" if i else ""))
 
     def __repr__(self) -> str:
         return f"Plan({self.module.name}, mesh<{self.mesh_shape}>, {self.cost})"

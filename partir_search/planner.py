@@ -22,6 +22,7 @@ from partir_search.mcts.env import PlanningGame
 from partir_search.mcts.game import Move, Record, Score, play, rewind
 from partir_search.mcts.goals import Fastest, Fit, Goal, scorer
 from partir_search.mcts.search import Result, search
+from partir_search.mcts.tree import Tree
 from partir_search.propagation.actions import Action, Replicate, Tile
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.parts import split_axes
@@ -51,6 +52,9 @@ class SearchReport:
       experts: (name, cost) of each known strategy, on the folded program.
       cost: of the answer, on the folded program too, so that they compare.
       proven: the space was small and enumerated: no plan of it is better.
+      history: (episode, score) at each improvement.
+      tree: what was searched; moves are decisions on the folded program.
+      moves: the tree's moves in words.
     """
 
     axes: tuple[str, ...]
@@ -59,7 +63,9 @@ class SearchReport:
     proven: bool
     episodes: int
     states: int
-    history: tuple[tuple[int, object], ...]
+    history: tuple[tuple[int, Score], ...]
+    tree: Tree
+    moves: Mapping[Move, str]
 
 
 @dataclasses.dataclass(eq=False)
@@ -94,9 +100,15 @@ class Planner:
     """
 
     def __init__(
-        self, module: Module, mesh: MeshShape, machine: Machine, table: RuleTable | None = None
+        self,
+        module: Module,
+        mesh: MeshShape,
+        machine: Machine,
+        table: RuleTable | None = None,
+        goals: Sequence[Goal[Cost]] | None = None,
     ) -> None:
         self.module, self.machine = module, machine
+        self.goals = goals if goals is not None else (Fit(machine.hbm_bytes), Fastest())
         self.seconds: dict[str, float] = {}
         self.table = table or RuleTable()
         with self._timed("graph"):
@@ -218,6 +230,8 @@ class Planner:
             result.episodes,
             result.states,
             result.history,
+            result.tree,
+            {m: game.describe(m) for moves in result.tree.children for m in moves},
         )
         return path, report
 
@@ -265,9 +279,8 @@ class Planner:
             original_rules=self.graph.rules,
             usage=self.usage,
         )
-        goals: list[Goal[Cost]] = [Fit(self.machine.hbm_bytes), Fastest()]
-        goal = scorer(goals)
-        return PlanningGame(graph, self.mesh, model, names, goal, state, Strategist(graph))
+        goal, strategist = scorer(self.goals), Strategist(graph)
+        return PlanningGame(graph, self.mesh, model, names, goal, state, strategist)
 
     def _finalist(
         self,

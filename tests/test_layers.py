@@ -15,7 +15,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("lowering",),
     ("cost", "experts", "mcts"),
     (
-        *("tactics", "planner", "plan", "report", "verification"),
+        *("tactics", "planner", "plan", "report", "verification", "search_record"),
         *("constraints", "signature", "user_rules"),
     ),
     ("api",),
@@ -27,7 +27,8 @@ SIDEWAYS = {  # within the fourth and fifth floor, who may import whom
     "mcts": {"cost", "experts"},
     "tactics": set(),
     "planner": {"tactics"},
-    "plan": {"planner", "verification"},
+    "plan": {"planner", "search_record", "verification"},
+    "search_record": {"planner"},
     "verification": set(),
     "report": {"plan"},
     "constraints": set(),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import math
+import pathlib
 from typing import Any
 
 import jax
@@ -130,3 +132,62 @@ def test_report_tables(mesh: jax.sharding.Mesh) -> None:
     assert "state/params/layer_#/mlp_in/kernel (x2)" in text
     assert "chosen" in text
     assert "all_reduce" in text
+
+
+def test_search_is_saved(tmp_path: pathlib.Path) -> None:
+    """The tree as data and as a picture; every move is named."""
+    plan = transformer_plan(2, episodes=300)
+    plan.save_search(tmp_path / "out")
+    data = json.loads((tmp_path / "out" / "search.json").read_text())
+    (report,) = plan.searches
+    assert data["states"] == report.states
+    assert data["found"]["seconds"] == report.cost.seconds
+    assert len(data["nodes"]) == len(report.tree) > 10
+    root = data["nodes"][0]
+    assert root["visits"] == max(n["visits"] for n in data["nodes"])
+    assert min(n["best"] for n in data["nodes"] if n["visits"]) == root["best"]
+    labels = {label for n in data["nodes"] for label in n["children"]}
+    assert any(x.startswith("tile ") and "params/" in x for x in labels)
+    assert [h["episode"] for h in data["history"]] == sorted(h["episode"] for h in data["history"])
+    svg = (tmp_path / "out" / "search.svg").read_text()
+    assert svg.startswith("<svg")
+    assert "visits" in svg
+
+
+class Balanced:
+    """A goal as a user writes one: no axis may send more than `bytes`."""
+
+    def __init__(self, bytes: float) -> None:
+        self.bytes = bytes
+
+    def excess(self, cost: ps.Cost) -> float:
+        return max(0.0, math.log(max([1.0, *cost.bytes_by_axis.values()]) / self.bytes))
+
+    def objective(self, cost: ps.Cost) -> float:
+        return 0.0
+
+
+def test_goals() -> None:
+    """Limits hold where they can, objectives are weighed, users write their own."""
+    fast = transformer_plan(2)
+    sent = max(fast.cost.bytes_by_axis.values())
+    axis = max(fast.cost.bytes_by_axis, key=lambda a: fast.cost.bytes_by_axis[a])
+    bytes_on = ps.FewestBytes(axis)
+    assert bytes_on.objective(fast.cost) >= sent
+    dear = [ps.Fit(16e9), ps.Fastest(), ps.Weighted(bytes_on, 1e-6)]
+    thrifty = transformer_plan(2, goals=dear)
+    assert bytes_on.objective(thrifty.cost) < sent / 10
+    assert thrifty.cost.seconds > fast.cost.seconds
+    small = ps.Fit(fast.cost.peak_bytes * 0.97)
+    assert transformer_plan(2, goals=[small, ps.Fastest()]).cost.peak_bytes <= small.bytes
+    limited = transformer_plan(2, goals=[ps.Fit(16e9), Balanced(sent * 0.7), ps.Fastest()])
+    assert max(limited.cost.bytes_by_axis.values()) <= sent * 0.7
+
+
+def test_bytes_on_an_axis_count_its_parts() -> None:
+    cost = dataclasses.replace(
+        transformer_plan(2, episodes=1).cost, bytes_by_axis={"model.1": 3.0, "data,model.0": 4.0}
+    )
+    assert ps.FewestBytes("model").objective(cost) == 7.0
+    assert ps.FewestBytes("data").objective(cost) == 4.0
+    assert ps.FewestBytes("mod").objective(cost) == 0.0

@@ -135,6 +135,20 @@ class PlanningGame:
     def score(self) -> Score:
         return self.goal(self.cost())
 
+    def describe(self, move: Move) -> str:
+        """A move in words: an argument by its path, in a fold that of its first layer."""
+        if not isinstance(move, TileClass):
+            return f"{type(move).__name__} {self.mesh.label(move.axes)}" + "".join(  # type: ignore[attr-defined]
+                f" {f.name}={getattr(move, f.name)}"
+                for f in dataclasses.fields(move)  # type: ignore[arg-type]
+                if f.name != "axes"
+            )
+        module = self.graph.module
+        members = self.graph.members[move.cls]
+        paths = dict(zip((v.id for v in module.body.args), module.arg_paths, strict=True))
+        name = next((paths[v] for v in members if v in paths), module.values[members[0]].name)
+        return f"tile {name} dim {move.dim} on {self.mesh.label(move.axes)}"
+
     def decisions(self, path: Sequence[Move]) -> list[Decision]:
         """The plain decisions that a path comes to; the game returns to its state."""
         mark = self.state.mark()

@@ -1,11 +1,14 @@
-"""Goals of a search, in order: a limit to keep, then something to minimise."""
+"""Goals of a search: limits to keep, and objectives to minimise once they are kept.
+
+A goal is any object with `excess` and `objective`; users write their own as these are written.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Generic, Protocol, TypeVar
 
 from partir_search.mcts.game import Score
 
@@ -32,6 +35,11 @@ class _Timed(Protocol):
     def seconds(self) -> float: ...
 
 
+class _Sent(Protocol):
+    @property
+    def bytes_by_axis(self) -> Mapping[str, float]: ...
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fit:
     """Peak memory within `bytes`."""
@@ -54,6 +62,40 @@ class Fastest:
 
     def objective(self, cost: _Timed) -> float:
         return cost.seconds
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FewestBytes:
+    """Fewest bytes sent along an axis of the mesh by one device, e.g. one that crosses hosts."""
+
+    axis: str
+
+    def excess(self, cost: _Sent) -> float:
+        return 0.0
+
+    def objective(self, cost: _Sent) -> float:
+        return sum(
+            sent
+            for axes, sent in cost.bytes_by_axis.items()
+            if any(a == self.axis or a.startswith(f"{self.axis}.") for a in axes.split(","))
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Weighted(Generic[C]):
+    """Another goal, its objective times `weight`: what one unit of it is worth of the others'.
+
+    `[Fastest(), Weighted(FewestBytes("hosts"), 1e-10)]`: 10 GB less along `hosts` are worth 1 s.
+    """
+
+    goal: Goal[C]
+    weight: float
+
+    def excess(self, cost: C) -> float:
+        return self.goal.excess(cost)
+
+    def objective(self, cost: C) -> float:
+        return self.weight * self.goal.objective(cost)
 
 
 def scorer(goals: Sequence[Goal[C]]) -> Callable[[C], Score]:

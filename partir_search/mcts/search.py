@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 from partir_search.mcts.anneal import anneal
 from partir_search.mcts.exact import enumerate_states
-from partir_search.mcts.game import Elite, Game, Move, Record, play, rewind
+from partir_search.mcts.game import Elite, Game, Move, Record, Score, play, rewind
 from partir_search.mcts.tree import ROOT, Tree
 
 
@@ -53,7 +53,7 @@ class Result:
     proven: bool
     episodes: int
     states: int
-    history: tuple[tuple[int, object], ...]
+    history: tuple[tuple[int, Score], ...]
     tree: Tree
 
     @property
@@ -74,7 +74,8 @@ def search(
 
     Args:
       episodes: distinct answers to score. A search that finds little that is new ends earlier.
-      starts: paths to evaluate first (expert strategies, elites of an earlier goal).
+      starts: paths to evaluate first (expert strategies, elites of an earlier goal); they do
+        not count as episodes.
     """
     record = Record(game, episodes=max(episodes, 1), progress=progress)
     tree = Tree()
@@ -83,6 +84,7 @@ def search(
         taken = list(play(game, start))
         record.look(taken)
         rewind(game, len(taken))
+    record.limit += record.episodes  # what is given is not found: it costs no budget
     proven = enumerate_states(game, record, settings.exact_states)
     if not proven:
         rng = random.Random(seed)
