@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import pathlib
 from collections.abc import Mapping
 
 GB = 1e9
@@ -26,7 +28,8 @@ class Machine:
         updates are never stored (XLA:TPU).
       prefetches: whether all_gathers of arguments overlap earlier compute.
       sources: where the figures come from.
-      axis_bytes_per_s: overrides of `link_bytes_per_s` by mesh axis name (an axis across hosts).
+      axis_bytes_per_s / axis_hop_seconds: overrides of `link_bytes_per_s` and `hop_seconds` by mesh
+        axis name, e.g. for an axis that crosses hosts (see `with_axis`).
     """
 
     name: str
@@ -42,6 +45,7 @@ class Machine:
     bf16_products: bool = False
     sources: tuple[str, ...] = ()
     axis_bytes_per_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    axis_hop_seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def matmul_flops_per_s(self, dtype: str) -> float:
         """Attained matrix rate for operands of `dtype` (a numpy dtype name)."""
@@ -54,6 +58,28 @@ class Machine:
 
     def axis_bandwidth(self, axis: str) -> float:
         return self.axis_bytes_per_s.get(axis, self.link_bytes_per_s)
+
+    def axis_hop(self, axis: str) -> float:
+        return self.axis_hop_seconds.get(axis, self.hop_seconds)
+
+    def with_axis(self, axis: str, bytes_per_s: float, hop_seconds: float) -> Machine:
+        """The machine with a mesh axis on other links: DCN, InfiniBand, a slower torus dimension.
+
+        Args:
+          axis: its name in the mesh.
+          bytes_per_s: bandwidth of one device into a ring along it (a host's, shared by its
+            devices, divides by their number).
+          hop_seconds: latency of one step of the ring.
+        """
+        return dataclasses.replace(
+            self,
+            axis_bytes_per_s={**self.axis_bytes_per_s, axis: bytes_per_s},
+            axis_hop_seconds={**self.axis_hop_seconds, axis: hop_seconds},
+        )
+
+    def save(self, path: str | pathlib.Path) -> None:
+        """Writes the figures as JSON; `find_machine` reads them from a path."""
+        pathlib.Path(path).write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n")
 
 
 _EFFICIENCY = (
@@ -171,9 +197,18 @@ MACHINES: Mapping[str, Machine] = {
 
 
 def find_machine(machine: Machine | str) -> Machine:
-    """The machine itself, or the one of that name; a ValueError lists the names."""
+    """The machine itself, the one of that name, or the one saved at a path ending in `.json`.
+
+    Raises:
+      ValueError: nothing goes by that name (lists the names), or the file holds no machine.
+    """
     if isinstance(machine, Machine):
         return machine
+    if machine.endswith(".json"):
+        try:
+            return Machine(**json.loads(pathlib.Path(machine).read_text()))
+        except (OSError, TypeError, ValueError) as error:
+            raise ValueError(f"{machine} holds no machine: {error}") from error
     if machine not in MACHINES:
         raise ValueError(f"unknown machine {machine!r}; known are {', '.join(sorted(MACHINES))}")
     return MACHINES[machine]

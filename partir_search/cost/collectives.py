@@ -2,7 +2,8 @@
 
 With n devices, payload B (the larger side on one device) and bandwidth b a ring moves
 (n-1)/n B for all_gather, reduce_scatter and all_to_all, twice that for all_reduce, in n-1 hops of
-alpha each (twice for all_reduce). Thakur et al. 2005, section 2.
+alpha each (twice for all_reduce). Thakur et al. 2005, section 2. A ring over several axes is as
+slow as the slowest of their links.
 """
 
 from __future__ import annotations
@@ -27,16 +28,17 @@ def collective_seconds(
     """Seconds of one collective over `axes` jointly, or 0 for a local slice."""
     rounds = _ROUNDS.get(kind, 0)
     n = 1
-    bandwidth = float("inf")
+    bandwidth, hop = float("inf"), 0.0
     for axis in axes:
         n *= mesh.sizes[axis]
-        bandwidth = min(bandwidth, machine.axis_bandwidth(mesh.names[axis]))
+        bandwidth = min(bandwidth, machine.axis_bandwidth(mesh.whole[axis]))
+        hop = max(hop, machine.axis_hop(mesh.whole[axis]))
     if not rounds or n == 1:
         return 0.0
     if kind == "collective_permute":
-        return payload_bytes / bandwidth + machine.hop_seconds
+        return payload_bytes / bandwidth + hop
     share = (n - 1) / n
-    return rounds * (share * payload_bytes / bandwidth + (n - 1) * machine.hop_seconds)
+    return rounds * (share * payload_bytes / bandwidth + (n - 1) * hop)
 
 
 def sent_bytes(kind: str, payload_bytes: float, n: int) -> float:

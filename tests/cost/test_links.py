@@ -1,0 +1,69 @@
+"""Axes on different links, machines in files, and the fit that `experiments.calibrate` makes."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import random
+
+import pytest
+from jax.sharding import AbstractMesh
+
+import partir_search as ps
+from experiments.calibrate import Sample, fit_link
+from models.transformer import TransformerConfig, example_args, make_train_step, optimizer
+from partir_search.cost.collectives import collective_seconds
+from partir_search.machine import MACHINES, find_machine
+
+POD = MACHINES["tpu_v5e"].with_axis("hosts", bytes_per_s=6e9, hop_seconds=2e-5)
+MESH = ps.MeshShape(("hosts", "model"), (4, 8)).split({"model": (4, 2)})
+
+
+def test_seconds_by_axis() -> None:
+    """A ring over the slow axis: 2 (n-1)/n B/b + 2 (n-1) alpha; over both, the slower of each."""
+    fast = MACHINES["tpu_v5e"]
+    on_hosts = collective_seconds("all_reduce", 8e6, (0,), MESH, POD)
+    assert on_hosts == pytest.approx(2 * (3 / 4 * 8e6 / 6e9 + 3 * 2e-5))
+    part = collective_seconds("all_reduce", 8e6, (1,), MESH, POD)
+    assert part == collective_seconds("all_reduce", 8e6, (1,), MESH, fast)
+    both = collective_seconds("all_gather", 8e6, (0, 2), MESH, POD)
+    assert both == pytest.approx(7 / 8 * 8e6 / 6e9 + 7 * 2e-5)
+    slow_model = fast.with_axis("model", 1e9, 1e-6)
+    assert collective_seconds("all_gather", 8e6, (2,), MESH, slow_model) > 4e-3
+
+
+def test_search_keeps_traffic_off_the_slow_axis() -> None:
+    config = TransformerConfig(layers=2, d_model=2048, heads=16, d_ff=8192, vocab=32000, seq=512)
+    args = example_args(config, optimizer(), 32)
+    mesh = AbstractMesh((2, 8), ("hosts", "model"))
+    sent = {}
+    for name, machine in (("even", MACHINES["tpu_v5e"]), ("pod", POD)):
+        wrapped = ps.auto_partition(mesh, machine=machine, episodes=250, donate_argnums=0)
+        plan = wrapped(make_train_step(config)).plan(*args)
+        sent[name] = ps.FewestBytes("hosts").objective(plan.cost)
+    assert sent["pod"] < sent["even"] / 2
+
+
+def test_machines_in_files(tmp_path: pathlib.Path) -> None:
+    POD.save(tmp_path / "pod.json")
+    found = find_machine(str(tmp_path / "pod.json"))
+    assert dataclasses.replace(found, sources=POD.sources) == POD
+    (tmp_path / "bad.json").write_text('{"name": "x"}')
+    with pytest.raises(ValueError, match=r"bad.json holds no machine: .*missing"):
+        find_machine(str(tmp_path / "bad.json"))
+    with pytest.raises(ValueError, match="holds no machine"):
+        find_machine(str(tmp_path / "none.json"))
+
+
+@pytest.mark.parametrize(("bandwidth", "hop"), [(5e9, 2e-6), (1e8, 1e-3), (4e11, 0.0)])
+def test_fit_finds_what_was_there(bandwidth: float, hop: float) -> None:
+    draw = random.Random(0)
+    samples = []
+    for kind, rounds in (("all_reduce", 2), ("all_gather", 1), ("reduce_scatter", 1)):
+        for payload in (2**16, 2**20, 2**24):
+            exact = rounds * 3 * (payload / 4 / bandwidth + hop)
+            noise = draw.uniform(0.99, 1.01)
+            samples.append(Sample(kind, "model", 4, payload, exact * noise))
+    found = fit_link(samples)
+    assert found[0] == pytest.approx(bandwidth, rel=0.03)
+    assert found[1] == pytest.approx(hop, rel=0.03, abs=1e-9)
