@@ -89,14 +89,17 @@ def find_roles(graph: Graph) -> Roles:
     """Roles of a graph's arguments.
 
     State is what is tied to a result. Parameters are the state that some other result (the loss)
-    depends on; the rest of the state is the optimizer's. Without ties, a top-level argument
-    whose leaves share their leading dim is data, the others are parameters.
+    depends on; the rest of the state is the optimizer's. Where every result is state, parameters
+    are the state that most of the new state depends on. Without ties, a top-level argument whose
+    leaves share their leading dim is data, the others are parameters.
     """
     module = graph.module
     tied = {a for a, _ in module.ties}
     ranked = [(i, v) for i, v in enumerate(module.body.args) if v.type.shape]
     if tied:
         loss = _ancestors(module, exclude={r for _, r in module.ties})
+        if not loss:
+            loss = _influential(module, [v for i, v in ranked if i in tied])
         parameters = [v for i, v in ranked if i in tied and v.id in loss]
         optimizer = [v for i, v in ranked if i in tied and v.id not in loss]
         data = [v for i, v in ranked if i not in tied]
@@ -138,6 +141,26 @@ def _ancestors(module: Module, exclude: set[int]) -> set[int]:
             for op in makers.get(v, ()):
                 todo.extend(x.id for _, x in op.inputs())
     return seen
+
+
+def _influential(module: Module, state: Sequence[Value]) -> set[int]:
+    """Those of the values that the most results depend on."""
+    reached_by = {v.id: 1 << i for i, v in enumerate(state)}  # per value, a bit for each of `state`
+    for op in module.ops:
+        mask = 0
+        for _, v in op.inputs():
+            mask |= reached_by.get(v.id, 0)
+        if mask:
+            for region in op.regions:  # whatever enters may reach everything inside
+                for inner in walk_regions(region):
+                    reached_by.update((a.id, mask) for a in inner.args)
+            reached_by.update((r.id, mask) for r in op.results)
+    count = [0] * len(state)
+    for result in module.body.results:
+        mask = reached_by.get(result.id, 0) if isinstance(result, Value) else 0
+        for i in range(len(state)):
+            count[i] += mask >> i & 1
+    return {v.id for v, n in zip(state, count, strict=True) if n == max(count)}
 
 
 class Strategist:
