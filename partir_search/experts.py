@@ -144,7 +144,7 @@ def _ancestors(module: Module, exclude: set[int]) -> set[int]:
 
 
 def _influential(module: Module, state: Sequence[Value]) -> set[int]:
-    """Those of the values that the most results depend on."""
+    """Those of the values that more than half as many results depend on as on any."""
     reached_by = {v.id: 1 << i for i, v in enumerate(state)}  # per value, a bit for each of `state`
     for op in module.ops:
         mask = 0
@@ -160,7 +160,7 @@ def _influential(module: Module, state: Sequence[Value]) -> set[int]:
         mask = reached_by.get(result.id, 0) if isinstance(result, Value) else 0
         for i in range(len(state)):
             count[i] += mask >> i & 1
-    return {v.id for v, n in zip(state, count, strict=True) if n == max(count)}
+    return {v.id for v, n in zip(state, count, strict=True) if n > max(count) / 2}
 
 
 class Strategist:
