@@ -8,6 +8,7 @@ from partir_search.lowering.compiled import hlo_counts, stablehlo_counts
 from partir_search.machine import MACHINES, Machine
 from partir_search.mcts.goals import Fastest, FewestBytes, Fit, Goal, Weighted
 from partir_search.plan import Collective, Plan, SavedPlan, load_plan
+from partir_search.pressure import DoesNotFit, Remedy
 from partir_search.propagation.actions import Action, IllegalAction, Replicate, Tile
 from partir_search.tactics import (
     FIRST_DIVISIBLE_DIM,
@@ -31,6 +32,7 @@ __all__ = [
     "Collective",
     "Cost",
     "Dim",
+    "DoesNotFit",
     "Fastest",
     "FewestBytes",
     "Fit",
@@ -40,6 +42,7 @@ __all__ = [
     "ManualPartition",
     "MeshShape",
     "Plan",
+    "Remedy",
     "Replicate",
     "SavedPlan",
     "Tactic",

@@ -7,20 +7,23 @@ import functools
 import time
 import warnings
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Union
+from typing import Any, Literal, Union
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from partir_search.constraints import broadcast_prefix, constraint_actions, sharding_actions
 from partir_search.cost.simulator import Cost
+from partir_search.ir.core import Module
 from partir_search.ir.mesh import MeshShape
+from partir_search.ir.remat import Range, find_segments, rematerialize
 from partir_search.lowering.shard import sharded
 from partir_search.machine import Machine, find_machine, machine_of_kind
 from partir_search.mcts.goals import Goal
+from partir_search.placement import place, struct_of
 from partir_search.plan import Plan, SavedPlan, check_saved, saved_plan
 from partir_search.planner import DEFAULT_EPISODES, Planned, Planner, Progress
+from partir_search.pressure import DoesNotFit, refusal, relieve
 from partir_search.propagation.actions import Action
 from partir_search.report import search_progress
 from partir_search.signature import Call, Traced, abstract, split_call, trace_call, weaken
@@ -28,6 +31,7 @@ from partir_search.tactics import AutomaticPartition, Tactic
 
 Schedule = Union[Sequence[Tactic], Plan, SavedPlan, None]
 AnyMesh = Union[Mesh, AbstractMesh]
+Remat = Union[bool, Literal["auto"]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +44,8 @@ class _Options:
     seed: int
     in_shardings: Any
     out_shardings: Any
+    remat: Remat
+    on_overflow: Literal["raise", "warn"]
     progress: bool | Progress | None
 
 
@@ -66,6 +72,8 @@ def auto_partition(
     static_argnames: str | Sequence[str] | None = None,
     in_shardings: Any = None,
     out_shardings: Any = None,
+    remat: Remat = "auto",
+    on_overflow: Literal["raise", "warn"] = "raise",
     progress: bool | Progress | None = None,
 ) -> Callable[[Callable[..., Any]], AutoPartitioned]:
     """Partitions a function written for one device over `mesh`.
@@ -81,6 +89,10 @@ def auto_partition(
       donate_argnums, donate_argnames, static_argnums, static_argnames: as of `jax.jit`.
       in_shardings, out_shardings: pytree prefixes of NamedSharding, PartitionSpec or None (free)
         for positional arguments and results; they are kept as they are.
+      remat: whether parts of the forward pass may be computed again in the backward pass: "auto"
+        if a search finds nothing that fits, True always, False never.
+      on_overflow: what a call does if the plan needs more memory than the goals allow: raise
+        `DoesNotFit` with remedies, or warn. Plans of a schedule without a search only warn.
       progress: True or False for a progress bar (default: on a terminal), or a function that is
         given the search's record after each episode.
 
@@ -92,6 +104,12 @@ def auto_partition(
             f"auto_partition takes a jax.sharding.Mesh or AbstractMesh, not {type(mesh).__name__};"
             ' make one with jax.make_mesh((2, 4), ("batch", "model"))'
         )
+    for name, given, known in (
+        ("remat", remat, ("auto", True, False)),
+        ("on_overflow", on_overflow, ("raise", "warn")),
+    ):
+        if given not in known:
+            raise ValueError(f"{name} is one of {known}, not {given!r}")
     if episodes < 1:
         raise ValueError(f"episodes must be at least 1, not {episodes}")
     options = _Options(
@@ -103,6 +121,8 @@ def auto_partition(
         seed,
         in_shardings,
         out_shardings,
+        remat,
+        on_overflow,
         progress,
     )
     static = (_ints(static_argnums), _names(static_argnames))
@@ -176,7 +196,7 @@ class AutoPartitioned:
             )
         entry = self._entry(call, args, kwargs)
         tree = jax.tree.structure((call.args, call.kwargs))
-        placed = [_place(x, s) for x, s in zip(leaves, entry.shardings, strict=True)]
+        placed = [place(x, s) for x, s in zip(leaves, entry.shardings, strict=True)]
         new_args, new_kwargs = jax.tree.unflatten(tree, placed)
         return entry.jitted(*new_args, **new_kwargs)
 
@@ -234,12 +254,29 @@ class AutoPartitioned:
         traced = trace_call(self._plain, call, args, kwargs, self.__name__)
         spent = time.perf_counter() - begin
         module = traced.module
-        fixed = self._fixed(call, traced, mesh)
-        planner = Planner(module, mesh, o.machine, goals=o.goals)
+
+        def planner_of(module: Module) -> Planner:
+            return Planner(module, mesh, o.machine, goals=o.goals)
+
+        def search(module: Module) -> Planned:
+            return self._run(planner_of(module), self._fixed(call, traced, module, mesh))
+
+        planner = planner_of(module)
         self._warn_opaque(planner)
-        known = self._by_shape.get(call.plan_key())
-        planner.seconds["trace and import"] = spent
-        planned = self._run(planner, fixed) if known is None else planner.replay(known.actions)
+        limit, remat = planner.memory_limit, tuple[Range, ...]()
+        saved = self._saved(call, planner)
+        if saved is not None:
+            remat = saved.remat
+            planner = planner_of(rematerialize(module, remat)) if remat else planner
+            planned = planner.replay(saved.actions)
+        elif o.remat is True:
+            remat = tuple(find_segments(module))
+            planned = search(rematerialize(module, remat))
+        else:
+            planned = self._run(planner, self._fixed(call, traced, module, mesh))
+            if o.remat == "auto" and planned.reports and planned.cost.peak_bytes > limit:
+                planned, remat = relieve(module, planned, limit, search)
+        planned.seconds["trace and import"] = spent
         plan = Plan(
             planned,
             mesh=o.mesh,
@@ -247,12 +284,27 @@ class AutoPartitioned:
             in_tree=traced.in_tree,
             out_tree=traced.out_tree,
             seed=o.seed,
+            original=module,
+            remat=remat,
+            memory_limit=limit,
         )
         self._by_shape[call.plan_key()] = plan
         return plan, traced
 
-    def _fixed(self, call: Call, traced: Traced, mesh: MeshShape) -> list[Action]:
-        o, module = self._options, traced.module
+    def _saved(self, call: Call, planner: Planner) -> SavedPlan | None:
+        """The plan to replay: of the same shapes, or the schedule's."""
+        known = self._by_shape.get(call.plan_key())
+        if known is not None:
+            return saved_plan(known)
+        given = self._options.schedule
+        if not isinstance(given, Plan | SavedPlan):
+            return None
+        saved = given if isinstance(given, SavedPlan) else saved_plan(given)
+        check_saved(saved, planner.module, planner.mesh)
+        return saved
+
+    def _fixed(self, call: Call, traced: Traced, module: Module, mesh: MeshShape) -> list[Action]:
+        o = self._options
         actions: list[Action] = []
         if o.in_shardings is not None:
             wanted = o.in_shardings
@@ -271,10 +323,7 @@ class AutoPartitioned:
 
     def _run(self, planner: Planner, fixed: Sequence[Action]) -> Planned:
         o = self._options
-        if isinstance(o.schedule, Plan | SavedPlan):
-            saved = o.schedule if isinstance(o.schedule, SavedPlan) else saved_plan(o.schedule)
-            check_saved(saved, planner.module, planner.mesh)
-            return planner.replay(saved.actions)
+        assert not isinstance(o.schedule, Plan | SavedPlan)
         schedule = [AutomaticPartition()] if o.schedule is None else list(o.schedule)
         automatic = any(isinstance(t, AutomaticPartition) for t in schedule)
         with search_progress(o.progress if automatic else False, o.episodes) as progress:
@@ -304,7 +353,17 @@ class AutoPartitioned:
             entry = self._entries[key] = self._build(call, plan, traced)
         return entry
 
+    def _check_fit(self, plan: Plan) -> None:
+        """DoesNotFit, or a warning, if the plan needs more memory than there is."""
+        if plan.fits:
+            return
+        message = refusal(plan.memory_limit, plan.cost, plan.remedies())
+        if self._options.on_overflow == "raise" and plan.searches:
+            raise DoesNotFit(message)
+        warnings.warn(message, stacklevel=2)
+
     def _build(self, call: Call, plan: Plan, traced: Traced) -> _Entry:
+        self._check_fit(plan)
         mesh = self._options.mesh
         mapped = sharded(plan.program, mesh)
 
@@ -329,38 +388,10 @@ class AutoPartitioned:
     def _structs(self, call: Call, entry: _Entry) -> Any:
         """The call's arguments as ShapeDtypeStructs that carry the plan's shardings."""
         leaves, tree = jax.tree.flatten((call.args, call.kwargs))
-        structs = [_struct(x, s) for x, s in zip(leaves, entry.shardings, strict=True)]
+        structs = [struct_of(x, s) for x, s in zip(leaves, entry.shardings, strict=True)]
         return jax.tree.unflatten(tree, structs)
 
 
 def _all(tree: Any) -> bool:
     leaves = jax.tree.leaves(tree)
     return bool(leaves) and all(leaves)
-
-
-def _struct(x: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
-    x = abstract(x)
-    concrete = sharding if isinstance(sharding.mesh, Mesh) else None
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=concrete, weak_type=x.weak_type)
-
-
-def _place(x: Any, sharding: NamedSharding) -> Any:
-    """The leaf with the plan's sharding; no copy if it has it already."""
-    if isinstance(x, jax.Array):
-        if x.sharding == sharding or x.sharding.is_equivalent_to(sharding, x.ndim):
-            return x
-        if not x.is_fully_addressable:
-            return jax.device_put(x, sharding)
-    if jax.process_count() > 1:
-        return _place_globally(x, sharding)
-    return jax.device_put(x, sharding)
-
-
-def _place_globally(x: Any, sharding: NamedSharding) -> Any:
-    """An array that every process holds whole, as one global array."""
-    x = jnp.asarray(x)
-    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        data = _place_globally(jax.random.key_data(x), NamedSharding(sharding.mesh, sharding.spec))
-        return jax.random.wrap_key_data(data, impl=str(jax.random.key_impl(x)))
-    host = jax.device_get(x)
-    return jax.make_array_from_callback(x.shape, sharding, lambda index: host[index])

@@ -6,8 +6,9 @@ import collections
 import dataclasses
 import hashlib
 import json
+import math
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,12 +19,14 @@ from partir_search.ir.core import Module, Op, Value
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import Partition
 from partir_search.ir.printer import print_partition
+from partir_search.ir.remat import Range
 from partir_search.lowering.program import LocalProgram
 from partir_search.lowering.reshard import COLLECTIVES
 from partir_search.lowering.shard import argument_specs, named_sharding, result_specs
 from partir_search.machine import Machine
 from partir_search.paths import matches, nearest
 from partir_search.planner import Planned, SearchReport
+from partir_search.pressure import Remedy, remedies
 from partir_search.propagation.actions import Action, action_from_json
 from partir_search.propagation.propagate import Conflict
 from partir_search.search_record import save_search
@@ -63,6 +66,7 @@ class SavedPlan:
     mesh: MeshShape
     machine: str
     actions: tuple[Action, ...]
+    remat: tuple[Range, ...] = ()
 
 
 class Plan:
@@ -73,6 +77,8 @@ class Plan:
       cost: simulated cost of a step on one device.
       searches: one report per automatic tactic.
       seconds: where planning spent its time, by phase.
+      remat: stretches of the forward pass (by position) that are computed again.
+      memory_limit: bytes that the goals allow on a device.
     """
 
     def __init__(
@@ -84,6 +90,9 @@ class Plan:
         in_tree: Any,
         out_tree: Any,
         seed: int = 0,
+        original: Module | None = None,
+        remat: Sequence[Range] = (),
+        memory_limit: float = math.inf,
     ) -> None:
         self._planned = planned
         self._mesh, self.machine, self.seed = mesh, machine, seed
@@ -92,6 +101,8 @@ class Plan:
         self.cost: Cost = planned.cost
         self.searches: tuple[SearchReport, ...] = planned.reports
         self.seconds: dict[str, float] = planned.seconds
+        self.remat, self.memory_limit = tuple(remat), memory_limit
+        self._original = original or planned.graph.module
 
     # What follows from the actions --------------------------------------------------------------
 
@@ -259,7 +270,22 @@ class Plan:
 
     @property
     def fingerprint(self) -> str:
-        return fingerprint(self.module)
+        return fingerprint(self._original)
+
+    @property
+    def fits(self) -> bool:
+        return self.cost.peak_bytes <= self.memory_limit
+
+    def remedies(self) -> list[Remedy]:
+        """What would make a plan fit that does not, the cheapest first."""
+        return remedies(
+            self._original,
+            self.mesh_shape.user,
+            self.machine,
+            self.memory_limit,
+            self.cost,
+            remat=bool(self.remat),
+        )
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -271,6 +297,7 @@ class Plan:
             "machine": self.machine.name,
             "seconds": self.cost.seconds,
             "peak_bytes": self.cost.peak_bytes,
+            **({"remat": [list(r) for r in self.remat]} if self.remat else {}),
             "actions": [a.to_json() for a in self.actions],
             "arguments": {path: str(spec) for path, _, spec in self.arguments()},
         }
@@ -316,6 +343,7 @@ def load_plan(path: str | pathlib.Path) -> SavedPlan:
             MeshShape(tuple(mesh), tuple(mesh.values())).split(data.get("parts", {})),
             data["machine"],
             tuple(action_from_json(a) for a in data["actions"]),
+            tuple((int(a), int(b)) for a, b in data.get("remat", ())),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is not a plan that can be read: {error}") from error
@@ -324,7 +352,12 @@ def load_plan(path: str | pathlib.Path) -> SavedPlan:
 def saved_plan(plan: Plan) -> SavedPlan:
     """What a plan would be after saving and loading."""
     return SavedPlan(
-        plan.module.name, plan.fingerprint, plan.mesh_shape, plan.machine.name, plan.actions
+        plan.module.name,
+        plan.fingerprint,
+        plan.mesh_shape,
+        plan.machine.name,
+        plan.actions,
+        plan.remat,
     )
 
 

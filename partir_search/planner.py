@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -234,6 +235,17 @@ class Planner:
             {m: game.describe(m) for moves in result.tree.children for m in moves},
         )
         return path, report
+
+    @property
+    def memory_limit(self) -> float:
+        """Bytes that the goals allow; infinite if none limits memory."""
+        return min((g.bytes for g in self.goals if isinstance(g, Fit)), default=math.inf)
+
+    def known_costs(self) -> list[tuple[str, Cost]]:
+        """The known strategies on all axes with their costs, on the folded program."""
+        names = self.mesh.user.names
+        _, game = self.game(names)
+        return [(n, self._folded(game, moves)[1]) for n, moves in expert_plans(self.mesh, names)]
 
     def game(
         self, axes: Sequence[str], before: Sequence[Action] = ()

@@ -1,0 +1,226 @@
+"""Rematerialisation as a rewrite of the module: segments of the forward pass are computed again.
+
+A segment's values that the backward pass reads are not kept: the ops that make them are copied in
+front of their first late use, and copy and late uses become one `checkpoint` op with a region, the
+form in which jax writes `jax.checkpoint`. What the forward pass itself reads after the segment (the
+residual stream) is kept: it is what the copy starts from. Chen et al. 2016 (arXiv 1604.06174).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from partir_search.ir.core import Module, Op, Operand, Region, Value
+from partir_search.ir.from_jaxpr import number
+
+Range = tuple[int, int]  # first op and the one after the last, by position in the body
+
+NARROW = 1.1  # a cut may cross this much more bytes than the narrowest one
+WORTH = 2.0  # bytes that a segment must free, as a multiple of those that cross its cut
+
+
+def forward_length(module: Module) -> int:
+    """Ops of the body before the backward pass; 0 if it has none."""
+    return next((i for i, op in enumerate(module.body.ops) if op.backward), 0)
+
+
+def find_segments(module: Module) -> list[Range]:
+    """Stretches of the forward pass that free much if they are computed again, in program order.
+
+    Cuts lie where the fewest bytes cross: between the layers of a network.
+    """
+    n = forward_length(module)
+    if n < 2:
+        return []
+    ops = module.body.ops
+    last, late = _uses(module, n)
+    crossing, freed = np.zeros(n + 1), np.zeros(n + 1)
+    for at, op in enumerate(ops[:n]):
+        for r in op.results:
+            if last.get(r.id, at) > at:
+                crossing[at + 1] += r.type.nbytes
+                crossing[last[r.id] + 1] -= r.type.nbytes
+            elif r.id in late:
+                freed[at + 1] += r.type.nbytes
+    crossing = np.cumsum(crossing)[: n + 1]
+    middle = crossing[n // 10 + 1 : n - n // 10]
+    if not len(middle) or not (middle > 0).any():
+        return []
+    narrow = float(middle[middle > 0].min()) * NARROW
+    freed = np.cumsum(freed)
+    segments: list[Range] = []
+    begin = 0
+    for at in range(1, n + 1):
+        if crossing[at] <= narrow and freed[at] - freed[begin] >= WORTH * narrow / NARROW:
+            segments.append((begin, at))
+            begin = at
+    return segments
+
+
+def _uses(module: Module, n: int) -> tuple[dict[int, int], set[int]]:
+    """Position of each value's last use in the first `n` ops; values that later ops use."""
+    last: dict[int, int] = {}
+    late: set[int] = set()
+    for at, op in enumerate(module.body.ops):
+        for _, v in op.inputs():
+            if at < n:
+                last[v.id] = at
+            else:
+                late.add(v.id)
+    return last, late
+
+
+def rematerialize(module: Module, segments: Sequence[Range]) -> Module:
+    """The module with these segments of its forward pass computed again in the backward pass.
+
+    Args:
+      segments: disjoint, in program order. One whose late uses lie among those of a later one is
+        left as it is.
+    """
+    n = forward_length(module)
+    windows: dict[int, tuple[int, list[int]]] = {}
+    free = n  # where the next window may begin
+    for begin, stop in reversed(segments):
+        found = _window(module, n, begin, stop)
+        if found is not None and found[0] >= free:
+            first, last, again = found
+            windows[first] = last, again
+            free = last + 1
+    return _Rewriter(module).run(windows)
+
+
+def _window(module: Module, n: int, begin: int, stop: int) -> tuple[int, int, list[int]] | None:
+    """First and last late use of what a segment need not keep, and the ops that make it."""
+    ops = module.body.ops
+    maker = {r.id: at for at in range(begin, stop) for r in ops[at].results}
+    kept: set[int] = set()
+    late: dict[int, tuple[int, int]] = {}
+    for at, op in enumerate(ops):
+        if begin <= at < stop:
+            continue
+        for _, v in op.inputs():
+            if v.id in maker:
+                if at < n:
+                    kept.add(v.id)
+                else:
+                    late[v.id] = (late.get(v.id, (at, at))[0], at)
+    results = {x.id for x in module.body.results if isinstance(x, Value)}
+    wanted = [v for v in late if v not in kept and v not in results]
+    if not wanted:
+        return None
+    again: set[int] = set()
+    todo = list(wanted)
+    while todo:
+        at = maker[todo.pop()]
+        if at not in again:
+            if ops[at].params.get("effects"):
+                return None
+            again.add(at)
+            todo += [v.id for _, v in ops[at].inputs() if v.id in maker and v.id not in kept]
+    first, last = min(late[v][0] for v in wanted), max(late[v][1] for v in wanted)
+    return first, last, sorted(again)
+
+
+class _Rewriter:
+    """Copies a module, turning windows of its body into `checkpoint` ops."""
+
+    def __init__(self, module: Module) -> None:
+        self.module = module
+        self.fresh: dict[int, Value] = {}
+
+    def value(self, old: Value) -> Value:
+        if old.id not in self.fresh:
+            self.fresh[old.id] = Value(-1, old.type, old.name)
+        return self.fresh[old.id]
+
+    def run(self, windows: Mapping[int, tuple[int, Sequence[int]]]) -> Module:
+        module, ops = self.module, list[Op]()
+        args = tuple(self.value(v) for v in module.body.args)
+        at = 0
+        while at < len(module.body.ops):
+            if at in windows:
+                last, again = windows[at]
+                ops.append(self.checkpoint(at, last, again))
+                at = last + 1
+            else:
+                ops.append(self.copy(module.body.ops[at], {}))
+                at += 1
+        results = tuple(self.outer(x) for x in module.body.results)
+        new = dataclasses.replace(
+            module,
+            body=Region(args, tuple(ops), results),
+            values=[],
+            ops=[],
+            constants={},
+            _uses=None,
+            _names=None,
+        )
+        held = {i: (self.value(module.values[i]), a) for i, a in module.constants.items()}
+        number(new, held)
+        return new
+
+    def outer(self, x: Operand) -> Operand:
+        return self.value(x) if isinstance(x, Value) else x
+
+    def copy(self, op: Op, inside: Mapping[int, Value], suffix: str = "") -> Op:
+        """A copy that reads `inside` first; results are fresh, or named with `suffix`."""
+
+        def read(x: Operand) -> Operand:
+            return inside[x.id] if isinstance(x, Value) and x.id in inside else self.outer(x)
+
+        results = tuple(
+            Value(-1, r.type, r.name + suffix) if suffix else self.value(r) for r in op.results
+        )
+        return dataclasses.replace(
+            op,
+            operands=tuple(map(read, op.operands)),
+            results=results,
+            regions=tuple(self.region(r, suffix) for r in op.regions),
+        )
+
+    def region(self, old: Region, suffix: str) -> Region:
+        inside = {v.id: Value(-1, v.type, v.name + suffix) for v in old.args}
+        ops = []
+        for op in old.ops:
+            new = self.copy(op, inside, suffix or "_")
+            ops.append(new)
+            inside |= {r.id: v for r, v in zip(op.results, new.results, strict=True)}
+        results = tuple(
+            inside[x.id] if isinstance(x, Value) and x.id in inside else self.outer(x)
+            for x in old.results
+        )
+        return Region(tuple(inside[v.id] for v in old.args), tuple(ops), results)
+
+    def checkpoint(self, first: int, last: int, again: Sequence[int]) -> Op:
+        body = self.module.body.ops
+        inner = [(body[i], "_again") for i in again] + [(op, "_") for op in body[first : last + 1]]
+        made = {r.id for op, _ in inner for r in op.results}
+        entering: dict[int, Value] = {}
+        for op, _ in inner:
+            for _, v in op.inputs():
+                if v.id not in made and v.id not in self.module.constants:
+                    entering.setdefault(v.id, v)
+        inside = {i: Value(-1, v.type, f"{v.name}_in") for i, v in entering.items()}
+        args = tuple(inside.values())
+        ops = []
+        for op, suffix in inner:
+            new = self.copy(op, inside, suffix)
+            ops.append(dataclasses.replace(new, backward=True))
+            inside |= {r.id: v for r, v in zip(op.results, new.results, strict=True)}
+        used = {v.id for op in body[last + 1 :] for _, v in op.inputs()}
+        used |= {x.id for x in self.module.body.results if isinstance(x, Value)}
+        leaving = [r for op in body[first : last + 1] for r in op.results if r.id in used]
+        return Op(
+            id=-1,
+            prim="checkpoint",
+            operands=tuple(self.value(v) for v in entering.values()),
+            results=tuple(self.value(r) for r in leaving),
+            params={"prevent_cse": True, "differentiated": True},
+            regions=(Region(args, tuple(ops), tuple(inside[r.id] for r in leaving)),),
+            origin=body[first].origin,
+            scope=body[first].scope,
+            backward=True,
+        )

@@ -1,0 +1,40 @@
+"""Puts the leaves of a call where the plan wants them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
+
+from partir_search.signature import abstract
+
+
+def struct_of(x: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+    """The leaf's shape and type, with the sharding unless that has no devices."""
+    x = abstract(x)
+    concrete = sharding if isinstance(sharding.mesh, Mesh) else None
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=concrete, weak_type=x.weak_type)
+
+
+def place(x: Any, sharding: NamedSharding) -> Any:
+    """The leaf with the plan's sharding; no copy if it has it already."""
+    if isinstance(x, jax.Array):
+        if x.sharding == sharding or x.sharding.is_equivalent_to(sharding, x.ndim):
+            return x
+        if not x.is_fully_addressable:
+            return jax.device_put(x, sharding)
+    if jax.process_count() > 1:
+        return _place_globally(x, sharding)
+    return jax.device_put(x, sharding)
+
+
+def _place_globally(x: Any, sharding: NamedSharding) -> Any:
+    """An array that every process holds whole, as one global array."""
+    x = jnp.asarray(x)
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        data = _place_globally(jax.random.key_data(x), NamedSharding(sharding.mesh, sharding.spec))
+        return jax.random.wrap_key_data(data, impl=str(jax.random.key_impl(x)))
+    host = jax.device_get(x)
+    return jax.make_array_from_callback(x.shape, sharding, lambda index: host[index])

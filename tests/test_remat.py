@@ -1,0 +1,171 @@
+"""Rematerialisation: the rewrite computes the same in less memory; plans use it where they must."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AbstractMesh
+
+import partir_search as ps
+from models.transformer import (
+    TransformerConfig,
+    example_args,
+    init_state,
+    make_train_step,
+    optimizer,
+)
+from partir_search.ir.core import Module
+from partir_search.ir.remat import find_segments, forward_length, rematerialize
+from partir_search.ir.verify import verify
+from partir_search.planner import Planner
+from partir_search.signature import split_call, trace_call
+from partir_search.tactics import ManualPartition
+from tests.support import assert_same, check_partition, module_of, state_of, tile_arg
+
+LARGE = TransformerConfig(layers=4, d_model=1024, heads=8, d_ff=4096, vocab=8192, seq=1024)
+SMALL = TransformerConfig(layers=2, d_model=32, heads=4, d_ff=64, vocab=64, seq=16, dropout=0.1)
+V5E = ps.MACHINES["tpu_v5e"]
+
+
+@functools.cache
+def large() -> Module:
+    args = example_args(LARGE, optimizer(), 32)
+    fn = jax.jit(make_train_step(LARGE), donate_argnums=0)
+    return trace_call(fn, split_call(fn, args, {}, (), ()), args, {}, "step").module
+
+
+def deep(x: Any, *weights: Any) -> Any:
+    """New weights after one step of a deep MLP."""
+
+    def loss(weights: Any) -> Any:
+        y = x
+        for w in weights:
+            y = y + jnp.tanh(jnp.sin(y @ w) @ w.T)
+        return (y * y).mean()
+
+    return [w - 0.1 * g for w, g in zip(weights, jax.grad(loss)(weights), strict=True)]
+
+
+def deep_args() -> tuple[jax.Array, ...]:
+    rng = np.random.default_rng(0)
+    shapes = [(8, 16)] + [(16, 32)] * 4
+    return tuple(jnp.asarray(rng.normal(size=s) * 0.3, jnp.float32) for s in shapes)
+
+
+def test_segments_lie_between_layers() -> None:
+    module = large()
+    segments = find_segments(module)
+    assert 4 <= len(segments) <= 9
+    assert all(a < b for a, b in segments)
+    assert all(a[1] == b[0] for a, b in itertools.pairwise(segments))
+    assert segments[-1][1] <= forward_length(module)
+    assert find_segments(module_of(lambda x: jnp.sin(x) @ x, jnp.ones((4, 4)))) == []
+
+
+def test_rewrite_frees_memory() -> None:
+    """The whole forward pass again costs about a third more flops and far less memory."""
+    module = large()
+    again = rematerialize(module, find_segments(module))
+    verify(again)
+    assert again.arg_paths == module.arg_paths
+    assert again.ties == module.ties
+    mesh = ps.MeshShape(("data", "model"), (4, 2))
+    schedule = [ManualPartition({"tokens": 0}, "data")]
+    before, after = (Planner(m, mesh, V5E).run(schedule).cost for m in (module, again))
+    assert after.peak_bytes < 0.6 * before.peak_bytes
+    assert 1.15 < after.flops / before.flops < 1.4
+    some = rematerialize(module, find_segments(module)[:3])
+    between = Planner(some, mesh, V5E).run(schedule).cost
+    assert after.peak_bytes < between.peak_bytes < before.peak_bytes
+    assert before.flops < between.flops < after.flops
+
+
+@pytest.mark.devices
+@pytest.mark.parametrize("tiles", [[], [(0, 0, "batch")], [(0, 0, "batch"), (1, 1, "model")]])
+def test_rewrite_computes_the_same(tiles: Any) -> None:
+    """Under no tiling, data and model parallelism: evaluator, emitted program, plain function."""
+    args = deep_args()
+    module = module_of(deep, *args, ties=[(i + 1, i) for i in range(4)])
+    again = rematerialize(module, find_segments(module))
+    assert sum(op.prim == "checkpoint" for op in again.ops) >= 2
+    verify(again)
+    state = state_of(again)
+    for arg, dim, axis in tiles:
+        tile_arg(state, arg, dim, axis)
+    check_partition(state.partition(), deep, args)
+
+
+def planned(machine: ps.Machine, **options: Any) -> ps.Plan:
+    mesh = AbstractMesh((2, 2), ("data", "model"))
+    wrapped = ps.auto_partition(mesh, machine=machine, episodes=60, donate_argnums=0, **options)
+    return wrapped(make_train_step(LARGE)).plan(*example_args(LARGE, optimizer(), 32))
+
+
+def test_search_computes_again_what_does_not_fit() -> None:
+    roomy = planned(V5E)
+    assert roomy.remat == ()
+    assert roomy.fits
+    limit = int(0.6 * planned(V5E, remat=False, goals=[ps.Fit(1.0), ps.Fastest()]).cost.peak_bytes)
+    tight = dataclasses.replace(V5E, hbm_bytes=limit)
+    plan = planned(tight)
+    assert plan.remat
+    assert plan.fits
+    assert plan.cost.seconds > roomy.cost.seconds
+    every = planned(tight, remat=True)
+    assert len(every.remat) >= len(plan.remat)
+    assert every.cost.seconds >= 0.98 * plan.cost.seconds
+    without = planned(tight, remat=False)
+    assert not without.fits
+    first, *others = without.remedies()
+    assert "computed again" in first.what
+    assert first.peak_bytes <= limit
+    assert any("batch of about" in r.what and "instead of 32" in r.what for r in others)
+    assert any("8 devices instead of 4" in r.what for r in others)
+    assert all(r.peak_bytes <= limit for r in others)
+
+
+@pytest.mark.devices
+def test_plans_with_remat_run_and_are_saved(
+    mesh: jax.sharding.Mesh, tmp_path: pathlib.Path
+) -> None:
+    fn = make_train_step(SMALL)
+    state = jax.jit(lambda: init_state(SMALL, optimizer()))()
+    tokens = np.random.default_rng(0).integers(0, 64, (8, SMALL.seq + 1)).astype(np.int32)
+    args = (state, tokens, jax.random.key(0))
+    options: dict[str, Any] = {"machine": "tpu_v5e", "episodes": 40}
+    step = ps.auto_partition(mesh, remat=True, **options)(fn)
+    plan = step.plan(*args)
+    assert len(plan.remat) >= 2
+    assert "checkpoint" in plan.ir()
+    assert_same(jax.tree.leaves(step(*args)), jax.tree.leaves(fn(*args)), 1e-4)
+    plan.save(tmp_path / "plan.json")
+    again = ps.auto_partition(mesh, schedule=ps.load_plan(tmp_path / "plan.json"))(fn).plan(*args)
+    assert again.remat == plan.remat
+    assert again.ir() == plan.ir()
+    assert again.fingerprint == ps.auto_partition(mesh, **options)(fn).plan(*args).fingerprint
+
+
+def test_what_cannot_fit_is_refused_before_compiling(mesh: jax.sharding.Mesh) -> None:
+    fn = make_train_step(SMALL)
+    args = example_args(SMALL, optimizer(), 8)
+    tiny = dataclasses.replace(V5E, hbm_bytes=20_000)
+    options: dict[str, Any] = {"machine": tiny, "episodes": 10}
+    step = ps.auto_partition(mesh, **options)(fn)
+    with pytest.raises(
+        ps.DoesNotFit, match=r"the tightest plan found needs 0\.00 GB on a"
+    ) as caught:
+        step.lower(*args)
+    assert "on_overflow='warn'" in str(caught.value)
+    loose = ps.auto_partition(mesh, on_overflow="warn", **options)(fn)
+    with pytest.warns(UserWarning, match="the step does not fit"):
+        loose.lower(*args)
+    with pytest.raises(ValueError, match="remat is one of"):
+        ps.auto_partition(mesh, remat="yes")  # type: ignore[arg-type]
