@@ -12,7 +12,7 @@ from typing import Any, Literal, Union
 import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
-from partir_search.constraints import broadcast_prefix, constraint_actions, sharding_actions
+from partir_search.constraints import fixed_actions
 from partir_search.cost.simulator import Cost
 from partir_search.ir.core import Module
 from partir_search.ir.mesh import MeshShape
@@ -22,7 +22,13 @@ from partir_search.machine import Machine, find_machine, machine_of_kind
 from partir_search.mcts.goals import Goal
 from partir_search.placement import place, struct_of
 from partir_search.plan import Plan, SavedPlan, check_saved, saved_plan
-from partir_search.planner import DEFAULT_EPISODES, Planned, Planner, Progress
+from partir_search.planner import (
+    DEFAULT_EPISODES,
+    Planned,
+    Planner,
+    Progress,
+    collector_paused,
+)
 from partir_search.pressure import DoesNotFit, refusal, relieve
 from partir_search.propagation.actions import Action
 from partir_search.report import search_progress
@@ -242,7 +248,8 @@ class AutoPartitioned:
     ) -> tuple[Plan, Traced]:
         key = call.key()
         if key not in self._plans:
-            self._plans[key] = self._make_plan(call, args, kwargs)
+            with collector_paused():
+                self._plans[key] = self._make_plan(call, args, kwargs)
         return self._plans[key]
 
     def _make_plan(
@@ -258,8 +265,12 @@ class AutoPartitioned:
         def planner_of(module: Module) -> Planner:
             return Planner(module, mesh, o.machine, goals=o.goals)
 
+        def fixed(module: Module) -> list[Action]:
+            leaves = (call.args, o.in_shardings), (traced.out_tree, o.out_shardings)
+            return fixed_actions(module, mesh, *leaves)
+
         def search(module: Module) -> Planned:
-            return self._run(planner_of(module), self._fixed(call, traced, module, mesh))
+            return self._run(planner_of(module), fixed(module))
 
         planner = planner_of(module)
         self._warn_opaque(planner)
@@ -273,7 +284,7 @@ class AutoPartitioned:
             remat = tuple(find_segments(module))
             planned = search(rematerialize(module, remat))
         else:
-            planned = self._run(planner, self._fixed(call, traced, module, mesh))
+            planned = self._run(planner, fixed(module))
             if o.remat == "auto" and planned.reports and planned.cost.peak_bytes > limit:
                 planned, remat = relieve(module, planned, limit, search)
         planned.seconds["trace and import"] = spent
@@ -302,24 +313,6 @@ class AutoPartitioned:
         saved = given if isinstance(given, SavedPlan) else saved_plan(given)
         check_saved(saved, planner.module, planner.mesh)
         return saved
-
-    def _fixed(self, call: Call, traced: Traced, module: Module, mesh: MeshShape) -> list[Action]:
-        o = self._options
-        actions: list[Action] = []
-        if o.in_shardings is not None:
-            wanted = o.in_shardings
-            if len(call.args) == 1 and not isinstance(wanted, tuple | list):
-                wanted = (wanted,)
-            spread = broadcast_prefix(tuple(wanted), call.args, "in_shardings")
-            n = len(spread)
-            args = module.body.args[:n]
-            actions += sharding_actions(module.arg_paths[:n], args, spread, mesh)
-        if o.out_shardings is not None:
-            results = jax.tree.unflatten(traced.out_tree, list(module.body.results))
-            spread = broadcast_prefix(o.out_shardings, results, "out_shardings")
-            paths = [f"result {p}".strip() for p in module.result_paths]
-            actions += sharding_actions(paths, module.body.results, spread, mesh)
-        return actions + constraint_actions(module, mesh)
 
     def _run(self, planner: Planner, fixed: Sequence[Action]) -> Planned:
         o = self._options

@@ -115,3 +115,29 @@ def constraint_actions(module: Module, mesh: MeshShape) -> list[Action]:
                 ]
                 actions += spec_actions(where, value, PartitionSpec(*entries), mesh)
     return actions
+
+
+def fixed_actions(
+    module: Module, mesh: MeshShape, inputs: tuple[Sequence[Any], Any], outputs: tuple[Any, Any]
+) -> list[Action]:
+    """Actions for everything that the user fixed.
+
+    Args:
+      inputs: positional arguments and their shardings (a prefix, or None).
+      outputs: the results' tree and their shardings, likewise.
+    """
+    actions: list[Action] = []
+    args, wanted = inputs
+    if wanted is not None:
+        if len(args) == 1 and not isinstance(wanted, tuple | list):
+            wanted = (wanted,)
+        spread = broadcast_prefix(tuple(wanted), tuple(args), "in_shardings")
+        n = len(spread)
+        actions += sharding_actions(module.arg_paths[:n], module.body.args[:n], spread, mesh)
+    out_tree, wanted = outputs
+    if wanted is not None:
+        results = jax.tree.unflatten(out_tree, list(module.body.results))
+        spread = broadcast_prefix(wanted, results, "out_shardings")
+        paths = [f"result {p}".strip() for p in module.result_paths]
+        actions += sharding_actions(paths, module.body.results, spread, mesh)
+    return actions + constraint_actions(module, mesh)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import gc
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,6 +30,7 @@ from partir_search.propagation.graph import Graph
 from partir_search.propagation.parts import split_axes
 from partir_search.propagation.propagate import State
 from partir_search.propagation.rules.registry import RuleTable, rule_key
+from partir_search.propagation.spread import Spreads
 from partir_search.tactics import (
     AutomaticPartition,
     Tactic,
@@ -78,7 +80,6 @@ class Planned:
     """
 
     graph: Graph
-    state: State
     actions: tuple[Action, ...]
     sketch: LocalProgram
     cache: LocalCache
@@ -88,9 +89,31 @@ class Planned:
     model: CostModel
 
     @functools.cached_property
+    def state(self) -> State:
+        """The actions' state with the cause of every tiling. Built when it is first asked for."""
+        state = State(self.graph, self.sketch.partition.mesh, record=True)
+        for action in self.actions:
+            apply_action(state, self.graph, action)
+        return state
+
+    @functools.cached_property
     def program(self) -> LocalProgram:
         """The whole device-local program, to be emitted. Built when it is first asked for."""
         return localize(self.sketch.partition, self.cache)
+
+
+@contextlib.contextmanager
+def collector_paused() -> Iterator[None]:
+    """Stops Python's cycle collector: planning makes millions of small objects and hardly a cycle,
+    and looking for some took a sixth of the time.
+    """
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 class Planner:
@@ -116,6 +139,7 @@ class Planner:
             self.graph = Graph(module, self.table, contract=True)
             self.mesh = split_axes(self.graph, mesh)
         self.cache = LocalCache()
+        self.spreads: Spreads = {}
         self._model: CostModel | None = None
 
     @contextlib.contextmanager
@@ -148,7 +172,7 @@ class Planner:
     ) -> Planned:
         """Plays `fixed` actions (the user's shardings), then the schedule."""
         check_schedule(schedule, self.module, self.mesh)
-        state = State(self.graph, self.mesh, record=True)
+        state = State(self.graph, self.mesh, spreads=self.spreads)
         strategist = Strategist(self.graph)
         actions: list[Action] = []
         reports: list[SearchReport] = []
@@ -171,7 +195,7 @@ class Planner:
 
     def replay(self, actions: Sequence[Action]) -> Planned:
         """Plays a plan's actions."""
-        state = State(self.graph, self.mesh, record=True)
+        state = State(self.graph, self.mesh)
         for action in actions:
             apply_action(state, self.graph, action)
         return self._finish(state, list(actions), [])
@@ -183,7 +207,6 @@ class Planner:
         cost = self.model.evaluate(program)
         return Planned(
             self.graph,
-            state,
             tuple(actions),
             program,
             self.cache,
@@ -313,7 +336,7 @@ class Planner:
             paths.append(expert)
         limit = dataclasses.replace(best, objective=best.objective * FOLD_ERROR)
         paths = [p for p in paths if not limit < self._folded(game, p)[0]]
-        state = State(self.graph, self.mesh)
+        state = State(self.graph, self.mesh, spreads=self.spreads)
         for action in before:
             apply_action(state, self.graph, action)
         found = []

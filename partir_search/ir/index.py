@@ -45,6 +45,16 @@ class Ports:
     dim: npt.NDArray[np.int8]
     unfinished: npt.NDArray[np.int8]
 
+    def only(self, which: npt.NDArray[np.bool_]) -> Ports:
+        """Some of the ports."""
+        return dataclasses.replace(
+            self,
+            op=self.op[which],
+            value=self.value[which],
+            result=self.result[which],
+            start=self.start[which],
+        )
+
 
 class Index:
     """Derived facts of a module.
@@ -55,8 +65,9 @@ class Index:
       summing: those that may make partial sums.
       consumer: per value, the traveller that is its only user, or NONE.
       around: per op, ids of its operand values and results.
-      users: per value, the (op, operand position) pairs that read it.
       ports: operands and results as arrays.
+      uses: the operands among them.
+      count: per op, how many ops it stands for.
       members: op ids of each region.
       position: per op id, its position in its region.
       has_regions: per op id.
@@ -83,11 +94,9 @@ class Index:
                 for v in single:
                     self.consumer[v] = op.id
         self.summing = tuple(t for t in self.travellers.values() if t.sums)
-        self.users: list[list[tuple[Op, int]]] = [[] for _ in module.values]
-        for op in module.ops:
-            for i, operand in op.inputs():
-                self.users[operand.id].append((op, i))
         self.ports = _ports(module, rules)
+        self.uses = self.ports.only(~self.ports.result)
+        self.count = np.array([op.count for op in module.ops], dtype=np.int64)
         self.members: dict[Region, Ints] = {}
         self.position = np.zeros(len(module.ops), dtype=np.int64)
         for region in walk_regions(module.body):

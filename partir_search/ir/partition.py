@@ -197,18 +197,20 @@ def axis_order(partition: Partition, inner: Sequence[tuple[int, int]] = ()) -> t
     """
     axes = range(len(partition.axes))
     gathered = [0] * len(axes)
+    uses, count = partition.index.uses, partition.index.count
     for a in axes:
         one = partition.axes[a]
         for b in range(a + 1, len(axes)):
             two = partition.axes[b]
-            for v in np.flatnonzero((one.tile_row >= 0) & (one.tile_row == two.tile_row)).tolist():
-                d = one.tiles[v]
-                for op, i in partition.index.users[v]:
-                    rule = partition.rules[op.id]
-                    held = rule.factors_on(rule.operands[i], d)
-                    on_a, on_b = one.loops[op.id] in held, two.loops[op.id] in held
-                    if on_a != on_b:
-                        gathered[b if on_a else a] += op.count
+            both = (one.tile_row >= 0) & (one.tile_row == two.tile_row)
+            at = np.flatnonzero(both[uses.value])
+            if not len(at):
+                continue
+            op, dim = uses.op[at], one.tile_row[uses.value[at]]
+            on_a = uses.dim[uses.start[at] + one.loop_row[op] + 1] == dim
+            on_b = uses.dim[uses.start[at] + two.loop_row[op] + 1] == dim
+            gathered[b] += int(count[op[on_a & ~on_b]].sum())
+            gathered[a] += int(count[op[on_b & ~on_a]].sum())
     parts = [partition.mesh.axes(whole) for whole in partition.mesh.whole]
     order = sorted(axes, key=lambda a: (sum(gathered[b] for b in parts[a]), parts[a][0], a))
     for b, n in sorted(set(inner)):

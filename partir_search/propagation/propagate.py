@@ -12,6 +12,7 @@ import dataclasses
 from array import array
 from collections import deque
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from partir_search.ir.partition import KEPT, AxisRows, Partition, axis_rows
 from partir_search.ir.rule import NONE
 from partir_search.propagation.actions import IllegalAction
 from partir_search.propagation.graph import Graph
+from partir_search.propagation.spread import Bytes, Ints, Spread, Spreads
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -47,12 +49,29 @@ class State:
       loops: [axes] int8 array over nodes: factor or NONE.
     """
 
-    def __init__(self, graph: Graph, mesh: MeshShape, *, record: bool = False) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        mesh: MeshShape,
+        *,
+        record: bool = False,
+        spreads: Spreads | None = None,
+    ) -> None:
+        """A state in which nothing is decided.
+
+        Args:
+          record: keep the cause of every tiling (see `causes`).
+          spreads: of other states of the same graph and mesh: what was propagated once is not
+            worked out again.
+        """
         self.graph, self.mesh = graph, mesh
         axes = range(len(mesh.names))
         self.tiles = [array("b", [NONE]) * len(graph.shapes) for _ in axes]
         self.loops = [array("b", [NONE]) * len(graph.nodes) for _ in axes]
-        self._trail: list[tuple[array[int], int, int]] = []
+        self._trail: list[tuple[Any, Any, Any]] = []  # array, index or indices, what was there
+        self._spreads: Spreads = {} if spreads is None else spreads
+        self._entangled = False  # whether another axis had a say in what is being propagated
+        self._stacked: list[int] = []
         self.causes: dict[tuple[int, int], Cause] | None = {} if record else None
         self._step = -1
 
@@ -66,7 +85,10 @@ class State:
         trail = self._trail
         while len(trail) > mark:
             data, i, old = trail.pop()
-            data[i] = old
+            if isinstance(i, int):
+                data[i] = old
+            else:
+                np.frombuffer(data, dtype=np.int8)[i] = old
 
     def key(self) -> bytes:
         """Equal for equal states, whatever the order of actions."""
@@ -111,12 +133,86 @@ class State:
             )
         self._step += 1
         for axis in axes:
-            start: list[int] = []
-            for c in (cls, *also):
-                if self.may_tile(c, dim, (axis,)):
-                    self._decide(axis, c, dim)
-                    start += self.graph.touching[c]
-            self._propagate(axis, start if also else self.graph.touching[cls])
+            if self.causes is not None:
+                self._tile(cls, dim, axis, also)
+                continue
+            key = (axis, self.tiles[axis].tobytes(), self.loops[axis].tobytes(), cls, dim, *also)
+            spread = self._spreads.get(key)
+            if spread is None:
+                self._spreads[key] = self._record(cls, dim, axis, also)
+                continue
+            if not spread.entangled and self._replay(axis, spread):
+                continue
+            whole = (self.key(), *key)
+            spread = self._spreads.get(whole)
+            if spread is None:
+                self._spreads[whole] = self._record(cls, dim, axis, also)
+            else:
+                self._perform(axis, spread)
+
+    def _tile(self, cls: int, dim: int, axis: int, also: Sequence[int]) -> None:
+        start: list[int] = []
+        for c in (cls, *also):
+            if self.may_tile(c, dim, (axis,)):
+                self._decide(axis, c, dim)
+                start += self.graph.touching[c]
+        self._propagate(axis, start if also else self.graph.touching[cls])
+
+    def _record(self, cls: int, dim: int, axis: int, also: Sequence[int]) -> Spread:
+        """Tiles and propagates; returns what that did."""
+        mark = len(self._trail)
+        self._entangled, self._stacked = False, []
+        self._tile(cls, dim, axis, also)
+        entangled = self._entangled or any(
+            row[c] == dim
+            for a, row in enumerate(self.tiles)
+            if a != axis and self.mesh.sizes[a] > 1
+            for c in (cls, *also)
+        )
+        tiles, loops = self.tiles[axis], self.loops[axis]
+        trail = self._trail[mark:]
+        classes = np.array([i for data, i, _ in trail if data is tiles], dtype=np.int64)
+        nodes = np.array([i for data, i, _ in trail if data is loops], dtype=np.int64)
+        stacked = np.array(self._stacked, dtype=np.int64)
+        return Spread(
+            classes,
+            np.frombuffer(tiles, dtype=np.int8)[classes],
+            nodes,
+            np.frombuffer(loops, dtype=np.int8)[nodes],
+            stacked,
+            self._beside(axis, stacked),
+            entangled,
+        )
+
+    def _beside(self, axis: int, nodes: Ints) -> Bytes:
+        """[axes, nodes] what the other axes loop over."""
+        rows = [row for a, row in enumerate(self.loops) if a != axis]
+        return np.array([np.frombuffer(row, dtype=np.int8)[nodes] for row in rows], dtype=np.int8)
+
+    def _replay(self, axis: int, spread: Spread) -> bool:
+        """Does what the same decision did before on an equal axis, whatever others did; False (and
+        nothing) if another axis has a say in it now.
+        """
+        for a, size in enumerate(self.mesh.sizes):
+            if a != axis and size > 1:
+                tiles = np.frombuffer(self.tiles[a], dtype=np.int8)
+                loops = np.frombuffer(self.loops[a], dtype=np.int8)
+                if (tiles[spread.classes] == spread.dims).any() or (
+                    loops[spread.nodes] == spread.factors
+                ).any():
+                    return False
+        if len(spread.stacked) and (self._beside(axis, spread.stacked) != spread.beside).any():
+            return False
+        self._perform(axis, spread)
+        return True
+
+    def _perform(self, axis: int, spread: Spread) -> None:
+        for data, at, new in (
+            (self.tiles[axis], spread.classes, spread.dims),
+            (self.loops[axis], spread.nodes, spread.factors),
+        ):
+            self._trail.append((data, at, NONE))
+            np.frombuffer(data, dtype=np.int8)[at] = new
 
     def keep(self, cls: int, axes: Sequence[int], also: Sequence[int] = ()) -> None:
         """Decides that a class, and those of `also` that are undecided, stay whole on axes."""
@@ -156,6 +252,8 @@ class State:
                 continue
             node = nodes[n]
             factor = NONE
+            if node.above:
+                self._stacked.append(n)
             for p, (cls, dims) in enumerate(node.ports):
                 d = tiles[cls]
                 if d >= 0:
@@ -171,6 +269,7 @@ class State:
             for _, row, other in others:
                 if row[n] == factor:
                     extent //= other
+                    self._entangled = True
             if extent % size:
                 continue
             trail.append((loops, n, NONE))
@@ -181,6 +280,7 @@ class State:
                     for row, _, other in others:
                         if row[cls] == d:
                             extent = extent // other if extent % other == 0 else 0
+                            self._entangled = True
                     if extent == 0 or extent % size:
                         continue
                     trail.append((tiles, cls, NONE))

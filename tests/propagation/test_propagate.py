@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import jax
@@ -10,10 +11,12 @@ import numpy as np
 import pytest
 
 import partir_search as ps
+from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import KEPT
 from partir_search.lowering.local import localize
 from partir_search.lowering.reshard import SLICE
 from partir_search.propagation.actions import IllegalAction
+from partir_search.propagation.graph import Graph
 from partir_search.propagation.propagate import State
 from tests.support import check_partition, module_of, state_of, tile_arg
 
@@ -235,3 +238,50 @@ def test_explain(mesh: jax.sharding.Mesh) -> None:
     assert "whole" in plan.explain("w*")
     with pytest.raises(KeyError, match="no argument or value 'w9'; near it are: w1, w2, x"):
         plan.explain("w9")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_was_propagated_before_is_repeated_exactly(seed: int) -> None:
+    """Random walks with undo on three axes: states that share spreads equal one that does not."""
+
+    def attention(x: Any, w: Any, o: Any) -> Any:
+        q = (x @ w).reshape(4, 8, 4, 2, 4)
+        p = jax.nn.softmax(jnp.einsum("bqhge,bkhge->bhgqk", q, q), axis=-1)
+        y = jnp.einsum("bhgqk,bkhge->bqhge", p, q).reshape(4, 8, 32) @ o
+        return jax.grad(lambda o: (x * y.sum()).sum())(o)
+
+    graph = Graph(module_of(attention, ones(4, 8, 16), ones(16, 32), ones(32, 16)), contract=True)
+    mesh = MeshShape(("a", "b", "c"), (2, 2, 4))
+    draw, spreads = random.Random(seed), dict[Any, Any]()
+    several = [(0,), (1,), (2,), (0, 1), (1, 2)]
+    ranked = [c for c, shape in enumerate(graph.shapes) if shape]
+    pool = []
+    for _ in range(10):
+        cls = draw.choice(ranked)
+        dim = draw.randrange(len(graph.shapes[cls]))
+        also = tuple(c for c in draw.sample(ranked, 2) if len(graph.shapes[c]) > dim)
+        pool.append((cls, dim, draw.choice(several), also))
+    replayed = 0
+    for _ in range(30):
+        shared, fresh = State(graph, mesh, spreads=spreads), State(graph, mesh, record=True)
+        marks: list[tuple[int, int]] = []
+        for _ in range(10):
+            cls, dim, axes, also = draw.choice(pool)
+            marks.append((shared.mark(), fresh.mark()))
+            if draw.random() < 0.2:
+                back = draw.choice(marks)
+                shared.undo(back[0])
+                fresh.undo(back[1])
+                marks = marks[: marks.index(back)]
+            elif draw.random() < 0.2 and fresh.free(cls, axes):
+                shared.keep(cls, axes)
+                fresh.keep(cls, axes)
+            elif fresh.may_tile(cls, dim, axes):
+                known = len(spreads)
+                shared.tile(cls, dim, axes, also)
+                replayed += len(spreads) == known
+                fresh.tile(cls, dim, axes, also)
+            assert shared.key() == fresh.key()
+        shared.undo(0)
+        assert shared.key() == State(graph, mesh).key()
+    assert replayed >= 10
