@@ -150,14 +150,18 @@ def compare(
     """Rows by kind and axes, changes that XLA is known to make, and the rest."""
     mesh = program.partition.mesh
     planned: dict[Key, list[tuple[int, int]]] = collections.defaultdict(list)
-    for move, _ in program.moves():
+    runs: Runs = collections.defaultdict(lambda: [0, 0])
+    for move, times in program.moves():
         if move.step.kind in COLLECTIVES:
             axes = tuple(mesh.names[a] for a in sorted(move.step.axes) if mesh.sizes[a] > 1)
             size = move.source.value.type.itemsize
             planned[move.step.kind, axes].append((move.payload_bytes // size, size))
+            runs[move.step.kind, axes][0] += move.payload_bytes // size * times
     compiled: dict[Key, list[tuple[int, int]]] = collections.defaultdict(list)
     for c in found:
-        compiled[c.kind, axes_of(c.groups, mesh) or ("?",)].append((c.elements, c.itemsize))
+        key = c.kind, axes_of(c.groups, mesh) or ("?",)
+        compiled[key].append((c.elements, c.itemsize))
+        runs[key][1] += c.elements * c.times if c.times else UNKNOWN
     order = sorted({*planned, *compiled}, key=lambda k: (COLLECTIVES.index(k[0]), k[1]))
     rows = tuple(
         Row(
@@ -171,7 +175,8 @@ def compare(
     )
     missing = {k: _less(planned[k], compiled[k]) for k in order}
     extra = {k: _less(compiled[k], planned[k]) for k in order}
-    changes = [*_whole_reductions(missing, extra), *_halos(extra, found, mesh)]
+    changes = [*_unrolled(missing, extra, runs, planned, compiled)]
+    changes += [*_whole_reductions(missing, extra), *_halos(extra, found, mesh)]
     changes += _combined(missing, extra)
     changes += [*_merged(missing, extra, compiled), *_combined(missing, extra)]
     changes += [
@@ -188,10 +193,37 @@ def compare(
 
 
 Rest = dict[Key, "collections.Counter[int]"]
+Runs = dict[Key, list[int]]  # elements per step, predicted and compiled
+UNKNOWN = -(10**18)  # elements of a loop whose trip count is not told
 
 
 def _less(a: list[tuple[int, int]], b: list[tuple[int, int]]) -> collections.Counter[int]:
     return collections.Counter(n for n, _ in a) - collections.Counter(n for n, _ in b)
+
+
+def _unrolled(
+    missing: Rest,
+    extra: Rest,
+    runs: Runs,
+    planned: dict[Key, list[tuple[int, int]]],
+    compiled: dict[Key, list[tuple[int, int]]],
+) -> Iterator[str]:
+    """XLA:GPU takes iterations out of loops: more lines of text, as many elements per step."""
+    for key in list(missing):
+        wanted, got = runs[key]
+        looped = sum(n for n, _ in planned[key]) < wanted
+        if not looped or not compiled[key] or not (missing[key] or extra[key]):
+            continue
+        spare = wanted - got
+        merged = spare > 0 and sum(n == spare for n, _ in planned[key]) >= 2
+        if spare == 0 or merged:
+            missing[key] = extra[key] = collections.Counter()
+            kind, axes = key
+            same = "after 1 merged with an equal one" if merged else "as before"
+            yield (
+                f"{len(planned[key])} {kind} along {', '.join(axes)} became {len(compiled[key])}:"
+                f" iterations were taken out of loops; {got:,} elements a step, {same}"
+            )
 
 
 def _whole_reductions(missing: Rest, extra: Rest) -> Iterator[str]:

@@ -63,6 +63,56 @@ def test_collectives_are_read() -> None:
     assert hlo_collectives(ASYNC)[0].itemsize == 2
 
 
+LOOPS = """
+%body (p: f32[8]) -> f32[8] {
+  %ar.1 = f32[8]{0} all-reduce(%p), replica_groups={}
+  %f = f32[8] fusion(%ar.1), calls=%fused
+}
+%fused (p: f32[8]) -> f32[8] {
+  %ar.2 = f32[2]{0} all-reduce(%p), replica_groups={}
+}
+%dark (p: f32[8]) -> f32[8] {
+  %ar.3 = f32[4]{0} all-reduce(%p), replica_groups={}
+}
+ENTRY %main () -> f32[] {
+  %w = f32[8] while(%x), condition=%c, body=%body, backend_config={"known_trip_count":{"n":"3"}}
+  %v = f32[8] while(%x), condition=%c, body=%dark
+  %ar.4 = f32[8]{0} all-reduce(%w), replica_groups={}
+}
+"""
+
+
+def test_runs_per_step_are_read() -> None:
+    assert [(c.elements, c.times) for c in hlo_collectives(LOOPS)] == [
+        (8, 3),
+        (2, 3),
+        (4, 0),
+        (8, 1),
+    ]
+
+
+def test_iterations_taken_out_of_a_loop_are_named() -> None:
+    def f(x: jax.Array, w: jax.Array) -> jax.Array:
+        return jax.lax.scan(lambda c, v: (jnp.tanh(c @ v), None), x, w)[0]
+
+    shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((8, 8), (5, 8, 8))]
+    tactics = [ps.ManualPartition({"w": 1}, axis="batch")]
+    mesh = AbstractMesh((8,), ("batch",))
+    plan = ps.auto_partition(mesh, schedule=tactics, machine="h100")(f).plan(*shapes)
+    (one,) = plan.collectives
+    assert one.times == 5
+    n = one.bytes // 4
+
+    def compiled(*times: int) -> list[CompiledCollective]:
+        return [CompiledCollective(one.kind, n, 4, None, times=t) for t in times]
+
+    changes, rest = compare(plan.program, compiled(4, 1))[1:]
+    assert "1 reduce_scatter along batch became 2: iterations were taken out" in changes[0]
+    assert not rest
+    assert compare(plan.program, compiled(4, 2))[2]
+    assert compare(plan.program, compiled(4, 0))[2]
+
+
 def test_groups_of_no_axis() -> None:
     assert axes_of(frozenset([frozenset([0, 5]), frozenset([1, 6])]), MESH) == ("batch", "model")
     assert axes_of(None, ps.MeshShape(("a", "b"), (8, 1))) == ("a",)

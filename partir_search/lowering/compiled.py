@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import itertools
 import math
 import re
@@ -30,6 +31,8 @@ _GROUPS = re.compile(
 )
 _PAIRS = re.compile(r"source_target_pairs=\{(?P<pairs>.*?)\}\}")
 _CHAIN = re.compile(r'chain_id="(?P<chain>\d+)"')
+_CALLED = re.compile(r"\b(?:body|calls|to_apply|computation)=%?(?P<name>[\w.-]+)")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(?P<n>\d+)"')
 _FUSED_SCATTER = "all-reduce-scatter"  # XLA:TPU's fusion of an all_reduce and a slice
 
 Groups = frozenset[frozenset[int]]
@@ -43,6 +46,7 @@ class CompiledCollective:
       elements / itemsize: of the larger side on one device.
       groups: participants, by position in the mesh; None if all.
       padded: a reduce_scatter whose tiles the compiler padded.
+      times: runs per step; 0 where it lies in a loop whose trip count the text does not tell.
     """
 
     kind: str
@@ -50,6 +54,7 @@ class CompiledCollective:
     itemsize: int
     groups: Groups | None
     padded: bool = False
+    times: int = 1
 
     @property
     def bytes(self) -> int:
@@ -80,6 +85,7 @@ def hlo_collectives(text: str) -> list[CompiledCollective]:
     """
     found: list[CompiledCollective] = []
     chains: set[tuple[str, str]] = set()
+    times = _runs(text)
     name, arguments = "", ""
     for line in text.splitlines():
         if not line.startswith(" "):
@@ -104,8 +110,34 @@ def hlo_collectives(text: str) -> list[CompiledCollective]:
             padded = whole != arrays
         else:
             arrays = _payloads(match, groups)
-        found += [CompiledCollective(kind, n, size, groups, padded) for n, size in arrays]
+        runs = times.get(name, 1)
+        found += [CompiledCollective(kind, n, size, groups, padded, runs) for n, size in arrays]
     return found
+
+
+def _runs(text: str) -> dict[str, int]:
+    """Runs per step of each computation that loops call; 0 where some trip count is not told."""
+    callers: dict[str, list[tuple[str, int]]] = collections.defaultdict(list)
+    name = ""
+    for line in text.splitlines():
+        if not line.startswith(" "):
+            header = _COMPUTATION.match(line)
+            name = header["name"] if header else name
+            continue
+        trips = 1
+        if " while(" in line:
+            told = _TRIPS.search(line)
+            trips = int(told["n"]) if told else 0
+        for called in _CALLED.finditer(line):
+            callers[called["name"]].append((name, trips))
+
+    @functools.cache
+    def runs(computation: str) -> int:
+        return sum(runs(by) * n for by, n in callers.get(computation, ())) or (
+            0 if computation in callers else 1
+        )
+
+    return {computation: runs(computation) for computation in callers}
 
 
 def _payloads(match: re.Match[str], groups: Groups | None) -> list[tuple[int, int]]:
