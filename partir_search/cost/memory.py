@@ -1,7 +1,7 @@
 """The live-memory curve of a program, for a whole module or for a folded one.
 
 On a fold the curve is a table of counts: for a handful of positions (the first and last repeats
-of each segment, since counts are linear in the layer in between) how many members of each class
+of each op, since counts are linear in the layer in between) how many members of each class
 are live. The peak for a state is then one matrix-vector product.
 """
 
@@ -12,7 +12,7 @@ import numpy as np
 from partir_search.cost.traffic import Floats, Ints, RegionTraffic
 from partir_search.ir.fold import Folded
 
-EDGE_REPEATS = 2  # repeats looked at on either end of a segment
+EDGE_REPEATS = 2  # repeats of an op looked at, on either end
 
 
 class Curve:
@@ -61,9 +61,11 @@ def _rows(folded: Folded, ends: Ints) -> Ints:
     length = len(folded.original.body.ops)
     keep = np.zeros(length, dtype=bool)
     keep[ends[ends < length]] = True
-    for s in folded.segments:
-        if s.repeats > 2 * EDGE_REPEATS:
-            keep[s.start + EDGE_REPEATS * s.period : s.stop - EDGE_REPEATS * s.period] = False
+    members: dict[int, list[int]] = {}
+    for row in np.flatnonzero(keep).tolist():
+        members.setdefault(folded.op_of[row], []).append(row)
+    for rows in members.values():
+        keep[rows[EDGE_REPEATS : max(EDGE_REPEATS, len(rows) - EDGE_REPEATS)]] = False
     if not keep.any():
         keep[-1:] = True
     return np.flatnonzero(keep).astype(np.int64)

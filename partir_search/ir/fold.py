@@ -67,7 +67,12 @@ def fold(
       key_of: gives equal keys to ops of equal rule.
       marks: by value id; values with different marks are not merged.
     """
+    names = {
+        v.id: _PATH_NUMBER.sub("#", p)
+        for v, p in zip(module.body.args, module.arg_paths, strict=True)
+    }
     prints = _fingerprints(module, key_of)
+    named = _with_names(prints, module.body.ops, names, marks)
     parent = list(range(len(module.values)))
 
     def find(x: int) -> int:
@@ -94,61 +99,123 @@ def fold(
                 merge_ops(p, q)
 
     ops = module.body.ops
-    paths = {
-        v.id: _PATH_NUMBER.sub("#", p)
-        for v, p in zip(module.body.args, module.arg_paths, strict=True)
-    }
 
-    def agree(segment: Segment) -> bool:
-        """Whether the repeats may be one: arguments correspond by path, and short periods
-        (which also occur by chance) only repeat what longer ones have merged already.
+    def merges_nothing_new(segment: Segment) -> bool:
+        """Short periods also occur by chance: they may only repeat what longer ones have merged
+        already.
         """
         one = ops[segment.start : segment.start + segment.period]
-        short = sum(map(_weight, one)) < SHORT
+        made = {r.id for op in one for r in op.results}
         for offset, first in enumerate(one):
             for k in range(1, segment.repeats):
                 other = ops[segment.start + k * segment.period + offset]
                 for x, y in zip(first.operands, other.operands, strict=True):
-                    if isinstance(x, Value) and isinstance(y, Value):
-                        both = x.id in paths and y.id in paths
-                        if both and paths[x.id] != paths[y.id]:
-                            return False
-                        if marks.get(x.id) != marks.get(y.id):
-                            return False
-                        if short and x.type.shape and find(x.id) != find(y.id):
-                            return False
+                    if not isinstance(x, Value) or not isinstance(y, Value) or not x.type.shape:
+                        continue
+                    if x.id not in made and find(x.id) != find(y.id):
+                        return False
         return True
 
     segments: list[Segment] = []
-    for segment in sorted(find_repeats(prints), key=lambda s: (-s.period, s.start)):
-        if agree(segment):
+    found: list[Segment] = []
+    for segment in find_repeats(prints):
+        if _alike(segment, ops, names, marks):
+            found.append(segment)
+        else:
+            found += find_repeats(named[segment.start : segment.stop], segment.start)
+    for segment in sorted(found, key=lambda s: (-s.period, s.start)):
+        weight = sum(map(_weight, ops[segment.start : segment.start + segment.period]))
+        if weight >= SHORT or merges_nothing_new(segment):
             segments.append(segment)
             for offset in range(segment.period):
                 first = ops[segment.start + offset]
                 for k in range(1, segment.repeats):
                     merge_ops(first, ops[segment.start + k * segment.period + offset])
     segments.sort(key=lambda s: s.start)
-    chosen: list[tuple[int, int]] = []  # (original position, count)
+    chosen: list[int] = []  # original positions
     op_of = [-1] * len(ops)
     at = 0
-    for segment in segments:
+    for segment in (*segments, Segment(len(ops), 0, 0)):
         for i in range(at, segment.start):
             op_of[i] = len(chosen)
-            chosen.append((i, 1))
+            chosen.append(i)
         middle = segment.start + (segment.repeats // 2) * segment.period
         for offset in range(segment.period):
             for k in range(segment.repeats):
                 op_of[segment.start + k * segment.period + offset] = len(chosen)
-            chosen.append((middle + offset, segment.repeats))
+            chosen.append(middle + offset)
         at = segment.stop
-    for i in range(at, len(ops)):
-        op_of[i] = len(chosen)
-        chosen.append((i, 1))
-    quotient, class_of = _quotient(module, [(ops[i], n) for i, n in chosen], find)
-    return Folded(module, quotient, tuple(segments), class_of, [i for i, _ in chosen], op_of)
+    shallow = {v: (name, marks.get(v)) for v, name in names.items()}
+    twins = _twins([ops[i] for i in chosen], [named[i] for i in chosen], shallow, find, merge_ops)
+    kept = [q for q, twin in enumerate(twins) if twin == q]
+    place = {q: n for n, q in enumerate(kept)}
+    op_of = [place[twins[q]] for q in op_of]
+    counts = np.bincount(op_of, minlength=len(kept)).tolist()
+    chosen = [chosen[q] for q in kept]
+    pairs = [(ops[i], n) for i, n in zip(chosen, counts, strict=True)]
+    quotient, class_of = _quotient(module, pairs, find)
+    return Folded(module, quotient, tuple(segments), class_of, chosen, op_of)
+
+
+def _twins(
+    ops: Sequence[Op],
+    prints: Sequence[int],
+    arguments: Mapping[int, Hashable],
+    find: Callable[[int], int],
+    merge_ops: Callable[[Op, Op], None],
+) -> list[int]:
+    """Per op, the first one that does the same to the same classes of values; merges them.
+
+    What stands in no tandem repeat because its layers are sorted apart (optimizers update leaf by
+    leaf in the order of names) is found so. Arguments that differ in their paths' numbers, and
+    what is made of arguments only, count as the same beside an operand that is the same.
+    """
+    maker = {r.id: i for i, op in enumerate(ops) for r in op.results}
+    shallow: dict[int, Hashable] = dict(arguments)  # by value id: made of arguments only
+    for i, op in enumerate(ops):
+        held = [x.id for x in op.operands if isinstance(x, Value)]
+        if held and all(v in shallow for v in held):
+            key = (int(prints[i]), *(shallow[v] for v in held))
+            shallow.update({r.id: (key, k) for k, r in enumerate(op.results)})
+
+    def merge(a: int, b: int) -> None:
+        """Ops, and those that make their shallow operands."""
+        merge_ops(ops[a], ops[b])
+        for x, y in zip(ops[a].operands, ops[b].operands, strict=True):
+            if isinstance(x, Value) and isinstance(y, Value) and x.id in shallow:
+                one, other = maker.get(x.id), maker.get(y.id)
+                if one is not None and other is not None and one != other:
+                    merge(one, other)
+
+    twins = list(range(len(ops)))
+    for _ in range(3):  # what one pass merges may make others the same
+        seen: dict[Hashable, int] = {}
+        before = list(twins)
+        for i, op in enumerate(ops):
+            held = [x.id for x in op.operands if isinstance(x, Value)]
+            if not held or twins[i] != i:
+                continue
+            exact = tuple(find(v) for v in held)
+            first = seen.setdefault((int(prints[i]), exact), i)
+            deep = [v for v in held if v not in shallow]
+            if first == i and deep:
+                loose = tuple(shallow.get(v, find(v)) for v in held)
+                first = seen.setdefault((int(prints[i]), "loose", loose), i)
+                other = {x.id for x in ops[first].operands if isinstance(x, Value)}
+                if any(v in other for v in deep):  # two uses of one value are no repetition
+                    continue
+            if first != i:
+                merge(first, i)
+                twins[i] = first
+        if twins == before:
+            break
+    for i, twin in enumerate(twins):  # twins stand before
+        twins[i] = twins[twin]
+    return twins
 
 
 def _fingerprints(module: Module, key_of: Callable[[Op], Hashable]) -> np.ndarray[Any, Any]:
+    """Equal numbers for ops of equal rule and literals."""
     ids: dict[Hashable, int] = {}
 
     def of(op: Op) -> int:
@@ -161,6 +228,41 @@ def _fingerprints(module: Module, key_of: Callable[[Op], Hashable]) -> np.ndarra
         return ids.setdefault((key_of(op), literals, inner, op.backward), len(ids))
 
     return np.array([of(op) for op in module.body.ops], dtype=np.int64)
+
+
+def _with_names(
+    prints: np.ndarray[Any, Any],
+    ops: Sequence[Op],
+    names: Mapping[int, str],
+    marks: Mapping[int, Hashable],
+) -> np.ndarray[Any, Any]:
+    """Fingerprints that also tell operands of different names or marks apart."""
+    ids: dict[Hashable, int] = {}
+
+    def of(fingerprint: int, op: Op) -> int:
+        given = tuple(
+            (i, names.get(x.id), marks.get(x.id))
+            for i, x in enumerate(op.operands)
+            if isinstance(x, Value) and (x.id in names or x.id in marks)
+        )
+        return ids.setdefault((fingerprint, given), len(ids))
+
+    return np.array([of(*pair) for pair in zip(prints.tolist(), ops, strict=True)], dtype=np.int64)
+
+
+def _alike(
+    segment: Segment, ops: Sequence[Op], names: Mapping[int, str], marks: Mapping[int, Hashable]
+) -> bool:
+    """Whether arguments correspond by path in all repeats, and no marks differ."""
+    for offset in range(segment.start, segment.start + segment.period):
+        for at in range(offset + segment.period, segment.stop, segment.period):
+            for x, y in zip(ops[offset].operands, ops[at].operands, strict=True):
+                if isinstance(x, Value) and isinstance(y, Value):
+                    if x.id in names and y.id in names and names[x.id] != names[y.id]:
+                        return False
+                    if marks.get(x.id) != marks.get(y.id):
+                        return False
+    return True
 
 
 def _weight(op: Op) -> int:

@@ -52,6 +52,17 @@ def dot(contract: Any, batch: Any = ((), ())) -> Callable[..., Any]:
     return lambda x, y: lax.dot_general(x, y, (contract, batch))
 
 
+def conv(strides: Any, padding: str, **groups: int) -> Callable[..., Any]:
+    layout = ("NHWC", "HWIO", "NHWC")
+    return lambda x, k: lax.conv_general_dilated(
+        x, k, strides, padding, dimension_numbers=layout, **groups
+    )
+
+
+def max_pool(x: Any) -> Any:
+    return lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+
+
 CASES: dict[str, tuple[str, Callable[..., Any], tuple[Any, ...]]] = {
     "add": ("add", lax.add, (floats(4, 6), floats(4, 6))),
     "add_any": ("add_any", ad.add_jaxvals, (floats(4, 6), floats(4, 6))),
@@ -64,6 +75,41 @@ CASES: dict[str, tuple[str, Callable[..., Any], tuple[Any, ...]]] = {
     ),
     "clamp": ("clamp", lambda x: lax.clamp(0.2, x, 0.5), (floats(4, 6),)),
     "concatenate": ("concatenate", lambda x, y: lax.concatenate([x, y], 1), (floats(4, 2),) * 2),
+    "conv": (
+        "conv_general_dilated",
+        conv((2, 2), "SAME"),
+        (floats(4, 8, 8, 6), floats(3, 3, 6, 2)),
+    ),
+    "conv_kernel_gradient": (
+        "conv_general_dilated",
+        jax.grad(lambda k, x: (conv((2, 2), "SAME")(x, k) ** 2).sum()),
+        (floats(3, 3, 6, 2), floats(4, 8, 8, 6)),
+    ),
+    "conv_image_gradient": (
+        "conv_general_dilated",
+        jax.grad(lambda x, k: (conv((2, 2), "SAME")(x, k) ** 2).sum()),
+        (floats(4, 8, 8, 6), floats(3, 3, 6, 2)),
+    ),
+    "conv_groups": (
+        "conv_general_dilated",
+        conv((1, 1), "SAME", feature_group_count=4),
+        (floats(2, 4, 4, 8), floats(3, 3, 2, 12)),
+    ),
+    "conv_groups_kernel_gradient": (
+        "conv_general_dilated",
+        jax.grad(lambda k, x: (conv((1, 1), "SAME", feature_group_count=4)(x, k) ** 2).sum()),
+        (floats(3, 3, 2, 12), floats(2, 4, 4, 8)),
+    ),
+    "conv_pointwise": (
+        "conv_general_dilated",
+        conv((1, 1), "VALID"),
+        (floats(4, 8, 8, 6), floats(1, 1, 6, 2)),
+    ),
+    "conv_pointwise_kernel_gradient": (
+        "conv_general_dilated",
+        jax.grad(lambda k, x: (conv((1, 1), "VALID")(x, k) ** 2).sum()),
+        (floats(1, 1, 6, 2), floats(4, 8, 8, 6)),
+    ),
     "convert": ("convert_element_type", lambda x: x.astype(jnp.bfloat16), (floats(4, 6),)),
     "copy": ("copy", jnp.copy, (floats(4, 6),)),
     "cumsum": ("cumsum", lambda x: jnp.cumsum(x, 1), (floats(4, 6),)),
@@ -105,6 +151,22 @@ CASES: dict[str, tuple[str, Callable[..., Any], tuple[Any, ...]]] = {
     "mul_broadcast": ("mul", lambda x, y: lax.mul(x, y), (floats(4, 6), floats(4, 6))),
     "neg": ("neg", lax.neg, (floats(4, 6),)),
     "pad": ("pad", lambda x: lax.pad(x, 0.0, ((0, 0, 0), (1, 2, 1))), (floats(4, 6),)),
+    "pool_max": ("reduce_window_max", max_pool, (floats(4, 8, 6, 2),)),
+    "pool_sum": (
+        "reduce_window_sum",
+        lambda x: lax.reduce_window(x, 0.0, lax.add, (1, 3, 1, 1), (1, 1, 1, 1), "SAME"),
+        (floats(4, 8, 6, 2),),
+    ),
+    "pool_max_gradient": (
+        "select_and_scatter_add",
+        jax.grad(lambda x: (max_pool(x) ** 2).sum()),
+        (floats(4, 8, 6, 2),),
+    ),
+    "pool_max_tangent": (
+        "select_and_gather_add",
+        lambda x, t: jax.jvp(max_pool, (x,), (t,))[1],
+        (floats(4, 8, 6, 2), floats(4, 8, 6, 2)),
+    ),
     "reduce_and": ("reduce_and", lambda x: jnp.all(x, 0), (bools(4, 6),)),
     "reduce_max": ("reduce_max", lambda x: jnp.max(x, 1), (floats(4, 6),)),
     "reduce_min": ("reduce_min", lambda x: jnp.min(x, 0), (ints(4, 6),)),
@@ -155,9 +217,11 @@ CASES: dict[str, tuple[str, Callable[..., Any], tuple[Any, ...]]] = {
     ),
     "split": ("split", lambda x: lax.split(x, (2, 4), axis=1), (floats(4, 6),)),
     "squeeze": ("squeeze", lambda x: lax.squeeze(x, (1,)), (floats(4, 1, 6),)),
+    "stack": ("stack", lambda x, y: jnp.stack([x, y], 1), (floats(4, 6), floats(4, 6))),
     "sub_broadcast": ("sub", lambda x, y: x - y, (floats(4, 6), floats(4, 1))),
     "tanh": ("tanh", lax.tanh, (floats(4, 6),)),
     "top_k": ("top_k", lambda x: lax.top_k(x, 3), (floats(4, 6),)),
+    "unstack": ("unstack", lambda x: jnp.unstack(x, axis=1), (floats(4, 2, 6),)),
     "transpose": ("transpose", lambda x: lax.transpose(x, (2, 0, 1)), (floats(4, 6, 2),)),
 }
 

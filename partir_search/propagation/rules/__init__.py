@@ -8,6 +8,7 @@ from partir_search.propagation.rules import (
     other,
     random,
     shape,
+    windowed,
 )
 from partir_search.propagation.rules.registry import RULES, RuleTable, register, whole
 
@@ -23,4 +24,5 @@ __all__ = [
     "register",
     "shape",
     "whole",
+    "windowed",
 ]

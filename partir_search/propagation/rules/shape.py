@@ -238,3 +238,30 @@ def pad(op: Op) -> OpRule:
     filler = op.operands[1]
     zero = isinstance(filler, Literal) and filler.is_zero()
     return _identity(op, padded, linear=((0,),) if zero else ())
+
+
+@register("stack")
+def stack(op: Op) -> OpRule:
+    """All dims but the new one."""
+    return _stacking(op, shape_of(op, 0))
+
+
+@register("unstack")
+def unstack(op: Op) -> OpRule:
+    """All dims but the one taken apart."""
+    return _stacking(op, result_shape(op))
+
+
+def _stacking(op: Op, part: Shape) -> OpRule:
+    """Parts share their dims; the stack of them holds one more, which stays whole."""
+    axis, outer = op.params["axis"], tuple(range(len(part)))
+    stacked = (*outer[:axis], NONE, *outer[axis:])
+    dims = {len(part): outer, len(part) + 1: stacked}
+    return OpRule(
+        sizes=part,
+        operands=tuple(dims[len(x.type.shape)] for x in op.operands),
+        results=tuple(dims[len(x.type.shape)] for x in op.results),
+        reducers=("",) * len(part),
+        linear=(tuple(range(len(op.operands))),),
+        elementwise=True,
+    )

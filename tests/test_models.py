@@ -1,0 +1,35 @@
+"""Every model of the catalog: the found plan and the known strategies compute the plain step."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import pytest
+
+import partir_search as ps
+from models.catalog import MODELS
+from tests.support import assert_same
+
+TINY = ("graph-net-tiny", "llama-tiny", "moe-tiny", "t5-tiny", "unet-tiny")
+
+
+@functools.cache
+def plain(name: str) -> tuple[Any, Any]:
+    """Arguments and results of one step on one device."""
+    entry = MODELS[name]
+    args = jax.jit(lambda: entry.args(8))()
+    return args, jax.jit(entry.step)(*args)
+
+
+@pytest.mark.devices
+@pytest.mark.parametrize("machine", ["tpu_v5e", "cpu"])
+@pytest.mark.parametrize("name", TINY)
+def test_found_plan_equals_plain(name: str, machine: str, mesh: jax.sharding.Mesh) -> None:
+    """The machines differ in what pays: on `cpu` links are slow, on v5e kernels are."""
+    args, want = plain(name)
+    step = ps.auto_partition(mesh, machine=machine, episodes=60)(MODELS[name].step)
+    got = jax.block_until_ready(step(*args))
+    assert not step.plan(*args).opaque()
+    assert_same(jax.tree.leaves(got), jax.tree.leaves(want), tolerance=1e-4)
