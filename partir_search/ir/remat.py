@@ -12,13 +12,18 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from scipy.ndimage import minimum_filter1d
 
 from partir_search.ir.core import Module, Op, Operand, Region, Value
 from partir_search.ir.from_jaxpr import number
 
 Range = tuple[int, int]  # first op and the one after the last, by position in the body
 
-NARROW = 1.1  # a cut may cross this much more bytes than the narrowest one
+WINDOWS = 40  # a cut is the narrowest place of this part of the forward pass to either side,
+SHORTEST = 40  # of this many ops at least,
+NARROW = 1.1  # or crosses this much more bytes
+THIN = 0.1  # of the median that crosses: less lies outside the network's body
+LONG = 1 / 3  # of the forward pass: what lives longer is kept anyway and crosses all cuts
 WORTH = 2.0  # bytes that a segment must free, as a multiple of those that cross its cut
 
 
@@ -40,21 +45,21 @@ def find_segments(module: Module) -> list[Range]:
     crossing, freed = np.zeros(n + 1), np.zeros(n + 1)
     for at, op in enumerate(ops[:n]):
         for r in op.results:
-            if last.get(r.id, at) > at:
+            if 0 < last.get(r.id, at) - at <= n * LONG:
                 crossing[at + 1] += r.type.nbytes
                 crossing[last[r.id] + 1] -= r.type.nbytes
-            elif r.id in late:
+            elif last.get(r.id, at) <= at and r.id in late:
                 freed[at + 1] += r.type.nbytes
     crossing = np.cumsum(crossing)[: n + 1]
-    middle = crossing[n // 10 + 1 : n - n // 10]
-    if not len(middle) or not (middle > 0).any():
-        return []
-    narrow = float(middle[middle > 0].min()) * NARROW
+    around = 2 * max(n // WINDOWS, SHORTEST) + 1
+    floor = THIN * float(np.median(crossing))  # inputs and losses are no places to cut at
+    nearby = np.where(crossing < floor, np.inf, crossing)
+    narrow = NARROW * minimum_filter1d(nearby, around, mode="nearest")
     freed = np.cumsum(freed)
     segments: list[Range] = []
     begin = 0
     for at in range(1, n + 1):
-        if crossing[at] <= narrow and freed[at] - freed[begin] >= WORTH * narrow / NARROW:
+        if floor < crossing[at] <= narrow[at] and freed[at] - freed[begin] > WORTH * crossing[at]:
             segments.append((begin, at))
             begin = at
     return segments
