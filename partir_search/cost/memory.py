@@ -1,13 +1,14 @@
 """The live-memory curve of a program, for a whole module or for a folded one.
 
-On a fold the curve is a table of counts: for a handful of positions (the first and last repeats
-of each op, since counts are linear in the layer in between) how many members of each class
-are live. The peak for a state is then one matrix-vector product.
+On a fold the curve is a sparse table: for a handful of positions (the first and last repeats of
+each op, since counts are linear in the layer in between) how many members of each class come to
+life or die. The curve of a state is then one matrix-vector product, added up.
 """
 
 from __future__ import annotations
 
 import numpy as np
+from scipy.sparse import coo_array, csr_array
 
 from partir_search.cost.traffic import Floats, Ints, RegionTraffic
 from partir_search.ir.fold import Folded
@@ -23,7 +24,7 @@ class Curve:
     """
 
     def __init__(self, traffic: RegionTraffic, folded: Folded | None = None) -> None:
-        self._counts: Floats | None = None
+        self._changes: csr_array | None = None
         self._start, self._stop, self._value = traffic.start, traffic.stop, traffic.value
         self._weight = traffic.weight
         self._length = max(len(traffic.region.ops), 1)
@@ -37,16 +38,21 @@ class Curve:
         known = classes >= 0
         first = np.searchsorted(rows, self._start[known], side="left")
         last = np.searchsorted(rows, self._stop[known], side="right")
-        counts = np.zeros((len(rows) + 1, len(folded.module.values)))
-        np.add.at(counts, (first, classes[known]), self._weight[known])
-        np.subtract.at(counts, (last, classes[known]), self._weight[known])
-        self._counts = np.cumsum(counts, axis=0)[:-1]
+        weight = self._weight[known]
+        self._changes = coo_array(
+            (
+                np.concatenate((weight, -weight)),
+                (np.concatenate((first, last)), np.concatenate((classes[known],) * 2)),
+            ),
+            shape=(len(rows) + 1, len(folded.module.values)),
+        ).tocsr()
         self.position = np.array([folded.op_of[r] for r in rows], dtype=np.int64)
 
     def bytes_at(self, nbytes: Floats) -> Floats:
         """[R] live bytes of stored values, from the local bytes of each value (or class)."""
-        if self._counts is not None:
-            return self._counts @ nbytes
+        if self._changes is not None:
+            changes: Floats = self._changes @ nbytes
+            return np.cumsum(changes)[:-1]
         events = np.zeros(self._length + 1)
         sizes = nbytes[self._value] * self._weight if len(self._value) else np.zeros(0)
         np.add.at(events, self._start, sizes)

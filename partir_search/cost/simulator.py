@@ -8,6 +8,7 @@ their trip count. The model of a module is built once; a state costs one walk ov
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,10 +27,11 @@ from partir_search.cost.traffic import (
 )
 from partir_search.ir.core import Module, Op
 from partir_search.ir.fold import Folded
+from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import Partition
 from partir_search.ir.rule import OpRule
 from partir_search.lowering.program import Apply, Block, LocalProgram, Move, Slot
-from partir_search.lowering.reshard import COLLECTIVES
+from partir_search.lowering.reshard import COLLECTIVES, Step
 from partir_search.machine import Machine
 from partir_search.propagation.rules.control_flow import flows_of
 
@@ -138,6 +140,8 @@ class CostModel:
         for v_id in module.constants:
             counts[v_id] += 1
         self.argument_counts = counts
+        self._mesh: MeshShape | None = None  # that the transfers below are on
+        self._transfers: dict[tuple[str, float, tuple[int, ...]], tuple[float, float, str]] = {}
 
     def _collect(self, traffic: RegionTraffic) -> None:
         for at, parts in traffic.inner.items():
@@ -176,6 +180,21 @@ class CostModel:
         v = move.source.value
         product = move.op is not None and self.contracts[move.op.id]
         return 0.5 if self.for_products[v.id] or (product and v.type.itemsize == 4) else 1.0
+
+    def transfer(self, step: Step, payload: float, mesh: MeshShape) -> tuple[float, float, str]:
+        """Seconds of a collective, bytes that a device sends, and the axes' names."""
+        if mesh is not self._mesh:
+            self._mesh, self._transfers = mesh, {}
+        key = (step.kind, payload, step.axes)
+        found = self._transfers.get(key)
+        if found is None:
+            n = math.prod(mesh.sizes[axis] for axis in step.axes)
+            found = self._transfers[key] = (
+                collective_seconds(step.kind, payload, step.axes, mesh, self.machine),
+                sent_bytes(step.kind, payload, n),
+                ",".join(mesh.names[a] for a in step.axes),
+            )
+        return found
 
     def breakdown(self, program: LocalProgram) -> tuple[OpCost, ...]:
         """Every kernel and collective of the program, dearest first.
@@ -304,19 +323,14 @@ class _Walk:
         return peak
 
     def move(self, move: Move, times: float, slack: float, argument: bool) -> float:
-        step, model, mesh = move.step, self.model, self.mesh
+        step, model = move.step, self.model
         width = model.width(move)
         if move.target.nbytes > move.source.nbytes:
             self.copied += 2.0 * move.target.nbytes * width * times
         if step.kind not in COLLECTIVES:
             return slack
-        payload = move.payload_bytes * width
-        seconds = collective_seconds(step.kind, payload, step.axes, mesh, model.machine)
-        n = 1
-        for axis in step.axes:
-            n *= mesh.sizes[axis]
-        sent = sent_bytes(step.kind, payload, n) * times
-        name = ",".join(mesh.names[a] for a in step.axes)
+        seconds, sent, name = model.transfer(step, move.payload_bytes * width, self.mesh)
+        sent *= times
         self.by_axis[name] = self.by_axis.get(name, 0.0) + sent
         self.by_kind[step.kind] = self.by_kind.get(step.kind, 0.0) + sent
         if argument and step.kind == "all_gather" and model.machine.prefetches:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from partir_search.lowering.program import Apply, Block, LocalProgram, Move, Slo
 from partir_search.lowering.reshard import reshard
 from partir_search.propagation.rules.control_flow import flows_of
 
+CODE_BITS = 7  # hold a dim or a factor and whether a sum is pending: up to 62 dims
 REUSE_WINDOW = 64  # ops between two uses of a copy beyond which it is made again
 
 
@@ -55,7 +57,7 @@ class LocalCache:
     def __init__(self) -> None:
         self.rows: dict[bytes, AxisRows] = {}
         self.slots: dict[tuple[int, Layout, Pending], Slot] = {}
-        self.rests: dict[tuple[int, tuple[int, ...], Pending, tuple[int, ...]], Slot] = {}
+        self.rests: dict[tuple[int, ...], list[dict[int, Slot]]] = {}
         self.plans: dict[tuple[int, ...], list[dict[tuple[int, ...], _OpPlan]]] = {}
 
     def slot(self, partition: Partition, value: Value, layout: Layout, pending: Pending) -> Slot:
@@ -80,41 +82,45 @@ def localize(
     return _Localizer(partition, cache or LocalCache(), sparse).program()
 
 
+def _codes(partition: Partition) -> tuple[list[int], list[int]]:
+    """One number per value for its tiles and pending sums, one per op for its loops."""
+    rests: Any = np.zeros(len(partition.module.values), dtype=np.int64)
+    loops: Any = np.zeros(len(partition.module.ops), dtype=np.int64)
+    if len(partition.axes) * CODE_BITS > 62:
+        rests, loops = rests.astype(object), loops.astype(object)
+    for rows in partition.axes:
+        rests = (rests << CODE_BITS) + (rows.tile_row + 1) * 2 + rows.pending
+        loops = (loops << CODE_BITS) + rows.loop_row + 1
+    return rests.tolist(), loops.tolist()
+
+
 class _Localizer:
     def __init__(self, partition: Partition, cache: LocalCache, sparse: bool) -> None:
         self.partition, self.cache = partition, cache
         self.module = partition.module
         self.index = partition.index
         self.order = partition.order
-        self.tiles, self.loops = partition.tiles, partition.loops
         self.pending = {
             v: partition.rest_pending(self.module.values[v])
             for v in frozenset().union(*partition.travelling)
         }
         self.active = active_ops(partition) if sparse else None
         self.around = partition.index.around
-        self.known: dict[int, Slot] = {}
+        self.resting, self.looping = _codes(partition)
         if self.order not in cache.plans:
             cache.plans[self.order] = [{} for _ in self.module.ops]
+            cache.rests[self.order] = [{} for _ in self.module.values]
         self.plans = cache.plans[self.order]
+        self.rests = cache.rests[self.order]
 
     def rest(self, v: int) -> Slot:
         """The slot in which a value rests."""
-        slot = self.known.get(v)
-        if slot is None:
-            slot = self.known[v] = self._resting(v)
-        return slot
-
-    def _resting(self, v: int) -> Slot:
-        tiles = tuple([row[v] for row in self.tiles])
-        pending = self.pending.get(v, ())
-        key = (v, tiles, pending, self.order)
-        slot = self.cache.rests.get(key)
+        slot = self.rests[v].get(self.resting[v])
         if slot is None:
             value = self.module.values[v]
-            layout = self.partition.layout(value)
+            layout, pending = self.partition.layout(value), self.pending.get(v, ())
             slot = self.cache.slot(self.partition, value, layout, pending)
-            self.cache.rests[key] = slot
+            self.rests[v][self.resting[v]] = slot
         return slot
 
     def program(self) -> LocalProgram:
@@ -138,9 +144,9 @@ class _Localizer:
         return self.cache.slot(self.partition, value, layout, pending)
 
     def plan(self, op: Op) -> _OpPlan:
-        n, rest = op.id, self.rest
-        key = (*[row[n] for row in self.loops], *[rest(v).id for v in self.around[n]])
-        plans = self.plans[op.id]
+        n, resting = op.id, self.resting
+        key = (self.looping[n], *[resting[v] for v in self.around[n]])
+        plans = self.plans[n]
         plan = plans.get(key)
         if plan is None:
             plan = plans[key] = self._plan(op)
