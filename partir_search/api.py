@@ -210,6 +210,22 @@ class AutoPartitioned:
         """Searches only. Arguments may be arrays or `jax.ShapeDtypeStruct`s."""
         return self._planned(self._split(args, kwargs), args, kwargs)[0]
 
+    def known_plans(self, *args: Any, **kwargs: Any) -> dict[str, Plan]:
+        """The known strategies (data, tensor, sequence parallelism, ZeRO) as plans, by name.
+
+        The search starts from them; here they are whole, to look at, to run
+        (``schedule=plan``) and to compare with.
+        """
+        o, call = self._options, self._split(args, kwargs)
+        mesh = MeshShape(tuple(o.mesh.axis_names), tuple(o.mesh.axis_sizes))
+        with collector_paused():
+            traced = trace_call(self._plain, call, args, kwargs, self.__name__)
+            planner = Planner(traced.module, mesh, o.machine, goals=o.goals)
+            return {
+                name: self._plan_of(planner.replay(actions), traced, planner.memory_limit, ())
+                for name, actions in planner.known_actions().items()
+            }
+
     def trace(self, *args: Any, **kwargs: Any) -> Any:
         """`jax.stages.Traced` of the partitioned program (static arguments are bound)."""
         call = self._split(args, kwargs)
@@ -288,19 +304,25 @@ class AutoPartitioned:
             if o.remat == "auto" and planned.reports and planned.cost.peak_bytes > limit:
                 planned, remat = relieve(module, planned, limit, search)
         planned.seconds["trace and import"] = spent
-        plan = Plan(
+        plan = self._plan_of(planned, traced, limit, remat)
+        self._by_shape[call.plan_key()] = plan
+        return plan, traced
+
+    def _plan_of(
+        self, planned: Planned, traced: Traced, limit: float, remat: tuple[Range, ...]
+    ) -> Plan:
+        o = self._options
+        return Plan(
             planned,
             mesh=o.mesh,
             machine=o.machine,
             in_tree=traced.in_tree,
             out_tree=traced.out_tree,
             seed=o.seed,
-            original=module,
+            original=traced.module,
             remat=remat,
             memory_limit=limit,
         )
-        self._by_shape[call.plan_key()] = plan
-        return plan, traced
 
     def _saved(self, call: Call, planner: Planner) -> SavedPlan | None:
         """The plan to replay: of the same shapes, or the schedule's."""

@@ -270,6 +270,16 @@ class Planner:
         _, game = self.game(names)
         return [(n, self._folded(game, moves)[1]) for n, moves in expert_plans(self.mesh, names)]
 
+    def known_actions(self) -> dict[str, list[Action]]:
+        """The known strategies on all axes, on the whole program."""
+        names = self.mesh.user.names
+        folded, game = self.game(names)
+        found = {}
+        for name, moves in expert_plans(self.mesh, names):
+            state = State(self.graph, self.mesh, spreads=self.spreads)
+            found[name] = self._expand(folded, game, game.decisions(moves), state)
+        return found
+
     def game(
         self, axes: Sequence[str], before: Sequence[Action] = ()
     ) -> tuple[Folded, PlanningGame]:

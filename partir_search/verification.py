@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import pathlib
+import tempfile
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -24,7 +26,7 @@ from partir_search.lowering.compiled import CompiledCollective, axes_of, hlo_col
 from partir_search.lowering.program import LocalProgram
 from partir_search.lowering.reshard import COLLECTIVES
 from partir_search.lowering.shard import argument_specs, result_specs, sharded
-from partir_search.targets import Target
+from partir_search.targets import TPUS, Target
 
 Key = tuple[str, tuple[str, ...]]  # kind and axes
 
@@ -108,9 +110,8 @@ def verify(program: LocalProgram, cost: Cost, target: Target) -> Verification:
     """
     mesh = target.mesh(program.partition.mesh)
     begin = time.perf_counter()
-    compiled = compile_for(program, mesh, target.compiler_options)
+    compiled, text = _compile(program, mesh, target)
     spent = time.perf_counter() - begin
-    text = compiled.as_text()
     memory = compiled.memory_analysis()
     analysis = compiled.cost_analysis() or {}
     rows, changes, unexplained = compare(program, hlo_collectives(text))
@@ -125,6 +126,26 @@ def verify(program: LocalProgram, cost: Cost, target: Target) -> Verification:
         compile_seconds=spent,
         hlo=text,
     )
+
+
+def _compile(program: LocalProgram, mesh: Mesh, target: Target) -> tuple[Any, str]:
+    """The compiled program and its text.
+
+    Some programs that libtpu writes for v5p (gathers on the SparseCore) jaxlib cannot read: their
+    text is what the compiler dumps.
+    """
+    if target.name not in TPUS:
+        compiled = compile_for(program, mesh, target.compiler_options)
+        return compiled, compiled.as_text()
+    with tempfile.TemporaryDirectory() as folder:
+        compiled = compile_for(program, mesh, target.compiler_options | {"xla_dump_to": folder})
+        try:
+            return compiled, compiled.as_text()
+        except jax.errors.JaxRuntimeError:
+            found = sorted(pathlib.Path(folder).glob("*.jit_run.*.after_codegen.txt"))
+            if not found:
+                raise
+            return compiled, found[-1].read_text()
 
 
 def compile_for(program: LocalProgram, mesh: Mesh, options: dict[str, Any] | None = None) -> Any:

@@ -1,0 +1,173 @@
+"""Predictions against XLA:TPU: peak memory and seconds of many plans of several models.
+
+    python -m experiments.truth --targets=tpu_v5e:2x4 --plans=12 --rows=rows.jsonl
+
+For each model and target the known strategies and the found plan are taken, spread evenly from the
+fastest to the slowest, and compiled ahead of time (half a minute each). Prints per model the
+errors of peak memory, the rank correlation of seconds with the judge (`experiments/judge.py`) and
+their ratio. Rows are added to a file; what is compiled there already is only predicted again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import app, flags
+from jax.sharding import AbstractMesh
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from scipy.stats import spearmanr
+
+import partir_search as ps
+from experiments.judge import CLOCK_HZ, judge
+from models.catalog import MODELS
+
+FLAGS = flags.FLAGS
+flags.DEFINE_list("models", None, "Cases to compile; default: all.")
+flags.DEFINE_list("targets", ["tpu_v5e:2x4", "tpu_v5p:2x2x2"], "Machines and topologies.")
+flags.DEFINE_integer("plans", 12, "Plans of each model on each target.")
+flags.DEFINE_string("mesh", "data:2,model:4", "Mesh axes and sizes.")
+flags.DEFINE_string("rows", "rows.jsonl", "File of JSON lines, read and added to.")
+flags.DEFINE_boolean("compile", True, "Compile what the file lacks; else only predict again.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A model of the catalog, resized, and its batch."""
+
+    model: str
+    batch: int
+    sizes: dict[str, Any]
+
+    def partitioned(self, mesh: Any, machine: str) -> tuple[Any, tuple[Any, Any]]:
+        entry = MODELS[self.model].resized(**self.sizes)
+        step = ps.auto_partition(mesh, machine=machine, donate_argnums=0, progress=False)(
+            entry.step
+        )
+        return step, entry.abstract_args(self.batch)
+
+
+_BF16 = jnp.bfloat16
+_LLAMA = {"layers": 2, "d_model": 1024, "heads": 16, "kv_heads": 8, "d_ff": 3584, "vocab": 32000}
+CASES = {
+    "transformer": Case(
+        "transformer-1b",
+        64,
+        {"layers": 2, "d_model": 1024, "heads": 8, "d_ff": 4096, "seq": 512, "dtype": _BF16},
+    ),
+    "llama": Case("llama3-8b", 32, _LLAMA | {"seq": 1024}),
+    "t5": Case("t5-large", 64, {"layers": 1}),
+    "moe": Case("gshard-10b", 32, {"layers": 2, "d_ff": 4096, "experts": 16, "seq": 512}),
+    "unet": Case(
+        "unet", 256, {"image": 32, "channels": 128, "multipliers": (1, 2), "blocks": 1, "heads": 8}
+    ),
+    "graph-net": Case("graph-net", 1, {"steps": 2}),
+}
+
+
+def plans_of(case: Case, target: str, n: int) -> Iterator[tuple[str, ps.Plan]]:
+    """The found plan and known ones, unlike in cost and not too large, from fast to slow."""
+    shape = ps.MeshShape.parse(FLAGS.mesh)
+    mesh, machine = AbstractMesh(shape.sizes, shape.names), ps.Target.parse(target).machine
+    step, args = case.partitioned(mesh, machine.name)
+    yield "found", step.plan(*args)
+    unlike: dict[tuple[float, float], tuple[str, ps.Plan]] = {}
+    for name, plan in step.known_plans(*args).items():
+        if plan.cost.peak_bytes < machine.hbm_bytes:
+            key = (round(plan.cost.seconds, 6), round(plan.cost.peak_bytes / 1e6))
+            unlike.setdefault(key, (name, plan))
+    ranked = [unlike[key] for key in sorted(unlike)]
+    chosen = np.linspace(0, len(ranked) - 1, min(n - 1, len(ranked))).round().astype(int)
+    yield from (ranked[i] for i in dict.fromkeys(chosen.tolist()))
+
+
+def row_of(plan: ps.Plan, target: str, known: dict[str, Any]) -> dict[str, Any] | None:
+    """Predicted figures, and compiled ones unless they are known."""
+    row: dict[str, Any] = {
+        "predicted_peak": plan.cost.peak_bytes,
+        "predicted_s": plan.cost.seconds,
+        "predicted_compute_s": plan.cost.compute_seconds,
+        "predicted_flops": plan.cost.flops,
+    }
+    if known and known["plan_actions"] == _actions(plan):
+        return known | row
+    if not FLAGS.compile:
+        return None
+    found = plan.verify(target)
+    machine = ps.Target.parse(target).machine
+    row |= {
+        "plan_actions": _actions(plan),
+        "compiled_peak": found.peak_bytes[1],
+        "compiled_flops": found.flops[1],
+        "confirmed": found.confirmed,
+        "compile_s": round(found.compile_seconds, 1),
+        "jax": jax.__version__,
+    }
+    if machine.name in CLOCK_HZ:
+        seconds = judge(found.hlo, plan.program.partition.mesh, machine)
+        row |= {"judged_s": seconds.total, "judged_compute_s": seconds.compute}
+    return row
+
+
+def _actions(plan: ps.Plan) -> str:
+    return json.dumps(plan.to_json()["actions"])
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> Table:
+    table = Table(title="predicted against XLA:TPU", title_justify="left")
+    for column in (
+        *("target", "model", "plans", "confirmed", "peak GB", "median |error|", "worst error"),
+        *("rank correlation", "seconds ratio", "compute ratio"),
+    ):
+        table.add_column(column, justify="right")
+    for target, model in dict.fromkeys((r["target"], r["model"]) for r in rows):
+        held = [r for r in rows if (r["target"], r["model"]) == (target, model)]
+        error = np.array([r["predicted_peak"] / r["compiled_peak"] - 1 for r in held])
+        ratio = np.array([r["predicted_s"] / r["judged_s"] for r in held])
+        compute = np.array([r["predicted_compute_s"] / r["judged_compute_s"] for r in held])
+        rank = spearmanr([r["predicted_s"] for r in held], [r["judged_s"] for r in held])
+        peaks = [r["compiled_peak"] / 1e9 for r in held]
+        table.add_row(
+            *(target, model, str(len(held)), str(sum(r["confirmed"] for r in held))),
+            f"{min(peaks):.2f}..{max(peaks):.2f}",
+            f"{np.median(abs(error)):.1%}",
+            f"{error[np.argmax(abs(error))]:+.1%}",
+            f"{rank.statistic:.3f}",
+            f"{ratio.min():.2f}..{ratio.max():.2f}",
+            f"{compute.min():.2f}..{compute.max():.2f}",
+        )
+    return table
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    path = pathlib.Path(FLAGS.rows)
+    old = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    known = {(r["target"], r["model"], r["plan"]): r for r in old}
+    rows = dict(known)
+    for target in FLAGS.targets:
+        for model in FLAGS.models or CASES:
+            plans = list(plans_of(CASES[model], target, FLAGS.plans))
+            for name, plan in track(plans, f"{model} on {target}"):
+                key = (target, model, name)
+                row = row_of(plan, target, known.get(key, {}))
+                if row is None:
+                    continue
+                rows[key] = {"target": target, "model": model, "plan": name} | row
+                with path.open("a") as file:
+                    file.write(json.dumps(rows[key]) + "\n")
+    wanted = FLAGS.models or CASES
+    held = [r for r in rows.values() if r["target"] in FLAGS.targets and r["model"] in wanted]
+    Console(width=160).print(summary(held))
+
+
+if __name__ == "__main__":
+    app.run(main)
