@@ -56,20 +56,18 @@ class Case:
 
 
 _BF16 = jnp.bfloat16
-_LLAMA = {"layers": 2, "d_model": 1024, "heads": 16, "kv_heads": 8, "d_ff": 3584, "vocab": 32000}
+_LLAMA = {"layers": 1, "d_model": 1024, "heads": 16, "kv_heads": 8, "d_ff": 3584, "vocab": 32000}
 CASES = {
     "transformer": Case(
         "transformer-1b",
         64,
-        {"layers": 2, "d_model": 1024, "heads": 8, "d_ff": 4096, "seq": 512, "dtype": _BF16},
+        {"layers": 1, "d_model": 1024, "heads": 8, "d_ff": 4096, "seq": 512, "dtype": _BF16},
     ),
     "llama": Case("llama3-8b", 32, _LLAMA | {"seq": 1024}),
     "t5": Case("t5-large", 64, {"layers": 1}),
     "moe": Case("gshard-10b", 32, {"layers": 2, "d_ff": 4096, "experts": 16, "seq": 512}),
-    "unet": Case(
-        "unet", 256, {"image": 32, "channels": 128, "multipliers": (1, 2), "blocks": 1, "heads": 8}
-    ),
-    "graph-net": Case("graph-net", 1, {"steps": 2}),
+    "unet": Case("unet", 256, {"image": 32, "channels": 128, "multipliers": (1,), "blocks": 1}),
+    "graph-net": Case("graph-net", 1, {"steps": 1, "mlp_layers": 3}),
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import time
 import warnings
 from collections.abc import Callable, Hashable, Sequence
@@ -285,8 +286,8 @@ class AutoPartitioned:
             leaves = (call.args, o.in_shardings), (traced.out_tree, o.out_shardings)
             return fixed_actions(module, mesh, *leaves)
 
-        def search(module: Module) -> Planned:
-            return self._run(planner_of(module), fixed(module))
+        def search(module: Module, hints: Sequence[Action] = (), share: float = 1.0) -> Planned:
+            return self._run(planner_of(module), fixed(module), hints, share)
 
         planner = planner_of(module)
         self._warn_opaque(planner)
@@ -336,14 +337,26 @@ class AutoPartitioned:
         check_saved(saved, planner.module, planner.mesh)
         return saved
 
-    def _run(self, planner: Planner, fixed: Sequence[Action]) -> Planned:
+    def _run(
+        self,
+        planner: Planner,
+        fixed: Sequence[Action],
+        hints: Sequence[Action] = (),
+        share: float = 1.0,
+    ) -> Planned:
         o = self._options
         assert not isinstance(o.schedule, Plan | SavedPlan)
         schedule = [AutomaticPartition()] if o.schedule is None else list(o.schedule)
         automatic = any(isinstance(t, AutomaticPartition) for t in schedule)
-        with search_progress(o.progress if automatic else False, o.episodes) as progress:
+        episodes = math.ceil(o.episodes * share)
+        with search_progress(o.progress if automatic else False, episodes) as progress:
             return planner.run(
-                schedule, fixed=fixed, episodes=o.episodes, seed=o.seed, progress=progress
+                schedule,
+                fixed=fixed,
+                episodes=episodes,
+                seed=o.seed,
+                progress=progress,
+                hints=hints,
             )
 
     def _warn_opaque(self, planner: Planner) -> None:

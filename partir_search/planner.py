@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from partir_search.cost.simulator import Cost, CostModel
 from partir_search.cost.storage import Usage, usage_of
-from partir_search.experts import Decision, Strategist, TileClass, expert_plans
+from partir_search.experts import Decision, KeepClass, Strategist, TileClass, expert_plans
 from partir_search.ir.core import Module
 from partir_search.ir.fold import Folded, fold
 from partir_search.ir.mesh import MeshShape
@@ -169,8 +169,13 @@ class Planner:
         episodes: int = DEFAULT_EPISODES,
         seed: int = 0,
         progress: Progress | None = None,
+        hints: Sequence[Action] = (),
     ) -> Planned:
-        """Plays `fixed` actions (the user's shardings), then the schedule."""
+        """Plays `fixed` actions (the user's shardings), then the schedule.
+
+        Args:
+          hints: a plan of a program much like this one: searches start from it too.
+        """
         check_schedule(schedule, self.module, self.mesh)
         state = State(self.graph, self.mesh, spreads=self.spreads)
         strategist = Strategist(self.graph)
@@ -183,7 +188,7 @@ class Planner:
         for tactic in schedule:
             if isinstance(tactic, AutomaticPartition):
                 found, report = self._search(
-                    tactic, actions, tactic.episodes or episodes, seed, progress
+                    tactic, actions, tactic.episodes or episodes, seed, progress, hints
                 )
                 reports.append(report)
                 for action in found:
@@ -234,6 +239,7 @@ class Planner:
         episodes: int,
         seed: int,
         progress: Progress | None,
+        hints: Sequence[Action] = (),
     ) -> tuple[list[Action], SearchReport]:
         names = tactic.axes or self.mesh.user.names
         with self._timed("fold"):
@@ -241,7 +247,7 @@ class Planner:
         known = expert_plans(self.mesh, names)
         with self._timed("experts"):
             experts = [(name, self._folded(game, moves)[1]) for name, moves in known]
-        starts = [moves for _, moves in known]
+        starts = [*(moves for _, moves in known), self._folded_moves(hints, folded, game)]
         with self._timed("search"):
             result = search(game, episodes=episodes, seed=seed, starts=starts, progress=progress)
         with self._timed("finalists"):
@@ -358,6 +364,22 @@ class Planner:
             found.append((game.goal(cost).rank(), rank, path, actions))
         _, _, path, actions = min(found, key=lambda f: f[:2])
         return self._folded(game, path)[1], actions
+
+    def _folded_moves(
+        self, hints: Sequence[Action], folded: Folded, game: PlanningGame
+    ) -> tuple[Move, ...]:
+        """Named actions as moves on the folded program; those on values it lacks are left out."""
+        known = {v.name: v.id for v in self.module.values}
+        moves: list[Move] = []
+        for action in hints:
+            values = [folded.class_of[known[n]] for n in action.values if n in known]
+            axes = self.mesh.axes(action.axis)
+            for cls in dict.fromkeys(game.graph.class_of[v] for v in values if v >= 0):
+                if isinstance(action, Tile):
+                    moves.append(TileClass(cls, action.dim, axes))
+                else:
+                    moves.append(KeepClass(cls, axes))
+        return tuple(moves)
 
     def _rank(self, game: PlanningGame, path: Sequence[Move]) -> tuple[bool, float]:
         return self._folded(game, path)[0].rank()

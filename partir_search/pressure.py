@@ -16,7 +16,9 @@ from partir_search.ir.mesh import MeshShape
 from partir_search.ir.remat import Range, find_segments, rematerialize
 from partir_search.machine import Machine
 from partir_search.planner import Planned, Planner
+from partir_search.propagation.actions import Action
 
+TRIAL = 0.5  # of the episodes, for plans that start from one of a program much alike
 MARGINS = (1.0, 1.5)  # multiples of the segments that a linear estimate asks for
 MOST_DEVICES = 64  # times as many, at most, are tried as a remedy
 
@@ -44,18 +46,22 @@ class Remedy:
 
 
 def relieve(
-    module: Module, planned: Planned, limit: float, plan: Callable[[Module], Planned]
+    module: Module,
+    planned: Planned,
+    limit: float,
+    plan: Callable[[Module, Sequence[Action], float], Planned],
 ) -> tuple[Planned, tuple[Range, ...]]:
     """A plan that fits by computing segments again, or the tightest one, and those segments.
 
     Args:
       planned: what does not fit.
-      plan: plans a rewritten module as `module` was planned.
+      plan: plans a rewritten module as `module` was planned, starting from a plan's actions too,
+        with a share of the episodes.
     """
     segments = find_segments(module)
     if not segments:
         return planned, ()
-    every = plan(rematerialize(module, segments))
+    every = plan(rematerialize(module, segments), planned.actions, TRIAL)
     freed = planned.cost.peak_bytes - every.cost.peak_bytes
     if freed <= 0:
         return planned, ()
@@ -66,7 +72,7 @@ def relieve(
             n = math.ceil(len(segments) * share * margin)
             if n >= len(segments):
                 break
-            some = plan(rematerialize(module, segments[:n]))
+            some = plan(rematerialize(module, segments[:n]), every.actions, TRIAL)
             if some.cost.peak_bytes <= limit:
                 if some.cost.seconds < every.cost.seconds:
                     best, taken = some, segments[:n]
