@@ -2,8 +2,9 @@
 
 XLA:TPU writes `estimated_cycles` beside its kernels; collectives have none and are priced by the
 machine's alpha-beta, as the simulator prices them. The schedule is walked in order: synchronous
-collectives add up, asynchronous ones run behind what is scheduled until their `done`. Not priced:
-gathers and scatters that are custom fusions, sorts, copies between HBM and VMEM.
+collectives add up, asynchronous ones run behind what is scheduled until their `done`. Kernels
+without cycles (custom gathers and scatters, sorts) are priced by bytes; copies between HBM and VMEM
+run behind the rest and are not priced.
 """
 
 from __future__ import annotations
@@ -14,17 +15,24 @@ import re
 
 from partir_search.cost.collectives import collective_seconds
 from partir_search.ir.mesh import MeshShape
-from partir_search.lowering.compiled import CompiledCollective, axes_of, hlo_collectives
+from partir_search.lowering.compiled import (
+    CompiledCollective,
+    array_sizes,
+    axes_of,
+    hlo_collectives,
+)
 from partir_search.machine import Machine
 
 CLOCK_HZ = {"tpu_v5e": 1.5e9, "tpu_v5p": 1.75e9}
 """Peak flops over flops a cycle (197e12 / 131072 and 459e12 / 262144)."""
 
+UNPRICED = ("fusion", "gather", "scatter", "sort", "reduce-window", "select-and-scatter")
 UNKNOWN = 1 << 62  # so many cycles stand for "not known"
 
 _HEADER = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.-]+) \(")
 _LINE = re.compile(
-    r"^\s+(?:ROOT )?%?(?P<name>[\w.-]+) = .*?(?P<op>[a-z][\w-]*)\(%?(?P<first>[\w.-]*)"
+    r"^\s+(?:ROOT )?%?(?P<name>[\w.-]+) = "
+    r"(?P<type>.*?)(?P<op>[a-z][\w-]*)\((?P<args>%?(?P<first>[\w.-]*)[^)]*)"
 )
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _CALLS = re.compile(r"(?:calls|body|to_apply)=%?([\w.-]+)")
@@ -84,12 +92,14 @@ class _Program:
                 del flying[at]
                 spent.total = max(spent.total, end)
 
+        nbytes: dict[str, int] = {}
         head, *lines = self.computations[name]
         for line in lines:
             match = _LINE.match(line)
             if not match:
                 continue
             op, label = match["op"], match["name"]
+            nbytes[label] = sum(n * size for n, size in array_sizes(match["type"]))
             cycles = _CYCLES.search(line)
             if cycles and int(cycles[1]) < UNKNOWN:
                 spent.compute += int(cycles[1]) / self.hz
@@ -117,6 +127,12 @@ class _Program:
                 inner, n = self.run(called[1]), int(trips[1]) if trips else 1
                 spent.compute += n * inner.compute
                 spent.total += n * inner.total
+            elif op in UNPRICED and not (cycles and int(cycles[1]) < UNKNOWN):
+                operands = re.findall(r"%([\w.-]+)", match["args"])
+                made = nbytes[label]  # a gather reads no more of a table than it takes
+                moved = made + sum(min(nbytes.get(x, 0), made) for x in operands)
+                spent.compute += moved / self.machine.attained_hbm_bytes_per_s
+                spent.total += moved / self.machine.attained_hbm_bytes_per_s
         return spent
 
 

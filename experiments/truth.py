@@ -11,6 +11,8 @@ their ratio. Rows are added to a file; what is compiled there already is only pr
 from __future__ import annotations
 
 import dataclasses
+import gzip
+import hashlib
 import json
 import pathlib
 from collections.abc import Iterator, Sequence
@@ -27,7 +29,7 @@ from rich.table import Table
 from scipy.stats import spearmanr
 
 import partir_search as ps
-from experiments.judge import CLOCK_HZ, judge
+from experiments.judge import judge
 from models.catalog import MODELS
 
 FLAGS = flags.FLAGS
@@ -36,6 +38,7 @@ flags.DEFINE_list("targets", ["tpu_v5e:2x4", "tpu_v5p:2x2x2"], "Machines and top
 flags.DEFINE_integer("plans", 12, "Plans of each model on each target.")
 flags.DEFINE_string("mesh", "data:2,model:4", "Mesh axes and sizes.")
 flags.DEFINE_string("rows", "rows.jsonl", "File of JSON lines, read and added to.")
+flags.DEFINE_string("hlo", None, "Folder that keeps compiled programs, to be judged again.")
 flags.DEFINE_boolean("compile", True, "Compile what the file lacks; else only predict again.")
 
 
@@ -95,12 +98,15 @@ def row_of(plan: ps.Plan, target: str, known: dict[str, Any]) -> dict[str, Any] 
         "predicted_compute_s": plan.cost.compute_seconds,
         "predicted_flops": plan.cost.flops,
     }
+    machine = ps.Target.parse(target).machine
     if known and known["plan_actions"] == _actions(plan):
+        if FLAGS.hlo and _kept(target, known).exists():
+            text = gzip.decompress(_kept(target, known).read_bytes()).decode()
+            row |= _judged(text, plan, machine)
         return known | row
     if not FLAGS.compile:
         return None
     found = plan.verify(target)
-    machine = ps.Target.parse(target).machine
     row |= {
         "plan_actions": _actions(plan),
         "compiled_peak": found.peak_bytes[1],
@@ -109,10 +115,21 @@ def row_of(plan: ps.Plan, target: str, known: dict[str, Any]) -> dict[str, Any] 
         "compile_s": round(found.compile_seconds, 1),
         "jax": jax.__version__,
     }
-    if machine.name in CLOCK_HZ:
-        seconds = judge(found.hlo, plan.program.partition.mesh, machine)
-        row |= {"judged_s": seconds.total, "judged_compute_s": seconds.compute}
-    return row
+    if FLAGS.hlo:
+        _kept(target, row).parent.mkdir(parents=True, exist_ok=True)
+        _kept(target, row).write_bytes(gzip.compress(found.hlo.encode()))
+    return row | _judged(found.hlo, plan, machine)
+
+
+def _judged(text: str, plan: ps.Plan, machine: ps.Machine) -> dict[str, float]:
+    seconds = judge(text, plan.program.partition.mesh, machine)
+    return {"judged_s": seconds.total, "judged_compute_s": seconds.compute}
+
+
+def _kept(target: str, row: dict[str, Any]) -> pathlib.Path:
+    """Where the compiled program of a row is kept."""
+    digest = hashlib.sha256((target + row["plan_actions"]).encode()).hexdigest()[:16]
+    return pathlib.Path(FLAGS.hlo) / f"{digest}.hlo.gz"
 
 
 def _actions(plan: ps.Plan) -> str:

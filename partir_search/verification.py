@@ -248,16 +248,19 @@ def _unrolled(
 
 
 def _whole_reductions(missing: Rest, extra: Rest) -> Iterator[str]:
-    """XLA turns some reduce_scatters back into all_reduces and slices."""
+    """XLA turns some reduce_scatters back into all_reduces and slices, and some small all_gathers
+    into all_reduces of tiles padded with zeros, which it can combine with others.
+    """
     for (kind, axes), counts in list(missing.items()):
         other = extra.get(("all_reduce", axes))
-        if kind != "reduce_scatter" or not other:
+        if kind not in ("reduce_scatter", "all_gather") or not other:
             continue
         both = counts & other
         if both:
             missing[kind, axes] = counts - both
             extra["all_reduce", axes] = other - both
-            yield f"{both.total()} reduce_scatter along {', '.join(axes)} became all_reduce + slice"
+            became = "all_reduce + slice" if kind == "reduce_scatter" else "all_reduce"
+            yield f"{both.total()} {kind} along {', '.join(axes)} became {became}"
 
 
 def _halos(extra: Rest, found: list[CompiledCollective], mesh: MeshShape) -> Iterator[str]:

@@ -105,8 +105,8 @@ def hlo_collectives(text: str) -> list[CompiledCollective]:
         padded = False
         kind, groups = match["kind"].replace("-", "_"), _groups(match["attributes"])
         if kind == "all_reduce" and name.startswith(_FUSED_SCATTER):
-            kind, whole = "reduce_scatter", list(_arrays(match["type"]))
-            arrays = list(_arrays(arguments))
+            kind, whole = "reduce_scatter", list(array_sizes(match["type"]))
+            arrays = list(array_sizes(arguments))
             padded = whole != arrays
         else:
             arrays = _payloads(match, groups)
@@ -142,7 +142,7 @@ def _runs(text: str) -> dict[str, int]:
 
 def _payloads(match: re.Match[str], groups: Groups | None) -> list[tuple[int, int]]:
     """(elements, itemsize) per operand, of the larger side."""
-    kind, arrays = match["kind"], list(_arrays(match["type"]))
+    kind, arrays = match["kind"], list(array_sizes(match["type"]))
     if kind == "collective-permute" and match["start"]:
         arrays = arrays[:1]  # then come its result and two semaphores
     elif match["start"]:  # operands, then as many results
@@ -156,7 +156,7 @@ def _payloads(match: re.Match[str], groups: Groups | None) -> list[tuple[int, in
     return arrays
 
 
-def _arrays(text: str) -> Iterator[tuple[int, int]]:
+def array_sizes(text: str) -> Iterator[tuple[int, int]]:
     """(elements, itemsize) of each array type in a text."""
     for m in _ARRAY.finditer(text):
         dims = [int(d) for d in m["dims"].split(",") if d]
