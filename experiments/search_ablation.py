@@ -207,7 +207,9 @@ def main(argv: list[str]) -> None:
     for program, module, mesh, machine in track(list(programs()), "searching"):
         planner = Planner(module, mesh, ps.MACHINES[machine])
         games = variant_games(planner, mesh.names)
-        starts = [moves for _, moves in expert_plans(planner.mesh, mesh.names)]
+        starts = [
+            moves for _, moves in expert_plans(planner.mesh, mesh.names, games["full"].strategist)
+        ]
         runs = [(name, games["full"], run) for name, run in ENGINES.items()]
         runs += [(name, game, full) for name, game in games.items() if name != "full"]
         judge = scorer(planner.goals)

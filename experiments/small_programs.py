@@ -176,9 +176,8 @@ def enumerated(game: PlanningGame, states: int) -> Record | None:
     record = Record(game, episodes=1)
     if not enumerate_states(game, record, states):
         return None
-    for _, moves in expert_plans(
-        game.mesh, game.axes
-    ):  # their plans need not be reached one by one
+    # Their plans need not be reached one by one.
+    for _, moves in expert_plans(game.mesh, game.axes, game.strategist):
         taken = list(play(game, moves))
         record.look(taken)
         rewind(game, len(taken))

@@ -46,6 +46,15 @@ class DataParallel:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
+class EdgeParallel:
+    """Tile the leading dim of the longest data arguments only: the edges of a graph, whose nodes
+    stay whole (PartIR's ES on graph networks).
+    """
+
+    axes: Axes
+
+
+@dataclasses.dataclass(frozen=True, slots=True, order=True)
 class ModelParallel:
     """Megatron (Shoeybi et al. 2019): split each parameter that meets a whole activation by its
     outputs; propagation splits the next one by its inputs. `head` includes the last one.
@@ -73,7 +82,9 @@ class Zero:
 
 
 Decision = Union[TileClass, KeepClass]
-StrategyMove = Union[TileClass, KeepClass, DataParallel, ModelParallel, SequenceParallel, Zero]
+StrategyMove = Union[
+    TileClass, KeepClass, DataParallel, EdgeParallel, ModelParallel, SequenceParallel, Zero
+]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -178,6 +189,8 @@ class Strategist:
             wanted: list[Decision] = [move]
         elif isinstance(move, DataParallel):
             wanted = [TileClass(c, 0, move.axes) for c in self.roles.data]
+        elif isinstance(move, EdgeParallel):
+            wanted = [TileClass(c, 0, move.axes) for c in self.edges]
         elif isinstance(move, ModelParallel):
             return self._model_parallel(move, state)
         elif isinstance(move, SequenceParallel):
@@ -185,6 +198,14 @@ class Strategist:
         else:
             return self._zero(move, state)
         return [d for d in wanted if decide(state, d)]
+
+    @property
+    def edges(self) -> tuple[int, ...]:
+        """The longest data arguments, where some are shorter."""
+        length = {c: self.graph.shapes[c][0] for c in self.roles.data}
+        longest = max(length.values(), default=0)
+        found = tuple(c for c, n in length.items() if n == longest)
+        return found if len(found) < len(length) else ()
 
     def _find_weights(self) -> list[tuple[int, int, int]]:
         """(op, operand, class) of forward contractions with a parameter, in program order."""
@@ -296,12 +317,13 @@ def decide(state: State, decision: Decision) -> bool:
 
 
 def expert_plans(
-    mesh: MeshShape, axes: Sequence[str]
+    mesh: MeshShape, axes: Sequence[str], strategist: Strategist
 ) -> list[tuple[str, tuple[StrategyMove, ...]]]:
     """Named strategies on axes of the user's mesh: what people use, on every choice of axes.
 
     Model parallelism takes any of the axes, alone or together, or the minor parts of a split axis;
-    data parallelism and ZeRO take the rest, or one of the rest.
+    data parallelism and ZeRO take the rest, or one of the rest. Where data arguments differ in
+    length, edge parallelism stands beside data parallelism.
     """
     plans: dict[str, tuple[StrategyMove, ...]] = {}
     every = tuple(a for name in axes for a in mesh.axes(name))
@@ -335,6 +357,11 @@ def expert_plans(
         rest = tuple(a for a in every if a not in m)
         add(f"MP({name(m)})", ModelParallel(m, False))
         add_data(m, "")
+        if strategist.edges:
+            edges = EdgeParallel(m)
+            add(f"ES({name(m)})", edges)
+            for stage in (2, 3):
+                add(f"ES({name(m)})+Z{stage}", edges, *zero(m, stage))
         if not rest:
             continue
         for head in (False, True):

@@ -244,7 +244,7 @@ class Planner:
         names = tactic.axes or self.mesh.user.names
         with self._timed("fold"):
             folded, game = self.game(names, before)
-        known = expert_plans(self.mesh, names)
+        known = expert_plans(self.mesh, names, game.strategist)
         with self._timed("experts"):
             experts = [(name, self._folded(game, moves)[1]) for name, moves in known]
         starts = [*(moves for _, moves in known), self._folded_moves(hints, folded, game)]
@@ -274,14 +274,15 @@ class Planner:
         """The known strategies on all axes with their costs, on the folded program."""
         names = self.mesh.user.names
         _, game = self.game(names)
-        return [(n, self._folded(game, moves)[1]) for n, moves in expert_plans(self.mesh, names)]
+        known = expert_plans(self.mesh, names, game.strategist)
+        return [(n, self._folded(game, moves)[1]) for n, moves in known]
 
     def known_actions(self) -> dict[str, list[Action]]:
         """The known strategies on all axes, on the whole program."""
         names = self.mesh.user.names
         folded, game = self.game(names)
         found = {}
-        for name, moves in expert_plans(self.mesh, names):
+        for name, moves in expert_plans(self.mesh, names, game.strategist):
             state = State(self.graph, self.mesh, spreads=self.spreads)
             found[name] = self._expand(folded, game, game.decisions(moves), state)
         return found
