@@ -26,6 +26,8 @@ class Machine:
       matmul_efficiency / hbm_efficiency: attained share of the peaks.
       bf16_products: whether f32 operands of products are stored and gathered as bf16, and one-hot
         updates are never stored (XLA:TPU).
+      vector_bytes: width of the narrowest element that vector units work on: elementwise kernels
+        on narrower ones take as long as on this.
       prefetches: whether all_gathers of arguments overlap earlier compute.
       sources: where the figures come from.
       axis_bytes_per_s / axis_hop_seconds: overrides of `link_bytes_per_s` and `hop_seconds` by mesh
@@ -41,6 +43,7 @@ class Machine:
     kernel_seconds: float = 2e-6
     matmul_efficiency: float = 0.9
     hbm_efficiency: float = 0.75
+    vector_bytes: int = 1
     prefetches: bool = False
     bf16_products: bool = False
     sources: tuple[str, ...] = ()
@@ -83,7 +86,7 @@ class Machine:
 
 
 _EFFICIENCY = (
-    "matmul 0.9, HBM 0.75 of peak, 2 us per kernel: XLA:TPU's own cycle estimates on v5e",
+    "matmul 0.9, HBM 0.75 of peak (v5p 0.55), 2 us per kernel: XLA:TPU's own cycle estimates",
 )
 _TPU_DOCS = "https://cloud.google.com/tpu/docs/"
 _RING = (
@@ -100,6 +103,8 @@ def _tpu(
     link_one_way_gb_per_s: float,
     *,
     prefetches: bool = False,
+    vector_bytes: int = 4,
+    hbm_efficiency: float = 0.75,
     note: str = "",
 ) -> Machine:
     # XLA:TPU multiplies f32 operands at the bf16 rate unless a higher precision is asked for.
@@ -111,6 +116,8 @@ def _tpu(
         hbm_bytes_per_s=hbm_gb_per_s * GB,
         link_bytes_per_s=2 * link_one_way_gb_per_s * GB,
         prefetches=prefetches,
+        vector_bytes=vector_bytes,
+        hbm_efficiency=hbm_efficiency,
         bf16_products=True,
         sources=(_TPU_DOCS + name.removeprefix("tpu_"), _RING, *_EFFICIENCY, note),
     )
@@ -145,8 +152,8 @@ MACHINES: Mapping[str, Machine] = {
         _tpu("tpu_v3", 61.5, 15.75, 450, 50, note="a core: half of a chip's flops, HBM and links"),
         _tpu("tpu_v4", 275, 31.75, 1228, 45),
         _tpu("tpu_v5e", 197, 15.75, 819, 45, prefetches=True),
-        _tpu("tpu_v5p", 459, 94.75, 2765, 90),
-        _tpu("tpu_v6e", 918, 31.75, 1640, 90, prefetches=True),
+        _tpu("tpu_v5p", 459, 94.75, 2765, 90, hbm_efficiency=0.55),
+        _tpu("tpu_v6e", 918, 31.75, 1640, 90, prefetches=True, vector_bytes=2),
         _gpu(
             "a100",
             {"default": 312, "float32": 156},

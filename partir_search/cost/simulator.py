@@ -130,6 +130,10 @@ class CostModel:
                 if op.regions:
                     self._collect_op(op, rules, storage)
         self.rates = np.array([machine.matmul_flops_per_s(d) for d in self.kernels.dtype])
+        sizes = np.array([max(v.type.itemsize, 1) for v in module.values])
+        width = np.maximum(machine.vector_bytes / (sizes * self.width_of), 1.0)
+        self.widened = width[self.kernels.touched]
+        self.vectors = np.array([not self.contracts[op] for op in self.kernels.op.tolist()])
         counts = np.zeros(len(module.values))
         if folded is None:
             for v in module.body.args:
@@ -163,15 +167,25 @@ class CostModel:
         return self.nbytes * _shares(rows, partition.mesh.sizes, len(self.nbytes))
 
     def _kernels(self, partition: Partition, nbytes: Floats) -> tuple[Floats, Floats, Floats]:
-        """[K] flops, bytes moved and seconds of one run of each kernel on one device."""
-        k, machine = self.kernels, self.machine
+        """[K] flops, bytes moved and seconds per step of each kernel on one device.
+
+        A fused kernel's seconds stand at its leader.
+        """
+        k, machine, n = self.kernels, self.machine, len(self.kernels.op)
         rows = [axis.loop_row for axis in partition.axes]
         share = _shares(rows, partition.mesh.sizes, len(self.module.ops))[k.op]
-        flops = k.flops * share
-        stored = nbytes * self.width_of
-        touched = np.add.reduceat(stored[k.touched], k.offsets[:-1]) if len(k.op) else np.zeros(0)
-        seconds = np.maximum(flops / self.rates, touched / machine.attained_hbm_bytes_per_s)
-        return flops, touched, seconds + machine.kernel_seconds
+        flops = k.flops * share * k.times
+        stored = (nbytes * self.width_of)[k.touched]
+        ends = np.concatenate(([0.0], np.cumsum(stored)))
+        touched = (ends[k.offsets[1:]] - ends[k.offsets[:-1]]) * k.times
+        ends = np.concatenate(([0.0], np.cumsum(stored * self.widened)))
+        worked = (ends[k.offsets[1:]] - ends[k.offsets[:-1]]) * k.times * self.vectors
+        bandwidth = machine.attained_hbm_bytes_per_s
+        seconds: Floats = np.zeros(n)
+        for spent in (flops / self.rates, touched / bandwidth, worked / bandwidth):
+            seconds = np.maximum(seconds, np.bincount(k.leader, spent, n))
+        started = np.where(k.leader == np.arange(n), k.times * machine.kernel_seconds, 0.0)
+        return flops, touched, seconds + started
 
     def width(self, move: Move) -> float:
         """Bytes that a move carries and leaves in a copy, as a multiple of the program's."""
@@ -203,15 +217,16 @@ class CostModel:
         """
         partition, k = program.partition, self.kernels
         rows = []
-        for op_id, times, flops, touched, seconds in zip(
+        for op_id, times, *total in zip(
             k.op.tolist(),
             k.times.tolist(),
             *(a.tolist() for a in self._kernels(partition, self.local_bytes(partition))),
             strict=True,
         ):
             op = self.module.ops[op_id]
-            total = (seconds * times, flops * times, touched * times)
-            rows.append(OpCost(op.prim, op.results[0].name, op.source, times, *total))
+            flops, moved, seconds = total
+            name = op.results[0].name
+            rows.append(OpCost(op.prim, name, op.source, times, seconds, flops, moved))
         for move, trips in program.moves():
             if move.step.kind in COLLECTIVES:
                 times = trips * (move.op.count if move.op else 1)
@@ -221,8 +236,8 @@ class CostModel:
                 )
                 source = move.op.source if move.op else ""
                 name = move.source.value.name
-                total = (seconds * times, 0.0, payload * times)
-                rows.append(OpCost(step.kind, name, source, times, *total))
+                spent = (seconds * times, 0.0, payload * times)
+                rows.append(OpCost(step.kind, name, source, times, *spent))
         return tuple(sorted(rows, key=lambda r: -r.seconds))
 
     def evaluate(self, program: LocalProgram) -> Cost:
@@ -231,10 +246,10 @@ class CostModel:
         nbytes = self.local_bytes(partition)
         flops, _, seconds = self._kernels(partition, nbytes)
         by_op = np.zeros(len(self.module.ops))
-        by_op[k.op] = seconds
+        by_op[k.op] = seconds / np.maximum(k.times, 1e-30)
         walk = _Walk(self, partition, nbytes, by_op)
         extra = walk.block(program.body, 1.0)
-        compute = float(seconds @ k.times) + walk.copied / machine.attained_hbm_bytes_per_s
+        compute = float(seconds.sum()) + walk.copied / machine.attained_hbm_bytes_per_s
         arguments = float(self.argument_counts @ nbytes)
         live = self.curve.bytes_at(nbytes) + extra[self.curve.position]
         peak = arguments + float(np.max(live))
@@ -244,7 +259,7 @@ class CostModel:
             collective_seconds=walk.exposed,
             peak_bytes=peak,
             argument_bytes=arguments,
-            flops=float(flops @ k.times),
+            flops=float(flops.sum()),
             bytes_by_axis=walk.by_axis,
             bytes_by_kind=walk.by_kind,
         )

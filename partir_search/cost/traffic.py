@@ -17,6 +17,7 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
+from partir_search.cost.fusion import Fused, fuse
 from partir_search.ir.core import Module, Op, Operand, Region, Value
 from partir_search.ir.fold import Folded
 from partir_search.ir.rule import OpRule
@@ -56,6 +57,7 @@ class RegionTraffic:
       start / stop / value: live intervals over op positions, both ends included.
       weight: bytes that the interval holds, as a multiple of the value's.
       inner: per position of a region op, the traffic of its regions.
+      fused: what the kernels become.
     """
 
     region: Region
@@ -65,6 +67,7 @@ class RegionTraffic:
     value: Ints
     weight: Floats
     inner: dict[int, list[RegionTraffic]]
+    fused: Fused
 
 
 def analyse(module: Module, rules: list[OpRule], storage: Storage = AS_WRITTEN) -> RegionTraffic:
@@ -147,7 +150,8 @@ def region_traffic(
     columns = np.array(live + wide, dtype=np.int64).reshape(-1, 3)
     weights = np.array(weight + [2.0] * len(wide))
     start, stop, value = columns[:, 0], columns[:, 1], columns[:, 2]
-    return RegionTraffic(region, reads, start, stop, value, weights, inner)
+    fused = fuse(region, rules, reads)
+    return RegionTraffic(region, reads, start, stop, value, weights, inner, fused)
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -158,14 +162,15 @@ class Kernels:
       op: [K] op ids.
       times: [K] runs per step: trip counts and fold counts.
       flops: [K] floating-point operations, unpartitioned.
-      fixed: [K] 1 where the kernel has a start-up cost.
+      leader: [K] the kernel that it is fused into, often itself.
       touched / offsets: values read and written by kernel k: touched[offsets[k]:offsets[k + 1]].
-      result: [K] a result value of the kernel, whose dtype sets the matrix rate.
+      dtype: [K] of the first operand: it sets the matrix rate.
     """
 
     op: Ints
     times: Floats
     flops: Floats
+    leader: Ints
     touched: Ints
     offsets: Ints
     dtype: list[str]
@@ -189,37 +194,43 @@ def kernels(
     op: list[int] = []
     times: list[float] = []
     flops: list[float] = []
+    leader: list[int] = []
     touched: list[int] = []
     offsets: list[int] = [0]
     dtype: list[str] = []
 
-    def add(o: Op, rule: OpRule, leaves: tuple[int, ...], trips: float) -> None:
+    def add(o: Op, rule: OpRule, values: tuple[int, ...], head: int, trips: float) -> None:
+        leader.append(head)
         op.append(o.id)
         times.append(trips * o.count)
         flops.append(points(o, rule))
-        touched.extend(leaves)
-        touched.extend(r.id for r in o.results)
+        touched.extend(values)
         offsets.append(len(touched))
         first = o.operands[0] if o.operands else o.results[0]
         dtype.append(str(first.type.dtype))
 
     def visit(region: RegionTraffic, table: list[OpRule], trips: float) -> None:
-        for at, leaves in region.reads.items():
+        fused = region.fused
+        place: dict[int, int] = {}
+        for at in region.reads:
             o = region.region.ops[at]
+            place[at] = len(op)
             if at in region.inner:
                 each = flows_of(o).trips
                 for part, n in zip(region.inner[at], each, strict=True):
                     visit(part, table, trips * n)
             else:
-                add(o, table[o.id], leaves, trips)
+                add(o, table[o.id], fused.touched[at], place[fused.leader[at]], trips)
 
     if folded is None:
         visit(traffic, rules, 1.0)
     else:
         assert rules_of_folded is not None
+        fused, places = traffic.fused, dict[int, int]()
         for q, at in enumerate(folded.positions):
             if at not in traffic.reads:
                 continue
+            places[q] = len(op)
             o = folded.module.body.ops[q]
             if at in traffic.inner:
                 each = flows_of(o).trips
@@ -228,12 +239,14 @@ def kernels(
                     part = region_traffic(region, rules_of_folded, uses)
                     visit(part, rules_of_folded, n)
             else:
-                leaves = tuple(folded.class_of[v] for v in traffic.reads[at])
-                add(o, rules_of_folded[o.id], tuple(v for v in leaves if v >= 0), 1.0)
+                values = tuple(folded.class_of[v] for v in fused.touched[at])
+                head = places.get(folded.op_of[fused.leader[at]], len(op))
+                add(o, rules_of_folded[o.id], tuple(v for v in values if v >= 0), head, 1.0)
     return Kernels(
         np.array(op, dtype=np.int64),
         np.array(times),
         np.array(flops),
+        np.array(leader, dtype=np.int64),
         np.array(touched, dtype=np.int64),
         np.array(offsets, dtype=np.int64),
         dtype,
