@@ -15,6 +15,7 @@ import gzip
 import hashlib
 import json
 import pathlib
+import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -50,11 +51,13 @@ class Case:
     batch: int
     sizes: dict[str, Any]
 
-    def partitioned(self, mesh: Any, machine: str) -> tuple[Any, tuple[Any, Any]]:
+    def partitioned(
+        self, mesh: Any, machine: str, schedule: Any = None
+    ) -> tuple[Any, tuple[Any, Any]]:
         entry = MODELS[self.model].resized(**self.sizes)
-        step = ps.auto_partition(mesh, machine=machine, donate_argnums=0, progress=False)(
-            entry.step
-        )
+        step = ps.auto_partition(
+            mesh, schedule=schedule, machine=machine, donate_argnums=0, progress=False
+        )(entry.step)
         return step, entry.abstract_args(self.batch)
 
 
@@ -70,16 +73,29 @@ CASES = {
     "t5": Case("t5-large", 64, {"layers": 1}),
     "moe": Case("gshard-10b", 32, {"layers": 2, "d_ff": 4096, "experts": 16, "seq": 512}),
     "unet": Case("unet", 256, {"image": 32, "channels": 128, "multipliers": (1,), "blocks": 1}),
-    "graph-net": Case("graph-net", 1, {"steps": 1, "mlp_layers": 3}),
+    "graph-net": Case("graph-net", 8, {"steps": 1, "mlp_layers": 3}),
 }
 
 
-def plans_of(case: Case, target: str, n: int) -> Iterator[tuple[str, ps.Plan]]:
-    """The found plan and known ones, unlike in cost and not too large, from fast to slow."""
+def plans_of(
+    case: Case, target: str, n: int, found: str | None = None
+) -> Iterator[tuple[str, ps.Plan]]:
+    """The found plan and known ones, unlike in cost and not too large, from fast to slow.
+
+    Args:
+      found: actions of the plan that was found, and compiled, before.
+    """
     shape = ps.MeshShape.parse(FLAGS.mesh)
     mesh, machine = AbstractMesh(shape.sizes, shape.names), ps.Target.parse(target).machine
     step, args = case.partitioned(mesh, machine.name)
-    yield "found", step.plan(*args)
+    plan = step.plan(*args)
+    if found and _actions(plan) != found:
+        with tempfile.TemporaryDirectory() as folder:
+            file = pathlib.Path(folder, "plan.json")
+            file.write_text(json.dumps(plan.to_json() | {"actions": json.loads(found)}))
+            saved = ps.load_plan(file)
+        plan = case.partitioned(mesh, machine.name, saved)[0].plan(*args)
+    yield "found", plan
     unlike: dict[tuple[float, float], tuple[str, ps.Plan]] = {}
     for name, plan in step.known_plans(*args).items():
         if plan.cost.peak_bytes < machine.hbm_bytes:
@@ -170,7 +186,8 @@ def main(argv: list[str]) -> None:
     rows = dict(known)
     for target in FLAGS.targets:
         for model in FLAGS.models or CASES:
-            plans = list(plans_of(CASES[model], target, FLAGS.plans))
+            found = known.get((target, model, "found"), {}).get("plan_actions")
+            plans = list(plans_of(CASES[model], target, FLAGS.plans, found))
             for name, plan in track(plans, f"{model} on {target}"):
                 key = (target, model, name)
                 row = row_of(plan, target, known.get(key, {}))

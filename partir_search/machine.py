@@ -28,6 +28,7 @@ class Machine:
         updates are never stored (XLA:TPU).
       vector_bytes: width of the narrowest element that vector units work on: elementwise kernels
         on narrower ones take as long as on this.
+      vmem_bytes: memory on the chip that holds what kernels soon use up (TPU's VMEM); 0: none.
       prefetches: whether all_gathers of arguments overlap earlier compute.
       sources: where the figures come from.
       axis_bytes_per_s / axis_hop_seconds: overrides of `link_bytes_per_s` and `hop_seconds` by mesh
@@ -46,6 +47,7 @@ class Machine:
     vector_bytes: int = 1
     prefetches: bool = False
     bf16_products: bool = False
+    vmem_bytes: float = 0.0
     sources: tuple[str, ...] = ()
     axis_bytes_per_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
     axis_hop_seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -105,6 +107,7 @@ def _tpu(
     prefetches: bool = False,
     vector_bytes: int = 4,
     hbm_efficiency: float = 0.75,
+    vmem_mib: float = 0.0,
     note: str = "",
 ) -> Machine:
     # XLA:TPU multiplies f32 operands at the bf16 rate unless a higher precision is asked for.
@@ -119,6 +122,7 @@ def _tpu(
         vector_bytes=vector_bytes,
         hbm_efficiency=hbm_efficiency,
         bf16_products=True,
+        vmem_bytes=vmem_mib * 2**20,
         sources=(_TPU_DOCS + name.removeprefix("tpu_"), _RING, *_EFFICIENCY, note),
     )
 
@@ -151,7 +155,7 @@ MACHINES: Mapping[str, Machine] = {
     for m in (
         _tpu("tpu_v3", 61.5, 15.75, 450, 50, note="a core: half of a chip's flops, HBM and links"),
         _tpu("tpu_v4", 275, 31.75, 1228, 45),
-        _tpu("tpu_v5e", 197, 15.75, 819, 45, prefetches=True),
+        _tpu("tpu_v5e", 197, 15.75, 819, 45, prefetches=True, vmem_mib=128),
         _tpu("tpu_v5p", 459, 94.75, 2765, 90, hbm_efficiency=0.55),
         _tpu("tpu_v6e", 918, 31.75, 1640, 90, prefetches=True, vector_bytes=2),
         _gpu(

@@ -2,18 +2,22 @@
 
 On a fold the curve is a sparse table: for a handful of positions (the first and last repeats of
 each op, since counts are linear in the layer in between) how many members of each class come to
-life or die. The curve of a state is then one matrix-vector product, added up.
+life or die. The curve of a state is then a matrix-vector product, added up. Where the chip has
+memory of its own, what is used up within a few kernels lives there, as far as it fits.
 """
 
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 from scipy.sparse import coo_array, csr_array
 
 from partir_search.cost.traffic import Floats, Ints, RegionTraffic
 from partir_search.ir.fold import Folded
 
 EDGE_REPEATS = 2  # repeats of an op looked at, on either end
+NEAR = 6  # kernels that a value may outlive and still be kept on the chip
+PIECE = 0.25  # of the memory on the chip that one value may take
 
 
 class Curve:
@@ -23,41 +27,49 @@ class Curve:
       position: [R] the op position (of the quotient, if folded) that each row belongs to.
     """
 
-    def __init__(self, traffic: RegionTraffic, folded: Folded | None = None) -> None:
-        self._changes: csr_array | None = None
-        self._start, self._stop, self._value = traffic.start, traffic.stop, traffic.value
-        self._weight = traffic.weight
-        self._length = max(len(traffic.region.ops), 1)
-        self.position: Ints = np.arange(self._length, dtype=np.int64)
-        if folded is not None:
-            self._fold(folded)
+    def __init__(
+        self, traffic: RegionTraffic, folded: Folded | None = None, on_chip: float = 0.0
+    ) -> None:
+        """The curve of a region's traffic.
 
-    def _fold(self, folded: Folded) -> None:
-        rows = _rows(folded, np.concatenate((self._start, self._stop)))
-        classes = np.array([folded.class_of[v] for v in self._value], dtype=np.int64)
-        known = classes >= 0
-        first = np.searchsorted(rows, self._start[known], side="left")
-        last = np.searchsorted(rows, self._stop[known], side="right")
-        weight = self._weight[known]
-        self._changes = coo_array(
-            (
-                np.concatenate((weight, -weight)),
-                (np.concatenate((first, last)), np.concatenate((classes[known],) * 2)),
-            ),
-            shape=(len(rows) + 1, len(folded.module.values)),
-        ).tocsr()
-        self.position = np.array([folded.op_of[r] for r in rows], dtype=np.int64)
+        Args:
+          on_chip: bytes beside the main memory that hold what is used up soon (VMEM).
+        """
+        self._on_chip = on_chip
+        kernel = np.zeros(max(len(traffic.region.ops), 1) + 1, dtype=np.int64)
+        kernel[list(traffic.reads)] = 1
+        kernel = np.cumsum(kernel)
+        near = kernel[traffic.stop] - kernel[traffic.start] <= NEAR
+        rows = np.arange(max(len(traffic.region.ops), 1), dtype=np.int64)
+        classes = traffic.value
+        if folded is not None:
+            rows = _rows(folded, np.concatenate((traffic.start, traffic.stop)))
+            classes = np.array([folded.class_of[v] for v in traffic.value], dtype=np.int64)
+        self.position: Ints = rows
+        if folded is not None:
+            self.position = np.array([folded.op_of[r] for r in rows], dtype=np.int64)
+        values = len(folded.module.values) if folded else int(traffic.value.max(initial=-1)) + 1
+        first = np.searchsorted(rows, traffic.start, side="left")
+        last = np.searchsorted(rows, traffic.stop, side="right")
+
+        def changes(which: npt.NDArray[np.bool_]) -> csr_array:
+            """[R + 1, values] what comes to life (or dies) at each row."""
+            which = which & (classes >= 0)
+            weight, cls = traffic.weight[which], classes[which]
+            at = np.concatenate((first[which], last[which]))
+            data = np.concatenate((weight, -weight)), (at, np.concatenate((cls, cls)))
+            return coo_array(data, shape=(len(rows) + 1, values)).tocsr()
+
+        self._near, self._far = changes(near), changes(~near)
+        self._values = values
 
     def bytes_at(self, nbytes: Floats) -> Floats:
         """[R] live bytes of stored values, from the local bytes of each value (or class)."""
-        if self._changes is not None:
-            changes: Floats = self._changes @ nbytes
-            return np.cumsum(changes)[:-1]
-        events = np.zeros(self._length + 1)
-        sizes = nbytes[self._value] * self._weight if len(self._value) else np.zeros(0)
-        np.add.at(events, self._start, sizes)
-        np.subtract.at(events, self._stop + 1, sizes)
-        return np.cumsum(events)[:-1]
+        nbytes = nbytes[: self._values]
+        small = np.where(nbytes <= self._on_chip * PIECE, nbytes, 0.0)
+        far: Floats = np.cumsum(self._far @ nbytes + self._near @ (nbytes - small))[:-1]
+        near: Floats = np.cumsum(self._near @ small)[:-1]
+        return far + np.maximum(near - self._on_chip, 0.0)
 
 
 def _rows(folded: Folded, ends: Ints) -> Ints:

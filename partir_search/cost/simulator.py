@@ -120,7 +120,7 @@ class CostModel:
             known = class_of >= 0
             self.width_of[class_of[known]] = usage.widths.width[known]
             self.for_products[class_of[known]] = usage.widths.for_products[known]
-        self.curve = Curve(self.traffic, folded)
+        self.curve = Curve(self.traffic, folded, machine.vmem_bytes)
         self.inner_curves: dict[int, list[tuple[RegionTraffic, Curve]]] = {}
         if folded is None:
             self._collect(self.traffic)
@@ -150,14 +150,18 @@ class CostModel:
     def _collect(self, traffic: RegionTraffic) -> None:
         for at, parts in traffic.inner.items():
             op = traffic.region.ops[at]
-            self.inner_curves[op.id] = [(part, Curve(part)) for part in parts]
+            self.inner_curves[op.id] = [
+                (part, Curve(part, None, self.machine.vmem_bytes)) for part in parts
+            ]
             for part in parts:
                 self._collect(part)
 
     def _collect_op(self, op: Op, rules: list[OpRule], storage: Storage) -> None:
         uses = self.module.use_counts()
         parts = [region_traffic(r, rules, uses, storage=storage) for r in op.regions]
-        self.inner_curves[op.id] = [(part, Curve(part)) for part in parts]
+        self.inner_curves[op.id] = [
+            (part, Curve(part, None, self.machine.vmem_bytes)) for part in parts
+        ]
         for part in parts:
             self._collect(part)
 

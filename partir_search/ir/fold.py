@@ -182,7 +182,9 @@ def _twins(
         """Ops, and those that make their shallow operands."""
         merge_ops(ops[a], ops[b])
         for x, y in zip(ops[a].operands, ops[b].operands, strict=True):
-            if isinstance(x, Value) and isinstance(y, Value) and x.id in shallow:
+            if not isinstance(x, Value) or not isinstance(y, Value):
+                continue
+            if x.id in shallow and shallow[x.id] == shallow.get(y.id):
                 one, other = maker.get(x.id), maker.get(y.id)
                 if one is not None and other is not None and one != other:
                     merge(one, other)

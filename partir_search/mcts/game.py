@@ -88,6 +88,7 @@ class Record:
         self.episodes = self.looks = 0
         self.penalty = PENALTY
         self.scores: dict[Hashable, Score] = {}
+        self.paths: dict[Hashable, tuple[Move, ...]] = {}
         self.elites: dict[Hashable, Elite] = {}
         self.history: list[tuple[int, Score]] = []
         self.worst = -math.inf
@@ -113,6 +114,7 @@ class Record:
         if score is None:
             self.episodes += 1
             score = self.scores[key] = self.game.score()
+            self.paths[key] = tuple(path)
             self.worst = max(self.worst, score.scalar())
             self._remember(key, score, tuple(path))
         if self._progress:

@@ -14,7 +14,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from partir_search.mcts.anneal import anneal
-from partir_search.mcts.exact import enumerate_states
+from partir_search.mcts.exact import best_first, enumerate_states
 from partir_search.mcts.game import Elite, Game, Move, Record, Score, play, rewind
 from partir_search.mcts.tree import ROOT, Tree
 
@@ -91,6 +91,7 @@ def search(
         share = record.used + (1.0 - record.used) * settings.tree_share
         grow(game, record, tree, rng, settings, share)
         anneal(game, record, rng)
+        best_first(game, record)
     return Result(
         tuple(record.ranked()),
         proven,
