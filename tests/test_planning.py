@@ -142,7 +142,7 @@ def test_search_is_saved(tmp_path: pathlib.Path) -> None:
     (report,) = plan.searches
     assert data["states"] == report.states
     assert data["found"]["seconds"] == report.cost.seconds
-    assert len(data["nodes"]) == len(report.tree) > 10
+    assert len(data["nodes"]) == len(report.tree) > 1
     root = data["nodes"][0]
     assert root["visits"] == max(n["visits"] for n in data["nodes"])
     assert min(n["best"] for n in data["nodes"] if n["visits"]) == root["best"]

@@ -27,14 +27,16 @@ class Settings:
       exploration: UCT's c, small as rewards of good answers lie close together.
       widening: (a, b): a node opens a + b sqrt(visits) children.
       rollout: random moves tried per rollout, kept only if they improve.
-      tree_share: share of the episodes for the tree; annealing has the rest.
+      tree_share: share of the episodes for the tree; annealing has the rest. On 6 programs x 4
+        seeds (those of `experiments.search_ablation`) answers were 2.2 % behind the best known at
+        0.1, and 3.1, 3.9 and 4.2 % at 0, 0.25 and 0.5.
       exact_states: spaces of at most this many states are enumerated.
     """
 
     exploration: float = 0.05
     widening: tuple[float, float] = (2.0, 1.5)
     rollout: int = 12
-    tree_share: float = 0.5
+    tree_share: float = 0.1
     exact_states: int = 400
 
 
