@@ -1,6 +1,7 @@
-"""Compiles plans with real TPU compilers, without the hardware, and compares with what was said.
+r"""Compiles plans with real TPU and GPU compilers, without the hardware, and compares.
 
-    python -m experiments.verify --target=tpu_v5e:4x4 --mesh=batch:4,model:4 --schedules=bp+mp+z3
+    python -m experiments.verify --target=tpu_v5e:4x4 --mesh=data:4,model:4 \
+        --model=transformer-tiny --sizes=layers=2,d_model=512,seq=512 --plans=auto,BP(data)+Z3
 
 Prints collectives, memory and flops, predicted and compiled, and one JSON line per plan. Exits
 with 1 if a collective differs for no known reason.
@@ -8,8 +9,10 @@ with 1 if a collective differs for no known reason.
 
 from __future__ import annotations
 
+import ast
 import json
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -18,61 +21,62 @@ from absl import app, flags
 from jax.sharding import AbstractMesh
 
 import partir_search as ps
-from experiments.schedules import schedule
-from models.transformer import TransformerConfig, example_args, make_train_step, optimizer
+from models.catalog import MODELS
 
 FLAGS = flags.FLAGS
-flags.DEFINE_enum("model", "transformer", ["transformer"], "Model.")
+flags.DEFINE_enum("model", "transformer-tiny", sorted(MODELS), "Model and its named sizes.")
+flags.DEFINE_list(
+    "sizes",
+    ["d_model=512", "heads=8", "d_ff=2048", "vocab=8192", "seq=512"],
+    "Fields of the model's config that differ, e.g. layers=2, remat=True, dtype=bfloat16.",
+)
 flags.DEFINE_string("target", "tpu_v5e:2x4", "Machine and topology to compile for.")
-flags.DEFINE_string("mesh", "batch:2,model:4", "Mesh axes and sizes, as many devices as the target")
-flags.DEFINE_list("schedules", ["bp", "bp+mp", "bp+mp+z2", "bp+mp+z3", "auto"], "Schedules.")
-flags.DEFINE_integer("layers", 2, "Transformer blocks.")
-flags.DEFINE_integer("d_model", 512, "Width.")
-flags.DEFINE_integer("heads", 8, "Attention heads.")
-flags.DEFINE_integer("vocab", 8192, "Token ids.")
-flags.DEFINE_integer("seq", 512, "Tokens per example.")
+flags.DEFINE_string("mesh", "data:2,model:4", "Mesh axes and sizes, as many devices as the target")
+flags.DEFINE_list("plans", ["auto", "BP(data)+MP(model)"], "auto, or known strategies by name.")
 flags.DEFINE_integer("batch", 16, "Examples per step.")
-flags.DEFINE_boolean("remat", False, "Recompute each layer in the backward pass.")
-flags.DEFINE_boolean("scan", False, "Fold the layers into one scan.")
-flags.DEFINE_boolean("bf16", False, "Matrix products in bfloat16.")
 flags.DEFINE_integer("episodes", 600, "Strategies that the search scores.")
 flags.DEFINE_integer("seed", 0, "Seed of the search.")
 
 
-def run(name: str) -> tuple[dict[str, Any], bool]:
-    config = TransformerConfig(
-        layers=FLAGS.layers,
-        d_model=FLAGS.d_model,
-        heads=FLAGS.heads,
-        d_ff=4 * FLAGS.d_model,
-        vocab=FLAGS.vocab,
-        seq=FLAGS.seq,
-        remat=FLAGS.remat,
-        scan=FLAGS.scan,
-        dtype=jnp.bfloat16 if FLAGS.bf16 else jnp.float32,
-    )
-    shape = ps.MeshShape.parse(FLAGS.mesh)
-    plan = ps.auto_partition(
+def sizes() -> dict[str, Any]:
+    """The --sizes as Python values; names of types stay words."""
+    found: dict[str, Any] = {}
+    for pair in FLAGS.sizes:
+        name, _, text = pair.partition("=")
+        try:
+            found[name] = ast.literal_eval(text)
+        except ValueError:
+            found[name] = jnp.dtype(text)
+    return found
+
+
+def plans() -> Iterator[tuple[str, ps.Plan]]:
+    entry, shape = MODELS[FLAGS.model].resized(**sizes()), ps.MeshShape.parse(FLAGS.mesh)
+    step = ps.auto_partition(
         AbstractMesh(shape.sizes, shape.names),
-        schedule=schedule(name, shape.names[0], shape.names[-1]),
         machine=ps.Target.parse(FLAGS.target).machine,
         episodes=FLAGS.episodes,
         seed=FLAGS.seed,
         donate_argnums=0,
-    )(make_train_step(config)).plan(*example_args(config, optimizer(), FLAGS.batch))
+    )(entry.step)
+    args = entry.abstract_args(FLAGS.batch)
+    known = step.known_plans(*args) if FLAGS.plans != ["auto"] else {}
+    for name in FLAGS.plans:
+        if name != "auto" and name not in known:
+            raise ValueError(f"no strategy {name!r} on mesh<{shape}>; there are {', '.join(known)}")
+        yield name, step.plan(*args) if name == "auto" else known[name]
+
+
+def run(name: str, plan: ps.Plan) -> tuple[dict[str, Any], bool]:
     found = plan.verify(FLAGS.target)
     print(found)
     peak, compiled = found.peak_bytes
     row = {
         "model": FLAGS.model,
-        "schedule": name,
+        "sizes": ",".join(FLAGS.sizes),
+        "plan": name,
         "target": FLAGS.target,
         "mesh": FLAGS.mesh,
-        "layers": FLAGS.layers,
-        "d_model": FLAGS.d_model,
-        "remat": FLAGS.remat,
-        "scan": FLAGS.scan,
-        "bf16": FLAGS.bf16,
         "collectives": {k: n for k, n in plan.collective_counts.items() if n},
         "confirmed": found.confirmed,
         "peak_mb": round(peak / 1e6, 1),
@@ -88,7 +92,7 @@ def run(name: str) -> tuple[dict[str, Any], bool]:
 
 def main(argv: list[str]) -> None:
     del argv
-    results = [run(name) for name in FLAGS.schedules]
+    results = [run(name, plan) for name, plan in plans()]
     for row, _ in results:
         print(json.dumps(row))
     if not all(confirmed for _, confirmed in results):
