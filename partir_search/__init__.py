@@ -7,6 +7,7 @@ from partir_search.ir.mesh import MeshShape
 from partir_search.lowering.compiled import hlo_counts, stablehlo_counts
 from partir_search.machine import MACHINES, Machine
 from partir_search.mcts.goals import Fastest, FewestBytes, Fit, Goal, Weighted
+from partir_search.microbatch import microbatched
 from partir_search.plan import Collective, Plan, SavedPlan, load_plan
 from partir_search.pressure import DoesNotFit, Remedy
 from partir_search.propagation.actions import Action, IllegalAction, Replicate, Tile
@@ -53,6 +54,7 @@ __all__ = [
     "auto_partition",
     "hlo_counts",
     "load_plan",
+    "microbatched",
     "register_rule",
     "report",
     "stablehlo_counts",

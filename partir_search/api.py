@@ -4,56 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
-import time
 import warnings
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Literal, Union
+from typing import Any, Literal
 
 import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
-from partir_search.constraints import fixed_actions
 from partir_search.cost.simulator import Cost
-from partir_search.ir.core import Module
-from partir_search.ir.mesh import MeshShape
-from partir_search.ir.remat import Range, find_segments, rematerialize
 from partir_search.lowering.shard import sharded
 from partir_search.machine import Machine, find_machine, machine_of_kind
 from partir_search.mcts.goals import Goal
 from partir_search.placement import place, struct_of
-from partir_search.plan import Plan, SavedPlan, check_saved, saved_plan
-from partir_search.planner import (
-    DEFAULT_EPISODES,
-    Planned,
-    Planner,
-    Progress,
-    collector_paused,
-)
-from partir_search.pressure import DoesNotFit, refusal, relieve
-from partir_search.propagation.actions import Action
-from partir_search.report import search_progress
-from partir_search.signature import Call, Traced, abstract, split_call, trace_call, weaken
-from partir_search.tactics import AutomaticPartition, Tactic
-
-Schedule = Union[Sequence[Tactic], Plan, SavedPlan, None]
-AnyMesh = Union[Mesh, AbstractMesh]
-Remat = Union[bool, Literal["auto"]]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Options:
-    mesh: AnyMesh
-    schedule: Schedule
-    machine: Machine
-    goals: Sequence[Goal[Cost]] | None
-    episodes: int
-    seed: int
-    in_shardings: Any
-    out_shardings: Any
-    remat: Remat
-    on_overflow: Literal["raise", "warn"]
-    progress: bool | Progress | None
+from partir_search.plan import Plan
+from partir_search.planned import collector_paused
+from partir_search.planner import DEFAULT_EPISODES, Progress
+from partir_search.planning import AnyMesh, Maker, Options, Remat, Schedule
+from partir_search.pressure import DoesNotFit, refusal
+from partir_search.signature import Call, Traced, abstract, split_call, weaken
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +48,7 @@ def auto_partition(
     in_shardings: Any = None,
     out_shardings: Any = None,
     remat: Remat = "auto",
+    microbatches: int | Sequence[int] = 1,
     on_overflow: Literal["raise", "warn"] = "raise",
     progress: bool | Progress | None = None,
 ) -> Callable[[Callable[..., Any]], AutoPartitioned]:
@@ -98,6 +67,9 @@ def auto_partition(
         for positional arguments and results; they are kept as they are.
       remat: whether parts of the forward pass may be computed again in the backward pass: "auto"
         if a search finds nothing that fits, True always, False never.
+      microbatches: parts of the batch whose gradients are accumulated one after the other, or
+        several such numbers: the first that fits is taken. Only for steps whose loss is a mean
+        over the batch and whose examples do not meet (see `microbatched`).
       on_overflow: what a call does if the plan needs more memory than the goals allow: raise
         `DoesNotFit` with remedies, or warn. Plans of a schedule without a search only warn.
       progress: True or False for a progress bar (default: on a terminal), or a function that is
@@ -119,7 +91,10 @@ def auto_partition(
             raise ValueError(f"{name} is one of {known}, not {given!r}")
     if episodes < 1:
         raise ValueError(f"episodes must be at least 1, not {episodes}")
-    options = _Options(
+    parts = (microbatches,) if isinstance(microbatches, int) else tuple(microbatches)
+    if not parts or min(parts) < 1:
+        raise ValueError(f"microbatches are numbers of at least 1, not {microbatches!r}")
+    options = Options(
         mesh,
         schedule,
         _machine(mesh, machine),
@@ -129,6 +104,7 @@ def auto_partition(
         in_shardings,
         out_shardings,
         remat,
+        parts,
         on_overflow,
         progress,
     )
@@ -162,7 +138,7 @@ class AutoPartitioned:
     def __init__(
         self,
         fun: Callable[..., Any],
-        options: _Options,
+        options: Options,
         static: tuple[tuple[int, ...], tuple[str, ...]],
         donate: tuple[tuple[int, ...], tuple[str, ...]],
     ) -> None:
@@ -180,6 +156,7 @@ class AutoPartitioned:
                 donate_argnames=donate[1] or None,
             )
         )
+        self._maker = Maker(fun, self._plain, self.__name__, options)
         self._plans: dict[Hashable, tuple[Plan, Traced]] = {}
         self._by_shape: dict[Hashable, Plan] = {}
         self._entries: dict[Hashable, _Entry] = {}
@@ -217,15 +194,8 @@ class AutoPartitioned:
         The search starts from them; here they are whole, to look at, to run
         (``schedule=plan``) and to compare with.
         """
-        o, call = self._options, self._split(args, kwargs)
-        mesh = MeshShape(tuple(o.mesh.axis_names), tuple(o.mesh.axis_sizes))
         with collector_paused():
-            traced = trace_call(self._plain, call, args, kwargs, self.__name__)
-            planner = Planner(traced.module, mesh, o.machine, goals=o.goals)
-            return {
-                name: self._plan_of(planner.replay(actions), traced, planner.memory_limit, ())
-                for name, actions in planner.known_actions().items()
-            }
+            return self._maker.known_plans(self._split(args, kwargs), args, kwargs)
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
         """`jax.stages.Traced` of the partitioned program (static arguments are bound)."""
@@ -265,113 +235,11 @@ class AutoPartitioned:
     ) -> tuple[Plan, Traced]:
         key = call.key()
         if key not in self._plans:
+            known = self._by_shape.get(call.plan_key())
             with collector_paused():
-                self._plans[key] = self._make_plan(call, args, kwargs)
+                self._plans[key] = self._maker.make(call, args, kwargs, known)
+            self._by_shape[call.plan_key()] = self._plans[key][0]
         return self._plans[key]
-
-    def _make_plan(
-        self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> tuple[Plan, Traced]:
-        o = self._options
-        mesh = MeshShape(tuple(o.mesh.axis_names), tuple(o.mesh.axis_sizes))
-        begin = time.perf_counter()
-        traced = trace_call(self._plain, call, args, kwargs, self.__name__)
-        spent = time.perf_counter() - begin
-        module = traced.module
-
-        def planner_of(module: Module) -> Planner:
-            return Planner(module, mesh, o.machine, goals=o.goals)
-
-        def fixed(module: Module) -> list[Action]:
-            leaves = (call.args, o.in_shardings), (traced.out_tree, o.out_shardings)
-            return fixed_actions(module, mesh, *leaves)
-
-        def search(module: Module, hints: Sequence[Action] = (), share: float = 1.0) -> Planned:
-            return self._run(planner_of(module), fixed(module), hints, share)
-
-        planner = planner_of(module)
-        self._warn_opaque(planner)
-        limit, remat = planner.memory_limit, tuple[Range, ...]()
-        saved = self._saved(call, planner)
-        if saved is not None:
-            remat = saved.remat
-            planner = planner_of(rematerialize(module, remat)) if remat else planner
-            planned = planner.replay(saved.actions)
-        elif o.remat is True:
-            remat = tuple(find_segments(module))
-            planned = search(rematerialize(module, remat))
-        else:
-            planned = self._run(planner, fixed(module))
-            if o.remat == "auto" and planned.reports and planned.cost.peak_bytes > limit:
-                planned, remat = relieve(module, planned, limit, search)
-        planned.seconds["trace and import"] = spent
-        plan = self._plan_of(planned, traced, limit, remat)
-        self._by_shape[call.plan_key()] = plan
-        return plan, traced
-
-    def _plan_of(
-        self, planned: Planned, traced: Traced, limit: float, remat: tuple[Range, ...]
-    ) -> Plan:
-        o = self._options
-        return Plan(
-            planned,
-            mesh=o.mesh,
-            machine=o.machine,
-            in_tree=traced.in_tree,
-            out_tree=traced.out_tree,
-            seed=o.seed,
-            original=traced.module,
-            remat=remat,
-            memory_limit=limit,
-        )
-
-    def _saved(self, call: Call, planner: Planner) -> SavedPlan | None:
-        """The plan to replay: of the same shapes, or the schedule's."""
-        known = self._by_shape.get(call.plan_key())
-        if known is not None:
-            return saved_plan(known)
-        given = self._options.schedule
-        if not isinstance(given, Plan | SavedPlan):
-            return None
-        saved = given if isinstance(given, SavedPlan) else saved_plan(given)
-        check_saved(saved, planner.module, planner.mesh)
-        return saved
-
-    def _run(
-        self,
-        planner: Planner,
-        fixed: Sequence[Action],
-        hints: Sequence[Action] = (),
-        share: float = 1.0,
-    ) -> Planned:
-        o = self._options
-        assert not isinstance(o.schedule, Plan | SavedPlan)
-        schedule = [AutomaticPartition()] if o.schedule is None else list(o.schedule)
-        automatic = any(isinstance(t, AutomaticPartition) for t in schedule)
-        episodes = math.ceil(o.episodes * share)
-        with search_progress(o.progress if automatic else False, episodes) as progress:
-            return planner.run(
-                schedule,
-                fixed=fixed,
-                episodes=episodes,
-                seed=o.seed,
-                progress=progress,
-                hints=hints,
-            )
-
-    def _warn_opaque(self, planner: Planner) -> None:
-        seen: set[str] = set()
-        opaque = planner.table.opaque(planner.module.ops)
-        for op in opaque:
-            if op.prim not in seen:
-                seen.add(op.prim)
-                n = sum(o.prim == op.prim for o in opaque)
-                warnings.warn(
-                    f"primitive {op.prim!r} has no sharding rule: its {n} uses (first:"
-                    f" {op.source}) run whole on every device; partir_search.register_rule gives"
-                    " it one",
-                    stacklevel=2,
-                )
 
     def _entry(self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> _Entry:
         key = call.key()

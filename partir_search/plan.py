@@ -25,7 +25,7 @@ from partir_search.lowering.reshard import COLLECTIVES
 from partir_search.lowering.shard import argument_specs, named_sharding, result_specs
 from partir_search.machine import Machine
 from partir_search.paths import matches, nearest
-from partir_search.planner import Planned, SearchReport
+from partir_search.planned import Planned, SearchReport
 from partir_search.pressure import Remedy, remedies
 from partir_search.propagation.actions import Action, action_from_json
 from partir_search.propagation.propagate import Conflict
@@ -67,6 +67,7 @@ class SavedPlan:
     machine: str
     actions: tuple[Action, ...]
     remat: tuple[Range, ...] = ()
+    microbatches: int = 1
 
 
 class Plan:
@@ -78,6 +79,7 @@ class Plan:
       searches: one report per automatic tactic.
       seconds: where planning spent its time, by phase.
       remat: stretches of the forward pass (by position) that are computed again.
+      microbatches: parts of the batch whose gradients are accumulated one after the other.
       memory_limit: bytes that the goals allow on a device.
     """
 
@@ -92,6 +94,7 @@ class Plan:
         seed: int = 0,
         original: Module | None = None,
         remat: Sequence[Range] = (),
+        microbatches: int = 1,
         memory_limit: float = math.inf,
     ) -> None:
         self._planned = planned
@@ -102,6 +105,7 @@ class Plan:
         self.searches: tuple[SearchReport, ...] = planned.reports
         self.seconds: dict[str, float] = planned.seconds
         self.remat, self.memory_limit = tuple(remat), memory_limit
+        self.microbatches = microbatches
         self._original = original or planned.graph.module
 
     # What follows from the actions --------------------------------------------------------------
@@ -298,6 +302,7 @@ class Plan:
             "seconds": self.cost.seconds,
             "peak_bytes": self.cost.peak_bytes,
             **({"remat": [list(r) for r in self.remat]} if self.remat else {}),
+            **({"microbatches": self.microbatches} if self.microbatches > 1 else {}),
             "actions": [a.to_json() for a in self.actions],
             "arguments": {path: str(spec) for path, _, spec in self.arguments()},
         }
@@ -344,6 +349,7 @@ def load_plan(path: str | pathlib.Path) -> SavedPlan:
             data["machine"],
             tuple(action_from_json(a) for a in data["actions"]),
             tuple((int(a), int(b)) for a, b in data.get("remat", ())),
+            int(data.get("microbatches", 1)),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is not a plan that can be read: {error}") from error
@@ -358,6 +364,7 @@ def saved_plan(plan: Plan) -> SavedPlan:
         plan.machine.name,
         plan.actions,
         plan.remat,
+        plan.microbatches,
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import gc
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ from partir_search.mcts.env import PlanningGame
 from partir_search.mcts.game import Move, Record, Score, play, rewind
 from partir_search.mcts.goals import Fastest, Fit, Goal, scorer
 from partir_search.mcts.search import Result, search
-from partir_search.mcts.tree import Tree
+from partir_search.planned import Planned, SearchReport
 from partir_search.propagation.actions import Action, Replicate, Tile
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.parts import split_axes
@@ -45,75 +44,6 @@ FINALISTS = 1  # answers of the folded search that are scored again on the whole
 FOLD_ERROR = 1.08  # folded seconds are at most this much too high; worse answers do not compete
 
 Progress = Callable[[Record], None]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class SearchReport:
-    """What an automatic tactic did.
-
-    Attributes:
-      experts: (name, cost) of each known strategy, on the folded program.
-      cost: of the answer, on the folded program too, so that they compare.
-      proven: the space was small and enumerated: no plan of it is better.
-      history: (episode, score) at each improvement.
-      tree: what was searched; moves are decisions on the folded program.
-      moves: the tree's moves in words.
-    """
-
-    axes: tuple[str, ...]
-    experts: tuple[tuple[str, Cost], ...]
-    cost: Cost
-    proven: bool
-    episodes: int
-    states: int
-    history: tuple[tuple[int, Score], ...]
-    tree: Tree
-    moves: Mapping[Move, str]
-
-
-@dataclasses.dataclass(eq=False)
-class Planned:
-    """A module with its actions applied.
-
-    Attributes:
-      sketch: the device-local program without the ops at which nothing moves.
-    """
-
-    graph: Graph
-    actions: tuple[Action, ...]
-    sketch: LocalProgram
-    cache: LocalCache
-    cost: Cost
-    reports: tuple[SearchReport, ...]
-    seconds: dict[str, float]
-    model: CostModel
-
-    @functools.cached_property
-    def state(self) -> State:
-        """The actions' state with the cause of every tiling. Built when it is first asked for."""
-        state = State(self.graph, self.sketch.partition.mesh, record=True)
-        for action in self.actions:
-            apply_action(state, self.graph, action)
-        return state
-
-    @functools.cached_property
-    def program(self) -> LocalProgram:
-        """The whole device-local program, to be emitted. Built when it is first asked for."""
-        return localize(self.sketch.partition, self.cache)
-
-
-@contextlib.contextmanager
-def collector_paused() -> Iterator[None]:
-    """Stops Python's cycle collector: planning makes millions of small objects and hardly a cycle,
-    and looking for some took a sixth of the time.
-    """
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 class Planner:

@@ -15,7 +15,8 @@ from partir_search.ir.core import Module
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.remat import Range, find_segments, rematerialize
 from partir_search.machine import Machine
-from partir_search.planner import Planned, Planner
+from partir_search.planned import Planned
+from partir_search.planner import Planner
 from partir_search.propagation.actions import Action
 
 TRIAL = 0.5  # of the episodes, for plans that start from one of a program much alike

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.tree import Tree as RichTree
 
-from partir_search.planner import SearchReport
+from partir_search.planned import SearchReport
 
 DEPTH, BREADTH = 6, 4  # of the picture: decisions deep, children of a node
 

@@ -1,0 +1,88 @@
+"""What planning gives: a module with its actions applied, and what the searches did."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import gc
+from collections.abc import Iterator, Mapping
+
+from partir_search.cost.simulator import Cost, CostModel
+from partir_search.lowering.local import LocalCache, localize
+from partir_search.lowering.program import LocalProgram
+from partir_search.mcts.game import Move, Score
+from partir_search.mcts.tree import Tree
+from partir_search.propagation.actions import Action
+from partir_search.propagation.graph import Graph
+from partir_search.propagation.propagate import State
+from partir_search.tactics import apply_action
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SearchReport:
+    """What an automatic tactic did.
+
+    Attributes:
+      experts: (name, cost) of each known strategy, on the folded program.
+      cost: of the answer, on the folded program too, so that they compare.
+      proven: the space was small and enumerated: no plan of it is better.
+      history: (episode, score) at each improvement.
+      tree: what was searched; moves are decisions on the folded program.
+      moves: the tree's moves in words.
+    """
+
+    axes: tuple[str, ...]
+    experts: tuple[tuple[str, Cost], ...]
+    cost: Cost
+    proven: bool
+    episodes: int
+    states: int
+    history: tuple[tuple[int, Score], ...]
+    tree: Tree
+    moves: Mapping[Move, str]
+
+
+@dataclasses.dataclass(eq=False)
+class Planned:
+    """A module with its actions applied.
+
+    Attributes:
+      sketch: the device-local program without the ops at which nothing moves.
+    """
+
+    graph: Graph
+    actions: tuple[Action, ...]
+    sketch: LocalProgram
+    cache: LocalCache
+    cost: Cost
+    reports: tuple[SearchReport, ...]
+    seconds: dict[str, float]
+    model: CostModel
+
+    @functools.cached_property
+    def state(self) -> State:
+        """The actions' state with the cause of every tiling. Built when it is first asked for."""
+        state = State(self.graph, self.sketch.partition.mesh, record=True)
+        for action in self.actions:
+            apply_action(state, self.graph, action)
+        return state
+
+    @functools.cached_property
+    def program(self) -> LocalProgram:
+        """The whole device-local program, to be emitted. Built when it is first asked for."""
+        return localize(self.sketch.partition, self.cache)
+
+
+@contextlib.contextmanager
+def collector_paused() -> Iterator[None]:
+    """Stops Python's cycle collector: planning makes millions of small objects and hardly a cycle,
+    and looking for some took a sixth of the time.
+    """
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()

@@ -1,0 +1,229 @@
+"""From a call of a function to its plan: tracing, searching, and what to do if nothing fits."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Union
+
+import jax
+from jax.sharding import AbstractMesh, Mesh
+
+from partir_search.constraints import fixed_actions
+from partir_search.cost.simulator import Cost
+from partir_search.ir.core import Module
+from partir_search.ir.mesh import MeshShape
+from partir_search.ir.remat import Range, find_segments, rematerialize
+from partir_search.machine import Machine
+from partir_search.mcts.goals import Goal
+from partir_search.microbatch import microbatched
+from partir_search.plan import Plan, SavedPlan, check_saved, saved_plan
+from partir_search.planned import Planned
+from partir_search.planner import Planner, Progress
+from partir_search.pressure import relieve
+from partir_search.propagation.actions import Action
+from partir_search.report import search_progress
+from partir_search.signature import Call, Traced, trace_call
+from partir_search.tactics import AutomaticPartition, Tactic
+
+Schedule = Union[Sequence[Tactic], Plan, SavedPlan, None]
+AnyMesh = Union[Mesh, AbstractMesh]
+Remat = Union[bool, Literal["auto"]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What `auto_partition` was asked for."""
+
+    mesh: AnyMesh
+    schedule: Schedule
+    machine: Machine
+    goals: Sequence[Goal[Cost]] | None
+    episodes: int
+    seed: int
+    in_shardings: Any
+    out_shardings: Any
+    remat: Remat
+    microbatches: tuple[int, ...]
+    on_overflow: Literal["raise", "warn"]
+    progress: bool | Progress | None
+
+    @property
+    def shape(self) -> MeshShape:
+        return MeshShape(tuple(self.mesh.axis_names), tuple(self.mesh.axis_sizes))
+
+
+class Maker:
+    """Makes the plans of one function."""
+
+    def __init__(self, fun: Callable[..., Any], plain: Any, name: str, options: Options) -> None:
+        """A maker for `fun`, which `plain` jits with the user's static and donated arguments."""
+        self._fun, self._plain, self._name, self._options = fun, plain, name, options
+
+    def make(
+        self, call: Call, args: Sequence[Any], kwargs: dict[str, Any], known: Plan | None
+    ) -> tuple[Plan, Traced]:
+        """The plan of a call; with `known`, that of the same shapes, again.
+
+        Of several numbers of microbatches the first that fits is taken; if it fits only with parts
+        computed again, the next one may be faster and is looked at, too.
+        """
+        saved, best = self._saved(known), None
+        for parts in (saved.microbatches,) if saved else self._options.microbatches:
+            found = self._make(call, args, kwargs, parts, saved)
+            if best is None or _rank(found[0]) < _rank(best[0]):
+                best = found
+            if found[0].fits and not found[0].remat:
+                break
+        assert best is not None
+        return best
+
+    def known_plans(
+        self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> dict[str, Plan]:
+        """The known strategies as plans."""
+        traced = self._trace(call, args, kwargs, self._options.microbatches[0])
+        planner = self._planner(traced.module)
+        return {
+            name: self._plan(planner.replay(actions), traced, planner.memory_limit)
+            for name, actions in planner.known_actions().items()
+        }
+
+    def _trace(self, call: Call, args: Sequence[Any], kwargs: dict[str, Any], parts: int) -> Traced:
+        if parts == 1:
+            return trace_call(self._plain, call, args, kwargs, self._name)
+        whole = trace_call(self._plain, call, args, kwargs, self._name)
+        accumulated = microbatched(self._fun, parts)
+        static = {k: v for k, v in kwargs.items() if k not in call.kwargs}
+        split = jax.jit(lambda *a, **k: accumulated(*_bind(call, args, a), **k, **static))
+        traced = trace_call(split, call, call.args, call.kwargs, self._name)
+        donated = frozenset(i for i, d in enumerate(whole.donated) if d)
+        module = dataclasses.replace(traced.module, ties=whole.module.ties, donated=donated)
+        return dataclasses.replace(traced, module=module, donated=whole.donated)
+
+    def _planner(self, module: Module) -> Planner:
+        o = self._options
+        return Planner(module, o.shape, o.machine, goals=o.goals)
+
+    def _make(
+        self,
+        call: Call,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        parts: int,
+        saved: SavedPlan | None,
+    ) -> tuple[Plan, Traced]:
+        o = self._options
+        begin = time.perf_counter()
+        traced = self._trace(call, args, kwargs, parts)
+        spent = time.perf_counter() - begin
+        module = traced.module
+
+        def fixed(module: Module) -> list[Action]:
+            leaves = (call.args, o.in_shardings), (traced.out_tree, o.out_shardings)
+            return fixed_actions(module, o.shape, *leaves)
+
+        def search(module: Module, hints: Sequence[Action] = (), share: float = 1.0) -> Planned:
+            return self._run(self._planner(module), fixed(module), hints, share)
+
+        planner = self._planner(module)
+        self._warn_opaque(planner)
+        limit, remat = planner.memory_limit, tuple[Range, ...]()
+        if saved is not None:
+            check_saved(saved, planner.module, planner.mesh)
+            remat = saved.remat
+            planner = self._planner(rematerialize(module, remat)) if remat else planner
+            planned = planner.replay(saved.actions)
+        elif o.remat is True:
+            remat = tuple(find_segments(module))
+            planned = search(rematerialize(module, remat))
+        else:
+            planned = self._run(planner, fixed(module))
+            if o.remat == "auto" and planned.reports and planned.cost.peak_bytes > limit:
+                planned, remat = relieve(module, planned, limit, search)
+        planned.seconds["trace and import"] = spent
+        return self._plan(planned, traced, limit, remat, parts), traced
+
+    def _plan(
+        self,
+        planned: Planned,
+        traced: Traced,
+        limit: float,
+        remat: tuple[Range, ...] = (),
+        parts: int = 1,
+    ) -> Plan:
+        o = self._options
+        return Plan(
+            planned,
+            mesh=o.mesh,
+            machine=o.machine,
+            in_tree=traced.in_tree,
+            out_tree=traced.out_tree,
+            seed=o.seed,
+            original=traced.module,
+            remat=remat,
+            microbatches=parts,
+            memory_limit=limit,
+        )
+
+    def _saved(self, known: Plan | None) -> SavedPlan | None:
+        """The plan to replay: of the same shapes, or the schedule's."""
+        given = known or self._options.schedule
+        if isinstance(given, Plan):
+            return saved_plan(given)
+        return given if isinstance(given, SavedPlan) else None
+
+    def _run(
+        self,
+        planner: Planner,
+        fixed: Sequence[Action],
+        hints: Sequence[Action] = (),
+        share: float = 1.0,
+    ) -> Planned:
+        o = self._options
+        assert not isinstance(o.schedule, Plan | SavedPlan)
+        schedule = [AutomaticPartition()] if o.schedule is None else list(o.schedule)
+        automatic = any(isinstance(t, AutomaticPartition) for t in schedule)
+        episodes = math.ceil(o.episodes * share)
+        with search_progress(o.progress if automatic else False, episodes) as progress:
+            return planner.run(
+                schedule,
+                fixed=fixed,
+                episodes=episodes,
+                seed=o.seed,
+                progress=progress,
+                hints=hints,
+            )
+
+    def _warn_opaque(self, planner: Planner) -> None:
+        seen: set[str] = set()
+        opaque = planner.table.opaque(planner.module.ops)
+        for op in opaque:
+            if op.prim not in seen:
+                seen.add(op.prim)
+                n = sum(o.prim == op.prim for o in opaque)
+                warnings.warn(
+                    f"primitive {op.prim!r} has no sharding rule: its {n} uses (first:"
+                    f" {op.source}) run whole on every device; partir_search.register_rule gives"
+                    " it one",
+                    stacklevel=2,
+                )
+
+
+def _rank(plan: Plan) -> tuple[bool, float]:
+    return not plan.fits, plan.cost.seconds if plan.fits else plan.cost.peak_bytes
+
+
+def _bind(call: Call, args: Sequence[Any], dynamic: Sequence[Any]) -> list[Any]:
+    """All positional arguments: dynamic ones replaced, static ones as they were given."""
+    bound, at = [], 0
+    for given in args:
+        if at < len(call.args) and given is call.args[at]:
+            bound.append(dynamic[at])
+            at += 1
+        else:
+            bound.append(given)
+    return bound
