@@ -2,7 +2,8 @@
 
     python -m experiments.search_speed --rows=llama3-8b@4x2,llama3-405b@8x16x128
 
-A row is a model of `models/llama.py` (or `depth-N`, N layers of a small transformer) and a mesh.
+A row is a model of `models/llama.py` or of the catalog (or `depth-N`, N layers of a transformer)
+and a mesh.
 Every row runs in a process of its own, so that its peak memory is its own. Prints a table and one
 JSON line per row. `plan_s` is import, fold, search and costing; tracing (`trace_s`) is jax's.
 """
@@ -28,6 +29,7 @@ from rich.table import Table
 
 import partir_search as ps
 from models import llama, transformer
+from models.catalog import MODELS
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list(
@@ -35,6 +37,7 @@ flags.DEFINE_list(
     [
         *("llama3-8b@4x2", "llama3-8b@8x8", "llama3-8b@2x4x8", "llama3-405b@8x16x128"),
         *("depth-10@16x16", "depth-100@16x16", "depth-1000@16x16"),
+        *("unet@8x8", "graph-net@8x8", "gshard-10b@8x8", "t5-3b@8x8"),
     ],
     "Model@mesh.",
 )
@@ -50,7 +53,9 @@ LIMITS = {  # seconds that the project promises, on two cores
     "llama3-8b@8x8": 3,
     "llama3-8b@2x4x8": 6,
     "llama3-405b@8x16x128": 12,
+    **dict.fromkeys(("unet@8x8", "graph-net@8x8", "gshard-10b@8x8", "t5-3b@8x8"), 15),
 }
+PER_DEVICE = {"unet": 8, "graph-net": 0.25, "gshard-10b": 4, "t5-3b": 8}  # examples on a device
 
 
 def model(name: str, devices: int) -> tuple[Any, Any]:
@@ -67,6 +72,9 @@ def model(name: str, devices: int) -> tuple[Any, Any]:
         )
         small = transformer.example_args(shape, transformer.optimizer(), tokens // 2048)
         return transformer.make_train_step(shape), small
+    if name in PER_DEVICE:
+        entry = MODELS[name]
+        return entry.step, entry.abstract_args(int(PER_DEVICE[name] * devices))
     config = dataclasses.replace(llama.CONFIGS[name], remat=True)
     args = llama.example_args(config, llama.optimizer(), tokens // config.seq)
     return llama.make_train_step(config), args
