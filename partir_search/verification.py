@@ -278,9 +278,14 @@ def _halos(extra: Rest, found: list[CompiledCollective], mesh: MeshShape) -> Ite
 def _merged(
     missing: Rest, extra: Rest, compiled: dict[Key, list[tuple[int, int]]]
 ) -> Iterator[str]:
-    """Equal collectives, or sums that are only added together, become one."""
+    """Equal collectives, or sums that are only added together, become one.
+
+    So does a reduce_scatter that was made an all_reduce equal to another.
+    """
     for key, counts in list(missing.items()):
         there = {n for n, _ in compiled[key]}
+        if key[0] == "reduce_scatter":
+            there |= {n for n, _ in compiled.get(("all_reduce", key[1]), ())}
         merged = collections.Counter({n: c for n, c in counts.items() if n in there})
         if merged:
             missing[key] = counts - merged

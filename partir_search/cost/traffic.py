@@ -144,7 +144,11 @@ def region_traffic(
     for x in region.results:
         if isinstance(x, Value) and x.id in made:
             last[x.id] = end
-    live = [(made[v], last[v], v) for v in made if v not in free]
+    ends = dict(last)
+    for at in reads:
+        for v in _reused(region.ops[at], rules[region.ops[at].id], reads[at], nbytes, made, last):
+            ends[v] = max(at - 1, made[v])
+    live = [(made[v], ends[v], v) for v in made if v not in free]
     weight = [storage.width.get(v, 1.0) for v in made if v not in free]
     wide = [(made[v], until[v], v) for v in made if v in storage.wide]
     columns = np.array(live + wide, dtype=np.int64).reshape(-1, 3)
@@ -152,6 +156,25 @@ def region_traffic(
     start, stop, value = columns[:, 0], columns[:, 1], columns[:, 2]
     fused = fuse(region, rules, reads)
     return RegionTraffic(region, reads, start, stop, value, weights, inner, fused)
+
+
+def _reused(
+    op: Op,
+    rule: OpRule,
+    leaves: tuple[int, ...],
+    nbytes: Mapping[int, int],
+    made: Mapping[int, int],
+    last: Mapping[int, int],
+) -> list[int]:
+    """Values whose buffers the results of an elementwise kernel take: they die in it."""
+    if not rule.elementwise:
+        return []
+    dying = [v for v in leaves if v in made and last[v] == made[op.results[0].id]]
+    taken: list[int] = []
+    for r in op.results:
+        same = (v for v in dying if nbytes[v] == r.type.nbytes and v not in taken)
+        taken += list(same)[:1]
+    return taken
 
 
 @dataclasses.dataclass(eq=False, slots=True)
