@@ -40,7 +40,8 @@ from partir_search.tactics import (
 )
 
 DEFAULT_EPISODES = 600
-FINALISTS = 1  # answers of the folded search that are scored again on the whole program
+FINALISTS = 4  # answers of the folded search that may be scored again on the whole program
+TRUST = 0.03  # folded costs as near as this are taken for the whole program's
 FOLD_ERROR = 1.08  # folded seconds are at most this much too high; worse answers do not compete
 
 Progress = Callable[[Record], None]
@@ -274,26 +275,30 @@ class Planner:
     ) -> tuple[Cost, list[Action]]:
         """The best answer by its cost on the whole program, and its cost on the folded one.
 
-        The first few answers compete with the best expert, as folded costs are a few percent off.
+        The first answer competes with the best expert, as folded costs are a few percent off; where
+        they are more off (layers that should not be alike were folded), more answers do.
         """
         paths = [e.path for e in result.elites[: 1 if result.proven else FINALISTS]]
         best = result.best.score
         if not result.proven:
             expert = min(map(tuple, experts), key=lambda p: self._rank(game, p))
-            paths.append(expert)
+            paths.insert(1, expert)
         limit = dataclasses.replace(best, objective=best.objective * FOLD_ERROR)
         paths = [p for p in paths if not limit < self._folded(game, p)[0]]
         state = State(self.graph, self.mesh, spreads=self.spreads)
         for action in before:
             apply_action(state, self.graph, action)
-        found = []
-        for rank, path in enumerate(dict.fromkeys(paths)):
+        found: list[tuple[Score, int, tuple[Move, ...], list[Action]]] = []
+        paths = list(dict.fromkeys(paths))
+        for rank, path in enumerate(paths):
+            if rank > 1 and _close(found[0][0], self._folded(game, paths[0])[0]):
+                break
             mark = state.mark()
             actions = self._expand(folded, game, game.decisions(path), state)
             cost = self.model.evaluate(self._program(state))
             state.undo(mark)
-            found.append((game.goal(cost).rank(), rank, path, actions))
-        _, _, path, actions = min(found, key=lambda f: f[:2])
+            found.append((game.goal(cost), rank, path, actions))
+        _, _, path, actions = min(found, key=lambda f: (f[0].rank(), f[1]))
         return self._folded(game, path)[1], actions
 
     def _folded_moves(
@@ -355,3 +360,7 @@ class Planner:
             apply_action(state, self.graph, action)
             done.append(action)
         return done
+
+
+def _close(whole: Score, folded: Score) -> bool:
+    return abs(whole.scalar() - folded.scalar()) <= TRUST

@@ -13,10 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, PartitionSpec
 
 import partir_search as ps
 from models import llama
+from models.catalog import MODELS
 from models.transformer import TransformerConfig, example_args, make_train_step, optimizer
 
 MESH = AbstractMesh((4, 2), ("batch", "model"))
@@ -191,3 +192,26 @@ def test_bytes_on_an_axis_count_its_parts() -> None:
     assert ps.FewestBytes("model").objective(cost) == 7.0
     assert ps.FewestBytes("data").objective(cost) == 4.0
     assert ps.FewestBytes("mod").objective(cost) == 0.0
+
+
+def test_known_plans() -> None:
+    """They cost what the search said of them, can be applied, and know graphs."""
+    mesh = AbstractMesh((2, 4), ("data", "model"))
+    entry = MODELS["t5-tiny"]
+    args = entry.abstract_args(8)
+    step = ps.auto_partition(mesh, machine="tpu_v5e", episodes=30)(entry.step)
+    known = step.known_plans(*args)
+    (report,) = step.plan(*args).searches
+    assert list(known) == [name for name, _ in report.experts]
+    for name, cost in report.experts:
+        assert known[name].cost.peak_bytes == pytest.approx(cost.peak_bytes, rel=1e-3), name
+    graph = MODELS["graph-net-tiny"]
+    args = graph.abstract_args(8)
+    edges = ps.auto_partition(mesh, machine="tpu_v5e")(graph.step).known_plans(*args)[
+        "ES(data+model)"
+    ]
+    specs = {path: spec for path, _, spec in edges.arguments()}
+    assert specs["batch/edges"][0] == ("data", "model")
+    assert specs["batch/nodes"] == PartitionSpec()
+    again = ps.auto_partition(mesh, machine="tpu_v5e", schedule=edges)(graph.step)
+    assert again.plan(*args).cost == edges.cost

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from scipy.sparse import coo_array, csr_array
 
 from partir_search.cost.traffic import Floats, Ints, RegionTraffic
+from partir_search.ir.core import Value
 from partir_search.ir.fold import Folded
 
 EDGE_REPEATS = 2  # repeats of an op looked at, on either end
@@ -39,7 +40,9 @@ class Curve:
         kernel = np.zeros(max(len(traffic.region.ops), 1) + 1, dtype=np.int64)
         kernel[list(traffic.reads)] = 1
         kernel = np.cumsum(kernel)
+        results = [x.id for x in traffic.region.results if isinstance(x, Value)]
         near = kernel[traffic.stop] - kernel[traffic.start] <= NEAR
+        near &= ~np.isin(traffic.value, results)
         rows = np.arange(max(len(traffic.region.ops), 1), dtype=np.int64)
         classes = traffic.value
         if folded is not None:

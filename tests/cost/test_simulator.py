@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 import jax
@@ -264,3 +265,68 @@ def test_one_hot_updates_are_not_stored() -> None:
 
     written, stored = peaks(f, ones(64, 512), np.zeros(64, np.int32))
     assert written - stored == 64 * 512 * 4
+
+
+def test_epilogues_join_their_product() -> None:
+    """X @ w, its relu (used twice, so stored) and the relu's sum over rows are one kernel."""
+
+    def f(x: Any, w: Any) -> Any:
+        y = jnp.maximum(x @ w, 0.0)
+        return y, y.sum(0), jnp.sin(y) @ w.T
+
+    state = state_of(module_of(f, ones(64, 128), ones(128, 32)))
+    model = CostModel(state.graph.module, state.graph.rules, ROUND)
+    kernels = model.kernels
+    names = [state.graph.module.ops[op].prim for op in kernels.op.tolist()]
+    product, relu, total = names.index("dot_general"), names.index("max"), names.index("reduce_sum")
+    assert kernels.leader[relu] == kernels.leader[total] == product
+    second = len(names) - 1 - names[::-1].index("dot_general")
+    assert kernels.leader[second] == second
+    touched = [kernels.touched[a:b] for a, b in itertools.pairwise(kernels.offsets.tolist())]
+    y = state.graph.module.ops[int(kernels.op[relu])].results[0].id
+    before = state.graph.module.ops[int(kernels.op[product])].results[0].id
+    assert before not in np.concatenate(touched)  # what only the epilogue reads never leaves
+    assert y in touched[relu]
+    assert y not in touched[total]
+    assert y in touched[second]
+
+
+def test_narrow_elements_take_vector_units_as_long() -> None:
+    """Tanh of bf16 moves half the bytes of f32 and takes as long where vectors are 4 bytes wide."""
+    wide = dataclasses.replace(ROUND, vector_bytes=4)
+    seconds = {}
+    for dtype in (jnp.float32, jnp.bfloat16):
+        state = state_of(module_of(jnp.tanh, jnp.ones((64, 128), dtype)))
+        seconds[dtype] = [cost_of(state, machine).seconds for machine in (ROUND, wide)]
+    plain, narrow = seconds[jnp.float32], seconds[jnp.bfloat16]
+    assert plain[0] == plain[1] == pytest.approx(2 * 4 * 64 * 128 / 1e9)
+    assert narrow == pytest.approx([plain[0] / 2, plain[0]])
+
+
+def test_what_dies_soon_lives_on_the_chip() -> None:
+    """Between two products only VMEM holds the hidden layer, if it is small enough."""
+
+    def f(x: Any, v: Any, w: Any) -> Any:
+        return (x @ v) @ w
+
+    state = state_of(module_of(f, ones(64, 16), ones(16, 256), ones(256, 16)))
+    hidden = 4 * 64 * 256
+    peaks = [
+        cost_of(state, dataclasses.replace(ROUND, vmem_bytes=size)).peak_bytes
+        for size in (0, 3 * hidden, 8 * hidden)
+    ]
+    assert peaks[0] == peaks[1]  # a value may take a quarter of it
+    assert peaks[0] - peaks[2] >= hidden
+
+
+def test_elementwise_results_take_the_buffer_of_what_dies() -> None:
+    """Sorted (stored), then doubled in place and sorted again: two buffers, not three."""
+
+    def f(x: Any) -> Any:
+        y = jnp.sort(x, axis=0)
+        z = jnp.tanh(y) * 2.0
+        return jnp.sort(z, axis=0), jnp.sort(z, axis=1)
+
+    state = state_of(module_of(f, ones(64, 128)))
+    one = 4 * 64 * 128
+    assert cost_of(state).peak_bytes == 4 * one  # argument, z, and both results

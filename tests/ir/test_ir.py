@@ -15,6 +15,7 @@ from partir_search.ir.fold import find_repeats, fold
 from partir_search.ir.printer import print_partition
 from partir_search.ir.verify import InvalidIR, verify, verify_partition
 from partir_search.propagation.rules.registry import rule_key
+from partir_search.signature import split_call, trace_call
 from tests.support import check_partition, module_of, state_of, tile_arg
 
 
@@ -158,3 +159,35 @@ def test_fold_respects_marks() -> None:
     plain = fold(module, rule_key)
     marked = fold(module, rule_key, {module.body.args[1].id: "tiled"})
     assert len(plain.module.body.args) < len(marked.module.body.args)
+
+
+def test_fold_merges_updates_that_stand_apart() -> None:
+    """An optimizer walks leaves in the order of names: norm_0, norm_1, ..., then w_0, w_1, ...
+
+    No stretch of ops repeats layer by layer there; equal updates of one class are merged all the
+    same, and the momenta with them.
+    """
+    layers = 4
+
+    def step(params: Any, momenta: Any, x: Any) -> Any:
+        def loss(params: Any) -> Any:
+            y = x
+            for i in range(layers):
+                y = y + jnp.tanh(jnp.sin(y * params[f"a_{i}"]) @ params[f"b_{i}"] * 2 + 1)
+            return y.sum()
+
+        grads = jax.grad(loss)(params)
+        new = jax.tree.map(lambda g, m: 0.9 * m + g, grads, momenta)
+        return jax.tree.map(lambda p, m: p - 0.1 * m, params, new), new
+
+    params = {f"a_{i}": np.ones((8,), "f") for i in range(layers)}
+    params |= {f"b_{i}": np.ones((8, 8), "f") for i in range(layers)}
+    args = (params, params, np.ones((4, 8), "f"))
+    call = split_call(step, args, {}, (), ())
+    module = trace_call(jax.jit(step), call, args, {}, "step").module
+    folded = fold(module, rule_key)
+    kinds = [p.rstrip("0123456789") for p in folded.module.arg_paths]
+    assert len(kinds) < len(module.arg_paths)
+    for name in ("a_", "b_"):
+        assert kinds.count(f"momenta/{name}") <= 2  # the first layer's gradient is made otherwise
+    assert sum(op.count for op in folded.module.body.ops) == len(module.body.ops)

@@ -1,0 +1,45 @@
+"""The judge of seconds on a schedule written by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+import partir_search as ps
+from experiments.judge import judge
+
+MESH = ps.MeshShape(("data", "model"), (2, 4))
+MACHINE = dataclasses.replace(
+    ps.MACHINES["tpu_v5e"], link_bytes_per_s=1e6, hop_seconds=0.0, hbm_bytes_per_s=4e6 / 3
+)
+
+# ruff: noqa: E501
+SCHEDULE = """
+%fused (p: f32[8]) -> f32[8] {
+  ROOT %mul = f32[8] multiply(%p, %p), backend_config={"estimated_cycles":"900"}
+}
+
+%gathering (p: f32[500]) -> f32[1000] {
+  ROOT %all-gather.1 = f32[1000] all-gather(%p), replica_groups={{0,4},{1,5},{2,6},{3,7}}, dimensions={0}
+}
+
+ENTRY %main (x: f32[500]) -> f32[1000] {
+  %async-collective-start = f32[1000] fusion(%x), kind=kCustom, calls=%gathering
+  %fusion.1 = f32[8] fusion(%x), kind=kLoop, calls=%fused, backend_config={"estimated_cycles":"1500000"}
+  %async-collective-done = f32[1000] fusion(%async-collective-start), kind=kCustom, calls=%gathering
+  %all-reduce.1 = f32[1000] all-reduce(%fusion.1), replica_groups={{0,4},{1,5},{2,6},{3,7}}, to_apply=%add
+  %fusion.2 = f32[100] fusion(%x), kind=kCustom, calls=%fused
+  ROOT %copy = f32[1000] copy(%all-reduce.1), backend_config={"estimated_cycles":"9223372036854775807"}
+}
+"""
+
+
+def test_schedule_by_hand() -> None:
+    """1 ms of kernel hides half of the 2 ms gather; 4 ms of all_reduce are not hidden; a gather
+    without cycles writes 400 bytes at 1 MB/s (its operand is no op of the schedule); unknown
+    cycles do not count.
+    """
+    found = judge(SCHEDULE, MESH, MACHINE)
+    assert found.compute == pytest.approx(1e-3 + 0.4e-3)
+    assert found.total == pytest.approx(2e-3 + 4e-3 + 0.4e-3)
