@@ -70,7 +70,7 @@ def model(name: str, devices: int) -> tuple[Any, Any]:
             vocab=32000,
             seq=2048,
         )
-        small = transformer.example_args(shape, transformer.optimizer(), tokens // 2048)
+        small = transformer.example_args(shape, transformer.optimizer(), tokens // 8192)
         return transformer.make_train_step(shape), small
     if name in PER_DEVICE:
         entry = MODELS[name]

@@ -41,7 +41,7 @@ from partir_search.tactics import (
 
 DEFAULT_EPISODES = 600
 FINALISTS = 4  # answers of the folded search that may be scored again on the whole program
-TRUST = 0.03  # folded costs as near as this are taken for the whole program's
+TRUST = 0.1  # folded costs as near as this are taken for the whole program's
 FOLD_ERROR = 1.08  # folded seconds are at most this much too high; worse answers do not compete
 
 Progress = Callable[[Record], None]
