@@ -94,6 +94,7 @@ def run(row: str) -> dict[str, Any]:
         machine=FLAGS.machine,
         episodes=FLAGS.episodes,
         seed=FLAGS.seed,
+        remat=False if name.startswith("depth-") else "auto",  # 1,000 layers fit nowhere without
         progress=False,
     )(step)
     begin = time.perf_counter()
