@@ -85,10 +85,12 @@ class Maker:
         self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> dict[str, Plan]:
         """The known strategies as plans."""
-        traced = self._trace(call, args, kwargs, self._options.microbatches[0])
+        parts = self._options.microbatches[0]
+        traced = self._trace(call, args, kwargs, parts)
         planner = self._planner(traced.module)
+        limit = planner.memory_limit
         return {
-            name: self._plan(planner.replay(actions), traced, planner.memory_limit)
+            name: self._plan(planner.replay(actions), traced, limit, parts=parts)
             for name, actions in planner.known_actions().items()
         }
 

@@ -58,6 +58,10 @@ def test_plans_keep_the_number(tmp_path: pathlib.Path) -> None:
     assert saved.microbatches == 2
     again = ps.auto_partition(ABSTRACT, machine="tpu_v5e", schedule=saved)(ENTRY.step)
     assert again.plan(*ENTRY.abstract_args(8)).cost == plan.cost
+    known = step.known_plans(*ENTRY.abstract_args(8))["BP(batch)"]
+    assert known.microbatches == 2
+    again = ps.auto_partition(ABSTRACT, machine="tpu_v5e", schedule=known)(ENTRY.step)
+    assert again.plan(*ENTRY.abstract_args(8)).cost == known.cost
 
 
 def regression(w: Any, x: Any, y: Any) -> tuple[Any, Any]:
