@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import optax
 from flax.training.train_state import TrainState
 
+from models import training
 from models.transformer import rotary
 
 
@@ -120,10 +121,8 @@ def optimizer() -> optax.GradientTransformation:
 
 def init_state(config: LlamaConfig, tx: optax.GradientTransformation, seed: int = 0) -> TrainState:
     """A fresh train state on the default device."""
-    model = Llama(config)
     tokens = jnp.zeros((1, config.seq), jnp.int32)
-    params = model.init(jax.random.key(seed), tokens)["params"]
-    return TrainState.create(apply_fn=model.apply, params=params, tx=tx)
+    return training.create_state(Llama(config), tx, seed, tokens)
 
 
 def make_train_step(

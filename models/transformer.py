@@ -18,6 +18,8 @@ import jax.numpy as jnp
 import optax
 from flax.training.train_state import TrainState
 
+from models import training
+
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig:
@@ -147,10 +149,8 @@ def init_state(
     config: TransformerConfig, tx: optax.GradientTransformation, seed: int = 0
 ) -> TrainState:
     """A fresh train state on the default device."""
-    model = Transformer(config)
     tokens = jnp.zeros((1, config.seq), jnp.int32)
-    params = model.init(jax.random.key(seed), tokens)["params"]
-    return TrainState.create(apply_fn=model.apply, params=params, tx=tx)
+    return training.create_state(Transformer(config), tx, seed, tokens)
 
 
 def loss_fn(config: TransformerConfig, params: Any, tokens: jax.Array, key: jax.Array) -> jax.Array:

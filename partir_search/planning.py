@@ -26,7 +26,7 @@ from partir_search.planner import Planner, Progress
 from partir_search.pressure import relieve
 from partir_search.propagation.actions import Action
 from partir_search.report import search_progress
-from partir_search.signature import Call, Traced, trace_call
+from partir_search.signature import Call, Traced, donated_leaves, trace_call
 from partir_search.tactics import AutomaticPartition, Tactic
 
 Schedule = Union[Sequence[Tactic], Plan, SavedPlan, None]
@@ -97,14 +97,11 @@ class Maker:
     def _trace(self, call: Call, args: Sequence[Any], kwargs: dict[str, Any], parts: int) -> Traced:
         if parts == 1:
             return trace_call(self._plain, call, args, kwargs, self._name)
-        whole = trace_call(self._plain, call, args, kwargs, self._name)
         accumulated = microbatched(self._fun, parts)
         static = {k: v for k, v in kwargs.items() if k not in call.kwargs}
         split = jax.jit(lambda *a, **k: accumulated(*_bind(call, args, a), **k, **static))
-        traced = trace_call(split, call, call.args, call.kwargs, self._name)
-        donated = frozenset(i for i, d in enumerate(whole.donated) if d)
-        module = dataclasses.replace(traced.module, ties=whole.module.ties, donated=donated)
-        return dataclasses.replace(traced, module=module, donated=whole.donated)
+        donated = donated_leaves(self._plain, call, args, kwargs)
+        return trace_call(split, call, call.args, call.kwargs, self._name, donated)
 
     def _planner(self, module: Module) -> Planner:
         o = self._options

@@ -117,9 +117,48 @@ def weaken(x: jax.Array) -> jax.Array:
 
 
 def trace_call(
-    jitted: Any, call: Call, args: Sequence[Any], kwargs: dict[str, Any], name: str
+    jitted: Any,
+    call: Call,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    name: str,
+    donated: tuple[bool, ...] | None = None,
 ) -> Traced:
-    """Traces `jitted(*args, **kwargs)` abstractly. `call` holds its dynamic arguments."""
+    """Traces `jitted(*args, **kwargs)` abstractly. `call` holds its dynamic arguments.
+
+    Args:
+      donated: per flat argument; None if `jitted` itself knows.
+    """
+    traced = _trace(jitted, call, args, kwargs)
+    in_tree = traced.in_tree
+    if donated is None:
+        donated = _donated(traced)
+    out_leaves = jax.tree_util.tree_leaves_with_path(traced.out_info)
+    module = read_module(
+        traced.jaxpr,
+        name=name,
+        arg_paths=call.paths(),
+        result_paths=[leaf_path("", keys) for keys, _ in out_leaves],
+        ties=find_ties(call, traced.out_info, donated),
+        donated=frozenset(i for i, d in enumerate(donated) if d),
+    )
+    weak = tuple(bool(getattr(x, "weak_type", False)) for _, x in out_leaves)
+    return Traced(module, in_tree, jax.tree.structure(traced.out_info), donated, weak)
+
+
+def donated_leaves(
+    jitted: Any, call: Call, args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[bool, ...]:
+    """Per flat argument, whether `jitted` donates it."""
+    return _donated(_trace(jitted, call, args, kwargs))
+
+
+def _donated(traced: Any) -> tuple[bool, ...]:
+    return tuple(bool(i.donated) for i in jax.tree.leaves(traced.args_info))
+
+
+def _trace(jitted: Any, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """`jax.stages.Traced`, from shapes."""
     leaves, in_tree = jax.tree.flatten((call.args, call.kwargs))
     # Python scalars are passed on as they are: jit may hold them static.
     scalar = (bool, int, float, complex)
@@ -135,18 +174,7 @@ def trace_call(
             "the jitted function has static arguments that auto_partition was not told of;"
             " pass the same static_argnums or static_argnames to auto_partition"
         )
-    donated = tuple(bool(i.donated) for i in jax.tree.leaves(traced.args_info))
-    out_leaves = jax.tree_util.tree_leaves_with_path(traced.out_info)
-    module = read_module(
-        traced.jaxpr,
-        name=name,
-        arg_paths=call.paths(),
-        result_paths=[leaf_path("", keys) for keys, _ in out_leaves],
-        ties=find_ties(call, traced.out_info, donated),
-        donated=frozenset(i for i, d in enumerate(donated) if d),
-    )
-    weak = tuple(bool(getattr(x, "weak_type", False)) for _, x in out_leaves)
-    return Traced(module, in_tree, jax.tree.structure(traced.out_info), donated, weak)
+    return traced
 
 
 def find_ties(call: Call, out_info: Any, donated: Sequence[bool]) -> list[tuple[int, int]]:

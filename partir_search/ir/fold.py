@@ -42,7 +42,6 @@ class Folded:
     Attributes:
       original: the module that was folded.
       module: the quotient; `op.count` says how many ops one stands for.
-      segments: the repeats found, in program order.
       class_of: quotient value id per original value id (-1: inside a repeat that was dropped).
       positions: original body position of each op of the quotient's body.
       op_of: quotient body position per original body position.
@@ -50,7 +49,6 @@ class Folded:
 
     original: Module
     module: Module
-    segments: tuple[Segment, ...]
     class_of: list[int]
     positions: list[int]
     op_of: list[int]
@@ -154,7 +152,7 @@ def fold(
     chosen = [chosen[q] for q in kept]
     pairs = [(ops[i], n) for i, n in zip(chosen, counts, strict=True)]
     quotient, class_of = _quotient(module, pairs, find)
-    return Folded(module, quotient, tuple(segments), class_of, chosen, op_of)
+    return Folded(module, quotient, class_of, chosen, op_of)
 
 
 def _twins(
