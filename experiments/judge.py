@@ -12,14 +12,18 @@ from __future__ import annotations
 import collections
 import dataclasses
 import re
+from collections.abc import Iterable
 
 from partir_search.cost.collectives import collective_seconds
 from partir_search.ir.mesh import MeshShape
 from partir_search.lowering.compiled import (
+    FUSED_SCATTER,
     CompiledCollective,
     array_sizes,
     axes_of,
-    hlo_collectives,
+    called,
+    computations,
+    trip_count,
 )
 from partir_search.machine import Machine
 
@@ -29,14 +33,11 @@ CLOCK_HZ = {"tpu_v5e": 1.5e9, "tpu_v5p": 1.75e9}
 UNPRICED = ("fusion", "gather", "scatter", "sort", "reduce-window", "select-and-scatter")
 UNKNOWN = 1 << 62  # so many cycles stand for "not known"
 
-_HEADER = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.-]+) \(")
 _LINE = re.compile(
     r"^\s+(?:ROOT )?%?(?P<name>[\w.-]+) = "
     r"(?P<type>.*?)(?P<op>[a-z][\w-]*)\((?P<args>%?(?P<first>[\w.-]*)[^)]*)"
 )
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
-_CALLS = re.compile(r"(?:calls|body|to_apply)=%?([\w.-]+)")
-_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _COLLECTIVE = re.compile(
     r"\b(all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)(-start|-done)?\("
 )
@@ -54,19 +55,11 @@ class _Program:
     def __init__(self, text: str, mesh: MeshShape, machine: Machine) -> None:
         self.mesh, self.machine = mesh, machine
         self.hz = CLOCK_HZ[machine.name]
-        self.computations: dict[str, list[str]] = {}
-        self.entry = ""
-        name = ""
-        for line in text.splitlines():
-            header = _HEADER.match(line)
-            if header:
-                name = header["name"]
-                self.computations[name] = [line]
-                self.entry = name if header["entry"] else self.entry
-            elif name and line.startswith(" "):
-                self.computations[name].append(line)
+        parts = computations(text)
+        self.computations = {part.name: part for part in parts}
+        self.entry = next(part.name for part in parts if part.entry)
 
-    def seconds_of(self, found: list[CompiledCollective]) -> float:
+    def seconds_of(self, found: Iterable[CompiledCollective]) -> float:
         names = self.mesh.names
         total = 0.0
         for c in found:
@@ -93,8 +86,8 @@ class _Program:
                 spent.total = max(spent.total, end)
 
         nbytes: dict[str, int] = {}
-        head, *lines = self.computations[name]
-        for line in lines:
+        part = self.computations[name]
+        for line in part.lines:
             match = _LINE.match(line)
             if not match:
                 continue
@@ -104,27 +97,25 @@ class _Program:
             if cycles and int(cycles[1]) < UNKNOWN:
                 spent.compute += int(cycles[1]) / self.hz
                 spent.total += int(cycles[1]) / self.hz
-            called = _CALLS.search(line)
+            inside = [self.computations[x] for x in called(line) if x in self.computations]
             if label.startswith("async-collective-done"):
                 done(flying[0][0] if flying else "")
-            elif label.startswith("async-collective-start") and called:
-                inside = "\n".join(self.computations[called[1]])
-                start(label, self.seconds_of(hlo_collectives(inside)))
-            elif op == "fusion" and called and called[1].startswith("all-reduce-scatter"):
-                inside = "\n".join(self.computations[called[1]])
-                spent.total += self.seconds_of(hlo_collectives(inside))
+            elif label.startswith("async-collective-start") and inside:
+                start(label, self.seconds_of(inside[0].collectives()))
+            elif op == "fusion" and inside and inside[0].name.startswith(FUSED_SCATTER):
+                spent.total += self.seconds_of(inside[0].collectives())
             elif _COLLECTIVE.search(line) and op != "fusion":
                 if op.endswith("-done"):
                     done(match["first"])
                     continue
-                seconds = self.seconds_of(hlo_collectives(f"{head}\n{line}"))
+                seconds = self.seconds_of(dataclasses.replace(part, lines=(line,)).collectives())
                 if op.endswith("-start"):
                     start(label, seconds)
                 else:
                     spent.total += seconds
-            elif op in ("while", "call") and called:
-                trips = _TRIPS.search(line)
-                inner, n = self.run(called[1]), int(trips[1]) if trips else 1
+            elif op in ("while", "call") and inside:
+                inner = self.run(inside[0].name)
+                n = (trip_count(line) or 1) if op == "while" else 1
                 spent.compute += n * inner.compute
                 spent.total += n * inner.total
             elif op in UNPRICED and not (cycles and int(cycles[1]) < UNKNOWN):

@@ -8,7 +8,7 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -23,7 +23,7 @@ _HLO = re.compile(
     r"(?P<kind>all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)"
     r"(?P<start>-start)?\((?P<operands>[^)]*)\)(?P<attributes>.*)"
 )
-_COMPUTATION = re.compile(r"^(?:ENTRY )?%?(?P<name>[\w.-]+) \((?P<args>.*)\) -> ")
+_COMPUTATION = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.-]+) \((?P<args>.*)\) -> ")
 _ARRAY = re.compile(r"\b(?P<dtype>[a-z]+\d*\w*)\[(?P<dims>[\d,]*)\]")
 _GROUPS = re.compile(
     r"replica_groups=(?P<groups>\{\{.*?\}\}|\[[\d,]+\]<=\[[\d,]+\](?:T\([\d,]+\))?"
@@ -33,7 +33,7 @@ _PAIRS = re.compile(r"source_target_pairs=\{(?P<pairs>.*?)\}\}")
 _CHAIN = re.compile(r'chain_id="(?P<chain>\d+)"')
 _CALLED = re.compile(r"\b(?:body|calls|to_apply|computation)=%?(?P<name>[\w.-]+)")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(?P<n>\d+)"')
-_FUSED_SCATTER = "all-reduce-scatter"  # XLA:TPU's fusion of an all_reduce and a slice
+FUSED_SCATTER = "all-reduce-scatter"  # XLA:TPU's fusion of an all_reduce and a slice
 
 Groups = frozenset[frozenset[int]]
 
@@ -83,53 +83,83 @@ def hlo_collectives(text: str) -> list[CompiledCollective]:
     XLA:TPU writes one asynchronous collective as several fusions that share a `chain_id`, and a
     reduce_scatter as a fusion of an all_reduce with a slice: each counts as what it does, once.
     """
-    found: list[CompiledCollective] = []
     chains: set[tuple[str, str]] = set()
-    times = _runs(text)
-    name, arguments = "", ""
-    for line in text.splitlines():
-        if not line.startswith(" "):
-            header = _COMPUTATION.match(line)
-            if header:
-                name, arguments = header["name"], header["args"]
-            continue
-        match = _HLO.search(line)
-        if not match:
-            continue
-        chain = _CHAIN.search(match["attributes"])
-        if chain:
-            key = (match["kind"], chain["chain"])
-            if key in chains:
+    parts = computations(text)
+    times = _runs(parts)
+    return [c for part in parts for c in part.collectives(chains, times.get(part.name, 1))]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Computation:
+    """One computation of HLO text: its name, the text of its arguments, a line per instruction."""
+
+    name: str
+    arguments: str
+    lines: tuple[str, ...]
+    entry: bool = False
+
+    def collectives(
+        self, chains: set[tuple[str, str]] | None = None, times: int = 1
+    ) -> Iterator[CompiledCollective]:
+        """Collective operands of its lines; `chains` are those that were seen before."""
+        chains = set() if chains is None else chains
+        for line in self.lines:
+            match = _HLO.search(line)
+            if not match:
                 continue
-            chains.add(key)
-        padded = False
-        kind, groups = match["kind"].replace("-", "_"), _groups(match["attributes"])
-        if kind == "all_reduce" and name.startswith(_FUSED_SCATTER):
-            kind, whole = "reduce_scatter", list(array_sizes(match["type"]))
-            arrays = list(array_sizes(arguments))
-            padded = whole != arrays
-        else:
-            arrays = _payloads(match, groups)
-        runs = times.get(name, 1)
-        found += [CompiledCollective(kind, n, size, groups, padded, runs) for n, size in arrays]
-    return found
+            chain = _CHAIN.search(match["attributes"])
+            if chain:
+                key = (match["kind"], chain["chain"])
+                if key in chains:
+                    continue
+                chains.add(key)
+            padded = False
+            kind, groups = match["kind"].replace("-", "_"), _groups(match["attributes"])
+            if kind == "all_reduce" and self.name.startswith(FUSED_SCATTER):
+                kind, whole = "reduce_scatter", list(array_sizes(match["type"]))
+                arrays = list(array_sizes(self.arguments))
+                padded = whole != arrays
+            else:
+                arrays = _payloads(match, groups)
+            for n, size in arrays:
+                yield CompiledCollective(kind, n, size, groups, padded, times)
 
 
-def _runs(text: str) -> dict[str, int]:
+def computations(text: str) -> list[Computation]:
+    """The computations of HLO text, in its order."""
+    found: list[tuple[re.Match[str], list[str]]] = []
+    lines: list[str] = []
+    for line in text.splitlines():
+        header = None if line.startswith(" ") else _COMPUTATION.match(line)
+        if header:
+            lines = []
+            found.append((header, lines))
+        elif line.startswith(" "):
+            lines.append(line)
+    return [
+        Computation(h["name"], h["args"], tuple(body), h["entry"] is not None) for h, body in found
+    ]
+
+
+def called(line: str) -> list[str]:
+    """Names of the computations that an instruction calls."""
+    return [m["name"] for m in _CALLED.finditer(line)]
+
+
+def trip_count(line: str) -> int:
+    """Runs of a while loop's body; 0 where the text does not tell."""
+    told = _TRIPS.search(line)
+    return int(told["n"]) if told else 0
+
+
+def _runs(parts: Sequence[Computation]) -> dict[str, int]:
     """Runs per step of each computation that loops call; 0 where some trip count is not told."""
     callers: dict[str, list[tuple[str, int]]] = collections.defaultdict(list)
-    name = ""
-    for line in text.splitlines():
-        if not line.startswith(" "):
-            header = _COMPUTATION.match(line)
-            name = header["name"] if header else name
-            continue
-        trips = 1
-        if " while(" in line:
-            told = _TRIPS.search(line)
-            trips = int(told["n"]) if told else 0
-        for called in _CALLED.finditer(line):
-            callers[called["name"]].append((name, trips))
+    for part in parts:
+        for line in part.lines:
+            trips = trip_count(line) if " while(" in line else 1
+            for name in called(line):
+                callers[name].append((part.name, trips))
 
     @functools.cache
     def runs(computation: str) -> int:

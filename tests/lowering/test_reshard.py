@@ -145,6 +145,7 @@ def test_reduce_scatter_with_tiles_in_front(dim: int, axes: tuple[int, ...]) -> 
 def test_counting_text() -> None:
     """Combined collectives count their operands; old and new forms of replica groups parse."""
     hlo = """
+ENTRY %main (a: f32[4], b: f32[]) -> f32[2] {
       %ar = (f32[4]{0}, f32[]) all-reduce(%a, %b), replica_groups={{0,1}}, to_apply=%add
       %ag = f32[8,4]{1,0} all-gather(%c), replica_groups=mesh['x'=2] {'x'}, dimensions={0}
       %s = (f32[2]{0}, f32[2]{0}) all-reduce-start(%d), to_apply=%add
