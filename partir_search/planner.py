@@ -240,7 +240,7 @@ class Planner:
         return marks
 
     def _game(self, folded: Folded, before: Sequence[Action], names: Sequence[str]) -> PlanningGame:
-        graph = Graph(folded.module, self.table, contract=True)
+        graph = Graph(folded.module, self.table, contract=True, alike=folded.alike)
         state = State(graph, self.mesh)
         for action in before:
             values = [value_named(self.module, name).id for name in action.values]

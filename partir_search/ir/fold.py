@@ -9,17 +9,20 @@ against colour refinement, which mixes unlike layers or stops folding as depth g
 from __future__ import annotations
 
 import dataclasses
-import re
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from partir_search.ir.core import Literal, Module, Op, Operand, Region, Value
+from partir_search.ir.core import Literal, Module, Op, Operand, Value
+from partir_search.ir.layers import leaf_names
+from partir_search.ir.quotient import make_quotient
 
 SHORT = 6  # periods below this many ops occur by chance (two adjacent broadcasts, say)
-_PATH_NUMBER = re.compile(r"\d+")
+
+
+Role = tuple[Hashable, Hashable, Hashable]  # name, mark and class of a value, None if not known
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,6 +48,7 @@ class Folded:
       class_of: quotient value id per original value id (-1: inside a repeat that was dropped).
       positions: original body position of each op of the quotient's body.
       op_of: quotient body position per original body position.
+      alike: quotient values that are to be tiled alike: the same of copies that were kept apart.
     """
 
     original: Module
@@ -52,6 +56,7 @@ class Folded:
     class_of: list[int]
     positions: list[int]
     op_of: list[int]
+    alike: tuple[tuple[int, ...], ...]
 
 
 def fold(
@@ -65,12 +70,8 @@ def fold(
       key_of: gives equal keys to ops of equal rule.
       marks: by value id; values with different marks are not merged.
     """
-    names = {
-        v.id: _PATH_NUMBER.sub("#", p)
-        for v, p in zip(module.body.args, module.arg_paths, strict=True)
-    }
     prints = _fingerprints(module, key_of)
-    named = _with_names(prints, module.body.ops, names, marks)
+    names = leaf_names(module, prints.tolist(), marks)
     parent = list(range(len(module.values)))
 
     def find(x: int) -> int:
@@ -98,37 +99,44 @@ def fold(
 
     ops = module.body.ops
 
-    def merges_nothing_new(segment: Segment) -> bool:
-        """Short periods also occur by chance: they may only repeat what longer ones have merged
-        already.
-        """
-        one = ops[segment.start : segment.start + segment.period]
-        made = {r.id for op in one for r in op.results}
-        for offset, first in enumerate(one):
+    placed: set[int] = set()  # ids of values in accepted segments
+
+    def role(x: Operand) -> Role:
+        if not isinstance(x, Value):
+            return None, None, None
+        root = find(x.id) if x.id in placed and x.type.shape else None
+        return names.get(x.id), marks.get(x.id), root
+
+    def accept(segment: Segment) -> None:
+        segments.append(segment)
+        for offset in range(segment.period):
+            first = ops[segment.start + offset]
             for k in range(1, segment.repeats):
-                other = ops[segment.start + k * segment.period + offset]
-                for x, y in zip(first.operands, other.operands, strict=True):
-                    if not isinstance(x, Value) or not isinstance(y, Value) or not x.type.shape:
-                        continue
-                    if x.id not in made and find(x.id) != find(y.id):
-                        return False
-        return True
+                merge_ops(first, ops[segment.start + k * segment.period + offset])
+        for op in ops[segment.start : segment.stop]:
+            placed.update(x.id for x in (*op.operands, *op.results) if isinstance(x, Value))
+
+    def told(segment: Segment) -> bool:
+        """Whether what enters is known to be alike: short periods also occur by chance."""
+        pairs = _entering(segment, ops)
+        return all(x.id == y.id or _same_role(role(x), role(y)) for x, y in pairs)
 
     segments: list[Segment] = []
-    found: list[Segment] = []
-    for segment in find_repeats(prints):
-        if _alike(segment, ops, names, marks):
-            found.append(segment)
-        else:
-            found += find_repeats(named[segment.start : segment.stop], segment.start)
-    for segment in sorted(found, key=lambda s: (-s.period, s.start)):
-        weight = sum(map(_weight, ops[segment.start : segment.start + segment.period]))
-        if weight >= SHORT or merges_nothing_new(segment):
-            segments.append(segment)
-            for offset in range(segment.period):
-                first = ops[segment.start + offset]
-                for k in range(1, segment.repeats):
-                    merge_ops(first, ops[segment.start + k * segment.period + offset])
+    doubtful: list[Segment] = []
+    for found in sorted(find_repeats(prints), key=lambda s: s.start):
+        within = [found]
+        if not _alike(found, ops, role):
+            told_apart = _with_roles(prints, ops, found.start, found.stop, role)
+            within = find_repeats(told_apart, found.start)
+        for segment in within:
+            weight = sum(map(_weight, ops[segment.start : segment.start + segment.period]))
+            if weight >= SHORT or told(segment):
+                accept(segment)
+            else:
+                doubtful.append(segment)
+    for segment in doubtful:  # may only repeat what others have merged
+        if all(find(x.id) == find(y.id) for x, y in _entering(segment, ops)):
+            accept(segment)
     segments.sort(key=lambda s: s.start)
     chosen: list[int] = []  # original positions
     op_of = [-1] * len(ops)
@@ -143,22 +151,21 @@ def fold(
                 op_of[segment.start + k * segment.period + offset] = len(chosen)
             chosen.append(middle + offset)
         at = segment.stop
-    shallow = {v: (name, marks.get(v)) for v, name in names.items()}
-    twins = _twins([ops[i] for i in chosen], [named[i] for i in chosen], shallow, find, merge_ops)
+    twins = _twins([ops[i] for i in chosen], prints[chosen].tolist(), names, find, merge_ops)
     kept = [q for q, twin in enumerate(twins) if twin == q]
     place = {q: n for n, q in enumerate(kept)}
     op_of = [place[twins[q]] for q in op_of]
     counts = np.bincount(op_of, minlength=len(kept)).tolist()
     chosen = [chosen[q] for q in kept]
-    pairs = [(ops[i], n) for i, n in zip(chosen, counts, strict=True)]
-    quotient, class_of = _quotient(module, pairs, find)
-    return Folded(module, quotient, class_of, chosen, op_of)
+    roots = [find(v.id) for v in module.values]
+    quotient, class_of, alike = make_quotient(module, chosen, counts, op_of, roots)
+    return Folded(module, quotient, class_of, chosen, op_of, alike)
 
 
 def _twins(
     ops: Sequence[Op],
     prints: Sequence[int],
-    arguments: Mapping[int, Hashable],
+    names: Mapping[int, int],
     find: Callable[[int], int],
     merge_ops: Callable[[Op, Op], None],
 ) -> list[int]:
@@ -169,12 +176,6 @@ def _twins(
     what is made of arguments only, count as the same beside an operand that is the same.
     """
     maker = {r.id: i for i, op in enumerate(ops) for r in op.results}
-    shallow: dict[int, Hashable] = dict(arguments)  # by value id: made of arguments only
-    for i, op in enumerate(ops):
-        held = [x.id for x in op.operands if isinstance(x, Value)]
-        if held and all(v in shallow for v in held):
-            key = (int(prints[i]), *(shallow[v] for v in held))
-            shallow.update({r.id: (key, k) for k, r in enumerate(op.results)})
 
     def merge(a: int, b: int) -> None:
         """Ops, and those that make their shallow operands."""
@@ -182,7 +183,7 @@ def _twins(
         for x, y in zip(ops[a].operands, ops[b].operands, strict=True):
             if not isinstance(x, Value) or not isinstance(y, Value):
                 continue
-            if x.id in shallow and shallow[x.id] == shallow.get(y.id):
+            if x.id in names and names[x.id] == names.get(y.id):
                 one, other = maker.get(x.id), maker.get(y.id)
                 if one is not None and other is not None and one != other:
                     merge(one, other)
@@ -195,15 +196,15 @@ def _twins(
             held = [x.id for x in op.operands if isinstance(x, Value)]
             if not held or twins[i] != i:
                 continue
-            exact = tuple(find(v) for v in held)
-            first = seen.setdefault((int(prints[i]), exact), i)
-            deep = [v for v in held if v not in shallow]
+            what = (prints[i], *(names.get(r.id) for r in op.results))
+            first = seen.setdefault((what, tuple(find(v) for v in held)), i)
+            deep = [v for v in held if v not in names]
             if first == i and deep:
-                loose = tuple(shallow.get(v, find(v)) for v in held)
-                first = seen.setdefault((int(prints[i]), "loose", loose), i)
-                other = {x.id for x in ops[first].operands if isinstance(x, Value)}
-                if any(v in other for v in deep):  # two uses of one value are no repetition
-                    continue
+                loose = tuple(("named", names[v]) if v in names else find(v) for v in held)
+                first = seen.setdefault((what, loose), i)
+            other = {x.id for x in ops[first].operands if isinstance(x, Value)}
+            if any(v in other for v in deep or held):  # two uses of one value are no repetition
+                continue
             if first != i:
                 merge(first, i)
                 twins[i] = first
@@ -230,39 +231,50 @@ def _fingerprints(module: Module, key_of: Callable[[Op], Hashable]) -> np.ndarra
     return np.array([of(op) for op in module.body.ops], dtype=np.int64)
 
 
-def _with_names(
+def _with_roles(
     prints: np.ndarray[Any, Any],
     ops: Sequence[Op],
-    names: Mapping[int, str],
-    marks: Mapping[int, Hashable],
+    start: int,
+    stop: int,
+    role: Callable[[Operand], Role],
 ) -> np.ndarray[Any, Any]:
-    """Fingerprints that also tell operands of different names or marks apart."""
+    """Fingerprints of a stretch that also tell operands of different roles apart."""
     ids: dict[Hashable, int] = {}
-
-    def of(fingerprint: int, op: Op) -> int:
-        given = tuple(
-            (i, names.get(x.id), marks.get(x.id))
-            for i, x in enumerate(op.operands)
-            if isinstance(x, Value) and (x.id in names or x.id in marks)
-        )
-        return ids.setdefault((fingerprint, given), len(ids))
-
-    return np.array([of(*pair) for pair in zip(prints.tolist(), ops, strict=True)], dtype=np.int64)
+    told = [
+        ids.setdefault((int(prints[i]), *map(role, ops[i].operands)), len(ids))
+        for i in range(start, stop)
+    ]
+    return np.array(told, dtype=np.int64)
 
 
-def _alike(
-    segment: Segment, ops: Sequence[Op], names: Mapping[int, str], marks: Mapping[int, Hashable]
-) -> bool:
-    """Whether arguments correspond by path in all repeats, and no marks differ."""
+def _alike(segment: Segment, ops: Sequence[Op], role: Callable[[Operand], Role]) -> bool:
+    """Whether no operands correspond of which it is known that they are unlike."""
     for offset in range(segment.start, segment.start + segment.period):
+        roles = [role(x) for x in ops[offset].operands]
         for at in range(offset + segment.period, segment.stop, segment.period):
-            for x, y in zip(ops[offset].operands, ops[at].operands, strict=True):
-                if isinstance(x, Value) and isinstance(y, Value):
-                    if x.id in names and y.id in names and names[x.id] != names[y.id]:
-                        return False
-                    if marks.get(x.id) != marks.get(y.id):
+            for one, y in zip(roles, ops[at].operands, strict=True):
+                for p, q in zip(one, role(y), strict=True):
+                    if p is not None and q is not None and p != q:
                         return False
     return True
+
+
+def _same_role(one: Role, other: Role) -> bool:
+    return any(p is not None and p == q for p, q in zip(one, other, strict=True))
+
+
+def _entering(segment: Segment, ops: Sequence[Op]) -> Iterator[tuple[Value, Value]]:
+    """Pairs of arrays made outside that the first repeat and another one use alike."""
+    one = ops[segment.start : segment.start + segment.period]
+    inside = {r.id for op in one for r in op.results}
+    for offset, first in enumerate(one):
+        for k in range(1, segment.repeats):
+            other = ops[segment.start + k * segment.period + offset]
+            for x, y in zip(first.operands, other.operands, strict=True):
+                if not isinstance(x, Value) or not isinstance(y, Value):
+                    continue
+                if x.type.shape and x.id not in inside:
+                    yield x, y
 
 
 def _weight(op: Op) -> int:
@@ -315,65 +327,3 @@ def _periods(prints: np.ndarray[Any, Any]) -> list[int]:
     gaps, counts = np.unique((order[1:] - order[:-1])[same], return_counts=True)
     frequent = gaps[counts >= np.minimum(2, gaps)]
     return [int(g) for g in frequent]
-
-
-def _quotient(
-    module: Module, chosen: Sequence[tuple[Op, int]], find: Callable[[int], int]
-) -> tuple[Module, list[int]]:
-    values: list[Value] = []
-    ops: list[Op] = []
-    fresh: dict[int, Value] = {}
-
-    def value(old: Value) -> Value:
-        root = find(old.id)
-        if root not in fresh:
-            source = module.values[root]
-            fresh[root] = Value(len(values), source.type, source.name)
-            values.append(fresh[root])
-        return fresh[root]
-
-    def operand(old: Operand) -> Operand:
-        return value(old) if isinstance(old, Value) else old
-
-    def copy_op(old: Op, count: int) -> Op:
-        new = dataclasses.replace(old, id=len(ops), count=count)
-        ops.append(new)
-        new.operands = tuple(operand(x) for x in old.operands)
-        new.regions = tuple(copy_region(r, count) for r in old.regions)
-        new.results = tuple(value(x) for x in old.results)
-        return new
-
-    def copy_region(old: Region, count: int) -> Region:
-        args = tuple(value(x) for x in old.args)
-        inner = tuple(copy_op(o, count) for o in old.ops)
-        return Region(args, inner, tuple(operand(x) for x in old.results))
-
-    args = [value(v) for v in module.body.args]
-    constants = {value(module.values[i]).id: a for i, a in module.constants.items()}
-    body_ops = tuple(copy_op(op, n) for op, n in chosen)
-    all_results = [operand(x) for x in module.body.results]
-    first = {v.id: i for i, v in reversed(list(enumerate(args)))}
-    place: dict[int, int] = {}  # of each distinct result
-    results: list[Operand] = []
-    renumbered: list[int] = []
-    for x in all_results:
-        if id(x) not in place:
-            place[id(x)] = len(results)
-            results.append(x)
-        renumbered.append(place[id(x)])
-    ties = dict.fromkeys((first[args[a].id], renumbered[r]) for a, r in module.ties)
-    unique = list(dict.fromkeys(first[v.id] for v in args))
-    renumber = {old: new for new, old in enumerate(unique)}
-    quotient = Module(
-        name=module.name,
-        body=Region(tuple(args[i] for i in unique), body_ops, tuple(results)),
-        values=values,
-        ops=ops,
-        constants=constants,
-        arg_paths=tuple(module.arg_paths[i] for i in unique),
-        result_paths=tuple(module.result_paths[renumbered.index(r)] for r in range(len(results))),
-        ties=tuple((renumber[a], r) for a, r in ties),
-        donated=frozenset(renumber[first[args[i].id]] for i in module.donated),
-    )
-    class_of = [fresh[find(v.id)].id if find(v.id) in fresh else -1 for v in module.values]
-    return quotient, class_of

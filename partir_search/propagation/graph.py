@@ -53,14 +53,27 @@ class Graph:
     """
 
     def __init__(
-        self, module: Module, table: RuleTable | None = None, *, contract: bool = False
+        self,
+        module: Module,
+        table: RuleTable | None = None,
+        *,
+        contract: bool = False,
+        alike: Sequence[Sequence[int]] = (),
     ) -> None:
+        """A graph of `module`.
+
+        Args:
+          alike: ids of values that are tiled alike besides those that have to be.
+        """
         table = table or RuleTable()
         self.module = module
         self.rules: list[OpRule] = [table(op) for op in module.ops]
         self.index = Index(module, self.rules)
         find = _Union(len(module.values))
         self._merge_ties(find)
+        for first, *rest in alike:
+            for other in rest:
+                find.merge(first, other)
         contracted = self._contract(find) if contract else set()
         roots = sorted({find(v.id) for v in module.values})
         index = {root: i for i, root in enumerate(roots)}

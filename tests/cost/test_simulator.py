@@ -188,7 +188,7 @@ def test_fold_costs_what_the_whole_costs(name: str, remat: bool) -> None:
     machine = dataclasses.replace(MACHINES["tpu_v5e"], kernel_seconds=0.0)
     planned = Planner(module, mesh, machine).run(schedule(name))
     folded = fold(module, rule_key)
-    graph = Graph(folded.module, RuleTable(), contract=True)
+    graph = Graph(folded.module, RuleTable(), contract=True, alike=folded.alike)
     whole_rules = [RuleTable()(op) for op in module.ops]
     model = CostModel(
         folded.module, graph.rules, machine, folded=folded, original_rules=whole_rules

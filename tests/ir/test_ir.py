@@ -157,7 +157,7 @@ def test_fold_respects_marks() -> None:
     fn, args = deep(4)
     module = module_of(fn, *args)
     plain = fold(module, rule_key)
-    marked = fold(module, rule_key, {module.body.args[1].id: "tiled"})
+    marked = fold(module, rule_key, {module.body.args[5].id: "tiled"})
     assert len(plain.module.body.args) < len(marked.module.body.args)
 
 
@@ -173,14 +173,14 @@ def test_fold_merges_updates_that_stand_apart() -> None:
         def loss(params: Any) -> Any:
             y = x
             for i in range(layers):
-                y = y + jnp.tanh(jnp.sin(y * params[f"a_{i}"]) @ params[f"b_{i}"] * 2 + 1)
+                y = y + jnp.tanh(jnp.sin(y @ params[f"a_{i}"]) @ params[f"b_{i}"] * 2 + 1)
             return y.sum()
 
         grads = jax.grad(loss)(params)
         new = jax.tree.map(lambda g, m: 0.9 * m + g, grads, momenta)
         return jax.tree.map(lambda p, m: p - 0.1 * m, params, new), new
 
-    params = {f"a_{i}": np.ones((8,), "f") for i in range(layers)}
+    params = {f"a_{i}": np.ones((8, 8), "f") for i in range(layers)}
     params |= {f"b_{i}": np.ones((8, 8), "f") for i in range(layers)}
     args = (params, params, np.ones((4, 8), "f"))
     call = split_call(step, args, {}, (), ())

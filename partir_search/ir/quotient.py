@@ -1,0 +1,110 @@
+"""The module that is left when copies of ops are dropped."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from partir_search.ir.core import Module, Op, Operand, Region, Value
+
+
+def make_quotient(
+    module: Module,
+    chosen: Sequence[int],
+    counts: Sequence[int],
+    op_of: Sequence[int],
+    roots: Sequence[int],
+) -> tuple[Module, list[int], tuple[tuple[int, ...], ...]]:
+    """Keeps the chosen ops of a module's body.
+
+    Args:
+      chosen: body positions that are kept.
+      counts: how many ops each stands for.
+      op_of: per body position, which of the chosen stands for it.
+      roots: per value id, the id of one value in its class. Arguments of one class become one.
+
+    Returns:
+      the quotient; its value per value of the module; values of one class that it has twice.
+    """
+    image = _images(module, chosen, op_of, roots)
+    values: list[Value] = []
+    ops: list[Op] = []
+    fresh: dict[int, Value] = {}
+    classes: dict[int, list[int]] = {}
+
+    def value(old: Value) -> Value:
+        kept = image[old.id]
+        if kept not in fresh:
+            source = module.values[kept]
+            fresh[kept] = Value(len(values), source.type, source.name)
+            classes.setdefault(roots[kept], []).append(len(values))
+            values.append(fresh[kept])
+        return fresh[kept]
+
+    def operand(old: Operand) -> Operand:
+        return value(old) if isinstance(old, Value) else old
+
+    def copy_op(old: Op, count: int) -> Op:
+        new = dataclasses.replace(old, id=len(ops), count=count)
+        ops.append(new)
+        new.operands = tuple(operand(x) for x in old.operands)
+        new.regions = tuple(copy_region(r, count) for r in old.regions)
+        new.results = tuple(value(x) for x in old.results)
+        return new
+
+    def copy_region(old: Region, count: int) -> Region:
+        args = tuple(value(x) for x in old.args)
+        inner = tuple(copy_op(o, count) for o in old.ops)
+        return Region(args, inner, tuple(operand(x) for x in old.results))
+
+    args = [value(v) for v in module.body.args]
+    constants = {value(module.values[i]).id: a for i, a in module.constants.items()}
+    body = module.body.ops
+    body_ops = tuple(copy_op(body[i], n) for i, n in zip(chosen, counts, strict=True))
+    all_results = [operand(x) for x in module.body.results]
+    first = {v.id: i for i, v in reversed(list(enumerate(args)))}
+    place: dict[int, int] = {}  # of each distinct result
+    results: list[Operand] = []
+    renumbered: list[int] = []
+    for x in all_results:
+        if id(x) not in place:
+            place[id(x)] = len(results)
+            results.append(x)
+        renumbered.append(place[id(x)])
+    ties = dict.fromkeys((first[args[a].id], renumbered[r]) for a, r in module.ties)
+    unique = list(dict.fromkeys(first[v.id] for v in args))
+    renumber = {old: new for new, old in enumerate(unique)}
+    quotient = Module(
+        name=module.name,
+        body=Region(tuple(args[i] for i in unique), body_ops, tuple(results)),
+        values=values,
+        ops=ops,
+        constants=constants,
+        arg_paths=tuple(module.arg_paths[i] for i in unique),
+        result_paths=tuple(module.result_paths[renumbered.index(r)] for r in range(len(results))),
+        ties=tuple((renumber[a], r) for a, r in ties),
+        donated=frozenset(renumber[first[args[i].id]] for i in module.donated),
+    )
+    class_of = [fresh[i].id if i in fresh else -1 for i in image]
+    return quotient, class_of, tuple(tuple(c) for c in classes.values() if len(c) > 1)
+
+
+def _images(
+    module: Module, chosen: Sequence[int], op_of: Sequence[int], roots: Sequence[int]
+) -> list[int]:
+    """Per value, the one that stands for it: the same result of the op that stands for its op."""
+    image = list(roots)
+
+    def pair(kept: Op, old: Op) -> None:
+        for x, y in zip(kept.results, old.results, strict=True):
+            image[y.id] = x.id
+        for r, s in zip(kept.regions, old.regions, strict=True):
+            for x, y in zip(r.args, s.args, strict=True):
+                image[y.id] = x.id
+            for p, q in zip(r.ops, s.ops, strict=True):
+                pair(p, q)
+
+    ops = module.body.ops
+    for q, old in zip(op_of, ops, strict=True):
+        pair(ops[chosen[q]], old)
+    return image
