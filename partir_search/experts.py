@@ -8,6 +8,7 @@ search is never behind the best of `expert_plans`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Sequence
 from typing import Union
@@ -55,6 +56,16 @@ class EdgeParallel:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
+class ExpertParallel:
+    """Tile the experts of a mixture (GShard, arXiv 2006.16668): the dim that parameters share with
+    what they are multiplied by and with the result. Played before data parallelism on the same
+    axes, so that tokens travel to the experts and back by all_to_all.
+    """
+
+    axes: Axes
+
+
+@dataclasses.dataclass(frozen=True, slots=True, order=True)
 class ModelParallel:
     """Megatron (Shoeybi et al. 2019): split each parameter that meets a whole activation by its
     outputs; propagation splits the next one by its inputs. `head` includes the last one.
@@ -83,7 +94,14 @@ class Zero:
 
 Decision = Union[TileClass, KeepClass]
 StrategyMove = Union[
-    TileClass, KeepClass, DataParallel, EdgeParallel, ModelParallel, SequenceParallel, Zero
+    TileClass,
+    KeepClass,
+    DataParallel,
+    EdgeParallel,
+    ExpertParallel,
+    ModelParallel,
+    SequenceParallel,
+    Zero,
 ]
 
 
@@ -191,6 +209,8 @@ class Strategist:
             wanted = [TileClass(c, 0, move.axes) for c in self.roles.data]
         elif isinstance(move, EdgeParallel):
             wanted = [TileClass(c, 0, move.axes) for c in self.edges]
+        elif isinstance(move, ExpertParallel):
+            wanted = [TileClass(c, d, move.axes) for c, d in self.experts]
         elif isinstance(move, ModelParallel):
             return self._model_parallel(move, state)
         elif isinstance(move, SequenceParallel):
@@ -206,6 +226,18 @@ class Strategist:
         longest = max(length.values(), default=0)
         found = tuple(c for c, n in length.items() if n == longest)
         return found if len(found) < len(length) else ()
+
+    @functools.cached_property
+    def experts(self) -> tuple[tuple[int, int], ...]:
+        """(class, dim) of parameters that hold a matrix per expert."""
+        found = []
+        for op_id, operand, cls in self._weights:
+            rule = self.graph.rules[op_id]
+            for dim, f in enumerate(rule.operands[operand]):
+                places = (*rule.operands, *rule.results)
+                if f >= 0 and all(f in dims for dims in places):
+                    found.append((cls, dim))
+        return tuple(dict.fromkeys(found))
 
     def _find_weights(self) -> list[tuple[int, int, int]]:
         """(op, operand, class) of forward contractions with a parameter, in program order."""
@@ -323,7 +355,8 @@ def expert_plans(
 
     Model parallelism takes any of the axes, alone or together, or the minor parts of a split axis;
     data parallelism and ZeRO take the rest, or one of the rest. Where data arguments differ in
-    length, edge parallelism stands beside data parallelism.
+    length, edge parallelism stands beside data parallelism; where there is a mixture of experts,
+    these may lie on axes of data parallelism too.
     """
     plans: dict[str, tuple[StrategyMove, ...]] = {}
     every = tuple(a for name in axes for a in mesh.axes(name))
@@ -341,9 +374,11 @@ def expert_plans(
     def add(title: str, *moves: StrategyMove) -> None:
         plans.setdefault(title, moves)
 
-    def add_data(rest: Axes, title: str, *moves: StrategyMove) -> None:
+    def add_data(
+        rest: Axes, title: str, *moves: StrategyMove, first: StrategyMove | None = None
+    ) -> None:
         """`moves` with data parallelism on `rest`, and ZeRO on all or each of its axes."""
-        base = (*data(rest), *moves)
+        base = (*([first] if first else []), *data(rest), *moves)
         title = f"BP({name(rest)}){title}"
         add(title, *base)
         single = [mesh.axes(n) for n in mesh.label(rest).split("+")]
@@ -362,6 +397,13 @@ def expert_plans(
             add(f"ES({name(m)})", edges)
             for stage in (2, 3):
                 add(f"ES({name(m)})+Z{stage}", edges, *zero(m, stage))
+        if strategist.experts:
+            experts = ExpertParallel(m)
+            add_data(every, f"+EP({name(m)})", first=experts)
+            if rest:
+                moves = (ModelParallel(rest, True), SequenceParallel(rest))
+                add_data(m, f"+EP({name(m)})+MP({name(rest)}, head)", moves[0], first=experts)
+                add_data(m, f"+EP({name(m)})+MP({name(rest)}, head)+SP", *moves, first=experts)
         if not rest:
             continue
         for head in (False, True):

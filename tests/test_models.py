@@ -33,3 +33,19 @@ def test_found_plan_equals_plain(name: str, machine: str, mesh: jax.sharding.Mes
     got = jax.block_until_ready(step(*args))
     assert not step.plan(*args).opaque()
     assert_same(jax.tree.leaves(got), jax.tree.leaves(want), tolerance=1e-4)
+
+
+@pytest.mark.devices
+def test_experts_on_the_axis_of_the_tokens(mesh: jax.sharding.Mesh) -> None:
+    """GShard: tokens travel to the experts and back, forward and backward, and nothing else."""
+    (args, want), entry = plain("moe-tiny"), MODELS["moe-tiny"]
+    axis, other = mesh.axis_names
+    known = ps.auto_partition(mesh, machine="tpu_v5e")(entry.step).known_plans(*args)
+    plan = known[f"BP({axis}+{other})+EP({axis})"]
+    mixtures = sum(i % 2 for i in range(entry.config.layers))
+    assert plan.collectives.get("all_to_all", 0) == 4 * mixtures
+    specs = {path: spec for path, _, spec in plan.arguments()}
+    assert all(spec[0] == axis for path, spec in specs.items() if path.endswith(("w_in", "w_out")))
+    step = ps.auto_partition(mesh, machine="tpu_v5e", schedule=plan)(entry.step)
+    got = jax.block_until_ready(step(*args))
+    assert_same(jax.tree.leaves(got), jax.tree.leaves(want), tolerance=1e-4)

@@ -123,7 +123,8 @@ def fold(
 
     segments: list[Segment] = []
     doubtful: list[Segment] = []
-    for found in sorted(find_repeats(prints), key=lambda s: s.start):
+    first = _with_roles(prints, ops, 0, len(ops), role)  # nothing is placed yet: names alone
+    for found in sorted(find_repeats(first), key=lambda s: s.start):
         within = [found]
         if not _alike(found, ops, role):
             told_apart = _with_roles(prints, ops, found.start, found.stop, role)

@@ -38,7 +38,8 @@ def leaf_names(
         v.id: ids.setdefault((p, marks.get(v.id)), len(ids))
         for v, p in zip(args, paths, strict=True)
     }
-    leaves = dict.fromkeys(names, 0)  # what has a leaf's shape and role; how much else is in it
+    # What has the shape and role of a leaf of the state, and how much else is in it.
+    leaves = {args[i].id: 0 for i, _ in module.ties}
 
     def forward(start: int) -> None:
         for fingerprint, op in zip(prints[start:], ops[start:], strict=True):

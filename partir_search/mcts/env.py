@@ -13,6 +13,8 @@ from partir_search.cost.simulator import Cost, CostModel
 from partir_search.experts import (
     DataParallel,
     Decision,
+    EdgeParallel,
+    ExpertParallel,
     ModelParallel,
     SequenceParallel,
     Strategist,
@@ -73,6 +75,8 @@ class PlanningGame:
         for axes in self._runs():
             moves += [DataParallel(axes), ModelParallel(axes, True), ModelParallel(axes, False)]
             moves += [SequenceParallel(axes), Zero(axes, 2), Zero(axes, 3)]
+            moves += [EdgeParallel(axes)] if self.strategist.edges else []
+            moves += [ExpertParallel(axes)] if self.strategist.experts else []
             for cls in (*arguments, *interior):
                 moves += [
                     TileClass(cls, d, axes)

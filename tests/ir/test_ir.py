@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from partir_search.ir.fold import find_repeats, fold
+from partir_search.ir.layers import layer_names
 from partir_search.ir.printer import print_partition
 from partir_search.ir.verify import InvalidIR, verify, verify_partition
 from partir_search.propagation.rules.registry import rule_key
@@ -191,3 +192,52 @@ def test_fold_merges_updates_that_stand_apart() -> None:
     for name in ("a_", "b_"):
         assert kinds.count(f"momenta/{name}") <= 2  # the first layer's gradient is made otherwise
     assert sum(op.count for op in folded.module.body.ops) == len(module.body.ops)
+
+
+def test_layers_are_told_from_their_parts() -> None:
+    """Numbers that count layers go; those of the parts of a layer stay, and so do unlike layers."""
+    matrices = [f"edges_{i}/dense_{j}/kernel" for i in range(3) for j in range(3)]
+    names = layer_names([*matrices, "edges_0/norm_1/scale"], [(8, 8)] * 9 + [(8,)])
+    assert names[0] == names[3] == names[6] != names[1]
+    assert len(set(names[:9])) == 3
+    flat = [f"{name}_{i}/kernel" for i in range(4) for name in ("mlp_in", "mlp_out")]
+    assert len(set(layer_names(flat, [(8, 16), (16, 8)] * 4))) == 2
+    blocks = [f"down_{i}/conv{j}/kernel" for i in range(3) for j in (1, 2)]
+    wide = [(4, 8), (8, 8), *[(8, 8)] * 4]  # the first block widens
+    names = layer_names(blocks, wide)
+    assert names[2:4] == names[4:6]
+    assert len(set(names)) == 4
+    chain = layer_names([f"dense_{i}/kernel" for i in range(9)], [(8, 8)] * 9)
+    assert len(set(chain)) == 2
+    assert chain[0] == chain[2] != chain[1]
+
+
+def test_fold_keeps_matrices_of_one_layer_apart() -> None:
+    """Three equal matrices in each of five layers: folded over layers, never with one another."""
+
+    def step(params: Any, momenta: Any, x: Any) -> Any:
+        def loss(params: Any) -> Any:
+            y = x
+            for i in range(5):
+                z = y
+                for j in range(3):
+                    z = jnp.tanh(z @ params[f"layer_{i}"][f"dense_{j}"])
+                y = y + z
+            return (y * y).sum()
+
+        grads = jax.grad(loss)(params)
+        new = jax.tree.map(lambda g, m: 0.9 * m + g, grads, momenta)
+        return jax.tree.map(lambda p, m: p - 0.1 * m, params, new), new
+
+    w = np.ones((8, 8), "f")
+    params = {f"layer_{i}": {f"dense_{j}": w for j in range(3)} for i in range(5)}
+    args = (params, params, np.ones((4, 8), "f"))
+    call = split_call(step, args, {}, (), ())
+    module = trace_call(jax.jit(step), call, args, {}, "step").module
+    folded = fold(module, rule_key)
+    assert len(folded.module.ops) < len(module.ops) / 2
+    held: dict[int, set[str]] = {}
+    for value, path in zip(module.body.args, module.arg_paths, strict=True):
+        held.setdefault(folded.class_of[value.id], set()).add(path.split("/")[-1])
+    assert all(len(names) == 1 for names in held.values())
+    assert len(held) < 1 + 2 * 3 * 3  # of 31: fewer than three unlike layers
