@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import itertools
 from collections.abc import Sequence
 from typing import Union
@@ -24,11 +25,14 @@ Axes = tuple[int, ...]  # positions in the mesh, major to minor
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
 class TileClass:
-    """Tile one dim of a class on axes (all of one, or some parts of it)."""
+    """Tile one dim of a class on axes (all of one, or some parts of it); propagation leaves the
+    classes in `barriers` undecided.
+    """
 
     cls: int
     dim: int
     axes: Axes
+    barriers: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
@@ -59,7 +63,8 @@ class EdgeParallel:
 class ExpertParallel:
     """Tile the experts of a mixture (GShard, arXiv 2006.16668): the dim that parameters share with
     what they are multiplied by and with the result. Played before data parallelism on the same
-    axes, so that tokens travel to the experts and back by all_to_all.
+    axes: what goes in and what comes out is left to that, so that tokens are sorted where they are
+    and travel to the experts and back by all_to_all.
     """
 
     axes: Axes
@@ -200,23 +205,38 @@ class Strategist:
         self.roles = find_roles(graph)
         self._weights = self._find_weights()
         self._loopable = self._find_loopable()
+        self._performed: dict[tuple[StrategyMove, bytes], list[Decision]] = {}
 
     def perform(self, move: StrategyMove, state: State) -> list[Decision]:
         """Plays a move; returns the decisions that had an effect."""
         if isinstance(move, TileClass | KeepClass):
-            wanted: list[Decision] = [move]
-        elif isinstance(move, DataParallel):
-            wanted = [TileClass(c, 0, move.axes) for c in self.roles.data]
+            return [move] if decide(state, move) else []
+        # Searches play the same moves in the same states over and over.
+        key = (move, hashlib.blake2b(state.key(), digest_size=16).digest())
+        known = self._performed.get(key)
+        if known is None:
+            known = self._performed[key] = self._perform(move, state)
+        else:
+            for decision in known:
+                decide(state, decision)
+        return list(known)
+
+    def _perform(self, move: StrategyMove, state: State) -> list[Decision]:
+        if isinstance(move, DataParallel):
+            wanted: list[Decision] = [TileClass(c, 0, move.axes) for c in self.roles.data]
         elif isinstance(move, EdgeParallel):
             wanted = [TileClass(c, 0, move.axes) for c in self.edges]
         elif isinstance(move, ExpertParallel):
-            wanted = [TileClass(c, d, move.axes) for c, d in self.experts]
+            ends = self._expert_barriers(move.axes, state)
+            wanted = [TileClass(c, d, move.axes, ends) for c, d in self.experts]
         elif isinstance(move, ModelParallel):
             return self._model_parallel(move, state)
         elif isinstance(move, SequenceParallel):
             return self._sequence_parallel(move.axes, state)
-        else:
+        elif isinstance(move, Zero):
             return self._zero(move, state)
+        else:
+            wanted = [move]
         return [d for d in wanted if decide(state, d)]
 
     @property
@@ -238,6 +258,25 @@ class Strategist:
                 if f >= 0 and all(f in dims for dims in places):
                     found.append((cls, dim))
         return tuple(dict.fromkeys(found))
+
+    def _expert_barriers(self, axes: Axes, state: State) -> tuple[int, ...]:
+        """Classes that data parallelism tiles too, unless only the experts' own ops touch them."""
+
+        def tiled_by(decisions: Sequence[Decision]) -> set[int]:
+            mark = state.mark()
+            before = state.tiles[axes[0]][:]
+            for decision in decisions:
+                decide(state, decision)
+            after = state.tiles[axes[0]]
+            found = {c for c, (a, b) in enumerate(zip(before, after, strict=True)) if a != b}
+            state.undo(mark)
+            return found
+
+        data = tiled_by([TileClass(c, 0, axes) for c in self.roles.data])
+        experts = tiled_by([TileClass(c, d, axes) for c, d in self.experts])
+        touching = self.graph.touching
+        own = {n for c in experts - data for n in touching[c]}
+        return tuple(sorted(c for c in experts & data if not own.issuperset(touching[c])))
 
     def _find_weights(self) -> list[tuple[int, int, int]]:
         """(op, operand, class) of forward contractions with a parameter, in program order."""
@@ -340,7 +379,7 @@ def decide(state: State, decision: Decision) -> bool:
     if isinstance(decision, TileClass):
         if not state.may_tile(decision.cls, decision.dim, decision.axes):
             return False
-        state.tile(decision.cls, decision.dim, decision.axes)
+        state.tile(decision.cls, decision.dim, decision.axes, (), decision.barriers)
         return True
     if not state.free(decision.cls, decision.axes):
         return False

@@ -253,7 +253,9 @@ class Planner:
             else:
                 classes = [c for c in classes if state.may_tile(c, action.dim, axes)]
                 if classes:
-                    state.tile(classes[0], action.dim, axes, classes[1:])
+                    ends = [value_named(self.module, name).id for name in action.barriers]
+                    barriers = {graph.class_of[folded.class_of[v]] for v in ends}
+                    state.tile(classes[0], action.dim, axes, classes[1:], sorted(barriers))
         model = CostModel(
             folded.module,
             graph.rules,
@@ -312,7 +314,9 @@ class Planner:
             axes = self.mesh.axes(action.axis)
             for cls in dict.fromkeys(game.graph.class_of[v] for v in values if v >= 0):
                 if isinstance(action, Tile):
-                    moves.append(TileClass(cls, action.dim, axes))
+                    ends = [folded.class_of[known[n]] for n in action.barriers if n in known]
+                    barriers = dict.fromkeys(game.graph.class_of[v] for v in ends if v >= 0)
+                    moves.append(TileClass(cls, action.dim, axes, tuple(barriers)))
                 else:
                     moves.append(KeepClass(cls, axes))
         return tuple(moves)
@@ -352,8 +356,13 @@ class Planner:
             if not first:
                 continue
             name, *also = first.values()
+            barriers: tuple[str, ...] = ()
+            if isinstance(decision, TileClass) and decision.barriers:
+                ends = [v for c in decision.barriers for v in members[c]]
+                named = {self.graph.class_of[v]: self.module.values[v].name for v in ends}
+                barriers = tuple(named.values())
             action: Action = (
-                Tile(name, decision.dim, self.mesh.label(axes), tuple(also))
+                Tile(name, decision.dim, self.mesh.label(axes), tuple(also), barriers)
                 if isinstance(decision, TileClass)
                 else Replicate(name, self.mesh.label(axes), tuple(also))
             )

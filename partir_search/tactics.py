@@ -199,7 +199,8 @@ def apply_action(state: State, graph: Graph, action: Action, path: str | None = 
             f" {action.axis!r} of size {state.mesh.size(axes)}"
             + (f" on top of {others}" if others else "")
         )
-    state.tile(cls, action.dim, axes, also)
+    barriers = [graph.class_of[value_named(graph.module, name).id] for name in action.barriers]
+    state.tile(cls, action.dim, axes, also, barriers)
 
 
 def value_named(module: Module, name: str) -> Value:

@@ -105,12 +105,14 @@ def _slice(now: list[tuple[int, ...]], target: Layout, held: Pending) -> Step | 
 
 
 def _exchange(now: list[tuple[int, ...]], target: Layout, held: Pending) -> Step | None:
-    for d, axis in _wanted(now, target):
-        for e, axes in enumerate(now):
-            if e != d and axes and axes[-1] == axis:
-                after = list(now)
-                after[e], after[d] = axes[:-1], (*now[d], axis)
-                return Step("all_to_all", (axis,), e, d, "", tuple(after), held)
+    for d, axes in enumerate(target):
+        wanted = axes[len(now[d]) :] if axes[: len(now[d])] == now[d] else ()
+        for k in range(len(wanted), 0, -1):  # several axes at once where they move together
+            for e, minor in enumerate(now):
+                if e != d and minor[-k:] == wanted[:k]:
+                    after = list(now)
+                    after[e], after[d] = minor[:-k], (*now[d], *wanted[:k])
+                    return Step("all_to_all", wanted[:k], e, d, "", tuple(after), held)
     return None
 
 

@@ -12,13 +12,15 @@ class Tile:
 
     Values named in `also` (the same one of other layers) are tiled in the same move, before
     anything propagates, as far as they are undecided: what is done to layers at once must not
-    depend on their order.
+    depend on their order. Propagation leaves the values named in `barriers` undecided: another
+    action tiles them otherwise, and what rests in one way is moved where it is needed in another.
     """
 
     value: str
     dim: int
     axis: str
     also: tuple[str, ...] = ()
+    barriers: tuple[str, ...] = ()
 
     @property
     def values(self) -> tuple[str, ...]:
@@ -26,10 +28,13 @@ class Tile:
 
     def to_json(self) -> dict[str, Any]:
         also = {"also": list(self.also)} if self.also else {}
-        return {"tile": self.value, **also, "dim": self.dim, "axis": self.axis}
+        barriers = {"barriers": list(self.barriers)} if self.barriers else {}
+        return {"tile": self.value, **also, "dim": self.dim, "axis": self.axis, **barriers}
 
     def __str__(self) -> str:
-        return f"Tile(value={self.value!r}{_alike(self.also)}, dim={self.dim}, axis={self.axis!r})"
+        short = f", barriers={len(self.barriers)}" if self.barriers else ""
+        where = f"dim={self.dim}, axis={self.axis!r}{short}"
+        return f"Tile(value={self.value!r}{_alike(self.also)}, {where})"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
@@ -69,7 +74,8 @@ def action_from_json(data: dict[str, Any]) -> Action:
     """Inverse of `to_json`; a ValueError for anything else."""
     also = tuple(map(str, data.get("also", ())))
     if "tile" in data:
-        return Tile(str(data["tile"]), int(data["dim"]), str(data["axis"]), also)
+        barriers = tuple(map(str, data.get("barriers", ())))
+        return Tile(str(data["tile"]), int(data["dim"]), str(data["axis"]), also, barriers)
     if "replicate" in data:
         return Replicate(str(data["replicate"]), str(data["axis"]), also)
     raise ValueError(f"not an action: {data!r}")

@@ -117,11 +117,19 @@ class State:
 
     # Actions -----------------------------------------------------------------------------------
 
-    def tile(self, cls: int, dim: int, axes: Sequence[int], also: Sequence[int] = ()) -> None:
+    def tile(
+        self,
+        cls: int,
+        dim: int,
+        axes: Sequence[int],
+        also: Sequence[int] = (),
+        barriers: Sequence[int] = (),
+    ) -> None:
         """Tiles a class on axes, major to minor, and propagates each.
 
         Args:
           also: classes that are tiled with it, before anything propagates, where they may be.
+          barriers: classes that propagation leaves undecided.
 
         Raises:
           IllegalAction: the class is decided on one of the axes, or the dim does not divide.
@@ -134,35 +142,46 @@ class State:
         self._step += 1
         for axis in axes:
             if self.causes is not None:
-                self._tile(cls, dim, axis, also)
+                self._tile(cls, dim, axis, also, barriers)
                 continue
-            key = (axis, self.tiles[axis].tobytes(), self.loops[axis].tobytes(), cls, dim, *also)
+            before = (self.tiles[axis].tobytes(), self.loops[axis].tobytes())
+            key = (axis, *before, cls, dim, *also, "barriers", *barriers)
             spread = self._spreads.get(key)
             if spread is None:
-                self._spreads[key] = self._record(cls, dim, axis, also)
+                self._spreads[key] = self._record(cls, dim, axis, also, barriers)
                 continue
             if not spread.entangled and self._replay(axis, spread):
                 continue
             whole = (self.key(), *key)
             spread = self._spreads.get(whole)
             if spread is None:
-                self._spreads[whole] = self._record(cls, dim, axis, also)
+                self._spreads[whole] = self._record(cls, dim, axis, also, barriers)
             else:
                 self._perform(axis, spread)
 
-    def _tile(self, cls: int, dim: int, axis: int, also: Sequence[int]) -> None:
+    def _tile(
+        self, cls: int, dim: int, axis: int, also: Sequence[int], barriers: Sequence[int]
+    ) -> None:
+        tiles = self.tiles[axis]
+        closed = [c for c in barriers if tiles[c] == NONE and c != cls and c not in also]
+        for c in closed:
+            self._set(tiles, c, KEPT)
         start: list[int] = []
         for c in (cls, *also):
             if self.may_tile(c, dim, (axis,)):
                 self._decide(axis, c, dim)
                 start += self.graph.touching[c]
         self._propagate(axis, start if also else self.graph.touching[cls])
+        for c in closed:
+            self._set(tiles, c, NONE)
 
-    def _record(self, cls: int, dim: int, axis: int, also: Sequence[int]) -> Spread:
+    def _record(
+        self, cls: int, dim: int, axis: int, also: Sequence[int], barriers: Sequence[int]
+    ) -> Spread:
         """Tiles and propagates; returns what that did."""
         mark = len(self._trail)
         self._entangled, self._stacked = False, []
-        self._tile(cls, dim, axis, also)
+        self._tile(cls, dim, axis, also, barriers)
         entangled = self._entangled or any(
             row[c] == dim
             for a, row in enumerate(self.tiles)
@@ -171,7 +190,8 @@ class State:
         )
         tiles, loops = self.tiles[axis], self.loops[axis]
         trail = self._trail[mark:]
-        classes = np.array([i for data, i, _ in trail if data is tiles], dtype=np.int64)
+        changed = [i for data, i, _ in trail if data is tiles and tiles[i] != NONE]
+        classes = np.array(changed, dtype=np.int64)
         nodes = np.array([i for data, i, _ in trail if data is loops], dtype=np.int64)
         stacked = np.array(self._stacked, dtype=np.int64)
         return Spread(
