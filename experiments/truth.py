@@ -106,7 +106,9 @@ def plans_of(
     yield from (ranked[i] for i in dict.fromkeys(chosen.tolist()))
 
 
-def row_of(plan: ps.Plan, target: str, known: dict[str, Any]) -> dict[str, Any] | None:
+def row_of(
+    plan: ps.Plan, target: str, model: str, known: dict[str, Any]
+) -> dict[str, Any] | None:
     """Predicted figures, and compiled ones unless they are known."""
     row: dict[str, Any] = {
         "predicted_peak": plan.cost.peak_bytes,
@@ -116,8 +118,8 @@ def row_of(plan: ps.Plan, target: str, known: dict[str, Any]) -> dict[str, Any] 
     }
     machine = ps.Target.parse(target).machine
     if known and known["plan_actions"] == _actions(plan):
-        if FLAGS.hlo and _kept(target, known).exists():
-            text = gzip.decompress(_kept(target, known).read_bytes()).decode()
+        if FLAGS.hlo and _kept(target, model, known).exists():
+            text = gzip.decompress(_kept(target, model, known).read_bytes()).decode()
             row |= _judged(text, plan, machine)
         return known | row
     if not FLAGS.compile:
@@ -132,8 +134,9 @@ def row_of(plan: ps.Plan, target: str, known: dict[str, Any]) -> dict[str, Any] 
         "jax": jax.__version__,
     }
     if FLAGS.hlo:
-        _kept(target, row).parent.mkdir(parents=True, exist_ok=True)
-        _kept(target, row).write_bytes(gzip.compress(found.hlo.encode()))
+        file = _kept(target, model, row)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(gzip.compress(found.hlo.encode()))
     return row | _judged(found.hlo, plan, machine)
 
 
@@ -142,9 +145,9 @@ def _judged(text: str, plan: ps.Plan, machine: ps.Machine) -> dict[str, float]:
     return {"judged_s": seconds.total, "judged_compute_s": seconds.compute}
 
 
-def _kept(target: str, row: dict[str, Any]) -> pathlib.Path:
+def _kept(target: str, model: str, row: dict[str, Any]) -> pathlib.Path:
     """Where the compiled program of a row is kept."""
-    digest = hashlib.sha256((target + row["plan_actions"]).encode()).hexdigest()[:16]
+    digest = hashlib.sha256((target + model + row["plan_actions"]).encode()).hexdigest()[:16]
     return pathlib.Path(FLAGS.hlo) / f"{digest}.hlo.gz"
 
 
@@ -190,7 +193,7 @@ def main(argv: list[str]) -> None:
             plans = list(plans_of(CASES[model], target, FLAGS.plans, found))
             for name, plan in track(plans, f"{model} on {target}"):
                 key = (target, model, name)
-                row = row_of(plan, target, known.get(key, {}))
+                row = row_of(plan, target, model, known.get(key, {}))
                 if row is None:
                     continue
                 rows[key] = {"target": target, "model": model, "plan": name} | row

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import jax
@@ -21,7 +21,7 @@ from partir_search.ir.core import Literal, Op
 from partir_search.ir.local_form import run_local
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import Partition
-from partir_search.lowering.program import Apply, Block, LocalProgram, Move, Source
+from partir_search.lowering.program import Apply, Block, LocalProgram, Move, Slot, Source
 from partir_search.lowering.reshard import Step
 from partir_search.propagation.rules.control_flow import EMITTERS
 
@@ -88,17 +88,22 @@ def _run_block(
             return jnp.asarray(source.value, source.type.dtype)
         return env[source.id]
 
+    fills: set[int] = set()  # slots made of no array
     for i, item in enumerate(block.steps):
         if isinstance(item, Move):
             moved = env[item.source.id]
             if item.again and item.step.kind == "all_gather":
-                moved = _fence(block, i, item, moved, env)
+                moved = _fence(block, i, item, moved, env, fills)
             env[item.target.id] = run_step(partition.mesh, item.step, moved, tiles_first)
         else:
             for slot, out in zip(
                 item.outs, _apply(partition, item, read, env, tiles_first), strict=True
             ):
                 env[slot.id] = out
+            if not item.blocks and not any(
+                isinstance(x, Slot) and x.value.type.shape for x in item.ins
+            ):
+                fills.update(slot.id for slot in item.outs)
     return [read(r) for r in block.results]
 
 
@@ -118,11 +123,19 @@ def _apply(
     return EMITTERS[item.op.prim](item.op, blocks, args)
 
 
-def _fence(block: Block, at: int, move: Move, moved: Any, env: dict[int, Any]) -> Any:
-    """Ties the shard to another operand of the op that the gather is made for."""
+def _fence(
+    block: Block, at: int, move: Move, moved: Any, env: dict[int, Any], fills: Set[int]
+) -> Any:
+    """Ties the shard to another operand of the op that the gather is made for.
+
+    Not to one of `fills` (the zeros that a scatter adds to, say): it would wait for nothing, and
+    what the compiler would never store would be.
+    """
     user = next((x for x in block.steps[at:] if isinstance(x, Apply) and x.op is move.op), None)
     for source in user.ins if user else ():
         if isinstance(source, Literal) or source.id not in env or source is move.source:
+            continue
+        if source.id in fills:
             continue
         if source.value.type.shape:
             moved, env[source.id] = lax.optimization_barrier((moved, env[source.id]))
