@@ -20,7 +20,8 @@ from partir_search.planner import Planner
 from partir_search.propagation.actions import Action
 
 TRIAL = 0.5  # of the episodes, for plans that start from one of a program much alike
-MARGINS = (1.0, 1.5)  # multiples of the segments that a linear estimate asks for
+# Shares of the segments that are tried: multiples of what a linear estimate asks for, and more.
+MARGINS = ((1.0, 0.02), (1.5, 0.1), (2.0, 0.25))
 MOST_DEVICES = 64  # times as many, at most, are tried as a remedy
 
 
@@ -69,8 +70,8 @@ def relieve(
     best, taken = every, segments
     if every.cost.peak_bytes <= limit:
         share = (planned.cost.peak_bytes - limit) / freed
-        for margin in MARGINS:
-            n = math.ceil(len(segments) * share * margin)
+        for times, more in MARGINS:
+            n = math.ceil(len(segments) * (share * times + more))
             if n >= len(segments):
                 break
             some = plan(rematerialize(module, segments[:n]), every.actions, TRIAL)
