@@ -106,9 +106,7 @@ def plans_of(
     yield from (ranked[i] for i in dict.fromkeys(chosen.tolist()))
 
 
-def row_of(
-    plan: ps.Plan, target: str, model: str, known: dict[str, Any]
-) -> dict[str, Any] | None:
+def row_of(plan: ps.Plan, target: str, model: str, known: dict[str, Any]) -> dict[str, Any] | None:
     """Predicted figures, and compiled ones unless they are known."""
     row: dict[str, Any] = {
         "predicted_peak": plan.cost.peak_bytes,

@@ -215,3 +215,25 @@ def test_known_plans() -> None:
     assert specs["batch/nodes"] == PartitionSpec()
     again = ps.auto_partition(mesh, machine="tpu_v5e", schedule=edges)(graph.step)
     assert again.plan(*args).cost == edges.cost
+
+
+FOLDED = {
+    "graph-net-tiny": {"steps": 5, "mlp_layers": 5},
+    "moe-tiny": {"layers": 6},
+    "unet-tiny": {"blocks": 3},
+}
+
+
+@pytest.mark.parametrize("name", FOLDED)
+def test_folded_costs_are_the_whole_programs(name: str) -> None:
+    """Equal matrices inside a layer, layers of two kinds in turn, levels of unlike width."""
+    mesh = AbstractMesh((2, 4), ("data", "model"))
+    entry = MODELS[name].resized(**FOLDED[name])
+    args = entry.abstract_args(8)
+    step = ps.auto_partition(mesh, machine="tpu_v5e", episodes=1, on_overflow="warn")(entry.step)
+    whole = step.known_plans(*args)
+    (report,) = step.plan(*args).searches
+    for strategy, cost in report.experts:
+        found = whole[strategy].cost
+        assert cost.peak_bytes == pytest.approx(found.peak_bytes, rel=0.02), strategy
+        assert cost.seconds == pytest.approx(found.seconds, rel=0.1), strategy

@@ -1,9 +1,11 @@
 """Folding: one representative for ops that repeat (a layer's forward, backward, optimizer update).
 
 Tandem repeats of equation fingerprints are found in the program's op list; values at equal
-positions of the repeats become one class (results, operands, hence arguments and loop carries).
-The quotient is a module again, a few hundred ops at any depth, on which search works. Tried
-against colour refinement, which mixes unlike layers or stops folding as depth grows.
+positions of the repeats become one class (results, operands, hence arguments and loop carries),
+unless it is known of some that they are unlike: by name (`ir/layers.py`), or because earlier
+repeats told them apart. The quotient is a module again, a few hundred ops at any depth, on which
+search works. Tried against colour refinement, which mixes unlike layers or stops folding as depth
+grows.
 """
 
 from __future__ import annotations
@@ -20,7 +22,6 @@ from partir_search.ir.layers import leaf_names
 from partir_search.ir.quotient import make_quotient
 
 SHORT = 6  # periods below this many ops occur by chance (two adjacent broadcasts, say)
-
 
 Role = tuple[Hashable, Hashable, Hashable]  # name, mark and class of a value, None if not known
 
