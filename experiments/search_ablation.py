@@ -26,7 +26,9 @@ from rich.table import Table
 import partir_search as ps
 from models import llama, transformer
 from partir_search.cost.simulator import CostModel
-from partir_search.experts import Strategist, TileClass, expert_plans
+from partir_search.experts.moves import TileClass
+from partir_search.experts.plans import expert_plans
+from partir_search.experts.strategist import Strategist
 from partir_search.ir.core import Module
 from partir_search.mcts.anneal import anneal
 from partir_search.mcts.env import PlanningGame

@@ -25,7 +25,7 @@ from rich.table import Table
 
 import partir_search as ps
 from experiments.small_programs import MESHES, enumerated, game_of, modules
-from partir_search.experts import expert_plans
+from partir_search.experts.plans import expert_plans
 from partir_search.mcts.env import PlanningGame
 from partir_search.mcts.game import Score
 from partir_search.mcts.search import Settings, search

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from partir_search.experts import expert_plans
+from partir_search.experts.plans import expert_plans
 from partir_search.ir.core import Module
 from partir_search.ir.mesh import MeshShape
 from partir_search.machine import Machine

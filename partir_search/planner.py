@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from partir_search.cost.simulator import Cost, CostModel
 from partir_search.cost.storage import Usage, usage_of
-from partir_search.experts import Decision, KeepClass, Strategist, TileClass, expert_plans
+from partir_search.experts.moves import Decision, KeepClass, TileClass
+from partir_search.experts.plans import expert_plans
+from partir_search.experts.strategist import Strategist
 from partir_search.ir.core import Module
 from partir_search.ir.fold import Folded, fold
 from partir_search.ir.mesh import MeshShape

@@ -10,7 +10,7 @@ import enum
 from collections.abc import Callable, Mapping, Sequence
 from typing import Union
 
-from partir_search.experts import Strategist
+from partir_search.experts.strategist import Strategist
 from partir_search.ir.core import Module, Value
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.rule import NONE

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from partir_search.experts import find_roles
+from partir_search.experts.roles import find_roles
 from partir_search.ir.core import Module
 from partir_search.ir.partition import Layout
 from partir_search.ir.verify import verify_partition

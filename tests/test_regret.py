@@ -10,7 +10,7 @@ import dataclasses
 import pytest
 
 from experiments.small_programs import enumerated, game_of, module_of
-from partir_search.experts import expert_plans
+from partir_search.experts.plans import expert_plans
 from partir_search.ir.mesh import MeshShape
 from partir_search.machine import MACHINES
 from partir_search.mcts.search import Settings, search

@@ -10,18 +10,18 @@ import dataclasses
 from collections.abc import Callable, Hashable, Sequence
 
 from partir_search.cost.simulator import Cost, CostModel
-from partir_search.experts import (
+from partir_search.experts.moves import (
     DataParallel,
     Decision,
     EdgeParallel,
     ExpertParallel,
     ModelParallel,
     SequenceParallel,
-    Strategist,
     StrategyMove,
     TileClass,
     Zero,
 )
+from partir_search.experts.strategist import Strategist
 from partir_search.ir.mesh import MeshShape
 from partir_search.lowering.local import LocalCache, localize
 from partir_search.lowering.program import LocalProgram

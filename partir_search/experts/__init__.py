@@ -1,0 +1,1 @@
+"""The known strategies: what people do by hand, as moves on any model's graph."""

@@ -1,0 +1,99 @@
+"""The known strategies as moves: data, model, expert, edge, sequence parallelism and ZeRO.
+
+A move looks at the state that it is played in (which dims are still free, which sums are pending)
+and comes to plain tile and keep decisions, so that one ZeRO move serves any model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Union
+
+Axes = tuple[int, ...]  # positions in the mesh, major to minor
+
+
+@dataclasses.dataclass(frozen=True, slots=True, order=True)
+class TileClass:
+    """Tile one dim of a class on axes (all of one, or some parts of it); propagation leaves the
+    classes in `barriers` undecided.
+    """
+
+    cls: int
+    dim: int
+    axes: Axes
+    barriers: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, order=True)
+class KeepClass:
+    """Keep a class whole along axes."""
+
+    cls: int
+    axes: Axes
+
+
+@dataclasses.dataclass(frozen=True, slots=True, order=True)
+class DataParallel:
+    """Tile the leading dim of every data argument."""
+
+    axes: Axes
+
+
+@dataclasses.dataclass(frozen=True, slots=True, order=True)
+class EdgeParallel:
+    """Tile the leading dim of the longest data arguments only: the edges of a graph, whose nodes
+    stay whole (PartIR's ES on graph networks).
+    """
+
+    axes: Axes
+
+
+@dataclasses.dataclass(frozen=True, slots=True, order=True)
+class ExpertParallel:
+    """Tile the experts of a mixture (GShard, arXiv 2006.16668): the dim that parameters share with
+    what they are multiplied by and with the result. Played before data parallelism on the same
+    axes: what goes in and what comes out is left to that, so that tokens are sorted where they are
+    and travel to the experts and back by all_to_all.
+    """
+
+    axes: Axes
+
+
+@dataclasses.dataclass(frozen=True, slots=True, order=True)
+class ModelParallel:
+    """Megatron (Shoeybi et al. 2019): split each parameter that meets a whole activation by its
+    outputs; propagation splits the next one by its inputs. `head` includes the last one.
+    """
+
+    axes: Axes
+    head: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True, order=True)
+class SequenceParallel:
+    """Tile activations between blocks where sums on the axes are finished (Korthikanti 2022)."""
+
+    axes: Axes
+
+
+@dataclasses.dataclass(frozen=True, slots=True, order=True)
+class Zero:
+    """ZeRO (Rajbhandari et al. 2020) on matrices: stage 2 keeps parameters whole and tiles the
+    optimizer's state (and with it the gradients); stage 3 tiles the parameters too.
+    """
+
+    axes: Axes
+    stage: int
+
+
+Decision = Union[TileClass, KeepClass]
+StrategyMove = Union[
+    TileClass,
+    KeepClass,
+    DataParallel,
+    EdgeParallel,
+    ExpertParallel,
+    ModelParallel,
+    SequenceParallel,
+    Zero,
+]

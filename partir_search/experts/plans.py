@@ -1,0 +1,100 @@
+"""The named strategies that people use, on every choice of axes.
+
+The answer of a search is never behind the best of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from partir_search.experts.moves import (
+    Axes,
+    DataParallel,
+    EdgeParallel,
+    ExpertParallel,
+    ModelParallel,
+    SequenceParallel,
+    StrategyMove,
+    Zero,
+)
+from partir_search.experts.strategist import Strategist
+from partir_search.ir.mesh import MeshShape
+
+
+def expert_plans(
+    mesh: MeshShape, axes: Sequence[str], strategist: Strategist
+) -> list[tuple[str, tuple[StrategyMove, ...]]]:
+    """Named strategies on axes of the user's mesh: what people use, on every choice of axes.
+
+    Model parallelism takes any of the axes, alone or together, or the minor parts of a split axis;
+    data parallelism and ZeRO take the rest, or one of the rest. Where data arguments differ in
+    length, edge parallelism stands beside data parallelism; where there is a mixture of experts,
+    these may lie on axes of data parallelism too.
+    """
+    plans: dict[str, tuple[StrategyMove, ...]] = {}
+    every = tuple(a for name in axes for a in mesh.axes(name))
+
+    def name(axes: Axes) -> str:
+        return mesh.label(axes)
+
+    def data(axes: Axes) -> tuple[StrategyMove, ...]:
+        """Data parallelism axis by axis: a small batch takes as many as divide it."""
+        return tuple(DataParallel(mesh.axes(n)) for n in mesh.label(axes).split("+"))
+
+    def zero(axes: Axes, stage: int) -> tuple[StrategyMove, ...]:
+        return tuple(Zero(mesh.axes(n), stage) for n in mesh.label(axes).split("+"))
+
+    def add(title: str, *moves: StrategyMove) -> None:
+        plans.setdefault(title, moves)
+
+    def add_data(
+        rest: Axes, title: str, *moves: StrategyMove, first: StrategyMove | None = None
+    ) -> None:
+        """`moves` with data parallelism on `rest`, and ZeRO on all or each of its axes."""
+        base = (*([first] if first else []), *data(rest), *moves)
+        title = f"BP({name(rest)}){title}"
+        add(title, *base)
+        single = [mesh.axes(n) for n in mesh.label(rest).split("+")]
+        for stage in (2, 3):
+            add(f"{title}+Z{stage}", *base, *zero(rest, stage))
+            if len(single) > 1:
+                for one in single:
+                    add(f"{title}+Z{stage}({name(one)})", *base, Zero(one, stage))
+
+    for m in _choices(mesh, axes):
+        rest = tuple(a for a in every if a not in m)
+        add(f"MP({name(m)})", ModelParallel(m, False))
+        add_data(m, "")
+        if strategist.edges:
+            edges = EdgeParallel(m)
+            add(f"ES({name(m)})", edges)
+            for stage in (2, 3):
+                add(f"ES({name(m)})+Z{stage}", edges, *zero(m, stage))
+        if strategist.experts:
+            experts = ExpertParallel(m)
+            add_data(every, f"+EP({name(m)})", first=experts)
+            if rest:
+                moves = (ModelParallel(rest, True), SequenceParallel(rest))
+                add_data(m, f"+EP({name(m)})+MP({name(rest)}, head)", moves[0], first=experts)
+                add_data(m, f"+EP({name(m)})+MP({name(rest)}, head)+SP", *moves, first=experts)
+        if not rest:
+            continue
+        for head in (False, True):
+            title = f"+MP({name(m)}{', head' if head else ''})"
+            add_data(rest, title, ModelParallel(m, head))
+            add_data(rest, title + "+SP", ModelParallel(m, head), SequenceParallel(m))
+    return list(plans.items())
+
+
+def _choices(mesh: MeshShape, axes: Sequence[str]) -> list[Axes]:
+    """Sets of axes that one strategy may take: any of the user's, or minor parts of one."""
+    found = [
+        tuple(a for name in names for a in mesh.axes(name))
+        for n in range(1, len(axes) + 1)
+        for names in itertools.combinations(axes, n)
+    ]
+    for name in axes:
+        parts = mesh.axes(name)
+        found += [parts[k:] for k in range(1, len(parts))]
+    return found

@@ -1,0 +1,96 @@
+"""What the arguments of a step are for, by dataflow."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from partir_search.ir.core import Module, Op, Value, walk_regions
+from partir_search.propagation.graph import Graph
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Roles:
+    """What the arguments are for, by dataflow: classes of parameters, optimizer state and data."""
+
+    parameters: tuple[int, ...]
+    optimizer: tuple[int, ...]
+    data: tuple[int, ...]
+
+
+def find_roles(graph: Graph) -> Roles:
+    """Roles of a graph's arguments.
+
+    State is what is tied to a result. Parameters are the state that some other result (the loss)
+    depends on; the rest of the state is the optimizer's. Where every result is state, parameters
+    are the state that most of the new state depends on. Without ties, a top-level argument whose
+    leaves share their leading dim is data, the others are parameters.
+    """
+    module = graph.module
+    tied = {a for a, _ in module.ties}
+    ranked = [(i, v) for i, v in enumerate(module.body.args) if v.type.shape]
+    if tied:
+        loss = _ancestors(module, exclude={r for _, r in module.ties})
+        if not loss:
+            loss = _influential(module, [v for i, v in ranked if i in tied])
+        parameters = [v for i, v in ranked if i in tied and v.id in loss]
+        optimizer = [v for i, v in ranked if i in tied and v.id not in loss]
+        data = [v for i, v in ranked if i not in tied]
+    else:
+        groups: dict[str, list[Value]] = {}
+        for i, v in ranked:
+            groups.setdefault(module.arg_paths[i].split("/")[0], []).append(v)
+        alike = [len({v.type.shape[0] for v in g}) == 1 for g in groups.values()]
+        data = [v for g, same in zip(groups.values(), alike, strict=True) if same for v in g]
+        parameters = [v for _, v in ranked if v not in data]
+        optimizer = []
+
+    def classes(values: Sequence[Value]) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(graph.class_of[v.id] for v in values))
+
+    return Roles(classes(parameters), classes(optimizer), classes(data))
+
+
+def _ancestors(module: Module, exclude: set[int]) -> set[int]:
+    """Values that results outside of `exclude` depend on."""
+    makers: dict[int, list[Op]] = {}
+    inside: dict[int, list[Value]] = {}
+    for op in module.ops:
+        for r in op.results:
+            makers.setdefault(r.id, []).append(op)
+        for region in op.regions:
+            for inner in walk_regions(region):
+                inside.setdefault(op.id, []).extend(
+                    x for x in inner.results if isinstance(x, Value)
+                )
+    seen: set[int] = set()
+    todo = [
+        x.id for i, x in enumerate(module.body.results) if i not in exclude and isinstance(x, Value)
+    ]
+    while todo:
+        v = todo.pop()
+        if v not in seen:
+            seen.add(v)
+            for op in makers.get(v, ()):
+                todo.extend(x.id for _, x in op.inputs())
+    return seen
+
+
+def _influential(module: Module, state: Sequence[Value]) -> set[int]:
+    """Those of the values that more than half as many results depend on as on any."""
+    reached_by = {v.id: 1 << i for i, v in enumerate(state)}  # per value, a bit for each of `state`
+    for op in module.ops:
+        mask = 0
+        for _, v in op.inputs():
+            mask |= reached_by.get(v.id, 0)
+        if mask:
+            for region in op.regions:  # whatever enters may reach everything inside
+                for inner in walk_regions(region):
+                    reached_by.update((a.id, mask) for a in inner.args)
+            reached_by.update((r.id, mask) for r in op.results)
+    count = [0] * len(state)
+    for result in module.body.results:
+        mask = reached_by.get(result.id, 0) if isinstance(result, Value) else 0
+        for i in range(len(state)):
+            count[i] += mask >> i & 1
+    return {v.id for v, n in zip(state, count, strict=True) if n > max(count) / 2}

@@ -1,0 +1,215 @@
+"""Performs the known strategies' moves on states of one graph."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Sequence
+
+from partir_search.experts.moves import (
+    Axes,
+    DataParallel,
+    Decision,
+    EdgeParallel,
+    ExpertParallel,
+    KeepClass,
+    ModelParallel,
+    SequenceParallel,
+    StrategyMove,
+    TileClass,
+    Zero,
+)
+from partir_search.experts.roles import find_roles
+from partir_search.ir.rule import NONE
+from partir_search.propagation.graph import Graph
+from partir_search.propagation.propagate import State
+
+
+class Strategist:
+    """Performs moves on states of one graph."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.roles = find_roles(graph)
+        self._weights = self._find_weights()
+        self._loopable = self._find_loopable()
+        self._performed: dict[tuple[StrategyMove, bytes], list[Decision]] = {}
+
+    def perform(self, move: StrategyMove, state: State) -> list[Decision]:
+        """Plays a move; returns the decisions that had an effect."""
+        if isinstance(move, TileClass | KeepClass):
+            return [move] if decide(state, move) else []
+        # Searches play the same moves in the same states over and over.
+        key = (move, hashlib.blake2b(state.key(), digest_size=16).digest())
+        known = self._performed.get(key)
+        if known is None:
+            known = self._performed[key] = self._perform(move, state)
+        else:
+            for decision in known:
+                decide(state, decision)
+        return list(known)
+
+    def _perform(self, move: StrategyMove, state: State) -> list[Decision]:
+        if isinstance(move, DataParallel):
+            wanted: list[Decision] = [TileClass(c, 0, move.axes) for c in self.roles.data]
+        elif isinstance(move, EdgeParallel):
+            wanted = [TileClass(c, 0, move.axes) for c in self.edges]
+        elif isinstance(move, ExpertParallel):
+            ends = self._expert_barriers(move.axes, state)
+            wanted = [TileClass(c, d, move.axes, ends) for c, d in self.experts]
+        elif isinstance(move, ModelParallel):
+            return self._model_parallel(move, state)
+        elif isinstance(move, SequenceParallel):
+            return self._sequence_parallel(move.axes, state)
+        elif isinstance(move, Zero):
+            return self._zero(move, state)
+        else:
+            wanted = [move]
+        return [d for d in wanted if decide(state, d)]
+
+    @property
+    def edges(self) -> tuple[int, ...]:
+        """The longest data arguments, where some are shorter."""
+        length = {c: self.graph.shapes[c][0] for c in self.roles.data}
+        longest = max(length.values(), default=0)
+        found = tuple(c for c, n in length.items() if n == longest)
+        return found if len(found) < len(length) else ()
+
+    @functools.cached_property
+    def experts(self) -> tuple[tuple[int, int], ...]:
+        """(class, dim) of parameters that hold a matrix per expert."""
+        found = []
+        for op_id, operand, cls in self._weights:
+            rule = self.graph.rules[op_id]
+            for dim, f in enumerate(rule.operands[operand]):
+                places = (*rule.operands, *rule.results)
+                if f >= 0 and all(f in dims for dims in places):
+                    found.append((cls, dim))
+        return tuple(dict.fromkeys(found))
+
+    def _expert_barriers(self, axes: Axes, state: State) -> tuple[int, ...]:
+        """Classes that data parallelism tiles too, unless only the experts' own ops touch them."""
+
+        def tiled_by(decisions: Sequence[Decision]) -> set[int]:
+            mark = state.mark()
+            before = state.tiles[axes[0]][:]
+            for decision in decisions:
+                decide(state, decision)
+            after = state.tiles[axes[0]]
+            found = {c for c, (a, b) in enumerate(zip(before, after, strict=True)) if a != b}
+            state.undo(mark)
+            return found
+
+        data = tiled_by([TileClass(c, 0, axes) for c in self.roles.data])
+        experts = tiled_by([TileClass(c, d, axes) for c, d in self.experts])
+        touching = self.graph.touching
+        own = {n for c in experts - data for n in touching[c]}
+        return tuple(sorted(c for c in experts & data if not own.issuperset(touching[c])))
+
+    def _find_weights(self) -> list[tuple[int, int, int]]:
+        """(op, operand, class) of forward contractions with a parameter, in program order."""
+        graph = self.graph
+        origin = {v.id: graph.class_of[v.id] for v in graph.module.body.args}
+        origin = {v: c for v, c in origin.items() if c in self.roles.parameters}
+        found = []
+        for op in graph.module.ops:
+            if op.regions or op.backward:
+                continue
+            rule = graph.rules[op.id]
+            inputs = [(i, v) for i, v in op.inputs() if v.type.shape]
+            if rule.elementwise and len(inputs) == 1 and inputs[0][1].id in origin:
+                shape = inputs[0][1].type.shape
+                if op.results[0].type.shape == shape:
+                    origin[op.results[0].id] = origin[inputs[0][1].id]
+            elif rule.contracts and len(inputs) == 2:
+                found += [(op.id, i, origin[v.id]) for i, v in inputs if v.id in origin]
+        return found
+
+    def _find_loopable(self) -> set[tuple[int, int]]:
+        """(class, dim) pairs that every user can loop over: scanned leading dims are not."""
+        bad = {
+            (cls, d)
+            for node in self.graph.nodes
+            for cls, dims in node.ports
+            for d, f in enumerate(dims)
+            if f == NONE or not node.sizes[f]
+        }
+        shapes = self.graph.shapes
+        return {(c, d) for c in range(len(shapes)) for d in range(len(shapes[c]))} - bad
+
+    def first_divisible_dim(self, state: State, cls: int, axes: Axes) -> int:
+        """PartIR's FIRST_DIVISIBLE_DIM: the first dim that `axes` divide, or NONE.
+
+        Dims that no other axis tiles come first, and dims that every user can loop over.
+        """
+        dims = [d for d in range(len(self.graph.shapes[cls])) if state.may_tile(cls, d, axes)]
+        free = [d for d in dims if all(row[cls] != d for row in state.tiles)]
+        useful = [d for d in free if (cls, d) in self._loopable]
+        return next(iter(useful or free or dims), NONE)
+
+    def _model_parallel(self, move: ModelParallel, state: State) -> list[Decision]:
+        graph, done = self.graph, list[Decision]()
+        weights = self._weights if move.head else self._weights[:-1]
+        for op, operand, cls in weights:
+            node = graph.node_of[op]
+            if node < 0 or any(state.loops[a][node] != NONE for a in move.axes):
+                continue
+            rule = graph.rules[op]
+            for dim, f in enumerate(rule.operands[operand]):
+                if f >= 0 and not rule.reducers[f]:
+                    decision = TileClass(cls, dim, move.axes)
+                    if decide(state, decision):
+                        done.append(decision)
+                        break
+        return done
+
+    def _sequence_parallel(self, axes: Axes, state: State) -> list[Decision]:
+        graph, done = self.graph, list[Decision]()
+        for op in graph.module.ops:
+            node = graph.node_of[op.id]
+            if op.regions or op.backward or node < 0:
+                continue
+            reducers = graph.rules[op.id].reducers
+            looped = [state.loops[a][node] for a in axes]
+            if not all(f >= 0 and reducers[f] == "sum" for f in looped):
+                continue
+            cls = graph.class_of[op.results[0].id]
+            for dim in range(len(graph.shapes[cls]) - 1):
+                if all(row[cls] != dim for row in state.tiles):
+                    decision = TileClass(cls, dim, axes)
+                    if decide(state, decision):
+                        done.append(decision)
+                        break
+        return done
+
+    def _zero(self, move: Zero, state: State) -> list[Decision]:
+        done: list[Decision] = []
+        shapes, axes = self.graph.shapes, move.axes
+        matrices = [c for c in self.roles.parameters if len(shapes[c]) >= 2]
+        if move.stage < 3:
+            for cls in matrices:
+                keep = KeepClass(cls, axes)
+                if decide(state, keep):
+                    done.append(keep)
+        targets = matrices if move.stage >= 3 else self.roles.optimizer
+        for cls in targets:
+            if len(shapes[cls]) >= 2:
+                dim = self.first_divisible_dim(state, cls, axes)
+                if dim >= 0:
+                    tile = TileClass(cls, dim, axes)
+                    if decide(state, tile):
+                        done.append(tile)
+        return done
+
+
+def decide(state: State, decision: Decision) -> bool:
+    """Plays a decision if it is legal."""
+    if isinstance(decision, TileClass):
+        if not state.may_tile(decision.cls, decision.dim, decision.axes):
+            return False
+        state.tile(decision.cls, decision.dim, decision.axes, (), decision.barriers)
+        return True
+    if not state.free(decision.cls, decision.axes):
+        return False
+    state.keep(decision.cls, decision.axes)
+    return True
