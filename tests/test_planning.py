@@ -219,7 +219,7 @@ def test_known_plans() -> None:
 
 FOLDED = {
     "graph-net-tiny": {"steps": 5, "mlp_layers": 5},
-    "moe-tiny": {"layers": 6},
+    "moe-tiny": {"layers": 6, "d_model": 512, "d_ff": 2048, "seq": 512, "vocab": 8192},
     "unet-tiny": {"blocks": 3},
 }
 
@@ -229,7 +229,7 @@ def test_folded_costs_are_the_whole_programs(name: str) -> None:
     """Equal matrices inside a layer, layers of two kinds in turn, levels of unlike width."""
     mesh = AbstractMesh((2, 4), ("data", "model"))
     entry = MODELS[name].resized(**FOLDED[name])
-    args = entry.abstract_args(8)
+    args = entry.abstract_args(64)
     step = ps.auto_partition(mesh, machine="tpu_v5e", episodes=1, on_overflow="warn")(entry.step)
     whole = step.known_plans(*args)
     (report,) = step.plan(*args).searches
