@@ -87,13 +87,5 @@ class Zero:
 
 
 Decision = Union[TileClass, KeepClass]
-StrategyMove = Union[
-    TileClass,
-    KeepClass,
-    DataParallel,
-    EdgeParallel,
-    ExpertParallel,
-    ModelParallel,
-    SequenceParallel,
-    Zero,
-]
+Strategy = Union[DataParallel, EdgeParallel, ExpertParallel, ModelParallel, SequenceParallel, Zero]
+StrategyMove = Union[Decision, Strategy]

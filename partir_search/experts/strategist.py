@@ -15,6 +15,7 @@ from partir_search.experts.moves import (
     KeepClass,
     ModelParallel,
     SequenceParallel,
+    Strategy,
     StrategyMove,
     TileClass,
     Zero,
@@ -33,7 +34,7 @@ class Strategist:
         self.roles = find_roles(graph)
         self._weights = self._find_weights()
         self._loopable = self._find_loopable()
-        self._performed: dict[tuple[StrategyMove, bytes], list[Decision]] = {}
+        self._performed: dict[tuple[Strategy, bytes], list[Decision]] = {}
 
     def perform(self, move: StrategyMove, state: State) -> list[Decision]:
         """Plays a move; returns the decisions that had an effect."""
@@ -49,9 +50,9 @@ class Strategist:
                 decide(state, decision)
         return list(known)
 
-    def _perform(self, move: StrategyMove, state: State) -> list[Decision]:
+    def _perform(self, move: Strategy, state: State) -> list[Decision]:
         if isinstance(move, DataParallel):
-            wanted: list[Decision] = [TileClass(c, 0, move.axes) for c in self.roles.data]
+            wanted = [TileClass(c, 0, move.axes) for c in self.roles.data]
         elif isinstance(move, EdgeParallel):
             wanted = [TileClass(c, 0, move.axes) for c in self.edges]
         elif isinstance(move, ExpertParallel):
@@ -61,10 +62,8 @@ class Strategist:
             return self._model_parallel(move, state)
         elif isinstance(move, SequenceParallel):
             return self._sequence_parallel(move.axes, state)
-        elif isinstance(move, Zero):
-            return self._zero(move, state)
         else:
-            wanted = [move]
+            return self._zero(move, state)
         return [d for d in wanted if decide(state, d)]
 
     @property

@@ -135,9 +135,7 @@ def _fence(
     for source in user.ins if user else ():
         if isinstance(source, Literal) or source.id not in env or source is move.source:
             continue
-        if source.id in fills:
-            continue
-        if source.value.type.shape:
+        if source.value.type.shape and source.id not in fills:
             moved, env[source.id] = lax.optimization_barrier((moved, env[source.id]))
             return moved
     return lax.optimization_barrier(moved)

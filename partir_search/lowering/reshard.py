@@ -86,10 +86,10 @@ def reshard(
     return tuple(steps)
 
 
-def _wanted(now: list[tuple[int, ...]], target: Layout) -> list[tuple[int, int]]:
-    """(dim, axis) pairs that extend a dim towards its target as it stands."""
+def _wanted(now: list[tuple[int, ...]], target: Layout) -> list[tuple[int, tuple[int, ...]]]:
+    """(dim, axes) pairs that extend a dim to its target as it stands."""
     return [
-        (d, axes[len(now[d])])
+        (d, axes[len(now[d]) :])
         for d, axes in enumerate(target)
         if len(axes) > len(now[d]) and axes[: len(now[d])] == now[d]
     ]
@@ -97,7 +97,7 @@ def _wanted(now: list[tuple[int, ...]], target: Layout) -> list[tuple[int, int]]
 
 def _slice(now: list[tuple[int, ...]], target: Layout, held: Pending) -> Step | None:
     used = {a for axes in now for a in axes}
-    for d, axis in _wanted(now, target):
+    for d, (axis, *_) in _wanted(now, target):
         if axis not in used:
             after = [*now[:d], (*now[d], axis), *now[d + 1 :]]
             return Step(SLICE, (axis,), d, -1, "", tuple(after), held)
@@ -105,8 +105,7 @@ def _slice(now: list[tuple[int, ...]], target: Layout, held: Pending) -> Step | 
 
 
 def _exchange(now: list[tuple[int, ...]], target: Layout, held: Pending) -> Step | None:
-    for d, axes in enumerate(target):
-        wanted = axes[len(now[d]) :] if axes[: len(now[d])] == now[d] else ()
+    for d, wanted in _wanted(now, target):
         for k in range(len(wanted), 0, -1):  # several axes at once where they move together
             for e, minor in enumerate(now):
                 if e != d and minor[-k:] == wanted[:k]:
