@@ -20,7 +20,7 @@ from partir_search.tactics import (
     Tactic,
 )
 from partir_search.targets import Target
-from partir_search.user_rules import register_rule
+from partir_search.user_rules import register_rule, with_rule
 from partir_search.verification import Verification
 
 __all__ = [
@@ -58,4 +58,5 @@ __all__ = [
     "register_rule",
     "report",
     "stablehlo_counts",
+    "with_rule",
 ]

@@ -31,11 +31,16 @@ MESHES = (
     MeshShape(("x", "y"), (2, 2)),
     MeshShape(("x", "y"), (2, 4)),
     MeshShape(("x", "y", "z"), (2, 2, 2)),
+    MeshShape(("x",), (3,)),
+    MeshShape(("x", "y"), (3, 2)),
+    MeshShape(("x", "y"), (2, 3)),
 )
-SIZES = (2, 4, 8)
+SIZES = (2, 3, 4, 6, 8)
 KINDS = (
     *("unary", "binary", "dot", "dot", "reduce", "max", "transpose", "reshape", "broadcast"),
     *("slice", "gather", "scan", "cond", "remat", "softmax", "concat", "random", "where"),
+    *("scatter", "sort", "cumulative", "rows", "update", "pad", "reverse", "repeat", "conv"),
+    *("pool", "argmax", "batched", "narrow", "whiles", "reduce_in_scan", "solve", "fourier"),
 )
 
 
@@ -119,7 +124,8 @@ class Builder:
         if len(s) >= 2 and self.rng.random() < 0.5:
             shape = (s[0] * s[1], *s[2:])
         else:
-            shape = (2, s[0] // 2, *s[1:])
+            part = self.rng.choice([n for n in (2, 3, 4) if s[0] % n == 0] or [1])
+            shape = (part, s[0] // part, *s[1:])
         if len(shape) <= 4:
             self.emit(shape, lambda v: v[i].reshape(shape))
 
@@ -183,6 +189,163 @@ class Builder:
     def where(self) -> None:
         i = self.pick()
         self.emit(self.shapes[i], lambda v: jnp.where(v[i] > 0, v[i], 0.1))
+
+    def scatter(self) -> None:
+        i = self.pick()
+        s = self.shapes[i]
+        ids = np.array([self.rng.randrange(s[0]) for _ in range(3)])
+        add = self.rng.random() < 0.7
+
+        def run(v: list[Any]) -> Any:
+            at = jnp.zeros((s[0] + 1, *s[1:])).at[ids]
+            return (at.add if add else at.max)(v[i][ids] * 0.5)[: s[0]]
+
+        self.emit(s, run)
+
+    def sort(self) -> None:
+        i = self.pick()
+        d = self.rng.randrange(len(self.shapes[i]))
+        self.emit(self.shapes[i], lambda v: jnp.sort(v[i], axis=d))
+
+    def cumulative(self) -> None:
+        i = self.pick()
+        d = self.rng.randrange(len(self.shapes[i]))
+        fn = self.rng.choice([lax.cumsum, lax.cummax, lax.cumlogsumexp])
+        self.emit(self.shapes[i], lambda v: fn(v[i], axis=d, reverse=d == 0) / 4)
+
+    def rows(self) -> None:
+        """A slice whose start depends on data."""
+        i = self.pick(lambda s: s[0] >= 4)
+        if i is not None:
+            n = self.shapes[i][0] // 2
+            self.emit(
+                (n, *self.shapes[i][1:]),
+                lambda v: lax.dynamic_slice_in_dim(v[i], (v[0].sum() > 0).astype(int) + 1, n, 0),
+            )
+
+    def update(self) -> None:
+        i = self.pick(lambda s: s[0] >= 4)
+        if i is not None:
+            n = self.shapes[i][0] // 2
+            self.emit(
+                self.shapes[i],
+                lambda v: lax.dynamic_update_slice_in_dim(
+                    v[i], v[i][:n] * 2, (v[0].sum() > 0).astype(int), 0
+                ),
+            )
+
+    def pad(self) -> None:
+        i = self.pick(lambda s: s[-1] <= 6)
+        s = self.shapes[i] if i is not None else ()
+        if s:
+            wide = [(0, 0)] * (len(s) - 1) + [(1, 1)]
+            self.emit((*s[:-1], s[-1] + 2), lambda v: jnp.pad(v[i], wide))
+
+    def reverse(self) -> None:
+        i = self.pick()
+        d = self.rng.randrange(len(self.shapes[i]))
+        self.emit(self.shapes[i], lambda v: jnp.flip(v[i], d))
+
+    def repeat(self) -> None:
+        i = self.pick(lambda s: len(s) <= 2 and s[0] <= 4)
+        if i is not None:
+            s = self.shapes[i]
+            self.emit((2 * s[0], *s[1:]), lambda v: jnp.tile(v[i], (2,) + (1,) * (len(s) - 1)))
+
+    def conv(self) -> None:
+        """[batch, pixels, features] with a kernel of 3 pixels made of the value itself."""
+        i = self.pick(lambda s: len(s) == 3 and s[1] >= 3)
+        if i is not None:
+            b, n, f = self.shapes[i]
+            grouped = self.rng.random() < 0.3
+
+            def run(v: list[Any]) -> Any:
+                kernel = jnp.tanh(v[i][0, :3, :, None] * jnp.linspace(0.1, 1, f))
+                kernel = kernel[:, :1] if grouped else kernel
+                return lax.conv_general_dilated(
+                    v[i], kernel, (1,), "SAME",
+                    dimension_numbers=("NWC", "WIO", "NWC"),
+                    feature_group_count=f if grouped else 1,
+                )  # fmt: skip
+
+            self.emit((b, n, f), run)
+
+    def pool(self) -> None:
+        i = self.pick(lambda s: len(s) == 3 and s[1] % 2 == 0)
+        if i is not None:
+            b, n, f = self.shapes[i]
+            window = (1, 2, 1)
+            self.emit(
+                (b, n // 2, f),
+                lambda v: lax.reduce_window(v[i], 0.0, lax.add, window, window, "VALID") / 2,
+            )
+
+    def argmax(self) -> None:
+        i = self.pick(lambda s: len(s) >= 2)
+        if i is not None:
+            s = self.shapes[i]
+            self.emit(
+                s[:-1],
+                lambda v: jnp.take_along_axis(v[i], jnp.argmax(v[i], -1)[..., None], -1)[..., 0],
+            )
+
+    def batched(self) -> None:
+        i = self.pick(lambda s: len(s) == 3)
+        if i is not None:
+            b, n, _ = self.shapes[i]
+            self.emit((b, n, n), lambda v: jnp.einsum("bik,bjk->bij", v[i], v[i]) / 4)
+
+    def narrow(self) -> None:
+        """Through integers, which carry no gradient."""
+        i = self.pick()
+        self.emit(self.shapes[i], lambda v: v[i] + (v[i] * 4).astype(jnp.int32) % 3)
+
+    def whiles(self) -> None:
+        """A trip count that depends on data."""
+        i = self.pick()
+
+        def run(v: list[Any]) -> Any:
+            held = lax.stop_gradient(v[i])
+            return lax.while_loop(
+                lambda c: (c[0] < 3) & (jnp.abs(c[1]).max() > 0.05),
+                lambda c: (c[0] + 1, jnp.sin(c[1]) * 0.5),
+                (0, held),
+            )[1]
+
+        self.emit(self.shapes[i], run)
+
+    def reduce_in_scan(self) -> None:
+        """Sums inside a loop: nothing rests pending over an iteration's end."""
+        i = self.pick(lambda s: len(s) >= 2)
+        if i is not None:
+            s = self.shapes[i]
+
+            def run(v: list[Any]) -> Any:
+                def body(c: Any, x: Any) -> tuple[Any, Any]:
+                    return c * 0.5 + jnp.einsum("...k,...k->", x, x), c
+
+                return lax.scan(body, jnp.float32(0), v[i])[1]
+
+            self.emit(s[:1], run)
+
+    def solve(self) -> None:
+        """A batch of triangular systems."""
+        i = self.pick(lambda s: len(s) == 3)
+        if i is not None:
+            s = self.shapes[i]
+
+            def run(v: list[Any]) -> Any:
+                gram = jnp.einsum("bik,bjk->bij", v[i], v[i]) / 8 + 2 * jnp.eye(s[1])
+                root = jnp.linalg.cholesky(gram)
+                return lax.linalg.triangular_solve(root, v[i], left_side=True, lower=True)
+
+            self.emit(s, run)
+
+    def fourier(self) -> None:
+        i = self.pick(lambda s: len(s) >= 2)
+        if i is not None:
+            n = self.shapes[i][-1] // 2 + 1
+            self.emit((*self.shapes[i][:-1], n), lambda v: jnp.fft.rfft(v[i]).real / 4)
 
 
 def build(seed: int) -> tuple[Callable[..., Any], list[jax.Array]]:

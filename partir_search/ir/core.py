@@ -106,6 +106,7 @@ class Op:
       scope: the name stack under which it was traced.
       backward: whether it was made by reverse-mode differentiation.
       handle: the primitive itself, opaque (see `ir/bind.py`).
+      effect: whether it does something besides making its results (a callback).
       count: how many ops of the program it stands for (1 unless the module is folded).
       key: what its rule depends on, computed once (see `propagation.rules.registry`).
     """
@@ -120,6 +121,7 @@ class Op:
     scope: str = ""
     backward: bool = False
     handle: Any = None
+    effect: bool = False
     count: int = 1
     key: Any = None
 

@@ -36,6 +36,15 @@ class _Iteration:
     def tiles(self, factor: int) -> int:
         return self.count.get(factor, 1)
 
+    def once(self, run: Callable[[], Sequence[Any]]) -> Sequence[Any]:
+        return run()
+
+    def last_effects(self) -> Sequence[Any]:
+        return ()  # one device
+
+    def ran(self, token: Any) -> None:
+        pass
+
 
 def evaluate(partition: Partition, args: Sequence[Any], emitters: Emitters) -> list[Any]:
     """The module's results on flat `args`; `emitters` run ops with regions."""

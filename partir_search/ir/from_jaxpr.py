@@ -7,6 +7,7 @@ train step). jax 0.11 merged ClosedJaxpr into Jaxpr and gave `scan` flat trees f
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import pathlib
@@ -15,19 +16,29 @@ import sysconfig
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from jax.extend import source_info_util
 
 from partir_search.ir.core import Literal, Module, Op, Operand, Region, TensorType, Value
 
 INLINED = {
+    "call_hi_primitive": "_prim",
     "jit": "jaxpr",
     "pjit": "jaxpr",
     "closed_call": "call_jaxpr",
     "core_call": "call_jaxpr",
+    "call": "call_jaxpr",
+    "composite": "call_jaxpr",  # as XLA lowers one that it does not know
     "custom_jvp_call": "call_jaxpr",
+    "custom_partitioning": "call",
     "custom_vjp_call": "call_jaxpr",
     "custom_vjp_call_jaxpr": "fun_jaxpr",
+    "custom_vmap_call": "call",
+    "custom_linear_solve": "jaxprs",
+    "linear_call": "callee",
+    "remat_opt": "fwd_jaxpr",
+    "xla_metadata_call": "jaxpr",
 }
 REGIONS: Mapping[str, tuple[str, ...]] = {
     "scan": ("jaxpr",),
@@ -108,7 +119,7 @@ def _live(region: Region) -> tuple[Op, ...]:
     used = {id(r) for r in region.results}
     kept: list[Op] = []
     for op in reversed(region.ops):
-        if op.params.get("effects") or any(id(r) in used for r in op.results):
+        if op.effect or any(id(r) in used for r in op.results):
             kept.append(op)
             used.update(id(x) for x in op.operands)
             used.update(id(x) for inner in op.regions for x in _captured(inner))
@@ -182,21 +193,32 @@ class _Reader:
             name = eqn.primitive.name
             if name in INLINED:
                 self.inline(eqn, env, ops, prefix)
+            elif name == "device_put":
+                self.puts(eqn, env, ops, prefix)
             else:
                 ops.append(self.op(eqn, env, prefix))
 
     def inline(self, eqn: Any, env: dict[Any, Operand], ops: list[Op], prefix: str) -> None:
-        jaxpr = eqn.params[INLINED[eqn.primitive.name]]
+        jaxpr, atoms = _callee(eqn)
         inner = getattr(jaxpr, "jaxpr", jaxpr)
         local: dict[Any, Operand] = {}
         for var, array in zip(inner.constvars, getattr(jaxpr, "consts", None) or (), strict=True):
             local[var] = self.constant(array, var.aval)
-        for var, atom in zip(inner.invars, eqn.invars, strict=True):
+        for var, atom in zip(inner.invars, atoms, strict=True):
             local[var] = self.read(env, atom)
         scope = _join(prefix, str(eqn.source_info.name_stack))
         self.equations(inner.eqns, local, ops, scope)
         for var, atom in zip(eqn.outvars, inner.outvars, strict=True):
             env[var] = self.read(local, atom)
+
+    def puts(self, eqn: Any, env: dict[Any, Operand], ops: list[Op], prefix: str) -> None:
+        """One op per array: each may be tiled its own way."""
+        op = self.op(eqn, env, prefix)
+        for i, (operand, result) in enumerate(zip(op.operands, op.results, strict=True)):
+            params = {k: (v[i],) for k, v in op.params.items()}
+            ops.append(
+                dataclasses.replace(op, operands=(operand,), results=(result,), params=params)
+            )
 
     def op(self, eqn: Any, env: dict[Any, Operand], prefix: str) -> Op:
         name = eqn.primitive.name
@@ -210,6 +232,9 @@ class _Reader:
             for j in (eqn.params[key] if isinstance(eqn.params[key], tuple) else (eqn.params[key],))
         )
         self.backward = outer
+        if name == "optimization_barrier":  # each operand passes through in its own tiling
+            args = tuple(self.value(v.aval, f"{stem}.arg{i}") for i, v in enumerate(eqn.invars))
+            regions = (Region(args, (), args),)
         operands = tuple(self.read(env, v) for v in eqn.invars)
         results = tuple(self.value(v.aval, stem) for v in eqn.outvars)
         env.update(zip(eqn.outvars, results, strict=True))
@@ -225,6 +250,7 @@ class _Reader:
             scope=_clean(scope),
             backward=backward,
             handle=eqn.primitive,
+            effect=bool(eqn.effects),
         )
 
 
@@ -248,6 +274,35 @@ def source_line(info: Any) -> str:
     return str(source_info_util.summarize(info))
 
 
+def _callee(eqn: Any) -> tuple[Any, Sequence[Any]]:
+    """The jaxpr that an inlined equation calls, and the atoms that it takes.
+
+    Of a linear solve, past differentiation, only the solver itself is left to run.
+    """
+    name, params = eqn.primitive.name, eqn.params
+    if name == "custom_linear_solve":
+        lengths = params["const_lengths"]
+        first = lengths.matvec + lengths.vecmat
+        sides = first + lengths.solve + lengths.transpose_solve
+        return params["jaxprs"].solve, eqn.invars[first : first + lengths.solve] + (
+            eqn.invars[sides:]
+        )
+    if name == "call_hi_primitive":  # written in other primitives (searchsorted in jax 0.12)
+        prim = params["_prim"]
+
+        def expand(*flat: Any) -> Any:
+            return jax.tree.leaves(prim.expand(*jax.tree.unflatten(prim.in_tree, flat)))
+
+        return jax.make_jaxpr(expand)(*(_abstract(v.aval) for v in eqn.invars)), eqn.invars
+    if name == "composite" and "jaxpr" in params:  # before jax 0.12
+        return params["jaxpr"], eqn.invars
+    return params[INLINED[name]], eqn.invars
+
+
+def _abstract(aval: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+
+
 def _params(eqn: Any) -> dict[str, Any]:
     """Parameters without what became regions; `scan` and `while` keep plain counts."""
     name, params = eqn.primitive.name, dict(eqn.params)
@@ -259,8 +314,6 @@ def _params(eqn: Any) -> dict[str, Any]:
         params |= {"num_consts": consts, "num_carry": carry}
     if name == "random_bits":
         params["threefry_partitionable"] = bool(eqn.ctx.threefry_partitionable)
-    if eqn.effects:
-        params["effects"] = True
     return params
 
 

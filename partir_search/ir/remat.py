@@ -121,7 +121,7 @@ def _window(module: Module, n: int, begin: int, stop: int) -> tuple[int, int, li
     while todo:
         at = maker[todo.pop()]
         if at not in again:
-            if ops[at].params.get("effects"):
+            if ops[at].effect:
                 return None
             again.add(at)
             todo += [v.id for _, v in ops[at].inputs() if v.id in maker and v.id not in kept]

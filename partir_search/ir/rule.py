@@ -28,6 +28,15 @@ class LocalContext(Protocol):
     def tiles(self, factor: int) -> int:
         """Number of tiles along `factor`; 1 when it is not looped over."""
 
+    def once(self, run: Callable[[], Sequence[Any]]) -> Sequence[Any]:
+        """Calls `run`, which has effects, on one device in all; its results on every device."""
+
+    def last_effects(self) -> Sequence[Any]:
+        """Scalars that the next ordered effect must wait for."""
+
+    def ran(self, token: Any) -> None:
+        """An ordered effect gave back `token`."""
+
 
 Localize = Callable[[Mapping[str, Any], Sequence[Shape], Sequence[Shape]], dict[str, Any]]
 LocalForm = Callable[[LocalContext, Op, Sequence[Any]], Sequence[Any]]

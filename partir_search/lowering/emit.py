@@ -28,10 +28,15 @@ from partir_search.propagation.rules.control_flow import EMITTERS
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Device:
-    """`LocalContext` inside a manual region: tile indices come from `lax.axis_index`."""
+    """`LocalContext` inside a manual region: tile indices come from `lax.axis_index`.
+
+    Attributes:
+      tokens: scalars that the next ordered effect of this region waits for; shared by its ops.
+    """
 
     partition: Partition
     op: Op
+    tokens: list[Any]
 
     def _axes(self, factor: int) -> list[int]:
         p = self.partition
@@ -47,6 +52,24 @@ class _Device:
             index = index * mesh.sizes[axis] + lax.axis_index(mesh.names[axis])
         return index
 
+    def once(self, run: Callable[[], Sequence[Any]]) -> Sequence[Any]:
+        names = self.partition.mesh.names
+        first = lax.axis_index(names) == 0
+        shapes = jax.eval_shape(run)
+        outs = lax.cond(first, run, lambda: [jnp.zeros(s.shape, s.dtype) for s in shapes])
+        return [
+            lax.psum(x.astype(jnp.int32), names).astype(bool)
+            if x.dtype == bool
+            else lax.psum(x, names)
+            for x in outs
+        ]
+
+    def last_effects(self) -> Sequence[Any]:
+        return self.tokens
+
+    def ran(self, token: Any) -> None:
+        self.tokens[:] = [token]
+
 
 def emit(program: LocalProgram, tiles_first: bool = False) -> Callable[..., tuple[Any, ...]]:
     """A function of the local arguments, to be run inside `jax.shard_map` over the mesh.
@@ -60,7 +83,7 @@ def emit(program: LocalProgram, tiles_first: bool = False) -> Callable[..., tupl
 
     def run(*args: Any) -> tuple[Any, ...]:
         fixed = {program.constants[i].id: _constant(a) for i, a in constants.items()}
-        return tuple(_run_block(program.partition, program.body, args, fixed, tiles_first))
+        return tuple(_run_block(program.partition, program.body, args, fixed, [], tiles_first))
 
     return run
 
@@ -77,6 +100,7 @@ def _run_block(
     block: Block,
     args: Sequence[Any],
     outer: Mapping[int, Any],
+    tokens: list[Any],
     tiles_first: bool,
 ) -> list[Any]:
     env: dict[int, Any] = dict(outer)
@@ -97,7 +121,7 @@ def _run_block(
             env[item.target.id] = run_step(partition.mesh, item.step, moved, tiles_first)
         else:
             for slot, out in zip(
-                item.outs, _apply(partition, item, read, env, tiles_first), strict=True
+                item.outs, _apply(partition, item, read, env, tokens, tiles_first), strict=True
             ):
                 env[slot.id] = out
             if not item.blocks and not any(
@@ -112,15 +136,21 @@ def _apply(
     item: Apply,
     read: Callable[[Source], Any],
     env: Mapping[int, Any],
+    tokens: list[Any],
     tiles_first: bool,
 ) -> Sequence[Any]:
     args = [read(x) for x in item.ins]
     if not item.blocks:
-        return run_local(_Device(partition, item.op), partition.rules[item.op.id], item.op, args)
+        device = _Device(partition, item.op, tokens)
+        return run_local(device, partition.rules[item.op.id], item.op, args)
     blocks = [
-        lambda *inner, b=b: _run_block(partition, b, inner, env, tiles_first) for b in item.blocks
+        lambda *inner, b=b: _run_block(partition, b, inner, env, list(tokens), tiles_first)
+        for b in item.blocks
     ]
-    return EMITTERS[item.op.prim](item.op, blocks, args)
+    outs = EMITTERS[item.op.prim](item.op, blocks, args)
+    if item.op.effect:  # what follows waits for the region's end
+        tokens += [jnp.ravel(x)[0] for x in outs[:1] if x.size]
+    return outs
 
 
 def _fence(

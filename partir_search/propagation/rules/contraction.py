@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
+
+from partir_search.ir.bind import bind
 from partir_search.ir.core import Op
 from partir_search.ir.rule import NONE, OpRule
 from partir_search.propagation.rules.registry import register, shape_of
@@ -40,6 +44,75 @@ def dot_general(op: Op) -> OpRule:
         linear=((0,), (1,)),
         flops_per_point=2.0,
     )
+
+
+@register("ragged_dot_general")
+def ragged_dot(op: Op) -> OpRule:
+    """[m, k] by [g, k, n] in ragged groups of rows: rows and columns tile, k sums.
+
+    A tile of rows meets the part of each group that lies in it. Forms with a ragged or batched
+    contraction (the weights' gradient, [k, m] by [m, n] to [g, k, n]) tile their free dims only.
+    """
+    p = op.params["ragged_dot_dimension_numbers"]
+    (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = p.dot_dimension_numbers
+    ragged, groups = set(p.lhs_ragged_dimensions), set(p.rhs_group_dimensions)
+    lhs, rhs, out = shape_of(op, 0), shape_of(op, 1), op.results[0].type.shape
+    lhs_dims, rhs_dims = [NONE] * len(lhs), [NONE] * len(rhs)
+    sizes: list[int] = []
+    reducers: list[str] = []
+    blocked: set[int] = set()
+
+    def factor(size: int, reducer: str = "") -> int:
+        sizes.append(size)
+        reducers.append(reducer)
+        return len(sizes) - 1
+
+    out_dims: list[int] = []
+    if ragged & set(lhs_contract):
+        blocked.add(factor(out[0], "sum"))  # groups of the result stay whole
+        out_dims.append(NONE)
+    for i, j in zip(lhs_batch, rhs_batch, strict=True):
+        f = lhs_dims[i] = rhs_dims[j] = factor(lhs[i])
+        out_dims.append(f)
+        if i in ragged:
+            blocked.add(f)
+    for i in (i for i in range(len(lhs)) if i not in (*lhs_batch, *lhs_contract)):
+        lhs_dims[i] = factor(lhs[i])
+        out_dims.append(lhs_dims[i])
+    for j in (j for j in range(len(rhs)) if j not in (*rhs_batch, *rhs_contract)):
+        if j not in groups:
+            rhs_dims[j] = factor(rhs[j])
+            out_dims.append(rhs_dims[j])
+    for i, j in zip(lhs_contract, rhs_contract, strict=True):
+        lhs_dims[i] = rhs_dims[j] = factor(lhs[i], "sum")
+        if i in ragged:
+            blocked.add(lhs_dims[i])
+    sizes_dims = (NONE,) * len(shape_of(op, 2))
+    if len(sizes_dims) > 1:  # group sizes of their own for each batch element
+        blocked |= {lhs_dims[i] for i in lhs_batch}
+    return OpRule(
+        sizes=tuple(sizes),
+        operands=(tuple(lhs_dims), tuple(rhs_dims), sizes_dims),
+        results=(tuple(out_dims),),
+        reducers=tuple(reducers),
+        blocked=frozenset(blocked),
+        linear=((0,), (1,)),
+        flops_per_point=2.0,
+        local=local_ragged_dot,
+    )
+
+
+def local_ragged_dot(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
+    """The rows of this tile, by the parts of the groups that lie in it."""
+    lhs, rhs, groups = args
+    (row,) = op.params["ragged_dot_dimension_numbers"].lhs_ragged_dimensions
+    f = ragged_dot(op).operands[0][row]
+    if f >= 0 and ctx.tiles(f) > 1:
+        first = (ctx.tile_index(f) * lhs.shape[row]).astype(groups.dtype)
+        ends = jnp.cumsum(groups)
+        last = first + lhs.shape[row]
+        groups = jnp.clip(ends, first, last) - jnp.clip(ends - groups, first, last)
+    return bind(op, op.params, (lhs, rhs, groups))
 
 
 _MONOIDS = {
@@ -99,6 +172,21 @@ def cumulative(op: Op) -> OpRule:
     )
 
 
+@register("reduce")
+def reduction_by_function(op: Op) -> OpRule:
+    """The user's own monoid: no collective combines it; the reduced dims stay whole."""
+    shape, reduced = shape_of(op, 0), frozenset(op.params["dimensions"])
+    dims = tuple(range(len(shape)))
+    return OpRule(
+        sizes=shape,
+        operands=tuple(dims if x.type.shape == shape else () for x in op.operands),
+        results=(tuple(d for d in dims if d not in reduced),) * len(op.results),
+        reducers=tuple("sum" if d in reduced else "" for d in dims),
+        blocked=reduced,
+        flops_per_point=2.0,
+    )
+
+
 @register("sort")
 def sort(op: Op) -> OpRule:
     """Tiles all dims but the sorted one."""
@@ -114,11 +202,11 @@ def sort(op: Op) -> OpRule:
     )
 
 
-@register("top_k")
+@register("top_k", "approx_top_k")
 def top_k(op: Op) -> OpRule:
     """Tiles all dims but the searched one."""
     shape = shape_of(op, 0)
-    axis = op.params.get("axis", len(shape) - 1) % len(shape)
+    axis = op.params.get("axis", op.params.get("reduction_dimension", -1)) % len(shape)
     dims = tuple(NONE if d == axis else d for d in range(len(shape)))
     return OpRule(
         sizes=shape,

@@ -50,7 +50,7 @@ EMITTERS: dict[str, Callable[[Op, Sequence[Block], Sequence[Any]], Sequence[Any]
 WHILE_TRIPS = 100  # as XLA's auto-sharding pass assumes when the count depends on data
 
 
-@register("scan", "while", "cond", "remat2", "checkpoint")
+@register("scan", "while", "cond", "remat2", "checkpoint", "optimization_barrier")
 def region_op(op: Op) -> OpRule:
     """Tilings pass through the flows, not through factors."""
     return whole(op)
@@ -125,7 +125,28 @@ def _cond_flows(op: Op) -> Flows:
 
 
 def _emit_cond(op: Op, blocks: Sequence[Block], args: Sequence[Any]) -> Sequence[Any]:
+    if (platforms := op.params.get("branches_platforms")) is not None:
+        return _platform_dependent(platforms, blocks, args)
     out = lax.switch(args[0], [lambda *x, b=b: tuple(b(*x)) for b in blocks], *args[1:])
+    return list(out)
+
+
+def _platform_dependent(
+    platforms: Sequence[Sequence[str] | None], blocks: Sequence[Block], args: Sequence[Any]
+) -> Sequence[Any]:
+    """A branch per platform: only the one of the target is compiled."""
+    branches: dict[str, Any] = {}
+    default = None
+    for names, block in zip(platforms, blocks, strict=True):
+        if names is None:
+            default = block
+        else:
+            branches.update(dict.fromkeys(names, block))
+    out = lax.platform_dependent(
+        *args[1:],
+        default=default and (lambda *x: tuple(default(*x))),
+        **{name: lambda *x, b=b: tuple(b(*x)) for name, b in branches.items()},
+    )
     return list(out)
 
 
@@ -149,12 +170,17 @@ def _emit_remat(op: Op, blocks: Sequence[Block], args: Sequence[Any]) -> Sequenc
     return blocks[0](*args)
 
 
+def _emit_barrier(op: Op, blocks: Sequence[Block], args: Sequence[Any]) -> Sequence[Any]:
+    return list(lax.optimization_barrier(tuple(args)))
+
+
 for _name, _flows, _emit in (
     ("scan", _scan_flows, _emit_scan),
     ("while", _while_flows, _emit_while),
     ("cond", _cond_flows, _emit_cond),
     ("remat2", _remat_flows, _emit_remat),
     ("checkpoint", _remat_flows, _emit_remat),
+    ("optimization_barrier", _remat_flows, _emit_barrier),
 ):
     FLOWS[_name] = _flows
     EMITTERS[_name] = _emit

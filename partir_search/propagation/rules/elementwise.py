@@ -11,16 +11,17 @@ from partir_search.propagation.rules.registry import register, result_shape
 # Floating-point operations per element. Transcendentals are priced as a few operations of the
 # vector unit; elementwise chains are bound by memory on every target, so this hardly matters.
 _CHEAP = (
-    "abs add add_any and bitcast_convert_type ceil clamp clz complex conj convert_element_type",
+    "abs add add_any and ceil clamp clz complex conj convert_element_type",
     "copy copy_p eq eq_to floor ge gt imag is_finite le le_to lt lt_to max min mul ne neg",
-    "nextafter not one_minus_square or population_count real reduce_precision round select_n",
-    "shift_left shift_right_arithmetic shift_right_logical sign square stop_gradient sub xor",
+    "mulhi name nextafter not one_minus_square or population_count real reduce_precision round",
+    "select_n shift_left shift_right_arithmetic shift_right_logical sign square stop_gradient sub",
+    "xor",
 )
 _DEAR = (
     "acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt cos cosh digamma div erf",
-    "erf_inv erfc exp exp2 expm1 igamma igamma_grad_a igammac integer_pow lgamma log log1p",
-    "logistic polygamma pow random_gamma_grad regularized_incomplete_beta rem rsqrt sin sinh",
-    "sqrt tan tanh zeta",
+    "erf_inv erfc exp exp2 expm1 igamma igamma_grad_a igammac integer_pow lgamma log log1p log2",
+    "logistic polygamma polynomial pow random_gamma_grad regularized_incomplete_beta rem rsqrt sin",
+    "sinh sqrt tan tanh zeta",
 )
 CHEAP = frozenset(name for line in _CHEAP for name in line.split())
 DEAR = frozenset(name for line in _DEAR for name in line.split())
@@ -35,6 +36,7 @@ _LINEAR: dict[str, tuple[tuple[int, ...], ...]] = {
     "div": ((0,),),
     "imag": ((0,),),
     "mul": ((0,), (1,)),
+    "name": ((0,),),
     "neg": ((0,),),
     "real": ((0,),),
     "stop_gradient": ((0,),),
@@ -73,5 +75,21 @@ def elementwise(op: Op) -> OpRule:
         reducers=("",) * len(result),
         linear=linear_groups(op),
         flops_per_point=4.0 if op.prim in DEAR else 1.0,
+        elementwise=True,
+    )
+
+
+@register("bitcast_convert_type")
+def bitcast(op: Op) -> OpRule:
+    """Bits read as another type; a change of width makes or takes a last dim, which stays whole."""
+    shape, result = op.operands[0].type.shape, result_shape(op)
+    shared = min(len(shape), len(result))
+    dims = tuple(range(shared))
+    return OpRule(
+        sizes=result[:shared],
+        operands=((*dims, *(NONE,) * (len(shape) - shared)),),
+        results=((*dims, *(NONE,) * (len(result) - shared)),),
+        reducers=("",) * shared,
+        flops_per_point=1.0,
         elementwise=True,
     )

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+
 from partir_search.ir.core import Op
 from partir_search.ir.rule import OpRule
-from partir_search.propagation.rules.registry import register, result_shape
+from partir_search.propagation.rules.registry import register, result_shape, whole
 
 
 def _same(_: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
     return args
 
 
-@register("sharding_constraint", "mesh_cast", "reshard", "pvary", "copy_to_host_async")
+@register(
+    "sharding_constraint",
+    "mesh_cast",
+    "reshard",
+    "pvary",
+    "copy_to_host_async",
+    "layout_constraint",
+)
 def constraint(op: Op) -> OpRule:
     """Identity; what the user constrains is decided before any tactic (see `constraints.py`).
 
@@ -30,21 +40,31 @@ def constraint(op: Op) -> OpRule:
     )
 
 
-@register("optimization_barrier")
-def barrier(op: Op) -> OpRule:
-    """Every operand passes through with its own dims."""
-    dims: list[tuple[int, ...]] = []
-    sizes: list[int] = []
-    for x in op.operands:
-        dims.append(tuple(range(len(sizes), len(sizes) + len(x.type.shape))))
-        sizes += x.type.shape
-    # A factor lies in one result only, so no other result may see it looped over.
-    blocked = frozenset(range(len(sizes))) if len(dims) > 1 else frozenset()
+@register("shard_alike")
+def shard_alike(op: Op) -> OpRule:
+    """Both values share their dims, as the user asks."""
+    dims = tuple(range(len(result_shape(op))))
     return OpRule(
-        sizes=tuple(sizes),
-        operands=tuple(dims),
-        results=tuple(dims),
-        reducers=("",) * len(sizes),
-        blocked=blocked,
-        elementwise=True,
+        sizes=result_shape(op),
+        operands=(dims, dims),
+        results=(dims, dims),
+        reducers=("",) * len(dims),
+        local=_same,
     )
+
+
+@register("device_put")
+def device_put(op: Op) -> OpRule:
+    """Where a value lives is ours to say; a memory space (pinned_host) is kept."""
+    return dataclasses.replace(constraint(op), local=_local_put, linear=((0,),))
+
+
+def _local_put(_: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
+    (device,) = op.params["devices"]
+    return [jax.device_put(args[0], device)] if isinstance(device, jax.memory.Space) else args
+
+
+@register("platform_index")
+def platform_index(op: Op) -> OpRule:
+    """Which branch of a `platform_dependent` is compiled: a constant."""
+    return whole(op)

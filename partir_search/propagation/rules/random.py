@@ -18,23 +18,45 @@ from jax.extend.random import threefry2x32_p
 
 from partir_search.ir.bind import bind
 from partir_search.ir.core import Op, Shape
-from partir_search.ir.rule import OpRule
+from partir_search.ir.rule import NONE, OpRule
 from partir_search.propagation.rules.registry import register, result_shape, shape_of, whole
 
 
 @register(
     "random_clone",
     "random_fold_in",
+    "random_gamma",
     "random_seed",
     "random_split",
     "random_unwrap",
     "random_wrap",
-    "random_gamma",
-    "threefry2x32",
-    "rng_bit_generator",
 )
 def keys(op: Op) -> OpRule:
-    """Keys are small and stay whole on every device."""
+    """Each key of an array of keys goes its own way; what is made of one key stays whole.
+
+    Only of threefry: XLA's generators draw for a whole array of keys from its first one.
+    """
+    fry = any("fry" in str(x.type.dtype) for x in (*op.operands, *op.results))
+    of_result = op.prim in ("random_fold_in", "random_wrap")
+    batch = result_shape(op) if of_result else shape_of(op, 0)
+    rank = len(batch) if fry else 0
+
+    def dims(shape: Shape) -> tuple[int, ...]:
+        own = rank if shape[: len(batch)] == batch else 0
+        return (*range(own), *(NONE,) * (len(shape) - own))
+
+    return OpRule(
+        sizes=batch[:rank],
+        operands=tuple(dims(x.type.shape) for x in op.operands),
+        results=(dims(result_shape(op)),),
+        reducers=("",) * rank,
+        flops_per_point=100.0,
+    )
+
+
+@register("threefry2x32", "rng_bit_generator")
+def generators(op: Op) -> OpRule:
+    """Raw generators on raw keys run whole on every device."""
     return whole(op)
 
 
@@ -52,17 +74,22 @@ def _localize(
 
 @register("random_bits")
 def random_bits(op: Op) -> OpRule:
-    """Key dims pass through; drawn dims are free."""
+    """Key dims pass through (see `keys`); drawn dims are free."""
     result, rank = result_shape(op), len(shape_of(op, 0))
     drawn = result[rank:]
     fry = "fry" in str(op.operands[0].type.dtype)
-    sliceable = not fry or (op.params["threefry_partitionable"] and math.prod(drawn) < 2**32)
+    if not fry:
+        blocked = range(rank)
+    elif op.params["threefry_partitionable"] and math.prod(drawn) < 2**32:
+        blocked = range(0)
+    else:
+        blocked = range(len(result))
     return OpRule(
         sizes=result,
         operands=(tuple(range(rank)),),
         results=(tuple(range(len(result))),),
         reducers=("",) * len(result),
-        blocked=frozenset() if sliceable else frozenset(range(len(result))),
+        blocked=frozenset(blocked),
         flops_per_point=60.0,
         elementwise=False,
         localize=_localize,

@@ -265,3 +265,38 @@ def _stacking(op: Op, part: Shape) -> OpRule:
         linear=(tuple(range(len(op.operands))),),
         elementwise=True,
     )
+
+
+@register("tile")
+def tile(op: Op) -> OpRule:
+    """Copies laid end to end: a repeated dim is [copies, dim], the copies being free."""
+    shape, reps = shape_of(op, 0), op.params["reps"]
+    sizes: list[int] = []
+    above: list[tuple[int, ...]] = []
+    operand, result = [], []
+    for n, r in zip(shape, reps, strict=True):
+        copies = len(sizes)
+        if r != 1:
+            sizes.append(r)
+            above.append(())
+        operand.append(len(sizes))
+        result.append(copies)
+        sizes.append(n)
+        above.append((copies,) if r != 1 else ())
+    return OpRule(
+        sizes=tuple(sizes),
+        operands=(tuple(operand),),
+        results=(tuple(result),),
+        reducers=("",) * len(sizes),
+        above=tuple(above) if any(above) else (),
+        linear=((0,),),
+        elementwise=True,
+        localize=_local_reps,
+    )
+
+
+def _local_reps(
+    params: Params, operands: Sequence[Shape], results: Sequence[Shape]
+) -> dict[str, Any]:
+    pairs = zip(operands[0], results[0], params["reps"], strict=True)
+    return {**params, "reps": tuple(m // n if n else r for n, m, r in pairs)}

@@ -132,17 +132,18 @@ def _slides(p: Mapping[str, Any]) -> list[bool]:
     ]
 
 
-@register("reduce_window_sum", "reduce_window_max", "reduce_window_min")
+@register("reduce_window_sum", "reduce_window_max", "reduce_window_min", "reduce_window")
 def pooling(op: Op) -> OpRule:
     """Tiles the dims that the window does not slide over."""
     linear = ((0,),) if op.prim == "reduce_window_sum" else ()
     return _pooling(op, _slides(op.params), linear=linear)
 
 
-@register("select_and_scatter_add")
+@register("select_and_scatter_add", "select_and_scatter")
 def pooling_gradient(op: Op) -> OpRule:
-    """Cotangents and the pooled operand; linear in the cotangents."""
-    return _pooling(op, _slides(op.params), linear=((0,),))
+    """Cotangents and the pooled operand; linear in the cotangents where these are added up."""
+    linear = ((0,),) if op.prim == "select_and_scatter_add" else ()
+    return _pooling(op, _slides(op.params), linear=linear)
 
 
 @register("select_and_gather_add")

@@ -1,0 +1,274 @@
+"""One small program per rule, or several where a rule has several faces: (primitive, function,
+arguments). Read by the tests of rules and by the table of docs/primitives.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+from jax.interpreters import ad
+
+from tests.propagation.linalg_cases import LINALG_CASES
+from tests.propagation.samples import Case, bools, floats, ints
+
+
+def dus(x: Any, u: Any) -> Any:
+    return lax.dynamic_update_slice(x, u, (0, 1, 0))
+
+
+def take_rows(table: Any, ids: Any) -> Any:
+    return jnp.take(table, ids, axis=0)
+
+
+def batched_take(x: Any, ids: Any) -> Any:
+    return jnp.take_along_axis(x, ids[..., None], axis=-1)
+
+
+def dot(contract: Any, batch: Any = ((), ())) -> Callable[..., Any]:
+    return lambda x, y: lax.dot_general(x, y, (contract, batch))
+
+
+def conv(strides: Any, padding: str, **groups: int) -> Callable[..., Any]:
+    layout = ("NHWC", "HWIO", "NHWC")
+    return lambda x, k: lax.conv_general_dilated(
+        x, k, strides, padding, dimension_numbers=layout, **groups
+    )
+
+
+def max_pool(x: Any) -> Any:
+    return lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+
+
+CASES: dict[str, Case] = {
+    **LINALG_CASES,
+    "add": ("add", lax.add, (floats(4, 6), floats(4, 6))),
+    "add_any": ("add_any", ad.add_jaxvals, (floats(4, 6), floats(4, 6))),
+    "and": ("and", lax.bitwise_and, (bools(4, 6), bools(4, 6))),
+    "argmax": ("argmax", lambda x: jnp.argmax(x, 1), (floats(4, 6),)),
+    "broadcast_in_dim": (
+        "broadcast_in_dim",
+        lambda x: lax.broadcast_in_dim(x, (4, 6, 2), (0, 1)),
+        (floats(4, 1),),
+    ),
+    "clamp": ("clamp", lambda x: lax.clamp(0.2, x, 0.5), (floats(4, 6),)),
+    "concatenate": ("concatenate", lambda x, y: lax.concatenate([x, y], 1), (floats(4, 2),) * 2),
+    "conv": (
+        "conv_general_dilated",
+        conv((2, 2), "SAME"),
+        (floats(4, 8, 8, 6), floats(3, 3, 6, 2)),
+    ),
+    "conv_kernel_gradient": (
+        "conv_general_dilated",
+        jax.grad(lambda k, x: (conv((2, 2), "SAME")(x, k) ** 2).sum()),
+        (floats(3, 3, 6, 2), floats(4, 8, 8, 6)),
+    ),
+    "conv_image_gradient": (
+        "conv_general_dilated",
+        jax.grad(lambda x, k: (conv((2, 2), "SAME")(x, k) ** 2).sum()),
+        (floats(4, 8, 8, 6), floats(3, 3, 6, 2)),
+    ),
+    "conv_groups": (
+        "conv_general_dilated",
+        conv((1, 1), "SAME", feature_group_count=4),
+        (floats(2, 4, 4, 8), floats(3, 3, 2, 12)),
+    ),
+    "conv_groups_kernel_gradient": (
+        "conv_general_dilated",
+        jax.grad(lambda k, x: (conv((1, 1), "SAME", feature_group_count=4)(x, k) ** 2).sum()),
+        (floats(3, 3, 2, 12), floats(2, 4, 4, 8)),
+    ),
+    "conv_pointwise": (
+        "conv_general_dilated",
+        conv((1, 1), "VALID"),
+        (floats(4, 8, 8, 6), floats(1, 1, 6, 2)),
+    ),
+    "conv_pointwise_kernel_gradient": (
+        "conv_general_dilated",
+        jax.grad(lambda k, x: (conv((1, 1), "VALID")(x, k) ** 2).sum()),
+        (floats(1, 1, 6, 2), floats(4, 8, 8, 6)),
+    ),
+    "convert": ("convert_element_type", lambda x: x.astype(jnp.bfloat16), (floats(4, 6),)),
+    "copy": ("copy", jnp.copy, (floats(4, 6),)),
+    "cumsum": ("cumsum", lambda x: jnp.cumsum(x, 1), (floats(4, 6),)),
+    "cumsum_reverse": ("cumsum", lambda x: lax.cumsum(x, 1, reverse=True), (floats(4, 6),)),
+    "cummax": ("cummax", lambda x: lax.cummax(x, 0), (floats(4, 6),)),
+    "div": ("div", lax.div, (floats(4, 6), floats(4, 6))),
+    "dot": ("dot_general", dot(((1,), (0,))), (floats(4, 6), floats(6, 2))),
+    "dot_batched": (
+        "dot_general",
+        dot(((3, 1), (1, 2)), ((0,), (0,))),
+        (floats(2, 4, 6, 8), floats(2, 8, 4, 2)),
+    ),
+    "dynamic_slice": (
+        "dynamic_slice",
+        lambda x, i: lax.dynamic_slice(x, (0, i), (4, 2)),
+        (floats(4, 6), jnp.int32(3)),
+    ),
+    "dynamic_update_slice": ("dynamic_update_slice", dus, (floats(4, 6, 2), floats(4, 2, 2))),
+    "eq": ("eq", lax.eq, (ints(4, 6), ints(4, 6))),
+    "erf": ("erf", lax.erf, (floats(4, 6),)),
+    "exp": ("exp", lax.exp, (floats(4, 6),)),
+    "expand": ("broadcast_in_dim", lambda x: x[:, None], (floats(4, 6),)),
+    "gather_embedding": ("gather", take_rows, (floats(8, 6), ints(4, 2))),
+    "gather_clip": (
+        "gather",
+        lambda t, i: jnp.take(t, i, axis=0, mode="clip"),
+        (floats(8, 6), ints(4, 2, low=-3, high=12)),
+    ),
+    "gather_fill": (
+        "gather",
+        lambda t, i: t.at[i].get(mode="fill", fill_value=7.0),
+        (floats(8, 6), ints(4, 2, low=-3, high=12)),
+    ),
+    "gather_batched": ("gather", batched_take, (floats(4, 2, 8), ints(4, 2))),
+    "integer_pow": ("integer_pow", lambda x: x**3, (floats(4, 6),)),
+    "iota": ("iota", lambda x: x + lax.broadcasted_iota(jnp.float32, (4, 6), 1), (floats(4, 6),)),
+    "logistic": ("logistic", lax.logistic, (floats(4, 6),)),
+    "max": ("max", lax.max, (floats(4, 6), floats(4, 6))),
+    "mul_broadcast": ("mul", lambda x, y: lax.mul(x, y), (floats(4, 6), floats(4, 6))),
+    "neg": ("neg", lax.neg, (floats(4, 6),)),
+    "pad": ("pad", lambda x: lax.pad(x, 0.0, ((0, 0, 0), (1, 2, 1))), (floats(4, 6),)),
+    "pool_max": ("reduce_window_max", max_pool, (floats(4, 8, 6, 2),)),
+    "pool_sum": (
+        "reduce_window_sum",
+        lambda x: lax.reduce_window(x, 0.0, lax.add, (1, 3, 1, 1), (1, 1, 1, 1), "SAME"),
+        (floats(4, 8, 6, 2),),
+    ),
+    "pool_max_gradient": (
+        "select_and_scatter_add",
+        jax.grad(lambda x: (max_pool(x) ** 2).sum()),
+        (floats(4, 8, 6, 2),),
+    ),
+    "pool_max_tangent": (
+        "select_and_gather_add",
+        lambda x, t: jax.jvp(max_pool, (x,), (t,))[1],
+        (floats(4, 8, 6, 2), floats(4, 8, 6, 2)),
+    ),
+    "reduce_and": ("reduce_and", lambda x: jnp.all(x, 0), (bools(4, 6),)),
+    "reduce_max": ("reduce_max", lambda x: jnp.max(x, 1), (floats(4, 6),)),
+    "reduce_min": ("reduce_min", lambda x: jnp.min(x, 0), (ints(4, 6),)),
+    "reduce_or": ("reduce_or", lambda x: jnp.any(x, 1), (bools(4, 6),)),
+    "reduce_prod": ("reduce_prod", lambda x: jnp.prod(x, 1), (floats(4, 6),)),
+    "reduce_sum": ("reduce_sum", lambda x: jnp.sum(x, (0, 2)), (floats(4, 6, 2),)),
+    "reshape_merge": ("reshape", lambda x: x.reshape(4, 12), (floats(4, 6, 2),)),
+    "reshape_split": ("reshape", lambda x: x.reshape(2, 2, 6), (floats(4, 6),)),
+    "reshape_ones": ("reshape", lambda x: x.reshape(1, 4, 1, 6), (floats(4, 6),)),
+    "rev": ("rev", lambda x: lax.rev(x, (1,)), (floats(4, 6),)),
+    "scatter_add": (
+        "scatter-add",
+        lambda t, i, u: t.at[i].add(u),
+        (floats(8, 6), ints(4), floats(4, 6)),
+    ),
+    "scatter_add_bounds": (
+        "scatter-add",
+        lambda t, i, u: t.at[i].add(u, mode="drop"),
+        (floats(8, 6), ints(4, low=-3, high=12), floats(4, 6)),
+    ),
+    "scatter_add_clip": (
+        "scatter-add",
+        lambda t, i, u: t.at[i].add(u, mode="clip"),
+        (floats(8, 6), ints(4, low=-3, high=12), floats(4, 6)),
+    ),
+    "scatter_add_batched": (
+        "scatter-add",
+        lambda x, i: jax.grad(lambda y: batched_take(y, i).sum())(x),
+        (floats(4, 2, 8), ints(4, 2)),
+    ),
+    "scatter_max": (
+        "scatter-max",
+        lambda t, i, u: t.at[i].max(u),
+        (floats(8, 6), ints(4), floats(4, 6)),
+    ),
+    "scatter_set": (
+        "scatter",
+        lambda t, u: t.at[jnp.array([1, 5, 2, 7])].set(u, unique_indices=True),
+        (floats(8, 6), floats(4, 6)),
+    ),
+    "select": ("select_n", lax.select_n, (bools(4, 6), floats(4, 6), floats(4, 6))),
+    "slice": ("slice", lambda x: x[:, 1:5:2], (floats(4, 6),)),
+    "sort": ("sort", lambda x: lax.sort(x, dimension=1), (floats(4, 6),)),
+    "sort_pairs": (
+        "sort",
+        lambda x, y: lax.sort((x, y), dimension=0, num_keys=1),
+        (floats(4, 6), ints(4, 6)),
+    ),
+    "split": ("split", lambda x: lax.split(x, (2, 4), axis=1), (floats(4, 6),)),
+    "squeeze": ("squeeze", lambda x: lax.squeeze(x, (1,)), (floats(4, 1, 6),)),
+    "stack": ("stack", lambda x, y: jnp.stack([x, y], 1), (floats(4, 6), floats(4, 6))),
+    "sub_broadcast": ("sub", lambda x, y: x - y, (floats(4, 6), floats(4, 1))),
+    "tanh": ("tanh", lax.tanh, (floats(4, 6),)),
+    "top_k": ("top_k", lambda x: lax.top_k(x, 3), (floats(4, 6),)),
+    "unstack": ("unstack", lambda x: jnp.unstack(x, axis=1), (floats(4, 2, 6),)),
+    "transpose": ("transpose", lambda x: lax.transpose(x, (2, 0, 1)), (floats(4, 6, 2),)),
+    "approx_top_k": ("approx_top_k", lambda x: lax.approx_max_k(x, 2), (floats(4, 8),)),
+    "bitcast": (
+        "bitcast_convert_type",
+        lambda x: lax.bitcast_convert_type(x, jnp.int32),
+        (floats(4, 6),),
+    ),
+    "bitcast_wider": (
+        "bitcast_convert_type",
+        lambda x: lax.bitcast_convert_type(x, jnp.uint32),
+        (ints(6, 4).astype(jnp.uint8),),
+    ),
+    "bitcast_narrower": (
+        "bitcast_convert_type",
+        lambda x: lax.bitcast_convert_type(x, jnp.uint8),
+        (floats(4, 6),),
+    ),
+    "device_put": ("device_put", lambda x: jax.device_put(x) * 2, (floats(4, 6),)),
+    "name": ("name", lambda x: checkpoint_name(x, "kept"), (floats(4, 6),)),
+    "ragged_dot": (
+        "ragged_dot_general",
+        lax.ragged_dot,
+        (floats(8, 4), floats(3, 4, 6), jnp.array([3, 1, 4])),
+    ),
+    "ragged_dot_weights_gradient": (
+        "ragged_dot_general",
+        jax.grad(lambda w, x, sizes: lax.ragged_dot(x, w, sizes).sum()),
+        (floats(3, 4, 6), floats(8, 4), jnp.array([3, 1, 4])),
+    ),
+    "random_fold_in": (
+        "random_fold_in",
+        jax.vmap(lambda i: jax.random.uniform(jax.random.fold_in(jax.random.key(0), i))),
+        (ints(4),),
+    ),
+    "random_gamma": (
+        "random_gamma",
+        lambda a: jax.vmap(jax.random.gamma)(jax.random.split(jax.random.key(0), 4), a),
+        (floats(4),),
+    ),
+    "random_split": (
+        "random_split",
+        jax.vmap(lambda i: jax.random.uniform(jax.random.split(jax.random.key(i))[0])),
+        (ints(4),),
+    ),
+    "random_wrap": (
+        "random_wrap",
+        lambda data: jax.vmap(jax.random.uniform)(jax.random.wrap_key_data(data)),
+        (jax.random.key_data(jax.random.split(jax.random.key(0), 4)),),
+    ),
+    "reduce": (
+        "reduce",
+        lambda x: lax.reduce(
+            (x, x),
+            (np.float32(0), np.float32(1)),
+            lambda p, q: (p[0] + 2 * q[0], p[1] * q[1]),
+            (1,),
+        ),
+        (floats(4, 6),),
+    ),
+    "reduce_window": (
+        "reduce_window",
+        lambda x: lax.reduce_window(x, 1.0, lax.mul, (1, 2, 1), (1, 2, 1), "VALID"),
+        (floats(4, 6, 2),),
+    ),
+    "tile": ("tile", lambda x: jnp.tile(x, (2, 3)), (floats(4, 6),)),
+    "tile_rows": ("tile", lambda x: jnp.tile(x, (2, 1)), (floats(4, 6),)),
+}

@@ -1,0 +1,68 @@
+"""Writes docs/primitives.md: `python -m tests.propagation.primitives_table`."""
+
+from __future__ import annotations
+
+import collections
+import pathlib
+
+from partir_search.ir.from_jaxpr import INLINED, REGIONS
+from partir_search.propagation.rules import RULES
+from partir_search.propagation.rules.unruled import UNRULED
+from tests.propagation.cases import CASES
+
+ROOT = pathlib.Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "primitives.md"
+GOLDENS = ROOT / "tests" / "golden"
+
+HEAD = """# Primitives
+
+Made by `python -m tests.propagation.primitives_table`; a test holds it up to date.
+
+A rule names the dims of operands and results by letters, as an einsum does. `sum={c}`: looping over
+c leaves partial sums. `blocked={c}`: c stays whole. `linear=[[0]]`: partial sums of operand 0 may
+stay unfinished through the op. `a*b`: two factors share a dim. `.`: needed whole, or not tiled.
+The examples are tests of `tests/propagation/test_rules.py`: each is printed, run by the evaluator
+and run on devices in every loop that its rule allows.
+"""
+
+
+def page() -> str:
+    """The text of docs/primitives.md."""
+    examples: dict[str, list[str]] = collections.defaultdict(list)
+    for case, (prim, _, _) in sorted(CASES.items()):
+        golden = GOLDENS / f"test_rules.test_rule_line_{case}.txt"
+        rule = golden.read_text().splitlines()[0].split(": ", 1)[1]
+        examples[RULES[prim].__name__].append(f"`{case}`: `{rule}`")
+    families: dict[str, dict[str, list[str]]] = {}
+    for prim, rule in sorted(RULES.items()):
+        if rule.__module__.startswith("partir_search.propagation.rules."):
+            family = rule.__module__.rsplit(".", 1)[1]
+            families.setdefault(family, {}).setdefault(rule.__name__, []).append(prim)
+    out = [HEAD]
+    for family, rules in sorted(families.items()):
+        out += [f"## {family.replace('_', ' ').capitalize()}", ""]
+        out += ["| primitives | rule | examples |", "|---|---|---|"]
+        for name, prims in sorted(rules.items()):
+            function = RULES[prims[0]]
+            first = (function.__doc__ or "").strip().split("\n\n")[0].replace("\n", " ")
+            first = " ".join(first.split()).replace("|", "\\|")
+            cells = " ".join(f"`{p}`" for p in prims), first, "<br>".join(examples[name])
+            out.append("| " + " | ".join(cells) + " |")
+        out.append("")
+    out += ["## Read through", ""]
+    out += ["Calls whose body takes their place: " + _list(INLINED) + ".", ""]
+    out += ["Ops with regions, into which tilings flow: " + _list(REGIONS) + ".", ""]
+    out += ["## Without a rule", "", "| primitives | why |", "|---|---|"]
+    reasons: dict[str, list[str]] = {}
+    for prim, why in UNRULED.items():
+        reasons.setdefault(why, []).append(prim)
+    out += [f"| {_list(prims)} | {why} |" for why, prims in reasons.items()]
+    return "\n".join(out) + "\n"
+
+
+def _list(names: object) -> str:
+    return ", ".join(f"`{n}`" for n in sorted(names))  # type: ignore[call-overload]
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
