@@ -8,7 +8,27 @@ from typing import Any
 
 import jax
 
-from models import graph_net, llama, moe, t5, training, transformer, unet
+from models import (
+    decoding,
+    dlrm,
+    gan,
+    graph_net,
+    language,
+    llama,
+    lora,
+    mlps,
+    moe,
+    nnx_transformer,
+    ppo,
+    precision,
+    recurrent,
+    resnet,
+    t5,
+    training,
+    transformer,
+    unet,
+    vision,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +87,10 @@ _FAMILIES: tuple[tuple[Mapping[str, Any], Any, Any, Any], ...] = (
     ),
     *(
         (module.CONFIGS, module.init_state, module.make_train_step, module.sample_batch)
-        for module in (graph_net, moe, t5, unet)
+        for module in (
+            *(decoding, dlrm, gan, graph_net, language, lora, mlps, moe, nnx_transformer),
+            *(ppo, precision, recurrent, resnet, t5, unet, vision),
+        )
     ),
 )
 

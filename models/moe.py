@@ -3,6 +3,8 @@
 Lepikhin et al. 2020 (arXiv 2006.16668), algorithm 1: a sequence is a group; in it an expert takes
 at most `capacity` tokens, others pass by on the residual. Dispatch and combine are one-hot einsums,
 so that tiling the expert dim gives an all_to_all; the auxiliary loss keeps the experts balanced.
+Or tokens are sorted by expert and multiplied in ragged groups; none is dropped (MegaBlocks, Gale et
+al. 2022, arXiv 2211.15841).
 """
 
 from __future__ import annotations
@@ -10,13 +12,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
 from flax.training.train_state import TrainState
+from jax import lax
 
 from models import training
 from models.transformer import Attention, TransformerConfig
@@ -30,11 +33,13 @@ class MoEConfig(TransformerConfig):
       experts: MLPs of a mixture block.
       capacity_factor: places of all experts together, as a multiple of the tokens.
       balance: weight of the auxiliary loss.
+      dispatch: "einsum", or "sort" (which knows no capacity).
     """
 
     experts: int = 4
     capacity_factor: float = 2.0
     balance: float = 0.01
+    dispatch: Literal["einsum", "sort"] = "einsum"
 
     @property
     def capacity(self) -> int:
@@ -44,6 +49,7 @@ class MoEConfig(TransformerConfig):
 
 CONFIGS: Mapping[str, MoEConfig] = {
     "moe-tiny": MoEConfig(seq=16),
+    "moe-sort-tiny": MoEConfig(seq=16, dispatch="sort"),
     "gshard-10b": MoEConfig(
         layers=12,
         d_model=1024,
@@ -57,6 +63,27 @@ CONFIGS: Mapping[str, MoEConfig] = {
 }
 
 
+def balance_of(gates: jax.Array) -> jax.Array:
+    """The loss that is least where the experts are chosen alike often."""
+    experts = gates.shape[-1]
+    first = jax.nn.one_hot(jnp.argmax(gates, -1), experts, dtype=gates.dtype)
+    return (jnp.mean(first, 1) * jnp.mean(gates, 1)).sum(-1).mean() * experts
+
+
+def by_sorting(x: jax.Array, gates: jax.Array, w_in: jax.Array, w_out: jax.Array) -> jax.Array:
+    """Tokens [groups, seq, d_model], sorted by expert, through ragged products and back."""
+    experts = gates.shape[-1]
+    tokens = x.reshape(-1, x.shape[-1])
+    weights, chosen = lax.top_k(gates.reshape(-1, experts), 2)
+    weights = weights / (weights.sum(-1, keepdims=True) + 1e-9)
+    order = jnp.argsort(chosen.reshape(-1))  # stable: two places per token
+    sizes = jnp.bincount(chosen.reshape(-1), length=experts)
+    hidden = jax.nn.gelu(lax.ragged_dot(tokens[order // 2], w_in, sizes))
+    out = lax.ragged_dot(hidden, w_out, sizes)
+    scaled = out * weights.reshape(-1)[order, None].astype(out.dtype)
+    return jnp.zeros_like(tokens).at[order // 2].add(scaled).reshape(x.shape)
+
+
 def top_two(gates: jax.Array, capacity: int) -> tuple[jax.Array, jax.Array]:
     """Places of tokens: combine weights [groups, seq, experts, capacity], and the balance loss.
 
@@ -65,7 +92,6 @@ def top_two(gates: jax.Array, capacity: int) -> tuple[jax.Array, jax.Array]:
     experts = gates.shape[-1]
     first = jax.nn.one_hot(jnp.argmax(gates, -1), experts, dtype=gates.dtype)
     second = jax.nn.one_hot(jnp.argmax(gates * (1 - first), -1), experts, dtype=gates.dtype)
-    balance = (jnp.mean(first, 1) * jnp.mean(gates, 1)).sum(-1).mean() * experts
     place1 = jnp.cumsum(first, 1) - first  # tokens before this one
     place2 = jnp.cumsum(second, 1) - second + first.sum(1, keepdims=True)
     weight1, weight2 = (gates * first).sum(-1), (gates * second).sum(-1)
@@ -76,7 +102,7 @@ def top_two(gates: jax.Array, capacity: int) -> tuple[jax.Array, jax.Array]:
         slot = jax.nn.one_hot((place * kept).sum(-1).astype(jnp.int32), capacity)
         return jnp.einsum("gs,gse,gsc->gsec", weight / total, kept, slot)
 
-    return places(first, place1, weight1) + places(second, place2, weight2), balance
+    return places(first, place1, weight1) + places(second, place2, weight2), balance_of(gates)
 
 
 class Mixture(nn.Module):
@@ -88,10 +114,13 @@ class Mixture(nn.Module):
     def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         c = self.config
         logits = nn.Dense(c.experts, use_bias=False, name="router")(x.astype(jnp.float32))
-        combine, balance = top_two(jax.nn.softmax(logits), c.capacity)
+        gates = jax.nn.softmax(logits)
         scale = nn.initializers.lecun_normal(batch_axis=(0,))
         w_in = self.param("w_in", scale, (c.experts, c.d_model, c.d_ff)).astype(c.dtype)
         w_out = self.param("w_out", scale, (c.experts, c.d_ff, c.d_model)).astype(c.dtype)
+        if c.dispatch == "sort":
+            return by_sorting(x, gates, w_in, w_out), balance_of(gates)
+        combine, balance = top_two(gates, c.capacity)
         dispatch = (combine > 0).astype(c.dtype)
         inputs = jnp.einsum("gsec,gsd->egcd", dispatch, x)
         hidden = jax.nn.gelu(jnp.einsum("egcd,edf->egcf", inputs, w_in))
