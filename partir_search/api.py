@@ -47,6 +47,7 @@ def auto_partition(
     static_argnames: str | Sequence[str] | None = None,
     in_shardings: Any = None,
     out_shardings: Any = None,
+    pad: bool = True,
     remat: Remat = "auto",
     microbatches: int | Sequence[int] = 1,
     on_overflow: Literal["raise", "warn"] = "raise",
@@ -65,6 +66,8 @@ def auto_partition(
       donate_argnums, donate_argnames, static_argnums, static_argnames: as of `jax.jit`.
       in_shardings, out_shardings: pytree prefixes of NamedSharding, PartitionSpec or None (free)
         for positional arguments and results; they are kept as they are.
+      pad: whether dims that do not divide may be padded inside of the program where a search finds
+        that it pays (a vocabulary of 50,257 on 8 devices); arguments and results keep their shapes.
       remat: whether parts of the forward pass may be computed again in the backward pass: "auto"
         if a search finds nothing that fits, True always, False never.
       microbatches: parts of the batch whose gradients are accumulated one after the other, or
@@ -84,6 +87,7 @@ def auto_partition(
             ' make one with jax.make_mesh((2, 4), ("batch", "model"))'
         )
     for name, given, known in (
+        ("pad", pad, (True, False)),
         ("remat", remat, ("auto", True, False)),
         ("on_overflow", on_overflow, ("raise", "warn")),
     ):
@@ -103,6 +107,7 @@ def auto_partition(
         seed,
         in_shardings,
         out_shardings,
+        pad,
         remat,
         parts,
         on_overflow,

@@ -28,6 +28,7 @@ from partir_search.paths import matches, nearest
 from partir_search.planned import Planned, SearchReport
 from partir_search.pressure import Remedy, remedies
 from partir_search.propagation.actions import Action, action_from_json
+from partir_search.propagation.padding import Pad
 from partir_search.propagation.propagate import Conflict
 from partir_search.search_record import save_search
 from partir_search.targets import Target
@@ -68,6 +69,7 @@ class SavedPlan:
     actions: tuple[Action, ...]
     remat: tuple[Range, ...] = ()
     microbatches: int = 1
+    padding: tuple[Pad, ...] = ()
 
 
 class Plan:
@@ -78,6 +80,7 @@ class Plan:
       cost: simulated cost of a step on one device.
       searches: one report per automatic tactic.
       seconds: where planning spent its time, by phase.
+      padding: dims that are padded inside of the program, one of each class that goes together.
       remat: stretches of the forward pass (by position) that are computed again.
       microbatches: parts of the batch whose gradients are accumulated one after the other.
       memory_limit: bytes that the goals allow on a device.
@@ -95,6 +98,7 @@ class Plan:
         original: Module | None = None,
         remat: Sequence[Range] = (),
         microbatches: int = 1,
+        padding: Sequence[Pad] = (),
         memory_limit: float = math.inf,
     ) -> None:
         self._planned = planned
@@ -105,7 +109,7 @@ class Plan:
         self.searches: tuple[SearchReport, ...] = planned.reports
         self.seconds: dict[str, float] = planned.seconds
         self.remat, self.memory_limit = tuple(remat), memory_limit
-        self.microbatches = microbatches
+        self.microbatches, self.padding = microbatches, tuple(padding)
         self._original = original or planned.graph.module
 
     # What follows from the actions --------------------------------------------------------------
@@ -303,6 +307,7 @@ class Plan:
             "peak_bytes": self.cost.peak_bytes,
             **({"remat": [list(r) for r in self.remat]} if self.remat else {}),
             **({"microbatches": self.microbatches} if self.microbatches > 1 else {}),
+            **({"padding": [dataclasses.asdict(p) for p in self.padding]} if self.padding else {}),
             "actions": [a.to_json() for a in self.actions],
             "arguments": {path: str(spec) for path, _, spec in self.arguments()},
         }
@@ -350,6 +355,9 @@ def load_plan(path: str | pathlib.Path) -> SavedPlan:
             tuple(action_from_json(a) for a in data["actions"]),
             tuple((int(a), int(b)) for a, b in data.get("remat", ())),
             int(data.get("microbatches", 1)),
+            tuple(
+                Pad(str(p["value"]), int(p["dim"]), int(p["size"])) for p in data.get("padding", ())
+            ),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is not a plan that can be read: {error}") from error
@@ -365,6 +373,7 @@ def saved_plan(plan: Plan) -> SavedPlan:
         plan.actions,
         plan.remat,
         plan.microbatches,
+        plan.padding,
     )
 
 

@@ -20,11 +20,13 @@ from partir_search.ir.remat import Range, find_segments, rematerialize
 from partir_search.machine import Machine
 from partir_search.mcts.goals import Goal
 from partir_search.microbatch import microbatched
-from partir_search.plan import Plan, SavedPlan, check_saved, saved_plan
+from partir_search.plan import Plan, SavedPlan, check_saved, fingerprint, saved_plan
 from partir_search.planned import Planned
 from partir_search.planner import Planner, Progress
 from partir_search.pressure import relieve
 from partir_search.propagation.actions import Action
+from partir_search.propagation.pad import pad_module
+from partir_search.propagation.padding import Pad, find_pads
 from partir_search.report import search_progress
 from partir_search.signature import Call, Traced, donated_leaves, trace_call
 from partir_search.tactics import AutomaticPartition, Tactic
@@ -46,6 +48,7 @@ class Options:
     seed: int
     in_shardings: Any
     out_shardings: Any
+    pad: bool
     remat: Remat
     microbatches: tuple[int, ...]
     on_overflow: Literal["raise", "warn"]
@@ -130,21 +133,45 @@ class Maker:
 
         planner = self._planner(module)
         self._warn_opaque(planner)
-        limit, remat = planner.memory_limit, tuple[Range, ...]()
+        limit, remat, pads = planner.memory_limit, tuple[Range, ...](), tuple[Pad, ...]()
         if saved is not None:
-            check_saved(saved, planner.module, planner.mesh)
+            pads = saved.padding if saved.fingerprint == fingerprint(module) else ()
             remat = saved.remat
-            planner = self._planner(rematerialize(module, remat)) if remat else planner
+            if pads:
+                planner = self._planner(pad_module(module, planner.graph.rules, pads))
+            check_saved(saved, module, planner.mesh)
+            planner = self._planner(rematerialize(planner.module, remat)) if remat else planner
             planned = planner.replay(saved.actions)
-        elif o.remat is True:
-            remat = tuple(find_segments(module))
-            planned = search(rematerialize(module, remat))
         else:
             planned = self._run(planner, fixed(module))
-            if o.remat == "auto" and planned.reports and planned.cost.peak_bytes > limit:
+            if planned.reports and o.pad:
+                planned, module, pads = self._padded(planner, planned, fixed)
+            if o.remat is True:
+                remat = tuple(find_segments(module))
+                planned = search(rematerialize(module, remat), planned.actions)
+            elif o.remat == "auto" and planned.reports and planned.cost.peak_bytes > limit:
                 planned, remat = relieve(module, planned, limit, search)
         planned.seconds["trace and import"] = spent
-        return self._plan(planned, traced, limit, remat, parts), traced
+        return self._plan(planned, traced, limit, remat, parts, pads), traced
+
+    def _padded(
+        self, planner: Planner, planned: Planned, fixed: Callable[[Module], list[Action]]
+    ) -> tuple[Planned, Module, tuple[Pad, ...]]:
+        """The better of a plan and one of the program with its uneven dims padded."""
+        module, limit = planner.module, planner.memory_limit
+        pads = find_pads(module, planner.graph.rules, planner.mesh)
+        if pads:
+            padded = pad_module(module, planner.graph.rules, pads)
+            other = self._planner(padded)
+            hints = planned.actions if other.mesh == planner.mesh else ()
+            found = self._run(other, fixed(padded), hints)
+
+            def rank(cost: Cost) -> tuple[float, float]:
+                return max(cost.peak_bytes - limit, 0.0), cost.seconds
+
+            if rank(found.cost) < rank(planned.cost):
+                return found, padded, pads
+        return planned, module, ()
 
     def _plan(
         self,
@@ -153,6 +180,7 @@ class Maker:
         limit: float,
         remat: tuple[Range, ...] = (),
         parts: int = 1,
+        pads: tuple[Pad, ...] = (),
     ) -> Plan:
         o = self._options
         return Plan(
@@ -165,6 +193,7 @@ class Maker:
             original=traced.module,
             remat=remat,
             microbatches=parts,
+            padding=pads,
             memory_limit=limit,
         )
 

@@ -52,7 +52,13 @@ def search_progress(
 
 def arguments_table(plan: Plan) -> Table:
     """Arguments with their tilings; those that differ in digits only (layers) share a row."""
-    table = Table(title=f"arguments on mesh<{plan.mesh_shape}>", title_justify="left")
+    padded = [f"dim {p.dim} of {p.value} to {p.size}" for p in plan.padding]
+    table = Table(
+        title=f"arguments on mesh<{plan.mesh_shape}>",
+        title_justify="left",
+        caption=f"padded inside of the program: {', '.join(padded)}" if padded else None,
+        caption_justify="left",
+    )
     for column in ("argument", "type", "tiling", "local shape"):
         table.add_column(column)
     rows: dict[tuple[str, str, str, str], int] = {}

@@ -62,6 +62,7 @@ class Equation:
             operands=tuple(tuple(index.get(n, NONE) for n in d) for d in self.left),
             results=tuple(tuple(index.get(n, NONE) for n in d) for d in self.right),
             reducers=tuple("" if h else "sum" for h in held),
+            pads=False,
             flops_per_point=flops_per_point,
             **fields,
         )

@@ -20,9 +20,13 @@ from jax import lax
 
 from partir_search.cost.simulator import CostModel
 from partir_search.ir.mesh import MeshShape
+from partir_search.ir.verify import verify
 from partir_search.lowering.local import LocalCache, localize
 from partir_search.machine import MACHINES
+from partir_search.propagation.pad import pad_module
+from partir_search.propagation.padding import Pad
 from partir_search.propagation.propagate import State
+from partir_search.propagation.rules import RuleTable
 from tests.support import check_partition, module_of, state_of
 
 MESHES = (
@@ -412,6 +416,25 @@ def check(seed: int) -> None:
     check_partition(state.partition(), fn, args)
 
 
+def check_padded(seed: int) -> None:
+    """Some dims padded, then random actions: arguments and results are those of the program."""
+    fn, args = build(seed)
+    module = module_of(fn, *args)
+    rng = random.Random(seed)
+    mesh = rng.choice(MESHES)
+    values = [v for v in module.values if v.type.shape]
+    pads = []
+    for value in rng.sample(values, min(3, len(values))):
+        dim = rng.randrange(len(value.type.shape))
+        tiles = rng.choice([2, 3, 4])
+        pads.append(Pad(value.name, dim, -(-(value.type.shape[dim] + 1) // tiles) * tiles))
+    padded = pad_module(module, list(map(RuleTable(), module.ops)), pads)
+    verify(padded)
+    state = state_of(padded, mesh, contract=rng.random() < 0.5)
+    act(state, rng, rng.randint(1, 6))
+    check_partition(state.partition(), fn, args)
+
+
 @settings(max_examples=80, deadline=None, derandomize=True, database=None)
 @given(st.integers(0, 2**31 - 1))
 def test_sparse_programs(seed: int) -> None:
@@ -433,7 +456,8 @@ def test_sparse_programs(seed: int) -> None:
 
 
 @pytest.mark.devices
-def test_random_programs(request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("checked", [check, check_padded], ids=["as_is", "padded"])
+def test_random_programs(checked: Callable[[int], None], request: pytest.FixtureRequest) -> None:
     examples = request.config.getoption("--programs")
 
     @settings(
@@ -446,7 +470,7 @@ def test_random_programs(request: pytest.FixtureRequest) -> None:
     )
     @given(st.integers(0, 2**31 - 1))
     def run(seed: int) -> None:
-        check(seed)
+        checked(seed)
 
     run()
 

@@ -21,6 +21,7 @@ from partir_search.experts.moves import (
     Zero,
 )
 from partir_search.experts.roles import find_roles
+from partir_search.ir.core import Shape
 from partir_search.ir.rule import NONE
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.propagate import State
@@ -32,6 +33,7 @@ class Strategist:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.roles = find_roles(graph)
+        self.padded = self._find_padded()
         self._weights = self._find_weights()
         self._loopable = self._find_loopable()
         self._performed: dict[tuple[Strategy, bytes], list[Decision]] = {}
@@ -52,7 +54,8 @@ class Strategist:
 
     def _perform(self, move: Strategy, state: State) -> list[Decision]:
         if isinstance(move, DataParallel):
-            wanted = [TileClass(c, 0, move.axes) for c in self.roles.data]
+            data = [(c, *self.padded.get(c, ())) for c in self.roles.data]
+            wanted = [TileClass(c, 0, move.axes) for forms in data for c in forms]
         elif isinstance(move, EdgeParallel):
             wanted = [TileClass(c, 0, move.axes) for c in self.edges]
         elif isinstance(move, ExpertParallel):
@@ -117,11 +120,26 @@ class Strategist:
             rule = graph.rules[op.id]
             inputs = [(i, v) for i, v in op.inputs() if v.type.shape]
             if rule.elementwise and len(inputs) == 1 and inputs[0][1].id in origin:
-                shape = inputs[0][1].type.shape
-                if op.results[0].type.shape == shape:
-                    origin[op.results[0].id] = origin[inputs[0][1].id]
+                shape, result = inputs[0][1].type.shape, op.results[0]
+                if result.type.shape == shape:
+                    origin[result.id] = origin[inputs[0][1].id]
+                elif _longer(result.type.shape, shape):  # padded: it is decided in its place
+                    origin[result.id] = graph.class_of[result.id]
             elif rule.contracts and len(inputs) == 2:
                 found += [(op.id, i, origin[v.id]) for i, v in inputs if v.id in origin]
+        return found
+
+    def _find_padded(self) -> dict[int, tuple[int, ...]]:
+        """Longer forms of arguments, by class: what is tiled where an argument does not divide."""
+        graph, found = self.graph, dict[int, tuple[int, ...]]()
+        arguments = {v.id for v in graph.module.body.args}
+        for op in graph.module.ops:
+            shaped = [v for _, v in op.inputs() if v.type.shape]
+            if len(shaped) == len(op.results) == 1 and shaped[0].id in arguments:
+                shape, result = shaped[0].type.shape, op.results[0]
+                if shape != result.type.shape and _longer(result.type.shape, shape):
+                    cls = graph.class_of[shaped[0].id]
+                    found[cls] = (*found.get(cls, ()), graph.class_of[result.id])
         return found
 
     def _find_loopable(self) -> set[tuple[int, int]]:
@@ -199,6 +217,10 @@ class Strategist:
                     if decide(state, tile):
                         done.append(tile)
         return done
+
+
+def _longer(shape: Shape, than: Shape) -> bool:
+    return len(shape) == len(than) and all(m >= n for m, n in zip(shape, than, strict=True))
 
 
 def decide(state: State, decision: Decision) -> bool:

@@ -15,12 +15,13 @@ import jax
 
 from partir_search.ir.core import Op
 
+_OURS = ("bounds",)  # of padded operands that are indexed into (see `propagation.pad`)
 _LAYOUT_PARAMS = ("sharding", "out_sharding")
 
 
 def bind(op: Op, params: Mapping[str, Any], args: Sequence[Any]) -> Sequence[Any]:
     """Applies the primitive of `op` to `args` with `params`; always a sequence of results."""
-    params = dict(params)
+    params = {k: v for k, v in params.items() if k not in _OURS}
     for name in _LAYOUT_PARAMS:
         if name in params:
             params[name] = None

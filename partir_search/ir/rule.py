@@ -64,6 +64,8 @@ class OpRule:
       elementwise: a compiler fuses it into its users and need not store its result.
       localize: rewrites shape-bearing params to local shapes; None if there are none.
       local: the op on one tile where rewritten params are not enough; None: bind the primitive.
+      indexed: factors that an operand's numbers point into; nothing is read beyond their extent.
+      pads: longer factors change nothing within the extents that the program says.
       opaque: the primitive has no rule; it runs replicated and the report names it.
     """
 
@@ -79,6 +81,8 @@ class OpRule:
     elementwise: bool = False
     localize: Localize | None = None
     local: LocalForm | None = None
+    indexed: frozenset[int] = frozenset()
+    pads: bool = True
     opaque: bool = False
 
     def __post_init__(self) -> None:

@@ -60,7 +60,8 @@ class PlanningGame:
 
     def _find_candidates(self) -> list[StrategyMove]:
         shapes, roles = self.graph.shapes, self.strategist.roles
-        arguments = list(dict.fromkeys(roles.data + roles.parameters))
+        padded = tuple(c for forms in self.strategist.padded.values() for c in forms)
+        arguments = list(dict.fromkeys(roles.data + roles.parameters + padded))
         if len(roles.optimizer) <= 8:  # small programs: decide each on its own as well
             arguments += roles.optimizer
         taken = set(arguments) | set(roles.optimizer)

@@ -8,6 +8,7 @@ first tile only (the others add zeros to it).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -62,9 +63,11 @@ def gather(op: Op) -> OpRule:
         if sizes[d] == operand[d] and d not in dn.start_index_map:
             operand_dims[d] = result_dims[place] = f.new(operand[d])
     inexact = np.issubdtype(op.results[0].type.dtype, np.inexact)
+    indexed = set()
     for d in dn.collapsed_slice_dims:
         if d in dn.start_index_map and _summable(op.results[0].type.dtype):
             operand_dims[d] = f.new(operand[d], "sum")
+            indexed.add(operand_dims[d])
     return OpRule(
         sizes=tuple(f.sizes),
         operands=(tuple(operand_dims), (*batch, NONE)),
@@ -72,7 +75,8 @@ def gather(op: Op) -> OpRule:
         reducers=tuple(f.reducers),
         linear=((0,),) if inexact and op.params.get("fill_value") is None else (),
         flops_per_point=0.0,
-        localize=_local_slice_sizes,
+        indexed=frozenset(indexed),
+        localize=functools.partial(_local_slice_sizes, _full_slices(op)),
         local=local_gather,
     )
 
@@ -81,25 +85,34 @@ def _summable(dtype: Any) -> bool:
     return bool(np.issubdtype(dtype, np.number))
 
 
+def _full_slices(op: Op) -> frozenset[int]:
+    """Dims of the operand that each slice takes in full."""
+    starts, sizes = op.params["dimension_numbers"].start_index_map, op.params["slice_sizes"]
+    pairs = enumerate(zip(sizes, shape_of(op, 0), strict=True))
+    return frozenset(d for d, (n, m) in pairs if n == m and d not in starts)
+
+
 def _local_slice_sizes(
-    params: Mapping[str, Any], operands: Sequence[Shape], _: Sequence[Shape]
+    full: frozenset[int], params: Mapping[str, Any], operands: Sequence[Shape], _: Sequence[Shape]
 ) -> dict[str, Any]:
-    """Slice sizes cut to the local operand (an indexed dim has size 1 already)."""
-    sizes = tuple(min(n, m) for n, m in zip(params["slice_sizes"], operands[0], strict=True))
-    return {**params, "slice_sizes": sizes}
+    """Slice sizes of the local operand."""
+    pairs = enumerate(zip(params["slice_sizes"], operands[0], strict=True))
+    return {**params, "slice_sizes": tuple(m if d in full else n for d, (n, m) in pairs)}
 
 
 def local_gather(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
     """Gather of the rows that lie in this tile; zero for the others."""
     operand, indices = args
     dn, rule = op.params["dimension_numbers"], gather(op)
-    params = _local_slice_sizes(op.params, [operand.shape], [])
+    params = _local_slice_sizes(_full_slices(op), op.params, [operand.shape], [])
+    shape = _bounds(op)
     tiled = [d for d in dn.collapsed_slice_dims if rule.operands[0][d] >= 0]
-    tiled = [d for d in tiled if ctx.tiles(rule.operands[0][d]) > 1]
+    tiled = [
+        d for d in tiled if ctx.tiles(rule.operands[0][d]) > 1 or shape[d] != shape_of(op, 0)[d]
+    ]
     if not tiled:
         return bind(op, params, args)
     mode = Mode.from_any(op.params["mode"])
-    shape = shape_of(op, 0)
     mask, first = jnp.bool_(True), jnp.bool_(True)
     inside = jnp.bool_(True)
     columns = [indices[..., k] for k in range(indices.shape[-1])]
@@ -133,6 +146,11 @@ def local_gather(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
         fill = jnp.where(first, _fill_value(op, rows.dtype), zero)
         rows = jnp.where(over_rows(inside), rows, fill)
     return [rows]
+
+
+def _bounds(op: Op) -> Shape:
+    """Extents of the operand that indices may point into: without what it was padded by."""
+    return op.params.get("bounds", shape_of(op, 0))  # type: ignore[no-any-return]
 
 
 def _fill_value(op: Op, dtype: Any) -> Any:
@@ -171,9 +189,11 @@ def scatter(op: Op) -> OpRule:
     for place, d in zip(dn.update_window_dims, window, strict=True):
         if updates[place] == operand[d] and d not in dn.scatter_dims_to_operand_dims:
             operand_dims[d] = update_dims[place] = f.new(operand[d])
+    indexed = set()
     for d in dn.inserted_window_dims:
         if d in dn.scatter_dims_to_operand_dims:
             operand_dims[d] = f.new(operand[d])
+            indexed.add(operand_dims[d])
     return OpRule(
         sizes=tuple(f.sizes),
         operands=(tuple(operand_dims), (*batch, NONE), tuple(update_dims)),
@@ -185,6 +205,7 @@ def scatter(op: Op) -> OpRule:
         and not dn.update_window_dims
         and all(f.sizes[batch[i]] == 1 for i in free),
         flops_per_point=0.0,
+        indexed=frozenset(indexed),
         local=local_scatter,
     )
 
@@ -197,14 +218,17 @@ def local_scatter(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
     summed = [f for f, r in enumerate(rule.reducers) if r == "sum" and ctx.tiles(f) > 1]
     for f in summed:  # the operand itself must be counted once
         operand = jnp.where(ctx.tile_index(f) == 0, operand, jnp.zeros((), operand.dtype))
+    bounds = _bounds(op)
     tiled = [d for d in dn.inserted_window_dims if rule.operands[0][d] >= 0]
-    tiled = [d for d in tiled if ctx.tiles(rule.operands[0][d]) > 1]
+    tiled = [
+        d for d in tiled if ctx.tiles(rule.operands[0][d]) > 1 or bounds[d] != shape_of(op, 0)[d]
+    ]
     if tiled:
         clip = Mode.from_any(op.params["mode"]) == Mode.CLIP
         columns = [indices[..., k] for k in range(indices.shape[-1])]
         for k, d in enumerate(dn.scatter_dims_to_operand_dims):
             if clip:
-                columns[k] = jnp.clip(columns[k], 0, shape_of(op, 0)[d] - 1)
+                columns[k] = jnp.clip(columns[k], 0, bounds[d] - 1)
             if d in tiled:
                 size = operand.shape[d]
                 tile = ctx.tile_index(rule.operands[0][d]).astype(columns[k].dtype)

@@ -80,6 +80,7 @@ def _batched(
         reducers=("",) * (rank + len(work)),
         blocked=frozenset(blocked),
         linear=linear,
+        pads=False,  # a decomposition of what lies beyond the end may not converge
         flops_per_point=flops,
     )
 
@@ -98,5 +99,6 @@ def triangular_solve(op: Op) -> OpRule:
         reducers=("",) * (rank + 3),
         blocked=frozenset({rank + 1, rank + 2}),
         linear=((1,),),
+        pads=False,
         flops_per_point=1.0,
     )

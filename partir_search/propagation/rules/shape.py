@@ -8,6 +8,7 @@ from typing import Any
 
 from jax import lax
 
+from partir_search.ir.bind import bind
 from partir_search.ir.core import Literal, Op, Shape
 from partir_search.ir.rule import NONE, OpRule
 from partir_search.propagation.rules.registry import register, result_shape, shape_of
@@ -233,11 +234,43 @@ def concatenate(op: Op) -> OpRule:
 
 @register("pad")
 def pad(op: Op) -> OpRule:
-    """Padded dims stay whole. Linear when it pads with zeros."""
-    padded = frozenset(d for d, c in enumerate(op.params["padding_config"]) if any(c))
+    """A padded dim is needed whole and made in tiles. Linear when it pads with zeros."""
+    result = result_shape(op)
+    padded = [any(c) for c in op.params["padding_config"]]
     filler = op.operands[1]
     zero = isinstance(filler, Literal) and filler.is_zero()
-    return _identity(op, padded, linear=((0,),) if zero else ())
+    return OpRule(
+        sizes=result,
+        operands=(tuple(NONE if p else d for d, p in enumerate(padded)), ()),
+        results=(tuple(range(len(result))),),
+        reducers=("",) * len(result),
+        linear=((0,),) if zero else (),
+        elementwise=True,
+        localize=_longer_end,
+        local=local_pad,
+    )
+
+
+def _longer_end(
+    params: Params, operands: Sequence[Shape], results: Sequence[Shape]
+) -> dict[str, Any]:
+    """More padding at the end, up to the result's shape."""
+    config = []
+    for n, m, (low, _, inner) in zip(
+        operands[0], results[0], params["padding_config"], strict=True
+    ):
+        config.append((low, m - low - n - max(n - 1, 0) * inner, inner))
+    return {**params, "padding_config": tuple(config)}
+
+
+def local_pad(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
+    """The tile of the padded whole."""
+    (out,) = bind(op, op.params, args)
+    for d, c in enumerate(op.params["padding_config"]):
+        if any(c) and ctx.tiles(d) > 1:
+            tile = out.shape[d] // ctx.tiles(d)
+            out = lax.dynamic_slice_in_dim(out, ctx.tile_index(d) * tile, tile, d)
+    return [out]
 
 
 @register("stack")

@@ -76,6 +76,7 @@ def convolution(op: Op) -> OpRule:
         reducers=tuple(reducers),
         blocked=frozenset(blocked),
         linear=((0,), (1,)),
+        pads=p["feature_group_count"] == p["batch_group_count"] == 1,
         flops_per_point=2.0,
         localize=_local_groups,
     )

@@ -1,0 +1,290 @@
+"""Writes a module with some dims padded: what runs on devices that do not divide them.
+
+Values are padded where they enter a padded class and cut where they leave it. What lies beyond the
+end of a dim is never read: before an op combines along the dim it is masked by what leaves the
+result as it is (0 for sums, the least number for maxima ...). Selects, not products, mask, so that
+infinities beyond the end stay there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from partir_search.ir.core import Literal, Module, Op, Operand, Region, Shape, TensorType, Value
+from partir_search.ir.from_jaxpr import number
+from partir_search.ir.rule import NONE, OpRule
+from partir_search.propagation.padding import DimClasses, Pad
+from partir_search.propagation.rules.control_flow import flows_of
+
+_INT32 = np.dtype(np.int32)
+_BOOL = np.dtype(np.bool_)
+
+
+def pad_module(module: Module, rules: Sequence[OpRule], pads: Sequence[Pad]) -> Module:
+    """`module` computing with the dims of `pads` padded; arguments and results are as they were.
+
+    Values keep their names, so that actions on one program are actions on the other.
+
+    Raises:
+      ValueError: a pad names no dim of this program.
+    """
+    classes = DimClasses(module, rules)
+    names = module.value_names()
+    for pad in pads:
+        value = names.get(pad.value)
+        if value is None or not 0 <= pad.dim < len(value.type.shape):
+            raise ValueError(f"there is no dim {pad.dim} of a value {pad.value!r} to pad")
+        classes.padded[classes.of(value, pad.dim)] = pad.size
+    return _Rewriter(module, rules, classes).run()
+
+
+class _Scope:
+    """Ops of one region as they are written, and the forms in which its values are at hand."""
+
+    def __init__(self, owner: _Rewriter) -> None:
+        self.owner = owner
+        self.ops: list[Op] = []
+        self.forms: dict[tuple[int, Shape], Value] = {}
+        self.masks: dict[tuple[str, int, str], Value] = {}
+
+    def read(self, x: Operand, shape: Shape, op: Op) -> Operand:
+        """`x` padded or cut to `shape`, for `op`."""
+        if not isinstance(x, Value):
+            return x
+        natural = self.owner.natural(x)
+        if shape == natural.type.shape:
+            return natural
+        key = (x.id, shape)
+        if key not in self.forms:
+            have = natural.type.shape
+            value = natural
+            both = tuple(map(min, have, shape))
+            if both != have:
+                value = self._add(op, lax.slice_p, (value,), both, f"{x.name}_cut", {
+                    "start_indices": (0,) * len(both),
+                    "limit_indices": both,
+                    "strides": None,
+                })  # fmt: skip
+            if both != shape:
+                config = tuple((0, m - n, 0) for n, m in zip(both, shape, strict=True))
+                zero = Literal(_number(0, x.type.dtype), _scalar(x.type))
+                padded = f"{x.name}_padded"
+                value = self._add(
+                    op, lax.pad_p, (value, zero), shape, padded, {"padding_config": config}
+                )
+            self.forms[key] = value
+        return self.forms[key]
+
+    def masked(self, value: Value, n: int, dim: int, monoid: str, op: Op) -> Value:
+        """`value`, with what lies beyond `n` along `dim` not changing a combination."""
+        key = (value.name, dim, monoid)
+        if key not in self.masks:
+            kind, stem = value.type, value.name
+            index, flag = (
+                dataclasses.replace(kind, dtype=dtype, itemsize=dtype.itemsize)
+                for dtype in (_INT32, _BOOL)
+            )
+            at = self._typed(op, lax.iota_p, (), index, f"{stem}_index", {
+                "dtype": _INT32, "shape": kind.shape, "dimension": dim, "sharding": None,
+            })  # fmt: skip
+            end = Literal(np.int32(n), _scalar(index))
+            inside = self._typed(op, lax.lt_p, (at, end), flag, f"{stem}_inside", {})
+            filler = Literal(_identity(monoid, kind.dtype), _scalar(kind))
+            fill = self._add(op, lax.broadcast_in_dim_p, (filler,), kind.shape, f"{stem}_fill", {
+                "shape": kind.shape, "broadcast_dimensions": (), "sharding": None,
+            })  # fmt: skip
+            ins = (inside, fill, value)
+            self.masks[key] = self._add(op, lax.select_n_p, ins, kind.shape, f"{stem}_masked", {})
+        return self.masks[key]
+
+    def _add(
+        self,
+        op: Op,
+        handle: Any,
+        operands: tuple[Operand, ...],
+        shape: Shape,
+        name: str,
+        params: Mapping[str, Any],
+    ) -> Value:
+        """One more op, whose result is of the type of its last operand."""
+        kind = dataclasses.replace(operands[-1].type, shape=shape)
+        return self._typed(op, handle, operands, kind, name, params)
+
+    def _typed(
+        self,
+        op: Op,
+        handle: Any,
+        operands: tuple[Operand, ...],
+        kind: TensorType,
+        name: str,
+        params: Mapping[str, Any],
+    ) -> Value:
+        result = Value(-1, kind, self.owner.fresh(name))
+        self.ops.append(
+            Op(
+                id=-1,
+                prim=handle.name,
+                operands=operands,
+                results=(result,),
+                params=params,
+                origin=op.origin,
+                scope=op.scope,
+                backward=op.backward,
+                handle=handle,
+            )
+        )
+        return result
+
+
+class _Rewriter:
+    """Copies a module with its padded classes."""
+
+    def __init__(self, module: Module, rules: Sequence[OpRule], classes: DimClasses) -> None:
+        self.module, self.rules, self.classes = module, rules, classes
+        self._natural: dict[int, Value] = {}
+        self._names = {v.name for v in module.values}
+
+    def fresh(self, name: str) -> str:
+        unique, n = name, 1
+        while unique in self._names:
+            unique, n = f"{name}_{n}", n + 1
+        self._names.add(unique)
+        return unique
+
+    def natural(self, old: Value) -> Value:
+        """The new value in the form in which it is made."""
+        return self._natural[old.id]
+
+    def zeros_beyond(self, x: Operand, dim: int) -> bool:
+        """Whether a padded form of `x` is made by padding, with zeros."""
+        return isinstance(x, Value) and self.natural(x).type.shape[dim] == x.type.shape[dim]
+
+    def make(self, old: Value, shape: Shape) -> Value:
+        kind = dataclasses.replace(old.type, shape=shape)
+        self._natural[old.id] = new = Value(-1, kind, old.name)
+        return new
+
+    def run(self) -> Module:
+        module, body = self.module, self.module.body
+        constants = {
+            i: (self.make(module.values[i], module.values[i].type.shape), array)
+            for i, array in module.constants.items()
+        }
+        args = tuple(self.make(v, v.type.shape) for v in body.args)
+        shapes = [x.type.shape for x in body.results]
+        new = dataclasses.replace(
+            module,
+            body=self.region(body, args, shapes),
+            values=[],
+            ops=[],
+            constants={},
+            _uses=None,
+            _names=None,
+        )
+        number(new, constants)
+        return new
+
+    def region(self, old: Region, args: tuple[Value, ...], shapes: Sequence[Shape]) -> Region:
+        scope = _Scope(self)
+        for op in old.ops:
+            if op.regions:
+                self.region_op(op, scope)
+            else:
+                self.op(op, scope)
+        last = old.ops[-1] if old.ops else None
+        results = tuple(
+            scope.read(x, shape, last) if last else self._plain(x)
+            for x, shape in zip(old.results, shapes, strict=True)
+        )
+        return Region(args, tuple(scope.ops), results)
+
+    def _plain(self, x: Operand) -> Operand:
+        return self.natural(x) if isinstance(x, Value) else x
+
+    def op(self, op: Op, scope: _Scope) -> None:
+        rule, classes = self.rules[op.id], self.classes
+
+        def shape(x: Operand, dims: Sequence[int]) -> Shape:
+            if not isinstance(x, Value):
+                return x.type.shape
+            return tuple(
+                classes.size(x, d) if classes.carries(op, f) else x.type.shape[d]
+                for d, f in enumerate(dims)
+            )
+
+        ins: list[Operand] = []
+        shapes = [shape(x, dims) for x, dims in zip(op.operands, rule.operands, strict=True)]
+        for x, dims, wanted in zip(op.operands, rule.operands, shapes, strict=True):
+            new = scope.read(x, wanted, op)
+            for d, f in enumerate(dims):
+                if f == NONE or f in rule.indexed or wanted[d] == x.type.shape[d]:
+                    continue
+                monoid = rule.reducers[f]
+                if monoid and not (monoid == "sum" and self.zeros_beyond(x, d)):
+                    assert isinstance(new, Value)
+                    new = scope.masked(new, x.type.shape[d], d, monoid, op)
+            ins.append(new)
+        made = [shape(r, dims) for r, dims in zip(op.results, rule.results, strict=True)]
+        results = tuple(self.make(r, s) for r, s in zip(op.results, made, strict=True))
+        params = dict(op.params)
+        before = [*(x.type.shape for x in op.operands), *(r.type.shape for r in op.results)]
+        if rule.localize is not None and [*shapes, *made] != before:
+            params = rule.localize(params, shapes, made)
+        if rule.indexed and shapes[0] != op.operands[0].type.shape:
+            params["bounds"] = op.operands[0].type.shape
+        scope.ops.append(
+            dataclasses.replace(op, operands=tuple(ins), results=results, params=params, key=None)
+        )
+
+    def region_op(self, op: Op, scope: _Scope) -> None:
+        flows = flows_of(op)
+        enters = {i: lead for i, _, _, lead in flows.enters}
+        leaves = {out: lead for _, _, out, lead in flows.leaves}
+
+        def shape(x: Operand, lead: int | None = 0) -> Shape:
+            """Padded as its classes say, but for leading dims and what enters no region."""
+            if not isinstance(x, Value) or lead is None:
+                return x.type.shape
+            size = self.classes.size
+            return (
+                *x.type.shape[:lead],
+                *(size(x, d) for d in range(lead, len(x.type.shape))),
+            )
+
+        ins = tuple(scope.read(x, shape(x, enters.get(i)), op) for i, x in enumerate(op.operands))
+        regions = []
+        for region in op.regions:
+            args = tuple(self.make(a, shape(a)) for a in region.args)
+            regions.append(self.region(region, args, [shape(x) for x in region.results]))
+        results = tuple(self.make(r, shape(r, leaves.get(i, 0))) for i, r in enumerate(op.results))
+        scope.ops.append(
+            dataclasses.replace(op, operands=ins, results=results, regions=tuple(regions), key=None)
+        )
+
+
+def _scalar(kind: TensorType) -> TensorType:
+    return dataclasses.replace(kind, shape=())
+
+
+def _number(value: Any, dtype: Any) -> Any:
+    return np.asarray(value, dtype)[()]
+
+
+def _identity(monoid: str, dtype: Any) -> Any:
+    """What leaves a combination as it is."""
+    if monoid == "sum":
+        return _number(0, dtype)
+    if dtype == np.bool_:
+        return np.bool_(monoid in ("and", "min"))
+    if monoid in ("and", "or"):
+        return _number(-1 if monoid == "and" else 0, dtype)
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return _number(-np.inf if monoid == "max" else np.inf, dtype)
+    info = jnp.iinfo(dtype)
+    return _number(info.min if monoid == "max" else info.max, dtype)

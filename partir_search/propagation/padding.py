@@ -1,0 +1,157 @@
+"""Uneven dims: which of them pay for being padded, so that they divide by the mesh.
+
+A dim of 50,257 cannot be tiled by 8; one of 50,264 can. Dims that ops carry along are padded
+together: they are a class, found by union over the factors of rules. `pad.pad_module` writes the
+program that computes with them; arguments and results keep their shapes.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+from partir_search.ir.core import Module, Op, Operand, Value
+from partir_search.ir.mesh import MeshShape
+from partir_search.ir.rule import NONE, OpRule
+from partir_search.propagation.rules.control_flow import flows_of, outer_inner
+
+MOST = 1.125  # a padded dim is at most this much longer
+WORTH = 0.02  # of the program's operations or of its arguments' bytes, at least
+
+_MASKED = frozenset({"", "sum", "max", "min", "and", "or"})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Pad:
+    """Dim `dim` of the value named `value`, and all that must go with it, padded to `size`."""
+
+    value: str
+    dim: int
+    size: int
+
+
+class DimClasses:
+    """Dims of a module's values that are padded together, or not at all."""
+
+    def __init__(self, module: Module, rules: Sequence[OpRule]) -> None:
+        self.module, self.rules = module, rules
+        starts = itertools.accumulate((len(v.type.shape) for v in module.values), initial=0)
+        self._start = list(starts)
+        self._parent = list(range(self._start[-1]))
+        self.padded: dict[int, int] = {}
+        self._able = [
+            tuple(_may_pad(op, rule, f) for f in range(len(rule.sizes)))
+            for op, rule in zip(module.ops, rules, strict=True)
+        ]
+        for op in module.ops:
+            for places in self._together(op):
+                first, *rest = places
+                for other in rest:
+                    self._merge(first, other)
+
+    def _together(self, op: Op) -> Iterator[list[tuple[Value, int]]]:
+        """Dims that an op makes share one fate."""
+        if op.regions:
+            for group in outer_inner(op):
+                rank = min(len(v.type.shape) - lead for v, lead in group)
+                yield from ([(v, lead + d) for v, lead in group] for d in range(rank))
+            for r, i, s, j in flows_of(op).same:
+                one, two = op.regions[r].args[i], op.regions[s].args[j]
+                yield from ([(one, d), (two, d)] for d in range(len(one.type.shape)))
+            return
+        rule = self.rules[op.id]
+        values: list[tuple[Operand, tuple[int, ...]]] = [
+            *zip(op.operands, rule.operands, strict=True),
+            *zip(op.results, rule.results, strict=True),
+        ]
+        for f, able in enumerate(self._able[op.id]):
+            if able:
+                yield [
+                    (v, dims.index(f)) for v, dims in values if isinstance(v, Value) and f in dims
+                ]
+
+    def _merge(self, one: tuple[Value, int], two: tuple[Value, int]) -> None:
+        a, b = self.of(*one), self.of(*two)
+        if a != b:
+            self._parent[max(a, b)] = min(a, b)
+
+    def of(self, value: Value, dim: int) -> int:
+        """The class of a dim."""
+        x = self._start[value.id] + dim
+        while self._parent[x] != x:
+            self._parent[x] = self._parent[self._parent[x]]
+            x = self._parent[x]
+        return x
+
+    def carries(self, op: Op, factor: int) -> bool:
+        """Whether the op can carry a padded factor along."""
+        return factor >= 0 and self._able[op.id][factor]
+
+    def size(self, value: Value, dim: int) -> int:
+        """Extent of a dim, padded if its class is."""
+        return self.padded.get(self.of(value, dim), value.type.shape[dim])
+
+
+def _may_pad(op: Op, rule: OpRule, f: int) -> bool:
+    """Whether a factor may be longer than the program says: it fills its dims alone."""
+    if not rule.pads or f in rule.blocked or rule.reducers[f] not in _MASKED:
+        return False
+    types = [*(x.type for x in op.operands), *(r.type for r in op.results)]
+    found = False
+    for kind, dims in zip(types, (*rule.operands, *rule.results), strict=True):
+        d = rule.dim_of(dims, f)
+        if d != NONE:
+            found = True
+            if rule.factors_on(dims, d) != (f,) or kind.shape[d] != rule.sizes[f]:
+                return False
+    return found
+
+
+def find_pads(module: Module, rules: Sequence[OpRule], mesh: MeshShape) -> tuple[Pad, ...]:
+    """Classes that the mesh tiles badly, that matter, and that padding hardly lengthens."""
+    if not any(_padded_size(n, mesh) for v in module.values for n in v.type.shape):
+        return ()
+    classes = DimClasses(module, rules)
+    weight: collections.Counter[int] = collections.Counter()
+    total = 0.0
+    for op in module.ops:
+        rule = rules[op.id]
+        if op.regions or not rule.contracts:
+            continue
+        flops = rule.flops_per_point * math.prod(rule.sizes)
+        total += flops
+        found = {
+            classes.of(v, dims.index(f))
+            for f in range(len(rule.sizes))
+            if classes.carries(op, f)
+            for v, dims in zip(op.results, rule.results, strict=True)
+            if f in dims
+        }
+        for i, v in op.inputs():
+            dims = rule.operands[i]
+            found |= {classes.of(v, d) for d in range(len(dims)) if classes.carries(op, dims[d])}
+        for cls in found:
+            weight[cls] += flops  # type: ignore[assignment]
+    pads: dict[int, Pad] = {}
+    for v in module.values:
+        for d, n in enumerate(v.type.shape):
+            cls = classes.of(v, d)
+            size = _padded_size(n, mesh)
+            if size and cls not in pads and weight[cls] > WORTH * total:
+                pads[cls] = Pad(v.name, d, size)
+    return tuple(pads.values())
+
+
+def _padded_size(n: int, mesh: MeshShape) -> int:
+    """The next size that the most devices divide; 0 if that is no gain."""
+    best = (1, 0)
+    for k in range(1, len(mesh.sizes) + 1):
+        for sizes in itertools.combinations(mesh.sizes, k):
+            tiles = math.prod(sizes)
+            size = -(-n // tiles) * tiles
+            if n >= tiles and size <= MOST * n:
+                best = max(best, (tiles, -size))
+    return -best[1] if best[0] > 1 and n % best[0] else 0
