@@ -44,7 +44,7 @@ KINDS = (
     *("unary", "binary", "dot", "dot", "reduce", "max", "transpose", "reshape", "broadcast"),
     *("slice", "gather", "scan", "cond", "remat", "softmax", "concat", "random", "where"),
     *("scatter", "sort", "cumulative", "rows", "update", "pad", "reverse", "repeat", "conv"),
-    *("pool", "argmax", "batched", "narrow", "whiles", "reduce_in_scan", "solve", "fourier"),
+    *("pool", "argmax", "batched", "narrow", "whiles", "reduce_in_scan", "solve"),
 )
 
 
@@ -55,7 +55,6 @@ class Builder:
         self.rng = random.Random(seed)
         self.shapes: list[tuple[int, ...]] = []
         self.steps: list[Callable[[list[Any]], Any]] = []
-        self.inputs = self.rng.randint(1, 3)
 
     def shape(self, rank: int | None = None) -> tuple[int, ...]:
         rank = self.rng.randint(1, 3) if rank is None else rank
@@ -352,18 +351,11 @@ class Builder:
 
             self.emit(s, run)
 
-    def fourier(self) -> None:
-        """Of an argument: XLA:CPU refuses a transform whose operand it laid out otherwise."""
-        i = self.rng.randrange(self.inputs)
-        if len(self.shapes[i]) >= 2:
-            n = self.shapes[i][-1] // 2 + 1
-            self.emit((*self.shapes[i][:-1], n), lambda v: jnp.fft.rfft(v[i]).real / 4)
-
 
 def build(seed: int) -> tuple[Callable[..., Any], list[jax.Array]]:
     """A program and its arguments; results are the last value, a sum and sometimes gradients."""
     builder = Builder(seed)
-    args = [builder.shape() for _ in range(builder.inputs)]
+    args = [builder.shape() for _ in range(builder.rng.randint(1, 3))]
     for shape in args:
         builder.emit(shape, lambda v: v)
     for _ in range(builder.rng.randint(2, 7)):

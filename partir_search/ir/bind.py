@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from partir_search.ir.core import Op
 
@@ -29,3 +31,10 @@ def bind(op: Op, params: Mapping[str, Any], args: Sequence[Any]) -> Sequence[Any
     with jax.named_scope(op.scope) if op.scope else contextlib.nullcontext():
         out = primitive.bind(*args, **primitive.get_bind_params(params))
     return out if primitive.multiple_results else (out,)
+
+
+def constant(array: Any) -> Any:
+    """A closed-over array, free of the device that it may be committed to."""
+    if jnp.issubdtype(array.dtype, jax.dtypes.extended):
+        return array
+    return jnp.asarray(np.asarray(array))

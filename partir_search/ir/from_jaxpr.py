@@ -19,8 +19,10 @@ from typing import Any
 import jax
 import numpy as np
 from jax.extend import source_info_util
+from jax.sharding import NamedSharding
 
 from partir_search.ir.core import Literal, Module, Op, Operand, Region, TensorType, Value
+from partir_search.ir.manual import Manual, Spec
 
 INLINED = {
     "call_hi_primitive": "_prim",
@@ -195,6 +197,8 @@ class _Reader:
                 self.inline(eqn, env, ops, prefix)
             elif name == "device_put":
                 self.puts(eqn, env, ops, prefix)
+            elif name == "shard_map":
+                self.manual(eqn, env, ops, prefix)
             else:
                 ops.append(self.op(eqn, env, prefix))
 
@@ -219,6 +223,55 @@ class _Reader:
             ops.append(
                 dataclasses.replace(op, operands=(operand,), results=(result,), params=params)
             )
+
+    def manual(self, eqn: Any, env: dict[Any, Operand], ops: list[Op], prefix: str) -> None:
+        """A `shard_map` between constraints on what it needs and makes."""
+        op, p = self.op(eqn, env, prefix), eqn.params
+        names = p.get("newly_manual_axes", p.get("manual_axes", p["mesh"].axis_names))
+        body = self.region_of(p["jaxpr"], scope=f"{op.results[0].name}.")[0]
+        manual = Manual(
+            axes=tuple((n, p["mesh"].shape[n]) for n in sorted(names)),
+            needs=tuple(map(_spec, p["in_specs"], (x.type for x in op.operands))),
+            makes=tuple(map(_spec, p["out_specs"], (r.type for r in op.results))),
+            text=str(p["jaxpr"]),
+            body=body,
+            constants={id(v): array for v, array in self.constant_values.values()},
+        )
+        ins = [
+            self.constrained(op, ops, x, p["mesh"], spec)
+            for x, spec in zip(op.operands, p["in_specs"], strict=True)
+        ]
+        made = tuple(Value(-1, r.type, f"{r.name}_made") for r in op.results)
+        ops.append(
+            dataclasses.replace(
+                op,
+                operands=tuple(ins),
+                results=made,
+                params={**op.params, "manual": manual},
+            )
+        )
+        for old, new, spec in zip(op.results, made, p["out_specs"], strict=True):
+            self.constrained(op, ops, new, p["mesh"], spec, old)
+
+    def constrained(
+        self, op: Op, ops: list[Op], x: Operand, mesh: Any, spec: Any, to: Value | None = None
+    ) -> Operand:
+        """`x` behind a sharding constraint; `to` is the value to make."""
+        if not isinstance(x, Value):
+            return x
+        made = to or self.value(x.type, f"{x.name}_in")
+        params = {"sharding": NamedSharding(mesh, spec), "unconstrained_dims": frozenset()}
+        ops.append(
+            dataclasses.replace(
+                op,
+                prim="sharding_constraint",
+                operands=(x,),
+                results=(made,),
+                params=params,
+                effect=False,
+            )
+        )
+        return made
 
     def op(self, eqn: Any, env: dict[Any, Operand], prefix: str) -> Op:
         name = eqn.primitive.name
@@ -299,6 +352,12 @@ def _callee(eqn: Any) -> tuple[Any, Sequence[Any]]:
     return params[INLINED[name]], eqn.invars
 
 
+def _spec(spec: Any, kind: TensorType) -> Spec:
+    """A PartitionSpec with one tuple of axes per dim."""
+    entries = [*spec, *(None,) * (len(kind.shape) - len(spec))]
+    return tuple(() if e is None else e if isinstance(e, tuple) else (e,) for e in entries)
+
+
 def _abstract(aval: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
@@ -312,6 +371,8 @@ def _params(eqn: Any) -> dict[str, Any]:
         consts, carry, _ = (len(part) for part in params.pop("ft_in").unpack())
         params.pop("ft_out", None)
         params |= {"num_consts": consts, "num_carry": carry}
+    if name == "shard_map":
+        params["jaxpr"] = eqn.params["jaxpr"]
     if name == "random_bits":
         params["threefry_partitionable"] = bool(eqn.ctx.threefry_partitionable)
     return params

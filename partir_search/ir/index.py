@@ -70,7 +70,7 @@ class Index:
       count: per op, how many ops it stands for.
       members: op ids of each region.
       position: per op id, its position in its region.
-      has_regions: per op id.
+      always_active: per op id, whether it has regions, which any layout may concern.
       stacked: ids of ops with a factor beneath another on one dim.
       beneath: [stacked, factor + 1] whether the factor is beneath another.
     """
@@ -103,7 +103,9 @@ class Index:
             ids = np.array([op.id for op in region.ops], dtype=np.int64)
             self.members[region] = ids
             self.position[ids] = np.arange(len(ids))
-        self.has_regions = np.array([bool(op.regions) for op in module.ops], dtype=np.bool_)
+        self.always_active = np.array(
+            [bool(op.regions or rules[op.id].manual) for op in module.ops], dtype=np.bool_
+        )
         stacked = [op.id for op in module.ops if rules[op.id].above]
         self.stacked = np.array(stacked, dtype=np.int64)
         width = 1 + max((len(rules[i].sizes) for i in stacked), default=0)

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from partir_search.ir.core import Module, Op, Shape, Value
 from partir_search.ir.index import Index, Traveller, linear_group
+from partir_search.ir.manual import Spec
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.rule import NONE, Dims, OpRule
 
@@ -141,6 +142,23 @@ class Partition:
                     out[d] = (*out[d], axis)
         return tuple(out)
 
+    def needs(self, op: Op) -> tuple[Layout, ...]:
+        """Layouts in which the op needs its operands."""
+        rule = self.rules[op.id]
+        if rule.manual is not None:
+            return tuple(map(self._spec_layout, rule.manual.needs))
+        return tuple(self.op_layout(op, dims) for dims in rule.operands)
+
+    def makes(self, op: Op) -> tuple[Layout, ...]:
+        """Layouts in which the op makes its results."""
+        rule = self.rules[op.id]
+        if rule.manual is not None:
+            return tuple(map(self._spec_layout, rule.manual.makes))
+        return tuple(self.op_layout(op, dims) for dims in rule.results)
+
+    def _spec_layout(self, spec: Spec) -> Layout:
+        return tuple(tuple(a for name in axes for a in self.mesh.axes(name)) for axes in spec)
+
     def made_pending(self, op: Op, result: int) -> Pending:
         """Reductions that the op itself leaves unfinished in a result."""
         rule, out = self.rules[op.id], []
@@ -225,11 +243,11 @@ def axis_order(partition: Partition, inner: Sequence[tuple[int, int]] = ()) -> t
 def active_ops(partition: Partition) -> npt.NDArray[np.bool_]:
     """[ops] whether some operand or result of the op is needed or made otherwise than it rests.
 
-    Ops with regions always are.
+    Ops with regions always are, also those of the user's own.
     """
     index = partition.index
     ports = index.ports
-    found = index.has_regions.copy()
+    found = index.always_active.copy()
     for rows in partition.axes:
         loop = rows.loop_row[ports.op]
         at = ports.start + loop + 1

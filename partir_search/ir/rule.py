@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from partir_search.ir.core import Op, Shape
+from partir_search.ir.manual import Manual
 
 NONE = -1  # no factor on this dim / no loop on this op / no dim tiled on this value
 
@@ -21,6 +22,10 @@ Dims = tuple[int, ...]  # factor of each dim (the most major one of several), or
 
 class LocalContext(Protocol):
     """What a local form may ask about the device (or loop iteration) that it runs on."""
+
+    @property
+    def on_mesh(self) -> bool:
+        """Whether it runs inside of a manual region over the mesh's axes."""
 
     def tile_index(self, factor: int) -> Any:
         """Index of this device's tile along `factor`, a traced or concrete int32 scalar."""
@@ -65,6 +70,7 @@ class OpRule:
       localize: rewrites shape-bearing params to local shapes; None if there are none.
       local: the op on one tile where rewritten params are not enough; None: bind the primitive.
       indexed: factors that an operand's numbers point into; nothing is read beyond their extent.
+      manual: what a `shard_map` of the user's own needs and makes, whatever the loops.
       pads: longer factors change nothing within the extents that the program says.
       opaque: the primitive has no rule; it runs replicated and the report names it.
     """
@@ -82,6 +88,7 @@ class OpRule:
     localize: Localize | None = None
     local: LocalForm | None = None
     indexed: frozenset[int] = frozenset()
+    manual: Manual | None = None
     pads: bool = True
     opaque: bool = False
 

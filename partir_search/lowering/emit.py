@@ -14,9 +14,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
+from partir_search.ir.bind import constant
 from partir_search.ir.core import Literal, Op
 from partir_search.ir.local_form import run_local
 from partir_search.ir.mesh import MeshShape
@@ -37,6 +37,7 @@ class _Device:
     partition: Partition
     op: Op
     tokens: list[Any]
+    on_mesh: bool = True
 
     def _axes(self, factor: int) -> list[int]:
         p = self.partition
@@ -82,17 +83,10 @@ def emit(program: LocalProgram, tiles_first: bool = False) -> Callable[..., tupl
     constants = program.partition.module.constants
 
     def run(*args: Any) -> tuple[Any, ...]:
-        fixed = {program.constants[i].id: _constant(a) for i, a in constants.items()}
+        fixed = {program.constants[i].id: constant(a) for i, a in constants.items()}
         return tuple(_run_block(program.partition, program.body, args, fixed, [], tiles_first))
 
     return run
-
-
-def _constant(array: Any) -> Any:
-    """A closed-over array, free of the device that it may be committed to."""
-    if jnp.issubdtype(array.dtype, jax.dtypes.extended):
-        return array
-    return jnp.asarray(np.asarray(array))
 
 
 def _run_block(

@@ -154,12 +154,11 @@ class _Localizer:
 
     def _plan(self, op: Op) -> _OpPlan:
         partition = self.partition
-        rule = partition.rules[op.id]
-        needs = tuple(partition.op_layout(op, dims) for dims in rule.operands)
+        needs = partition.needs(op)
         ins = tuple(self.rest(x.id) if isinstance(x, Value) else x for x in op.operands)
         outs = tuple(
-            self.slot(r, partition.op_layout(op, dims), partition.made_pending(op, i))
-            for i, (r, dims) in enumerate(zip(op.results, rule.results, strict=True))
+            self.slot(r, layout, partition.made_pending(op, i))
+            for i, (r, layout) in enumerate(zip(op.results, partition.makes(op), strict=True))
         )
         moved = tuple(
             i

@@ -96,8 +96,12 @@ class DimClasses:
 
 
 def _may_pad(op: Op, rule: OpRule, f: int) -> bool:
-    """Whether a factor may be longer than the program says: it fills its dims alone."""
-    if not rule.pads or f in rule.blocked or rule.reducers[f] not in _MASKED:
+    """Whether a factor may be longer than the program says: it fills its dims alone.
+
+    Dims of size 1 may not: they broadcast and are squeezed.
+    """
+    able = rule.pads and f not in rule.blocked and rule.reducers[f] in _MASKED
+    if not able or rule.sizes[f] == 1:
         return False
     types = [*(x.type for x in op.operands), *(r.type for r in op.results)]
     found = False

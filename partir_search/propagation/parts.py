@@ -21,7 +21,14 @@ SMALL = (
 
 
 def split_axes(graph: Graph, mesh: MeshShape) -> MeshShape:
-    """`mesh` with the axes split that some important dim can take only a part of."""
+    """`mesh` with the axes split that some important dim can take only a part of.
+
+    Axes that a `shard_map` of the user's own names stay whole.
+
+    Raises:
+      ValueError: such a region is over axes that the mesh does not have in this size.
+    """
+    named = _named_axes(graph, mesh)
     cuts: dict[str, list[int]] = {name: [] for name in mesh.names}
     for batch in _batches(graph):
         for name, cut in _for_batch(batch, mesh):
@@ -31,10 +38,24 @@ def split_axes(graph: Graph, mesh: MeshShape) -> MeshShape:
             _add(cuts[name], math.gcd(extent, size), size)
     parts = {}
     for name, size in mesh.as_dict().items():
-        if cuts[name]:
+        if cuts[name] and name not in named:
             bounds = [1, *sorted(cuts[name]), size]
             parts[name] = [b // a for a, b in itertools.pairwise(bounds)]
     return mesh.split(parts) if parts else mesh
+
+
+def _named_axes(graph: Graph, mesh: MeshShape) -> set[str]:
+    found: set[str] = set()
+    for op in graph.module.ops:
+        if manual := graph.rules[op.id].manual:
+            for name, size in manual.axes:
+                if mesh.as_dict().get(name) != size:
+                    raise ValueError(
+                        f"the shard_map at {op.source} is over an axis {name!r} of size {size};"
+                        f" the mesh has {mesh.as_dict()}"
+                    )
+                found.add(name)
+    return found
 
 
 def _add(cuts: list[int], cut: int, size: int) -> None:

@@ -1,0 +1,48 @@
+"""`shard_map` regions of the user's own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from partir_search.ir.bind import bind
+from partir_search.ir.core import Op, Region
+from partir_search.ir.manual import Manual, run_manual
+from partir_search.ir.rule import NONE, OpRule
+from partir_search.propagation.rules.control_flow import EMITTERS, flows_of
+from partir_search.propagation.rules.registry import RULES, register
+
+
+@register("shard_map")
+def manual_region(op: Op) -> OpRule:
+    """Operands and results as the region's specs say, on the axes that it names."""
+    manual: Manual = op.params["manual"]
+    return OpRule(
+        sizes=(1,),
+        operands=tuple((NONE,) * len(x.type.shape) for x in op.operands),
+        results=tuple((NONE,) * len(x.type.shape) for x in op.results),
+        reducers=("sum",),
+        blocked=frozenset({0}),
+        manual=manual,
+        flops_per_point=sum(_flops(manual.body)),
+        local=local_region,
+    )
+
+
+def _flops(region: Region, times: int = 1) -> Iterator[float]:
+    """Operations of a body's ops; its collectives are not priced."""
+    for op in region.ops:
+        if op.regions:
+            for inner, trips in zip(op.regions, flows_of(op).trips, strict=True):
+                yield from _flops(inner, times * trips)
+        elif op.prim in RULES:
+            rule = RULES[op.prim](op)
+            yield times * rule.flops_per_point * math.prod(rule.sizes)
+
+
+def local_region(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
+    """The body on this device's tiles; by the oracle, as jax runs it."""
+    if not ctx.on_mesh:
+        return bind(op, {k: v for k, v in op.params.items() if k != "manual"}, args)
+    return run_manual(op.params["manual"], args, EMITTERS)
