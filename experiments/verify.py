@@ -1,7 +1,7 @@
 r"""Compiles plans with real TPU and GPU compilers, without the hardware, and compares.
 
     python -m experiments.verify --target=tpu_v5e:4x4 --mesh=data:4,model:4 \
-        --model=transformer-tiny --sizes=layers=2,d_model=512,seq=512 --plans=auto,BP(data)+Z3
+        --model=transformer-small --sizes=layers=4,seq=1024 "--plans=auto,BP(data)+Z3"
 
 Prints collectives, memory and flops, predicted and compiled, and one JSON line per plan. Exits
 with 1 if a collective differs for no known reason.
@@ -24,10 +24,10 @@ import partir_search as ps
 from models.catalog import MODELS
 
 FLAGS = flags.FLAGS
-flags.DEFINE_enum("model", "transformer-tiny", sorted(MODELS), "Model and its named sizes.")
+flags.DEFINE_enum("model", "transformer-small", sorted(MODELS), "Model and its named sizes.")
 flags.DEFINE_list(
     "sizes",
-    ["d_model=512", "heads=8", "d_ff=2048", "vocab=8192", "seq=512"],
+    [],
     "Fields of the model's config that differ, e.g. layers=2, remat=True, dtype=bfloat16.",
 )
 flags.DEFINE_string("target", "tpu_v5e:2x4", "Machine and topology to compile for.")

@@ -73,6 +73,7 @@ def _transformer_step(config: transformer.TransformerConfig) -> training.Step:
 
 _TRANSFORMERS: Mapping[str, transformer.TransformerConfig] = {
     "transformer-tiny": transformer.TransformerConfig(),
+    "transformer-small": transformer.TransformerConfig(2, 512, 8, 2048, 8192, 512),
     "transformer-1b": transformer.TransformerConfig(24, 2048, 16, 8192, 32000, 2048),
 }
 _LLAMA_TINY = llama.LlamaConfig(2, 32, 4, 2, 64, 128, seq=16, dtype="float32")

@@ -15,8 +15,13 @@ Step = Callable[[TrainState, Any], tuple[TrainState, jax.Array]]
 
 
 def optimizer(learning_rate: float = 1e-3) -> optax.GradientTransformation:
-    """AdamW, clipped by global norm."""
-    return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(learning_rate))
+    """AdamW, clipped by global norm.
+
+    With LLaMA's epsilon (arXiv 2302.13971), at which gradients that are zero but for rounding (of a
+    key's bias, say) move nothing.
+    """
+    adamw = optax.adamw(learning_rate, eps=1e-5)
+    return optax.chain(optax.clip_by_global_norm(1.0), adamw)
 
 
 def make_step(loss: Loss) -> Step:
