@@ -13,6 +13,7 @@ from partir_search.cost.simulator import Cost, CostModel
 from partir_search.cost.storage import Usage, usage_of
 from partir_search.experts.moves import Decision, KeepClass, TileClass
 from partir_search.experts.plans import expert_plans
+from partir_search.experts.roles import Roles, find_roles
 from partir_search.experts.strategist import Strategist
 from partir_search.ir.core import Module
 from partir_search.ir.fold import Folded, fold
@@ -87,6 +88,11 @@ class Planner:
         """What the whole program stores and reads."""
         return usage_of(self.module, self.graph.rules, self.machine)
 
+    @functools.cached_property
+    def roles(self) -> Roles:
+        """What the program's arguments are for."""
+        return find_roles(self.module)
+
     @property
     def model(self) -> CostModel:
         """Cost model of the whole program."""
@@ -111,7 +117,7 @@ class Planner:
         """
         check_schedule(schedule, self.module, self.mesh)
         state = State(self.graph, self.mesh, spreads=self.spreads)
-        strategist = Strategist(self.graph)
+        strategist = Strategist(self.graph, self.roles)
         actions: list[Action] = []
         reports: list[SearchReport] = []
         for action in fixed:
@@ -266,7 +272,8 @@ class Planner:
             original_rules=self.graph.rules,
             usage=self.usage,
         )
-        goal, strategist = scorer(self.goals), Strategist(graph)
+        strategist = Strategist(graph, self.roles.of(folded.class_of))
+        goal = scorer(self.goals)
         return PlanningGame(graph, self.mesh, model, names, goal, state, strategist)
 
     def _finalist(

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from rich.console import Console
 from rich.table import Table
@@ -172,11 +173,14 @@ def compare(
     mesh = program.partition.mesh
     planned: dict[Key, list[tuple[int, int]]] = collections.defaultdict(list)
     runs: Runs = collections.defaultdict(lambda: [0, 0])
+    pairs: Rest = collections.defaultdict(collections.Counter)  # of complex numbers
     for move, times in program.moves():
         if move.step.kind in COLLECTIVES:
             axes = tuple(mesh.names[a] for a in sorted(move.step.axes) if mesh.sizes[a] > 1)
             size = move.source.value.type.itemsize
             planned[move.step.kind, axes].append((move.payload_bytes // size, size))
+            if np.issubdtype(move.source.value.type.dtype, np.complexfloating):
+                pairs[move.step.kind, axes][move.payload_bytes // size] += 1
             runs[move.step.kind, axes][0] += move.payload_bytes // size * times
     compiled: dict[Key, list[tuple[int, int]]] = collections.defaultdict(list)
     for c in found:
@@ -196,7 +200,7 @@ def compare(
     )
     missing = {k: _less(planned[k], compiled[k]) for k in order}
     extra = {k: _less(compiled[k], planned[k]) for k in order}
-    changes = [*_unrolled(missing, extra, runs, planned, compiled)]
+    changes = [*_parts(extra, pairs), *_unrolled(missing, extra, runs, planned, compiled)]
     changes += [*_whole_reductions(missing, extra), *_halos(extra, found, mesh)]
     changes += _combined(missing, extra)
     changes += [*_merged(missing, extra, compiled), *_combined(missing, extra)]
@@ -220,6 +224,16 @@ UNKNOWN = -(10**18)  # elements of a loop whose trip count is not told
 
 def _less(a: list[tuple[int, int]], b: list[tuple[int, int]]) -> collections.Counter[int]:
     return collections.Counter(n for n, _ in a) - collections.Counter(n for n, _ in b)
+
+
+def _parts(extra: Rest, pairs: Rest) -> Iterator[str]:
+    """XLA:TPU knows no complex numbers: their parts move one by one."""
+    for key, counts in pairs.items():
+        both = extra[key] & counts
+        if both:
+            extra[key] = extra[key] - both
+            kind, axes = key
+            yield f"{both.total()} {kind} along {', '.join(axes)} of complex numbers move in parts"
 
 
 def _unrolled(

@@ -15,6 +15,7 @@ import pytest
 
 import partir_search as ps
 from experiments.schedules import schedule
+from models.catalog import MODELS
 from models.transformer import TransformerConfig, example_args, make_train_step, optimizer
 
 SCHEDULES = ("bp", "bp+mp", "mp", "bp+mp+z2", "bp+mp+z3")
@@ -99,3 +100,31 @@ def test_collectives_name_the_users_lines(mesh: jax.sharding.Mesh) -> None:
     assert {c.source.split(":")[0].rsplit("/", 2)[-2:][0] for c in plan.collectives} == {"models"}
     (embed,) = [c for c in plan.collectives if "embed" in c.value]
     assert embed.source.endswith(("(Transformer.__call__)", "(loss_fn)"))
+
+
+def test_zero_shards_every_matrix_of_a_fold() -> None:
+    """Three blocks a level, of which a fold keeps some apart: it knows all parameters as such."""
+    entry = MODELS["unet-tiny"].resized(blocks=3)
+    args = entry.abstract_args(4)
+    mesh = jax.sharding.AbstractMesh((2,), ("batch",))
+    known = ps.auto_partition(mesh, machine="tpu_v5e")(entry.step).known_plans(*args)
+    matrices = sum(p.ndim > 1 for p in jax.tree.leaves(args[0].params))
+    counts = known["BP(batch)+Z2"].collective_counts
+    assert counts["reduce_scatter"] == counts["all_gather"] == matrices
+    assert known["BP(batch)+Z3"].collective_counts["reduce_scatter"] == matrices
+
+
+@pytest.mark.parametrize("layers", [2, 3])
+def test_decoding(layers: int) -> None:
+    """IT32's formula, 2 L all_reduces a step: 98,304 for 32 layers and 1,536 steps of decoding, and
+    2 L more for the prompt. None of data parallelism.
+    """
+    entry = MODELS["decoding-tiny"].resized(layers=layers, steps=1536)
+    mesh = jax.sharding.AbstractMesh((2, 4), ("batch", "model"))
+    step = ps.auto_partition(mesh, machine="tpu_v5e")(entry.step)
+    known = step.known_plans(*entry.abstract_args(8))
+    assert not known["BP(batch)"].collectives
+    for name in ("MP(model)", "BP(batch)+MP(model)"):
+        found = known[name].collectives
+        assert {c.kind for c in found} == {"all_reduce"}
+        assert sum(c.times for c in found) == 2 * layers * (1 + 1536)

@@ -168,7 +168,7 @@ def test_roles_without_a_loss() -> None:
     args = tuple(jnp.ones(s) for s in shapes)
     graph = Graph(module_of(step, *args, ties=[(i, i) for i in range(4)]))
     values = [graph.class_of[v.id] for v in graph.module.body.args]
-    roles = find_roles(graph)
+    roles = find_roles(graph.module).of(graph.class_of)
     assert roles.parameters == tuple(values[:2])
     assert roles.optimizer == tuple(values[2:4])
     assert roles.data == (values[4],)

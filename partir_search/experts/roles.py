@@ -6,27 +6,33 @@ import dataclasses
 from collections.abc import Sequence
 
 from partir_search.ir.core import Module, Op, Value, walk_regions
-from partir_search.propagation.graph import Graph
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Roles:
-    """What the arguments are for, by dataflow: classes of parameters, optimizer state and data."""
+    """What the arguments are for: ids of parameters, optimizer state and data."""
 
     parameters: tuple[int, ...]
     optimizer: tuple[int, ...]
     data: tuple[int, ...]
 
+    def of(self, class_of: Sequence[int]) -> Roles:
+        """The same in classes, or in the values of a fold; a class of both kinds is parameters'."""
+        parameters, optimizer, data = (
+            tuple(dict.fromkeys(class_of[v] for v in ids))
+            for ids in (self.parameters, self.optimizer, self.data)
+        )
+        return Roles(parameters, tuple(c for c in optimizer if c not in set(parameters)), data)
 
-def find_roles(graph: Graph) -> Roles:
-    """Roles of a graph's arguments.
+
+def find_roles(module: Module) -> Roles:
+    """Roles of a module's arguments, by id.
 
     State is what is tied to a result. Parameters are the state that some other result (the loss)
     depends on; the rest of the state is the optimizer's. Where every result is state, parameters
     are the state that most of the new state depends on. Without ties, a top-level argument whose
     leaves share their leading dim is data, the others are parameters.
     """
-    module = graph.module
     tied = {a for a, _ in module.ties}
     ranked = [(i, v) for i, v in enumerate(module.body.args) if v.type.shape]
     if tied:
@@ -45,10 +51,10 @@ def find_roles(graph: Graph) -> Roles:
         parameters = [v for _, v in ranked if v not in data]
         optimizer = []
 
-    def classes(values: Sequence[Value]) -> tuple[int, ...]:
-        return tuple(dict.fromkeys(graph.class_of[v.id] for v in values))
+    def ids(values: Sequence[Value]) -> tuple[int, ...]:
+        return tuple(v.id for v in values)
 
-    return Roles(classes(parameters), classes(optimizer), classes(data))
+    return Roles(ids(parameters), ids(optimizer), ids(data))
 
 
 def _ancestors(module: Module, exclude: set[int]) -> set[int]:

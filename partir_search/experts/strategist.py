@@ -20,7 +20,7 @@ from partir_search.experts.moves import (
     TileClass,
     Zero,
 )
-from partir_search.experts.roles import find_roles
+from partir_search.experts.roles import Roles, find_roles
 from partir_search.ir.core import Shape
 from partir_search.ir.rule import NONE
 from partir_search.propagation.graph import Graph
@@ -30,9 +30,15 @@ from partir_search.propagation.propagate import State
 class Strategist:
     """Performs moves on states of one graph."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, roles: Roles | None = None) -> None:
+        """A strategist for `graph`.
+
+        Args:
+          roles: by ids of the graph's values. A fold's are those of its whole program: where it
+            keeps copies apart, the loss does not depend on all that it stands for.
+        """
         self.graph = graph
-        self.roles = find_roles(graph)
+        self.roles = (roles or find_roles(graph.module)).of(graph.class_of)
         self.padded = self._find_padded()
         self._weights = self._find_weights()
         self._loopable = self._find_loopable()
