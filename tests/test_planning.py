@@ -228,8 +228,10 @@ FOLDED = {
 def test_folded_costs_are_the_whole_programs(name: str) -> None:
     """Equal matrices inside a layer, layers of two kinds in turn, levels of unlike width.
 
-    Where copies are tiled unlike each other after all, peaks differ by a few percent.
+    Tensor parallelism tiles every second matrix of the graph network's MLPs of five: of two copies
+    one begins with rows and one with columns, and peaks differ by a few percent.
     """
+    tolerance = 0.08 if name == "graph-net-tiny" else 0.02
     mesh = AbstractMesh((2, 4), ("data", "model"))
     entry = MODELS[name].resized(**FOLDED[name])
     args = entry.abstract_args(64)
@@ -238,5 +240,5 @@ def test_folded_costs_are_the_whole_programs(name: str) -> None:
     (report,) = step.plan(*args).searches
     for strategy, cost in report.experts:
         found = whole[strategy].cost
-        assert cost.peak_bytes == pytest.approx(found.peak_bytes, rel=0.03), strategy
+        assert cost.peak_bytes == pytest.approx(found.peak_bytes, rel=tolerance), strategy
         assert cost.seconds == pytest.approx(found.seconds, rel=0.1), strategy
