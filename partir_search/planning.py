@@ -36,6 +36,9 @@ AnyMesh = Union[Mesh, AbstractMesh]
 Remat = Union[bool, Literal["auto"]]
 
 
+LARGE_CONSTANT = 16 * 2**20  # bytes of a closed-over array that are worth a warning
+
+
 @dataclasses.dataclass(frozen=True)
 class Options:
     """What `auto_partition` was asked for."""
@@ -133,6 +136,7 @@ class Maker:
 
         planner = self._planner(module)
         self._warn_opaque(planner)
+        _warn_constants(module)
         limit, remat, pads = planner.memory_limit, tuple[Range, ...](), tuple[Pad, ...]()
         if saved is not None:
             pads = saved.padding if saved.fingerprint == fingerprint(module) else ()
@@ -143,35 +147,40 @@ class Maker:
             planner = self._planner(rematerialize(planner.module, remat)) if remat else planner
             planned = planner.replay(saved.actions)
         else:
-            planned = self._run(planner, fixed(module))
-            if planned.reports and o.pad:
-                planned, module, pads = self._padded(planner, planned, fixed)
+            uneven = find_pads(module, planner.graph.rules, planner.mesh) if o.pad else ()
+            hints: Sequence[Action] = ()
+            if uneven or o.remat is not True:
+                planned = self._run(planner, fixed(module))
+                if uneven and planned.reports:
+                    planned, module, pads = self._padded(planner, planned, fixed, uneven)
+                hints = planned.actions if planned.reports else ()
             if o.remat is True:
                 remat = tuple(find_segments(module))
-                planned = search(rematerialize(module, remat), planned.actions)
+                planned = search(rematerialize(module, remat), hints)
             elif o.remat == "auto" and planned.reports and planned.cost.peak_bytes > limit:
                 planned, remat = relieve(module, planned, limit, search)
         planned.seconds["trace and import"] = spent
         return self._plan(planned, traced, limit, remat, parts, pads), traced
 
     def _padded(
-        self, planner: Planner, planned: Planned, fixed: Callable[[Module], list[Action]]
+        self,
+        planner: Planner,
+        planned: Planned,
+        fixed: Callable[[Module], list[Action]],
+        uneven: tuple[Pad, ...],
     ) -> tuple[Planned, Module, tuple[Pad, ...]]:
         """The better of a plan and one of the program with its uneven dims padded."""
-        module, limit = planner.module, planner.memory_limit
-        pads = find_pads(module, planner.graph.rules, planner.mesh)
-        if pads:
-            padded = pad_module(module, planner.graph.rules, pads)
-            other = self._planner(padded)
-            hints = planned.actions if other.mesh == planner.mesh else ()
-            found = self._run(other, fixed(padded), hints)
+        padded = pad_module(planner.module, planner.graph.rules, uneven)
+        other = self._planner(padded)
+        hints = planned.actions if other.mesh == planner.mesh else ()
+        found = self._run(other, fixed(padded), hints)
 
-            def rank(cost: Cost) -> tuple[float, float]:
-                return max(cost.peak_bytes - limit, 0.0), cost.seconds
+        def rank(cost: Cost) -> tuple[float, float]:
+            return max(cost.peak_bytes - planner.memory_limit, 0.0), cost.seconds
 
-            if rank(found.cost) < rank(planned.cost):
-                return found, padded, pads
-        return planned, module, ()
+        if rank(found.cost) < rank(planned.cost):
+            return found, padded, uneven
+        return planned, planner.module, ()
 
     def _plan(
         self,
@@ -239,6 +248,20 @@ class Maker:
                     " it one",
                     stacklevel=2,
                 )
+
+
+def _warn_constants(module: Module) -> None:
+    for i in module.constants:
+        value = module.values[i]
+        if value.type.nbytes >= LARGE_CONSTANT:
+            user = next((op for op in module.ops if any(v is value for _, v in op.inputs())), None)
+            warnings.warn(
+                f"the function closes over an array {value.type} of"
+                f" {value.type.nbytes / 2**20:,.0f} MiB (used at {user.source if user else '?'}):"
+                " every device holds it whole and it is written into the program; pass it as an"
+                " argument",
+                stacklevel=2,
+            )
 
 
 def _rank(plan: Plan) -> tuple[bool, float]:

@@ -7,6 +7,7 @@ import pathlib
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
@@ -157,3 +158,11 @@ def test_register_rule_reads_the_equation() -> None:
 def test_mesh_text() -> None:
     with pytest.raises(ValueError, match="write it as batch:2,model:4"):
         ps.MeshShape.parse("batch=2")
+
+
+def test_large_constants_are_named() -> None:
+    mesh = jax.sharding.AbstractMesh((2,), ("batch",))
+    table = jnp.zeros((2048, 2048))
+    step = ps.auto_partition(mesh, machine="cpu", schedule=[])(lambda x: x @ table)
+    with pytest.warns(UserWarning, match=r"f32\[2048,2048\] of 16 MiB \(used at .*test_bad_input"):
+        step.plan(jnp.ones((2, 2048)))
