@@ -116,10 +116,13 @@ def _may_pad(op: Op, rule: OpRule, f: int) -> bool:
 
 def find_pads(module: Module, rules: Sequence[OpRule], mesh: MeshShape) -> tuple[Pad, ...]:
     """Classes that the mesh tiles badly, that matter, and that padding hardly lengthens."""
-    if not any(_padded_size(n, mesh) for v in module.values for n in v.type.shape):
+    contracting = {id(rule): rule for rule in rules if rule.contracts}
+    extents = {n for rule in contracting.values() for n in rule.sizes}
+    sizes = {n: size for n in extents if (size := _padded_size(n, mesh))}
+    if not sizes:
         return ()
     classes = DimClasses(module, rules)
-    weight: collections.Counter[int] = collections.Counter()
+    weight: dict[int, float] = collections.defaultdict(float)
     total = 0.0
     for op in module.ops:
         rule = rules[op.id]
@@ -138,14 +141,13 @@ def find_pads(module: Module, rules: Sequence[OpRule], mesh: MeshShape) -> tuple
             dims = rule.operands[i]
             found |= {classes.of(v, d) for d in range(len(dims)) if classes.carries(op, dims[d])}
         for cls in found:
-            weight[cls] += flops  # type: ignore[assignment]
+            weight[cls] += flops
     pads: dict[int, Pad] = {}
     for v in module.values:
         for d, n in enumerate(v.type.shape):
             cls = classes.of(v, d)
-            size = _padded_size(n, mesh)
-            if size and cls not in pads and weight[cls] > WORTH * total:
-                pads[cls] = Pad(v.name, d, size)
+            if n in sizes and cls not in pads and weight[cls] > WORTH * total:
+                pads[cls] = Pad(v.name, d, sizes[n])
     return tuple(pads.values())
 
 
