@@ -226,7 +226,10 @@ class Strategist:
 
 
 def _longer(shape: Shape, than: Shape) -> bool:
-    return len(shape) == len(than) and all(m >= n for m, n in zip(shape, than, strict=True))
+    """Whether some dims are longer, but not for having been broadcast."""
+    return len(shape) == len(than) and all(
+        m == n or m > n > 1 for m, n in zip(shape, than, strict=True)
+    )
 
 
 def decide(state: State, decision: Decision) -> bool:

@@ -8,6 +8,7 @@ merge them with the first (XLA:TPU and GPU honour it; XLA:CPU drops barriers bef
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
@@ -143,7 +144,8 @@ def _apply(
     ]
     outs = EMITTERS[item.op.prim](item.op, blocks, args)
     if item.op.effect:  # what follows waits for the region's end
-        tokens += [jnp.ravel(x)[0] for x in outs[:1] if x.size]
+        plain = (x for x in outs if not jnp.issubdtype(x.dtype, jax.dtypes.extended) and x.size)
+        tokens += [jnp.ravel(x)[0] for x in itertools.islice(plain, 1)]
     return outs
 
 
