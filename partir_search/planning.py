@@ -18,7 +18,7 @@ from partir_search.ir.core import Module
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.remat import Range, find_segments, rematerialize
 from partir_search.machine import Machine
-from partir_search.mcts.goals import Goal
+from partir_search.mcts.goals import Goal, scorer
 from partir_search.microbatch import microbatched
 from partir_search.plan import Plan, SavedPlan, check_saved, fingerprint, saved_plan
 from partir_search.planned import Planned
@@ -174,11 +174,8 @@ class Maker:
         other = self._planner(padded)
         hints = planned.actions if other.mesh == planner.mesh else ()
         found = self._run(other, fixed(padded), hints)
-
-        def rank(cost: Cost) -> tuple[float, float]:
-            return max(cost.peak_bytes - planner.memory_limit, 0.0), cost.seconds
-
-        if rank(found.cost) < rank(planned.cost):
+        score = scorer(planner.goals)
+        if score(found.cost) < score(planned.cost):
             return found, padded, uneven
         return planned, planner.module, ()
 

@@ -231,7 +231,6 @@ def test_folded_costs_are_the_whole_programs(name: str) -> None:
     Tensor parallelism tiles every second matrix of the graph network's MLPs of five: of two copies
     one begins with rows and one with columns, and peaks differ by a few percent.
     """
-    tolerance = 0.08 if name == "graph-net-tiny" else 0.02
     mesh = AbstractMesh((2, 4), ("data", "model"))
     entry = MODELS[name].resized(**FOLDED[name])
     args = entry.abstract_args(64)
@@ -240,5 +239,6 @@ def test_folded_costs_are_the_whole_programs(name: str) -> None:
     (report,) = step.plan(*args).searches
     for strategy, cost in report.experts:
         found = whole[strategy].cost
+        tolerance = 0.08 if name == "graph-net-tiny" and "MP(" in strategy else 0.02
         assert cost.peak_bytes == pytest.approx(found.peak_bytes, rel=tolerance), strategy
         assert cost.seconds == pytest.approx(found.seconds, rel=0.1), strategy

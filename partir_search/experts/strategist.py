@@ -39,7 +39,6 @@ class Strategist:
         """
         self.graph = graph
         self.roles = (roles or find_roles(graph.module)).of(graph.class_of)
-        self.padded = self._find_padded()
         self._weights = self._find_weights()
         self._loopable = self._find_loopable()
         self._performed: dict[tuple[Strategy, bytes], list[Decision]] = {}
@@ -135,7 +134,8 @@ class Strategist:
                 found += [(op.id, i, origin[v.id]) for i, v in inputs if v.id in origin]
         return found
 
-    def _find_padded(self) -> dict[int, tuple[int, ...]]:
+    @functools.cached_property
+    def padded(self) -> dict[int, tuple[int, ...]]:
         """Longer forms of arguments, by class: what is tiled where an argument does not divide."""
         graph, found = self.graph, dict[int, tuple[int, ...]]()
         arguments = {v.id for v in graph.module.body.args}

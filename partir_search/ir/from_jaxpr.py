@@ -227,10 +227,9 @@ class _Reader:
     def manual(self, eqn: Any, env: dict[Any, Operand], ops: list[Op], prefix: str) -> None:
         """A `shard_map` between constraints on what it needs and makes."""
         op, p = self.op(eqn, env, prefix), eqn.params
-        names = p.get("newly_manual_axes", p.get("manual_axes", p["mesh"].axis_names))
         body = self.region_of(p["jaxpr"], scope=f"{op.results[0].name}.")[0]
         manual = Manual(
-            axes=tuple((n, p["mesh"].shape[n]) for n in sorted(names)),
+            axes=tuple((n, p["mesh"].shape[n]) for n in sorted(p["newly_manual_axes"])),
             needs=tuple(map(_spec, p["in_specs"], (x.type for x in op.operands))),
             makes=tuple(map(_spec, p["out_specs"], (r.type for r in op.results))),
             text=str(p["jaxpr"]),

@@ -62,19 +62,22 @@ def _region(
             blocks = [lambda *inner, r=r: _region(r, inner, emitters, outer) for r in op.regions]
             outs = emitters[op.prim](op, blocks, ins)
         else:
-            outs = _unchecked(op, ins)
+            outs = _run(op, ins)
         env.update((id(r), o) for r, o in zip(op.results, outs, strict=True))
     return [read(r) for r in region.results]
 
 
-def _unchecked(op: Op, args: Sequence[Any]) -> Sequence[Any]:
-    """The op without a check of what varies over which axes."""
-    if op.prim in ("pvary", "pbroadcast", "reduced_vary_cast", "vary_unreduced_cast"):
-        return args
-    if op.prim == "psum_invariant":
-        return [lax.psum(x, op.params["axes"]) for x in args]
-    if op.prim == "all_gather_invariant":
-        p = op.params
-        dim, tiled = p["all_gather_dimension"], p["tiled"]
-        return [lax.all_gather(x, p["axis_name"], axis=dim, tiled=tiled) for x in args]
-    return bind(op, op.params, args)
+def _psum(op: Op, args: Sequence[Any]) -> Sequence[Any]:
+    return [lax.psum(x, op.params["axes"]) for x in args]
+
+
+# What jax writes where it checks which axes values vary over, without the check.
+_UNCHECKED: Mapping[str, Callable[[Op, Sequence[Any]], Sequence[Any]]] = {
+    "pvary": lambda _, args: args,
+    "psum_invariant": _psum,
+}
+
+
+def _run(op: Op, args: Sequence[Any]) -> Sequence[Any]:
+    unchecked = _UNCHECKED.get(op.prim)
+    return bind(op, op.params, args) if unchecked is None else unchecked(op, args)

@@ -19,7 +19,7 @@ from partir_search.ir.rule import NONE, OpRule
 from partir_search.propagation.rules.control_flow import flows_of, outer_inner
 
 MOST = 1.125  # a padded dim is at most this much longer
-WORTH = 0.02  # of the program's operations or of its arguments' bytes, at least
+WORTH = 0.02  # of the program's operations at least
 
 _MASKED = frozenset({"", "sum", "max", "min", "and", "or"})
 
