@@ -61,10 +61,6 @@ class Entry:
         return shapes
 
 
-def _tokens(config: Any, batch: int, seed: int = 0) -> jax.Array:
-    return jax.random.randint(jax.random.key(seed), (batch, config.seq + 1), 0, config.vocab)
-
-
 def _transformer_step(config: transformer.TransformerConfig) -> training.Step:
     """Without dropout, so that no key is needed."""
     step, key = transformer.make_train_step(config), jax.random.key(0)
@@ -79,12 +75,12 @@ _TRANSFORMERS: Mapping[str, transformer.TransformerConfig] = {
 _LLAMA_TINY = llama.LlamaConfig(2, 32, 4, 2, 64, 128, seq=16, dtype="float32")
 
 _FAMILIES: tuple[tuple[Mapping[str, Any], Any, Any, Any], ...] = (
-    (_TRANSFORMERS, transformer.init_state, _transformer_step, _tokens),
+    (_TRANSFORMERS, transformer.init_state, _transformer_step, training.sample_tokens),
     (
         {"llama-tiny": _LLAMA_TINY, **llama.CONFIGS},
         llama.init_state,
         llama.make_train_step,
-        _tokens,
+        training.sample_tokens,
     ),
     *(
         (module.CONFIGS, module.init_state, module.make_train_step, module.sample_batch)

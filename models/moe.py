@@ -159,9 +159,7 @@ def init_state(config: MoEConfig, tx: optax.GradientTransformation, seed: int = 
     return training.create_state(MoETransformer(config), tx, seed, tokens)
 
 
-def sample_batch(config: MoEConfig, batch: int, seed: int = 0) -> jax.Array:
-    """Token ids [batch, seq + 1]."""
-    return jax.random.randint(jax.random.key(seed), (batch, config.seq + 1), 0, config.vocab)
+sample_batch = training.sample_tokens
 
 
 def make_train_step(config: MoEConfig) -> training.Step:

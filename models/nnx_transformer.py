@@ -82,9 +82,7 @@ def init_state(config: NnxConfig, tx: optax.GradientTransformation, seed: int = 
     return nnx.state(_fresh(config, tx, seed))
 
 
-def sample_batch(config: NnxConfig, batch: int, seed: int = 0) -> jax.Array:
-    """Token ids [batch, seq + 1]."""
-    return jax.random.randint(jax.random.key(seed), (batch, config.seq + 1), 0, config.vocab)
+sample_batch = training.sample_tokens
 
 
 def make_train_step(config: NnxConfig) -> Any:

@@ -113,9 +113,7 @@ def init_state(
     return training.create_state(Recurrent(config), tx, seed, tokens)
 
 
-def sample_batch(config: RecurrentConfig, batch: int, seed: int = 0) -> jax.Array:
-    """Token ids [batch, seq + 1]."""
-    return jax.random.randint(jax.random.key(seed), (batch, config.seq + 1), 0, config.vocab)
+sample_batch = training.sample_tokens
 
 
 def make_train_step(config: RecurrentConfig) -> training.Step:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -17,6 +17,9 @@ import optax
 from flax.training import train_state
 
 from models import training
+from models.images import Batch, sample_batch
+
+__all__ = ["CONFIGS", "init_state", "make_train_step", "sample_batch"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,13 +49,6 @@ class TrainState(train_state.TrainState):
     """With BatchNorm's running means and variances."""
 
     batch_stats: Any
-
-
-class Batch(NamedTuple):
-    """Images [batch, height, width, 3] and their classes [batch]."""
-
-    images: jax.Array
-    labels: jax.Array
 
 
 class Bottleneck(nn.Module):
@@ -107,14 +103,6 @@ def init_state(config: ResNetConfig, tx: optax.GradientTransformation, seed: int
         tx=tx,
         batch_stats=variables["batch_stats"],
     )
-
-
-def sample_batch(config: ResNetConfig, batch: int, seed: int = 0) -> Batch:
-    """Random images and classes."""
-    image, label = jax.random.split(jax.random.key(seed))
-    shape = (batch, config.image, config.image, 3)
-    labels = jax.random.randint(label, (batch,), 0, config.classes)
-    return Batch(jax.random.normal(image, shape), labels)
 
 
 def make_train_step(config: ResNetConfig) -> training.Step:

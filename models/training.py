@@ -24,6 +24,11 @@ def optimizer(learning_rate: float = 1e-3) -> optax.GradientTransformation:
     return optax.chain(optax.clip_by_global_norm(1.0), adamw)
 
 
+def sample_tokens(config: Any, batch: int, seed: int = 0) -> jax.Array:
+    """Random token ids [batch, seq + 1] below the config's `vocab`."""
+    return jax.random.randint(jax.random.key(seed), (batch, config.seq + 1), 0, config.vocab)
+
+
 def make_step(loss: Loss) -> Step:
     """The train step `(state, batch) -> (state, loss)` for one device."""
 

@@ -17,7 +17,9 @@ import optax
 from flax.training.train_state import TrainState
 
 from models import training
-from models.resnet import Batch
+from models.images import Batch, sample_batch
+
+__all__ = ["CONFIGS", "init_state", "make_train_step", "sample_batch"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,14 +109,6 @@ def init_state(config: VisionConfig, tx: optax.GradientTransformation, seed: int
     """A fresh train state on the default device."""
     images = jnp.zeros((1, config.image, config.image, 3))
     return training.create_state(Vision(config), tx, seed, images)
-
-
-def sample_batch(config: VisionConfig, batch: int, seed: int = 0) -> Batch:
-    """Random images and classes."""
-    image, label = jax.random.split(jax.random.key(seed))
-    shape = (batch, config.image, config.image, 3)
-    labels = jax.random.randint(label, (batch,), 0, config.classes)
-    return Batch(jax.random.normal(image, shape), labels)
 
 
 def make_train_step(config: VisionConfig) -> training.Step:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
+from jax.custom_derivatives import linear_call
 from jax.experimental import pallas as pl
 from jax.experimental.custom_partitioning import custom_partitioning
 
@@ -49,6 +50,19 @@ def _saved(x: Any, w: Any) -> Any:
         lambda x, w: (jnp.sin(checkpoint_name(x @ w, "kept")) ** 2).sum(), policy=policy
     )
     return jax.grad(loss, 1)(x, w)
+
+
+@jax.custom_vjp
+def _wave(x: Any) -> Any:
+    return jnp.sin(x)
+
+
+_wave.defvjp(lambda x: (jnp.sin(x), jnp.cos(x)), lambda slope, g: (slope * g,), optimize_remat=True)
+
+
+def _optimized_remat(x: Any, w: Any) -> Any:
+    """Value and gradient through a remat: jax 0.12 leaves the forward pass as a call."""
+    return jax.value_and_grad(jax.checkpoint(lambda w: _wave(x @ w).sum()))(w)
 
 
 def _ref(x: Any, w: Any) -> Any:
@@ -105,11 +119,13 @@ CASES: dict[str, Fn] = {
         x.astype(jnp.int8), w.astype(jnp.int8), preferred_element_type=jnp.int32
     ),
     "interp": lambda x, w: jnp.interp(x[0], jnp.linspace(0, 1, 8), w[0]),
+    "linear_call": lambda x, w: linear_call(lambda r, v: v @ r, lambda r, v: v @ r.T, w, x),
     "lstsq": lambda x, w: jnp.linalg.lstsq(x + jnp.eye(8), w)[0],
     "map_in_batches": lambda x, w: lax.map(lambda row: row @ w, x, batch_size=2),
     "nested": _nested,
     "nonzero": lambda x, w: jnp.nonzero(x > 0.5, size=8)[0] + w[0],
     "old_keys": lambda x, w: jax.random.normal(jax.random.PRNGKey(0), (8, 8)) + x @ w,
+    "optimized_remat": _optimized_remat,
     "pallas": _pallas,
     "permutation": lambda x, w: jax.random.permutation(jax.random.key(0), x) + w,
     "platform_dependent": lambda x, w: lax.platform_dependent(

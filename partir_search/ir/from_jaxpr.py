@@ -33,6 +33,7 @@ INLINED = {
     "call": "call_jaxpr",
     "composite": "call_jaxpr",  # as XLA lowers one that it does not know
     "custom_jvp_call": "call_jaxpr",
+    "eval_jaxpr": "call_jaxpr",
     "custom_partitioning": "call",
     "custom_vjp_call": "call_jaxpr",
     "custom_vjp_call_jaxpr": "fun_jaxpr",

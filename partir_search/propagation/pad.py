@@ -66,7 +66,8 @@ class _Scope:
             value = natural
             both = tuple(map(min, have, shape))
             if both != have:
-                value = self._add(op, lax.slice_p, (value,), both, f"{x.name}_cut", {
+                kind = dataclasses.replace(x.type, shape=both)
+                value = self._add(op, lax.slice_p, (value,), kind, f"{x.name}_cut", {
                     "start_indices": (0,) * len(both),
                     "limit_indices": both,
                     "strides": None,
@@ -74,10 +75,10 @@ class _Scope:
             if both != shape:
                 config = tuple((0, m - n, 0) for n, m in zip(both, shape, strict=True))
                 zero = Literal(_number(0, x.type.dtype), _scalar(x.type))
-                padded = f"{x.name}_padded"
-                value = self._add(
-                    op, lax.pad_p, (value, zero), shape, padded, {"padding_config": config}
-                )
+                kind = dataclasses.replace(x.type, shape=shape)
+                value = self._add(op, lax.pad_p, (value, zero), kind, f"{x.name}_padded", {
+                    "padding_config": config,
+                })  # fmt: skip
             self.forms[key] = value
         return self.forms[key]
 
@@ -90,33 +91,20 @@ class _Scope:
                 dataclasses.replace(kind, dtype=dtype, itemsize=dtype.itemsize)
                 for dtype in (_INT32, _BOOL)
             )
-            at = self._typed(op, lax.iota_p, (), index, f"{stem}_index", {
+            at = self._add(op, lax.iota_p, (), index, f"{stem}_index", {
                 "dtype": _INT32, "shape": kind.shape, "dimension": dim, "sharding": None,
             })  # fmt: skip
             end = Literal(np.int32(n), _scalar(index))
-            inside = self._typed(op, lax.lt_p, (at, end), flag, f"{stem}_inside", {})
+            inside = self._add(op, lax.lt_p, (at, end), flag, f"{stem}_inside", {})
             filler = Literal(_identity(monoid, kind.dtype), _scalar(kind))
-            fill = self._add(op, lax.broadcast_in_dim_p, (filler,), kind.shape, f"{stem}_fill", {
+            fill = self._add(op, lax.broadcast_in_dim_p, (filler,), kind, f"{stem}_fill", {
                 "shape": kind.shape, "broadcast_dimensions": (), "sharding": None,
             })  # fmt: skip
             ins = (inside, fill, value)
-            self.masks[key] = self._add(op, lax.select_n_p, ins, kind.shape, f"{stem}_masked", {})
+            self.masks[key] = self._add(op, lax.select_n_p, ins, kind, f"{stem}_masked", {})
         return self.masks[key]
 
     def _add(
-        self,
-        op: Op,
-        handle: Any,
-        operands: tuple[Operand, ...],
-        shape: Shape,
-        name: str,
-        params: Mapping[str, Any],
-    ) -> Value:
-        """One more op, whose result is of the type of its last operand."""
-        kind = dataclasses.replace(operands[-1].type, shape=shape)
-        return self._typed(op, handle, operands, kind, name, params)
-
-    def _typed(
         self,
         op: Op,
         handle: Any,

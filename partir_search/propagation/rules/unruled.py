@@ -43,7 +43,6 @@ UNRULED: Mapping[str, str] = {
     "custom_lin": "is gone once a function is differentiated",
     "dce_sink": "keeps a value alive; takes it whole",
     "empty2": "uninitialised memory of a scalar",
-    "eval_jaxpr": "is gone once a function is traced",
     "rng_uniform": "draws differently on each device by design; use jax.random",
-    "stage": "is gone once a function is traced",
+    "stage": "has not been met in a traced function",
 }
