@@ -2,13 +2,14 @@
 
 from partir_search import report
 from partir_search.api import AutoPartitioned, auto_partition
+from partir_search.communication import Collective
 from partir_search.cost.simulator import Cost
 from partir_search.ir.mesh import MeshShape
 from partir_search.lowering.compiled import hlo_counts, stablehlo_counts
 from partir_search.machine import MACHINES, Machine
 from partir_search.mcts.goals import Fastest, FewestBytes, Fit, Goal, Weighted
 from partir_search.microbatch import microbatched
-from partir_search.plan import Collective, Plan, SavedPlan, load_plan
+from partir_search.plan import Plan, SavedPlan, load_plan
 from partir_search.pressure import DoesNotFit, Remedy
 from partir_search.propagation.actions import Action, IllegalAction, Replicate, Tile
 from partir_search.tactics import (

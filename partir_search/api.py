@@ -12,7 +12,8 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from partir_search.cost.simulator import Cost
-from partir_search.lowering.shard import sharded
+from partir_search.lowering.program import LocalProgram
+from partir_search.lowering.shard import lifted_shardings, sharded
 from partir_search.machine import Machine, find_machine, machine_of_kind
 from partir_search.mcts.goals import Goal
 from partir_search.placement import place, struct_of
@@ -26,11 +27,16 @@ from partir_search.signature import Call, Traced, abstract, split_call, weaken
 
 @dataclasses.dataclass(frozen=True)
 class _Entry:
-    """A plan and its executable for one signature."""
+    """A plan and its executable for one signature.
+
+    Attributes:
+      lifted: large closed-over arrays, as the first argument of `jitted`; () if there are none.
+    """
 
     plan: Plan
     jitted: Any
     shardings: tuple[NamedSharding, ...]
+    lifted: tuple[list[Any], ...]
 
 
 def auto_partition(
@@ -187,7 +193,7 @@ class AutoPartitioned:
         tree = jax.tree.structure((call.args, call.kwargs))
         placed = [place(x, s) for x, s in zip(leaves, entry.shardings, strict=True)]
         new_args, new_kwargs = jax.tree.unflatten(tree, placed)
-        return entry.jitted(*new_args, **new_kwargs)
+        return entry.jitted(*entry.lifted, *new_args, **new_kwargs)
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """Searches only. Arguments may be arrays or `jax.ShapeDtypeStruct`s."""
@@ -203,11 +209,14 @@ class AutoPartitioned:
             return self._maker.known_plans(self._split(args, kwargs), args, kwargs)
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
-        """`jax.stages.Traced` of the partitioned program (static arguments are bound)."""
+        """`jax.stages.Traced` of the partitioned program (static arguments are bound).
+
+        Where the function closes over large arrays, a list of them comes before the arguments.
+        """
         call = self._split(args, kwargs)
         entry = self._entry(call, args, kwargs)
         new_args, new_kwargs = self._structs(call, entry)
-        return entry.jitted.trace(*new_args, **new_kwargs)
+        return entry.jitted.trace(*entry.lifted, *new_args, **new_kwargs)
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """`jax.stages.Lowered` of the partitioned program; `.compile()` gives the executable."""
@@ -268,14 +277,19 @@ class AutoPartitioned:
         mesh = self._options.mesh
         mapped = sharded(plan.program, mesh)
 
+        lifted: tuple[list[Any], ...] = ()
+        if plan.program.lifted:
+            lifted = (_lifted(plan.program, mesh),)
+
         def partitioned(*args: Any, **kwargs: Any) -> Any:
-            out = mapped(*jax.tree.leaves((args, kwargs)))
+            own, args = args[: len(lifted)], args[len(lifted) :]
+            out = mapped(*jax.tree.leaves((args, kwargs)), *jax.tree.leaves(own))
             out = [weaken(x) if w else x for x, w in zip(out, traced.weak, strict=True)]
             return jax.tree.unflatten(traced.out_tree, out)
 
         partitioned.__name__ = partitioned.__qualname__ = self.__name__
         flags = jax.tree.unflatten(traced.in_tree, traced.donated)
-        donate = [i for i, a in enumerate(flags[0]) if _all(a)]
+        donate = [i + len(lifted) for i, a in enumerate(flags[0]) if _all(a)]
         donate_names = [k for k, a in flags[1].items() if _all(a)]
         jitted = jax.jit(
             partitioned,
@@ -284,13 +298,23 @@ class AutoPartitioned:
             out_shardings=None if isinstance(mesh, AbstractMesh) else plan.out_shardings,
             keep_unused=True,
         )
-        return _Entry(plan, jitted, tuple(plan.flat_in_shardings()))
+        return _Entry(plan, jitted, tuple(plan.flat_in_shardings()), lifted)
 
     def _structs(self, call: Call, entry: _Entry) -> Any:
         """The call's arguments as ShapeDtypeStructs that carry the plan's shardings."""
         leaves, tree = jax.tree.flatten((call.args, call.kwargs))
         structs = [struct_of(x, s) for x, s in zip(leaves, entry.shardings, strict=True)]
         return jax.tree.unflatten(tree, structs)
+
+
+def _lifted(program: LocalProgram, mesh: AnyMesh) -> list[Any]:
+    """Large closed-over arrays on the mesh's devices, or their shapes where it has none."""
+    if isinstance(mesh, Mesh):
+        shardings = lifted_shardings(program, mesh)
+        constants = program.partition.module.constants
+        return [place(constants[i], s) for i, s in zip(program.lifted, shardings, strict=True)]
+    values = (program.partition.module.values[i] for i in program.lifted)
+    return [jax.ShapeDtypeStruct(v.type.shape, v.type.dtype) for v in values]
 
 
 def _all(tree: Any) -> bool:

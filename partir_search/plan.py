@@ -14,6 +14,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from partir_search.communication import Collective, collectives_of
 from partir_search.cost.simulator import Cost, OpCost
 from partir_search.ir.core import Module, Op, Value
 from partir_search.ir.mesh import MeshShape
@@ -35,27 +36,6 @@ from partir_search.targets import Target
 from partir_search.verification import Verification, verify
 
 FORMAT = 1
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Collective:
-    """One collective of the device-local program.
-
-    Attributes:
-      axes: mesh axes, major to minor.
-      bytes: payload on one device (the larger of input and output).
-      op: the op that makes or needs the value.
-      source: the user's source line of that op.
-      times: runs per step (trip counts of loops around it).
-    """
-
-    kind: str
-    axes: tuple[str, ...]
-    bytes: int
-    value: str
-    op: str
-    source: str
-    times: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -144,21 +124,8 @@ class Plan:
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
-        """Every collective of the program, in program order."""
-        names = self.mesh_shape.names
-        return tuple(
-            Collective(
-                move.step.kind,
-                tuple(names[a] for a in move.step.axes),
-                move.payload_bytes,
-                move.source.value.name,
-                move.op.prim if move.op else "return",
-                move.op.source if move.op else "",
-                times,
-            )
-            for move, times in self._planned.sketch.moves()
-            if move.step.kind in COLLECTIVES
-        )
+        """Every collective of the program, in program order; then those that the user wrote."""
+        return collectives_of(self._planned.sketch)
 
     @property
     def collective_counts(self) -> dict[str, int]:

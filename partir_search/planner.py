@@ -18,7 +18,7 @@ from partir_search.experts.strategist import Strategist
 from partir_search.ir.core import Module
 from partir_search.ir.fold import Folded, fold
 from partir_search.ir.mesh import MeshShape
-from partir_search.ir.partition import KEPT
+from partir_search.ir.rule import KEPT
 from partir_search.lowering.local import LocalCache, localize
 from partir_search.lowering.program import LocalProgram
 from partir_search.machine import Machine

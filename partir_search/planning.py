@@ -36,9 +36,6 @@ AnyMesh = Union[Mesh, AbstractMesh]
 Remat = Union[bool, Literal["auto"]]
 
 
-LARGE_CONSTANT = 16 * 2**20  # bytes of a closed-over array that are worth a warning
-
-
 @dataclasses.dataclass(frozen=True)
 class Options:
     """What `auto_partition` was asked for."""
@@ -248,17 +245,16 @@ class Maker:
 
 
 def _warn_constants(module: Module) -> None:
-    for i in module.constants:
+    for i in module.large_constants():
         value = module.values[i]
-        if value.type.nbytes >= LARGE_CONSTANT:
-            user = next((op for op in module.ops if any(v is value for _, v in op.inputs())), None)
-            warnings.warn(
-                f"the function closes over an array {value.type} of"
-                f" {value.type.nbytes / 2**20:,.0f} MiB (used at {user.source if user else '?'}):"
-                " every device holds it whole and it is written into the program; pass it as an"
-                " argument",
-                stacklevel=2,
-            )
+        user = next((op for op in module.ops if any(v is value for _, v in op.inputs())), None)
+        warnings.warn(
+            f"the function closes over an array {value.type} of"
+            f" {value.type.nbytes / 2**20:,.0f} MiB (used at {user.source if user else '?'}): it is"
+            " tiled and passed along with the arguments, but kept as long as the compiled step;"
+            " make it an argument of your own to donate, save or change it",
+            stacklevel=2,
+        )
 
 
 def _rank(plan: Plan) -> tuple[bool, float]:

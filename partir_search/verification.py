@@ -25,8 +25,9 @@ from partir_search.ir.core import Module
 from partir_search.ir.mesh import MeshShape
 from partir_search.lowering.compiled import CompiledCollective, axes_of, hlo_collectives
 from partir_search.lowering.program import LocalProgram
-from partir_search.lowering.reshard import COLLECTIVES
-from partir_search.lowering.shard import argument_specs, result_specs, sharded
+from partir_search.lowering.reshard import COLLECTIVES, Step
+from partir_search.lowering.shard import argument_specs, lifted_specs, result_specs, sharded
+from partir_search.lowering.window import Fetch, crossed
 from partir_search.targets import TPUS, Target
 
 Key = tuple[str, tuple[str, ...]]  # kind and axes
@@ -159,9 +160,11 @@ def compile_for(program: LocalProgram, mesh: Mesh, options: dict[str, Any] | Non
         keep_unused=True,
         out_shardings=results,
     )
+    values = [*module.body.args, *(module.values[i] for i in program.lifted)]
+    specs = [*argument_specs(program), *lifted_specs(program)]
     structs = [
         jax.ShapeDtypeStruct(v.type.shape, v.type.dtype, sharding=NamedSharding(mesh, s))
-        for v, s in zip(module.body.args, argument_specs(program), strict=True)
+        for v, s in zip(values, specs, strict=True)
     ]
     return jitted.lower(*structs).compile(compiler_options=options or None)
 
@@ -176,12 +179,16 @@ def compare(
     pairs: Rest = collections.defaultdict(collections.Counter)  # of complex numbers
     for move, times in program.moves():
         if move.step.kind in COLLECTIVES:
-            axes = tuple(mesh.names[a] for a in sorted(move.step.axes) if mesh.sizes[a] > 1)
+            axes = tuple(mesh.names[a] for a in _axes(move.step, mesh) if mesh.sizes[a] > 1)
             size = move.source.value.type.itemsize
             planned[move.step.kind, axes].append((move.payload_bytes // size, size))
             if np.issubdtype(move.source.value.type.dtype, np.complexfloating):
                 pairs[move.step.kind, axes][move.payload_bytes // size] += 1
             runs[move.step.kind, axes][0] += move.payload_bytes // size * times
+    for own, _, times in program.own_collectives():
+        axes = tuple(n for n in mesh.whole if n in own.axes and mesh.as_dict()[n] > 1)
+        planned[own.kind, axes].append((own.nbytes // own.itemsize, own.itemsize))
+        runs[own.kind, axes][0] += own.nbytes // own.itemsize * times
     compiled: dict[Key, list[tuple[int, int]]] = collections.defaultdict(list)
     for c in found:
         key = c.kind, axes_of(c.groups, mesh) or ("?",)
@@ -215,6 +222,14 @@ def compare(
         for elements, n in sorted(counts.items())
     ]
     return rows, tuple(changes), tuple(unexplained)
+
+
+def _axes(step: Step, mesh: MeshShape) -> tuple[int, ...]:
+    """A step's axes in the mesh's order; of a permute those that its pairs cross."""
+    axes = step.axes
+    if isinstance(step.detail, Fetch):
+        axes = crossed(step.detail.pairs, {a: mesh.sizes[a] for a in axes})
+    return tuple(sorted(axes))
 
 
 Rest = dict[Key, "collections.Counter[int]"]

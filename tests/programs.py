@@ -16,6 +16,7 @@ KINDS = (
     *("unary", "binary", "dot", "dot", "reduce", "max", "transpose", "reshape", "broadcast"),
     *("slice", "gather", "scan", "cond", "remat", "softmax", "concat", "random", "where"),
     *("scatter", "sort", "cumulative", "rows", "update", "pad", "reverse", "repeat", "conv"),
+    *("strided_conv", "overlapping_pool", "roll", "middle"),
     *("pool", "argmax", "batched", "narrow", "whiles", "reduce_in_scan", "solve"),
 )
 
@@ -193,7 +194,7 @@ class Builder:
         """A slice whose start depends on data."""
         i = self.pick(lambda s: s[0] >= 4)
         if i is not None:
-            n = self.shapes[i][0] // 2
+            n = self.rng.randrange(1, self.shapes[i][0] // 2 + 1)
             self.emit(
                 (n, *self.shapes[i][1:]),
                 lambda v: lax.dynamic_slice_in_dim(v[i], (v[0].sum() > 0).astype(int) + 1, n, 0),
@@ -261,6 +262,53 @@ class Builder:
                 (b, n // 2, f),
                 lambda v: lax.reduce_window(v[i], 0.0, lax.add, window, window, "VALID") / 2,
             )
+
+    def strided_conv(self) -> None:
+        """Strides, dilation and padding; its gradients dilate the image."""
+        i = self.pick(lambda s: len(s) == 3 and s[1] >= 3)
+        if i is not None:
+            b, n, f = self.shapes[i]
+            stride, spread = self.rng.choice([1, 2, 3]), self.rng.choice([1, 2])
+            low, high = self.rng.randrange(3), self.rng.randrange(3)
+            out = (n + low + high - 2 * spread - 1) // stride + 1
+            if out < 1:
+                return
+
+            def run(v: list[Any]) -> Any:
+                kernel = jnp.tanh(v[i][0, :3, :, None] * jnp.linspace(0.1, 1, f))
+                return lax.conv_general_dilated(
+                    v[i], kernel, (stride,), [(low, high)], rhs_dilation=(spread,),
+                    dimension_numbers=("NWC", "WIO", "NWC"),
+                )  # fmt: skip
+
+            self.emit((b, out, f), run)
+
+    def overlapping_pool(self) -> None:
+        i = self.pick(lambda s: len(s) == 3 and s[1] >= 3)
+        if i is not None:
+            b, n, f = self.shapes[i]
+            stride = self.rng.choice([1, 2])
+            start, fn = self.rng.choice([(0.0, lax.add), (-jnp.inf, lax.max)])
+            self.emit(
+                (b, -(-n // stride), f),
+                lambda v: lax.reduce_window(
+                    v[i], start, fn, (1, 3, 1), (1, stride, 1), "SAME"
+                ) / 3,
+            )  # fmt: skip
+
+    def roll(self) -> None:
+        i = self.pick()
+        by, d = self.rng.randrange(-3, 4), self.rng.randrange(len(self.shapes[i]))
+        self.emit(self.shapes[i], lambda v: jnp.roll(v[i], by, d))
+
+    def middle(self) -> None:
+        """Every so many of a stretch."""
+        i = self.pick(lambda s: s[0] >= 6)
+        if i is not None:
+            s, step = self.shapes[i], self.rng.choice([1, 2])
+            first = self.rng.randrange(2)
+            n = len(range(first, s[0] - 1, step))
+            self.emit((n, *s[1:]), lambda v: v[i][first:-1:step])
 
     def argmax(self) -> None:
         i = self.pick(lambda s: len(s) >= 2)

@@ -18,7 +18,7 @@ from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import Partition
 from partir_search.ir.verify import verify, verify_partition
 from partir_search.lowering.local import localize
-from partir_search.lowering.shard import argument_specs, result_specs, sharded
+from partir_search.lowering.shard import argument_specs, lifted_shardings, result_specs, sharded
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.propagate import State
 from partir_search.propagation.rules.control_flow import EMITTERS
@@ -69,6 +69,9 @@ def run_emitted(partition: Partition, args: Sequence[Any]) -> list[Any]:
         jax.device_put(a, NamedSharding(mesh, s))
         for a, s in zip(args, argument_specs(program), strict=True)
     ]
+    constants = program.partition.module.constants
+    lifted = zip(program.lifted, lifted_shardings(program, mesh), strict=True)
+    placed += [jax.device_put(constants[i], s) for i, s in lifted]
     out = jax.block_until_ready(jax.jit(sharded(program, mesh))(*placed))
     for value, spec in zip(out, result_specs(program), strict=True):
         check_replicas(value, NamedSharding(mesh, spec))
@@ -109,3 +112,9 @@ def check_partition(partition: Partition, fn: Callable[..., Any], args: Sequence
     want = [jnp.asarray(x) for x in jax.tree.leaves(jax.jit(fn)(*args))]
     assert_same(run_evaluator(partition, args), want)
     assert_same(run_emitted(partition, args), want)
+
+
+def floats_of(*shapes: tuple[int, ...]) -> list[jax.Array]:
+    """Arrays of the given shapes, of a fixed seed."""
+    rng = np.random.default_rng(0)
+    return [jnp.asarray(rng.uniform(-1, 1, s), jnp.float32) for s in shapes]

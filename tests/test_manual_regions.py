@@ -60,6 +60,11 @@ def test_equals_plain(check_vma: bool) -> None:
         plan = partitioned.plan(*args)
         assert not plan.opaque()
         assert plan.collective_counts["all_gather"] == 0
+        assert plan.collective_counts["collective_permute"] > 0  # the user's
+        assert ps.stablehlo_counts(partitioned.lower(*args).as_text()) == plan.collective_counts
+        assert plan.cost.bytes_by_kind["collective_permute"] > 0
+        sources = {c.source for c in plan.collectives if c.kind == "collective_permute"}
+        assert all("test_manual_regions.py" in s for s in sources)
         for a, b in zip(partitioned(*args), want, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 

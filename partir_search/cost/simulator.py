@@ -27,6 +27,7 @@ from partir_search.cost.traffic import (
 )
 from partir_search.ir.core import Module, Op
 from partir_search.ir.fold import Folded
+from partir_search.ir.manual import OwnCollective
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import Partition
 from partir_search.ir.rule import OpRule
@@ -103,6 +104,8 @@ class CostModel:
         """
         self.module, self.machine = module, machine
         self.contracts = [rule.contracts for rule in rules]
+        regions = ((op.id, rules[op.id].manual) for op in module.ops)
+        self.manual = {i: manual.collectives for i, manual in regions if manual}
         if folded is None:
             usage = usage or usage_of(module, rules, machine)
             self.kernels = kernels(usage.traffic, rules)
@@ -242,7 +245,17 @@ class CostModel:
                 name = move.source.value.name
                 spent = (seconds * times, 0.0, payload * times)
                 rows.append(OpCost(step.kind, name, source, times, *spent))
+        for own, op, trips in program.own_collectives():
+            seconds = self.own_seconds(own, partition.mesh)[0] * trips * op.count
+            spent = (seconds, 0.0, float(own.nbytes) * trips * op.count)
+            rows.append(OpCost(own.kind, own.value, op.source, trips * op.count, *spent))
         return tuple(sorted(rows, key=lambda r: -r.seconds))
+
+    def own_seconds(self, own: OwnCollective, mesh: MeshShape) -> tuple[float, float, str]:
+        """Seconds of a collective of the user's, bytes that a device sends, the axes' names."""
+        axes = tuple(a for name in own.axes for a in mesh.axes(name))
+        step = Step(own.kind, axes, -1, -1, "", (), ())
+        return self.transfer(step, own.nbytes, mesh)
 
     def evaluate(self, program: LocalProgram) -> Cost:
         """The cost of a device-local program of this model's module."""
@@ -325,6 +338,11 @@ class _Walk:
                     born[source.id] = at
             if item.blocks:
                 extra[at] += self.regions(item, times)
+            elif item.op.id in self.model.manual:
+                for own in self.model.manual[item.op.id]:
+                    seconds, sent, name = self.model.own_seconds(own, self.mesh)
+                    self.add(own.kind, name, sent, times * own.times * item.op.count)
+                    self.exposed += seconds * times * own.times * item.op.count
             done = item.op
             at += 1
         return extra
@@ -341,6 +359,10 @@ class _Walk:
             peak = max(peak, float(live.max()) if len(live) else 0.0)
         return peak
 
+    def add(self, kind: str, axes: str, sent: float, times: float) -> None:
+        self.by_axis[axes] = self.by_axis.get(axes, 0.0) + sent * times
+        self.by_kind[kind] = self.by_kind.get(kind, 0.0) + sent * times
+
     def move(self, move: Move, times: float, slack: float, argument: bool) -> float:
         step, model = move.step, self.model
         width = model.width(move)
@@ -349,9 +371,7 @@ class _Walk:
         if step.kind not in COLLECTIVES:
             return slack
         seconds, sent, name = model.transfer(step, move.payload_bytes * width, self.mesh)
-        sent *= times
-        self.by_axis[name] = self.by_axis.get(name, 0.0) + sent
-        self.by_kind[step.kind] = self.by_kind.get(step.kind, 0.0) + sent
+        self.add(step.kind, name, sent, times)
         if argument and step.kind == "all_gather" and model.machine.prefetches:
             self.exposed += max(0.0, seconds - slack) * times
             return max(0.0, slack - seconds)

@@ -10,6 +10,7 @@ Grammar (what the printer writes; loops come from a `Partition`, see `ir/partiti
             | "tile" dim axis "(" index ":" "range<" size ">" ")" "{" stmt* yield "}"
             | monoid axis "(" index ":" "range<" size ">" ")" "{" stmt* yield "}"
     operand = "%" name | literal | "(" "slice" dim operand "[" index "]" ")"
+            | "(" "window" dim operand "[" start "," size "]" ")"     -- zeros beyond the ends
     return  = "return" operand*
 
 The base module never changes: a partition is a separate object that refers to ops and values by
@@ -25,6 +26,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Union
 
 Shape = tuple[int, ...]
+
+LARGE_CONSTANT = 16 * 2**20  # bytes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -168,6 +171,10 @@ class Module:
         if self._names is None:
             self._names = {v.name: v for v in self.values}
         return self._names
+
+    def large_constants(self) -> list[int]:
+        """Ids of closed-over arrays that are not written into the program but passed to it."""
+        return [i for i in self.constants if self.values[i].type.nbytes >= LARGE_CONSTANT]
 
     def use_counts(self) -> list[int]:
         """How often each value is used, by ops and as a result of a region."""

@@ -18,7 +18,7 @@ from jax import lax
 from partir_search.ir.core import Literal, Op, Operand, Region, Value
 from partir_search.ir.local_form import run_local
 from partir_search.ir.partition import Partition
-from partir_search.ir.rule import Dims, OpRule
+from partir_search.ir.rule import OpRule
 
 Emitters = Mapping[str, Callable[..., Sequence[Any]]]
 
@@ -88,8 +88,8 @@ def _loops(partition: Partition, op: Op, ins: Sequence[Any]) -> list[Any]:
     for index in itertools.product(*(range(n) for n in count.values())):
         tile = dict(zip(count, index, strict=True))
         sliced = [
-            _slice(x, rule, dims, tile, count) if isinstance(operand, Value) else x
-            for x, operand, dims in zip(ins, op.operands, rule.operands, strict=True)
+            _slice(x, rule, i, tile, count) if isinstance(operand, Value) else x
+            for i, (x, operand) in enumerate(zip(ins, op.operands, strict=True))
         ]
         pieces[index] = run_local(_Iteration(tile, count), rule, op, sliced)
     for position in reversed(range(len(count))):
@@ -106,14 +106,28 @@ def _loops(partition: Partition, op: Op, ins: Sequence[Any]) -> list[Any]:
 
 
 def _slice(
-    x: Any, rule: OpRule, dims: Dims, tile: Mapping[int, int], count: Mapping[int, int]
+    x: Any, rule: OpRule, operand: int, tile: Mapping[int, int], count: Mapping[int, int]
 ) -> Any:
+    """What one iteration reads of an operand."""
+    dims = rule.operands[operand]
     for d in range(len(dims)):
         for f in rule.factors_on(dims, d):
-            if f in tile:
+            if f not in tile:
+                continue
+            if reads := rule.reads_on(operand, d):
+                start, size = reads.stretch(tile[f], rule.sizes[f] // count[f])
+                x = _stretch(x, d, start, size)
+            else:
                 size = x.shape[d] // count[f]
                 x = lax.slice_in_dim(x, tile[f] * size, (tile[f] + 1) * size, axis=d)
     return x
+
+
+def _stretch(x: Any, dim: int, start: int, size: int) -> Any:
+    """Elements from `start` on; zeros beyond the ends."""
+    config = [(0, 0, 0)] * x.ndim
+    config[dim] = (-start, start + size - x.shape[dim], 0)
+    return lax.pad(x, jnp.zeros((), x.dtype), config)
 
 
 def _join(parts: Sequence[Any], dim: int, monoid: str) -> Any:

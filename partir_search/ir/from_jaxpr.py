@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
-import pathlib
-import re
-import sysconfig
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from jax.extend import source_info_util
+from jax import lax
 from jax.sharding import NamedSharding
 
 from partir_search.ir.core import Literal, Module, Op, Operand, Region, TensorType, Value
 from partir_search.ir.manual import Manual, Spec
+from partir_search.ir.names import clean, source_line, value_stem
 
 INLINED = {
     "call_hi_primitive": "_prim",
@@ -43,6 +40,7 @@ INLINED = {
     "remat_opt": "fwd_jaxpr",
     "xla_metadata_call": "jaxpr",
 }
+TAKEN_APART = frozenset({"split"})  # into slices
 REGIONS: Mapping[str, tuple[str, ...]] = {
     "scan": ("jaxpr",),
     "while": ("cond_jaxpr", "body_jaxpr"),
@@ -50,7 +48,6 @@ REGIONS: Mapping[str, tuple[str, ...]] = {
     "remat2": ("jaxpr",),
     "checkpoint": ("jaxpr",),
 }
-_WRAPPER = re.compile(r"\w+\(([^()]*)\)")
 
 
 def read_module(
@@ -198,6 +195,8 @@ class _Reader:
                 self.inline(eqn, env, ops, prefix)
             elif name == "device_put":
                 self.puts(eqn, env, ops, prefix)
+            elif name == "split":
+                self.pieces(eqn, env, ops, prefix)
             elif name == "shard_map":
                 self.manual(eqn, env, ops, prefix)
             else:
@@ -223,6 +222,24 @@ class _Reader:
             params = {k: (v[i],) for k, v in op.params.items()}
             ops.append(
                 dataclasses.replace(op, operands=(operand,), results=(result,), params=params)
+            )
+
+    def pieces(self, eqn: Any, env: dict[Any, Operand], ops: list[Op], prefix: str) -> None:
+        """A `split` as slices: each piece may be tiled along the dim that is split."""
+        op = self.op(eqn, env, prefix)
+        shape, axis = op.operands[0].type.shape, op.params["axis"]
+        end = 0
+        for result in op.results:
+            start, end = end, end + result.type.shape[axis]
+            params = {
+                "start_indices": tuple(start if d == axis else 0 for d in range(len(shape))),
+                "limit_indices": tuple(end if d == axis else n for d, n in enumerate(shape)),
+                "strides": None,
+            }
+            ops.append(
+                dataclasses.replace(
+                    op, prim="slice", results=(result,), params=params, handle=lax.slice_p
+                )
             )
 
     def manual(self, eqn: Any, env: dict[Any, Operand], ops: list[Op], prefix: str) -> None:
@@ -300,31 +317,11 @@ class _Reader:
             params=params,
             regions=regions,
             origin=functools.partial(source_line, eqn.source_info),
-            scope=_clean(scope),
+            scope=clean(scope),
             backward=backward,
             handle=eqn.primitive,
             effect=bool(eqn.effects),
         )
-
-
-_LIBRARIES = (
-    sysconfig.get_paths()["stdlib"],
-    str(pathlib.Path(__file__).parent.parent),
-    f"{os.sep}site-packages{os.sep}",
-    f"{os.sep}dist-packages{os.sep}",
-)
-
-
-def source_line(info: Any) -> str:
-    """``file:line (function)`` of the innermost frame in the user's own code, or "".
-
-    jax names the innermost frame outside of jax, which for most models lies in flax or optax.
-    """
-    for frame in info.traceback.frames if info.traceback else ():
-        if frame.file_name.startswith("<") or any(p in frame.file_name for p in _LIBRARIES):
-            continue
-        return f"{frame.file_name}:{frame.line_num} ({frame.function_name})"
-    return str(source_info_util.summarize(info))
 
 
 def _callee(eqn: Any) -> tuple[Any, Sequence[Any]]:
@@ -380,20 +377,3 @@ def _params(eqn: Any) -> dict[str, Any]:
 
 def _join(prefix: str, scope: str) -> str:
     return f"{prefix}/{scope}" if prefix and scope else prefix or scope
-
-
-@functools.lru_cache(maxsize=4096)
-def _clean(scope: str) -> str:
-    """A name stack that `jax.named_scope` takes back."""
-    return re.sub(r"[^\w()./-]", "_", scope)
-
-
-@functools.lru_cache(maxsize=16384)
-def value_stem(scope: str, prim: str) -> str:
-    """A readable name: module path of the user's code and the primitive, `d_` in the backward."""
-    plain = scope
-    while _WRAPPER.search(plain):
-        plain = _WRAPPER.sub(r"\1", plain)
-    parts = [p for p in plain.split("/") if p and re.fullmatch(r"[\w.]+", p)]
-    stem = ".".join([*parts[-3:], prim]).replace("-", "_")
-    return f"d_{stem}" if "transpose(" in scope else stem

@@ -9,25 +9,25 @@ import numpy as np
 import numpy.typing as npt
 
 from partir_search.ir.core import Literal, Module, Op, Region, Value, walk_regions
-from partir_search.ir.rule import NONE, OpRule
+from partir_search.ir.rule import NONE, TRAVELLING, OpRule
 
 Ints = npt.NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Traveller:
-    """An op that makes partial sums or may pass them on.
+    """An op that makes partial results or may pass them on.
 
     Attributes:
       single: ids of its operands that nothing else uses.
-      sums: whether some factor reduces with "sum".
+      reduces: whether some factor reduces in a way that may stay unfinished.
     """
 
     op: Op
     rule: OpRule
     single: tuple[int, ...]
     results: tuple[int, ...]
-    sums: bool
+    reduces: bool
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -61,8 +61,8 @@ class Index:
 
     Attributes:
       zeros: ids of values known to be all zeros: they may join any pending sum.
-      travellers: by op id, the ops that matter to pending sums.
-      summing: those that may make partial sums.
+      travellers: by op id, the ops that matter to pending reductions.
+      reducing: those that may make partial results.
       consumer: per value, the traveller that is its only user, or NONE.
       around: per op, ids of its operand values and results.
       ports: operands and results as arrays.
@@ -70,7 +70,8 @@ class Index:
       count: per op, how many ops it stands for.
       members: op ids of each region.
       position: per op id, its position in its region.
-      always_active: per op id, whether it has regions, which any layout may concern.
+      always_active: per op id, whether any layout may concern it: it has regions, or reads other
+        stretches than tiles.
       stacked: ids of ops with a factor beneath another on one dim.
       beneath: [stacked, factor + 1] whether the factor is beneath another.
     """
@@ -81,19 +82,21 @@ class Index:
         self.around: list[tuple[int, ...]] = []
         self.travellers: dict[int, Traveller] = {}
         self.consumer = [NONE] * len(module.values)
+        reducers = set(TRAVELLING)
         for op, rule in zip(module.ops, rules, strict=True):
             inputs = tuple(v.id for _, v in op.inputs())
             self.around.append(inputs + tuple(r.id for r in op.results))
             if op.regions:
                 continue
-            sums = "sum" in rule.reducers
-            single = tuple(v for v in inputs if uses[v] == 1) if rule.linear else ()
-            if sums or single:
+            reduces = not reducers.isdisjoint(rule.reducers)
+            passes = bool(rule.linear or rule.monotone)
+            single = tuple(v for v in inputs if uses[v] == 1) if passes else ()
+            if reduces or single:
                 results = tuple(r.id for r in op.results)
-                self.travellers[op.id] = Traveller(op, rule, single, results, sums)
+                self.travellers[op.id] = Traveller(op, rule, single, results, reduces)
                 for v in single:
                     self.consumer[v] = op.id
-        self.summing = tuple(t for t in self.travellers.values() if t.sums)
+        self.reducing = tuple(t for t in self.travellers.values() if t.reduces)
         self.ports = _ports(module, rules)
         self.uses = self.ports.only(~self.ports.result)
         self.count = np.array([op.count for op in module.ops], dtype=np.int64)
@@ -104,7 +107,8 @@ class Index:
             self.members[region] = ids
             self.position[ids] = np.arange(len(ids))
         self.always_active = np.array(
-            [bool(op.regions or rules[op.id].manual) for op in module.ops], dtype=np.bool_
+            [bool(op.regions or rules[op.id].manual or rules[op.id].reads) for op in module.ops],
+            dtype=np.bool_,
         )
         stacked = [op.id for op in module.ops if rules[op.id].above]
         self.stacked = np.array(stacked, dtype=np.int64)
@@ -170,12 +174,18 @@ def is_zero(operand: object, zeros: Set[int]) -> bool:
     return isinstance(operand, Value) and operand.id in zeros
 
 
-def linear_group(op: Op, rule: OpRule, pending: Set[int], zeros: Set[int]) -> tuple[int, ...]:
-    """The operand positions through which a pending sum may pass `op` now, or ().
+def passing_group(
+    op: Op, rule: OpRule, monoid: str, pending: Set[int], zeros: Set[int]
+) -> tuple[int, ...]:
+    """The operand positions through which a pending reduction may pass `op` now, or ().
 
-    All operands of the group are pending or zero, at least one is pending, no other operand is.
+    At least one operand of the group is pending, no other operand is; of sums, the group's others
+    are zero.
     """
     held = {i for i, v in op.inputs() if v.id in pending}
+    if monoid != "sum":
+        groups = (g for m, g in rule.monotone if m == monoid)
+        return next((g for g in groups if held and held <= set(g)), ())
     for group in rule.linear:
         if (
             held

@@ -22,6 +22,23 @@ Emitters = Mapping[str, Callable[..., Sequence[Any]]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class OwnCollective:
+    """A collective that the user wrote.
+
+    Attributes:
+      nbytes: of the larger side on one device; `itemsize` of one element.
+      times: runs per run of the region.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    value: str
+    nbytes: int
+    itemsize: int
+    times: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Manual:
     """A `shard_map` as its jaxpr has it.
 
@@ -31,6 +48,7 @@ class Manual:
       text: its jaxpr; what makes two of them equal.
       body: on local tiles.
       constants: arrays that it closes over, by `id` of their values.
+      collectives: its own.
     """
 
     axes: tuple[tuple[str, int], ...]
@@ -39,6 +57,7 @@ class Manual:
     text: str
     body: Region = dataclasses.field(compare=False, repr=False)
     constants: Mapping[int, Any] = dataclasses.field(compare=False, repr=False)
+    collectives: tuple[OwnCollective, ...] = ()
 
 
 def run_manual(manual: Manual, args: Sequence[Any], emitters: Emitters) -> list[Any]:

@@ -8,23 +8,35 @@ derived: layouts, partial sums, loop nests.
 from __future__ import annotations
 
 import dataclasses
-import heapq
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from partir_search.ir.core import Module, Op, Shape, Value
-from partir_search.ir.index import Index, Traveller, linear_group
+from partir_search.ir.index import Index
 from partir_search.ir.manual import Spec
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.rule import NONE, Dims, OpRule
-
-KEPT = -2
-_NOTHING: tuple[tuple[Op, ...], tuple[int, ...], tuple[int, ...]] = ((), (), ())
+from partir_search.ir.travel import travel
 
 Layout = tuple[tuple[int, ...], ...]  # per dim, the axes that tile it, major to minor
 Pending = tuple[tuple[int, str], ...]  # (axis, monoid) of unfinished reductions
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Window:
+    """The stretch of one dim that each device needs: zeros beyond the dim's ends.
+
+    Attributes:
+      axes: major to minor; `starts` is by position along them jointly.
+    """
+
+    dim: int
+    axes: tuple[int, ...]
+    starts: tuple[int, ...]
+    size: int
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -33,13 +45,13 @@ class AxisRows:
 
     Attributes:
       loops / tiles: per op its factor, per value its dim.
-      travelling: ids of values that rest as pending sums.
+      travelling: how values that rest as pending reductions are finished, by id.
       loop_row / tile_row / pending: the same as arrays; KEPT reads as NONE in `tile_row`.
     """
 
     loops: list[int]
     tiles: list[int]
-    travelling: frozenset[int]
+    travelling: Mapping[int, str]
     loop_row: npt.NDArray[np.int64]
     tile_row: npt.NDArray[np.int8]
     pending: npt.NDArray[np.bool_]
@@ -114,8 +126,8 @@ class Partition:
         return [rows.tiles for rows in self.axes]
 
     @property
-    def travelling(self) -> list[frozenset[int]]:
-        """[axes] ids of values that rest as pending sums."""
+    def travelling(self) -> list[Mapping[int, str]]:
+        """[axes] monoids of values that rest as pending reductions, by id."""
         return [rows.travelling for rows in self.axes]
 
     def layout(self, value: Value) -> Layout:
@@ -147,7 +159,25 @@ class Partition:
         rule = self.rules[op.id]
         if rule.manual is not None:
             return tuple(map(self._spec_layout, rule.manual.needs))
-        return tuple(self.op_layout(op, dims) for dims in rule.operands)
+        layouts = tuple(self.op_layout(op, dims) for dims in rule.operands)
+        for r in rule.reads:
+            layout, n = layouts[r.operand], op.operands[r.operand].type.shape[r.dim]
+            if not n or n % self.mesh.size(layout[r.dim]):
+                layouts = _replaced(layouts, r.operand, _replaced(layout, r.dim, ()))
+        return layouts
+
+    def windows(self, op: Op) -> dict[int, tuple[Window, ...]]:
+        """By operand position, the stretches that the op's loops read instead of tiles."""
+        rule, found = self.rules[op.id], dict[int, tuple[Window, ...]]()
+        for r in rule.reads:
+            f = rule.operands[r.operand][r.dim]
+            axes = tuple(a for a in self.order if self.axes[a].loops[op.id] == f)
+            tiles = self.mesh.size(axes)
+            if axes:
+                each = [r.stretch(i, rule.sizes[f] // tiles) for i in range(tiles)]
+                window = Window(r.dim, axes, tuple(start for start, _ in each), each[0][1])
+                found[r.operand] = (*found.get(r.operand, ()), window)
+        return found
 
     def makes(self, op: Op) -> tuple[Layout, ...]:
         """Layouts in which the op makes its results."""
@@ -166,13 +196,15 @@ class Partition:
             f = self.axes[axis].loops[op.id]
             if f >= 0 and rule.dim_of(rule.results[result], f) < 0:
                 out.append((axis, rule.reducers[f]))
-            elif f < 0 and any(v.id in self.axes[axis].travelling for _, v in op.inputs()):
-                out.append((axis, "sum"))
+            elif f < 0:
+                travelling = self.axes[axis].travelling
+                out += [(axis, travelling[v.id]) for _, v in op.inputs() if v.id in travelling][:1]
         return tuple(out)
 
     def rest_pending(self, value: Value) -> Pending:
         """Reductions still unfinished where `value` rests."""
-        return tuple((a, "sum") for a in self.order if value.id in self.axes[a].travelling)
+        each = ((a, self.axes[a].travelling.get(value.id)) for a in self.order)
+        return tuple((a, monoid) for a, monoid in each if monoid)
 
     def tiles_of(self, op: Op, factor: int) -> int:
         """Number of tiles along a factor of the op."""
@@ -189,6 +221,10 @@ class Partition:
                 n //= self.mesh.sizes[axis]
             out.append(n)
         return tuple(out)
+
+
+def _replaced(items: tuple[Any, ...], at: int, new: Any) -> tuple[Any, ...]:
+    return (*items[:at], new, *items[at + 1 :])
 
 
 def _inner_loops(partition: Partition) -> list[tuple[int, int]]:
@@ -261,67 +297,3 @@ def active_ops(partition: Partition) -> npt.NDArray[np.bool_]:
         differ |= ports.result & (made != rests)
         found[ports.op[differ]] = True
     return found
-
-
-def travel(index: Index, loops: list[int], tiles: list[int]) -> frozenset[int]:
-    """Values that rest as pending sums on one axis, which `loops` and `tiles` describe.
-
-    A partial sum stays pending through its use if that is its only one and linear in it, up to
-    where it shrinks or meets another, so that gradients added together are reduced once and
-    activations are reduced after they are summed. Else it is finished where it is made. Where two
-    sums of one parameter would each be scattered and then added tile by tile (ZeRO with tied
-    weights), the ops in between lose their loop and their values their tile, and the total is
-    scattered. Ops are visited in program order: the operands of an op are made before it.
-    """
-    travellers, consumer, zeros = index.travellers, index.consumer, index.zeros
-    # What must lose its loop, lose its tile, and rest pending if the sum goes on from a value.
-    made: dict[int, tuple[tuple[Op, ...], tuple[int, ...], tuple[int, ...]]] = {}
-    resting: set[int] = set()
-    queue = [
-        t.op.id
-        for t in index.summing
-        if loops[t.op.id] >= 0 and t.rule.reducers[loops[t.op.id]] == "sum"
-    ]
-    waiting = set(queue)
-
-    def make(t: Traveller, chain: tuple[tuple[Op, ...], tuple[int, ...], tuple[int, ...]]) -> None:
-        for r in t.results:
-            made[r] = chain
-            user = consumer[r]
-            if user >= 0 and user not in waiting:
-                waiting.add(user)
-                heapq.heappush(queue, user)
-
-    while queue:
-        t = travellers[heapq.heappop(queue)]
-        f = loops[t.op.id]
-        if f >= 0 and t.sums and t.rule.reducers[f] == "sum":
-            make(t, _NOTHING)
-            continue
-        free = {v for v in t.single if v in made and tiles[v] != KEPT}
-        if not free or not linear_group(t.op, t.rule, free, zeros):
-            continue
-        growth = _growth(t.op, free)
-        if growth > 0:
-            continue
-        undone = ((t.op,) if f >= 0 else ()) + tuple(o for v in free for o in made[v][0])
-        untiled = tuple(v for v in free if tiles[v] >= 0)
-        untiled += tuple(w for v in free for w in made[v][1])
-        rests = tuple(free) + tuple(w for v in free for w in made[v][2])
-        if len(free) == 1 and (undone or untiled or not growth):
-            make(t, (undone, untiled, rests))
-            continue
-        for o in undone:
-            loops[o.id] = NONE
-            resting.update(v.id for _, v in o.inputs() if v.id in made)
-        for v in untiled:
-            tiles[v] = NONE
-        resting.update(rests)
-        make(t, _NOTHING)
-    return frozenset(resting)
-
-
-def _growth(op: Op, pending: Set[int]) -> int:
-    """Bytes that reducing after the op moves beyond those of reducing before it."""
-    before = sum(v.type.nbytes for _, v in op.inputs() if v.id in pending)
-    return sum(r.type.nbytes for r in op.results) - before

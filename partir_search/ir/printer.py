@@ -11,7 +11,7 @@ from typing import Any
 
 from partir_search.ir.core import Literal, Op, Operand, Region, Value
 from partir_search.ir.partition import Partition
-from partir_search.ir.rule import NONE
+from partir_search.ir.rule import NONE, Reads
 
 _HIDDEN = frozenset(
     [
@@ -119,7 +119,7 @@ class _Printer:
                     return False
                 rule = self.partition.rules[op.id]
                 dim = rule.dim_of(rule.operands[i], self.partition.loops[axis][op.id])
-                if f"tile {dim}" != kind:
+                if f"tile {dim}" != kind or rule.reads_on(i, dim):
                     return False
         return True
 
@@ -161,12 +161,28 @@ class _Printer:
         if isinstance(operand, Literal) or op.regions:
             return text
         rule = self.partition.rules[op.id]
+        told: set[int] = set()  # dims whose stretch stands for all axes
         for axis in self.partition.order:
             f = self.partition.loops[axis][op.id]
             dim = rule.dim_of(rule.operands[position], f) if f >= 0 else NONE
-            if dim >= 0 and operand.id not in self.local.get(axis, ()):
+            reads = rule.reads_on(position, dim)
+            if reads and dim not in told:
+                text = self.window(op, f, reads, text)
+                told.add(dim)
+            elif dim >= 0 and not reads and operand.id not in self.local.get(axis, ()):
                 text = f"(slice {dim} {text}[%{self.mesh.names[axis]}])"
         return text
+
+    def window(self, op: Op, factor: int, reads: Reads, text: str) -> str:
+        """`(window 1 %x[4*%b-1, 6])`: from there on, so many elements."""
+        p = self.partition
+        points = p.rules[op.id].sizes[factor] // p.tiles_of(op, factor)
+        start, size = reads.stretch(0, points)
+        index = ""
+        for axis in [a for a in p.order if p.loops[a][op.id] == factor]:
+            name = f"%{self.mesh.names[axis]}"
+            index = f"({index}*{self.mesh.sizes[axis]}+{name})" if index else name
+        return f"(window {reads.dim} {text}[{reads.step * points}*{index}{start:+}, {size}])"
 
     def operand(self, operand: Operand) -> str:
         if isinstance(operand, Literal):

@@ -16,6 +16,8 @@ from partir_search.ir.core import Op, Shape
 from partir_search.ir.manual import Manual
 
 NONE = -1  # no factor on this dim / no loop on this op / no dim tiled on this value
+KEPT = -2  # decided to stay whole
+TRAVELLING = ("sum", "max", "min")  # reductions that may stay unfinished through other ops
 
 Dims = tuple[int, ...]  # factor of each dim (the most major one of several), or NONE
 
@@ -48,6 +50,26 @@ LocalForm = Callable[[LocalContext, Op, Sequence[Any]], Sequence[Any]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Reads:
+    """The stretch of an operand's dim that a tile of the dim's factor reads, halo included.
+
+    Point p of the factor reads ``width`` elements from ``step * p + first`` on. Beyond the ends of
+    the dim there are zeros.
+    """
+
+    operand: int
+    dim: int
+    step: int = 1
+    first: int = 0
+    width: int = 1
+
+    def stretch(self, tile: int, points: int) -> tuple[int, int]:
+        """Start and size of what tile number `tile` of `points` points reads."""
+        start = min(self.step * tile * points, self.step * ((tile + 1) * points - 1)) + self.first
+        return start, abs(self.step) * (points - 1) + self.width
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class OpRule:
     """One op's iteration space.
 
@@ -63,12 +85,16 @@ class OpRule:
         that use up all factors above it: only then is its tile one piece of the shared dim.
       linear: groups of operand positions. If all operands of one group are pending sums (or
         zeros) and the others are whole, the results are pending sums.
+      monotone: (monoid, operand positions). If some operands of one group are pending maxima (or
+        minima, as the monoid says) and all others are whole, the results are pending likewise.
       flops_per_point: floating-point operations per point of the iteration space.
       one_hot: adds one number to each row of its first operand; where that is zeros, a compiler
         fuses it into its users like an elementwise op.
       elementwise: a compiler fuses it into its users and need not store its result.
       localize: rewrites shape-bearing params to local shapes; None if there are none.
       local: the op on one tile where rewritten params are not enough; None: bind the primitive.
+      reads: operand dims of which a tile of their factor reads another stretch than the dim's own
+        tile: a convolution's image with its halo, a reversed dim. Only loops change what is read.
       indexed: factors that an operand's numbers point into; nothing is read beyond their extent.
       manual: what a `shard_map` of the user's own needs and makes, whatever the loops.
       pads: longer factors change nothing within the extents that the program says.
@@ -82,11 +108,13 @@ class OpRule:
     blocked: frozenset[int] = frozenset()
     above: tuple[tuple[int, ...], ...] = ()
     linear: tuple[tuple[int, ...], ...] = ()
+    monotone: tuple[tuple[str, tuple[int, ...]], ...] = ()
     flops_per_point: float = 0.0
     one_hot: bool = False
     elementwise: bool = False
     localize: Localize | None = None
     local: LocalForm | None = None
+    reads: tuple[Reads, ...] = ()
     indexed: frozenset[int] = frozenset()
     manual: Manual | None = None
     pads: bool = True
@@ -119,6 +147,10 @@ class OpRule:
             return () if dims[dim] < 0 else (dims[dim],)
         return tuple(f for f in range(len(self.sizes)) if self.dim_of(dims, f) == dim)
 
+    def reads_on(self, operand: int, dim: int) -> Reads | None:
+        """What a loop reads of an operand's dim, if it is not the tile."""
+        return next((r for r in self.reads if r.operand == operand and r.dim == dim), None)
+
     def tilings(self) -> Iterator[tuple[int, tuple[int, ...], tuple[str, ...]]]:
         """PartIR's tile-mapping table: (factor, operand dims, ("tile d" | monoid) per result)."""
         for f in range(len(self.sizes)):
@@ -147,6 +179,11 @@ class OpRule:
             text += f" blocked={{{', '.join(_letter(f) for f in sorted(self.blocked))}}}"
         if self.linear:
             text += f" linear={list(map(list, self.linear))}"
+        for monoid in dict.fromkeys(m for m, _ in self.monotone):
+            text += f" {monoid}-linear={[list(g) for m, g in self.monotone if m == monoid]}"
+        for r in self.reads:
+            point = f"{r.step}*{_letter(self.operands[r.operand][r.dim])}{r.first:+}"
+            text += f" reads={{{r.operand}.{r.dim}: {r.width} from {point}}}"
         return text
 
 

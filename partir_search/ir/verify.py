@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from partir_search.ir.core import Literal, Module, Op, Region, Value
-from partir_search.ir.partition import KEPT, Partition
-from partir_search.ir.rule import NONE
+from partir_search.ir.partition import Partition
+from partir_search.ir.rule import KEPT, NONE
 
 WINDOW = 10  # ops shown on either side of one that is wrong
 

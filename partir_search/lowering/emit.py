@@ -22,6 +22,7 @@ from partir_search.ir.core import Literal, Op
 from partir_search.ir.local_form import run_local
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import Partition
+from partir_search.lowering.emit_window import fetch, stretch
 from partir_search.lowering.program import Apply, Block, LocalProgram, Move, Slot, Source
 from partir_search.lowering.reshard import Step
 from partir_search.propagation.rules.control_flow import EMITTERS
@@ -74,7 +75,8 @@ class _Device:
 
 
 def emit(program: LocalProgram, tiles_first: bool = False) -> Callable[..., tuple[Any, ...]]:
-    """A function of the local arguments, to be run inside `jax.shard_map` over the mesh.
+    """A function of the local arguments and the lifted constants (`LocalProgram.lifted`), to be run
+    inside `jax.shard_map` over the mesh.
 
     Args:
       tiles_first: bring the tiles of a reduce_scatter to the front before it. The collective is
@@ -83,9 +85,16 @@ def emit(program: LocalProgram, tiles_first: bool = False) -> Callable[..., tupl
     """
     constants = program.partition.module.constants
 
+    lifted, count = program.lifted, len(program.body.args)
+
     def run(*args: Any) -> tuple[Any, ...]:
-        fixed = {program.constants[i].id: constant(a) for i, a in constants.items()}
-        return tuple(_run_block(program.partition, program.body, args, fixed, [], tiles_first))
+        fixed = {
+            program.constants[i].id: constant(a) for i, a in constants.items() if i not in lifted
+        }
+        fixed |= {program.constants[i].id: a for i, a in zip(lifted, args[count:], strict=True)}
+        return tuple(
+            _run_block(program.partition, program.body, args[:count], fixed, [], tiles_first)
+        )
 
     return run
 
@@ -176,6 +185,10 @@ def run_step(mesh: MeshShape, step: Step, x: Any, tiles_first: bool = False) -> 
             tile = x.shape[step.dim] // size
             x = lax.dynamic_slice_in_dim(x, lax.axis_index(name) * tile, tile, step.dim)
         return x
+    if step.kind == "collective_permute":
+        return fetch(x, step.detail, step.dim, names)
+    if step.kind == "window":
+        return stretch(x, step.detail, step.dim, names)
     if step.kind == "all_gather":
         return lax.all_gather(x, names, axis=step.dim, tiled=True)
     if step.kind == "reduce_scatter" and tiles_first and step.dim:

@@ -10,15 +10,23 @@ this is what keeps a parameter's memory sharded between its uses (ZeRO-3).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from partir_search.ir.core import Literal, Op, Operand, Region, Value
-from partir_search.ir.partition import AxisRows, Layout, Partition, Pending, active_ops
+from partir_search.ir.partition import (
+    AxisRows,
+    Layout,
+    Partition,
+    Pending,
+    Window,
+    active_ops,
+)
 from partir_search.lowering.program import Apply, Block, LocalProgram, Move, Slot, Source
-from partir_search.lowering.reshard import reshard
+from partir_search.lowering.reshard import Step, reshard
+from partir_search.lowering.window import stretched, window_steps
 from partir_search.propagation.rules.control_flow import flows_of
 
 CODE_BITS = 7  # hold a dim or a factor and whether a sum is pending: up to 62 dims
@@ -39,7 +47,8 @@ class _OpPlan:
     Attributes:
       needs: layout that each operand is needed in.
       apply: the op with every operand at rest; the instruction itself where nothing moves.
-      moved: operand positions that must be redistributed.
+      moved: operand positions that must be redistributed, or read otherwise than by tiles.
+      windows: what is read so, by operand position.
       settles: whether some result is made otherwise than it rests.
 
     An op that neither moves nor settles anything is not active (`ir.partition.active_ops`).
@@ -49,6 +58,7 @@ class _OpPlan:
     apply: Apply
     moved: tuple[int, ...]
     settles: bool
+    windows: Mapping[int, tuple[Window, ...]]
 
 
 class LocalCache:
@@ -56,7 +66,7 @@ class LocalCache:
 
     def __init__(self) -> None:
         self.rows: dict[bytes, AxisRows] = {}
-        self.slots: dict[tuple[int, Layout, Pending], Slot] = {}
+        self.slots: dict[tuple[object, ...], Slot] = {}
         self.rests: dict[tuple[int, ...], list[dict[int, Slot]]] = {}
         self.plans: dict[tuple[int, ...], list[dict[tuple[int, ...], _OpPlan]]] = {}
 
@@ -67,6 +77,16 @@ class LocalCache:
             shape = partition.local_shape(value.type.shape, layout)
             slot = self.slots[key] = Slot(len(self.slots), value, layout, pending, shape)
         return slot
+
+    def stretched(self, slot: Slot, step: Step) -> Slot:
+        """The slot after one step of a window."""
+        key = (slot.id, step)
+        after = self.slots.get(key)
+        if after is None:
+            shape = stretched(slot.shape, step)
+            after = Slot(len(self.slots), slot.value, step.layout, step.pending, shape)
+            self.slots[key] = after
+        return after
 
 
 def localize(
@@ -125,8 +145,11 @@ class _Localizer:
 
     def program(self) -> LocalProgram:
         values = self.module.values
-        constants = {  # every device holds them whole
-            i: self.slot(values[i], ((),) * len(values[i].type.shape), ())
+        large = set(self.module.large_constants())
+        constants = {  # every device holds the small ones whole
+            i: self.rest(i)
+            if i in large
+            else self.slot(values[i], ((),) * len(values[i].type.shape), ())
             for i in self.module.constants
         }
         body = self.module.body
@@ -154,7 +177,8 @@ class _Localizer:
 
     def _plan(self, op: Op) -> _OpPlan:
         partition = self.partition
-        needs = partition.needs(op)
+        windows = partition.windows(op)
+        needs = self._needs(op, windows)
         ins = tuple(self.rest(x.id) if isinstance(x, Value) else x for x in op.operands)
         outs = tuple(
             self.slot(r, layout, partition.made_pending(op, i))
@@ -163,10 +187,23 @@ class _Localizer:
         moved = tuple(
             i
             for i, (x, layout) in enumerate(zip(ins, needs, strict=True))
-            if isinstance(x, Slot) and x.layout != layout
+            if isinstance(x, Slot) and (x.layout != layout or i in windows)
         )
         settles = any(out is not self.rest(out.value.id) for out in outs)
-        return _OpPlan(needs, Apply(op, ins, outs), moved, settles)
+        return _OpPlan(needs, Apply(op, ins, outs), moved, settles, windows)
+
+    def _needs(self, op: Op, windows: Mapping[int, tuple[Window, ...]]) -> tuple[Layout, ...]:
+        """Layouts that the operands are needed in. A stretch of what every device holds is taken
+        from that, rather than from tiles of it.
+        """
+        needs = list(self.partition.needs(op))
+        for i, each in windows.items():
+            rest = self.layout(op.operands[i])
+            used = {a for axes in rest for a in axes}
+            for w in each:
+                if not rest[w.dim] and used.isdisjoint(w.axes):
+                    needs[i] = (*needs[i][: w.dim], (), *needs[i][w.dim + 1 :])
+        return tuple(needs)
 
     def block(
         self,
@@ -200,7 +237,7 @@ class _BlockBuilder:
     def __init__(self, owner: _Localizer) -> None:
         self.owner = owner
         self.steps: list[Apply | Move] = []
-        self.copies: dict[tuple[int, Layout], _Copy] = {}
+        self.copies: dict[tuple[object, ...], _Copy] = {}
         self.position = 0
 
     def need(self, operand: Operand, layout: Layout, op: Op | None) -> Source:
@@ -230,6 +267,25 @@ class _BlockBuilder:
             slot = target
         return slot
 
+    def window(self, source: Source, windows: tuple[Window, ...], op: Op) -> Source:
+        """The stretches of `source` that the op reads."""
+        if isinstance(source, Literal):
+            return source
+        key = (source.value.id, source.layout, windows)
+        copy = self.copies.get(key)
+        if copy and copy.backward == op.backward and self.position - copy.last_use <= REUSE_WINDOW:
+            copy.last_use = self.position
+            return copy.slot
+        slot = source
+        for w in windows:
+            extent, tiled = slot.value.type.shape[w.dim], bool(slot.layout[w.dim])
+            for step in window_steps(w, extent, tiled, slot.layout, slot.pending):
+                target = self.owner.cache.stretched(slot, step)
+                self.steps.append(Move(step, slot, target, op))
+                slot = target
+        self.copies[key] = _Copy(slot, self.position, op.backward)
+        return slot
+
     def settle(self, outs: Sequence[Slot], op: Op) -> None:
         """Brings fresh results to the layouts in which they rest."""
         for made in outs:
@@ -244,6 +300,8 @@ class _BlockBuilder:
             ins = list(apply.ins)
             for i in plan.moved:
                 ins[i] = self.need(op.operands[i], plan.needs[i], op)
+                if i in plan.windows:
+                    ins[i] = self.window(ins[i], plan.windows[i], op)
             apply = Apply(op, tuple(ins), apply.outs)
         self.steps.append(apply)
         if plan.settles:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Union
 
 from partir_search.ir.core import Literal, Op, Region, Shape, Value
+from partir_search.ir.manual import OwnCollective
 from partir_search.ir.partition import Layout, Partition, Pending
 from partir_search.lowering.reshard import Step
 from partir_search.propagation.rules.control_flow import flows_of
@@ -18,7 +19,10 @@ from partir_search.propagation.rules.control_flow import flows_of
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Slot:
-    """A value on the device in one layout; one object per value, layout and pending sums."""
+    """A value on the device in one layout; one object per value, layout and pending sums.
+
+    Not all of the layout where a dim holds another stretch than its tile: `shape` says.
+    """
 
     id: int
     value: Value
@@ -53,6 +57,9 @@ class Move:
     @property
     def payload_bytes(self) -> int:
         """Bytes of the larger side on the device: the size that collectives are quoted in."""
+        if self.step.kind == "collective_permute":
+            length: int = self.step.detail.length
+            return self.source.nbytes // self.source.shape[self.step.dim] * length
         return max(self.source.nbytes, self.target.nbytes)
 
 
@@ -84,16 +91,36 @@ class LocalProgram:
     """The module on one device.
 
     Attributes:
-      constants: slot per closed-over array, by value id.
+      constants: slot per closed-over array, by value id: large ones as they rest, others whole.
     """
 
     partition: Partition
     body: Block
     constants: dict[int, Slot]
 
+    @property
+    def lifted(self) -> list[int]:
+        """Value ids of the constants that are passed after the arguments."""
+        return self.partition.module.large_constants()
+
     def moves(self) -> Iterator[tuple[Move, int]]:
         """All moves with the number of times that one step of the program runs them."""
         yield from _moves(self.body, 1)
+
+    def own_collectives(self) -> Iterator[tuple[OwnCollective, Op, int]]:
+        """Collectives in the user's own `shard_map` regions, with their op and runs per step."""
+        yield from _own(self.partition, self.body, 1)
+
+
+def _own(partition: Partition, block: Block, times: int) -> Iterator[tuple[OwnCollective, Op, int]]:
+    for item in block.steps:
+        if isinstance(item, Apply):
+            if manual := partition.rules[item.op.id].manual:
+                for c in manual.collectives:
+                    yield c, item.op, times * c.times
+            if item.blocks:
+                for inner, trips in zip(item.blocks, flows_of(item.op).trips, strict=True):
+                    yield from _own(partition, inner, times * trips)
 
 
 def _moves(block: Block, times: int) -> Iterator[tuple[Move, int]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any
 
 from partir_search.ir.partition import Layout, Pending
 
@@ -21,6 +22,7 @@ COLLECTIVES = (
     "collective_permute",
 )
 SLICE = "slice"
+WINDOW = "window"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -28,12 +30,13 @@ class Step:
     """One move of a value.
 
     Attributes:
-      kind: one of `COLLECTIVES`, or "slice" (no communication).
+      kind: one of `COLLECTIVES`, or "slice" or "window" (no communication).
       axes: mesh axes, major to minor.
       dim: dim sliced, gathered, scattered, or (all_to_all) gathered.
       to_dim: dim that an all_to_all splits; else -1.
       monoid: how reductions combine; else "".
       layout / pending: what the value has afterwards.
+      detail: what a permute or a window does (see `lowering/window.py`).
     """
 
     kind: str
@@ -43,6 +46,7 @@ class Step:
     monoid: str
     layout: Layout
     pending: Pending
+    detail: Any = None
 
 
 @functools.lru_cache(maxsize=65536)

@@ -36,6 +36,18 @@ def argument_specs(program: LocalProgram, *, user: bool = False) -> list[Partiti
     return [partition_spec(mesh, slot.layout, user=user) for slot in program.body.args]
 
 
+def lifted_specs(program: LocalProgram) -> list[PartitionSpec]:
+    """Specs of the closed-over arrays that are passed after the arguments, on the split mesh."""
+    mesh = program.partition.mesh
+    return [partition_spec(mesh, program.constants[i].layout) for i in program.lifted]
+
+
+def lifted_shardings(program: LocalProgram, mesh: Any) -> list[NamedSharding]:
+    """Their shardings, on the split form of the user's `mesh`."""
+    parts = split_mesh(mesh, program.partition.mesh)
+    return [NamedSharding(parts, spec) for spec in lifted_specs(program)]
+
+
 def result_specs(program: LocalProgram, *, user: bool = False) -> list[PartitionSpec]:
     """Specs of the results; see `partition_spec`."""
     mesh = program.partition.mesh
@@ -71,7 +83,7 @@ def _platform(mesh: Any) -> str | None:
 
 
 def sharded(program: LocalProgram, mesh: Any) -> Any:
-    """`jax.shard_map` of the whole program over flat global arguments and results.
+    """`jax.shard_map` of the whole program over flat arguments, lifted constants and results.
 
     Args:
       mesh: a `jax.sharding.Mesh` or `AbstractMesh` with the user's axes (arguments and results
@@ -81,14 +93,15 @@ def sharded(program: LocalProgram, mesh: Any) -> Any:
     mapped = jax.shard_map(
         emit(program, tiles_first=_platform(mesh) == "cpu"),
         mesh=parts,
-        in_specs=tuple(argument_specs(program)),
+        in_specs=(*argument_specs(program), *lifted_specs(program)),
         out_specs=tuple(result_specs(program)),
         check_vma=False,
     )
     if parts is mesh or AxisType.Explicit not in mesh.axis_types:
         return mapped
     shape = program.partition.mesh
-    enter = tuple(NamedSharding(parts, s) for s in argument_specs(program))
+    specs = (*argument_specs(program), *lifted_specs(program))
+    enter = tuple(NamedSharding(parts, s) for s in specs)
     leave = tuple(named_sharding(mesh, shape, s) for s in result_specs(program, user=True))
 
     def renamed(*args: Any) -> Any:

@@ -129,7 +129,7 @@ class Graph:
         gone: set[int] = set()
         for op in module.ops:
             rule = self.rules[op.id]
-            if not rule.elementwise or rule.blocked or len(op.results) != 1:
+            if not rule.elementwise or rule.blocked or rule.reads or len(op.results) != 1:
                 continue
             shape = op.results[0].type.shape
             ports = [op.results[0].id]

@@ -101,7 +101,11 @@ def _may_pad(op: Op, rule: OpRule, f: int) -> bool:
     Dims of size 1 may not: they broadcast and are squeezed.
     """
     able = rule.pads and f not in rule.blocked and rule.reducers[f] in _MASKED
-    if not able or rule.sizes[f] == 1:
+    if (
+        not able
+        or rule.sizes[f] == 1
+        or any(rule.operands[r.operand][r.dim] == f for r in rule.reads)
+    ):
         return False
     types = [*(x.type for x in op.operands), *(r.type for r in op.results)]
     found = False

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from partir_search.ir.mesh import MeshShape
-from partir_search.ir.partition import KEPT, AxisRows, Partition, axis_rows
-from partir_search.ir.rule import NONE
+from partir_search.ir.partition import AxisRows, Partition, axis_rows
+from partir_search.ir.rule import KEPT, NONE
 from partir_search.propagation.actions import IllegalAction
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.spread import Bytes, Ints, Spread, Spreads

@@ -45,6 +45,23 @@ def max_pool(x: Any) -> Any:
     return lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
 
 
+def overlapping_pool(x: Any) -> Any:
+    return lax.reduce_window(x, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 1, 1), "SAME")
+
+
+def scatter_to_largest(x: Any, y: Any) -> Any:
+    """Of no gradient that jax makes: the primitive itself."""
+    select, scatter = (
+        jax.make_jaxpr(f)(np.float32(0), np.float32(0)) for f in (lax.ge, lambda a, b: a * b)
+    )
+    return lax.select_and_scatter_p.bind(
+        x, y, np.float32(1),
+        select_jaxpr=getattr(select, "jaxpr", select), select_consts=(),
+        scatter_jaxpr=getattr(scatter, "jaxpr", scatter), scatter_consts=(),
+        window_dimensions=(1, 2), window_strides=(1, 2), padding=((0, 0), (0, 0)),
+    )  # fmt: skip
+
+
 CASES: dict[str, Case] = {
     **LINALG_CASES,
     "add": ("add", lax.add, (floats(4, 6), floats(4, 6))),
@@ -93,7 +110,32 @@ CASES: dict[str, Case] = {
         jax.grad(lambda k, x: (conv((1, 1), "VALID")(x, k) ** 2).sum()),
         (floats(1, 1, 6, 2), floats(4, 8, 8, 6)),
     ),
+    "conv_valid": (
+        "conv_general_dilated",
+        conv((1, 1), "VALID"),
+        (floats(2, 6, 10, 3), floats(3, 3, 3, 2)),
+    ),
+    "conv_dilated": (
+        "conv_general_dilated",
+        conv((1, 2), "SAME", rhs_dilation=(2, 1)),
+        (floats(2, 8, 8, 3), floats(3, 5, 3, 2)),
+    ),
+    "conv_transposed": (
+        "conv_general_dilated",
+        lambda x, k: lax.conv_transpose(x, k, (2, 3), "SAME"),
+        (floats(2, 4, 4, 3), floats(3, 5, 3, 2)),
+    ),
+    "conv_transposed_kernel_gradient": (
+        "conv_general_dilated",
+        jax.grad(lambda k, x: (lax.conv_transpose(x, k, (2, 3), "SAME") ** 2).sum()),
+        (floats(3, 5, 3, 2), floats(2, 4, 4, 3)),
+    ),
     "convert": ("convert_element_type", lambda x: x.astype(jnp.bfloat16), (floats(4, 6),)),
+    "concatenate_uneven": (
+        "concatenate",
+        lambda x, y, z: lax.concatenate([x, y, z], 0),
+        (floats(6, 2), floats(1, 2), floats(5, 2)),
+    ),
     "copy": ("copy", jnp.copy, (floats(4, 6),)),
     "cumsum": ("cumsum", lambda x: jnp.cumsum(x, 1), (floats(4, 6),)),
     "cumsum_reverse": ("cumsum", lambda x: lax.cumsum(x, 1, reverse=True), (floats(4, 6),)),
@@ -109,6 +151,26 @@ CASES: dict[str, Case] = {
         "dynamic_slice",
         lambda x, i: lax.dynamic_slice(x, (0, i), (4, 2)),
         (floats(4, 6), jnp.int32(3)),
+    ),
+    "dynamic_slice_clamped": (
+        "dynamic_slice",
+        lambda x, i: lax.dynamic_slice(x, (i, i - 9), (3, 6)),
+        (floats(8, 6), jnp.int32(7)),
+    ),
+    "dynamic_slice_across": (
+        "dynamic_slice",
+        lambda x, i, j: lax.dynamic_slice(x, (i, j), (3, 1)),
+        (floats(8, 6), jnp.int32(3), jnp.int32(4)),
+    ),
+    "dynamic_update_slice_long": (
+        "dynamic_update_slice",
+        lambda x, u, i: lax.dynamic_update_slice(x, u, (i, i - 2)),
+        (floats(8, 6), floats(7, 3), jnp.int32(3)),
+    ),
+    "dynamic_update_slice_row": (
+        "dynamic_update_slice",
+        lambda x, u, i: lax.dynamic_update_slice(x, u, (i, jnp.int32(0))),
+        (floats(8, 6), floats(1, 6), jnp.int32(5)),
     ),
     "dynamic_update_slice": ("dynamic_update_slice", dus, (floats(4, 6, 2), floats(4, 2, 2))),
     "eq": ("eq", lax.eq, (ints(4, 6), ints(4, 6))),
@@ -134,6 +196,11 @@ CASES: dict[str, Case] = {
     "mul_broadcast": ("mul", lambda x, y: lax.mul(x, y), (floats(4, 6), floats(4, 6))),
     "neg": ("neg", lax.neg, (floats(4, 6),)),
     "pad": ("pad", lambda x: lax.pad(x, 0.0, ((0, 0, 0), (1, 2, 1))), (floats(4, 6),)),
+    "pad_halves": (
+        "pad",
+        lambda x, y: lax.pad(x, y[0, 0], ((1, 2, 1), (-2, 4, 0))),
+        (floats(4, 6), floats(4, 6)),
+    ),
     "pool_max": ("reduce_window_max", max_pool, (floats(4, 8, 6, 2),)),
     "pool_sum": (
         "reduce_window_sum",
@@ -144,6 +211,24 @@ CASES: dict[str, Case] = {
         "select_and_scatter_add",
         jax.grad(lambda x: (max_pool(x) ** 2).sum()),
         (floats(4, 8, 6, 2),),
+    ),
+    "pool_max_overlapping": ("reduce_window_max", overlapping_pool, (floats(2, 8, 6, 2) - 0.5,)),
+    "pool_max_overlapping_gradient": (
+        "select_and_scatter_add",
+        jax.grad(lambda x: (overlapping_pool(x) ** 2).sum()),
+        (floats(2, 8, 6, 2) - 0.5,),
+    ),
+    "pool_max_overlapping_tangent": (
+        "select_and_gather_add",
+        lambda x, t: jax.jvp(overlapping_pool, (x,), (t,))[1],
+        (floats(2, 8, 6, 2) - 0.5, floats(2, 8, 6, 2)),
+    ),
+    "pool_min_whole_numbers": (
+        "reduce_window_min",
+        lambda x: lax.reduce_window(
+            x, np.iinfo(np.int32).max, lax.min, (3, 1), (1, 1), "SAME", window_dilation=(2, 1)
+        ),
+        (ints(8, 6),),
     ),
     "pool_max_tangent": (
         "select_and_gather_add",
@@ -160,6 +245,7 @@ CASES: dict[str, Case] = {
     "reshape_split": ("reshape", lambda x: x.reshape(2, 2, 6), (floats(4, 6),)),
     "reshape_ones": ("reshape", lambda x: x.reshape(1, 4, 1, 6), (floats(4, 6),)),
     "rev": ("rev", lambda x: lax.rev(x, (1,)), (floats(4, 6),)),
+    "rev_both": ("rev", lambda x: lax.rev(x, (0, 1)), (floats(4, 6),)),
     "scatter_add": (
         "scatter-add",
         lambda t, i, u: t.at[i].add(u),
@@ -190,15 +276,21 @@ CASES: dict[str, Case] = {
         lambda t, u: t.at[jnp.array([1, 5, 2, 7])].set(u, unique_indices=True),
         (floats(8, 6), floats(4, 6)),
     ),
+    "scatter_to_largest": (
+        "select_and_scatter",
+        scatter_to_largest,
+        (floats(4, 6), floats(4, 3)),
+    ),
     "select": ("select_n", lax.select_n, (bools(4, 6), floats(4, 6), floats(4, 6))),
     "slice": ("slice", lambda x: x[:, 1:5:2], (floats(4, 6),)),
+    "slice_rows": ("slice", lambda x: x[3:9], (floats(12, 2),)),
     "sort": ("sort", lambda x: lax.sort(x, dimension=1), (floats(4, 6),)),
     "sort_pairs": (
         "sort",
         lambda x, y: lax.sort((x, y), dimension=0, num_keys=1),
         (floats(4, 6), ints(4, 6)),
     ),
-    "split": ("split", lambda x: lax.split(x, (2, 4), axis=1), (floats(4, 6),)),
+    "split": ("slice", lambda x: lax.split(x, (2, 4), axis=1), (floats(4, 6),)),
     "squeeze": ("squeeze", lambda x: lax.squeeze(x, (1,)), (floats(4, 1, 6),)),
     "stack": ("stack", lambda x, y: jnp.stack([x, y], 1), (floats(4, 6), floats(4, 6))),
     "sub_broadcast": ("sub", lambda x, y: x - y, (floats(4, 6), floats(4, 1))),
@@ -267,6 +359,11 @@ CASES: dict[str, Case] = {
     "reduce_window": (
         "reduce_window",
         lambda x: lax.reduce_window(x, 1.0, lax.mul, (1, 2, 1), (1, 2, 1), "VALID"),
+        (floats(4, 6, 2),),
+    ),
+    "reduce_window_same": (
+        "reduce_window",
+        lambda x: lax.reduce_window(x, 1.0, lax.mul, (1, 3, 1), (1, 1, 1), "SAME"),
         (floats(4, 6, 2),),
     ),
     "tile": ("tile", lambda x: jnp.tile(x, (2, 3)), (floats(4, 6),)),

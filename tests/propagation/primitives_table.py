@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import pathlib
 
-from partir_search.ir.from_jaxpr import INLINED, REGIONS
+from partir_search.ir.from_jaxpr import INLINED, REGIONS, TAKEN_APART
 from partir_search.propagation.rules import RULES
 from partir_search.propagation.rules.unruled import UNRULED
 from tests.propagation.cases import CASES
@@ -20,7 +20,9 @@ Made by `python -m tests.propagation.primitives_table`; a test holds it up to da
 
 A rule names the dims of operands and results by letters, as an einsum does. `sum={c}`: looping over
 c leaves partial sums. `blocked={c}`: c stays whole. `linear=[[0]]`: partial sums of operand 0 may
-stay unfinished through the op. `a*b`: two factors share a dim. `.`: needed whole, or not tiled.
+stay unfinished through the op; `max-linear=[[0]]`: partial maxima may. `reads={0.1: 3 from 2*d-1}`:
+point d reads three elements of operand 0 along dim 1, from 2d - 1 on; where tiles overlap,
+neighbours exchange halos. `a*b`: two factors share a dim. `.`: needed whole, or not tiled.
 The examples are tests of `tests/propagation/test_rules.py`: each is printed, run by the evaluator
 and run on devices in every loop that its rule allows.
 """
@@ -51,6 +53,7 @@ def page() -> str:
         out.append("")
     out += ["## Read through", ""]
     out += ["Calls whose body takes their place: " + _list(INLINED) + ".", ""]
+    out += ["Read as slices: " + _list(TAKEN_APART) + ".", ""]
     out += ["Ops with regions, into which tilings flow: " + _list(REGIONS) + ".", ""]
     out += ["## Without a rule", "", "| primitives | why |", "|---|---|"]
     reasons: dict[str, list[str]] = {}

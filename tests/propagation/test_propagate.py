@@ -12,7 +12,7 @@ import pytest
 
 import partir_search as ps
 from partir_search.ir.mesh import MeshShape
-from partir_search.ir.partition import KEPT
+from partir_search.ir.rule import KEPT
 from partir_search.lowering.local import localize
 from partir_search.lowering.reshard import SLICE
 from partir_search.propagation.actions import IllegalAction

@@ -141,8 +141,10 @@ def _reduction(op: Op, monoid: str, **fields: Any) -> OpRule:
 @register(*_MONOIDS)
 def reduction(op: Op) -> OpRule:
     """Reduced dims combine by the op's own monoid."""
-    linear = ((0,),) if op.prim == "reduce_sum" else ()
-    return _reduction(op, _MONOIDS[op.prim], linear=linear)
+    monoid = _MONOIDS[op.prim]
+    linear = ((0,),) if monoid == "sum" else ()
+    monotone = ((monoid, (0,)),) if monoid in ("max", "min") else ()
+    return _reduction(op, monoid, linear=linear, monotone=monotone)
 
 
 @register("reduce_prod", "reduce_xor")

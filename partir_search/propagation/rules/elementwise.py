@@ -6,7 +6,7 @@ import numpy as np
 
 from partir_search.ir.core import Op
 from partir_search.ir.rule import NONE, Dims, OpRule
-from partir_search.propagation.rules.registry import register, result_shape
+from partir_search.propagation.rules.registry import positive, register, result_shape
 
 # Floating-point operations per element. Transcendentals are priced as a few operations of the
 # vector unit; elementwise chains are bound by memory on every target, so this hardly matters.
@@ -44,6 +44,44 @@ _LINEAR: dict[str, tuple[tuple[int, ...], ...]] = {
 }
 
 
+_RISING = (
+    *("acosh", "asinh", "atan", "cbrt", "ceil", "copy", "copy_p", "erf", "exp", "exp2", "expm1"),
+    *("floor", "log", "log1p", "logistic", "name", "reduce_precision", "round", "sinh", "sqrt"),
+    *("stop_gradient", "tanh"),
+)
+
+
+def rising(*groups: tuple[int, ...]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Operands along each of which alone an op does not fall: maxima and minima pass."""
+    return tuple((monoid, group) for monoid in ("max", "min") for group in groups)
+
+
+def monotone_groups(op: Op) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """`max` lets several maxima through at once."""
+    if op.prim in ("max", "min"):
+        other = "min" if op.prim == "max" else "max"
+        return ((op.prim, (0, 1)), (other, (0,)), (other, (1,)))
+    types = [x.type.dtype for x in (*op.operands, *op.results)]
+    inexact = all(np.issubdtype(t, np.inexact) for t in types)
+    complex_ = any(np.issubdtype(t, np.complexfloating) for t in types)
+    if complex_ or not (inexact or op.prim == "convert_element_type"):
+        return ()
+    if op.prim == "convert_element_type":
+        wider = np.issubdtype(types[1], np.floating) and types[0] != np.bool_
+        return rising((0,)) if wider else ()
+    if op.prim in _RISING:
+        return rising((0,))
+    if op.prim in ("add", "add_any"):
+        return rising((0,), (1,))
+    if op.prim == "sub":
+        return rising((0,))
+    if op.prim == "clamp":
+        return rising((1,))
+    if op.prim == "mul":
+        return rising(*((1 - i,) for i, x in enumerate(op.operands) if positive(x)))
+    return rising((0,)) if op.prim == "div" and positive(op.operands[1]) else ()
+
+
 def align(shape: tuple[int, ...], result: tuple[int, ...]) -> Dims:
     """Factors of an operand against a result of factors 0, 1, ...: sizes of 1 broadcast."""
     if not shape:
@@ -74,6 +112,7 @@ def elementwise(op: Op) -> OpRule:
         results=(tuple(range(len(result))),),
         reducers=("",) * len(result),
         linear=linear_groups(op),
+        monotone=monotone_groups(op),
         flops_per_point=4.0 if op.prim in DEAR else 1.0,
         elementwise=True,
     )

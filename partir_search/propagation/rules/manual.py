@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from partir_search.ir.bind import bind
 from partir_search.ir.core import Op, Region
-from partir_search.ir.manual import Manual, run_manual
+from partir_search.ir.manual import Manual, OwnCollective, run_manual
 from partir_search.ir.rule import NONE, OpRule
 from partir_search.propagation.rules.control_flow import EMITTERS, flows_of
 from partir_search.propagation.rules.registry import RULES, register
@@ -24,14 +25,14 @@ def manual_region(op: Op) -> OpRule:
         results=tuple((NONE,) * len(x.type.shape) for x in op.results),
         reducers=("sum",),
         blocked=frozenset({0}),
-        manual=manual,
+        manual=dataclasses.replace(manual, collectives=tuple(_collectives(manual.body))),
         flops_per_point=sum(_flops(manual.body)),
         local=local_region,
     )
 
 
 def _flops(region: Region, times: int = 1) -> Iterator[float]:
-    """Operations of a body's ops; its collectives are not priced."""
+    """Operations of a body's ops."""
     for op in region.ops:
         if op.regions:
             for inner, trips in zip(op.regions, flows_of(op).trips, strict=True):
@@ -39,6 +40,34 @@ def _flops(region: Region, times: int = 1) -> Iterator[float]:
         elif op.prim in RULES:
             rule = RULES[op.prim](op)
             yield times * rule.flops_per_point * math.prod(rule.sizes)
+
+
+_KINDS = {
+    "all_gather": "all_gather",
+    "all_gather_invariant": "all_gather",
+    "all_to_all": "all_to_all",
+    "pmax": "all_reduce",
+    "pmin": "all_reduce",
+    "ppermute": "collective_permute",
+    "psum": "all_reduce",
+    "psum_invariant": "all_reduce",
+    "reduce_scatter": "reduce_scatter",
+}
+
+
+def _collectives(region: Region, times: int = 1) -> Iterator[OwnCollective]:
+    """The collectives of a body, one per array that is moved."""
+    for op in region.ops:
+        if op.regions:
+            for inner, trips in zip(op.regions, flows_of(op).trips, strict=True):
+                yield from _collectives(inner, times * trips)
+        elif op.prim in _KINDS:
+            names = op.params.get("axes") or op.params["axis_name"]
+            axes = tuple(names) if isinstance(names, tuple | list) else (names,)
+            for x, result in zip(op.operands, op.results, strict=True):
+                nbytes = max(x.type.nbytes, result.type.nbytes)
+                kind, size = _KINDS[op.prim], x.type.itemsize
+                yield OwnCollective(kind, axes, result.name, nbytes, size, times)
 
 
 def local_region(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:

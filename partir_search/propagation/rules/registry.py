@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
-from partir_search.ir.core import Op, Value
+import numpy as np
+
+from partir_search.ir.core import Literal, Op, Operand, Value
 from partir_search.ir.rule import NONE, OpRule
 
 RuleFn = Callable[[Op], OpRule]
@@ -49,15 +51,31 @@ def whole(op: Op, *, opaque: bool = False, **fields: Any) -> OpRule:
 
 
 def rule_key(op: Op) -> Hashable:
-    """What a rule may depend on: primitive, params and types. Equal keys have equal rules."""
+    """What a rule may depend on: primitive, params, types and signs of literals. Equal keys have
+    equal rules.
+    """
     if op.key is None:
         op.key = (
             op.prim,
-            tuple((x.type.shape, x.type.dtype, isinstance(x, Value)) for x in op.operands),
+            tuple((x.type.shape, x.type.dtype, _sign(x)) for x in op.operands),
             tuple((x.type.shape, x.type.dtype) for x in op.results),
             tuple((k, _hashable(op.params[k])) for k in sorted(op.params)),
         )
     return op.key  # type: ignore[no-any-return]
+
+
+def _sign(x: Operand) -> tuple[bool, bool] | None:
+    """Whether a literal is zero, and whether it is positive."""
+    if isinstance(x, Value):
+        return None
+    zero = x.is_zero()
+    return zero, not zero and positive(x)
+
+
+def positive(x: Operand) -> bool:
+    """Whether an operand is a literal above zero."""
+    real = isinstance(x, Literal) and not np.iscomplexobj(x.value)
+    return real and bool(x.value > 0)  # type: ignore[union-attr]
 
 
 def _hashable(param: Any) -> Hashable:

@@ -8,15 +8,15 @@ from typing import Any
 
 from jax import lax
 
-from partir_search.ir.bind import bind
-from partir_search.ir.core import Literal, Op, Shape
+from partir_search.ir.core import Op, Shape
 from partir_search.ir.rule import NONE, OpRule
 from partir_search.propagation.rules.registry import register, result_shape, shape_of
 
 Params = Mapping[str, Any]
+MOVES = (("max", (0,)), ("min", (0,)))  # elements are only moved: maxima and minima pass
 
 
-def _identity(op: Op, blocked: frozenset[int], **fields: Any) -> OpRule:
+def identity(op: Op, blocked: frozenset[int], **fields: Any) -> OpRule:
     """All operands and results share their dims; `blocked` ones stay whole."""
     rank = len(result_shape(op))
     sizes = tuple(shape_of(op, 0)[d] if d in blocked else result_shape(op)[d] for d in range(rank))
@@ -47,6 +47,7 @@ def broadcast_in_dim(op: Op) -> OpRule:
         results=(tuple(range(len(result))),),
         reducers=("",) * len(result),
         linear=((0,),),
+        monotone=MOVES,
         elementwise=True,
         localize=_local_shape,
     )
@@ -140,6 +141,7 @@ def reshape(op: Op) -> OpRule:
         reducers=("",) * len(sizes),
         above=tuple(above) if any(above) else (),
         linear=((0,),),
+        monotone=MOVES,
         elementwise=True,
         localize=lambda params, _, results: {**params, "new_sizes": results[0]},
     )
@@ -154,6 +156,7 @@ def squeeze(op: Op) -> OpRule:
         results=(_without_ones(result_shape(op)),),
         reducers=("",) * sum(n != 1 for n in shape_of(op, 0)),
         linear=((0,),),
+        monotone=MOVES,
         elementwise=True,
     )
 
@@ -173,104 +176,9 @@ def transpose(op: Op) -> OpRule:
         results=(tuple(permutation),),
         reducers=("",) * len(shape),
         linear=((0,),),
+        monotone=MOVES,
         elementwise=True,
     )
-
-
-@register("rev")
-def rev(op: Op) -> OpRule:
-    """Reversed dims stay whole."""
-    return _identity(op, frozenset(op.params["dimensions"]), linear=((0,),))
-
-
-@register("slice")
-def slice_(op: Op) -> OpRule:
-    """Dims taken in full may be tiled; cut dims stay whole."""
-    shape, result = shape_of(op, 0), result_shape(op)
-    cut = frozenset(d for d in range(len(shape)) if shape[d] != result[d])
-
-    def localize(p: Params, operands: Sequence[Shape], _: Sequence[Shape]) -> dict[str, Any]:
-        limits = tuple(
-            p["limit_indices"][d] if d in cut else operands[0][d] for d in range(len(shape))
-        )
-        return {**p, "limit_indices": limits}
-
-    return _identity(op, cut, linear=((0,),), localize=localize)
-
-
-@register("dynamic_slice")
-def dynamic_slice(op: Op) -> OpRule:
-    """Dims taken in full may be tiled; their start index is 0 by jax's clamping."""
-    shape, result = shape_of(op, 0), result_shape(op)
-    cut = frozenset(d for d in range(len(shape)) if shape[d] != result[d])
-    return _identity(
-        op,
-        cut,
-        linear=((0,),),
-        localize=lambda p, _, results: {**p, "slice_sizes": results[0]},
-    )
-
-
-@register("dynamic_update_slice")
-def dynamic_update_slice(op: Op) -> OpRule:
-    """Dims updated in full may be tiled."""
-    shape, update = shape_of(op, 0), shape_of(op, 1)
-    cut = frozenset(d for d in range(len(shape)) if shape[d] != update[d])
-    return _identity(op, cut, linear=((0, 1),))
-
-
-@register("split")
-def split(op: Op) -> OpRule:
-    """All dims but the split one."""
-    return _identity(op, frozenset({op.params["axis"]}), linear=((0,),))
-
-
-@register("concatenate")
-def concatenate(op: Op) -> OpRule:
-    """All dims but the joined one."""
-    every = tuple(range(len(op.operands)))
-    return _identity(op, frozenset({op.params["dimension"]}), linear=(every,))
-
-
-@register("pad")
-def pad(op: Op) -> OpRule:
-    """A padded dim is needed whole and made in tiles. Linear when it pads with zeros."""
-    result = result_shape(op)
-    padded = [any(c) for c in op.params["padding_config"]]
-    filler = op.operands[1]
-    zero = isinstance(filler, Literal) and filler.is_zero()
-    return OpRule(
-        sizes=result,
-        operands=(tuple(NONE if p else d for d, p in enumerate(padded)), ()),
-        results=(tuple(range(len(result))),),
-        reducers=("",) * len(result),
-        linear=((0,),) if zero else (),
-        elementwise=True,
-        localize=_longer_end,
-        local=local_pad,
-    )
-
-
-def _longer_end(
-    params: Params, operands: Sequence[Shape], results: Sequence[Shape]
-) -> dict[str, Any]:
-    """More padding at the end, up to the result's shape."""
-    config = []
-    for n, m, (low, _, inner) in zip(
-        operands[0], results[0], params["padding_config"], strict=True
-    ):
-        config.append((low, m - low - n - max(n - 1, 0) * inner, inner))
-    return {**params, "padding_config": tuple(config)}
-
-
-def local_pad(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
-    """The tile of the padded whole."""
-    (out,) = bind(op, op.params, args)
-    for d, c in enumerate(op.params["padding_config"]):
-        if any(c) and ctx.tiles(d) > 1:
-            tile = out.shape[d] // ctx.tiles(d)
-            out = lax.dynamic_slice_in_dim(out, ctx.tile_index(d) * tile, tile, d)
-    return [out]
 
 
 @register("stack")

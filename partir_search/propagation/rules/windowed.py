@@ -1,17 +1,22 @@
-"""Convolutions, pooling and its gradients.
+"""Convolutions.
 
-Spatial dims that windows slide over stay whole. A window of one pixel slides over nothing: its
-dims pass through; one that covers the image contracts it, as matmuls do.
+A tile of a dim that the window slides over reads its part of the image and a halo. A window of
+one pixel slides over nothing: its dims pass through; one that covers the image contracts it, as
+matmuls do. Where a wide window is multiplied with a wide image (the gradient of a kernel), a tile
+of the window reads its part of the image, and the result is summed.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from partir_search.ir.core import Op, Shape
-from partir_search.ir.rule import NONE, OpRule
-from partir_search.propagation.rules.registry import register, shape_of
+from partir_search.ir.rule import NONE, OpRule, Reads
+from partir_search.propagation.rules.registry import register, result_shape, shape_of
 
 
 @register("conv_general_dilated")
@@ -58,27 +63,83 @@ def convolution(op: Op) -> OpRule:
         factor(lhs[dn.lhs_spec[0]], batch, out_batch)
         factor(channels, kernel_out, out_features)
         factor(lhs[dn.lhs_spec[1]], features, kernel_in, reducer="sum")
+    work = 1.0  # pairs of elements that meet, per point
+    reads: list[Reads] = []
     for i, (d, k, o) in enumerate(
         zip(dn.lhs_spec[2:], dn.rhs_spec[2:], dn.out_spec[2:], strict=True)
     ):
-        plain = p["window_strides"][i] == p["lhs_dilation"][i] == p["rhs_dilation"][i] == 1
-        plain = plain and tuple(p["padding"][i]) == (0, 0)
-        if plain and rhs[k] == 1:
+        slide = _slide(op, i)
+        if slide.still and rhs[k] == 1:
             factor(lhs[d], (lhs_dims, d), (out_dims, o))
-        elif plain and out[o] == 1:
+        elif slide.still and out[o] == 1:
             factor(lhs[d], (lhs_dims, d), (rhs_dims, k), reducer="sum")
+        elif slide.points:
+            walked = (rhs_dims, k) if slide.along_window else (out_dims, o)
+            factor(slide.points, (lhs_dims, d), walked, reducer="sum" * slide.along_window)
+            reads.append(Reads(0, d, slide.step, slide.first, slide.width))
+            work *= slide.touches / slide.points
         else:
-            inner(_touches(lhs[d], rhs[k], out[o], i, p))
+            inner(slide.touches)
     return OpRule(
         sizes=tuple(sizes),
         operands=(tuple(lhs_dims), tuple(rhs_dims)),
         results=(tuple(out_dims),),
         reducers=tuple(reducers),
         blocked=frozenset(blocked),
+        reads=tuple(reads),
         linear=((0,), (1,)),
         pads=p["feature_group_count"] == p["batch_group_count"] == 1,
-        flops_per_point=2.0,
-        localize=_local_groups,
+        flops_per_point=2.0 * max(work, 1.0),
+        localize=functools.partial(_localize, op),
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Slide:
+    """How a window slides along one dim.
+
+    Point p of the result, and element q of the window, meet position ``p * stride + q * spread -
+    low`` of the image with ``holes`` between its elements. Along the result (or along the window,
+    where that is wider) points are blocks of so many elements that each reads alike.
+
+    Attributes:
+      still: every window lies on the image as it is.
+      touches: pairs of a window's element and a pixel that meet: no padding, no hole.
+      points: of the factor; 0 if the dim must stay whole.
+      step / first / width: what a point reads (`Reads`).
+    """
+
+    still: bool
+    along_window: bool
+    touches: int
+    points: int
+    step: int
+    first: int
+    width: int
+
+
+def _slide(op: Op, i: int) -> _Slide:
+    p, dn = op.params, op.params["dimension_numbers"]
+    image = shape_of(op, 0)[dn.lhs_spec[2 + i]]
+    window = shape_of(op, 1)[dn.rhs_spec[2 + i]]
+    out = op.results[0].type.shape[dn.out_spec[2 + i]]
+    stride, spread = p["window_strides"][i], p["rhs_dilation"][i]
+    holes, (low, high) = p["lhs_dilation"][i], p["padding"][i]
+    along_window = window > out
+    walked, pace, other, reach = out, stride, window, spread
+    if along_window:
+        walked, pace, other, reach = window, spread, out, stride
+    block = holes // math.gcd(holes, pace)
+    first = -(low // holes)
+    last = (pace * (block - 1) + reach * (other - 1) - low) // holes
+    return _Slide(
+        still=stride == spread == holes == 1 and (low, high) == (0, 0),
+        along_window=along_window,
+        touches=_touches(image, window, out, i, p),
+        points=walked // block if walked % block == 0 and last >= first else 0,
+        step=pace * block // holes,
+        first=first,
+        width=last - first + 1,
     )
 
 
@@ -93,61 +154,30 @@ def _touches(image: int, window: int, out: int, i: int, p: Mapping[str, Any]) ->
     return max(met, 1)
 
 
-def _local_groups(
-    params: Mapping[str, Any], operands: Sequence[Shape], results: Sequence[Shape]
+def _localize(
+    op: Op, params: Mapping[str, Any], operands: Sequence[Shape], results: Sequence[Shape]
 ) -> dict[str, Any]:
-    """Fewer groups of the same size, where groups are tiled."""
-    dn, lhs, out = params["dimension_numbers"], operands[0], results[0]
+    """Fewer groups of the same size, where groups are tiled. The halo takes the padding's place,
+    where the image is.
+    """
+    dn, lhs, rhs, out = params["dimension_numbers"], operands[0], operands[1], results[0]
     new = dict(params)
     if params["feature_group_count"] > 1:
-        new["feature_group_count"] = lhs[dn.lhs_spec[1]] // operands[1][dn.rhs_spec[1]]
+        new["feature_group_count"] = lhs[dn.lhs_spec[1]] // rhs[dn.rhs_spec[1]]
     if params["batch_group_count"] > 1:
         new["batch_group_count"] = lhs[dn.lhs_spec[0]] // out[dn.out_spec[0]]
+    padding = list(params["padding"])
+    for i, (d, k, o) in enumerate(
+        zip(dn.lhs_spec[2:], dn.rhs_spec[2:], dn.out_spec[2:], strict=True)
+    ):
+        slide = _slide(op, i)
+        whole = op.operands[1].type.shape[k] if slide.along_window else result_shape(op)[o]
+        if (rhs[k] if slide.along_window else out[o]) == whole or slide.still:
+            continue
+        holes = params["lhs_dilation"][i]
+        low = padding[i][0] % holes
+        stride, spread = params["window_strides"][i], params["rhs_dilation"][i]
+        reach = (out[o] - 1) * stride + (rhs[k] - 1) * spread
+        padding[i] = (low, reach - low - (lhs[d] - 1) * holes)
+    new["padding"] = tuple(padding)
     return new
-
-
-def _pooling(op: Op, slides: Sequence[bool], **fields: Any) -> OpRule:
-    """All operands and results share their dims; those that the window slides over stay whole."""
-    shape = shape_of(op, 0)
-    out = op.results[0].type.shape
-    dims = tuple(NONE if s else d for d, s in enumerate(slides))
-    work = tuple(max(n, m) if s else n for n, m, s in zip(shape, out, slides, strict=True))
-    return OpRule(
-        sizes=work,
-        operands=tuple(dims if len(x.type.shape) == len(shape) else () for x in op.operands),
-        results=(dims,) * len(op.results),
-        reducers=tuple("sum" if s else "" for s in slides),
-        blocked=frozenset(d for d, s in enumerate(slides) if s),
-        flops_per_point=1.0,
-        **fields,
-    )
-
-
-def _slides(p: Mapping[str, Any]) -> list[bool]:
-    rank = len(p["window_dimensions"])
-    ones = (1,) * rank
-    steps = [p["window_dimensions"], p["window_strides"]]
-    steps += [p.get("base_dilation") or ones, p.get("window_dilation") or ones]
-    return [
-        any(step[d] != 1 for step in steps) or tuple(p["padding"][d]) != (0, 0) for d in range(rank)
-    ]
-
-
-@register("reduce_window_sum", "reduce_window_max", "reduce_window_min", "reduce_window")
-def pooling(op: Op) -> OpRule:
-    """Tiles the dims that the window does not slide over."""
-    linear = ((0,),) if op.prim == "reduce_window_sum" else ()
-    return _pooling(op, _slides(op.params), linear=linear)
-
-
-@register("select_and_scatter_add", "select_and_scatter")
-def pooling_gradient(op: Op) -> OpRule:
-    """Cotangents and the pooled operand; linear in the cotangents where these are added up."""
-    linear = ((0,),) if op.prim == "select_and_scatter_add" else ()
-    return _pooling(op, _slides(op.params), linear=linear)
-
-
-@register("select_and_gather_add")
-def pooling_tangent(op: Op) -> OpRule:
-    """Tangents and the pooled operand; linear in the tangents."""
-    return _pooling(op, _slides(op.params), linear=((0,),))

@@ -1,0 +1,49 @@
+"""Names of values and source lines of ops, from what jax keeps of the user's code."""
+
+from __future__ import annotations
+
+import functools
+import os
+import pathlib
+import re
+import sysconfig
+from typing import Any
+
+from jax.extend import source_info_util
+
+_WRAPPER = re.compile(r"\w+\(([^()]*)\)")
+_LIBRARIES = (
+    sysconfig.get_paths()["stdlib"],
+    str(pathlib.Path(__file__).parent.parent),
+    f"{os.sep}site-packages{os.sep}",
+    f"{os.sep}dist-packages{os.sep}",
+)
+
+
+def source_line(info: Any) -> str:
+    """``file:line (function)`` of the innermost frame in the user's own code, or "".
+
+    jax names the innermost frame outside of jax, which for most models lies in flax or optax.
+    """
+    for frame in info.traceback.frames if info.traceback else ():
+        if frame.file_name.startswith("<") or any(p in frame.file_name for p in _LIBRARIES):
+            continue
+        return f"{frame.file_name}:{frame.line_num} ({frame.function_name})"
+    return str(source_info_util.summarize(info))
+
+
+@functools.lru_cache(maxsize=4096)
+def clean(scope: str) -> str:
+    """A name stack that `jax.named_scope` takes back."""
+    return re.sub(r"[^\w()./-]", "_", scope)
+
+
+@functools.lru_cache(maxsize=16384)
+def value_stem(scope: str, prim: str) -> str:
+    """A readable name: module path of the user's code and the primitive, `d_` in the backward."""
+    plain = scope
+    while _WRAPPER.search(plain):
+        plain = _WRAPPER.sub(r"\1", plain)
+    parts = [p for p in plain.split("/") if p and re.fullmatch(r"[\w.]+", p)]
+    stem = ".".join([*parts[-3:], prim]).replace("-", "_")
+    return f"d_{stem}" if "transpose(" in scope else stem

@@ -1,0 +1,174 @@
+"""Stretches of tiled dims: who sends what, and ops that read them on several meshes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from partir_search.ir.core import Module
+from partir_search.ir.mesh import MeshShape
+from partir_search.ir.partition import Window
+from partir_search.lowering.local import localize
+from partir_search.lowering.reshard import Step
+from partir_search.lowering.window import Fetch, Stretch, crossed, window_steps
+from tests.support import check_partition, floats_of, module_of, state_of
+
+
+def simulate(x: np.ndarray[Any, Any], tiles: int, steps: tuple[Step, ...]) -> list[Any]:
+    """What each device holds after the steps, of a vector tiled by all."""
+    held = list(np.split(x, tiles))
+    for step in steps:
+        detail = step.detail
+        if isinstance(detail, Fetch):
+            got = [np.zeros(detail.length)] * tiles
+            for source, target in detail.pairs:
+                got[target] = held[source][: detail.tile][detail.start :][: detail.length]
+            assert len({s for s, _ in detail.pairs}) == len({t for _, t in detail.pairs})
+            held = [np.concatenate(pair) for pair in zip(held, got, strict=True)]
+        elif isinstance(detail, Stretch):
+            held = [put_together(h, detail, i) for i, h in enumerate(held)]
+        else:
+            assert step.kind == "all_gather"
+            held = [x] * tiles
+    return held
+
+
+def put_together(x: np.ndarray[Any, Any], detail: Stretch, device: int) -> Any:
+    out = np.zeros(detail.size)
+    filled = 0
+    for piece in detail.pieces:
+        at, to, n = piece.takes[device]
+        assert at + n <= piece.length
+        out[to : to + n] = x[piece.start + at :][:n]
+        filled += n
+    assert not detail.uniform or filled == detail.size
+    return out
+
+
+def test_every_stretch_is_put_together() -> None:
+    rng = random.Random(0)
+    kinds = set()
+    for _ in range(400):
+        tiles, tile = rng.choice([2, 3, 4, 8]), rng.choice([1, 2, 5])
+        size = rng.randrange(1, 2 * tile + 3)
+        step, first = rng.choice([tile, size, -size, 0, 1]), rng.randrange(-3, 5)
+        starts = tuple(step * i + first + (tile * (tiles - 1)) * (step < 0) for i in range(tiles))
+        window = Window(0, (0,), starts, size)
+        x = np.arange(1.0, tiles * tile + 1)
+        steps = window_steps(window, tiles * tile, True, ((0,),), ())
+        around = np.pad(x, 100)
+        wanted = [around[100 + s :][:size] for s in starts]
+        for got, want in zip(simulate(x, tiles, steps), wanted, strict=True):
+            np.testing.assert_array_equal(got, want)
+        whole = window_steps(window, tiles * tile, False, ((),), ())
+        assert [s.kind for s in whole] == ["window"]
+        for i, want in enumerate(wanted):
+            np.testing.assert_array_equal(put_together(x, whole[0].detail, i), want)
+        kinds.update(s.kind for s in steps)
+    assert kinds == {"window", "collective_permute", "all_gather"}
+
+
+def test_a_halo_is_two_permutes_of_its_width() -> None:
+    window = Window(0, (0,), (-1, 9, 19, 29), 13)
+    left, right, last = window_steps(window, 40, True, ((0,),), ())
+    assert {s.kind for s in (left, right)} == {"collective_permute"}
+    assert (left.detail.length, right.detail.length) == (1, 2)
+    assert left.detail.pairs == ((0, 1), (1, 2), (2, 3))
+    assert right.detail.pairs == ((1, 0), (2, 1), (3, 2))
+    assert last.detail.uniform
+
+
+def test_nothing_moves_where_the_stretch_is_the_tile() -> None:
+    assert window_steps(Window(0, (0,), (0, 10, 20), 10), 30, True, ((0,),), ()) == ()
+
+
+def test_axes_that_pairs_cross() -> None:
+    assert crossed([(0, 1), (2, 3)], {"a": 2, "b": 2}) == ("b",)
+    assert crossed([(0, 1), (1, 2)], {"a": 2, "b": 2}) == ("a", "b")
+
+
+def conv(strides: tuple[int, int], padding: str) -> Callable[..., Any]:
+    def f(x: Any, k: Any) -> Any:
+        layout = ("NHWC", "HWIO", "NHWC")
+        y = lax.conv_general_dilated(x, k, strides, padding, dimension_numbers=layout)
+        return jnp.tanh(y)
+
+    return f
+
+
+def pool(x: Any) -> Any:
+    return lax.reduce_window(x, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")
+
+
+def training(f: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *xs: jax.value_and_grad(
+        lambda *ys: (f(*ys) ** 2).mean(), argnums=tuple(range(len(xs)))
+    )(*xs)
+
+
+IMAGE, KERNEL = (2, 16, 24, 3), (3, 3, 3, 4)
+PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
+    "same": (training(conv((1, 1), "SAME")), (IMAGE, KERNEL)),
+    "strided": (training(conv((2, 2), "SAME")), (IMAGE, KERNEL)),
+    "valid": (conv((1, 1), "VALID"), (IMAGE, (5, 3, 3, 4))),
+    "wide_kernel": (training(conv((1, 1), "SAME")), (IMAGE, (9, 7, 3, 4))),
+    "pool": (training(pool), (IMAGE,)),
+    "roll": (training(lambda x: jnp.roll(x, (5, -3), (1, 2)) * x), (IMAGE,)),
+    "halves": (
+        training(lambda x: jnp.concatenate([x[:, 8:], -x[:, :8]], 1) * x[:, ::-1]),
+        (IMAGE,),
+    ),
+}
+MESHES = {
+    "8": (MeshShape(("x",), (8,)), {"x": 1}),
+    "2x2": (MeshShape(("x", "y"), (2, 2)), {"x": 1, "y": 2}),
+    "2x4": (MeshShape(("x", "y"), (2, 4)), {"x": 1, "y": 1}),
+    "3x2": (MeshShape(("x", "y"), (3, 2)), {"x": 2, "y": 1}),
+}
+
+
+def tiled_image(module: Module, mesh: MeshShape, dims: dict[str, int]) -> Any:
+    state = state_of(module, mesh)
+    image = state.graph.class_of[module.body.args[0].id]
+    for axis, dim in dims.items():
+        state.tile(image, dim, mesh.axes(axis))
+    return state.partition()
+
+
+@pytest.mark.devices
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_tiled_images(program: str, mesh: str) -> None:
+    fn, shapes = PROGRAMS[program]
+    args = floats_of(*shapes)
+    partition = tiled_image(module_of(fn, *args), *MESHES[mesh])
+    check_partition(partition, fn, args)
+    kinds = {m.step.kind for m, _ in localize(partition).moves()}
+    if program in ("same", "strided", "pool"):  # elsewhere sizes do not divide
+        assert "collective_permute" in kinds
+        assert "all_gather" not in kinds
+
+
+def test_a_convolutional_layer_exchanges_its_halos_and_nothing_else() -> None:
+    """Forward: the image's two sides; backward: the cotangent's two, for the image's gradient.
+    The kernel's gradient reads the image with the halo that the forward pass fetched again.
+    """
+    args = floats_of(IMAGE, KERNEL)
+    module = module_of(training(conv((1, 1), "SAME")), *args)
+    moves = [m for m, _ in localize(tiled_image(module, *MESHES["8"])).moves()]
+    kinds = [m.step.kind for m in moves if m.step.kind not in ("slice", "window")]
+    assert kinds.count("collective_permute") == 6
+    assert set(kinds) == {"collective_permute", "all_reduce"}
+    halo = 2 * 1 * 24 * 4  # batch, one row, columns, bytes
+    sent = [m.payload_bytes for m in moves if m.step.kind == "collective_permute"]
+    assert sent == [halo * 3, halo * 3, *[halo * 4] * 2, *[halo * 3] * 2] or sent == [
+        *[halo * 3] * 4,
+        *[halo * 4] * 2,
+    ]
