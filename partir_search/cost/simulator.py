@@ -324,10 +324,13 @@ class _Walk:
             if isinstance(item, Move):
                 count = times * (item.op.count if item.op else 1)
                 slack = self.move(item, count, slack, item.source.id in available)
+                for piece in item.blocks:
+                    extra[born[piece.id] + 1 : at + 1] += held[piece.id]
+                    born[piece.id] = at
                 if item.rests or item.step.kind == "reduce_scatter":
                     if item.target.nbytes != item.source.nbytes:
                         extra[at - 1] += item.source.nbytes  # beside the value at rest
-                elif item.target.nbytes > item.source.nbytes:
+                elif item.target.nbytes > item.source.nbytes or item.step.detail is not None:
                     held[item.target.id] = item.target.nbytes * self.model.width(item)
                     born[item.target.id] = at
                     extra[at] += held[item.target.id]
@@ -366,7 +369,7 @@ class _Walk:
     def move(self, move: Move, times: float, slack: float, argument: bool) -> float:
         step, model = move.step, self.model
         width = model.width(move)
-        if move.target.nbytes > move.source.nbytes:
+        if move.target.nbytes > move.source.nbytes or step.kind == "window":
             self.copied += 2.0 * move.target.nbytes * width * times
         if step.kind not in COLLECTIVES:
             return slack

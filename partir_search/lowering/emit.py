@@ -122,7 +122,8 @@ def _run_block(
             moved = env[item.source.id]
             if item.again and item.step.kind == "all_gather":
                 moved = _fence(block, i, item, moved, env, fills)
-            env[item.target.id] = run_step(partition.mesh, item.step, moved, tiles_first)
+            blocks = [env[b.id] for b in item.blocks]
+            env[item.target.id] = run_step(partition.mesh, item.step, moved, tiles_first, blocks)
         else:
             for slot, out in zip(
                 item.outs, _apply(partition, item, read, env, tokens, tiles_first), strict=True
@@ -176,8 +177,14 @@ def _fence(
     return lax.optimization_barrier(moved)
 
 
-def run_step(mesh: MeshShape, step: Step, x: Any, tiles_first: bool = False) -> Any:
-    """One step of a redistribution on a local tile, inside a manual region over `mesh`."""
+def run_step(
+    mesh: MeshShape, step: Step, x: Any, tiles_first: bool = False, blocks: Sequence[Any] = ()
+) -> Any:
+    """One step of a redistribution on a local tile, inside a manual region over `mesh`.
+
+    Args:
+      blocks: what was fetched to be put together with the tile.
+    """
     names = tuple(mesh.names[a] for a in step.axes)
     sizes = [mesh.sizes[a] for a in step.axes]
     if step.kind == "slice":
@@ -188,7 +195,7 @@ def run_step(mesh: MeshShape, step: Step, x: Any, tiles_first: bool = False) -> 
     if step.kind == "collective_permute":
         return fetch(x, step.detail, step.dim, names)
     if step.kind == "window":
-        return stretch(x, step.detail, step.dim, names)
+        return stretch([x, *blocks], step.detail, step.dim, names)
     if step.kind == "all_gather":
         return lax.all_gather(x, names, axis=step.dim, tiled=True)
     if step.kind == "reduce_scatter" and tiles_first and step.dim:

@@ -12,20 +12,20 @@ from partir_search.lowering.window import Fetch, Stretch
 
 
 def fetch(x: Any, detail: Fetch, dim: int, names: tuple[str, ...]) -> Any:
-    """`x` with what a neighbour sends appended; the own tile comes first in `x`."""
+    """What a neighbour sends."""
     sent = lax.slice_in_dim(x, detail.start, detail.start + detail.length, axis=dim)
-    got = lax.ppermute(sent, names, detail.pairs)
-    return lax.concatenate([x, got], dim)
+    return lax.ppermute(sent, names, detail.pairs)
 
 
-def stretch(x: Any, detail: Stretch, dim: int, names: tuple[str, ...]) -> Any:
-    """The stretch out of the blocks of `x`."""
+def stretch(blocks: Sequence[Any], detail: Stretch, dim: int, names: tuple[str, ...]) -> Any:
+    """The stretch out of the own tile and what was fetched."""
     if detail.uniform:
         parts = []
         for piece in detail.pieces:
             at, _, n = piece.takes[0]
-            parts.append(lax.slice_in_dim(x, piece.start + at, piece.start + at + n, axis=dim))
+            parts.append(lax.slice_in_dim(blocks[piece.block], at, at + n, axis=dim))
         return lax.concatenate(parts, dim) if len(parts) > 1 else parts[0]
+    x = blocks[0]
     device = lax.axis_index(names)
     size, rank = detail.size, x.ndim
     shape = list(x.shape)
@@ -34,11 +34,12 @@ def stretch(x: Any, detail: Stretch, dim: int, names: tuple[str, ...]) -> Any:
     out = jnp.zeros(shape, x.dtype)
     place = lax.broadcasted_iota(jnp.int32, shape, dim)
     for piece in detail.pieces:
-        block = lax.slice_in_dim(x, piece.start, piece.start + piece.length, axis=dim)
         config = [(0, 0, 0)] * rank
         config[dim] = (size, size, 0)
         at, to, n = (_table(column, device) for column in zip(*piece.takes, strict=True))
-        moved = lax.dynamic_slice_in_dim(lax.pad(block, zero, config), size + at - to, size, dim)
+        moved = lax.dynamic_slice_in_dim(
+            lax.pad(blocks[piece.block], zero, config), size + at - to, size, dim
+        )
         out = jnp.where((place >= to) & (place < to + n), moved, out)
     return out
 

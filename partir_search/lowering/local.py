@@ -279,12 +279,25 @@ class _BlockBuilder:
         slot = source
         for w in windows:
             extent, tiled = slot.value.type.shape[w.dim], bool(slot.layout[w.dim])
+            blocks: list[Slot] = []
             for step in window_steps(w, extent, tiled, slot.layout, slot.pending):
+                if step.kind == "collective_permute":
+                    blocks.append(self.fetch(slot, step, op))
+                    continue
                 target = self.owner.cache.stretched(slot, step)
-                self.steps.append(Move(step, slot, target, op))
+                self.steps.append(Move(step, slot, target, op, blocks=tuple(blocks)))
                 slot = target
         self.copies[key] = _Copy(slot, self.position, op.backward)
         return slot
+
+    def fetch(self, slot: Slot, step: Step, op: Op) -> Slot:
+        """A neighbour's block: so small that it is kept for all uses, also in the backward pass."""
+        key = (slot.id, step)
+        if key not in self.copies:
+            target = self.owner.cache.stretched(slot, step)
+            self.steps.append(Move(step, slot, target, op))
+            self.copies[key] = _Copy(target, self.position, op.backward)
+        return self.copies[key].slot
 
     def settle(self, outs: Sequence[Slot], op: Op) -> None:
         """Brings fresh results to the layouts in which they rest."""

@@ -44,7 +44,8 @@ class Move:
 
     `again` marks a gather whose copy was made before and given up: it must not be merged with
     the earlier one, or the memory that giving it up saves is not saved. `rests` marks a target
-    that is the value where it rests, not a copy.
+    that is the value where it rests, not a copy. `blocks` were fetched to be put together with
+    the source.
     """
 
     step: Step
@@ -53,13 +54,13 @@ class Move:
     op: Op | None
     again: bool = False
     rests: bool = False
+    blocks: tuple[Slot, ...] = ()
 
     @property
     def payload_bytes(self) -> int:
         """Bytes of the larger side on the device: the size that collectives are quoted in."""
         if self.step.kind == "collective_permute":
-            length: int = self.step.detail.length
-            return self.source.nbytes // self.source.shape[self.step.dim] * length
+            return self.target.nbytes
         return max(self.source.nbytes, self.target.nbytes)
 
 

@@ -3,8 +3,8 @@
 An op may read of a dim another stretch than the tile that its device holds: a convolution its
 halo, a reversed dim the mirror image, a concatenation what falls into its part of the result. The
 stretches are arithmetic in the tile's number (`ir.rule.Reads`); who sends what to whom follows
-from them. Each permute appends what it brings to the device's own tile, and the stretch is put
-together from that at the end.
+from them. Each permute brings one block; the stretch is put together from the device's own tile
+and all blocks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NOTHING: Take = (0, 0, 0)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fetch:
-    """One permute: elements from `start` on, so many, of the own tile of `tile` elements.
+    """One permute: so many elements of the own tile from `start` on.
 
     Attributes:
       pairs: (source, target), positions along the step's axes jointly.
@@ -39,20 +39,18 @@ class Fetch:
     pairs: tuple[Edge, ...]
     start: int
     length: int
-    tile: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Piece:
-    """What a stretch takes of one block of what the device has.
+    """What a stretch takes of one block.
 
     Attributes:
-      start / length: where the block lies.
+      block: 0 is the own tile (or the whole), others follow as they are fetched.
       takes: per device (from, to, length), from the block to the stretch, or `NOTHING`.
     """
 
-    start: int
-    length: int
+    block: int
     takes: tuple[Take, ...]
 
 
@@ -83,28 +81,26 @@ def window_steps(
         Step, dim=window.dim, to_dim=-1, monoid="", layout=layout, pending=pending
     )
     if not tiled:
-        piece = Piece(0, extent, tuple(_overlap(s, window.size, 0, extent) for s in window.starts))
+        piece = Piece(0, tuple(_overlap(s, window.size, 0, extent) for s in window.starts))
         return (make(WINDOW, window.axes, detail=_stretch([piece], window.size)),)
     if all(s == i * tile for i, s in enumerate(window.starts)) and window.size == tile:
         return ()
     own, wanted = _demands(window, tile)
-    fetches, blocks = [], [Piece(0, tile, own)]
-    end = tile
+    fetches, pieces = [], [Piece(0, own)]
     for group in _rounds(sorted(wanted), tiles):
         start = min(wanted[e][0] for e in group)
         length = max(wanted[e][0] + wanted[e][2] for e in group) - start
         taken = {e[1]: (wanted[e][0] - start, *wanted[e][1:]) for e in group}
         takes = tuple(taken.get(i, NOTHING) for i in range(tiles))
-        fetches.append(Fetch(tuple(group), start, length, tile))
-        blocks.append(Piece(end, length, takes))
-        end += length
-    if end - tile >= (tiles - 1) * tile:  # no less than all there is
+        fetches.append(Fetch(tuple(group), start, length))
+        pieces.append(Piece(len(fetches), takes))
+    if sum(f.length for f in fetches) >= (tiles - 1) * tile:  # no less than all there is
         whole = (*layout[: window.dim], (), *layout[window.dim + 1 :])
         gather = Step("all_gather", window.axes, window.dim, -1, "", whole, pending, extent)
         return (gather, *window_steps(window, extent, False, whole, pending))
     return (
         *(make("collective_permute", window.axes, detail=f) for f in fetches),
-        make(WINDOW, window.axes, detail=_stretch(blocks, window.size)),
+        make(WINDOW, window.axes, detail=_stretch(pieces, window.size)),
     )
 
 
@@ -167,7 +163,7 @@ def _stretch(pieces: Sequence[Piece], size: int) -> Stretch:
         if piece.takes[0][1] != at:
             break
         at += piece.takes[0][2]
-    received = all(p.start or all(t[2] for t in p.takes) for p in pieces)
+    received = all(p.block or all(t[2] for t in p.takes) for p in pieces)
     if at == size and len(alike) == sum(any(t[2] for t in p.takes) for p in pieces) and received:
         return Stretch(tuple(alike), size, True)
     return Stretch(tuple(p for p in pieces if any(t[2] for t in p.takes)), size, False)
@@ -179,7 +175,7 @@ def stretched(shape: Sequence[int], step: Step) -> tuple[int, ...]:
     if step.kind == "all_gather":
         n[step.dim] = step.detail
     if isinstance(step.detail, Fetch):
-        n[step.dim] += step.detail.length
+        n[step.dim] = step.detail.length
     elif isinstance(step.detail, Stretch):
         n[step.dim] = step.detail.size
     return tuple(n)
