@@ -125,7 +125,11 @@ def region_traffic(
             keep = len(op.results) == 1 and not (
                 result.id in forced
                 or len(leaves) > MAX_SOURCES
-                or (uses[result.id] > 1 and held > HELD_RATIO * result.type.nbytes > 0)
+                or (
+                    uses[result.id] > 1
+                    and held > HELD_RATIO * result.type.nbytes > 0
+                    and not rules[op.id].reads  # a slice is read in place, however often
+                )
             )
             if keep or (len(op.results) > 1 and not any(r.id in forced for r in op.results)):
                 for r in op.results:
