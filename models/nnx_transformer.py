@@ -20,7 +20,11 @@ from models import training
 
 @dataclasses.dataclass(frozen=True)
 class NnxConfig:
-    """Sizes of `Transformer`."""
+    """Sizes of `Transformer`.
+
+    Attributes:
+      scan: fold the blocks into one `nnx.scan`, computed again in the backward pass.
+    """
 
     layers: int = 2
     d_model: int = 32
@@ -28,11 +32,14 @@ class NnxConfig:
     vocab: int = 64
     seq: int = 16
     dtype: Any = jnp.float32
+    scan: bool = False
 
 
 CONFIGS: Mapping[str, NnxConfig] = {
     "nnx-tiny": NnxConfig(),
+    "nnx-scan-tiny": NnxConfig(scan=True),
     "nnx-1b": NnxConfig(24, 2048, 16, 32000, 2048, jnp.bfloat16),
+    "nnx-scan-1b": NnxConfig(24, 2048, 16, 32000, 2048, jnp.bfloat16, scan=True),
 }
 
 
@@ -60,13 +67,22 @@ class Transformer(nnx.Module):
 
     def __init__(self, c: NnxConfig, rngs: nnx.Rngs) -> None:
         self.embed = nnx.Embed(c.vocab, c.d_model, dtype=c.dtype, rngs=rngs)
-        self.blocks = nnx.List([Block(c, rngs) for _ in range(c.layers)])
+        self.scan = c.scan
+        if c.scan:  # every parameter of the blocks has a leading dim of layers
+            split = nnx.split_rngs(splits=c.layers)
+            self.blocks = split(nnx.vmap(lambda r: Block(c, r)))(rngs)
+        else:
+            self.blocks = nnx.List([Block(c, rngs) for _ in range(c.layers)])
         self.norm = nnx.LayerNorm(c.d_model, dtype=c.dtype, rngs=rngs)
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         x = self.embed(tokens)
-        for block in self.blocks:
-            x = block(x)
+        if self.scan:
+            again = nnx.remat(lambda x, block: block(x))
+            x = nnx.scan(again, in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)(x, self.blocks)
+        else:
+            for block in self.blocks:
+                x = block(x)
         return self.embed.attend(self.norm(x))
 
 

@@ -120,6 +120,29 @@ def test_zero_shards_every_matrix_of_a_fold() -> None:
     assert known["BP(batch)+Z3"].collective_counts["reduce_scatter"] == matrices
 
 
+@pytest.mark.parametrize("name", ["gpt-scan-tiny", "nnx-scan-tiny"])
+def test_scanned_layers(name: str) -> None:
+    """Strategies reach into scans: Megatron tiles the stacked matrices of all layers, and ZeRO-2
+    scatters their gradients inside of the loop, along no dim of layers.
+    """
+    entry = MODELS[name].resized(layers=4)
+    args = entry.abstract_args(8)
+    mesh = jax.sharding.AbstractMesh((2, 4), ("batch", "model"))
+    known = ps.auto_partition(mesh, machine="tpu_v5e")(entry.step).known_plans(*args)
+    plan = known["BP(batch)+MP(model)"]
+    specs = {path: spec for path, _, spec in plan.arguments() if "kernel" in path}
+    assert len(specs) >= 18  # six of the layers, and two moments of each
+    for path, spec in specs.items():
+        row = "attention/out" in path or "mlp_out" in path
+        assert spec[1 if row else 2] == "model", path
+    inside = [c for c in plan.collectives if c.times == 4 and c.axes == ("model",)]
+    assert len(inside) >= 4  # two forward, two backward
+    zero = known["BP(batch)+Z2"]
+    scattered = [c for c in zero.collectives if c.kind == "reduce_scatter" and c.times == 4]
+    assert len(scattered) >= 6
+    assert not any(c.kind == "all_reduce" and c.times == 4 for c in zero.collectives)
+
+
 @pytest.mark.parametrize("layers", [2, 3])
 def test_decoding(layers: int) -> None:
     """IT32's formula, 2 L all_reduces a step: 98,304 for 32 layers and 1,536 steps of decoding, and

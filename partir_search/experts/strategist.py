@@ -21,10 +21,11 @@ from partir_search.experts.moves import (
     Zero,
 )
 from partir_search.experts.roles import Roles, find_roles
-from partir_search.ir.core import Shape
+from partir_search.ir.core import Shape, Value
 from partir_search.ir.rule import NONE
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.propagate import State
+from partir_search.propagation.rules.control_flow import flows_of
 
 
 class Strategist:
@@ -88,7 +89,7 @@ class Strategist:
         found = []
         for op_id, operand, cls in self._weights:
             rule = self.graph.rules[op_id]
-            for dim, f in enumerate(rule.operands[operand]):
+            for dim, f in self._dims(op_id, operand, cls):
                 places = (*rule.operands, *rule.results)
                 if f >= 0 and all(f in dims for dims in places):
                     found.append((cls, dim))
@@ -114,13 +115,22 @@ class Strategist:
         return tuple(sorted(c for c in experts & data if not own.issuperset(touching[c])))
 
     def _find_weights(self) -> list[tuple[int, int, int]]:
-        """(op, operand, class) of forward contractions with a parameter, in program order."""
+        """(op, operand, class) of forward contractions with a parameter, in program order.
+
+        Also inside of regions: of stacked parameters each iteration of a scan takes one.
+        """
         graph = self.graph
         origin = {v.id: graph.class_of[v.id] for v in graph.module.body.args}
         origin = {v: c for v, c in origin.items() if c in self.roles.parameters}
         found = []
         for op in graph.module.ops:
-            if op.regions or op.backward:
+            if op.backward:
+                continue
+            if op.regions:
+                for i, r, j, _ in flows_of(op).enters:
+                    x = op.operands[i]
+                    if isinstance(x, Value) and x.id in origin:
+                        origin[op.regions[r].args[j].id] = origin[x.id]
                 continue
             rule = graph.rules[op.id]
             inputs = [(i, v) for i, v in op.inputs() if v.type.shape]
@@ -133,6 +143,11 @@ class Strategist:
             elif rule.contracts and len(inputs) == 2:
                 found += [(op.id, i, origin[v.id]) for i, v in inputs if v.id in origin]
         return found
+
+    def _dims(self, op: int, operand: int, cls: int) -> list[tuple[int, int]]:
+        """(dim of the class, factor) of each dim of an operand, which may lack leading ones."""
+        factors = self.graph.rules[op].operands[operand]
+        return list(enumerate(factors, len(self.graph.shapes[cls]) - len(factors)))
 
     @functools.cached_property
     def padded(self) -> dict[int, tuple[int, ...]]:
@@ -163,11 +178,17 @@ class Strategist:
     def first_divisible_dim(self, state: State, cls: int, axes: Axes) -> int:
         """PartIR's FIRST_DIVISIBLE_DIM: the first dim that `axes` divide, or NONE.
 
-        Dims that no other axis tiles come first, and dims that every user can loop over.
+        Dims that no other axis tiles come first, and dims that every user can loop over; of
+        optimizer state also those of parameters of its shape, as its gradients are made there.
         """
         dims = [d for d in range(len(self.graph.shapes[cls])) if state.may_tile(cls, d, axes)]
         free = [d for d in dims if all(row[cls] != d for row in state.tiles)]
-        useful = [d for d in free if (cls, d) in self._loopable]
+        shape, users = self.graph.shapes[cls], self.roles.parameters
+        alike = [c for c in users if self.graph.shapes[c] == shape and c != cls]
+        if cls in self.roles.parameters:
+            alike = []
+        useful = [d for d in free if all((c, d) in self._loopable for c in (cls, *alike))]
+        useful = useful or [d for d in free if (cls, d) in self._loopable]
         return next(iter(useful or free or dims), NONE)
 
     def _model_parallel(self, move: ModelParallel, state: State) -> list[Decision]:
@@ -178,7 +199,7 @@ class Strategist:
             if node < 0 or any(state.loops[a][node] != NONE for a in move.axes):
                 continue
             rule = graph.rules[op]
-            for dim, f in enumerate(rule.operands[operand]):
+            for dim, f in self._dims(op, operand, cls):
                 if f >= 0 and not rule.reducers[f]:
                     decision = TileClass(cls, dim, move.axes)
                     if decide(state, decision):
