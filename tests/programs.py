@@ -161,7 +161,7 @@ class Builder:
 
     def random(self) -> None:
         shape, seed = self.shape(), self.rng.randrange(100)
-        self.emit(shape, lambda v: jax.random.uniform(jax.random.key(seed), shape))
+        self.emit(shape, lambda v: jax.random.uniform(jax.random.key(seed), shape, "float32"))
 
     def where(self) -> None:
         i = self.pick()
@@ -243,7 +243,7 @@ class Builder:
             grouped = self.rng.random() < 0.3
 
             def run(v: list[Any]) -> Any:
-                kernel = jnp.tanh(v[i][0, :3, :, None] * jnp.linspace(0.1, 1, f))
+                kernel = jnp.tanh(v[i][0, :3, :, None] * jnp.linspace(0.1, 1, f, dtype=v[i].dtype))
                 kernel = kernel[:, :1] if grouped else kernel
                 return lax.conv_general_dilated(
                     v[i], kernel, (1,), "SAME",
@@ -275,7 +275,7 @@ class Builder:
                 return
 
             def run(v: list[Any]) -> Any:
-                kernel = jnp.tanh(v[i][0, :3, :, None] * jnp.linspace(0.1, 1, f))
+                kernel = jnp.tanh(v[i][0, :3, :, None] * jnp.linspace(0.1, 1, f, dtype=v[i].dtype))
                 return lax.conv_general_dilated(
                     v[i], kernel, (stride,), [(low, high)], rhs_dilation=(spread,),
                     dimension_numbers=("NWC", "WIO", "NWC"),
@@ -328,7 +328,9 @@ class Builder:
     def narrow(self) -> None:
         """Through integers, which carry no gradient."""
         i = self.pick()
-        self.emit(self.shapes[i], lambda v: v[i] + (v[i] * 4).astype(jnp.int32) % 3)
+        self.emit(
+            self.shapes[i], lambda v: v[i] + ((v[i] * 4).astype("int32") % 3).astype("float32")
+        )
 
     def whiles(self) -> None:
         """A trip count that depends on data."""
@@ -365,7 +367,9 @@ class Builder:
             s = self.shapes[i]
 
             def run(v: list[Any]) -> Any:
-                gram = jnp.einsum("bik,bjk->bij", v[i], v[i]) / 8 + 2 * jnp.eye(s[1])
+                gram = jnp.einsum("bik,bjk->bij", v[i], v[i]) / 8 + 2 * jnp.eye(
+                    s[1], dtype=v[i].dtype
+                )
                 root = jnp.linalg.cholesky(gram)
                 return lax.linalg.triangular_solve(root, v[i], left_side=True, lower=True)
 
