@@ -14,8 +14,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from scipy.ndimage import minimum_filter1d
 
-from partir_search.ir.core import Module, Op, Operand, Region, Value
-from partir_search.ir.from_jaxpr import number
+from partir_search.ir.copies import Copier
+from partir_search.ir.core import Module, Op, Region, Value
+from partir_search.ir.remat_scan import find_reruns, rerun
 
 Range = tuple[int, int]  # first op and the one after the last, by position in the body
 
@@ -35,11 +36,14 @@ def forward_length(module: Module) -> int:
 def find_segments(module: Module) -> list[Range]:
     """Stretches of the forward pass that free much if they are computed again, in program order.
 
-    Cuts lie where the fewest bytes cross: between the layers of a network.
+    Cuts lie where the fewest bytes cross: between the layers of a network. A scan over layers is a
+    segment of its own; then whatever lies around it is kept.
     """
     n = forward_length(module)
     if n < 2:
         return []
+    if reruns := find_reruns(module, n):
+        return [(r.position, r.position + 1) for r in reruns]
     ops = module.body.ops
     last, late = _uses(module, n)
     crossing, freed = np.zeros(n + 1), np.zeros(n + 1)
@@ -83,9 +87,14 @@ def rematerialize(module: Module, segments: Sequence[Range]) -> Module:
 
     Args:
       segments: disjoint, in program order. One whose late uses lie among those of a later one is
-        left as it is.
+        left as it is. Of one that is a scan, the iterations are run again.
     """
     n = forward_length(module)
+    scans = [r for r in find_reruns(module, n) if (r.position, r.position + 1) in segments]
+    if scans:
+        module = rerun(module, scans)
+        alone = {(r.position, r.position + 1) for r in scans}
+        segments = [s for s in segments if s not in alone]
     windows: dict[int, tuple[int, list[int]]] = {}
     free = n  # where the next window may begin
     for begin, stop in reversed(segments):
@@ -129,75 +138,22 @@ def _window(module: Module, n: int, begin: int, stop: int) -> tuple[int, int, li
     return first, last, sorted(again)
 
 
-class _Rewriter:
+class _Rewriter(Copier):
     """Copies a module, turning windows of its body into `checkpoint` ops."""
 
-    def __init__(self, module: Module) -> None:
-        self.module = module
-        self.fresh: dict[int, Value] = {}
-
-    def value(self, old: Value) -> Value:
-        if old.id not in self.fresh:
-            self.fresh[old.id] = Value(-1, old.type, old.name)
-        return self.fresh[old.id]
-
     def run(self, windows: Mapping[int, tuple[int, Sequence[int]]]) -> Module:
-        module, ops = self.module, list[Op]()
-        args = tuple(self.value(v) for v in module.body.args)
+        args = tuple(self.value(v) for v in self.module.body.args)
+        ops: list[Op] = []
         at = 0
-        while at < len(module.body.ops):
+        while at < len(self.module.body.ops):
             if at in windows:
                 last, again = windows[at]
                 ops.append(self.checkpoint(at, last, again))
                 at = last + 1
             else:
-                ops.append(self.copy(module.body.ops[at], {}))
+                ops.append(self.copy(self.module.body.ops[at], {}))
                 at += 1
-        results = tuple(self.outer(x) for x in module.body.results)
-        new = dataclasses.replace(
-            module,
-            body=Region(args, tuple(ops), results),
-            values=[],
-            ops=[],
-            constants={},
-            _uses=None,
-            _names=None,
-        )
-        held = {i: (self.value(module.values[i]), a) for i, a in module.constants.items()}
-        number(new, held)
-        return new
-
-    def outer(self, x: Operand) -> Operand:
-        return self.value(x) if isinstance(x, Value) else x
-
-    def copy(self, op: Op, inside: Mapping[int, Value], suffix: str = "") -> Op:
-        """A copy that reads `inside` first; results are fresh, or named with `suffix`."""
-
-        def read(x: Operand) -> Operand:
-            return inside[x.id] if isinstance(x, Value) and x.id in inside else self.outer(x)
-
-        results = tuple(
-            Value(-1, r.type, r.name + suffix) if suffix else self.value(r) for r in op.results
-        )
-        return dataclasses.replace(
-            op,
-            operands=tuple(map(read, op.operands)),
-            results=results,
-            regions=tuple(self.region(r, suffix) for r in op.regions),
-        )
-
-    def region(self, old: Region, suffix: str) -> Region:
-        inside = {v.id: Value(-1, v.type, v.name + suffix) for v in old.args}
-        ops = []
-        for op in old.ops:
-            new = self.copy(op, inside, suffix or "_")
-            ops.append(new)
-            inside |= {r.id: v for r, v in zip(op.results, new.results, strict=True)}
-        results = tuple(
-            inside[x.id] if isinstance(x, Value) and x.id in inside else self.outer(x)
-            for x in old.results
-        )
-        return Region(tuple(inside[v.id] for v in old.args), tuple(ops), results)
+        return self.finish(args, ops)
 
     def checkpoint(self, first: int, last: int, again: Sequence[int]) -> Op:
         body = self.module.body.ops
