@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Literal
 
 import jax
-from jax.sharding import AbstractMesh, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
 from partir_search.cost.simulator import Cost
 from partir_search.lowering.program import LocalProgram
@@ -213,6 +213,13 @@ class AutoPartitioned:
 
         Where the function closes over large arrays, a list of them comes before the arguments.
         """
+        mesh = self._options.mesh
+        if isinstance(mesh, AbstractMesh) and AxisType.Explicit in mesh.axis_types:
+            raise ValueError(
+                f"{self.__name__} cannot be lowered over an AbstractMesh with Explicit axes, as jax"
+                " asks for its devices; use .plan(...), a mesh from jax.make_mesh, or an"
+                " AbstractMesh with axis_types=(jax.sharding.AxisType.Auto, ...)"
+            )
         call = self._split(args, kwargs)
         entry = self._entry(call, args, kwargs)
         new_args, new_kwargs = self._structs(call, entry)

@@ -166,3 +166,12 @@ def test_large_constants_are_named() -> None:
     step = ps.auto_partition(mesh, machine="cpu", schedule=[])(lambda x: x @ table)
     with pytest.warns(UserWarning, match=r"f32\[2048,2048\] of 16 MiB \(used at .*test_bad_input"):
         step.plan(jnp.ones((2, 2048)))
+
+
+def test_explicit_axes_without_devices_cannot_be_lowered() -> None:
+    explicit = (jax.sharding.AxisType.Explicit,) * 2
+    mesh = jax.sharding.AbstractMesh((2, 4), ("batch", "model"), axis_types=explicit)
+    step = ps.auto_partition(mesh, machine="cpu", episodes=5)(lambda x: x * 2)
+    assert step.plan(jnp.ones((8, 8))).cost.seconds > 0
+    with pytest.raises(ValueError, match="cannot be lowered over an AbstractMesh with Explicit"):
+        step.lower(jnp.ones((8, 8)))

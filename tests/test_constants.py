@@ -55,7 +55,8 @@ def test_large_constants_are_tiled_and_passed(
 @pytest.mark.devices
 def test_without_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core, "LARGE_CONSTANT", 32 * 16 * 4)
-    mesh = jax.sharding.AbstractMesh((2, 4), ("batch", "model"))
+    auto = (jax.sharding.AxisType.Auto,) * 2
+    mesh = jax.sharding.AbstractMesh((2, 4), ("batch", "model"), axis_types=auto)
     partitioned = ps.auto_partition(mesh, machine="cpu", episodes=5)(step)
     with pytest.warns(UserWarning, match="closes over"):
         lowered = partitioned.lower(STATE, X, scale=2.0)

@@ -60,7 +60,12 @@ def check(seed: int) -> None:
     mesh = rng.choice(MESHES)
     state = state_of(module, mesh, contract=rng.random() < 0.5)
     act(state, rng, rng.randint(1, 6))
-    check_partition(state.partition(), fn, args)
+    partition = state.partition()
+    if rng.random() < 0.3:  # axes in another order
+        order = list(partition.order)
+        rng.shuffle(order)
+        partition = dataclasses.replace(partition, order=tuple(order))
+    check_partition(partition, fn, args)
 
 
 def check_padded(seed: int) -> None:

@@ -193,7 +193,8 @@ def run_step(
             x = lax.dynamic_slice_in_dim(x, lax.axis_index(name) * tile, tile, step.dim)
         return x
     if step.kind == "collective_permute":
-        return fetch(x, step.detail, step.dim, names)
+        axes = dict(zip(names, sizes, strict=True))
+        return fetch(x, step.detail, step.dim, axes, mesh.names)
     if step.kind == "window":
         return stretch([x, *blocks], step.detail, step.dim, names)
     if step.kind == "all_gather":

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from partir_search.lowering.window import Fetch, Stretch
 
 
-def fetch(x: Any, detail: Fetch, dim: int, names: tuple[str, ...]) -> Any:
-    """What a neighbour sends."""
+def fetch(x: Any, detail: Fetch, dim: int, sizes: Mapping[str, int], order: Sequence[str]) -> Any:
+    """What a neighbour sends.
+
+    Args:
+      sizes: of the axes that the pairs run over, major to minor.
+      order: of the mesh's axes. `lax.ppermute` counts positions in it, whatever order of names it
+        is given.
+    """
     sent = lax.slice_in_dim(x, detail.start, detail.start + detail.length, axis=dim)
-    return lax.ppermute(sent, names, detail.pairs)
+    names = tuple(sorted(sizes, key=list(order).index))
+    places = np.arange(math.prod(sizes.values())).reshape([sizes[n] for n in names])
+    places = places.transpose([names.index(n) for n in sizes]).ravel()
+    return lax.ppermute(sent, names, [(int(places[s]), int(places[t])) for s, t in detail.pairs])
 
 
 def stretch(blocks: Sequence[Any], detail: Stretch, dim: int, names: tuple[str, ...]) -> Any:

@@ -132,6 +132,7 @@ MESHES = {
     "2x2": (MeshShape(("x", "y"), (2, 2)), {"x": 1, "y": 2}),
     "2x4": (MeshShape(("x", "y"), (2, 4)), {"x": 1, "y": 1}),
     "3x2": (MeshShape(("x", "y"), (3, 2)), {"x": 2, "y": 1}),
+    "2x2x2": (MeshShape(("x", "y", "z"), (2, 2, 2)), {"x": 1, "z": 1, "y": 2}),
 }
 
 
@@ -155,6 +156,22 @@ def test_tiled_images(program: str, mesh: str) -> None:
     if program in ("same", "strided", "pool"):  # elsewhere sizes do not divide
         assert "collective_permute" in kinds
         assert "all_gather" not in kinds
+
+
+@pytest.mark.devices
+@pytest.mark.parametrize("program", ["same", "strided", "halves"])
+def test_axes_out_of_order(program: str) -> None:
+    """A dim tiled by two axes whose major one is the mesh's last, also around one between them."""
+    fn, shapes = PROGRAMS[program]
+    args = floats_of(*shapes)
+    mesh = MeshShape(("x", "y", "z"), (2, 2, 2))
+    state = state_of(module_of(fn, *args), mesh)
+    image = state.graph.class_of[state.graph.module.body.args[0].id]
+    for axis, dim in (("z", 1), ("x", 1), ("y", 2)):
+        state.tile(image, dim, mesh.axes(axis))
+    partition = state.partition()
+    partition.order = (2, 0, 1)
+    check_partition(partition, fn, args)
 
 
 def test_a_convolutional_layer_exchanges_its_halos_and_nothing_else() -> None:
