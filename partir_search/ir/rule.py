@@ -55,6 +55,10 @@ class Reads:
 
     Point p of the factor reads ``width`` elements from ``step * p + first`` on. Beyond the ends of
     the dim there are zeros.
+
+    Attributes:
+      spreads: whether a tiling of the operand and one of the factor bring each other about. Not
+        where most of a stretch lies on other devices: there the loop follows the result alone.
     """
 
     operand: int
@@ -62,6 +66,7 @@ class Reads:
     step: int = 1
     first: int = 0
     width: int = 1
+    spreads: bool = True
 
     def stretch(self, tile: int, points: int) -> tuple[int, int]:
         """Start and size of what tile number `tile` of `points` points reads."""
@@ -183,7 +188,8 @@ class OpRule:
             text += f" {monoid}-linear={[list(g) for m, g in self.monotone if m == monoid]}"
         for r in self.reads:
             point = f"{r.step}*{_letter(self.operands[r.operand][r.dim])}{r.first:+}"
-            text += f" reads={{{r.operand}.{r.dim}: {r.width} from {point}}}"
+            apart = "" if r.spreads else " apart"
+            text += f" reads={{{r.operand}.{r.dim}: {r.width} from {point}{apart}}}"
         return text
 
 

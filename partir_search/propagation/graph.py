@@ -90,7 +90,7 @@ class Graph:
             elif op.id not in contracted:
                 self.node_of[op.id] = len(self.nodes)
                 rule = self.rules[op.id]
-                ports = [(v, rule.operands[i]) for i, v in op.inputs()]
+                ports = [(v, _spreading(rule, i)) for i, v in op.inputs()]
                 ports += list(zip(op.results, rule.results, strict=True))
                 self._add(op, ports, rule)
         self.touching: list[list[int]] = [[] for _ in roots]
@@ -178,6 +178,13 @@ class Graph:
                 tuple(held) if rule.above else (),
             )
         )
+
+
+def _spreading(rule: OpRule, operand: int) -> Dims:
+    """Factors of an operand's dims, but for those whose tilings are no reason for a loop."""
+    dims = rule.operands[operand]
+    apart = {r.dim for r in rule.reads if r.operand == operand and not r.spreads}
+    return tuple(NONE if d in apart else f for d, f in enumerate(dims)) if apart else dims
 
 
 class _Union:

@@ -22,6 +22,7 @@ from partir_search.propagation.rules.shape import identity
 
 Params = Mapping[str, Any]
 
+LITTLE = 1 / 8  # of a dim: so far off, most of a tile's stretch is the operand's own tile
 MOST_JOINED = 8  # operands of a concatenation whose joined dim may be tiled: each is read for it
 
 
@@ -29,7 +30,8 @@ MOST_JOINED = 8  # operands of a concatenation whose joined dim may be tiled: ea
 def rev(op: Op) -> OpRule:
     """A tile of a reversed dim reads the mirror image of its stretch."""
     shape = result_shape(op)
-    return _stretching(op, [Reads(0, d, -1, shape[d] - 1) for d in op.params["dimensions"]])
+    mirrored = [Reads(0, d, -1, shape[d] - 1, spreads=False) for d in op.params["dimensions"]]
+    return _stretching(op, mirrored)
 
 
 @register("slice")
@@ -51,8 +53,14 @@ def slice_(op: Op) -> OpRule:
             "limit_indices": tuple(limits),
         }
 
-    reads = [Reads(0, d, strides[d], starts[d]) for d in cut]
+    reads = [_reads(0, d, strides[d], starts[d], shape[d], result[d]) for d in cut]
     return _stretching(op, reads, localize=localize)
+
+
+def _reads(operand: int, dim: int, step: int, first: int, extent: int, points: int) -> Reads:
+    """Stretches that spread where both ends are off by little."""
+    off = max(abs(first), abs(step * points + first - extent))
+    return Reads(operand, dim, step, first, spreads=off <= LITTLE * extent)
 
 
 def _stretching(op: Op, reads: Sequence[Reads], **fields: Any) -> OpRule:
@@ -121,7 +129,7 @@ def pad(op: Op) -> OpRule:
             operand[d] = NONE
         else:
             sizes[d] //= inner + 1
-            reads.append(Reads(0, d, 1, -(low // (inner + 1))))
+            reads.append(_reads(0, d, 1, -(low // (inner + 1)), shape[d], sizes[d]))
     return OpRule(
         sizes=tuple(sizes),
         operands=(tuple(operand), ()),
