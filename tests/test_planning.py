@@ -243,6 +243,6 @@ def test_folded_costs_are_the_whole_programs(name: str) -> None:
         found = whole[strategy].cost
         tolerance = 0.02
         if "MP(" in strategy and name != "moe-tiny":
-            tolerance = 0.15 if strategy == "MP(data+model)" else 0.08
+            tolerance = 0.15 if strategy == "MP(data+model)" else 0.1
         assert cost.peak_bytes == pytest.approx(found.peak_bytes, rel=tolerance), strategy
         assert cost.seconds == pytest.approx(found.seconds, rel=0.12), strategy
