@@ -94,7 +94,8 @@ def window_steps(
         takes = tuple(taken.get(i, NOTHING) for i in range(tiles))
         fetches.append(Fetch(tuple(group), start, length))
         pieces.append(Piece(len(fetches), takes))
-    if sum(f.length for f in fetches) >= (tiles - 1) * tile:  # no less than all there is
+    rest = (tiles - 1) * tile
+    if sum(f.length for f in fetches) >= rest + (len(fetches) == 1):  # no less than all there is
         whole = (*layout[: window.dim], (), *layout[window.dim + 1 :])
         gather = Step("all_gather", window.axes, window.dim, -1, "", whole, pending, extent)
         return (gather, *window_steps(window, extent, False, whole, pending))
