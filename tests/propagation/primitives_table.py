@@ -22,7 +22,8 @@ A rule names the dims of operands and results by letters, as an einsum does. `su
 c leaves partial sums. `blocked={c}`: c stays whole. `linear=[[0]]`: partial sums of operand 0 may
 stay unfinished through the op; `max-linear=[[0]]`: partial maxima may. `reads={0.1: 3 from 2*d-1}`:
 point d reads three elements of operand 0 along dim 1, from 2d - 1 on; where tiles overlap,
-neighbours exchange halos (`apart`: only the result's tiling makes a loop). `a*b`: two factors share a dim. `.`: needed whole, or not tiled.
+neighbours exchange halos (`apart`: only the result's tiling makes a loop). `a*b`: two factors share
+a dim. `.`: needed whole, or not tiled.
 The examples are tests of `tests/propagation/test_rules.py`: each is printed, run by the evaluator
 and run on devices in every loop that its rule allows.
 """
