@@ -144,9 +144,17 @@ def tiled_image(module: Module, mesh: MeshShape, dims: dict[str, int]) -> Any:
     return state.partition()
 
 
+# Every program on two meshes, every mesh under several programs.
+PAIRS = [
+    (program, mesh)
+    for i, program in enumerate(PROGRAMS)
+    for j, mesh in enumerate(MESHES)
+    if (i + j) % len(MESHES) in (0, 2)
+]
+
+
 @pytest.mark.devices
-@pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize(("program", "mesh"), PAIRS)
 def test_tiled_images(program: str, mesh: str) -> None:
     fn, shapes = PROGRAMS[program]
     args = floats_of(*shapes)
