@@ -12,6 +12,8 @@ import pytest
 from jax import lax
 
 import partir_search as ps
+from partir_search.lowering.compiled import hlo_collectives
+from partir_search.verification import compare
 from tests.support import check_partition, module_of, state_of
 
 P = jax.P
@@ -65,6 +67,8 @@ def test_equals_plain(check_vma: bool) -> None:
         assert plan.cost.bytes_by_kind["collective_permute"] > 0
         sources = {c.source for c in plan.collectives if c.kind == "collective_permute"}
         assert all("test_manual_regions.py" in s for s in sources)
+        compiled = partitioned.lower(*args).compile().as_text()
+        assert not compare(plan.program, hlo_collectives(compiled))[2]
         for a, b in zip(partitioned(*args), want, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 

@@ -104,30 +104,25 @@ class LocalProgram:
         """Value ids of the constants that are passed after the arguments."""
         return self.partition.module.large_constants()
 
+    def instructions(self) -> Iterator[tuple[Instruction, int]]:
+        """Moves and ops with the number of times that one step of the program runs them."""
+        yield from _instructions(self.body, 1)
+
     def moves(self) -> Iterator[tuple[Move, int]]:
-        """All moves with the number of times that one step of the program runs them."""
-        yield from _moves(self.body, 1)
+        """The moves among them."""
+        return ((item, n) for item, n in self.instructions() if isinstance(item, Move))
 
     def own_collectives(self) -> Iterator[tuple[OwnCollective, Op, int]]:
         """Collectives in the user's own `shard_map` regions, with their op and runs per step."""
-        yield from _own(self.partition, self.body, 1)
-
-
-def _own(partition: Partition, block: Block, times: int) -> Iterator[tuple[OwnCollective, Op, int]]:
-    for item in block.steps:
-        if isinstance(item, Apply):
-            if manual := partition.rules[item.op.id].manual:
+        for item, times in self.instructions():
+            if isinstance(item, Apply) and (manual := self.partition.rules[item.op.id].manual):
                 for c in manual.collectives:
                     yield c, item.op, times * c.times
-            if item.blocks:
-                for inner, trips in zip(item.blocks, flows_of(item.op).trips, strict=True):
-                    yield from _own(partition, inner, times * trips)
 
 
-def _moves(block: Block, times: int) -> Iterator[tuple[Move, int]]:
+def _instructions(block: Block, times: int) -> Iterator[tuple[Instruction, int]]:
     for item in block.steps:
-        if isinstance(item, Move):
-            yield item, times
-        elif item.blocks:
+        yield item, times
+        if isinstance(item, Apply) and item.blocks:
             for inner, trips in zip(item.blocks, flows_of(item.op).trips, strict=True):
-                yield from _moves(inner, times * trips)
+                yield from _instructions(inner, times * trips)

@@ -12,12 +12,12 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from partir_search.ir.core import Literal, Module, Op, Operand, Region, Shape, TensorType, Value
 from partir_search.ir.from_jaxpr import number
+from partir_search.ir.monoids import identity, number_of
 from partir_search.ir.rule import NONE, OpRule
 from partir_search.propagation.padding import DimClasses, Pad
 from partir_search.propagation.rules.control_flow import flows_of
@@ -74,7 +74,7 @@ class _Scope:
                 })  # fmt: skip
             if both != shape:
                 config = tuple((0, m - n, 0) for n, m in zip(both, shape, strict=True))
-                zero = Literal(_number(0, x.type.dtype), _scalar(x.type))
+                zero = Literal(number_of(0, x.type.dtype), _scalar(x.type))
                 kind = dataclasses.replace(x.type, shape=shape)
                 value = self._add(op, lax.pad_p, (value, zero), kind, f"{x.name}_padded", {
                     "padding_config": config,
@@ -96,7 +96,7 @@ class _Scope:
             })  # fmt: skip
             end = Literal(np.int32(n), _scalar(index))
             inside = self._add(op, lax.lt_p, (at, end), flag, f"{stem}_inside", {})
-            filler = Literal(_identity(monoid, kind.dtype), _scalar(kind))
+            filler = Literal(identity(monoid, kind.dtype), _scalar(kind))
             fill = self._add(op, lax.broadcast_in_dim_p, (filler,), kind, f"{stem}_fill", {
                 "shape": kind.shape, "broadcast_dimensions": (), "sharding": None,
             })  # fmt: skip
@@ -258,21 +258,3 @@ class _Rewriter:
 
 def _scalar(kind: TensorType) -> TensorType:
     return dataclasses.replace(kind, shape=())
-
-
-def _number(value: Any, dtype: Any) -> Any:
-    return np.asarray(value, dtype)[()]
-
-
-def _identity(monoid: str, dtype: Any) -> Any:
-    """What leaves a combination as it is."""
-    if monoid == "sum":
-        return _number(0, dtype)
-    if dtype == np.bool_:
-        return np.bool_(monoid in ("and", "min"))
-    if monoid in ("and", "or"):
-        return _number(-1 if monoid == "and" else 0, dtype)
-    if jnp.issubdtype(dtype, jnp.inexact):
-        return _number(-np.inf if monoid == "max" else np.inf, dtype)
-    info = jnp.iinfo(dtype)
-    return _number(info.min if monoid == "max" else info.max, dtype)

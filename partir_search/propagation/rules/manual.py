@@ -31,13 +31,20 @@ def manual_region(op: Op) -> OpRule:
     )
 
 
-def _flops(region: Region, times: int = 1) -> Iterator[float]:
-    """Operations of a body's ops."""
+def _ops(region: Region, times: int = 1) -> Iterator[tuple[Op, int]]:
+    """The ops of a body that have no regions, and how often each runs."""
     for op in region.ops:
-        if op.regions:
+        if not op.regions:
+            yield op, times
+        else:
             for inner, trips in zip(op.regions, flows_of(op).trips, strict=True):
-                yield from _flops(inner, times * trips)
-        elif op.prim in RULES:
+                yield from _ops(inner, times * trips)
+
+
+def _flops(region: Region) -> Iterator[float]:
+    """Operations of a body's ops."""
+    for op, times in _ops(region):
+        if op.prim in RULES:
             rule = RULES[op.prim](op)
             yield times * rule.flops_per_point * math.prod(rule.sizes)
 
@@ -55,13 +62,10 @@ _KINDS = {
 }
 
 
-def _collectives(region: Region, times: int = 1) -> Iterator[OwnCollective]:
+def _collectives(region: Region) -> Iterator[OwnCollective]:
     """The collectives of a body, one per array that is moved."""
-    for op in region.ops:
-        if op.regions:
-            for inner, trips in zip(op.regions, flows_of(op).trips, strict=True):
-                yield from _collectives(inner, times * trips)
-        elif op.prim in _KINDS:
+    for op, times in _ops(region):
+        if op.prim in _KINDS:
             names = op.params.get("axes") or op.params["axis_name"]
             axes = tuple(names) if isinstance(names, tuple | list) else (names,)
             for x, result in zip(op.operands, op.results, strict=True):

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from partir_search.ir.bind import bind
 from partir_search.ir.core import Op
+from partir_search.ir.monoids import identity
 from partir_search.ir.rule import NONE, OpRule, Reads
 from partir_search.propagation.rules.registry import register, result_shape, shape_of
 
@@ -85,10 +85,8 @@ def _local_pooling(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
     dtype = args[0].dtype
     if op.prim == "reduce_window":
         fillers = list(args[len(args) // 2 :])
-    elif op.prim == "reduce_window_sum":
-        fillers = [jnp.zeros((), dtype)]
     else:
-        fillers = [lowest(dtype) if op.prim == "reduce_window_max" else highest(dtype)]
+        fillers = [identity(op.prim.removeprefix("reduce_window_"), dtype)]
     slides = _slides(op, 0)
     arrays = [_masked(ctx, slides, x, filler) for x, filler in zip(args, fillers, strict=False)]
     params = {**op.params, "padding": _padding(ctx, slides, op.params)}
@@ -118,24 +116,6 @@ def _masked(ctx: Any, slides: Sequence[_Slide], x: Any, filler: Any) -> Any:
     return x
 
 
-def lowest(dtype: Any) -> Any:
-    """The least number of a type."""
-    if dtype == np.bool_:
-        return jnp.bool_(False)
-    if jnp.issubdtype(dtype, jnp.inexact):
-        return jnp.asarray(-jnp.inf, dtype)
-    return jnp.asarray(jnp.iinfo(dtype).min, dtype)
-
-
-def highest(dtype: Any) -> Any:
-    """The greatest number of a type."""
-    if dtype == np.bool_:
-        return jnp.bool_(True)
-    if jnp.issubdtype(dtype, jnp.inexact):
-        return jnp.asarray(jnp.inf, dtype)
-    return jnp.asarray(jnp.iinfo(dtype).max, dtype)
-
-
 @register("select_and_gather_add")
 def pooling_tangent(op: Op) -> OpRule:
     """Tangents and the pooled operand; linear in the tangents."""
@@ -152,7 +132,7 @@ def _local_tangent(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
 
 def _unselected(op: Op, dtype: Any) -> Any:
     """What no window selects."""
-    return lowest(dtype) if op.params["select_prim"].name == "ge" else highest(dtype)
+    return identity("max" if op.params["select_prim"].name == "ge" else "min", dtype)
 
 
 @register("select_and_scatter_add")
