@@ -27,6 +27,7 @@ from partir_search.lowering.compiled import CompiledCollective, axes_of, hlo_col
 from partir_search.lowering.program import LocalProgram
 from partir_search.lowering.reshard import COLLECTIVES, Step
 from partir_search.lowering.shard import argument_specs, lifted_specs, result_specs, sharded
+from partir_search.lowering.skew import Shuffle
 from partir_search.lowering.window import Fetch, crossed
 from partir_search.targets import TPUS, Target
 
@@ -227,7 +228,7 @@ def compare(
 def _axes(step: Step, mesh: MeshShape) -> tuple[int, ...]:
     """A step's axes in the mesh's order; of a permute those that its pairs cross."""
     axes = step.axes
-    if isinstance(step.detail, Fetch):
+    if isinstance(step.detail, Fetch | Shuffle):
         axes = crossed(step.detail.pairs, {a: mesh.sizes[a] for a in axes})
     return tuple(sorted(axes))
 

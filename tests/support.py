@@ -53,7 +53,7 @@ def tile_arg(state: State, arg: int, dim: int, axis: str) -> None:
 @functools.cache
 def device_mesh(shape: MeshShape) -> jax.sharding.Mesh:
     devices = jax.devices()[: shape.devices]
-    return jax.make_mesh(shape.sizes, shape.names, devices=devices)
+    return jax.make_mesh(shape.device_sizes, shape.device_names, devices=devices)
 
 
 def run_evaluator(partition: Partition, args: Sequence[Any]) -> list[Any]:

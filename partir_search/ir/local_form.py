@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
+import numpy as np
+
 from partir_search.ir.bind import bind
 from partir_search.ir.core import Op, Shape
 from partir_search.ir.rule import LocalContext, OpRule
+
+WIDE = np.dtype(np.float32)
 
 
 def local_result_shapes(ctx: LocalContext, rule: OpRule, op: Op) -> list[Shape]:
@@ -31,3 +37,11 @@ def run_local(ctx: LocalContext, rule: OpRule, op: Op, args: Sequence[Any]) -> S
         shapes = [getattr(a, "shape", ()) for a in args]
         params = rule.localize(params, shapes, local_result_shapes(ctx, rule, op))
     return bind(op, params, args)
+
+
+def widened(op: Op) -> Op:
+    """A product that makes 32-bit partial results, if its own are narrower."""
+    wanted = op.params.get("preferred_element_type", op.results[0].type.dtype)
+    if not jnp.issubdtype(wanted, jnp.floating) or jnp.finfo(wanted).bits >= 32:
+        return op
+    return dataclasses.replace(op, params={**op.params, "preferred_element_type": WIDE})

@@ -3,13 +3,19 @@
 An axis of the user's mesh may be split into parts (`model` of 16 into `model.0` of 8 and `model.1`
 of 2, same device order) so that a dim of 8 can be tiled by some of it. Inside, each part is an
 axis like any other.
+
+Two axes r and c of equal size n have a *diagonal*, `r~c`, on which a device's coordinate is
+(r + c) mod n. Of the three any two tell devices apart, so a value may be tiled on two of them; an
+op that loops over all three, one of them a sum, walks the sum in time (see `ir/ring.py`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+
+DIAGONAL = "~"  # between the names of the two axes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -20,11 +26,13 @@ class MeshShape:
       names: axis names, unique.
       sizes: devices along each axis.
       whole: the user's axis that each axis is (a part of).
+      diagonals: the last so many axes are diagonals, each of these two.
     """
 
     names: tuple[str, ...]
     sizes: tuple[int, ...]
     whole: tuple[str, ...] = ()
+    diagonals: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         if not self.whole:
@@ -48,7 +56,53 @@ class MeshShape:
 
     @property
     def devices(self) -> int:
-        return math.prod(self.sizes)
+        return math.prod(self.device_sizes)
+
+    @property
+    def device_names(self) -> tuple[str, ...]:
+        """The axes along which devices lie: all but diagonals."""
+        return self.names[: len(self.names) - len(self.diagonals)]
+
+    @property
+    def device_sizes(self) -> tuple[int, ...]:
+        return self.sizes[: len(self.names) - len(self.diagonals)]
+
+    def triple(self, axis: int) -> tuple[int, ...]:
+        """Two axes and their diagonal, if `axis` is one of them; else ()."""
+        return next((t for t in self.triples if axis in t), ())
+
+    @property
+    def triples(self) -> tuple[tuple[int, int, int], ...]:
+        """(axis, axis, diagonal) of each diagonal."""
+        first = len(self.names) - len(self.diagonals)
+        return tuple((r, c, first + i) for i, (r, c) in enumerate(self.diagonals))
+
+    def with_diagonals(self, names: Iterable[str]) -> MeshShape:
+        """The mesh with diagonals, named `r~c`.
+
+        Raises:
+          ValueError: two axes differ in size, are one, or have a part in another diagonal.
+        """
+        names = tuple(dict.fromkeys(names))
+        pairs: list[tuple[int, int]] = []
+        for name in names:
+            r, _, c = name.partition(DIAGONAL)
+            pair = self.index(r), self.index(c)
+            size, other = (self.sizes[a] for a in pair)
+            if size != other or r == c:
+                raise ValueError(
+                    f"{name!r} needs two axes of equal size; {r!r} has size {size} and {c!r} has"
+                    f" {other}: use axes of equal size, or reshape the mesh"
+                )
+            if any(a in taken for taken in pairs for a in pair):
+                raise ValueError(f"an axis can lie on one diagonal only; {list(names)} share some")
+            pairs.append(pair)
+        return MeshShape(
+            self.names + names,
+            self.sizes + tuple(self.sizes[r] for r, _ in pairs),
+            self.whole + names,
+            tuple(pairs),
+        )
 
     def index(self, name: str) -> int:
         """Position of the axis `name`; a ValueError that lists the axes if there is none."""
@@ -90,8 +144,8 @@ class MeshShape:
 
     @property
     def user(self) -> MeshShape:
-        """The mesh with its parts put together: the user's."""
-        names = tuple(dict.fromkeys(self.whole))
+        """The mesh with its parts put together and without diagonals: the user's."""
+        names = tuple(dict.fromkeys(self.whole[: len(self.device_names)]))
         return MeshShape(names, tuple(self.size(self.axes(n)) for n in names))
 
     def split(self, parts: Mapping[str, Sequence[int]]) -> MeshShape:
@@ -116,4 +170,5 @@ class MeshShape:
         return dict(zip(self.names, self.sizes, strict=True))
 
     def __str__(self) -> str:
-        return ", ".join(f"{n}:{s}" for n, s in zip(self.names, self.sizes, strict=True))
+        pairs = zip(self.device_names, self.device_sizes, strict=True)
+        return ", ".join(f"{n}:{s}" for n, s in pairs)

@@ -18,6 +18,7 @@ from partir_search.ir.core import Module, Op, Shape, Value
 from partir_search.ir.index import Index
 from partir_search.ir.manual import Spec
 from partir_search.ir.mesh import MeshShape
+from partir_search.ir.ring import Ring
 from partir_search.ir.rule import NONE, Dims, OpRule
 from partir_search.ir.travel import travel
 
@@ -47,6 +48,7 @@ class AxisRows:
       loops / tiles: per op its factor, per value its dim.
       travelling: how values that rest as pending reductions are finished, by id.
       loop_row / tile_row / pending: the same as arrays; KEPT reads as NONE in `tile_row`.
+      travels: whether pending sums may travel.
     """
 
     loops: list[int]
@@ -55,16 +57,19 @@ class AxisRows:
     loop_row: npt.NDArray[np.int64]
     tile_row: npt.NDArray[np.int8]
     pending: npt.NDArray[np.bool_]
+    travels: bool = True
 
 
-def axis_rows(index: Index, loops: list[int], tiles: list[int]) -> AxisRows:
+def axis_rows(
+    index: Index, loops: list[int], tiles: list[int], travels: bool = True
+) -> AxisRows:
     """The rows of one axis. Takes `loops` and `tiles` over and changes them (see `travel`)."""
-    travelling = travel(index, loops, tiles)
+    travelling = travel(index, loops, tiles) if travels else {}
     pending = np.zeros(len(tiles), dtype=np.bool_)
     pending[list(travelling)] = True
     tile_row = np.maximum(np.array(tiles, dtype=np.int8), NONE)
     loop_row = np.array(loops, dtype=np.int64)
-    return AxisRows(loops, tiles, travelling, loop_row, tile_row, pending)
+    return AxisRows(loops, tiles, travelling, loop_row, tile_row, pending, travels)
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -113,7 +118,7 @@ class Partition:
             loops, tiles = list(self.axes[axis].loops), list(self.axes[axis].tiles)
             for op in (op for a, op in broken if a == axis):
                 loops[op] = NONE
-            self.axes[axis] = axis_rows(self.index, loops, tiles)
+            self.axes[axis] = axis_rows(self.index, loops, tiles, self.axes[axis].travels)
 
     @property
     def loops(self) -> list[list[int]]:
@@ -189,11 +194,25 @@ class Partition:
     def _spec_layout(self, spec: Spec) -> Layout:
         return tuple(tuple(a for name in axes for a in self.mesh.axes(name)) for axes in spec)
 
+    def ring(self, op: Op) -> Ring | None:
+        """How the op walks a sum in time, if it loops over two axes and their diagonal."""
+        rule = self.rules[op.id]
+        for axes in self.mesh.triples:
+            r, c, d = (self.axes[a].loops[op.id] for a in axes)
+            if r >= 0 and c >= 0 and d >= 0:
+                summed = [w for w, f in enumerate((r, c, d)) if rule.reducers[f]]
+                return Ring(axes, self.mesh.sizes[axes[0]], (r, c, d), summed[0])
+        return None
+
     def made_pending(self, op: Op, result: int) -> Pending:
         """Reductions that the op itself leaves unfinished in a result."""
         rule, out = self.rules[op.id], []
+        ring = self.ring(op)
+        walked = ring.axes[ring.walked] if ring else NONE
         for axis in self.order:
             f = self.axes[axis].loops[op.id]
+            if axis == walked:
+                continue
             if f >= 0 and rule.dim_of(rule.results[result], f) < 0:
                 out.append((axis, rule.reducers[f]))
             elif f < 0:

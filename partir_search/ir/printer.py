@@ -33,8 +33,9 @@ _HIDDEN = frozenset(
         "is_stable",
     ]
 )
+RING = "ring"
 Keep = Callable[[Op], bool]
-Loop = tuple[int, str]  # axis, "tile 0" or a monoid
+Loop = tuple[tuple[int, ...], str]  # axes, "tile 0" or a monoid or "ring"
 
 
 def print_partition(partition: Partition, keep: Keep | None = None) -> str:
@@ -78,15 +79,15 @@ class _Printer:
 
     def nest(self, op: Op) -> list[Loop]:
         p, loops = self.partition, list[Loop]()
-        rule = p.rules[op.id]
+        rule, ring = p.rules[op.id], p.ring(op)
         for axis in p.order:
             f = p.loops[axis][op.id]
-            if f >= 0 and not op.regions:
+            if f >= 0 and not op.regions and not (ring and axis in ring.axes):
                 places = [rule.dim_of(r, f) for r in rule.results]
                 dims = [str(d) for d in places if d >= 0]
                 same = dims[:1] if len(set(dims)) == 1 else dims
-                loops.append((axis, f"tile {','.join(same)}" if dims else rule.reducers[f]))
-        return loops
+                loops.append(((axis,), f"tile {','.join(same)}" if dims else rule.reducers[f]))
+        return [*loops, (ring.axes, RING)] if ring else loops
 
     def ops(self, ops: Sequence[Op], level: int, outside: set[int]) -> list[str]:
         """Lines of ops that share their first `level` loops."""
@@ -109,9 +110,9 @@ class _Printer:
     def joins(self, run: Sequence[Op], op: Op, loop: Loop, level: int) -> bool:
         """Whether `op` can go into the loop that `run` is in."""
         nest = self.nest(op)
-        if len(nest) <= level or nest[level] != loop:
+        if len(nest) <= level or nest[level] != loop or loop[1] == RING:
             return False
-        axis, kind = loop
+        (axis, *_), kind = loop
         made = {r.id for o in run for r in o.results}
         for i, value in op.inputs():
             if value.id in made:
@@ -124,16 +125,21 @@ class _Printer:
         return True
 
     def loop(self, run: Sequence[Op], loop: Loop, level: int, outside: set[int]) -> list[str]:
-        axis, kind = loop
+        (axis, *_), kind = loop
         name, size = self.mesh.names[axis], self.mesh.sizes[axis]
         shown = [r for op in run for r in op.results if r.id in outside]
         before = self.local.get(axis, set())
-        self.local[axis] = {r.id for op in run for r in op.results}
+        if kind != RING:
+            self.local[axis] = {r.id for op in run for r in op.results}
         inner = self.ops(run, level + 1, {r.id for r in shown})
         self.local[axis] = before
         names = ", ".join(f"%{r.name}" for r in shown)
+        head = f'{kind} "{name}" (%{name}: range<{size}>)'
+        if kind == RING:
+            other = self.mesh.names[loop[0][1]]
+            head = f'{kind} "{name}" "{other}" (%{name}, %{other}, %t: steps<{size}>)'
         return [
-            f'{names} = {kind} "{name}" (%{name}: range<{size}>) {{',
+            f"{names} = {head} {{",
             *("  " + line for line in inner),
             f"  yield {names}",
             "}",
@@ -160,7 +166,7 @@ class _Printer:
         text = self.operand(operand)
         if isinstance(operand, Literal) or op.regions:
             return text
-        rule = self.partition.rules[op.id]
+        rule, ring = self.partition.rules[op.id], self.partition.ring(op)
         told: set[int] = set()  # dims whose stretch stands for all axes
         for axis in self.partition.order:
             f = self.partition.loops[axis][op.id]
@@ -170,7 +176,12 @@ class _Printer:
                 text = self.window(op, f, reads, text)
                 told.add(dim)
             elif dim >= 0 and not reads and operand.id not in self.local.get(axis, ()):
-                text = f"(slice {dim} {text}[%{self.mesh.names[axis]}])"
+                index = f"%{self.mesh.names[axis]}"
+                if ring and axis in ring.axes:
+                    r, c, _ = ring.axes
+                    names = self.mesh.names[r], self.mesh.names[c]
+                    index = ring.index(ring.axes.index(axis), names)
+                text = f"(slice {dim} {text}[{index}])"
         return text
 
     def window(self, op: Op, factor: int, reads: Reads, text: str) -> str:

@@ -136,6 +136,14 @@ class OpRule:
         """Whether it is a matrix product or a convolution."""
         return self.flops_per_point >= 2 and "sum" in self.reducers
 
+    @property
+    def walks(self) -> bool:
+        """Whether a summed factor may be walked in time: tiles of the operands are multiplied as
+        they are, whichever they are.
+        """
+        plain = self.local is None and self.localize is None and not self.above
+        return self.contracts and plain and not self.reads and not self.opaque
+
     def dim_of(self, dims: Dims, factor: int) -> int:
         """Where `factor` stands in `dims`, or `NONE`."""
         if factor in dims:

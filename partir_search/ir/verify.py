@@ -63,6 +63,9 @@ def verify_partition(partition: Partition) -> None:
             if op.regions or not 0 <= f < len(rule.sizes) or f in rule.blocked:
                 raise _wrong(module, op, f"loops over factor {f}, which its rule does not allow")
             taken[f] = taken.get(f, 1) * size
+        if ring := partition.ring(op):
+            for fault in ring.faults(rule):
+                raise _wrong(module, op, f"walks a ring in which {fault}")
         for f, n in taken.items():
             for g in rule.under(f):
                 if taken.get(g, 1) != rule.sizes[g]:
@@ -80,6 +83,9 @@ def verify_partition(partition: Partition) -> None:
                     f"{value!r} cannot be tiled on dim {d} along axis {mesh.names[axis]!r}"
                 )
             left[d] //= size
+        for triple in mesh.triples:
+            if all(partition.tiles[a][value.id] >= 0 for a in triple):
+                raise InvalidIR(f"{value!r} is tiled on two axes and their diagonal")
     for axis, resting in enumerate(partition.travelling):
         for op in module.ops:
             held = [v for _, v in op.inputs() if v.id in resting]

@@ -234,17 +234,17 @@ def axes_of(groups: Groups | None, mesh: MeshShape) -> tuple[str, ...] | None:
 
     For the pairs of a permute: the axes along which sources and targets differ.
     """
-    used = [a for a, n in enumerate(mesh.sizes) if n > 1]
+    used = [a for a, n in enumerate(mesh.device_sizes) if n > 1]
     if groups is None:
         return tuple(mesh.names[a] for a in used)
     for n in range(1, len(used) + 1):
         for axes in itertools.combinations(used, n):
-            whole = _along(mesh.sizes, axes)
+            whole = _along(mesh.device_sizes, axes)
             if groups == whole:
                 return tuple(mesh.names[a] for a in axes)
     for n in range(1, len(used) + 1):
         for axes in itertools.combinations(used, n):
-            whole = _along(mesh.sizes, axes)
+            whole = _along(mesh.device_sizes, axes)
             if all(any(g <= w for w in whole) for g in groups):
                 return tuple(mesh.names[a] for a in axes)
     return None

@@ -19,12 +19,13 @@ from jax import lax
 
 from partir_search.ir.bind import constant
 from partir_search.ir.core import Literal, Op
-from partir_search.ir.local_form import run_local
+from partir_search.ir.local_form import run_local, widened
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import Partition
-from partir_search.lowering.emit_window import fetch, stretch
+from partir_search.lowering.emit_window import fetch, permute, stretch
 from partir_search.lowering.program import Apply, Block, LocalProgram, Move, Slot, Source
 from partir_search.lowering.reshard import Step
+from partir_search.lowering.skew import Shuffle
 from partir_search.propagation.rules.control_flow import EMITTERS
 
 
@@ -52,11 +53,11 @@ class _Device:
         index: Any = jnp.int32(0)
         mesh = self.partition.mesh
         for axis in self._axes(factor):
-            index = index * mesh.sizes[axis] + lax.axis_index(mesh.names[axis])
+            index = index * mesh.sizes[axis] + coordinate(mesh, axis)
         return index
 
     def once(self, run: Callable[[], Sequence[Any]]) -> Sequence[Any]:
-        names = self.partition.mesh.names
+        names = self.partition.mesh.device_names
         first = lax.axis_index(names) == 0
         shapes = jax.eval_shape(run)
         outs = lax.cond(first, run, lambda: [jnp.zeros(s.shape, s.dtype) for s in shapes])
@@ -125,9 +126,8 @@ def _run_block(
             blocks = [env[b.id] for b in item.blocks]
             env[item.target.id] = run_step(partition.mesh, item.step, moved, tiles_first, blocks)
         else:
-            for slot, out in zip(
-                item.outs, _apply(partition, item, read, env, tokens, tiles_first), strict=True
-            ):
+            outs = _apply(partition, item, read, env, tokens, tiles_first)
+            for slot, out in zip(item.outs, outs, strict=True):
                 env[slot.id] = out
             if not item.blocks and not any(
                 isinstance(x, Slot) and x.value.type.shape for x in item.ins
@@ -145,6 +145,8 @@ def _apply(
     tiles_first: bool,
 ) -> Sequence[Any]:
     args = [read(x) for x in item.ins]
+    if item.turns > 1:
+        return _turn(partition, item, args, env)
     if not item.blocks:
         device = _Device(partition, item.op, tokens)
         return run_local(device, partition.rules[item.op.id], item.op, args)
@@ -156,6 +158,19 @@ def _apply(
     if item.op.effect:  # what follows waits for the region's end
         plain = (x for x in outs if not jnp.issubdtype(x.dtype, jax.dtypes.extended) and x.size)
         tokens += [jnp.ravel(x)[0] for x in itertools.islice(plain, 1)]
+    return outs
+
+
+def _turn(
+    partition: Partition, item: Apply, args: Sequence[Any], env: Mapping[int, Any]
+) -> Sequence[Any]:
+    """One product of a ring, added to those before; in 32 bits where the result has fewer."""
+    op, rule = widened(item.op), partition.rules[item.op.id]
+    outs = run_local(_Device(partition, op, []), rule, op, args)
+    if item.turn:
+        outs = [env[s.id] + x for s, x in zip(item.outs, outs, strict=True)]
+    if item.turn + 1 == item.turns:
+        outs = [x.astype(s.value.type.dtype) for s, x in zip(item.outs, outs, strict=True)]
     return outs
 
 
@@ -177,6 +192,14 @@ def _fence(
     return lax.optimization_barrier(moved)
 
 
+def coordinate(mesh: MeshShape, axis: int) -> Any:
+    """This device's coordinate along an axis or a diagonal, an int32 scalar."""
+    if axis < len(mesh.device_names):
+        return lax.axis_index(mesh.names[axis])
+    r, c, _ = mesh.triple(axis)
+    return (lax.axis_index(mesh.names[r]) + lax.axis_index(mesh.names[c])) % mesh.sizes[axis]
+
+
 def run_step(
     mesh: MeshShape, step: Step, x: Any, tiles_first: bool = False, blocks: Sequence[Any] = ()
 ) -> Any:
@@ -188,13 +211,15 @@ def run_step(
     names = tuple(mesh.names[a] for a in step.axes)
     sizes = [mesh.sizes[a] for a in step.axes]
     if step.kind == "slice":
-        for name, size in zip(names, sizes, strict=True):
+        for axis, size in zip(step.axes, sizes, strict=True):
             tile = x.shape[step.dim] // size
-            x = lax.dynamic_slice_in_dim(x, lax.axis_index(name) * tile, tile, step.dim)
+            x = lax.dynamic_slice_in_dim(x, coordinate(mesh, axis) * tile, tile, step.dim)
         return x
     if step.kind == "collective_permute":
         axes = dict(zip(names, sizes, strict=True))
-        return fetch(x, step.detail, step.dim, axes, mesh.names)
+        if isinstance(step.detail, Shuffle):
+            return permute(x, step.detail.pairs, axes, mesh.device_names)
+        return fetch(x, step.detail, step.dim, axes, mesh.device_names)
     if step.kind == "window":
         return stretch([x, *blocks], step.detail, step.dim, names)
     if step.kind == "all_gather":

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from partir_search.lowering.window import Fetch, Stretch
+from partir_search.lowering.window import Edge, Fetch, Stretch
 
 
 def fetch(x: Any, detail: Fetch, dim: int, sizes: Mapping[str, int], order: Sequence[str]) -> Any:
@@ -18,14 +18,25 @@ def fetch(x: Any, detail: Fetch, dim: int, sizes: Mapping[str, int], order: Sequ
 
     Args:
       sizes: of the axes that the pairs run over, major to minor.
-      order: of the mesh's axes. `lax.ppermute` counts positions in it, whatever order of names it
-        is given.
+      order: of the mesh's axes.
     """
     sent = lax.slice_in_dim(x, detail.start, detail.start + detail.length, axis=dim)
+    return permute(sent, detail.pairs, sizes, order)
+
+
+def permute(
+    x: Any, pairs: Sequence[Edge], sizes: Mapping[str, int], order: Sequence[str]
+) -> Any:
+    """`lax.ppermute`, which counts positions in the mesh's order, whatever names it is given.
+
+    Args:
+      sizes: of the axes that the pairs run over, major to minor.
+      order: of the mesh's axes.
+    """
     names = tuple(sorted(sizes, key=list(order).index))
     places = np.arange(math.prod(sizes.values())).reshape([sizes[n] for n in names])
     places = places.transpose([names.index(n) for n in sizes]).ravel()
-    return lax.ppermute(sent, names, [(int(places[s]), int(places[t])) for s, t in detail.pairs])
+    return lax.ppermute(x, names, [(int(places[s]), int(places[t])) for s, t in pairs])
 
 
 def stretch(blocks: Sequence[Any], detail: Stretch, dim: int, names: tuple[str, ...]) -> Any:

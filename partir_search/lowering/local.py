@@ -24,8 +24,10 @@ from partir_search.ir.partition import (
     Window,
     active_ops,
 )
+from partir_search.ir.ring import Ring
 from partir_search.lowering.program import Apply, Block, LocalProgram, Move, Slot, Source
-from partir_search.lowering.reshard import Step, reshard
+from partir_search.lowering.reshard import Step
+from partir_search.lowering.skew import Shuffle, redistribute, straight
 from partir_search.lowering.window import stretched, window_steps
 from partir_search.propagation.rules.control_flow import flows_of
 
@@ -146,17 +148,20 @@ class _Localizer:
     def program(self) -> LocalProgram:
         values = self.module.values
         large = set(self.module.large_constants())
+        mesh = self.partition.mesh
         constants = {  # every device holds the small ones whole
-            i: self.rest(i)
+            i: self.slot(values[i], straight(mesh, self.rest(i).layout), ())
             if i in large
             else self.slot(values[i], ((),) * len(values[i].type.shape), ())
             for i in self.module.constants
         }
         body = self.module.body
-        args = tuple(self.rest(v.id) for v in body.args)
-        targets = [self.layout(r) for r in body.results]
+        args = tuple(
+            self.slot(v, straight(mesh, self.rest(v.id).layout), ()) for v in body.args
+        )
+        targets = [straight(mesh, self.layout(r)) for r in body.results]
         for arg, result in self.module.ties:
-            targets[result] = self.rest(body.args[arg].id).layout
+            targets[result] = args[arg].layout
         block = self.block(body, args, targets, tuple(constants.values()))
         return LocalProgram(self.partition, block, constants)
 
@@ -216,10 +221,14 @@ class _Localizer:
         for constant in constants:
             builder.move(constant, self.rest(constant.value.id).layout, (), None)
         places: Sequence[int] = range(len(region.ops))
+        entering = self._entering(region, args)
         if self.active is not None:
-            places = np.flatnonzero(self.active[self.index.members[region]]).tolist()
+            active = np.flatnonzero(self.active[self.index.members[region]]).tolist()
+            places = sorted({*active, *entering})
         for builder.position in places:
             op = region.ops[builder.position]
+            for arg in entering.get(builder.position, ()):
+                builder.move(arg, self.rest(arg.value.id).layout, (), op)
             if op.regions:
                 builder.region_op(op)
             else:
@@ -229,6 +238,18 @@ class _Localizer:
             builder.need(r, target, None) for r, target in zip(region.results, targets, strict=True)
         )
         return Block(region, args, builder.steps, results)
+
+    def _entering(self, region: Region, args: Sequence[Slot]) -> dict[int, list[Slot]]:
+        """Arguments that come otherwise than they rest, by position of the op that uses them
+        first.
+        """
+        left = {s.value.id: s for s in args if s is not self.rest(s.value.id)}
+        found: dict[int, list[Slot]] = {}
+        for at, op in enumerate(region.ops if left else ()):
+            for _, v in op.inputs():
+                if v.id in left:
+                    found.setdefault(at, []).append(left.pop(v.id))
+        return found
 
 
 class _BlockBuilder:
@@ -261,7 +282,8 @@ class _BlockBuilder:
         self, slot: Slot, layout: Layout, keep: Pending, op: Op | None, *, again: bool = False
     ) -> Slot:
         rest = self.owner.rest(slot.value.id)
-        for step in reshard(slot.layout, slot.pending, layout, keep):
+        mesh = self.owner.partition.mesh
+        for step in redistribute(mesh, slot.layout, slot.pending, layout, keep):
             target = self.owner.slot(slot.value, step.layout, step.pending)
             self.steps.append(Move(step, slot, target, op, again, target is rest))
             slot = target
@@ -316,9 +338,37 @@ class _BlockBuilder:
                 if i in plan.windows:
                     ins[i] = self.window(ins[i], plan.windows[i], op)
             apply = Apply(op, tuple(ins), apply.outs)
-        self.steps.append(apply)
+        if ring := self.owner.partition.ring(op):
+            self.turns(apply, ring)
+        else:
+            self.steps.append(apply)
         if plan.settles:
             self.settle(apply.outs, op)
+
+    def turns(self, apply: Apply, ring: Ring) -> None:
+        """One product per slice of the sum that is walked; what moves on meanwhile is sent before
+        it, to be there after it.
+        """
+        op, ins = apply.op, list(apply.ins)
+        rule = self.owner.partition.rules[op.id]
+        pairs = {i: ring.pairs(ring.held(rule, dims)) for i, dims in enumerate(rule.operands)}
+        for turn in range(ring.size):
+            now = tuple(ins)
+            for i, slot in enumerate(now):
+                if turn + 1 < ring.size and pairs[i] and isinstance(slot, Slot):
+                    step = Step(
+                        "collective_permute",
+                        ring.axes[:2],
+                        0,
+                        -1,
+                        "",
+                        slot.layout,
+                        slot.pending,
+                        Shuffle(pairs[i]),
+                    )
+                    ins[i] = self.owner.cache.stretched(slot, step)
+                    self.steps.append(Move(step, slot, ins[i], op, turn=turn + 1))
+            self.steps.append(Apply(op, now, apply.outs, turn=turn, turns=ring.size))
 
     def region_op(self, op: Op) -> None:
         owner, flows = self.owner, flows_of(op)

@@ -45,7 +45,8 @@ class Move:
     `again` marks a gather whose copy was made before and given up: it must not be merged with
     the earlier one, or the memory that giving it up saves is not saved. `rests` marks a target
     that is the value where it rests, not a copy. `blocks` were fetched to be put together with
-    the source.
+    the source. `turn` is the turn of a ring that it is made for, whose operand moves on while the
+    turn before works; 0 of no ring.
     """
 
     step: Step
@@ -55,6 +56,7 @@ class Move:
     again: bool = False
     rests: bool = False
     blocks: tuple[Slot, ...] = ()
+    turn: int = 0
 
     @property
     def payload_bytes(self) -> int:
@@ -66,12 +68,14 @@ class Move:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Apply:
-    """An op on local tiles."""
+    """An op on local tiles; in a ring one of several `turns`, whose results are added up."""
 
     op: Op
     ins: tuple[Source, ...]
     outs: tuple[Slot, ...]
     blocks: tuple[Block, ...] = ()
+    turn: int = 0
+    turns: int = 1
 
 
 Instruction = Union[Move, Apply]

@@ -62,13 +62,14 @@ def result_specs(program: LocalProgram, *, user: bool = False) -> list[Partition
 
 def split_mesh(mesh: Any, shape: MeshShape) -> Any:
     """The user's `Mesh` or `AbstractMesh` with the parts of `shape`: same devices, same order."""
-    if tuple(mesh.axis_names) == shape.names:
+    if tuple(mesh.axis_names) == shape.device_names:
         return mesh
     kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
-    types = tuple(kinds[w] for w in shape.whole)
+    names, sizes = shape.device_names, shape.device_sizes
+    types = tuple(kinds[w] for w in shape.whole[: len(names)])
     if isinstance(mesh, jax.sharding.Mesh):
-        return jax.sharding.Mesh(mesh.devices.reshape(shape.sizes), shape.names, axis_types=types)
-    return jax.sharding.AbstractMesh(shape.sizes, shape.names, axis_types=types)
+        return jax.sharding.Mesh(mesh.devices.reshape(sizes), names, axis_types=types)
+    return jax.sharding.AbstractMesh(sizes, names, axis_types=types)
 
 
 def named_sharding(mesh: Any, shape: MeshShape, spec: PartitionSpec) -> NamedSharding:

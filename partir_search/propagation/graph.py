@@ -41,6 +41,18 @@ class Node:
     above: tuple[tuple[int, ...], ...] = ()
     held: tuple[tuple[tuple[int, ...], ...], ...] = ()
 
+    def walks(self, rule: OpRule, factors: tuple[int, ...]) -> bool:
+        """Whether it may loop over three factors on two axes and their diagonal: one of them is a
+        sum, to be walked in time, and every operand and result has two.
+        """
+        return (
+            rule.walks
+            and not self.flow
+            and len(set(factors)) == 3
+            and sum(bool(rule.reducers[f]) for f in factors) == 1
+            and all(sum(f in dims for f in factors) == 2 for _, dims in self.ports)
+        )
+
 
 class Graph:
     """Classes and nodes of a module.

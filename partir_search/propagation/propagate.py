@@ -68,6 +68,7 @@ class State:
         axes = range(len(mesh.names))
         self.tiles = [array("b", [NONE]) * len(graph.shapes) for _ in axes]
         self.loops = [array("b", [NONE]) * len(graph.nodes) for _ in axes]
+        self._triples = mesh.triples
         self._trail: list[tuple[Any, Any, Any]] = []  # array, index or indices, what was there
         self._spreads: Spreads = {} if spreads is None else spreads
         self._entangled = False  # whether another axis had a say in what is being propagated
@@ -113,7 +114,26 @@ class State:
         return all(self.tiles[a][cls] == NONE for a in axes)
 
     def may_tile(self, cls: int, dim: int, axes: Sequence[int]) -> bool:
-        return self.free(cls, axes) and self.divides(cls, dim, axes)
+        return (
+            self.free(cls, axes)
+            and self.divides(cls, dim, axes)
+            and not any(self._crowded(cls, triple, axes) for triple in self._triples)
+        )
+
+    def _crowded(self, cls: int, triple: Sequence[int], axes: Sequence[int]) -> bool:
+        """Whether a class would be tiled on two axes and their diagonal as well."""
+        return all(a in axes or self.tiles[a][cls] >= 0 for a in triple)
+
+    def _walks(self, n: int, factor: int, axis: int, triple: Sequence[int]) -> bool:
+        """Whether a node may loop over `factor` on one of two axes and their diagonal: along with
+        another one, or with both if it walks the one sum among them in time.
+        """
+        node = self.graph.nodes[n]
+        rule = self.graph.rules[node.op]
+        looped = tuple(factor if a == axis else self.loops[a][n] for a in triple)
+        if looped[2] >= 0 and (rule.reads or rule.manual):
+            return False
+        return min(looped) < 0 or node.walks(rule, looped)
 
     # Actions -----------------------------------------------------------------------------------
 
@@ -256,7 +276,9 @@ class State:
     def _propagate(self, axis: int, start: list[int]) -> None:
         graph, tiles, loops = self.graph, self.tiles[axis], self.loops[axis]
         nodes, touching, shapes = graph.nodes, graph.touching, graph.shapes
-        size = self.mesh.sizes[axis]
+        size, triple = self.mesh.sizes[axis], self.mesh.triple(axis)
+        if triple:
+            self._entangled = True
         others = [
             (self.tiles[a], self.loops[a], n)
             for a, n in enumerate(self.mesh.sizes)
@@ -290,7 +312,7 @@ class State:
                 if row[n] == factor:
                     extent //= other
                     self._entangled = True
-            if extent % size:
+            if extent % size or (triple and not self._walks(n, factor, axis, triple)):
                 continue
             trail.append((loops, n, NONE))
             loops[n] = factor
@@ -302,6 +324,8 @@ class State:
                             extent = extent // other if extent % other == 0 else 0
                             self._entangled = True
                     if extent == 0 or extent % size:
+                        continue
+                    if triple and self._crowded(cls, triple, (axis,)):
                         continue
                     trail.append((tiles, cls, NONE))
                     tiles[cls] = d
@@ -358,18 +382,21 @@ class State:
           known: rows of axes by what the axis does, kept between states of one graph.
         """
         graph = self.graph
+        skewed = {a for t in self._triples if max(self.tiles[t[2]]) >= 0 for a in t}
         axes = []
-        for tiles, loops in zip(self.tiles, self.loops, strict=True):
-            key = tiles.tobytes() + loops.tobytes()
+        for axis, (tiles, loops) in enumerate(zip(self.tiles, self.loops, strict=True)):
+            # What is pending on one of the three while tiled on another must not be tiled anew.
+            travels = axis not in skewed
+            key = tiles.tobytes() + loops.tobytes() + bytes([travels])
             rows = known.get(key) if known is not None else None
             if rows is None:
-                rows = self._rows(tiles, loops)
+                rows = self._rows(tiles, loops, travels)
                 if known is not None:
                     known[key] = rows
             axes.append(rows)
         return Partition(graph.module, self.mesh, graph.rules, axes, graph.index)
 
-    def _rows(self, tiles: array[int], loops: array[int]) -> AxisRows:
+    def _rows(self, tiles: array[int], loops: array[int], travels: bool) -> AxisRows:
         graph = self.graph
         spread = np.frombuffer(tiles, dtype=np.int8)[graph.spread]
         # A contracted op is elementwise: its factors are its result's dims.
@@ -377,4 +404,4 @@ class State:
         known = np.append(np.frombuffer(loops, dtype=np.int8), NONE)[graph.op_nodes]
         row = np.where(graph.op_nodes >= 0, known, contracted)
         row[graph.region_ops] = NONE
-        return axis_rows(graph.index, row.tolist(), spread.tolist())
+        return axis_rows(graph.index, row.tolist(), spread.tolist(), travels)

@@ -1,0 +1,149 @@
+"""Redistribution on meshes with diagonals.
+
+Devices have no links along a diagonal. A tiling on the diagonal r~c is one on r or c with its
+blocks permuted, so that what a collective would do along it is done along the axis that is free,
+with a permute of blocks before or after; a permute is all it takes where only the places of the
+same blocks differ.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterator
+
+from partir_search.ir.mesh import MeshShape
+from partir_search.ir.partition import Layout, Pending
+from partir_search.ir.ring import COORDINATES, Edge
+from partir_search.lowering.reshard import SLICE, Step, reshard
+
+Triple = tuple[int, int, int, int]  # two axes, their diagonal, and the size of each
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Shuffle:
+    """A permute of whole blocks.
+
+    Attributes:
+      pairs: (source, target), positions along the step's axes jointly.
+    """
+
+    pairs: tuple[Edge, ...]
+
+
+def redistribute(
+    mesh: MeshShape, source: Layout, pending: Pending, target: Layout, keep: Pending = ()
+) -> tuple[Step, ...]:
+    """`reshard`, which knows no diagonals, with permutes of blocks where there are some."""
+    if not mesh.diagonals:
+        return reshard(source, pending, target, keep)
+    triples = tuple((*t, mesh.sizes[t[0]]) for t in mesh.triples)
+    return _redistribute(triples, source, pending, target, keep)
+
+
+@functools.lru_cache(maxsize=65536)
+def _redistribute(
+    triples: tuple[Triple, ...], source: Layout, pending: Pending, target: Layout, keep: Pending
+) -> tuple[Step, ...]:
+    finish = {a for a, m in pending if (a, m) not in keep}
+    used = {a for dims in (source, target) for axes in dims for a in axes} | finish
+    for i, triple in enumerate(triples):
+        if triple[2] not in used or _grows(triple, source, finish, target):
+            continue
+        rest = triples[:i] + triples[i + 1 :]
+        return min(
+            _by_way_of(rest, triple, source, pending, target, keep),
+            key=lambda steps: sum(s.kind != SLICE for s in steps),
+        )
+    return reshard(source, pending, target, keep)
+
+
+def straight(mesh: MeshShape, layout: Layout) -> Layout:
+    """The same blocks without diagonals: how a user's array is tiled."""
+    for triple in mesh.triples:
+        if any(triple[2] in axes for axes in layout):
+            layout = _renamed(layout, triple[2], _free((*triple, 0), layout, set())[-1])
+    return layout
+
+
+def _grows(triple: Triple, source: Layout, finish: set[int], target: Layout) -> bool:
+    """Whether the three axes stay where they are or are sliced on."""
+    there = dict(_places(triple, target))
+    kept = all(there.get(place) == a for place, a in _places(triple, source))
+    return kept and finish.isdisjoint(triple[:3])
+
+
+def _places(triple: Triple, layout: Layout) -> Iterator[tuple[tuple[int, int], int]]:
+    for d, axes in enumerate(layout):
+        for i, a in enumerate(axes):
+            if a in triple[:3]:
+                yield (d, i), a
+
+
+def _free(triple: Triple, layout: Layout, pending: set[int]) -> list[int]:
+    """What the diagonal may be called, once blocks are permuted."""
+    used = pending | {a for axes in layout for a in axes}
+    return [a for a in triple[:2] if a not in used] if triple[2] in used else [triple[2]]
+
+
+def _renamed(layout: Layout, axis: int, name: int) -> Layout:
+    return tuple(tuple(name if a == axis else a for a in axes) for axes in layout)
+
+
+def _by_way_of(
+    rest: tuple[Triple, ...],
+    triple: Triple,
+    source: Layout,
+    pending: Pending,
+    target: Layout,
+    keep: Pending,
+) -> Iterator[tuple[Step, ...]]:
+    """Ways to do it: straighten, redistribute without the diagonal, skew."""
+    held = {a for a, _ in pending}
+    finish = {a for a, m in pending if (a, m) not in keep}
+    masked = [
+        [["*" if a in triple[:3] else a for a in axes] for axes in layout]
+        for layout in (source, target)
+    ]
+    if masked[0] == masked[1] and finish.isdisjoint(triple[:3]):
+        yield (_permute(triple, source, target, pending),)
+        return
+    diagonal = triple[2]
+    for x, y in itertools.product(_free(triple, source, held), _free(triple, target, set())):
+        steps: list[Step] = []
+        begin, end = _renamed(source, diagonal, x), _renamed(target, diagonal, y)
+        left = tuple((x if a == diagonal else a, m) for a, m in pending)
+        if begin != source:
+            steps.append(_permute(triple, source, begin, left))
+        steps += _redistribute(rest, begin, left, end, keep)
+        if end != target:
+            steps.append(_permute(triple, end, target, keep))
+        yield tuple(steps)
+
+
+def _permute(
+    triple: Triple, source: Layout, target: Layout, pending: Pending
+) -> Step:
+    """The same blocks in other places. What is pending on one of the axes stays so: partial
+    results that belong together still do.
+    """
+    there = dict(_places(triple, target))
+    names = [(triple.index(a), triple.index(there[p])) for p, a in _places(triple, source)]
+    taken = {w for pair in names for w in pair}
+    if len(names) == 1:
+        held = [triple.index(a) for a, _ in pending if a in triple[:3]]
+        other = next(w for w in (*held, 0, 1, 2) if w not in taken)
+        names.append((other, other))
+    n = triple[3]
+    devices = list(itertools.product(range(n), repeat=2))
+
+    def block(which: int, device: tuple[int, int]) -> int:
+        (a, b), (r, c) = COORDINATES[which], device
+        return (a * r + b * c) % n
+
+    holder = {tuple(block(s, d) for s, _ in names): i for i, d in enumerate(devices)}
+    pairs = tuple((holder[tuple(block(t, d) for _, t in names)], i) for i, d in enumerate(devices))
+    return Step(
+        "collective_permute", triple[:2], 0, -1, "", target, pending, Shuffle(pairs)
+    )
