@@ -18,6 +18,7 @@ from partir_search.tactics import (
     AutomaticPartition,
     Dim,
     ManualPartition,
+    SpatialTemporal,
     Tactic,
 )
 from partir_search.targets import Target
@@ -47,6 +48,7 @@ __all__ = [
     "Remedy",
     "Replicate",
     "SavedPlan",
+    "SpatialTemporal",
     "Tactic",
     "Target",
     "Tile",

@@ -56,6 +56,7 @@ def auto_partition(
     pad: bool = True,
     remat: Remat = "auto",
     microbatches: int | Sequence[int] = 1,
+    rings: bool = False,
     on_overflow: Literal["raise", "warn"] = "raise",
     progress: bool | Progress | None = None,
 ) -> Callable[[Callable[..., Any]], AutoPartitioned]:
@@ -79,6 +80,8 @@ def auto_partition(
       microbatches: parts of the batch whose gradients are accumulated one after the other, or
         several such numbers: the first that fits is taken. Only for steps whose loss is a mean
         over the batch and whose examples do not meet (see `microbatched`).
+      rings: whether searches may partition in time as well, on two mesh axes of equal size (see
+        `SpatialTemporal`).
       on_overflow: what a call does if the plan needs more memory than the goals allow: raise
         `DoesNotFit` with remedies, or warn. Plans of a schedule without a search only warn.
       progress: True or False for a progress bar (default: on a terminal), or a function that is
@@ -95,6 +98,7 @@ def auto_partition(
     for name, given, known in (
         ("pad", pad, (True, False)),
         ("remat", remat, ("auto", True, False)),
+        ("rings", rings, (True, False)),
         ("on_overflow", on_overflow, ("raise", "warn")),
     ):
         if given not in known:
@@ -118,6 +122,7 @@ def auto_partition(
         parts,
         on_overflow,
         progress,
+        rings,
     )
     static = (_ints(static_argnums), _names(static_argnames))
     donate = (_ints(donate_argnums), _names(donate_argnames))

@@ -29,6 +29,7 @@ class Machine:
       vector_bytes: width of the narrowest element that vector units work on: elementwise kernels
         on narrower ones take as long as on this.
       vmem_bytes: memory on the chip that holds what kernels soon use up (TPU's VMEM); 0: none.
+      torus: whether devices are linked to their neighbours along each axis, and not by a switch.
       prefetches: whether all_gathers of arguments overlap earlier compute.
       sources: where the figures come from.
       axis_bytes_per_s / axis_hop_seconds: overrides of `link_bytes_per_s` and `hop_seconds` by mesh
@@ -48,6 +49,7 @@ class Machine:
     prefetches: bool = False
     bf16_products: bool = False
     vmem_bytes: float = 0.0
+    torus: bool = False
     sources: tuple[str, ...] = ()
     axis_bytes_per_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
     axis_hop_seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -123,6 +125,7 @@ def _tpu(
         hbm_efficiency=hbm_efficiency,
         bf16_products=True,
         vmem_bytes=vmem_mib * 2**20,
+        torus=True,
         sources=(_TPU_DOCS + name.removeprefix("tpu_"), _RING, *_EFFICIENCY, note),
     )
 

@@ -29,8 +29,8 @@ from partir_search.paths import matches, nearest
 from partir_search.planned import Planned, SearchReport
 from partir_search.pressure import Remedy, remedies
 from partir_search.propagation.actions import Action, action_from_json
+from partir_search.propagation.causes import Conflict
 from partir_search.propagation.padding import Pad
-from partir_search.propagation.propagate import Conflict
 from partir_search.search_record import save_search
 from partir_search.targets import Target
 from partir_search.verification import Verification, verify
@@ -269,6 +269,7 @@ class Plan:
             "fingerprint": self.fingerprint,
             "mesh": dict(self.mesh_shape.user.as_dict()),
             **({"parts": parts} if (parts := self.mesh_shape.parts()) else {}),
+            **({"diagonals": list(names)} if (names := self.mesh_shape.diagonal_names) else {}),
             "machine": self.machine.name,
             "seconds": self.cost.seconds,
             "peak_bytes": self.cost.peak_bytes,
@@ -317,7 +318,9 @@ def load_plan(path: str | pathlib.Path) -> SavedPlan:
         return SavedPlan(
             data["function"],
             data["fingerprint"],
-            MeshShape(tuple(mesh), tuple(mesh.values())).split(data.get("parts", {})),
+            MeshShape(tuple(mesh), tuple(mesh.values()))
+            .split(data.get("parts", {}))
+            .with_diagonals(data.get("diagonals", ())),
             data["machine"],
             tuple(action_from_json(a) for a in data["actions"]),
             tuple((int(a), int(b)) for a, b in data.get("remat", ())),

@@ -35,10 +35,12 @@ from partir_search.propagation.rules.registry import RuleTable, rule_key
 from partir_search.propagation.spread import Spreads
 from partir_search.tactics import (
     AutomaticPartition,
+    SpatialTemporal,
     Tactic,
     apply_action,
     check_schedule,
     manual_actions,
+    ring_actions,
     value_named,
 )
 
@@ -133,6 +135,8 @@ class Planner:
                 for action in found:
                     apply_action(state, self.graph, action)
                 actions += found
+            elif isinstance(tactic, SpatialTemporal):
+                actions += ring_actions(tactic, self.graph, state, strategist)
             else:
                 actions += manual_actions(tactic, self.graph, state, strategist)
         return self._finish(state, actions, reports)
@@ -180,7 +184,7 @@ class Planner:
         progress: Progress | None,
         hints: Sequence[Action] = (),
     ) -> tuple[list[Action], SearchReport]:
-        names = tactic.axes or self.mesh.user.names
+        names = tactic.axes or (*self.mesh.user.names, *self.mesh.diagonal_names)
         with self._timed("fold"):
             folded, game = self.game(names, before)
         known = expert_plans(self.mesh, names, game.strategist)
@@ -211,14 +215,14 @@ class Planner:
 
     def known_costs(self) -> list[tuple[str, Cost]]:
         """The known strategies on all axes with their costs, on the folded program."""
-        names = self.mesh.user.names
+        names = (*self.mesh.user.names, *self.mesh.diagonal_names)
         _, game = self.game(names)
         known = expert_plans(self.mesh, names, game.strategist)
         return [(n, self._folded(game, moves)[1]) for n, moves in known]
 
     def known_actions(self) -> dict[str, list[Action]]:
         """The known strategies on all axes, on the whole program."""
-        names = self.mesh.user.names
+        names = (*self.mesh.user.names, *self.mesh.diagonal_names)
         folded, game = self.game(names)
         found = {}
         for name, moves in expert_plans(self.mesh, names, game.strategist):

@@ -29,7 +29,7 @@ from partir_search.propagation.pad import pad_module
 from partir_search.propagation.padding import Pad, find_pads
 from partir_search.report import search_progress
 from partir_search.signature import Call, Traced, donated_leaves, trace_call
-from partir_search.tactics import AutomaticPartition, Tactic
+from partir_search.tactics import AutomaticPartition, Tactic, diagonals
 
 Schedule = Union[Sequence[Tactic], Plan, SavedPlan, None]
 AnyMesh = Union[Mesh, AbstractMesh]
@@ -53,10 +53,18 @@ class Options:
     microbatches: tuple[int, ...]
     on_overflow: Literal["raise", "warn"]
     progress: bool | Progress | None
+    rings: bool = False
 
     @property
     def shape(self) -> MeshShape:
-        return MeshShape(tuple(self.mesh.axis_names), tuple(self.mesh.axis_sizes))
+        """The mesh, with the diagonals that the schedule names or a search may use."""
+        plain = MeshShape(tuple(self.mesh.axis_names), tuple(self.mesh.axis_sizes))
+        if isinstance(self.schedule, Plan):
+            return plain.with_diagonals(self.schedule.mesh_shape.diagonal_names)
+        if isinstance(self.schedule, SavedPlan):
+            return plain.with_diagonals(self.schedule.mesh.diagonal_names)
+        named = diagonals(self.schedule or ())
+        return plain.with_diagonals(named or (plain.equal_pairs() if self.rings else ()))
 
 
 class Maker:

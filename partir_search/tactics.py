@@ -10,9 +10,10 @@ import enum
 from collections.abc import Callable, Mapping, Sequence
 from typing import Union
 
+from partir_search.experts.moves import DataParallel, RingParallel, TileClass
 from partir_search.experts.strategist import Strategist
 from partir_search.ir.core import Module, Value
-from partir_search.ir.mesh import MeshShape
+from partir_search.ir.mesh import DIAGONAL, MeshShape
 from partir_search.ir.rule import NONE
 from partir_search.paths import matches, nearest
 from partir_search.propagation.actions import Action, IllegalAction, Replicate, Tile
@@ -60,7 +61,29 @@ class AutomaticPartition:
     episodes: int | None = None
 
 
-Tactic = Union[ManualPartition, AutomaticPartition]
+@dataclasses.dataclass(frozen=True)
+class SpatialTemporal:
+    """PrimePar's P_{n x n} on two axes of equal size: partitioning in space and time.
+
+    The batch is tiled on the first axis, features on the second, hidden features on their
+    diagonal; products with parameters pass blocks around in rings while they work. Nothing is
+    held twice. Rows of the batch, features and hidden features must divide by n (heads too).
+
+    Attributes:
+      axes: two axes of the mesh.
+
+    Source: PrimePar (ASPLOS 2024, doi 10.1145/3620666.3651357), in a form in which cotangents lie
+    as what they belong to does.
+    """
+
+    axes: tuple[str, str]
+
+    @property
+    def diagonal(self) -> str:
+        return DIAGONAL.join(self.axes)
+
+
+Tactic = Union[ManualPartition, AutomaticPartition, SpatialTemporal]
 
 
 def check_schedule(schedule: Sequence[Tactic], module: Module, mesh: MeshShape) -> None:
@@ -71,13 +94,14 @@ def check_schedule(schedule: Sequence[Tactic], module: Module, mesh: MeshShape) 
             at = f"{path} has shape {value.type.shape}"
             raise ValueError(f"{at}: it is empty; pass a non-empty batch, there is nothing to plan")
     for tactic in schedule:
-        if isinstance(tactic, AutomaticPartition):
+        if isinstance(tactic, AutomaticPartition | SpatialTemporal):
             for axis in tactic.axes or ():
                 mesh.axes(axis)
             continue
         if not isinstance(tactic, ManualPartition):
             raise TypeError(
-                f"a schedule holds ManualPartition and AutomaticPartition, not {tactic!r}"
+                "a schedule holds ManualPartition, AutomaticPartition and SpatialTemporal, not"
+                f" {tactic!r}"
             )
         mesh.axes(tactic.axis)
         for glob, dim in tactic.dims.items():
@@ -120,6 +144,35 @@ def check_dim(path: str, value: Value, dim: Dim, axis: str, mesh: MeshShape) -> 
             f"{path} has shape {shape}: dim {dim} of size {n} does not divide by axis {axis!r} of"
             f" size {size}; {hint}, or tile another dim"
         )
+
+
+def diagonals(schedule: Sequence[Tactic]) -> list[str]:
+    """The diagonals that a schedule names."""
+    found = []
+    for tactic in schedule:
+        if isinstance(tactic, SpatialTemporal):
+            found.append(tactic.diagonal)
+        elif isinstance(tactic, ManualPartition):
+            found += [name for name in tactic.axis.split("+") if DIAGONAL in name]
+        elif isinstance(tactic, AutomaticPartition):
+            found += [name for name in tactic.axes or () if DIAGONAL in name]
+    return list(dict.fromkeys(found))
+
+
+def ring_actions(
+    tactic: SpatialTemporal, graph: Graph, state: State, strategist: Strategist
+) -> list[Action]:
+    """Plays a spatial-temporal tactic on `state`; returns the actions that had an effect."""
+    mesh = state.mesh
+    r, c, d = mesh.triple(mesh.index(tactic.diagonal))
+    decisions = strategist.perform(DataParallel((r,)), state)
+    decisions += strategist.perform(RingParallel((c, d)), state)
+    values = graph.module.values
+    return [
+        Tile(values[graph.members[x.cls][0]].name, x.dim, mesh.label(x.axes))
+        for x in decisions
+        if isinstance(x, TileClass)
+    ]
 
 
 def manual_actions(

@@ -8,6 +8,7 @@ their trip count. The model of a module is built once; a state costs one walk ov
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 
 from partir_search.cost.collectives import collective_seconds, sent_bytes
 from partir_search.cost.memory import Curve
+from partir_search.cost.permutes import permute_seconds
 from partir_search.cost.storage import Usage, stored_widths, usage_of
 from partir_search.cost.traffic import (
     AS_WRITTEN,
@@ -25,16 +27,17 @@ from partir_search.cost.traffic import (
     kernels,
     region_traffic,
 )
+from partir_search.cost.walk import Walk
 from partir_search.ir.core import Module, Op
 from partir_search.ir.fold import Folded
 from partir_search.ir.manual import OwnCollective
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import Partition
 from partir_search.ir.rule import OpRule
-from partir_search.lowering.program import Apply, Block, LocalProgram, Move, Slot
+from partir_search.lowering.program import LocalProgram, Move
 from partir_search.lowering.reshard import COLLECTIVES, Step
+from partir_search.lowering.skew import Shuffle
 from partir_search.machine import Machine
-from partir_search.propagation.rules.control_flow import flows_of
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -148,7 +151,7 @@ class CostModel:
             counts[v_id] += 1
         self.argument_counts = counts
         self._mesh: MeshShape | None = None  # that the transfers below are on
-        self._transfers: dict[tuple[str, float, tuple[int, ...]], tuple[float, float, str]] = {}
+        self._transfers: dict[tuple[object, ...], tuple[float, float, str]] = {}
 
     def _collect(self, traffic: RegionTraffic) -> None:
         for at, parts in traffic.inner.items():
@@ -168,6 +171,12 @@ class CostModel:
         for part in parts:
             self._collect(part)
 
+    @functools.cached_property
+    def last_use(self) -> dict[int, int]:
+        """Position of the body's op that uses each value last."""
+        ops = enumerate(self.module.body.ops)
+        return {v.id: at for at, op in ops for _, v in op.inputs()}
+
     def local_bytes(self, partition: Partition) -> Floats:
         """Bytes of each value where it rests on one device."""
         rows = [axis.tile_row for axis in partition.axes]
@@ -181,17 +190,20 @@ class CostModel:
         k, machine, n = self.kernels, self.machine, len(self.kernels.op)
         rows = [axis.loop_row for axis in partition.axes]
         share = _shares(rows, partition.mesh.sizes, len(self.module.ops))[k.op]
+        turns = _turns(partition, len(self.module.ops))[k.op]
+        share = share * turns
         flops = k.flops * share * k.times
         stored = (nbytes * self.width_of)[k.touched]
         ends = np.concatenate(([0.0], np.cumsum(stored)))
-        touched = (ends[k.offsets[1:]] - ends[k.offsets[:-1]]) * k.times
+        touched = (ends[k.offsets[1:]] - ends[k.offsets[:-1]]) * k.times * turns
         ends = np.concatenate(([0.0], np.cumsum(stored * self.widened)))
         worked = (ends[k.offsets[1:]] - ends[k.offsets[:-1]]) * k.times * self.vectors
         bandwidth = machine.attained_hbm_bytes_per_s
         seconds: Floats = np.zeros(n)
         for spent in (flops / self.rates, touched / bandwidth, worked / bandwidth):
             seconds = np.maximum(seconds, np.bincount(k.leader, spent, n))
-        started = np.where(k.leader == np.arange(n), k.times * machine.kernel_seconds, 0.0)
+        starts = k.times * turns * machine.kernel_seconds
+        started = np.where(k.leader == np.arange(n), starts, 0.0)
         return flops, touched, seconds + started
 
     def width(self, move: Move) -> float:
@@ -206,12 +218,15 @@ class CostModel:
         """Seconds of a collective, bytes that a device sends, and the axes' names."""
         if mesh is not self._mesh:
             self._mesh, self._transfers = mesh, {}
-        key = (step.kind, payload, step.axes)
+        shuffle = step.detail if isinstance(step.detail, Shuffle) else None
+        key = (step.kind, payload, step.axes, shuffle)
         found = self._transfers.get(key)
         if found is None:
             n = math.prod(mesh.sizes[axis] for axis in step.axes)
             found = self._transfers[key] = (
-                collective_seconds(step.kind, payload, step.axes, mesh, self.machine),
+                permute_seconds([(shuffle.pairs, step.axes, payload)], mesh, self.machine)
+                if shuffle
+                else collective_seconds(step.kind, payload, step.axes, mesh, self.machine),
                 sent_bytes(step.kind, payload, n),
                 ",".join(mesh.names[a] for a in step.axes),
             )
@@ -238,9 +253,7 @@ class CostModel:
             if move.step.kind in COLLECTIVES:
                 times = trips * (move.op.count if move.op else 1)
                 step, payload = move.step, move.payload_bytes * self.width(move)
-                seconds = collective_seconds(
-                    step.kind, payload, step.axes, partition.mesh, self.machine
-                )
+                seconds = self.transfer(step, payload, partition.mesh)[0]
                 source = move.op.source if move.op else ""
                 name = move.source.value.name
                 spent = (seconds * times, 0.0, payload * times)
@@ -264,7 +277,7 @@ class CostModel:
         flops, _, seconds = self._kernels(partition, nbytes)
         by_op = np.zeros(len(self.module.ops))
         by_op[k.op] = seconds / np.maximum(k.times, 1e-30)
-        walk = _Walk(self, partition, nbytes, by_op)
+        walk = Walk(self, partition, nbytes, by_op)
         extra = walk.block(program.body, 1.0)
         compute = float(seconds.sum()) + walk.copied / machine.attained_hbm_bytes_per_s
         arguments = float(self.argument_counts @ nbytes)
@@ -290,93 +303,10 @@ def _shares(rows: Any, sizes: tuple[int, ...], length: int) -> Floats:
     return share
 
 
-class _Walk:
-    """One walk over a program: exposed communication and temporary copies."""
-
-    def __init__(
-        self, model: CostModel, partition: Partition, nbytes: Floats, by_op: Floats
-    ) -> None:
-        self.model, self.mesh, self.nbytes, self.by_op = model, partition.mesh, nbytes, by_op
-        self.index = partition.index
-        self.exposed = 0.0
-        self.copied = 0.0  # bytes written and read again because a copy is larger than its source
-        self.by_axis: dict[str, float] = {}
-        self.by_kind: dict[str, float] = {}
-
-    def block(self, block: Block, times: float) -> Floats:
-        """Adds up a block, sparse or not; returns extra live bytes by op position."""
-        members, position = self.index.members[block.region], self.index.position
-        extra = np.zeros(len(members) + 2)  # the last two: at the results, and before all ops
-        spent = np.concatenate(([0.0], np.cumsum(self.by_op[members]))).tolist()
-        born: dict[int, int] = {}
-        held: dict[int, float] = {}
-        available = {s.id for s in block.args}
-        slack = 0.0
-        at = seen = 0  # the next op's position, and up to where compute was added to the slack
-        done: Op | None = None
-        for item in block.steps:
-            if item.op is None:
-                at = 0 if item.source.value.id in self.model.module.constants else len(members)
-            elif item.op is not done:
-                at = int(position[item.op.id])
-            slack += spent[at] - spent[seen]
-            seen = at
-            if isinstance(item, Move):
-                count = times * (item.op.count if item.op else 1)
-                slack = self.move(item, count, slack, item.source.id in available)
-                for piece in item.blocks:
-                    extra[born[piece.id] + 1 : at + 1] += held[piece.id]
-                    born[piece.id] = at
-                if item.rests or item.step.kind == "reduce_scatter":
-                    if item.target.nbytes != item.source.nbytes:
-                        extra[at - 1] += item.source.nbytes  # beside the value at rest
-                elif item.target.nbytes > item.source.nbytes or item.step.detail is not None:
-                    held[item.target.id] = item.target.nbytes * self.model.width(item)
-                    born[item.target.id] = at
-                    extra[at] += held[item.target.id]
-                continue
-            for source in item.ins:
-                if isinstance(source, Slot) and source.id in born:
-                    extra[born[source.id] + 1 : at + 1] += held[source.id]
-                    born[source.id] = at
-            if item.blocks:
-                extra[at] += self.regions(item, times)
-            elif item.op.id in self.model.manual:
-                for own in self.model.manual[item.op.id]:
-                    seconds, sent, name = self.model.own_seconds(own, self.mesh)
-                    self.add(own.kind, name, sent, times * own.times * item.op.count)
-                    self.exposed += seconds * times * own.times * item.op.count
-            done = item.op
-            at += 1
-        return extra
-
-    def regions(self, item: Apply, times: float) -> float:
-        """Peak bytes inside an op's regions."""
-        peak = 0.0
-        parts = self.model.inner_curves[item.op.id]
-        trips = flows_of(item.op).trips
-        for block, (_, curve), n in zip(item.blocks, parts, trips, strict=True):
-            extra = self.block(block, times * n)
-            live = curve.bytes_at(self.nbytes)
-            live += extra[: len(live)]
-            peak = max(peak, float(live.max()) if len(live) else 0.0)
-        return peak
-
-    def add(self, kind: str, axes: str, sent: float, times: float) -> None:
-        self.by_axis[axes] = self.by_axis.get(axes, 0.0) + sent * times
-        self.by_kind[kind] = self.by_kind.get(kind, 0.0) + sent * times
-
-    def move(self, move: Move, times: float, slack: float, argument: bool) -> float:
-        step, model = move.step, self.model
-        width = model.width(move)
-        if move.target.nbytes > move.source.nbytes or step.kind == "window":
-            self.copied += 2.0 * move.target.nbytes * width * times
-        if step.kind not in COLLECTIVES:
-            return slack
-        seconds, sent, name = model.transfer(step, move.payload_bytes * width, self.mesh)
-        self.add(step.kind, name, sent, times)
-        if argument and step.kind == "all_gather" and model.machine.prefetches:
-            self.exposed += max(0.0, seconds - slack) * times
-            return max(0.0, slack - seconds)
-        self.exposed += seconds * times
-        return slack
+def _turns(partition: Partition, length: int) -> Floats:
+    """[ops] products that an op's work is done in: several in a ring."""
+    turns = np.ones(length)
+    for axes in partition.mesh.triples:
+        looped = [partition.axes[a].loop_row >= 0 for a in axes]
+        turns[np.logical_and.reduce(looped)] = partition.mesh.sizes[axes[0]]
+    return turns

@@ -86,6 +86,28 @@ class Zero:
     stage: int
 
 
+@dataclasses.dataclass(frozen=True, slots=True, order=True)
+class RingParallel:
+    """PrimePar's P_{n x n} (ASPLOS 2024) in the form without redistribution: matrices are tiled on
+    one of two axes and on their diagonal, so that every product with one walks its sum in time.
+    They alternate, by what reaches them: inputs on the axis and outputs on the diagonal, or the
+    other way round. The other axis is for data parallelism, played before.
+
+    Attributes:
+      axes: the axis that the features of the residual stream lie on, and the diagonal.
+    """
+
+    axes: Axes
+
+
 Decision = Union[TileClass, KeepClass]
-Strategy = Union[DataParallel, EdgeParallel, ExpertParallel, ModelParallel, SequenceParallel, Zero]
+Strategy = Union[
+    DataParallel,
+    EdgeParallel,
+    ExpertParallel,
+    ModelParallel,
+    RingParallel,
+    SequenceParallel,
+    Zero,
+]
 StrategyMove = Union[Decision, Strategy]

@@ -14,6 +14,7 @@ from partir_search.experts.moves import (
     EdgeParallel,
     ExpertParallel,
     ModelParallel,
+    RingParallel,
     SequenceParallel,
     StrategyMove,
     Zero,
@@ -33,6 +34,7 @@ def expert_plans(
     these may lie on axes of data parallelism too.
     """
     plans: dict[str, tuple[StrategyMove, ...]] = {}
+    axes = [name for name in axes if name not in mesh.diagonal_names]
     every = tuple(a for name in axes for a in mesh.axes(name))
 
     def name(axes: Axes) -> str:
@@ -62,6 +64,14 @@ def expert_plans(
                 for one in single:
                     add(f"{title}+Z{stage}({name(one)})", *base, Zero(one, stage))
 
+    for r, c, d in mesh.triples:
+        rest = tuple(a for a in every if a not in (r, c))
+        rings = RingParallel((c, d))
+        title = f"P({mesh.names[r]},{mesh.names[c]})"
+        add(title, DataParallel((r,)), rings)
+        if rest:
+            add_data((*rest, r), f"+{title}", rings)
+            add(f"MP({name(rest)})+{title}", ModelParallel(rest, False), DataParallel((r,)), rings)
     for m in _choices(mesh, axes):
         rest = tuple(a for a in every if a not in m)
         add(f"MP({name(m)})", ModelParallel(m, False))

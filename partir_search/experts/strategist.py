@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from partir_search.experts.moves import (
     ExpertParallel,
     KeepClass,
     ModelParallel,
+    RingParallel,
     SequenceParallel,
     Strategy,
     StrategyMove,
@@ -26,6 +28,21 @@ from partir_search.ir.rule import NONE
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.propagate import State
 from partir_search.propagation.rules.control_flow import flows_of
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Weight:
+    """A parameter in a forward contraction.
+
+    Attributes:
+      op: id of the contraction.
+      cls: the parameter's class.
+      dims: (dim of the class, factor of the op) of each dim that the operand has.
+    """
+
+    op: int
+    cls: int
+    dims: tuple[tuple[int, int], ...]
 
 
 class Strategist:
@@ -69,6 +86,8 @@ class Strategist:
             wanted = [TileClass(c, d, move.axes, ends) for c, d in self.experts]
         elif isinstance(move, ModelParallel):
             return self._model_parallel(move, state)
+        elif isinstance(move, RingParallel):
+            return self._ring_parallel(move, state)
         elif isinstance(move, SequenceParallel):
             return self._sequence_parallel(move.axes, state)
         else:
@@ -87,12 +106,12 @@ class Strategist:
     def experts(self) -> tuple[tuple[int, int], ...]:
         """(class, dim) of parameters that hold a matrix per expert."""
         found = []
-        for op_id, operand, cls in self._weights:
-            rule = self.graph.rules[op_id]
-            for dim, f in self._dims(op_id, operand, cls):
+        for w in self._weights:
+            rule = self.graph.rules[w.op]
+            for dim, f in w.dims:
                 places = (*rule.operands, *rule.results)
                 if f >= 0 and all(f in dims for dims in places):
-                    found.append((cls, dim))
+                    found.append((w.cls, dim))
         return tuple(dict.fromkeys(found))
 
     def _expert_barriers(self, axes: Axes, state: State) -> tuple[int, ...]:
@@ -114,40 +133,45 @@ class Strategist:
         own = {n for c in experts - data for n in touching[c]}
         return tuple(sorted(c for c in experts & data if not own.issuperset(touching[c])))
 
-    def _find_weights(self) -> list[tuple[int, int, int]]:
-        """(op, operand, class) of forward contractions with a parameter, in program order.
+    def _find_weights(self) -> list[Weight]:
+        """Forward contractions with a parameter, in program order.
 
-        Also inside of regions: of stacked parameters each iteration of a scan takes one.
+        Also of a transposed one (a tied embedding), and inside of regions: of stacked parameters
+        each iteration of a scan takes one.
         """
         graph = self.graph
-        origin = {v.id: graph.class_of[v.id] for v in graph.module.body.args}
-        origin = {v: c for v, c in origin.items() if c in self.roles.parameters}
+        args = [v for v in graph.module.body.args if graph.class_of[v.id] in self.roles.parameters]
+        # Class and its dim of each dim of what parameters become.
+        origin = {v.id: (graph.class_of[v.id], tuple(range(len(v.type.shape)))) for v in args}
         found = []
         for op in graph.module.ops:
             if op.backward:
                 continue
             if op.regions:
-                for i, r, j, _ in flows_of(op).enters:
+                for i, r, j, lead in flows_of(op).enters:
                     x = op.operands[i]
                     if isinstance(x, Value) and x.id in origin:
-                        origin[op.regions[r].args[j].id] = origin[x.id]
+                        cls, dims = origin[x.id]
+                        origin[op.regions[r].args[j].id] = (cls, dims[lead:])
                 continue
             rule = graph.rules[op.id]
             inputs = [(i, v) for i, v in op.inputs() if v.type.shape]
-            if rule.elementwise and len(inputs) == 1 and inputs[0][1].id in origin:
-                shape, result = inputs[0][1].type.shape, op.results[0]
-                if result.type.shape == shape:
-                    origin[result.id] = origin[inputs[0][1].id]
-                elif _longer(result.type.shape, shape):  # padded: it is decided in its place
-                    origin[result.id] = graph.class_of[result.id]
+            if len(inputs) == len(op.results) == 1 and inputs[0][1].id in origin:
+                (i, x), result = inputs[0], op.results[0]
+                cls, dims = origin[x.id]
+                factors, made = rule.operands[i], rule.results[0]
+                if rule.elementwise and _longer(result.type.shape, x.type.shape):
+                    # Padded: it is decided in its place.
+                    origin[result.id] = (graph.class_of[result.id], tuple(range(len(made))))
+                elif NONE not in factors and sorted(factors) == sorted(made) and not rule.reads:
+                    origin[result.id] = (cls, tuple(dims[factors.index(f)] for f in made))
             elif rule.contracts and len(inputs) == 2:
-                found += [(op.id, i, origin[v.id]) for i, v in inputs if v.id in origin]
+                for i, v in inputs:
+                    if v.id in origin:
+                        cls, dims = origin[v.id]
+                        places = tuple(zip(dims, rule.operands[i], strict=True))
+                        found.append(Weight(op.id, cls, places))
         return found
-
-    def _dims(self, op: int, operand: int, cls: int) -> list[tuple[int, int]]:
-        """(dim of the class, factor) of each dim of an operand, which may lack leading ones."""
-        factors = self.graph.rules[op].operands[operand]
-        return list(enumerate(factors, len(self.graph.shapes[cls]) - len(factors)))
 
     @functools.cached_property
     def padded(self) -> dict[int, tuple[int, ...]]:
@@ -193,15 +217,38 @@ class Strategist:
 
     def _model_parallel(self, move: ModelParallel, state: State) -> list[Decision]:
         graph, done = self.graph, list[Decision]()
-        weights = self._weights if move.head else self._weights[:-1]
-        for op, operand, cls in weights:
-            node = graph.node_of[op]
+        weights = self._weights
+        if not move.head:  # the last one, wherever it is used (a tied embedding)
+            weights = [w for w in weights[:-1] if w.cls != weights[-1].cls]
+        for w in weights:
+            node = graph.node_of[w.op]
             if node < 0 or any(state.loops[a][node] != NONE for a in move.axes):
                 continue
-            rule = graph.rules[op]
-            for dim, f in self._dims(op, operand, cls):
+            rule = graph.rules[w.op]
+            for dim, f in w.dims:
                 if f >= 0 and not rule.reducers[f]:
-                    decision = TileClass(cls, dim, move.axes)
+                    decision = TileClass(w.cls, dim, move.axes)
+                    if decide(state, decision):
+                        done.append(decision)
+                        break
+        return done
+
+    def _ring_parallel(self, move: RingParallel, state: State) -> list[Decision]:
+        done = list[Decision]()
+        for w in self._weights:
+            node, rule = self.graph.node_of[w.op], self.graph.rules[w.op]
+            if node < 0:
+                continue
+            summed = [d for d, f in w.dims if f >= 0 and rule.reducers[f]]
+            free = [d for d, f in w.dims if f >= 0 and not rule.reducers[f]]
+            for axis, other in (move.axes, move.axes[::-1]):
+                looped = state.loops[axis][node]
+                if looped != NONE:
+                    continue
+                across = state.loops[other][node]
+                first = free if across >= 0 and rule.reducers[across] else summed
+                for dim in first:
+                    decision = TileClass(w.cls, dim, (axis,))
                     if decide(state, decision):
                         done.append(decision)
                         break

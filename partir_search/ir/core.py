@@ -9,7 +9,8 @@ Grammar (what the printer writes; loops come from a `Partition`, see `ir/partiti
     rhs     = prim operands attributes [region ...]
             | "tile" dim axis "(" index ":" "range<" size ">" ")" "{" stmt* yield "}"
             | monoid axis "(" index ":" "range<" size ">" ")" "{" stmt* yield "}"
-            | "ring" axis axis "(" index "," index "," "%t" ":" "steps<" size ">" ")" "{" stmt* yield "}"
+            | "ring" axis axis "(" index "," index "," "%t" ":" "steps<" size ">" ")"
+              "{" stmt* yield "}"                        -- a sum walked in time (ir/ring.py)
     operand = "%" name | literal | "(" "slice" dim operand "[" index "]" ")"
             | "(" "window" dim operand "[" start "," size "]" ")"     -- zeros beyond the ends
     return  = "return" operand*

@@ -67,6 +67,10 @@ class MeshShape:
     def device_sizes(self) -> tuple[int, ...]:
         return self.sizes[: len(self.names) - len(self.diagonals)]
 
+    @property
+    def diagonal_names(self) -> tuple[str, ...]:
+        return self.names[len(self.device_names) :]
+
     def triple(self, axis: int) -> tuple[int, ...]:
         """Two axes and their diagonal, if `axis` is one of them; else ()."""
         return next((t for t in self.triples if axis in t), ())
@@ -142,6 +146,18 @@ class MeshShape:
         """Devices along several axes."""
         return math.prod(self.sizes[a] for a in axes)
 
+    def equal_pairs(self) -> list[str]:
+        """Diagonals that the mesh can have: of axes of equal size, each on one of them."""
+        left, found = list(self.device_names), list[str]()
+        while left:
+            r = left.pop(0)
+            size = self.sizes[self.index(r)]
+            c = next((o for o in left if self.sizes[self.index(o)] == size > 1), None)
+            if c is not None:
+                left.remove(c)
+                found.append(r + DIAGONAL + c)
+        return found
+
     @property
     def user(self) -> MeshShape:
         """The mesh with its parts put together and without diagonals: the user's."""
@@ -149,9 +165,11 @@ class MeshShape:
         return MeshShape(names, tuple(self.size(self.axes(n)) for n in names))
 
     def split(self, parts: Mapping[str, Sequence[int]]) -> MeshShape:
-        """The mesh with some axes split, each into the given sizes, major to minor."""
+        """The mesh with some axes split, each into the given sizes, major to minor; not those that
+        have a diagonal.
+        """
         names, sizes, whole = list[str](), list[int](), list[str]()
-        for name, size in zip(self.names, self.sizes, strict=True):
+        for name, size in zip(self.device_names, self.device_sizes, strict=True):
             pieces = tuple(parts.get(name, (size,)))
             if math.prod(pieces) != size:
                 raise ValueError(f"axis {name!r} of size {size} does not split into {pieces}")
@@ -159,7 +177,8 @@ class MeshShape:
             names += [name] if one else [f"{name}.{i}" for i in range(len(pieces))]
             sizes += pieces
             whole += [name] * len(pieces)
-        return MeshShape(tuple(names), tuple(sizes), tuple(whole))
+        plain = MeshShape(tuple(names), tuple(sizes), tuple(whole))
+        return plain.with_diagonals(self.diagonal_names)
 
     def parts(self) -> dict[str, list[int]]:
         """What `split` was given: the sizes of the parts of each axis that has several."""

@@ -60,9 +60,7 @@ class AxisRows:
     travels: bool = True
 
 
-def axis_rows(
-    index: Index, loops: list[int], tiles: list[int], travels: bool = True
-) -> AxisRows:
+def axis_rows(index: Index, loops: list[int], tiles: list[int], travels: bool = True) -> AxisRows:
     """The rows of one axis. Takes `loops` and `tiles` over and changes them (see `travel`)."""
     travelling = travel(index, loops, tiles) if travels else {}
     pending = np.zeros(len(tiles), dtype=np.bool_)

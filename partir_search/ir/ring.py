@@ -48,7 +48,7 @@ class Ring:
 
     def devices(self) -> list[tuple[int, int]]:
         """Coordinates in the order of joint positions."""
-        return list(itertools.product(range(self.size), repeat=2))
+        return list(itertools.product(range(self.size), range(self.size)))
 
     def pairs(self, held: tuple[int, ...]) -> tuple[Edge, ...]:
         """Who sends its block of an operand to whom from any step to the next; () if it stays."""

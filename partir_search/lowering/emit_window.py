@@ -24,9 +24,7 @@ def fetch(x: Any, detail: Fetch, dim: int, sizes: Mapping[str, int], order: Sequ
     return permute(sent, detail.pairs, sizes, order)
 
 
-def permute(
-    x: Any, pairs: Sequence[Edge], sizes: Mapping[str, int], order: Sequence[str]
-) -> Any:
+def permute(x: Any, pairs: Sequence[Edge], sizes: Mapping[str, int], order: Sequence[str]) -> Any:
     """`lax.ppermute`, which counts positions in the mesh's order, whatever names it is given.
 
     Args:

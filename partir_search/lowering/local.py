@@ -24,26 +24,17 @@ from partir_search.ir.partition import (
     Window,
     active_ops,
 )
-from partir_search.ir.ring import Ring
-from partir_search.lowering.program import Apply, Block, LocalProgram, Move, Slot, Source
+from partir_search.lowering.builder import BlockBuilder
+from partir_search.lowering.program import Apply, Block, LocalProgram, Slot, Source
 from partir_search.lowering.reshard import Step
-from partir_search.lowering.skew import Shuffle, redistribute, straight
-from partir_search.lowering.window import stretched, window_steps
-from partir_search.propagation.rules.control_flow import flows_of
+from partir_search.lowering.skew import straight
+from partir_search.lowering.window import stretched
 
 CODE_BITS = 7  # hold a dim or a factor and whether a sum is pending: up to 62 dims
-REUSE_WINDOW = 64  # ops between two uses of a copy beyond which it is made again
-
-
-@dataclasses.dataclass(slots=True)
-class _Copy:
-    slot: Slot
-    last_use: int
-    backward: bool
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _OpPlan:
+class OpPlan:
     """An op under given loops and resting layouts.
 
     Attributes:
@@ -70,7 +61,7 @@ class LocalCache:
         self.rows: dict[bytes, AxisRows] = {}
         self.slots: dict[tuple[object, ...], Slot] = {}
         self.rests: dict[tuple[int, ...], list[dict[int, Slot]]] = {}
-        self.plans: dict[tuple[int, ...], list[dict[tuple[int, ...], _OpPlan]]] = {}
+        self.plans: dict[tuple[int, ...], list[dict[tuple[int, ...], OpPlan]]] = {}
 
     def slot(self, partition: Partition, value: Value, layout: Layout, pending: Pending) -> Slot:
         key = (value.id, layout, pending)
@@ -101,7 +92,7 @@ def localize(
       sparse: leave out the ops that run where their operands rest, which most do: enough to know
         the program's cost and collectives, and several times faster.
     """
-    return _Localizer(partition, cache or LocalCache(), sparse).program()
+    return Localizer(partition, cache or LocalCache(), sparse).program()
 
 
 def _codes(partition: Partition) -> tuple[list[int], list[int]]:
@@ -116,7 +107,7 @@ def _codes(partition: Partition) -> tuple[list[int], list[int]]:
     return rests.tolist(), loops.tolist()
 
 
-class _Localizer:
+class Localizer:
     def __init__(self, partition: Partition, cache: LocalCache, sparse: bool) -> None:
         self.partition, self.cache = partition, cache
         self.module = partition.module
@@ -156,9 +147,7 @@ class _Localizer:
             for i in self.module.constants
         }
         body = self.module.body
-        args = tuple(
-            self.slot(v, straight(mesh, self.rest(v.id).layout), ()) for v in body.args
-        )
+        args = tuple(self.slot(v, straight(mesh, self.rest(v.id).layout), ()) for v in body.args)
         targets = [straight(mesh, self.layout(r)) for r in body.results]
         for arg, result in self.module.ties:
             targets[result] = args[arg].layout
@@ -171,7 +160,7 @@ class _Localizer:
     def slot(self, value: Value, layout: Layout, pending: Pending) -> Slot:
         return self.cache.slot(self.partition, value, layout, pending)
 
-    def plan(self, op: Op) -> _OpPlan:
+    def plan(self, op: Op) -> OpPlan:
         n, resting = op.id, self.resting
         key = (self.looping[n], *[resting[v] for v in self.around[n]])
         plans = self.plans[n]
@@ -180,7 +169,7 @@ class _Localizer:
             plan = plans[key] = self._plan(op)
         return plan
 
-    def _plan(self, op: Op) -> _OpPlan:
+    def _plan(self, op: Op) -> OpPlan:
         partition = self.partition
         windows = partition.windows(op)
         needs = self._needs(op, windows)
@@ -195,7 +184,7 @@ class _Localizer:
             if isinstance(x, Slot) and (x.layout != layout or i in windows)
         )
         settles = any(out is not self.rest(out.value.id) for out in outs)
-        return _OpPlan(needs, Apply(op, ins, outs), moved, settles, windows)
+        return OpPlan(needs, Apply(op, ins, outs), moved, settles, windows)
 
     def _needs(self, op: Op, windows: Mapping[int, tuple[Window, ...]]) -> tuple[Layout, ...]:
         """Layouts that the operands are needed in. A stretch of what every device holds is taken
@@ -217,14 +206,16 @@ class _Localizer:
         targets: Sequence[Layout],
         constants: Sequence[Slot] = (),
     ) -> Block:
-        builder = _BlockBuilder(self)
+        builder = BlockBuilder(self)
+        left: dict[tuple[int, Layout], Source] = {}
         for constant in constants:
             builder.move(constant, self.rest(constant.value.id).layout, (), None)
         places: Sequence[int] = range(len(region.ops))
         entering = self._entering(region, args)
+        leaving = self._leaving(region, targets)
         if self.active is not None:
             active = np.flatnonzero(self.active[self.index.members[region]]).tolist()
-            places = sorted({*active, *entering})
+            places = sorted({*active, *entering, *leaving})
         for builder.position in places:
             op = region.ops[builder.position]
             for arg in entering.get(builder.position, ()):
@@ -233,9 +224,14 @@ class _Localizer:
                 builder.region_op(op)
             else:
                 builder.op(op)
+            for made, target in leaving.get(builder.position, ()):
+                left[made.id, target] = builder.need(made, target, op)
         builder.position = len(region.ops)
         results = tuple(
-            builder.need(r, target, None) for r, target in zip(region.results, targets, strict=True)
+            builder.need(r, target, None)
+            if isinstance(r, Literal) or (r.id, target) not in left
+            else left[r.id, target]
+            for r, target in zip(region.results, targets, strict=True)
         )
         return Block(region, args, builder.steps, results)
 
@@ -251,150 +247,21 @@ class _Localizer:
                     found.setdefault(at, []).append(left.pop(v.id))
         return found
 
-
-class _BlockBuilder:
-    """One region's instructions, with the copies made so far."""
-
-    def __init__(self, owner: _Localizer) -> None:
-        self.owner = owner
-        self.steps: list[Apply | Move] = []
-        self.copies: dict[tuple[object, ...], _Copy] = {}
-        self.position = 0
-
-    def need(self, operand: Operand, layout: Layout, op: Op | None) -> Source:
-        """The operand in `layout`, pending as it rests; redistributes it if it must."""
-        if isinstance(operand, Literal):
-            return operand
-        rest = self.owner.rest(operand.id)
-        if rest.layout == layout:
-            return rest
-        backward = op.backward if op else True
-        key = (operand.id, layout)
-        copy = self.copies.get(key)
-        if copy and copy.backward == backward and self.position - copy.last_use <= REUSE_WINDOW:
-            copy.last_use = self.position
-            return copy.slot
-        slot = self.move(rest, layout, rest.pending, op, again=copy is not None)
-        self.copies[key] = _Copy(slot, self.position, backward)
-        return slot
-
-    def move(
-        self, slot: Slot, layout: Layout, keep: Pending, op: Op | None, *, again: bool = False
-    ) -> Slot:
-        rest = self.owner.rest(slot.value.id)
-        mesh = self.owner.partition.mesh
-        for step in redistribute(mesh, slot.layout, slot.pending, layout, keep):
-            target = self.owner.slot(slot.value, step.layout, step.pending)
-            self.steps.append(Move(step, slot, target, op, again, target is rest))
-            slot = target
-        return slot
-
-    def window(self, source: Source, windows: tuple[Window, ...], op: Op) -> Source:
-        """The stretches of `source` that the op reads."""
-        if isinstance(source, Literal):
-            return source
-        key = (source.value.id, source.layout, windows)
-        copy = self.copies.get(key)
-        if copy and copy.backward == op.backward and self.position - copy.last_use <= REUSE_WINDOW:
-            copy.last_use = self.position
-            return copy.slot
-        slot = source
-        for w in windows:
-            extent, tiled = slot.value.type.shape[w.dim], bool(slot.layout[w.dim])
-            blocks: list[Slot] = []
-            for step in window_steps(w, extent, tiled, slot.layout, slot.pending):
-                if step.kind == "collective_permute":
-                    blocks.append(self.fetch(slot, step, op))
-                    continue
-                target = self.owner.cache.stretched(slot, step)
-                self.steps.append(Move(step, slot, target, op, blocks=tuple(blocks)))
-                slot = target
-        self.copies[key] = _Copy(slot, self.position, op.backward)
-        return slot
-
-    def fetch(self, slot: Slot, step: Step, op: Op) -> Slot:
-        """A neighbour's block: so small that it is kept for all uses, also in the backward pass."""
-        key = (slot.id, step)
-        if key not in self.copies:
-            target = self.owner.cache.stretched(slot, step)
-            self.steps.append(Move(step, slot, target, op))
-            self.copies[key] = _Copy(target, self.position, op.backward)
-        return self.copies[key].slot
-
-    def settle(self, outs: Sequence[Slot], op: Op) -> None:
-        """Brings fresh results to the layouts in which they rest."""
-        for made in outs:
-            rest = self.owner.rest(made.value.id)
-            if made is not rest:
-                self.move(made, rest.layout, rest.pending, op)
-
-    def op(self, op: Op) -> None:
-        plan = self.owner.plan(op)
-        apply = plan.apply
-        if plan.moved:
-            ins = list(apply.ins)
-            for i in plan.moved:
-                ins[i] = self.need(op.operands[i], plan.needs[i], op)
-                if i in plan.windows:
-                    ins[i] = self.window(ins[i], plan.windows[i], op)
-            apply = Apply(op, tuple(ins), apply.outs)
-        if ring := self.owner.partition.ring(op):
-            self.turns(apply, ring)
-        else:
-            self.steps.append(apply)
-        if plan.settles:
-            self.settle(apply.outs, op)
-
-    def turns(self, apply: Apply, ring: Ring) -> None:
-        """One product per slice of the sum that is walked; what moves on meanwhile is sent before
-        it, to be there after it.
+    def _leaving(
+        self, region: Region, targets: Sequence[Layout]
+    ) -> dict[int, list[tuple[Value, Layout]]]:
+        """Results that leave on other axes than they rest on, by position of the op that makes
+        them: nothing is gained by waiting.
         """
-        op, ins = apply.op, list(apply.ins)
-        rule = self.owner.partition.rules[op.id]
-        pairs = {i: ring.pairs(ring.held(rule, dims)) for i, dims in enumerate(rule.operands)}
-        for turn in range(ring.size):
-            now = tuple(ins)
-            for i, slot in enumerate(now):
-                if turn + 1 < ring.size and pairs[i] and isinstance(slot, Slot):
-                    step = Step(
-                        "collective_permute",
-                        ring.axes[:2],
-                        0,
-                        -1,
-                        "",
-                        slot.layout,
-                        slot.pending,
-                        Shuffle(pairs[i]),
-                    )
-                    ins[i] = self.owner.cache.stretched(slot, step)
-                    self.steps.append(Move(step, slot, ins[i], op, turn=turn + 1))
-            self.steps.append(Apply(op, now, apply.outs, turn=turn, turns=ring.size))
-
-    def region_op(self, op: Op) -> None:
-        owner, flows = self.owner, flows_of(op)
-        whole = [((),) * len(x.type.shape) for x in op.operands]  # a predicate stays whole
-        needs: list[Layout] = list(whole)
-        for i, r, j, lead in flows.enters:
-            needs[i] = ((),) * lead + owner.layout(op.regions[r].args[j])
-        ins = tuple(self.need(x, layout, op) for x, layout in zip(op.operands, needs, strict=True))
-        targets: list[list[Layout]] = [
-            [owner.layout(x) for x in region.results] for region in op.regions
-        ]
-        made: list[Layout] = [owner.layout(r) for r in op.results]
-        for r, i, out, lead in flows.leaves:
-            layout = owner.layout(op.results[out])
-            targets[r][i] = layout[lead:]
-            made[out] = ((),) * lead + layout[lead:]
-        for r, i, to, j in flows.carries:
-            targets[r][i] = owner.layout(op.regions[to].args[j])
-        for r, j, out in flows.finals:
-            made[out] = owner.layout(op.regions[r].args[j])
-        blocks = tuple(
-            owner.block(region, tuple(owner.rest(a.id) for a in region.args), targets[r])
-            for r, region in enumerate(op.regions)
-        )
-        outs = tuple(
-            owner.slot(result, layout, ()) for result, layout in zip(op.results, made, strict=True)
-        )
-        self.steps.append(Apply(op, ins, outs, blocks))
-        self.settle(outs, op)
+        mesh, found = self.partition.mesh, dict[int, list[tuple[Value, Layout]]]()
+        if not mesh.diagonals:
+            return found
+        skewed: dict[int, Layout] = {}
+        for r, target in zip(region.results, targets, strict=True):
+            if isinstance(r, Value) and straight(mesh, self.layout(r)) != self.layout(r):
+                skewed[r.id] = target
+        for at, op in enumerate(region.ops):
+            for r in op.results:
+                if r.id in skewed and skewed[r.id] != self.layout(r):
+                    found.setdefault(at, []).append((r, skewed[r.id]))
+        return found

@@ -122,9 +122,7 @@ def _by_way_of(
         yield tuple(steps)
 
 
-def _permute(
-    triple: Triple, source: Layout, target: Layout, pending: Pending
-) -> Step:
+def _permute(triple: Triple, source: Layout, target: Layout, pending: Pending) -> Step:
     """The same blocks in other places. What is pending on one of the axes stays so: partial
     results that belong together still do.
     """
@@ -136,7 +134,7 @@ def _permute(
         other = next(w for w in (*held, 0, 1, 2) if w not in taken)
         names.append((other, other))
     n = triple[3]
-    devices = list(itertools.product(range(n), repeat=2))
+    devices = list(itertools.product(range(n), range(n)))
 
     def block(which: int, device: tuple[int, int]) -> int:
         (a, b), (r, c) = COORDINATES[which], device
@@ -144,6 +142,4 @@ def _permute(
 
     holder = {tuple(block(s, d) for s, _ in names): i for i, d in enumerate(devices)}
     pairs = tuple((holder[tuple(block(t, d) for _, t in names)], i) for i, d in enumerate(devices))
-    return Step(
-        "collective_permute", triple[:2], 0, -1, "", target, pending, Shuffle(pairs)
-    )
+    return Step("collective_permute", triple[:2], 0, -1, "", target, pending, Shuffle(pairs))

@@ -11,11 +11,13 @@ from collections.abc import Callable, Hashable, Sequence
 
 from partir_search.cost.simulator import Cost, CostModel
 from partir_search.experts.moves import (
+    Axes,
     DataParallel,
     Decision,
     EdgeParallel,
     ExpertParallel,
     ModelParallel,
+    RingParallel,
     SequenceParallel,
     StrategyMove,
     TileClass,
@@ -73,18 +75,23 @@ class PlanningGame:
         }
         interior = sorted(size, key=lambda c: (-size[c], c))[:INTERIOR]
         moves: list[StrategyMove] = []
+        moves += [RingParallel((b, d)) for r, c, d in self.mesh.triples for b in (c, r)]
         for axes in self._runs():
+            if axes[0] >= len(self.mesh.device_names):
+                moves += self._tilings(axes, (*arguments, *interior))
+                continue
             moves += [DataParallel(axes), ModelParallel(axes, True), ModelParallel(axes, False)]
             moves += [SequenceParallel(axes), Zero(axes, 2), Zero(axes, 3)]
             moves += [EdgeParallel(axes)] if self.strategist.edges else []
             moves += [ExpertParallel(axes)] if self.strategist.experts else []
-            for cls in (*arguments, *interior):
-                moves += [
-                    TileClass(cls, d, axes)
-                    for d, n in enumerate(shapes[cls])
-                    if n % self.mesh.size(axes) == 0
-                ]
+            moves += self._tilings(axes, (*arguments, *interior))
         return moves
+
+    def _tilings(self, axes: Axes, classes: Sequence[int]) -> list[StrategyMove]:
+        shapes, size = self.graph.shapes, self.mesh.size(axes)
+        return [
+            TileClass(c, d, axes) for c in classes for d, n in enumerate(shapes[c]) if n % size == 0
+        ]
 
     def _runs(self) -> list[tuple[int, ...]]:
         """What one move may use: a whole axis, or neighbouring parts of a split one."""

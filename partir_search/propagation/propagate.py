@@ -8,7 +8,6 @@ arXiv 2401.11202). Nothing is decided by cost here.
 
 from __future__ import annotations
 
-import dataclasses
 from array import array
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -20,25 +19,9 @@ from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import AxisRows, Partition, axis_rows
 from partir_search.ir.rule import KEPT, NONE
 from partir_search.propagation.actions import IllegalAction
+from partir_search.propagation.causes import Cause, Conflict
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.spread import Bytes, Ints, Spread, Spreads
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Cause:
-    """Who tiled a class on an axis: an action (`node` is None) or propagation through a node."""
-
-    step: int
-    node: int | None
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Conflict:
-    """A node whose values point at several factors on one axis."""
-
-    node: int
-    axis: int
-    candidates: tuple[tuple[int, int], ...]  # (factor, class that asks for it)
 
 
 class State:
@@ -131,8 +114,10 @@ class State:
         node = self.graph.nodes[n]
         rule = self.graph.rules[node.op]
         looped = tuple(factor if a == axis else self.loops[a][n] for a in triple)
-        if looped[2] >= 0 and (rule.reads or rule.manual):
-            return False
+        if looped[2] >= 0:  # neighbours along an axis have other blocks along the diagonal
+            read = {rule.operands[r.operand][r.dim] for r in rule.reads}
+            if rule.manual or not read.isdisjoint(looped):
+                return False
         return min(looped) < 0 or node.walks(rule, looped)
 
     # Actions -----------------------------------------------------------------------------------

@@ -1,0 +1,134 @@
+"""One walk over a device-local program: exposed communication and temporary copies."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from partir_search.cost.permutes import Sent, permute_seconds
+from partir_search.cost.traffic import Floats
+from partir_search.ir.core import Op
+from partir_search.ir.partition import Partition
+from partir_search.lowering.program import Apply, Block, Move, Slot
+from partir_search.lowering.reshard import COLLECTIVES
+from partir_search.lowering.skew import Shuffle
+from partir_search.propagation.rules.control_flow import flows_of
+
+if TYPE_CHECKING:
+    from partir_search.cost.simulator import CostModel
+
+
+class Walk:
+    """What a walk adds up."""
+
+    def __init__(
+        self, model: CostModel, partition: Partition, nbytes: Floats, by_op: Floats
+    ) -> None:
+        self.model, self.mesh, self.nbytes, self.by_op = model, partition.mesh, nbytes, by_op
+        self.index = partition.index
+        self.exposed = 0.0
+        self.passing: list[Sent] = []  # what moves on while a ring's turn works
+        self.copied = 0.0  # bytes written and read again because a copy is larger than its source
+        self.by_axis: dict[str, float] = {}
+        self.by_kind: dict[str, float] = {}
+
+    def block(self, block: Block, times: float) -> Floats:
+        """Adds up a block, sparse or not; returns extra live bytes by op position."""
+        members, position = self.index.members[block.region], self.index.position
+        extra = np.zeros(len(members) + 2)  # the last two: at the results, and before all ops
+        spent = np.concatenate(([0.0], np.cumsum(self.by_op[members]))).tolist()
+        born: dict[int, int] = {}
+        held: dict[int, float] = {}
+        available = {s.id for s in block.args}
+        slack = 0.0
+        at = seen = 0  # the next op's position, and up to where compute was added to the slack
+        done: Op | None = None
+        for item in block.steps:
+            if item.op is None:
+                at = 0 if item.source.value.id in self.model.module.constants else len(members)
+            elif item.op is not done:
+                at = int(position[item.op.id])
+            slack += spent[at] - spent[seen]
+            seen = at
+            if isinstance(item, Move) and item.turn and item.op:
+                self.pass_on(item, times * item.op.count)
+                # No more than two copies are there at once: one in use, one on its way.
+                extra[at] += item.target.nbytes * self.model.width(item) * (item.turn <= 2)
+                continue
+            if isinstance(item, Move):
+                count = times * (item.op.count if item.op else 1)
+                if item.rests and isinstance(item.step.detail, Shuffle):  # an argument: beside it
+                    last = self.model.last_use.get(item.target.value.id, at)
+                    extra[at : last + 1] += item.target.nbytes
+                slack = self.move(item, count, slack, item.source.id in available)
+                for piece in item.blocks:
+                    extra[born[piece.id] + 1 : at + 1] += held[piece.id]
+                    born[piece.id] = at
+                if item.rests or item.step.kind == "reduce_scatter":
+                    if item.target.nbytes != item.source.nbytes:
+                        extra[at - 1] += item.source.nbytes  # beside the value at rest
+                elif item.target.nbytes > item.source.nbytes or item.step.detail is not None:
+                    held[item.target.id] = item.target.nbytes * self.model.width(item)
+                    born[item.target.id] = at
+                    extra[at] += held[item.target.id]
+                continue
+            for source in item.ins:
+                if isinstance(source, Slot) and source.id in born:
+                    extra[born[source.id] + 1 : at + 1] += held[source.id]
+                    born[source.id] = at
+            if item.turns > 1:
+                product = float(self.by_op[item.op.id]) / item.turns
+                taken = permute_seconds(self.passing, self.mesh, self.model.machine)
+                self.exposed += max(0.0, taken - product) * times * item.op.count
+                self.passing = []
+                if item.turn + 1 < item.turns:
+                    continue
+            if item.blocks:
+                extra[at] += self.regions(item, times)
+            elif item.op.id in self.model.manual:
+                for own in self.model.manual[item.op.id]:
+                    seconds, sent, name = self.model.own_seconds(own, self.mesh)
+                    self.add(own.kind, name, sent, times * own.times * item.op.count)
+                    self.exposed += seconds * times * own.times * item.op.count
+            done = item.op
+            at += 1
+        return extra
+
+    def regions(self, item: Apply, times: float) -> float:
+        """Peak bytes inside an op's regions."""
+        peak = 0.0
+        parts = self.model.inner_curves[item.op.id]
+        trips = flows_of(item.op).trips
+        for block, (_, curve), n in zip(item.blocks, parts, trips, strict=True):
+            extra = self.block(block, times * n)
+            live = curve.bytes_at(self.nbytes)
+            live += extra[: len(live)]
+            peak = max(peak, float(live.max()) if len(live) else 0.0)
+        return peak
+
+    def add(self, kind: str, axes: str, sent: float, times: float) -> None:
+        self.by_axis[axes] = self.by_axis.get(axes, 0.0) + sent * times
+        self.by_kind[kind] = self.by_kind.get(kind, 0.0) + sent * times
+
+    def pass_on(self, move: Move, times: float) -> None:
+        """A block that moves on during a turn of a ring."""
+        payload = move.payload_bytes * self.model.width(move)
+        _, sent, name = self.model.transfer(move.step, payload, self.mesh)
+        self.add(move.step.kind, name, sent, times)
+        self.passing.append((move.step.detail.pairs, move.step.axes, payload))
+
+    def move(self, move: Move, times: float, slack: float, argument: bool) -> float:
+        step, model = move.step, self.model
+        width = model.width(move)
+        if move.target.nbytes > move.source.nbytes or step.kind == "window":
+            self.copied += 2.0 * move.target.nbytes * width * times
+        if step.kind not in COLLECTIVES:
+            return slack
+        seconds, sent, name = model.transfer(step, move.payload_bytes * width, self.mesh)
+        self.add(step.kind, name, sent, times)
+        if argument and step.kind == "all_gather" and model.machine.prefetches:
+            self.exposed += max(0.0, seconds - slack) * times
+            return max(0.0, slack - seconds)
+        self.exposed += seconds * times
+        return slack

@@ -1,0 +1,176 @@
+"""Builds one region's instructions: redistributions, windows, rings and the ops themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from partir_search.ir.core import Literal, Op, Operand
+from partir_search.ir.partition import Layout, Pending, Window
+from partir_search.ir.ring import Ring
+from partir_search.lowering.program import Apply, Move, Slot, Source
+from partir_search.lowering.reshard import Step
+from partir_search.lowering.skew import Shuffle, redistribute
+from partir_search.lowering.window import window_steps
+from partir_search.propagation.rules.control_flow import flows_of
+
+if TYPE_CHECKING:
+    from partir_search.lowering.local import Localizer
+
+REUSE_WINDOW = 64  # ops between two uses of a copy beyond which it is made again
+
+
+@dataclasses.dataclass(slots=True)
+class _Copy:
+    slot: Slot
+    last_use: int
+    backward: bool
+
+
+class BlockBuilder:
+    """One region's instructions, with the copies made so far."""
+
+    def __init__(self, owner: Localizer) -> None:
+        self.owner = owner
+        self.steps: list[Apply | Move] = []
+        self.copies: dict[tuple[object, ...], _Copy] = {}
+        self.position = 0
+
+    def need(self, operand: Operand, layout: Layout, op: Op | None) -> Source:
+        """The operand in `layout`, pending as it rests; redistributes it if it must."""
+        if isinstance(operand, Literal):
+            return operand
+        rest = self.owner.rest(operand.id)
+        if rest.layout == layout:
+            return rest
+        backward = op.backward if op else True
+        key = (operand.id, layout)
+        copy = self.copies.get(key)
+        if copy and copy.backward == backward and self.position - copy.last_use <= REUSE_WINDOW:
+            copy.last_use = self.position
+            return copy.slot
+        slot = self.move(rest, layout, rest.pending, op, again=copy is not None)
+        self.copies[key] = _Copy(slot, self.position, backward)
+        return slot
+
+    def move(
+        self, slot: Slot, layout: Layout, keep: Pending, op: Op | None, *, again: bool = False
+    ) -> Slot:
+        rest = self.owner.rest(slot.value.id)
+        mesh = self.owner.partition.mesh
+        for step in redistribute(mesh, slot.layout, slot.pending, layout, keep):
+            target = self.owner.slot(slot.value, step.layout, step.pending)
+            self.steps.append(Move(step, slot, target, op, again, target is rest))
+            slot = target
+        return slot
+
+    def window(self, source: Source, windows: tuple[Window, ...], op: Op) -> Source:
+        """The stretches of `source` that the op reads."""
+        if isinstance(source, Literal):
+            return source
+        key = (source.value.id, source.layout, windows)
+        copy = self.copies.get(key)
+        if copy and copy.backward == op.backward and self.position - copy.last_use <= REUSE_WINDOW:
+            copy.last_use = self.position
+            return copy.slot
+        slot = source
+        for w in windows:
+            extent, tiled = slot.value.type.shape[w.dim], bool(slot.layout[w.dim])
+            blocks: list[Slot] = []
+            for step in window_steps(w, extent, tiled, slot.layout, slot.pending):
+                if step.kind == "collective_permute":
+                    blocks.append(self.fetch(slot, step, op))
+                    continue
+                target = self.owner.cache.stretched(slot, step)
+                self.steps.append(Move(step, slot, target, op, blocks=tuple(blocks)))
+                slot = target
+        self.copies[key] = _Copy(slot, self.position, op.backward)
+        return slot
+
+    def fetch(self, slot: Slot, step: Step, op: Op) -> Slot:
+        """A neighbour's block: so small that it is kept for all uses, also in the backward pass."""
+        key = (slot.id, step)
+        if key not in self.copies:
+            target = self.owner.cache.stretched(slot, step)
+            self.steps.append(Move(step, slot, target, op))
+            self.copies[key] = _Copy(target, self.position, op.backward)
+        return self.copies[key].slot
+
+    def settle(self, outs: Sequence[Slot], op: Op) -> None:
+        """Brings fresh results to the layouts in which they rest."""
+        for made in outs:
+            rest = self.owner.rest(made.value.id)
+            if made is not rest:
+                self.move(made, rest.layout, rest.pending, op)
+
+    def op(self, op: Op) -> None:
+        plan = self.owner.plan(op)
+        apply = plan.apply
+        if plan.moved:
+            ins = list(apply.ins)
+            for i in plan.moved:
+                ins[i] = self.need(op.operands[i], plan.needs[i], op)
+                if i in plan.windows:
+                    ins[i] = self.window(ins[i], plan.windows[i], op)
+            apply = Apply(op, tuple(ins), apply.outs)
+        if ring := self.owner.partition.ring(op):
+            self.turns(apply, ring)
+        else:
+            self.steps.append(apply)
+        if plan.settles:
+            self.settle(apply.outs, op)
+
+    def turns(self, apply: Apply, ring: Ring) -> None:
+        """One product per slice of the sum that is walked; what moves on meanwhile is sent before
+        it, to be there after it.
+        """
+        op, ins = apply.op, list(apply.ins)
+        rule = self.owner.partition.rules[op.id]
+        pairs = {i: ring.pairs(ring.held(rule, dims)) for i, dims in enumerate(rule.operands)}
+        for turn in range(ring.size):
+            now = tuple(ins)
+            for i, slot in enumerate(now):
+                if turn + 1 < ring.size and pairs[i] and isinstance(slot, Slot):
+                    step = Step(
+                        "collective_permute",
+                        ring.axes[:2],
+                        0,
+                        -1,
+                        "",
+                        slot.layout,
+                        slot.pending,
+                        Shuffle(pairs[i]),
+                    )
+                    moved = ins[i] = self.owner.cache.stretched(slot, step)
+                    self.steps.append(Move(step, slot, moved, op, turn=turn + 1))
+            self.steps.append(Apply(op, now, apply.outs, turn=turn, turns=ring.size))
+
+    def region_op(self, op: Op) -> None:
+        owner, flows = self.owner, flows_of(op)
+        whole = [((),) * len(x.type.shape) for x in op.operands]  # a predicate stays whole
+        needs: list[Layout] = list(whole)
+        for i, r, j, lead in flows.enters:
+            needs[i] = ((),) * lead + owner.layout(op.regions[r].args[j])
+        ins = tuple(self.need(x, layout, op) for x, layout in zip(op.operands, needs, strict=True))
+        targets: list[list[Layout]] = [
+            [owner.layout(x) for x in region.results] for region in op.regions
+        ]
+        made: list[Layout] = [owner.layout(r) for r in op.results]
+        for r, i, out, lead in flows.leaves:
+            layout = owner.layout(op.results[out])
+            targets[r][i] = layout[lead:]
+            made[out] = ((),) * lead + layout[lead:]
+        for r, i, to, j in flows.carries:
+            targets[r][i] = owner.layout(op.regions[to].args[j])
+        for r, j, out in flows.finals:
+            made[out] = owner.layout(op.regions[r].args[j])
+        blocks = tuple(
+            owner.block(region, tuple(owner.rest(a.id) for a in region.args), targets[r])
+            for r, region in enumerate(op.regions)
+        )
+        outs = tuple(
+            owner.slot(result, layout, ()) for result, layout in zip(op.results, made, strict=True)
+        )
+        self.steps.append(Apply(op, ins, outs, blocks))
+        self.settle(outs, op)
