@@ -175,8 +175,8 @@ def calibrate(mesh: Any) -> tuple[ps.Machine, list[Sample]]:
 def main(argv: list[str]) -> None:
     del argv
     shape = ps.MeshShape.parse(FLAGS.mesh)
-    types = (AxisType.Auto,) * len(shape.names)
-    mesh = jax.make_mesh(shape.sizes, shape.names, axis_types=types)
+    types = (AxisType.Auto,) * len(shape.device_names)
+    mesh = jax.make_mesh(shape.device_sizes, shape.device_names, axis_types=types)
     machine, samples = calibrate(mesh)
     console = Console(
         width=min(110, os.get_terminal_size().columns) if sys.stdout.isatty() else 110

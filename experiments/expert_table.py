@@ -50,7 +50,7 @@ def row(name: str, machine: str, mesh: str, pressure: str) -> dict[str, Any]:
     entry = MODELS[name]
     batch = max(1, int(PER_DEVICE[name][pressure == "high"] * shape.devices))
     step = ps.auto_partition(
-        AbstractMesh(shape.sizes, shape.names),
+        AbstractMesh(shape.device_sizes, shape.device_names),
         machine=machine,
         episodes=FLAGS.episodes,
         seed=FLAGS.seed,

@@ -125,8 +125,10 @@ class Target:
                 f"mesh<{shape}> has {shape.devices} devices, {self} has {len(devices)}: verify on"
                 " a slice of the mesh's size"
             )
-        types = (AxisType.Auto,) * len(shape.names)
-        return jax.make_mesh(shape.sizes, shape.names, axis_types=types, devices=devices)
+        types = (AxisType.Auto,) * len(shape.device_names)
+        return jax.make_mesh(
+            shape.device_sizes, shape.device_names, axis_types=types, devices=devices
+        )
 
     def __str__(self) -> str:
         return f"{self.name}:{self.topology}"

@@ -1,4 +1,4 @@
-"""8 CPU devices, warnings as errors, goldens. The environment is set before jax starts."""
+"""16 CPU devices, warnings as errors, goldens. The environment is set before jax starts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 
 os.environ["XLA_FLAGS"] = (
-    "--xla_force_host_platform_device_count=8"
+    "--xla_force_host_platform_device_count=16"
     " --xla_cpu_collective_call_terminate_timeout_seconds=300"
     # Tests compile much and run little: half the compile time.
     " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
@@ -47,5 +47,5 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str], None]:
 
 @pytest.fixture(scope="session")
 def mesh() -> jax.sharding.Mesh:
-    """batch:2, model:4 over the 8 virtual devices."""
-    return jax.make_mesh((2, 4), ("batch", "model"))
+    """batch:2, model:4 over 8 of the virtual devices."""
+    return jax.make_mesh((2, 4), ("batch", "model"), devices=jax.devices()[:8])

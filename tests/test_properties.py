@@ -34,6 +34,8 @@ MESHES = (
     MeshShape(("x",), (3,)),
     MeshShape(("x", "y"), (3, 2)),
     MeshShape(("x", "y"), (2, 3)),
+    MeshShape(("x", "y"), (2, 2)).with_diagonals(["x~y"]),
+    MeshShape(("x", "y", "z"), (2, 2, 2)).with_diagonals(["x~z"]),
 )
 
 

@@ -41,7 +41,7 @@ def run_local(ctx: LocalContext, rule: OpRule, op: Op, args: Sequence[Any]) -> S
 
 def widened(op: Op) -> Op:
     """A product that makes 32-bit partial results, if its own are narrower."""
-    wanted = op.params.get("preferred_element_type", op.results[0].type.dtype)
+    wanted = op.params.get("preferred_element_type") or op.results[0].type.dtype
     if not jnp.issubdtype(wanted, jnp.floating) or jnp.finfo(wanted).bits >= 32:
         return op
     return dataclasses.replace(op, params={**op.params, "preferred_element_type": WIDE})

@@ -23,7 +23,14 @@ from partir_search.ir.local_form import run_local, widened
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import Partition
 from partir_search.lowering.emit_window import fetch, permute, stretch
-from partir_search.lowering.program import Apply, Block, LocalProgram, Move, Slot, Source
+from partir_search.lowering.program import (
+    Apply,
+    Block,
+    LocalProgram,
+    Move,
+    Slot,
+    Source,
+)
 from partir_search.lowering.reshard import Step
 from partir_search.lowering.skew import Shuffle
 from partir_search.propagation.rules.control_flow import EMITTERS
@@ -129,6 +136,8 @@ def _run_block(
             outs = _apply(partition, item, read, env, tokens, tiles_first)
             for slot, out in zip(item.outs, outs, strict=True):
                 env[slot.id] = out
+            if item.turn + 1 < item.turns:
+                _end_turn(block, i, item, env)
             if not item.blocks and not any(
                 isinstance(x, Slot) and x.value.type.shape for x in item.ins
             ):
@@ -172,6 +181,18 @@ def _turn(
     if item.turn + 1 == item.turns:
         outs = [x.astype(s.value.type.dtype) for s, x in zip(item.outs, outs, strict=True)]
     return outs
+
+
+def _end_turn(block: Block, at: int, item: Apply, env: dict[int, Any]) -> None:
+    """Ties what has moved on to the turn's result: the next turn starts after this one, with one
+    product between a permute's start and its end, and no more than two copies of an operand.
+    """
+    later = (block.steps[i] for i in range(at + 1, len(block.steps)))
+    following = next(x for x in later if isinstance(x, Apply))
+    moved = [s for s in following.ins if isinstance(s, Slot) and s not in item.ins]
+    slots = [*item.outs, *moved]
+    for slot, x in zip(slots, lax.optimization_barrier([env[s.id] for s in slots]), strict=True):
+        env[slot.id] = x
 
 
 def _fence(

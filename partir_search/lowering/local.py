@@ -207,15 +207,15 @@ class Localizer:
         constants: Sequence[Slot] = (),
     ) -> Block:
         builder = BlockBuilder(self)
-        left: dict[tuple[int, Layout], Source] = {}
+        left: dict[tuple[int, Layout], Source] = {(s.value.id, s.layout): s for s in args}
         for constant in constants:
             builder.move(constant, self.rest(constant.value.id).layout, (), None)
         places: Sequence[int] = range(len(region.ops))
-        entering = self._entering(region, args)
+        entering = self._entering(region, args, targets)
         leaving = self._leaving(region, targets)
         if self.active is not None:
             active = np.flatnonzero(self.active[self.index.members[region]]).tolist()
-            places = sorted({*active, *entering, *leaving})
+            places = sorted({*active, *entering, *leaving} - {len(region.ops)})
         for builder.position in places:
             op = region.ops[builder.position]
             for arg in entering.get(builder.position, ()):
@@ -227,6 +227,8 @@ class Localizer:
             for made, target in leaving.get(builder.position, ()):
                 left[made.id, target] = builder.need(made, target, op)
         builder.position = len(region.ops)
+        for arg in entering.get(builder.position, ()):
+            builder.move(arg, self.rest(arg.value.id).layout, (), None)
         results = tuple(
             builder.need(r, target, None)
             if isinstance(r, Literal) or (r.id, target) not in left
@@ -235,9 +237,11 @@ class Localizer:
         )
         return Block(region, args, builder.steps, results)
 
-    def _entering(self, region: Region, args: Sequence[Slot]) -> dict[int, list[Slot]]:
+    def _entering(
+        self, region: Region, args: Sequence[Slot], targets: Sequence[Layout]
+    ) -> dict[int, list[Slot]]:
         """Arguments that come otherwise than they rest, by position of the op that uses them
-        first.
+        first; last those that are only returned.
         """
         left = {s.value.id: s for s in args if s is not self.rest(s.value.id)}
         found: dict[int, list[Slot]] = {}
@@ -245,6 +249,11 @@ class Localizer:
             for _, v in op.inputs():
                 if v.id in left:
                     found.setdefault(at, []).append(left.pop(v.id))
+        found[len(region.ops)] = [
+            left[r.id]
+            for r, target in zip(region.results, targets, strict=True)
+            if isinstance(r, Value) and r.id in left and left[r.id].layout != target
+        ]
         return found
 
     def _leaving(

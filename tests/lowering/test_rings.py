@@ -1,0 +1,361 @@
+"""Rings: tables and permutes against PrimePar's formulas, redistribution on diagonals, and train
+steps that run them.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import NamedSharding
+
+import partir_search as ps
+from models import training
+from models.catalog import MODELS
+from partir_search.ir.mesh import MeshShape
+from partir_search.ir.partition import Layout
+from partir_search.ir.printer import print_partition
+from partir_search.ir.ring import Ring
+from partir_search.ir.verify import InvalidIR, verify_partition
+from partir_search.lowering.emit import run_step
+from partir_search.lowering.local import localize
+from partir_search.lowering.program import Apply
+from partir_search.lowering.reshard import Step
+from partir_search.lowering.shard import argument_specs, partition_spec, sharded
+from partir_search.lowering.skew import redistribute, straight
+from partir_search.propagation.actions import IllegalAction
+from partir_search.propagation.propagate import State
+from partir_search.propagation.rules.registry import RuleTable
+from tests.support import (
+    assert_same,
+    check_partition,
+    device_mesh,
+    floats_of,
+    module_of,
+    state_of,
+    tile_arg,
+)
+
+
+def square(n: int) -> MeshShape:
+    return MeshShape(("r", "c"), (n, n)).with_diagonals(["r~c"])
+
+
+# Tables ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5])
+def test_table(n: int) -> None:
+    """PrimePar's forward phase (I from the right, W from below), and its dual."""
+    module = module_of(jnp.matmul, *floats_of((n, n), (n, n)))
+    rule = RuleTable()(module.ops[0])
+    m, k, summed = 0, 1, 2
+
+    def sources(ring: Ring, operand: int) -> set[tuple[int, int]]:
+        """Where, from a device, lies what it is sent."""
+        assert ring.faults(rule) == []
+        at = ring.devices()
+        pairs = ring.pairs(ring.held(rule, rule.operands[operand]))
+        return {((at[s][0] - at[t][0]) % n, (at[s][1] - at[t][1]) % n) for s, t in pairs if n > 1}
+
+    away = {(0, 1)} if n > 1 else set()
+    below = {(1, 0)} if n > 1 else set()
+    skewed = Ring((0, 1, 2), n, (m, k, summed), 2)  # I (r, r+c+t), W (r+c+t, c), O (r, c)
+    assert (sources(skewed, 0), sources(skewed, 1)) == (away, below)
+    dual = Ring((0, 1, 2), n, (m, summed, k), 1)  # I (r, c+t), W (c+t, r+c), O (r, r+c)
+    aslant = {((-1) % n, 1 % n)} if n > 1 else set()
+    assert (sources(dual, 0), sources(dual, 1)) == (away, aslant)
+
+
+def test_wrong_tables_are_found() -> None:
+    module = module_of(jnp.matmul, *floats_of((4, 4), (4, 4)))
+    rule = RuleTable()(module.ops[0])
+    assert any("result" in f for f in Ring((0, 1, 2), 2, (0, 1, 2), 0).faults(rule))
+    assert any("replicated" in f for f in Ring((0, 1, 2), 2, (0, 0, 2), 2).faults(rule))
+    mesh = square(2)
+    state = state_of(module, mesh)
+    for arg, dim, axis in ((0, 0, "r"), (0, 1, "c"), (1, 1, "r~c")):
+        tile_arg(state, arg, dim, axis)
+    partition = state.partition()
+    verify_partition(partition)
+    partition.axes[2].tiles[module.body.args[0].id] = 0
+    with pytest.raises(InvalidIR, match="two axes and their diagonal"):
+        verify_partition(partition)
+
+
+# Redistribution --------------------------------------------------------------------------------
+
+
+def layouts(axes: Sequence[int], rank: int) -> list[Layout]:
+    """All that tile by at most two of the first two axes and the last, their diagonal."""
+    found = []
+    for dims in itertools.product(range(-1, rank), repeat=len(axes)):
+        held = [a for a, d in zip(axes, dims, strict=True) if d >= 0]
+        if len({0, 1, axes[-1]} & set(held)) == 3:
+            continue
+        for order in itertools.permutations(range(len(axes))):
+            layout = tuple(tuple(axes[i] for i in order if dims[i] == d) for d in range(rank))
+            found.append(layout)
+    return list(dict.fromkeys(found))
+
+
+@pytest.mark.devices
+@pytest.mark.parametrize("sizes", [(2, 2, 2), (3, 3)], ids=str)
+def test_redistribution_moves_every_block(sizes: tuple[int, ...]) -> None:
+    """Any layout to any other, by what devices hold afterwards; nothing along a diagonal."""
+    shape = MeshShape(("r", "c", "s")[: len(sizes)], sizes).with_diagonals(["r~c"])
+    every = layouts(range(len(shape.names)), 2)
+    rng = random.Random(0)
+    side = sizes[0] ** 3
+    x = jnp.arange(float(side**2)).reshape(side, side)
+    kinds = set()
+    for _ in range(12):
+        way = rng.sample(every, 4)
+        way = [straight(shape, way[0]), *way, straight(shape, way[-1])]
+        steps = [step for a, b in itertools.pairwise(way) for step in redistribute(shape, a, (), b)]
+        kinds.update(s.kind for s in steps)
+        for step in steps:
+            if step.kind not in ("slice", "collective_permute"):
+                assert max(step.axes) < len(shape.device_names)
+        moved = jax.shard_map(
+            functools.partial(_run, shape, steps),
+            mesh=device_mesh(shape),
+            in_specs=partition_spec(shape, way[0]),
+            out_specs=partition_spec(shape, way[-1]),
+            check_vma=False,
+        )
+        placed = NamedSharding(device_mesh(shape), partition_spec(shape, way[0]))
+        got = jax.jit(moved)(jax.device_put(x, placed))
+        np.testing.assert_array_equal(got, x, err_msg=str(way))
+    assert {"slice", "collective_permute", "all_gather", "all_to_all"} <= kinds
+
+
+@pytest.mark.parametrize("held", ["rc", "rd", "cd"])
+def test_the_same_blocks_elsewhere_are_one_permute(held: str) -> None:
+    axes = {"r": 0, "c": 1, "d": 2}
+    source = tuple((axes[h],) for h in held)
+    for other in itertools.permutations(axes.values(), 2):
+        target = tuple((a,) for a in other)
+        steps = redistribute(square(4), source, (), target)
+        skew = source != target and (2 in other or "d" in held)
+        if skew:
+            assert [s.kind for s in steps] == ["collective_permute"]
+            assert len(set(steps[0].detail.pairs)) == 16
+
+
+@pytest.mark.parametrize("on, along", [("r", 1), ("c", 0)])
+def test_a_sum_on_the_diagonal_is_one_on_the_free_axis(on: str, along: int) -> None:
+    mesh = square(4)
+    source = ((mesh.index(on),), ())
+    (step,) = redistribute(mesh, source, ((2, "sum"),), source)
+    assert (step.kind, step.axes) == ("all_reduce", (along,))
+
+
+def _run(shape: MeshShape, steps: Sequence[Step], block: Any) -> Any:
+    for step in steps:
+        block = run_step(shape, step, block)
+    return block
+
+
+# Train steps -----------------------------------------------------------------------------------
+
+
+def mlp(w1: Any, w2: Any, x: Any) -> tuple[Any, Any]:
+    """One step of two matrices."""
+
+    def loss(w1: Any, w2: Any) -> Any:
+        y = jnp.tanh(x @ w1) @ w2
+        return jnp.sum(y * y)
+
+    g1, g2 = jax.grad(loss, (0, 1))(w1, w2)
+    return w1 - 0.1 * g1, w2 - 0.1 * g2
+
+
+def mlp_state(mesh: MeshShape, args: Sequence[Any]) -> State:
+    state = state_of(module_of(mlp, *args, ties=[(0, 0), (1, 1)]), mesh)
+    for arg, dim, axis in ((2, 0, "r"), (2, 1, "c"), (0, 1, "r~c"), (1, 1, "c")):
+        tile_arg(state, arg, dim, axis)
+    return state
+
+
+@pytest.mark.devices
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_mlp(n: int, golden: Callable[[str], None]) -> None:
+    """Five products in rings: 2(n-1) permutes each, (n-1)(blocks of what moves) bytes, and two
+    permutes for each matrix at the program's edge; compiled as planned, and nothing else.
+    """
+    rows, width, hidden = 4 * n, 2 * n, 3 * n
+    args = floats_of((width, hidden), (hidden, width), (rows, width))
+    partition = mlp_state(square(n), args).partition()
+    if n == 2:
+        golden(print_partition(partition))
+    check_partition(partition, mlp, args)
+    program = localize(partition)
+    moves = [m for m, _ in program.moves()]
+    turns = [m for m in moves if m.turn]
+    assert len(turns) == 5 * 2 * (n - 1)
+    x, h, w = rows * width, rows * hidden, width * hidden
+    moved = (x + w) + (h + w) + (x + h) + (x + w) + (x + h)  # two of the three of each product
+    assert sum(m.payload_bytes for m in turns) == 4 * (n - 1) * moved // n**2
+    assert [m.step.kind for m in moves if not m.turn] == ["collective_permute"] * 4
+    mesh = device_mesh(partition.mesh)
+    placed = [
+        jax.device_put(a, NamedSharding(mesh, s))
+        for a, s in zip(args, argument_specs(program), strict=True)
+    ]
+    text = jax.jit(sharded(program, mesh)).lower(*placed).compile().as_text()
+    counts = ps.hlo_counts(text)
+    assert counts.pop("collective_permute") == len(moves)
+    assert not any(counts.values())
+
+
+def test_two_copies_of_what_moves() -> None:
+    """A turn's operands are what has moved on; the first turn's are where they rest."""
+    n = 3
+    args = floats_of((2 * n, 3 * n), (3 * n, 2 * n), (4 * n, 2 * n))
+    program = localize(mlp_state(square(n), args).partition())
+    for op in {m.op.id for m, _ in program.moves() if m.turn and m.op}:
+        steps = [i for i, _ in program.instructions() if i.op is not None and i.op.id == op]
+        turns = [s for s in steps if isinstance(s, Apply)]
+        assert [t.turn for t in turns] == list(range(n))
+        sent = {s.target.id for s in steps if not isinstance(s, Apply) and s.turn}
+        assert not sent & {x.id for x in turns[0].ins}
+        for turn in turns[1:]:
+            assert all(x.id in sent for x in turn.ins)
+
+
+@pytest.mark.devices
+def test_hybrid() -> None:
+    """fc1 = {K, P_2x2}, fc2 = {N, P_2x2} on 8 devices: one all_reduce forward of size(O)/4 and one
+    backward of size(I)/4 (PrimePar's example), and permutes.
+    """
+    mesh = MeshShape(("s", "r", "c"), (2, 2, 2)).with_diagonals(["r~c"])
+    rows, width, hidden = 8, 8, 16
+    args = floats_of((width, hidden), (hidden, width), (rows, width))
+
+    def step(w1: Any, w2: Any, x: Any) -> tuple[Any, Any, Any]:
+        y, back = jax.vjp(lambda *a: jnp.tanh(a[2] @ a[0]) @ a[1], w1, w2, x)
+        return back(jnp.cos(y))
+
+    state = state_of(module_of(step, *args), mesh)
+    tile_arg(state, 0, 1, "s")
+    for arg, dim, axis in ((2, 0, "r"), (2, 1, "c"), (0, 1, "r~c"), (1, 1, "c")):
+        tile_arg(state, arg, dim, axis)
+    partition = state.partition()
+    check_partition(partition, step, args)
+    moves = [m for m, _ in localize(partition).moves() if m.step.kind != "collective_permute"]
+    assert [(m.step.kind, m.step.axes) for m in moves] == [("all_reduce", (0,))] * 2
+    assert [m.payload_bytes for m in moves] == [4 * rows * width // 4] * 2
+
+
+@pytest.mark.devices
+def test_sums_are_added_in_32_bits() -> None:
+    """bf16 products of a ring are no less exact than one product."""
+    n, size = 4, 512
+    mesh = square(n)
+    args = [x.astype(jnp.bfloat16) for x in floats_of((8 * n, size), (size, 8 * n))]
+    state = state_of(module_of(jnp.matmul, *args), mesh)
+    for arg, dim, axis in ((0, 0, "r"), (0, 1, "c"), (1, 1, "r~c")):
+        tile_arg(state, arg, dim, axis)
+    partition = state.partition()
+    assert partition.ring(partition.module.ops[0])
+    want = np.matmul(*(np.asarray(a, np.float64) for a in args))
+    program, devices = localize(partition), device_mesh(mesh)
+    placed = [
+        jax.device_put(a, NamedSharding(devices, s))
+        for a, s in zip(args, argument_specs(program), strict=True)
+    ]
+    (got,) = jax.jit(sharded(program, devices))(*placed)
+    error = np.sqrt(np.mean((np.asarray(got, np.float64) - want) ** 2) / np.mean(want**2))
+    assert error < 2e-3
+
+
+def plain_optimizer() -> optax.GradientTransformation:
+    """Its state is the gradient, whose zeros are not blown up."""
+    return optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(1e-2, momentum=0.9))
+
+
+@pytest.mark.devices
+@pytest.mark.parametrize(
+    "name, n, linears",
+    [
+        ("llama-tiny", 2, 15),
+        ("gpt-scan-tiny", 2, 8),
+        ("gpt-tiny", 4, 7),
+    ],
+)
+def test_train_step(name: str, n: int, linears: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every product with a parameter is a ring in all three phases, 6(n-1) permutes; no activation
+    is gathered; the step is the plain one.
+    """
+    monkeypatch.setattr(training, "optimizer", plain_optimizer)
+    entry = MODELS[name]
+    args = jax.jit(lambda: entry.args(4 * n))()
+    mesh = jax.make_mesh((n, n), ("r", "c"), devices=jax.devices()[: n * n])
+    schedule = [ps.SpatialTemporal(("r", "c"))]
+    step = ps.auto_partition(mesh, machine="tpu_v5e", schedule=schedule)(entry.step)
+    plan = step.plan(*args)
+    turns = [m for m, _ in plan.program.moves() if m.turn]
+    assert len(turns) >= 6 * (n - 1) * linears
+    big = [c for c in plan.collectives if c.kind in ("all_gather", "all_to_all")]
+    assert all(c.op in ("gather", "dot_general") and "embed" in c.value for c in big)
+    lowered = step.lower(*args)
+    assert ps.stablehlo_counts(lowered.as_text()) == plan.collective_counts
+    got = jax.block_until_ready(lowered.compile()(*args))
+    want = jax.jit(entry.step)(*args)
+    assert_same(jax.tree.leaves(got), jax.tree.leaves(want), 2e-4)
+    assert 'ring "r" "c" (%r, %c, %t: steps<' in plan.ir()
+
+
+# Bad input -------------------------------------------------------------------------------------
+
+
+def test_unequal_axes() -> None:
+    mesh = jax.sharding.AbstractMesh((2, 4), ("r", "c"))
+    step = ps.auto_partition(mesh, machine="tpu_v5e", schedule=[ps.SpatialTemporal(("r", "c"))])
+    args = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((8, 16), (16, 8), (8, 8))]
+    with pytest.raises(ValueError, match=re.escape("'r' has size 2 and 'c' has 4")):
+        step(mlp).plan(*args)
+
+
+def test_dims_that_do_not_divide() -> None:
+    mesh = jax.sharding.AbstractMesh((4, 4), ("r", "c"))
+    schedule = [ps.ManualPartition({"w1": 1}, axis="r~c")]
+    step = ps.auto_partition(mesh, machine="tpu_v5e", schedule=schedule)(mlp)
+    args = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((8, 18), (18, 8), (8, 8))]
+    with pytest.raises(ValueError, match=re.escape("does not divide by axis 'r~c' of size 4")):
+        step.plan(*args)
+
+
+def test_a_value_has_no_third_axis() -> None:
+    args = floats_of((4, 4, 4))
+    state = state_of(module_of(jnp.tanh, *args), square(2))
+    tile_arg(state, 0, 0, "r")
+    tile_arg(state, 0, 1, "c")
+    with pytest.raises(IllegalAction):
+        tile_arg(state, 0, 2, "r~c")
+
+
+def test_saved_plans_keep_their_diagonals(tmp_path: Any) -> None:
+    entry = MODELS["transformer-tiny"]
+    mesh = jax.sharding.AbstractMesh((2, 2), ("r", "c"))
+
+    def plan_of(schedule: Any) -> ps.Plan:
+        step = ps.auto_partition(mesh, machine="tpu_v5e", schedule=schedule)(entry.step)
+        return step.plan(*entry.abstract_args(8))
+
+    plan = plan_of([ps.SpatialTemporal(("r", "c"))])
+    assert any(m.turn for m, _ in plan.program.moves())
+    plan.save(tmp_path / "plan.json")
+    again = plan_of(ps.load_plan(tmp_path / "plan.json"))
+    assert (again.actions, again.cost) == (plan.actions, plan.cost)
+    assert again.mesh_shape.diagonal_names == ("r~c",)
