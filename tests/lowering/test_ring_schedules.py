@@ -1,0 +1,72 @@
+"""What the real compilers make of rings: permutes are in flight while products run."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from partir_search.ir.mesh import MeshShape
+from partir_search.lowering.compiled import called, computations
+from partir_search.lowering.local import localize
+from partir_search.lowering.program import LocalProgram
+from partir_search.targets import Target
+from partir_search.verification import compile_for
+from tests.support import module_of, state_of, tile_arg
+
+N = 4
+OVERLAP = "xla_gpu_experimental_parallel_collective_overlap_limit"
+
+
+@pytest.fixture(scope="module")
+def program() -> LocalProgram:
+    """O = I W of 8192 x 4096 x 16384 in bf16 on 4 x 4."""
+    mesh = MeshShape(("r", "c"), (N, N)).with_diagonals(["r~c"])
+    shapes = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((8192, 4096), (4096, 16384))]
+    state = state_of(module_of(jnp.matmul, *shapes), mesh)
+    for arg, dim, axis in ((0, 0, "r"), (0, 1, "c"), (1, 1, "r~c")):
+        tile_arg(state, arg, dim, axis)
+    return localize(state.partition())
+
+
+def events(text: str) -> str:
+    """The entry's schedule: s and d for permutes that start and are done, M for products."""
+    parts = {part.name: part for part in computations(text)}
+    found = ""
+    for line in next(p for p in parts.values() if p.entry).lines:
+        inside = "\n".join(x for name in called(line) if name in parts for x in parts[name].lines)
+        if " collective-permute-start(" in line:
+            found += "s"
+        elif " collective-permute-done(" in line:
+            found += "d"
+        elif re.search(r" (convolution|dot)\(", inside + line) or "__cublas" in line:
+            found += "M"
+    return found
+
+
+@pytest.mark.compilers
+@pytest.mark.parametrize(
+    "target, options, at_once",
+    [
+        ("tpu_v5e:4x4", {}, 2),
+        ("gpu_h100:16", {OVERLAP: 2}, 2),
+        ("gpu_h100:16", {}, 1),  # XLA:GPU's default
+    ],
+    ids=["v5e", "h100, two at once", "h100"],
+)
+def test_permutes_are_in_flight_while_products_run(
+    program: LocalProgram, target: str, options: dict[str, int], at_once: int
+) -> None:
+    """A permute of the weight's blocks into the ring, two between any two products, and one of the
+    result's out of it.
+    """
+    compiled = compile_for(program, Target.parse(target).mesh(program.partition.mesh), options)
+    got = events(compiled.as_text())
+    assert got.count("M") == N and got.count("s") == got.count("d") == 2 * (N - 1) + 2
+    flying = hidden = 0
+    for event in got:
+        flying += (event == "s") - (event == "d")
+        hidden += flying if event == "M" else 0
+    assert hidden >= at_once * (N - 1), got
