@@ -84,6 +84,9 @@ class Walk:
                 self.passing = []
                 if item.turn + 1 < item.turns:
                     continue
+                for out in item.outs:  # the sum so far and the turn's product, in 32 bits
+                    size = max(out.value.type.itemsize, 1)
+                    extra[at] += out.nbytes * (2 * max(4, size) - size) / size
             if item.blocks:
                 extra[at] += self.regions(item, times)
             elif item.op.id in self.model.manual:

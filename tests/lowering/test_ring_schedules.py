@@ -64,7 +64,8 @@ def test_permutes_are_in_flight_while_products_run(
     """
     compiled = compile_for(program, Target.parse(target).mesh(program.partition.mesh), options)
     got = events(compiled.as_text())
-    assert got.count("M") == N and got.count("s") == got.count("d") == 2 * (N - 1) + 2
+    assert got.count("M") == N
+    assert got.count("s") == got.count("d") == 2 * (N - 1) + 2
     flying = hidden = 0
     for event in got:
         flying += (event == "s") - (event == "d")
