@@ -11,11 +11,12 @@ from partir_search.mcts.goals import Fastest, FewestBytes, Fit, Goal, Weighted
 from partir_search.microbatch import microbatched
 from partir_search.plan import Plan, SavedPlan, load_plan
 from partir_search.pressure import DoesNotFit, Remedy
-from partir_search.propagation.actions import Action, IllegalAction, Replicate, Tile
+from partir_search.propagation.actions import Action, IllegalAction, Replicate, Stream, Tile
 from partir_search.tactics import (
     FIRST_DIVISIBLE_DIM,
     REPLICATED,
     AutomaticPartition,
+    CollectiveMatmul,
     Dim,
     ManualPartition,
     SpatialTemporal,
@@ -33,6 +34,7 @@ __all__ = [
     "AutoPartitioned",
     "AutomaticPartition",
     "Collective",
+    "CollectiveMatmul",
     "Cost",
     "Dim",
     "DoesNotFit",
@@ -49,6 +51,7 @@ __all__ = [
     "Replicate",
     "SavedPlan",
     "SpatialTemporal",
+    "Stream",
     "Tactic",
     "Target",
     "Tile",

@@ -27,7 +27,7 @@ from partir_search.mcts.game import Move, Record, Score, play, rewind
 from partir_search.mcts.goals import Fastest, Fit, Goal, scorer
 from partir_search.mcts.search import Result, search
 from partir_search.planned import Planned, SearchReport
-from partir_search.propagation.actions import Action, Replicate, Tile
+from partir_search.propagation.actions import Action, Replicate, Stream, Tile, Tiling
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.parts import split_axes
 from partir_search.propagation.propagate import State
@@ -35,6 +35,7 @@ from partir_search.propagation.rules.registry import RuleTable, rule_key
 from partir_search.propagation.spread import Spreads
 from partir_search.tactics import (
     AutomaticPartition,
+    CollectiveMatmul,
     SpatialTemporal,
     Tactic,
     apply_action,
@@ -135,6 +136,10 @@ class Planner:
                 for action in found:
                     apply_action(state, self.graph, action)
                 actions += found
+            elif isinstance(tactic, CollectiveMatmul):
+                for axis in tactic.axes:
+                    apply_action(state, self.graph, Stream(axis))
+                    actions.append(Stream(axis))
             elif isinstance(tactic, SpatialTemporal):
                 actions += ring_actions(tactic, self.graph, state, strategist)
             else:
@@ -169,6 +174,8 @@ class Planner:
 
     def _undecided(self, state: State, action: Action) -> bool:
         """Whether an action still has to be played; IllegalAction if it contradicts."""
+        if isinstance(action, Stream):
+            return True
         cls = self.graph.class_of[value_named(self.module, action.value).id]
         wish = action.dim if isinstance(action, Tile) else KEPT
         return any(state.tiles[a][cls] != wish for a in self.mesh.axes(action.axis))
@@ -244,7 +251,7 @@ class Planner:
     def _marks(self, before: Sequence[Action]) -> Mapping[int, str]:
         """What earlier actions did to each value by id: unlike values must not be folded."""
         marks: dict[int, str] = {}
-        for action in before:
+        for action in _tilings(before):
             rest = (action.axis, getattr(action, "dim", "whole"))
             for name in action.values:
                 v = value_named(self.module, name).id
@@ -254,7 +261,7 @@ class Planner:
     def _game(self, folded: Folded, before: Sequence[Action], names: Sequence[str]) -> PlanningGame:
         graph = Graph(folded.module, self.table, contract=True, alike=folded.alike)
         state = State(graph, self.mesh)
-        for action in before:
+        for action in _tilings(before):
             values = [value_named(self.module, name).id for name in action.values]
             classes = list(dict.fromkeys(graph.class_of[folded.class_of[v]] for v in values))
             axes = self.mesh.axes(action.axis)
@@ -322,7 +329,7 @@ class Planner:
         """Named actions as moves on the folded program; those on values it lacks are left out."""
         known = {v.name: v.id for v in self.module.values}
         moves: list[Move] = []
-        for action in hints:
+        for action in _tilings(hints):
             values = [folded.class_of[known[n]] for n in action.values if n in known]
             axes = self.mesh.axes(action.axis)
             for cls in dict.fromkeys(game.graph.class_of[v] for v in values if v >= 0):
@@ -386,3 +393,8 @@ class Planner:
 
 def _close(whole: Score, folded: Score) -> bool:
     return abs(whole.scalar() - folded.scalar()) <= TRUST
+
+
+def _tilings(actions: Sequence[Action]) -> list[Tiling]:
+    """Actions that tile or keep values."""
+    return [a for a in actions if not isinstance(a, Stream)]

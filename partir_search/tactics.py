@@ -16,7 +16,7 @@ from partir_search.ir.core import Module, Value
 from partir_search.ir.mesh import DIAGONAL, MeshShape
 from partir_search.ir.rule import NONE
 from partir_search.paths import matches, nearest
-from partir_search.propagation.actions import Action, IllegalAction, Replicate, Tile
+from partir_search.propagation.actions import Action, IllegalAction, Replicate, Stream, Tile
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.propagate import State
 
@@ -83,7 +83,24 @@ class SpatialTemporal:
         return DIAGONAL.join(self.axes)
 
 
-Tactic = Union[ManualPartition, AutomaticPartition, SpatialTemporal]
+@dataclasses.dataclass(frozen=True)
+class CollectiveMatmul:
+    """Hides gathers and scatters behind the products that they are for, on some axes.
+
+    A product that needs a gathered operand works on one block after the other as they pass around
+    the axis; one whose result is scattered makes its blocks one after the other and passes the
+    sums on. Operands that several products share are gathered as before.
+
+    Attributes:
+      axes: of the mesh.
+
+    Source: Wang et al., ASPLOS 2023 (doi 10.1145/3567955.3567959).
+    """
+
+    axes: tuple[str, ...]
+
+
+Tactic = Union[ManualPartition, AutomaticPartition, SpatialTemporal, CollectiveMatmul]
 
 
 def check_schedule(schedule: Sequence[Tactic], module: Module, mesh: MeshShape) -> None:
@@ -94,14 +111,14 @@ def check_schedule(schedule: Sequence[Tactic], module: Module, mesh: MeshShape) 
             at = f"{path} has shape {value.type.shape}"
             raise ValueError(f"{at}: it is empty; pass a non-empty batch, there is nothing to plan")
     for tactic in schedule:
-        if isinstance(tactic, AutomaticPartition | SpatialTemporal):
+        if isinstance(tactic, AutomaticPartition | SpatialTemporal | CollectiveMatmul):
             for axis in tactic.axes or ():
                 mesh.axes(axis)
             continue
         if not isinstance(tactic, ManualPartition):
             raise TypeError(
-                "a schedule holds ManualPartition, AutomaticPartition and SpatialTemporal, not"
-                f" {tactic!r}"
+                "a schedule holds ManualPartition, AutomaticPartition, SpatialTemporal and"
+                f" CollectiveMatmul, not {tactic!r}"
             )
         mesh.axes(tactic.axis)
         for glob, dim in tactic.dims.items():
@@ -225,6 +242,9 @@ def apply_action(state: State, graph: Graph, action: Action, path: str | None = 
 
     Parts of the axis on which the value is tiled so already (by propagation) are left as they are.
     """
+    if isinstance(action, Stream):
+        state.streams.update(state.mesh.axes(action.axis))
+        return
     value = value_named(graph.module, action.value)
     cls, axes = graph.class_of[value.id], state.mesh.axes(action.axis)
     also = [graph.class_of[value_named(graph.module, name).id] for name in action.also]

@@ -84,7 +84,8 @@ class Walk:
                 self.passing = []
                 if item.turn + 1 < item.turns:
                     continue
-                for out in item.outs:  # the sum so far and the turn's product, in 32 bits
+                # The sum so far and the turn's product, in 32 bits.
+                for out in item.outs if item.walk is None or item.walk.moving < 0 else ():
                     size = max(out.value.type.itemsize, 1)
                     extra[at] += out.nbytes * (2 * max(4, size) - size) / size
             if item.blocks:

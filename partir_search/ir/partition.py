@@ -79,6 +79,8 @@ class Partition:
       axes: per mesh axis, its loops and tiles.
       index: facts of the module and rules that walks need.
       order: axes from major to minor, the order in which several axes tile one dim.
+      streams: axes along which products walk what is gathered or scattered for them, block by
+        block (see `lowering/streams.py`).
     """
 
     module: Module
@@ -87,6 +89,7 @@ class Partition:
     axes: Sequence[AxisRows]
     index: Index
     order: tuple[int, ...] = ()
+    streams: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         inner = _inner_loops(self)

@@ -12,11 +12,12 @@ from partir_search.ir.ring import Ring
 from partir_search.lowering.program import Apply, Move, Slot, Source
 from partir_search.lowering.reshard import Step
 from partir_search.lowering.skew import Shuffle, redistribute
+from partir_search.lowering.streams import RESULT, Walk, gather_walk, scatter_walk
 from partir_search.lowering.window import window_steps
 from partir_search.propagation.rules.control_flow import flows_of
 
 if TYPE_CHECKING:
-    from partir_search.lowering.local import Localizer
+    from partir_search.lowering.local import Localizer, OpPlan
 
 REUSE_WINDOW = 64  # ops between two uses of a copy beyond which it is made again
 
@@ -107,6 +108,8 @@ class BlockBuilder:
     def op(self, op: Op) -> None:
         plan = self.owner.plan(op)
         apply = plan.apply
+        if self.owner.partition.streams and self.stream(op, plan):
+            return
         if plan.moved:
             ins = list(apply.ins)
             for i in plan.moved:
@@ -120,6 +123,73 @@ class BlockBuilder:
             self.steps.append(apply)
         if plan.settles:
             self.settle(apply.outs, op)
+
+    def stream(self, op: Op, plan: OpPlan) -> bool:
+        """Walks the largest of what would be gathered for a product or scattered after it, where
+        the mesh's axis is one to do so on; False if there is nothing.
+        """
+        owner = self.owner
+        partition, rule = owner.partition, owner.partition.rules[op.id]
+        if not rule.walks or partition.ring(op):
+            return False
+        mesh, axes = partition.mesh, partition.streams
+        found: list[tuple[int, Walk, tuple[Step, ...]]] = []
+        for i in plan.moved:
+            x = plan.apply.ins[i]
+            if not isinstance(x, Slot) or (x.value.id, plan.needs[i]) in self.copies:
+                continue
+            steps = redistribute(mesh, x.layout, x.pending, plan.needs[i], x.pending)
+            walk = gather_walk(rule, i, steps, axes, mesh.sizes)
+            if walk and owner.uses_alone(op, x.value):
+                found.append((x.nbytes * (walk.size - 1), walk, steps))
+        (out,) = plan.apply.outs
+        rest = owner.rest(out.value.id)
+        steps = redistribute(mesh, out.layout, out.pending, rest.layout, rest.pending)
+        if steps and (walk := scatter_walk(rule, steps, axes, mesh.sizes)):
+            found.append((out.nbytes, walk, steps))
+        if not found:
+            return False
+        _, walk, steps = max(found, key=lambda f: f[0])
+        ins = list(plan.apply.ins)
+        for i in plan.moved:
+            if i != walk.moving:
+                ins[i] = self.need(op.operands[i], plan.needs[i], op)
+        if walk.moving == RESULT:
+            out = owner.slot(out.value, steps[0].layout, steps[0].pending)
+            self.pass_results(op, walk, tuple(ins), out)
+        else:
+            slot = ins[walk.moving]
+            assert isinstance(slot, Slot)
+            for step in steps[:-1]:
+                target = owner.slot(slot.value, step.layout, step.pending)
+                self.steps.append(Move(step, slot, target, op))
+                slot = target
+            ins[walk.moving] = slot
+            self.pass_operand(op, walk, ins, out)
+        self.settle((out,), op)
+        return True
+
+    def pass_operand(self, op: Op, walk: Walk, ins: list[Source], out: Slot) -> None:
+        """Turns of a product, whose operand's blocks move on while it works."""
+        for turn in range(walk.size):
+            now = tuple(ins)
+            slot = now[walk.moving]
+            if turn + 1 < walk.size and isinstance(slot, Slot):
+                step = walk.step(slot)
+                moved = ins[walk.moving] = self.owner.cache.stretched(slot, step)
+                self.steps.append(Move(step, slot, moved, op, turn=turn + 1))
+            self.steps.append(Apply(op, now, (out,), turn=turn, turns=walk.size, walk=walk))
+
+    def pass_results(self, op: Op, walk: Walk, ins: tuple[Source, ...], out: Slot) -> None:
+        """Turns of a product, each for another block of the result, whose sum so far arrives."""
+        onto = None
+        for turn in range(walk.size):
+            if turn:
+                step = walk.step(out)
+                onto = self.owner.cache.stretched(out, step)
+                self.steps.append(Move(step, out, onto, op, turn=turn))
+            turns = walk.size
+            self.steps.append(Apply(op, ins, (out,), turn=turn, turns=turns, walk=walk, onto=onto))
 
     def turns(self, apply: Apply, ring: Ring) -> None:
         """One product per slice of the sum that is walked; what moves on meanwhile is sent before

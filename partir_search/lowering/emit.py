@@ -22,6 +22,7 @@ from partir_search.ir.core import Literal, Op
 from partir_search.ir.local_form import run_local, widened
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import Partition
+from partir_search.ir.rule import Dims
 from partir_search.lowering.emit_window import fetch, permute, stretch
 from partir_search.lowering.program import (
     Apply,
@@ -33,6 +34,7 @@ from partir_search.lowering.program import (
 )
 from partir_search.lowering.reshard import Step
 from partir_search.lowering.skew import Shuffle
+from partir_search.lowering.streams import RESULT, Walk
 from partir_search.propagation.rules.control_flow import EMITTERS
 
 
@@ -173,14 +175,41 @@ def _apply(
 def _turn(
     partition: Partition, item: Apply, args: Sequence[Any], env: Mapping[int, Any]
 ) -> Sequence[Any]:
-    """One product of a ring, added to those before; in 32 bits where the result has fewer."""
-    op, rule = widened(item.op), partition.rules[item.op.id]
-    outs = run_local(_Device(partition, op, []), rule, op, args)
+    """One product of a ring with those before, in 32 bits where the result has fewer."""
+    op, rule, walk = widened(item.op), partition.rules[item.op.id], item.walk
+    device, last = _Device(partition, op, []), item.turn + 1 == item.turns
+    if walk:
+        here = coordinate(partition.mesh, walk.axis)
+        index = (here + walk.first + walk.sign * item.turn) % walk.size
+        operands = zip(args, rule.operands, strict=True)
+        args = [
+            _part(x, dims, walk, index) if i != walk.moving else x
+            for i, (x, dims) in enumerate(operands)
+        ]
+    (out,) = run_local(device, rule, op, args)
+    (slot,) = item.outs
+    if walk and walk.moving >= 0 and walk.factor in rule.results[0]:
+        dim = rule.results[0].index(walk.factor)
+        out = out.astype(slot.value.type.dtype)
+        whole = env[slot.id] if item.turn else jnp.zeros(slot.shape, out.dtype)
+        return [lax.dynamic_update_slice_in_dim(whole, out, index * out.shape[dim], dim)]
     if item.turn:
-        outs = [env[s.id] + x for s, x in zip(item.outs, outs, strict=True)]
-    if item.turn + 1 == item.turns:
-        outs = [x.astype(s.value.type.dtype) for s, x in zip(item.outs, outs, strict=True)]
-    return outs
+        out = out + env[item.onto.id if item.onto else slot.id]
+    return [out.astype(slot.value.type.dtype) if last or _arrives(walk) else out]
+
+
+def _arrives(walk: Walk | None) -> bool:
+    """Whether sums go from device to device, in the type of the result."""
+    return walk is not None and walk.moving == RESULT
+
+
+def _part(x: Any, dims: Dims, walk: Walk, index: Any) -> Any:
+    """The block of an operand that a turn works on."""
+    if walk.factor not in dims:
+        return x
+    dim = dims.index(walk.factor)
+    size = x.shape[dim] // walk.size
+    return lax.dynamic_slice_in_dim(x, index * size, size, dim)
 
 
 def _end_turn(block: Block, at: int, item: Apply, env: dict[int, Any]) -> None:

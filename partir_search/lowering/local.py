@@ -10,6 +10,7 @@ this is what keeps a parameter's memory sharded between its uses (ZeRO-3).
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -198,6 +199,21 @@ class Localizer:
                 if not rest[w.dim] and used.isdisjoint(w.axes):
                     needs[i] = (*needs[i][: w.dim], (), *needs[i][w.dim + 1 :])
         return tuple(needs)
+
+    def uses_alone(self, op: Op, value: Value) -> bool:
+        """Whether no other product of the same pass uses a value: they share what is gathered."""
+        users = self.products.get(value.id, ())
+        return not any(o is not op and o.backward == op.backward for o in users)
+
+    @functools.cached_property
+    def products(self) -> dict[int, list[Op]]:
+        """Contractions that use each value."""
+        found: dict[int, list[Op]] = {}
+        for op in self.module.ops:
+            if self.partition.rules[op.id].contracts:
+                for _, v in op.inputs():
+                    found.setdefault(v.id, []).append(op)
+        return found
 
     def block(
         self,

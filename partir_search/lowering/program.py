@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator
-from typing import Union
+from typing import Any, Union
 
 from partir_search.ir.core import Literal, Op, Region, Shape, Value
 from partir_search.ir.manual import OwnCollective
@@ -68,7 +68,10 @@ class Move:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Apply:
-    """An op on local tiles; in a ring one of several `turns`, whose results are added up."""
+    """An op on local tiles; in a ring one of several `turns`, whose results are added up (or put
+    side by side, where a `walk` is along a dim of the result). `onto` is the sum so far, where it
+    comes from another device.
+    """
 
     op: Op
     ins: tuple[Source, ...]
@@ -76,6 +79,8 @@ class Apply:
     blocks: tuple[Block, ...] = ()
     turn: int = 0
     turns: int = 1
+    walk: Any = None
+    onto: Slot | None = None
 
 
 Instruction = Union[Move, Apply]

@@ -59,11 +59,27 @@ class Replicate:
         return f"Replicate(value={self.value!r}{_alike(self.also)}, axis={self.axis!r})"
 
 
+@dataclasses.dataclass(frozen=True, slots=True, order=True)
+class Stream:
+    """Collective matmul along mesh axis `axis`: products walk what is gathered or scattered for
+    them, block by block, while the blocks pass around the axis.
+    """
+
+    axis: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {"stream": self.axis}
+
+    def __str__(self) -> str:
+        return f"Stream(axis={self.axis!r})"
+
+
 def _alike(also: tuple[str, ...]) -> str:
     return f" and {len(also)} alike" if also else ""
 
 
-Action = Union[Tile, Replicate]
+Tiling = Union[Tile, Replicate]
+Action = Union[Tile, Replicate, Stream]
 
 
 class IllegalAction(ValueError):
@@ -78,4 +94,6 @@ def action_from_json(data: dict[str, Any]) -> Action:
         return Tile(str(data["tile"]), int(data["dim"]), str(data["axis"]), also, barriers)
     if "replicate" in data:
         return Replicate(str(data["replicate"]), str(data["axis"]), also)
+    if "stream" in data:
+        return Stream(str(data["stream"]))
     raise ValueError(f"not an action: {data!r}")
