@@ -80,8 +80,9 @@ def auto_partition(
       microbatches: parts of the batch whose gradients are accumulated one after the other, or
         several such numbers: the first that fits is taken. Only for steps whose loss is a mean
         over the batch and whose examples do not meet (see `microbatched`).
-      rings: whether searches may partition in time as well, on two mesh axes of equal size (see
-        `SpatialTemporal`).
+      rings: whether searches may partition in time as well: on two mesh axes of equal size (see
+        `SpatialTemporal`), and by products that walk what is gathered or scattered for them (see
+        `CollectiveMatmul`).
       on_overflow: what a call does if the plan needs more memory than the goals allow: raise
         `DoesNotFit` with remedies, or warn. Plans of a schedule without a search only warn.
       progress: True or False for a progress bar (default: on a terminal), or a function that is

@@ -28,7 +28,7 @@ from partir_search.machine import Machine
 from partir_search.paths import matches, nearest
 from partir_search.planned import Planned, SearchReport
 from partir_search.pressure import Remedy, remedies
-from partir_search.propagation.actions import Action, Stream, action_from_json
+from partir_search.propagation.actions import Action, action_from_json, tilings
 from partir_search.propagation.causes import Conflict
 from partir_search.propagation.padding import Pad
 from partir_search.search_record import save_search
@@ -356,8 +356,7 @@ def check_saved(saved: SavedPlan, module: Module, mesh: MeshShape) -> None:
         )
     if saved.fingerprint != fingerprint(module):
         names = module.value_names()
-        tilings = (a for a in saved.actions if not isinstance(a, Stream))
-        gone = [name for a in tilings for name in a.values if name not in names]
+        gone = [n for a in tilings(saved.actions) for n in a.values if n not in names]
         detail = f"; it names {gone[:3]}, which this program does not have" if gone else ""
         raise ValueError(
             f"the saved plan is for {saved.function!r} with fingerprint {saved.fingerprint}, this"

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from partir_search.cost.simulator import Cost, CostModel
 from partir_search.cost.storage import Usage, usage_of
-from partir_search.experts.moves import Decision, KeepClass, TileClass
 from partir_search.experts.plans import expert_plans
 from partir_search.experts.roles import Roles, find_roles
 from partir_search.experts.strategist import Strategist
@@ -27,7 +26,7 @@ from partir_search.mcts.game import Move, Record, Score, play, rewind
 from partir_search.mcts.goals import Fastest, Fit, Goal, scorer
 from partir_search.mcts.search import Result, search
 from partir_search.planned import Planned, SearchReport
-from partir_search.propagation.actions import Action, Replicate, Stream, Tile, Tiling
+from partir_search.propagation.actions import Action, Replicate, Stream, Tile, tilings
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.parts import split_axes
 from partir_search.propagation.propagate import State
@@ -44,6 +43,7 @@ from partir_search.tactics import (
     ring_actions,
     value_named,
 )
+from partir_search.unfold import expand, folded_moves
 
 DEFAULT_EPISODES = 600
 FINALISTS = 4  # answers of the folded search that may be scored again on the whole program
@@ -67,7 +67,14 @@ class Planner:
         machine: Machine,
         table: RuleTable | None = None,
         goals: Sequence[Goal[Cost]] | None = None,
+        streams: bool = False,
     ) -> None:
+        """A planner.
+
+        Args:
+          streams: whether searches may end with collective matmuls.
+        """
+        self.streams = streams
         self.module, self.machine = module, machine
         self.goals = goals if goals is not None else (Fit(machine.hbm_bytes), Fastest())
         self.seconds: dict[str, float] = {}
@@ -144,7 +151,24 @@ class Planner:
                 actions += ring_actions(tactic, self.graph, state, strategist)
             else:
                 actions += manual_actions(tactic, self.graph, state, strategist)
+        if self.streams and reports:
+            actions += self._stream(state)
         return self._finish(state, actions, reports)
+
+    def _stream(self, state: State) -> list[Action]:
+        """Axes along which collective matmuls make the whole program better."""
+        goal, kept = scorer(self.goals), list[Action]()
+        best = goal(self.model.evaluate(self._program(state)))
+        for name in self.mesh.user.names:
+            before = set(state.streams)
+            state.streams.update(self.mesh.axes(name))
+            score = goal(self.model.evaluate(self._program(state)))
+            if score < best:
+                best = score
+                kept.append(Stream(name))
+            else:
+                state.streams = before
+        return kept
 
     def replay(self, actions: Sequence[Action]) -> Planned:
         """Plays a plan's actions."""
@@ -197,7 +221,7 @@ class Planner:
         known = expert_plans(self.mesh, names, game.strategist)
         with self._timed("experts"):
             experts = [(name, self._folded(game, moves)[1]) for name, moves in known]
-        starts = [*(moves for _, moves in known), self._folded_moves(hints, folded, game)]
+        starts = [*(moves for _, moves in known), folded_moves(hints, folded, self.module, game)]
         with self._timed("search"):
             result = search(game, episodes=episodes, seed=seed, starts=starts, progress=progress)
         with self._timed("finalists"):
@@ -234,7 +258,7 @@ class Planner:
         found = {}
         for name, moves in expert_plans(self.mesh, names, game.strategist):
             state = State(self.graph, self.mesh, spreads=self.spreads)
-            found[name] = self._expand(folded, game, game.decisions(moves), state)
+            found[name] = expand(folded, game, game.decisions(moves), state)
         return found
 
     def game(
@@ -251,7 +275,7 @@ class Planner:
     def _marks(self, before: Sequence[Action]) -> Mapping[int, str]:
         """What earlier actions did to each value by id: unlike values must not be folded."""
         marks: dict[int, str] = {}
-        for action in _tilings(before):
+        for action in tilings(before):
             rest = (action.axis, getattr(action, "dim", "whole"))
             for name in action.values:
                 v = value_named(self.module, name).id
@@ -261,7 +285,7 @@ class Planner:
     def _game(self, folded: Folded, before: Sequence[Action], names: Sequence[str]) -> PlanningGame:
         graph = Graph(folded.module, self.table, contract=True, alike=folded.alike)
         state = State(graph, self.mesh)
-        for action in _tilings(before):
+        for action in tilings(before):
             values = [value_named(self.module, name).id for name in action.values]
             classes = list(dict.fromkeys(graph.class_of[folded.class_of[v]] for v in values))
             axes = self.mesh.axes(action.axis)
@@ -316,30 +340,12 @@ class Planner:
             if rank > 1 and _close(found[0][0], self._folded(game, paths[0])[0]):
                 break
             mark = state.mark()
-            actions = self._expand(folded, game, game.decisions(path), state)
+            actions = expand(folded, game, game.decisions(path), state)
             cost = self.model.evaluate(self._program(state))
             state.undo(mark)
             found.append((game.goal(cost), rank, path, actions))
         _, _, path, actions = min(found, key=lambda f: (f[0].rank(), f[1]))
         return self._folded(game, path)[1], actions
-
-    def _folded_moves(
-        self, hints: Sequence[Action], folded: Folded, game: PlanningGame
-    ) -> tuple[Move, ...]:
-        """Named actions as moves on the folded program; those on values it lacks are left out."""
-        known = {v.name: v.id for v in self.module.values}
-        moves: list[Move] = []
-        for action in _tilings(hints):
-            values = [folded.class_of[known[n]] for n in action.values if n in known]
-            axes = self.mesh.axes(action.axis)
-            for cls in dict.fromkeys(game.graph.class_of[v] for v in values if v >= 0):
-                if isinstance(action, Tile):
-                    ends = [folded.class_of[known[n]] for n in action.barriers if n in known]
-                    barriers = dict.fromkeys(game.graph.class_of[v] for v in ends if v >= 0)
-                    moves.append(TileClass(cls, action.dim, axes, tuple(barriers)))
-                else:
-                    moves.append(KeepClass(cls, axes))
-        return tuple(moves)
 
     def _rank(self, game: PlanningGame, path: Sequence[Move]) -> tuple[bool, float]:
         return self._folded(game, path)[0].rank()
@@ -350,51 +356,6 @@ class Planner:
         rewind(game, len(taken))
         return game.goal(cost), cost
 
-    def _expand(
-        self, folded: Folded, game: PlanningGame, decisions: Sequence[Decision], state: State
-    ) -> list[Action]:
-        """Decisions on folded classes as named actions, played on the whole program."""
-        members: dict[int, list[int]] = {}
-        for v, folded_value in enumerate(folded.class_of):
-            if folded_value >= 0:
-                members.setdefault(game.graph.class_of[folded_value], []).append(v)
-        arguments = {v.id for v in self.module.body.args}
-        done: list[Action] = []
-        for decision in decisions:
-            values = members[decision.cls]
-            values = [v for v in values if v in arguments] or values
-            axes = decision.axes
-            first: dict[int, str] = {}  # a name per class of the whole program still to decide
-            for v in values:
-                cls = self.graph.class_of[v]
-                if (
-                    state.may_tile(cls, decision.dim, axes)
-                    if isinstance(decision, TileClass)
-                    else state.free(cls, axes)
-                ):
-                    first.setdefault(cls, self.module.values[v].name)
-            if not first:
-                continue
-            name, *also = first.values()
-            barriers: tuple[str, ...] = ()
-            if isinstance(decision, TileClass) and decision.barriers:
-                ends = [v for c in decision.barriers for v in members[c]]
-                named = {self.graph.class_of[v]: self.module.values[v].name for v in ends}
-                barriers = tuple(named.values())
-            action: Action = (
-                Tile(name, decision.dim, self.mesh.label(axes), tuple(also), barriers)
-                if isinstance(decision, TileClass)
-                else Replicate(name, self.mesh.label(axes), tuple(also))
-            )
-            apply_action(state, self.graph, action)
-            done.append(action)
-        return done
-
 
 def _close(whole: Score, folded: Score) -> bool:
     return abs(whole.scalar() - folded.scalar()) <= TRUST
-
-
-def _tilings(actions: Sequence[Action]) -> list[Tiling]:
-    """Actions that tile or keep values."""
-    return [a for a in actions if not isinstance(a, Stream)]

@@ -116,7 +116,7 @@ class Maker:
 
     def _planner(self, module: Module) -> Planner:
         o = self._options
-        return Planner(module, o.shape, o.machine, goals=o.goals)
+        return Planner(module, o.shape, o.machine, goals=o.goals, streams=o.rings)
 
     def _make(
         self,

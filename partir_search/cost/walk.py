@@ -28,7 +28,8 @@ class Walk:
         self.model, self.mesh, self.nbytes, self.by_op = model, partition.mesh, nbytes, by_op
         self.index = partition.index
         self.exposed = 0.0
-        self.passing: list[Sent] = []  # what moves on while a ring's turn works
+        self.passing: list[Sent] = []  # what moves on while turns of a ring work
+        self.worked = 0.0  # seconds of these turns
         self.copied = 0.0  # bytes written and read again because a copy is larger than its source
         self.by_axis: dict[str, float] = {}
         self.by_kind: dict[str, float] = {}
@@ -78,14 +79,12 @@ class Walk:
                     extra[born[source.id] + 1 : at + 1] += held[source.id]
                     born[source.id] = at
             if item.turns > 1:
-                product = float(self.by_op[item.op.id]) / item.turns
-                taken = permute_seconds(self.passing, self.mesh, self.model.machine)
-                self.exposed += max(0.0, taken - product) * times * item.op.count
-                self.passing = []
+                self.worked += float(self.by_op[item.op.id]) / item.turns
                 if item.turn + 1 < item.turns:
                     continue
-                # The sum so far and the turn's product, in 32 bits.
-                for out in item.outs if item.walk is None or item.walk.moving < 0 else ():
+                self.arrive(times * item.op.count)
+                for out in item.outs if item.part is None else ():
+                    # The sum so far and the turn's product, in 32 bits.
                     size = max(out.value.type.itemsize, 1)
                     extra[at] += out.nbytes * (2 * max(4, size) - size) / size
             if item.blocks:
@@ -116,11 +115,19 @@ class Walk:
         self.by_kind[kind] = self.by_kind.get(kind, 0.0) + sent * times
 
     def pass_on(self, move: Move, times: float) -> None:
-        """A block that moves on during a turn of a ring."""
+        """A block that moves on while a turn of a ring works."""
+        if self.worked:
+            self.arrive(times)
         payload = move.payload_bytes * self.model.width(move)
         _, sent, name = self.model.transfer(move.step, payload, self.mesh)
         self.add(move.step.kind, name, sent, times)
         self.passing.append((move.step.detail.pairs, move.step.axes, payload))
+
+    def arrive(self, times: float) -> None:
+        """What was sent is there: its seconds count as far as no product ran meanwhile."""
+        taken = permute_seconds(self.passing, self.mesh, self.model.machine)
+        self.exposed += max(0.0, taken - self.worked) * times
+        self.passing, self.worked = [], 0.0
 
     def move(self, move: Move, times: float, slack: float, argument: bool) -> float:
         step, model = move.step, self.model

@@ -12,7 +12,7 @@ from partir_search.ir.ring import Ring
 from partir_search.lowering.program import Apply, Move, Slot, Source
 from partir_search.lowering.reshard import Step
 from partir_search.lowering.skew import Shuffle, redistribute
-from partir_search.lowering.streams import RESULT, Walk, gather_walk, scatter_walk
+from partir_search.lowering.streams import RESULT, Part, Walk, gather_walk, scatter_walk
 from partir_search.lowering.window import window_steps
 from partir_search.propagation.rules.control_flow import flows_of
 
@@ -169,27 +169,43 @@ class BlockBuilder:
         self.settle((out,), op)
         return True
 
-    def pass_operand(self, op: Op, walk: Walk, ins: list[Source], out: Slot) -> None:
+    def pass_operand(self, op: Op, walk: Walk, ins: Sequence[Source], out: Slot) -> None:
         """Turns of a product, whose operand's blocks move on while it works."""
-        for turn in range(walk.size):
-            now = tuple(ins)
-            slot = now[walk.moving]
-            if turn + 1 < walk.size and isinstance(slot, Slot):
-                step = walk.step(slot)
-                moved = ins[walk.moving] = self.owner.cache.stretched(slot, step)
-                self.steps.append(Move(step, slot, moved, op, turn=turn + 1))
-            self.steps.append(Apply(op, now, (out,), turn=turn, turns=walk.size, walk=walk))
+        own = ins[walk.moving]
+        assert isinstance(own, Slot)
+        held, groups = {0: own}, walk.groups
+        turn = 0
+        for group, following in zip(groups, [*groups[1:], []], strict=True):
+            for offset in following:
+                (before,) = walk.before(offset)
+                step = walk.step(held[before], offset, before)
+                held[offset] = self.owner.cache.stretched(held[before], step)
+                move = Move(step, held[before], held[offset], op, turn=turn + len(group))
+                self.steps.append(move)
+            for offset in group:
+                now = tuple(held[offset] if i == walk.moving else x for i, x in enumerate(ins))
+                part = Part(walk, offset)
+                self.steps.append(Apply(op, now, (out,), turn=turn, turns=walk.size, part=part))
+                turn += 1
 
     def pass_results(self, op: Op, walk: Walk, ins: tuple[Source, ...], out: Slot) -> None:
         """Turns of a product, each for another block of the result, whose sum so far arrives."""
-        onto = None
-        for turn in range(walk.size):
-            if turn:
-                step = walk.step(out)
-                onto = self.owner.cache.stretched(out, step)
-                self.steps.append(Move(step, out, onto, op, turn=turn))
-            turns = walk.size
-            self.steps.append(Apply(op, ins, (out,), turn=turn, turns=turns, walk=walk, onto=onto))
+        made: dict[int, Slot] = {}
+        turn = 0
+        for group in walk.groups:
+            arrived: dict[int, list[Slot]] = {}
+            for offset in group:
+                arrived[offset] = []
+                for before in walk.before(offset):
+                    step = walk.step(out, offset, before)
+                    arrived[offset].append(self.owner.cache.stretched(made[before], step))
+                    self.steps.append(Move(step, made[before], arrived[offset][-1], op, turn=turn))
+            for offset in group:
+                made[offset] = self.owner.cache.partial(out, offset) if offset else out
+                part = Part(walk, offset, tuple(arrived[offset]))
+                outs = (made[offset],)
+                self.steps.append(Apply(op, ins, outs, turn=turn, turns=walk.size, part=part))
+                turn += 1
 
     def turns(self, apply: Apply, ring: Ring) -> None:
         """One product per slice of the sum that is walked; what moves on meanwhile is sent before

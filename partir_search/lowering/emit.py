@@ -34,7 +34,7 @@ from partir_search.lowering.program import (
 )
 from partir_search.lowering.reshard import Step
 from partir_search.lowering.skew import Shuffle
-from partir_search.lowering.streams import RESULT, Walk
+from partir_search.lowering.streams import RESULT, Part, Walk
 from partir_search.propagation.rules.control_flow import EMITTERS
 
 
@@ -176,31 +176,31 @@ def _turn(
     partition: Partition, item: Apply, args: Sequence[Any], env: Mapping[int, Any]
 ) -> Sequence[Any]:
     """One product of a ring with those before, in 32 bits where the result has fewer."""
-    op, rule, walk = widened(item.op), partition.rules[item.op.id], item.walk
-    device, last = _Device(partition, op, []), item.turn + 1 == item.turns
-    if walk:
-        here = coordinate(partition.mesh, walk.axis)
-        index = (here + walk.first + walk.sign * item.turn) % walk.size
-        operands = zip(args, rule.operands, strict=True)
+    op, rule = widened(item.op), partition.rules[item.op.id]
+    part: Part | None = item.part
+    index: Any = None
+    if part:
+        walk = part.walk
+        index = (coordinate(partition.mesh, walk.axis) + part.offset) % walk.size
         args = [
             _part(x, dims, walk, index) if i != walk.moving else x
-            for i, (x, dims) in enumerate(operands)
+            for i, (x, dims) in enumerate(zip(args, rule.operands, strict=True))
         ]
-    (out,) = run_local(device, rule, op, args)
+    (out,) = run_local(_Device(partition, op, []), rule, op, args)
     (slot,) = item.outs
-    if walk and walk.moving >= 0 and walk.factor in rule.results[0]:
-        dim = rule.results[0].index(walk.factor)
-        out = out.astype(slot.value.type.dtype)
-        whole = env[slot.id] if item.turn else jnp.zeros(slot.shape, out.dtype)
-        return [lax.dynamic_update_slice_in_dim(whole, out, index * out.shape[dim], dim)]
+    narrow = slot.value.type.dtype
+    if part and part.walk.moving == RESULT:  # sums travel in the type of the result
+        for arrived in part.arrived:
+            out = out + env[arrived.id]
+        return [out.astype(narrow)]
+    if part and part.walk.factor in rule.results[0]:
+        dim = rule.results[0].index(part.walk.factor)
+        whole = env[slot.id] if item.turn else jnp.zeros(slot.shape, narrow)
+        at = index * out.shape[dim]
+        return [lax.dynamic_update_slice_in_dim(whole, out.astype(narrow), at, dim)]
     if item.turn:
-        out = out + env[item.onto.id if item.onto else slot.id]
-    return [out.astype(slot.value.type.dtype) if last or _arrives(walk) else out]
-
-
-def _arrives(walk: Walk | None) -> bool:
-    """Whether sums go from device to device, in the type of the result."""
-    return walk is not None and walk.moving == RESULT
+        out = out + env[slot.id]
+    return [out.astype(narrow) if item.turn + 1 == item.turns else out]
 
 
 def _part(x: Any, dims: Dims, walk: Walk, index: Any) -> Any:
@@ -219,7 +219,7 @@ def _end_turn(block: Block, at: int, item: Apply, env: dict[int, Any]) -> None:
     later = (block.steps[i] for i in range(at + 1, len(block.steps)))
     following = next(x for x in later if isinstance(x, Apply))
     moved = [s for s in following.ins if isinstance(s, Slot) and s not in item.ins]
-    slots = [*item.outs, *moved]
+    slots = [s for s in (*item.outs, *moved) if s.id in env]
     for slot, x in zip(slots, lax.optimization_barrier([env[s.id] for s in slots]), strict=True):
         env[slot.id] = x
 

@@ -72,6 +72,15 @@ class LocalCache:
             slot = self.slots[key] = Slot(len(self.slots), value, layout, pending, shape)
         return slot
 
+    def partial(self, slot: Slot, offset: int) -> Slot:
+        """A block of a result that another device adds to."""
+        key = (slot.id, offset)
+        found = self.slots.get(key)
+        if found is None:
+            found = Slot(len(self.slots), slot.value, slot.layout, slot.pending, slot.shape)
+            self.slots[key] = found
+        return found
+
     def stretched(self, slot: Slot, step: Step) -> Slot:
         """The slot after one step of a window."""
         key = (slot.id, step)

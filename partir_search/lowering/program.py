@@ -69,8 +69,8 @@ class Move:
 @dataclasses.dataclass(eq=False, slots=True)
 class Apply:
     """An op on local tiles; in a ring one of several `turns`, whose results are added up (or put
-    side by side, where a `walk` is along a dim of the result). `onto` is the sum so far, where it
-    comes from another device.
+    side by side, where what is walked is a dim of the result). `part` is the turn's of a
+    collective matmul (`lowering/streams.py`).
     """
 
     op: Op
@@ -79,8 +79,7 @@ class Apply:
     blocks: tuple[Block, ...] = ()
     turn: int = 0
     turns: int = 1
-    walk: Any = None
-    onto: Slot | None = None
+    part: Any = None
 
 
 Instruction = Union[Move, Apply]

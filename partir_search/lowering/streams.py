@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-from partir_search.ir.ring import Edge
 from partir_search.ir.rule import OpRule
 from partir_search.lowering.program import Slot
 from partir_search.lowering.reshard import Step
@@ -22,7 +21,11 @@ RESULT = -1  # what moves is the sum so far
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Walk:
-    """Which block of a factor, which the op does not loop over, a turn works on.
+    """Which blocks of a factor, which the op does not loop over, its turns work on.
+
+    A turn has an offset: its block is the coordinate on the axis plus that. Blocks of an operand
+    come from the neighbour who worked on them in the turn before, from both sides; sums of a block
+    of the result go to the neighbour who adds to them in the next turn, and end where they belong.
 
     Attributes:
       axis: that the blocks pass around.
@@ -37,31 +40,46 @@ class Walk:
     moving: int
 
     @property
-    def first(self) -> int:
-        """What stands beside the coordinate in the index of the first turn: an operand's own
-        block is at hand, a result's is done last.
+    def groups(self) -> list[list[int]]:
+        """Offsets of the turns; those of a group work while blocks for the next are on their way,
+        in both directions.
         """
-        return -1 if self.moving == RESULT else 0
+        near = [[k, -k] if 2 * k < self.size else [k] for k in range(1, self.size // 2 + 1)]
+        groups = [[0], *near]
+        return groups[::-1] if self.moving == RESULT else groups
 
-    @property
-    def sign(self) -> int:
-        return -1 if self.moving == RESULT else 1
+    def before(self, offset: int) -> list[int]:
+        """Offsets that the block had, at neighbours, in turns before this one."""
+        if self.moving != RESULT:
+            return [offset - _sign(offset)] if offset else []
+        turns = {o for group in self.groups for o in group}
+        sides = (1, -1) if not offset else (_sign(offset),)
+        return [offset + s for s in sides if offset + s in turns]
 
-    def block(self, coordinate: int, turn: int) -> int:
-        return (coordinate + self.first + self.sign * turn) % self.size
-
-    @property
-    def pairs(self) -> tuple[Edge, ...]:
-        """Who sends its block to whom: to the one who works on it in the next turn."""
-        holder = {self.block(i, 0): i for i in range(self.size)}
-        return tuple((holder[self.block(i, 1)], i) for i in range(self.size))
-
-    def step(self, slot: Slot) -> Step:
-        """Passes a block on."""
-        shuffle = Shuffle(self.pairs)
+    def step(self, slot: Slot, offset: int, before: int) -> Step:
+        """Passes what was at one offset on to a neighbour, for whom it is at another."""
+        away = before - offset  # who has it, from who works on it next
+        pairs = tuple(((i - away) % self.size, i) for i in range(self.size))
         return Step(
-            "collective_permute", (self.axis,), 0, -1, "", slot.layout, slot.pending, shuffle
+            "collective_permute", (self.axis,), 0, -1, "", slot.layout, slot.pending, Shuffle(pairs)
         )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Part:
+    """One turn of a walk.
+
+    Attributes:
+      arrived: sums of its block so far, from neighbours.
+    """
+
+    walk: Walk
+    offset: int
+    arrived: tuple[Slot, ...] = ()
+
+
+def _sign(offset: int) -> int:
+    return 1 if offset > 0 else -1
 
 
 def gather_walk(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, Union
 
 
@@ -97,3 +98,8 @@ def action_from_json(data: dict[str, Any]) -> Action:
     if "stream" in data:
         return Stream(str(data["stream"]))
     raise ValueError(f"not an action: {data!r}")
+
+
+def tilings(actions: Sequence[Action]) -> list[Tiling]:
+    """Actions that tile or keep values."""
+    return [a for a in actions if not isinstance(a, Stream)]

@@ -1,0 +1,75 @@
+"""Between a folded program and the whole one: decisions as named actions, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from partir_search.experts.moves import Decision, KeepClass, TileClass
+from partir_search.ir.core import Module
+from partir_search.ir.fold import Folded
+from partir_search.mcts.env import PlanningGame
+from partir_search.mcts.game import Move
+from partir_search.propagation.actions import Action, Replicate, Tile, tilings
+from partir_search.propagation.propagate import State
+from partir_search.tactics import apply_action
+
+
+def folded_moves(
+    hints: Sequence[Action], folded: Folded, module: Module, game: PlanningGame
+) -> tuple[Move, ...]:
+    """Named actions as moves on the folded program; those on values it lacks are left out."""
+    known = {v.name: v.id for v in module.values}
+    moves: list[Move] = []
+    for action in tilings(hints):
+        values = [folded.class_of[known[n]] for n in action.values if n in known]
+        axes = game.mesh.axes(action.axis)
+        for cls in dict.fromkeys(game.graph.class_of[v] for v in values if v >= 0):
+            if isinstance(action, Tile):
+                ends = [folded.class_of[known[n]] for n in action.barriers if n in known]
+                barriers = dict.fromkeys(game.graph.class_of[v] for v in ends if v >= 0)
+                moves.append(TileClass(cls, action.dim, axes, tuple(barriers)))
+            else:
+                moves.append(KeepClass(cls, axes))
+    return tuple(moves)
+
+
+def expand(
+    folded: Folded, game: PlanningGame, decisions: Sequence[Decision], state: State
+) -> list[Action]:
+    """Decisions on folded classes as named actions, played on the whole program."""
+    graph, module = state.graph, state.graph.module
+    members: dict[int, list[int]] = {}
+    for v, folded_value in enumerate(folded.class_of):
+        if folded_value >= 0:
+            members.setdefault(game.graph.class_of[folded_value], []).append(v)
+    arguments = {v.id for v in module.body.args}
+    done: list[Action] = []
+    for decision in decisions:
+        values = members[decision.cls]
+        values = [v for v in values if v in arguments] or values
+        axes = decision.axes
+        first: dict[int, str] = {}  # a name per class of the whole program still to decide
+        for v in values:
+            cls = graph.class_of[v]
+            if (
+                state.may_tile(cls, decision.dim, axes)
+                if isinstance(decision, TileClass)
+                else state.free(cls, axes)
+            ):
+                first.setdefault(cls, module.values[v].name)
+        if not first:
+            continue
+        name, *also = first.values()
+        barriers: tuple[str, ...] = ()
+        if isinstance(decision, TileClass) and decision.barriers:
+            ends = [v for c in decision.barriers for v in members[c]]
+            named = {graph.class_of[v]: module.values[v].name for v in ends}
+            barriers = tuple(named.values())
+        action: Action = (
+            Tile(name, decision.dim, state.mesh.label(axes), tuple(also), barriers)
+            if isinstance(decision, TileClass)
+            else Replicate(name, state.mesh.label(axes), tuple(also))
+        )
+        apply_action(state, graph, action)
+        done.append(action)
+    return done
