@@ -15,6 +15,7 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from partir_search.communication import Collective, collectives_of
+from partir_search.cost.bounds import products_bytes
 from partir_search.cost.simulator import Cost, OpCost
 from partir_search.ir.core import Module, Op, Value
 from partir_search.ir.mesh import MeshShape
@@ -132,6 +133,18 @@ class Plan:
         """Collectives in the program text, by kind (one in a loop's body counts once)."""
         found = collections.Counter(c.kind for c in self.collectives)
         return {kind: found[kind] for kind in COLLECTIVES}
+
+    @property
+    def sent_bytes(self) -> float:
+        """Bytes that one device sends in a step."""
+        return sum(self.cost.bytes_by_kind.values())
+
+    @property
+    def bound_bytes(self) -> float:
+        """What one device must send for the program's products if each began with every operand on
+        one device only (see `cost/bounds.py`).
+        """
+        return products_bytes(self.module, self.partition.rules, self.mesh_shape.devices)
 
     def breakdown(self) -> tuple[OpCost, ...]:
         """Where the simulated seconds go: kernels and collectives, dearest first."""

@@ -73,7 +73,13 @@ def arguments_table(plan: Plan) -> Table:
 
 def collectives_table(plan: Plan, found: Mapping[str, Mapping[str, int]]) -> Table:
     """Predicted collectives beside those found, by kind; `found` maps a title to counts."""
-    table = Table(title="collectives", title_justify="left")
+    table = Table(
+        title="collectives",
+        title_justify="left",
+        caption=f"a device sends {plan.sent_bytes:,.0f} bytes; its products alone, each of operands"
+        f" that lie on one device each, need {plan.bound_bytes:,.0f} (arXiv 2205.13407)",
+        caption_justify="left",
+    )
     table.add_column("kind")
     for column in ("predicted", *found, "bytes on a device"):
         table.add_column(column, justify="right")

@@ -180,8 +180,7 @@ class BlockBuilder:
                 (before,) = walk.before(offset)
                 step = walk.step(held[before], offset, before)
                 held[offset] = self.owner.cache.stretched(held[before], step)
-                move = Move(step, held[before], held[offset], op, turn=turn + len(group))
-                self.steps.append(move)
+                self.pass_on(step, held[before], held[offset], op, turn + len(group))
             for offset in group:
                 now = tuple(held[offset] if i == walk.moving else x for i, x in enumerate(ins))
                 part = Part(walk, offset)
@@ -207,6 +206,15 @@ class BlockBuilder:
                 self.steps.append(Apply(op, ins, outs, turn=turn, turns=walk.size, part=part))
                 turn += 1
 
+    def pass_on(self, step: Step, source: Slot, target: Slot, op: Op, turn: int) -> None:
+        """A block moves on. One that did so in the forward pass does it again: merged with that,
+        it would be kept until now.
+        """
+        key = (source.id, step)
+        again = key in self.copies
+        self.steps.append(Move(step, source, target, op, again, turn=turn))
+        self.copies[key] = _Copy(target, self.position, op.backward)
+
     def turns(self, apply: Apply, ring: Ring) -> None:
         """One product per slice of the sum that is walked; what moves on meanwhile is sent before
         it, to be there after it.
@@ -229,7 +237,7 @@ class BlockBuilder:
                         Shuffle(pairs[i]),
                     )
                     moved = ins[i] = self.owner.cache.stretched(slot, step)
-                    self.steps.append(Move(step, slot, moved, op, turn=turn + 1))
+                    self.pass_on(step, slot, moved, op, turn + 1)
             self.steps.append(Apply(op, now, apply.outs, turn=turn, turns=ring.size))
 
     def region_op(self, op: Op) -> None:

@@ -130,7 +130,7 @@ def _run_block(
     for i, item in enumerate(block.steps):
         if isinstance(item, Move):
             moved = env[item.source.id]
-            if item.again and item.step.kind == "all_gather":
+            if item.again and item.step.kind in ("all_gather", "collective_permute"):
                 moved = _fence(block, i, item, moved, env, fills)
             blocks = [env[b.id] for b in item.blocks]
             env[item.target.id] = run_step(partition.mesh, item.step, moved, tiles_first, blocks)
