@@ -9,9 +9,10 @@ from partir_search.lowering.compiled import hlo_counts, stablehlo_counts
 from partir_search.machine import MACHINES, Machine
 from partir_search.mcts.goals import Fastest, FewestBytes, Fit, Goal, Weighted
 from partir_search.microbatch import microbatched
-from partir_search.plan import Plan, SavedPlan, load_plan
+from partir_search.plan import Plan
 from partir_search.pressure import DoesNotFit, Remedy
 from partir_search.propagation.actions import Action, IllegalAction, Replicate, Stream, Tile
+from partir_search.saved import SavedPlan, load_plan
 from partir_search.tactics import (
     FIRST_DIVISIBLE_DIM,
     REPLICATED,

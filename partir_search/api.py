@@ -57,6 +57,7 @@ def auto_partition(
     remat: Remat = "auto",
     microbatches: int | Sequence[int] = 1,
     rings: bool = False,
+    skewed_state: bool = False,
     on_overflow: Literal["raise", "warn"] = "raise",
     progress: bool | Progress | None = None,
 ) -> Callable[[Callable[..., Any]], AutoPartitioned]:
@@ -83,6 +84,9 @@ def auto_partition(
       rings: whether searches may partition in time as well: on two mesh axes of equal size (see
         `SpatialTemporal`), and by products that walk what is gathered or scattered for them (see
         `CollectiveMatmul`).
+      skewed_state: whether train state comes and goes with its blocks where rings use them, which
+        saves moving them in every step: pass it through `plan.skew` before the first step and
+        through `plan.unskew` for export and checkpoints.
       on_overflow: what a call does if the plan needs more memory than the goals allow: raise
         `DoesNotFit` with remedies, or warn. Plans of a schedule without a search only warn.
       progress: True or False for a progress bar (default: on a terminal), or a function that is
@@ -100,6 +104,7 @@ def auto_partition(
         ("pad", pad, (True, False)),
         ("remat", remat, ("auto", True, False)),
         ("rings", rings, (True, False)),
+        ("skewed_state", skewed_state, (True, False)),
         ("on_overflow", on_overflow, ("raise", "warn")),
     ):
         if given not in known:
@@ -124,6 +129,7 @@ def auto_partition(
         on_overflow,
         progress,
         rings,
+        skewed_state,
     )
     static = (_ints(static_argnums), _names(static_argnames))
     donate = (_ints(donate_argnums), _names(donate_argnames))

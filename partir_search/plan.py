@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import hashlib
 import json
 import math
 import pathlib
@@ -24,33 +23,18 @@ from partir_search.ir.printer import print_partition
 from partir_search.ir.remat import Range
 from partir_search.lowering.program import LocalProgram
 from partir_search.lowering.reshard import COLLECTIVES
-from partir_search.lowering.shard import argument_specs, named_sharding, result_specs
+from partir_search.lowering.shard import argument_specs, named_sharding, reorder, result_specs
 from partir_search.machine import Machine
 from partir_search.paths import matches, nearest
 from partir_search.planned import Planned, SearchReport
 from partir_search.pressure import Remedy, remedies
-from partir_search.propagation.actions import Action, action_from_json, tilings
+from partir_search.propagation.actions import Action
 from partir_search.propagation.causes import Conflict
 from partir_search.propagation.padding import Pad
+from partir_search.saved import FORMAT, SavedPlan, fingerprint
 from partir_search.search_record import save_search
 from partir_search.targets import Target
 from partir_search.verification import Verification, verify
-
-FORMAT = 1
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class SavedPlan:
-    """A plan read from a file, to be applied to the function and mesh that it was made for."""
-
-    function: str
-    fingerprint: str
-    mesh: MeshShape
-    machine: str
-    actions: tuple[Action, ...]
-    remat: tuple[Range, ...] = ()
-    microbatches: int = 1
-    padding: tuple[Pad, ...] = ()
 
 
 class Plan:
@@ -181,6 +165,36 @@ class Plan:
         specs = argument_specs(self._planned.sketch, user=True)
         return list(zip(module.arg_paths, module.body.args, specs, strict=True))
 
+    def skew(self, state: Any) -> Any:
+        """Train state as the step takes it, of `auto_partition(..., skewed_state=True)`.
+
+        Args:
+          state: an argument of the step, of the shapes that the plan is for, in the usual order.
+
+        Raises:
+          ValueError: no argument has this structure and these shapes.
+        """
+        return self._reordered(state, into=True)
+
+    def unskew(self, state: Any) -> Any:
+        """Inverse of `skew`: for export, checkpoints and evaluation."""
+        return self._reordered(state, into=False)
+
+    def _reordered(self, state: Any, into: bool) -> Any:
+        leaves, tree = jax.tree.flatten(state)
+        args, kwargs = jax.tree.unflatten(self._in_tree, range(len(self.module.body.args)))
+        for subtree in (*args, *kwargs.values()):
+            places = jax.tree.leaves(subtree)
+            shapes = [self.module.body.args[i].type.shape for i in places]
+            same = str(jax.tree.structure(subtree)) == str(tree)
+            if same and shapes == [x.shape for x in leaves]:
+                found = reorder(self.program, self._mesh, places, leaves, into)
+                return jax.tree.unflatten(tree, found)
+        raise ValueError(
+            f"no argument of {self.module.name!r} has the structure and shapes of {tree}; pass a"
+            " whole argument of the step"
+        )
+
     # Questions ---------------------------------------------------------------------------------
 
     def explain(self, path: str) -> str:
@@ -283,6 +297,7 @@ class Plan:
             "mesh": dict(self.mesh_shape.user.as_dict()),
             **({"parts": parts} if (parts := self.mesh_shape.parts()) else {}),
             **({"diagonals": list(names)} if (names := self.mesh_shape.diagonal_names) else {}),
+            **({"skewed_state": True} if self.mesh_shape.skewed_state else {}),
             "machine": self.machine.name,
             "seconds": self.cost.seconds,
             "peak_bytes": self.cost.peak_bytes,
@@ -310,42 +325,6 @@ def _where(op: Op) -> str:
     return f"{op.prim} ({op.source})" if op.source else op.prim
 
 
-def fingerprint(module: Module) -> str:
-    """Hash of the program's arguments and ops: what a saved plan must agree with."""
-    h = hashlib.sha256()
-    for path, v in zip(module.arg_paths, module.body.args, strict=True):
-        h.update(f"{path}:{v.type};".encode())
-    for op in module.ops:
-        types = ",".join(str(x.type) for x in (*op.operands, *op.results))
-        h.update(f"{op.prim}({types});".encode())
-    return h.hexdigest()[:16]
-
-
-def load_plan(path: str | pathlib.Path) -> SavedPlan:
-    """Reads a plan that `Plan.save` wrote; pass it as `schedule=` to `auto_partition`."""
-    try:
-        data = json.loads(pathlib.Path(path).read_text())
-        if data["format"] != FORMAT:
-            raise ValueError(f"format {data['format']}, this version reads {FORMAT}")
-        mesh: Mapping[str, int] = data["mesh"]
-        return SavedPlan(
-            data["function"],
-            data["fingerprint"],
-            MeshShape(tuple(mesh), tuple(mesh.values()))
-            .split(data.get("parts", {}))
-            .with_diagonals(data.get("diagonals", ())),
-            data["machine"],
-            tuple(action_from_json(a) for a in data["actions"]),
-            tuple((int(a), int(b)) for a, b in data.get("remat", ())),
-            int(data.get("microbatches", 1)),
-            tuple(
-                Pad(str(p["value"]), int(p["dim"]), int(p["size"])) for p in data.get("padding", ())
-            ),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is not a plan that can be read: {error}") from error
-
-
 def saved_plan(plan: Plan) -> SavedPlan:
     """What a plan would be after saving and loading."""
     return SavedPlan(
@@ -358,21 +337,3 @@ def saved_plan(plan: Plan) -> SavedPlan:
         plan.microbatches,
         plan.padding,
     )
-
-
-def check_saved(saved: SavedPlan, module: Module, mesh: MeshShape) -> None:
-    """A ValueError that says what differs if a plan is for another function or mesh."""
-    if saved.mesh != mesh:
-        raise ValueError(
-            f"the saved plan is for mesh<{saved.mesh}>, this is mesh<{mesh}>; plan again with"
-            " schedule=None, or use the mesh that it was made for"
-        )
-    if saved.fingerprint != fingerprint(module):
-        names = module.value_names()
-        gone = [n for a in tilings(saved.actions) for n in a.values if n not in names]
-        detail = f"; it names {gone[:3]}, which this program does not have" if gone else ""
-        raise ValueError(
-            f"the saved plan is for {saved.function!r} with fingerprint {saved.fingerprint}, this"
-            f" is {module.name!r} with {fingerprint(module)}: the function or the shapes of its"
-            f" arguments changed{detail}; plan again with schedule=None"
-        )

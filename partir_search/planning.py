@@ -20,7 +20,7 @@ from partir_search.ir.remat import Range, find_segments, rematerialize
 from partir_search.machine import Machine
 from partir_search.mcts.goals import Goal, scorer
 from partir_search.microbatch import microbatched
-from partir_search.plan import Plan, SavedPlan, check_saved, fingerprint, saved_plan
+from partir_search.plan import Plan, saved_plan
 from partir_search.planned import Planned
 from partir_search.planner import Planner, Progress
 from partir_search.pressure import relieve
@@ -28,6 +28,7 @@ from partir_search.propagation.actions import Action
 from partir_search.propagation.pad import pad_module
 from partir_search.propagation.padding import Pad, find_pads
 from partir_search.report import search_progress
+from partir_search.saved import SavedPlan, check_saved, fingerprint
 from partir_search.signature import Call, Traced, donated_leaves, trace_call
 from partir_search.tactics import AutomaticPartition, Tactic, diagonals
 
@@ -54,17 +55,18 @@ class Options:
     on_overflow: Literal["raise", "warn"]
     progress: bool | Progress | None
     rings: bool = False
+    skewed_state: bool = False
 
     @property
     def shape(self) -> MeshShape:
         """The mesh, with the diagonals that the schedule names or a search may use."""
         plain = MeshShape(tuple(self.mesh.axis_names), tuple(self.mesh.axis_sizes))
-        if isinstance(self.schedule, Plan):
-            return plain.with_diagonals(self.schedule.mesh_shape.diagonal_names)
-        if isinstance(self.schedule, SavedPlan):
-            return plain.with_diagonals(self.schedule.mesh.diagonal_names)
-        named = diagonals(self.schedule or ())
-        return plain.with_diagonals(named or (plain.equal_pairs() if self.rings else ()))
+        given = self.schedule
+        if isinstance(given, Plan | SavedPlan):
+            known = given.mesh_shape if isinstance(given, Plan) else given.mesh
+            return plain.with_diagonals(known.diagonal_names, known.skewed_state)
+        named = diagonals(given or ()) or (plain.equal_pairs() if self.rings else ())
+        return plain.with_diagonals(named, self.skewed_state)
 
 
 class Maker:

@@ -27,12 +27,15 @@ class MeshShape:
       sizes: devices along each axis.
       whole: the user's axis that each axis is (a part of).
       diagonals: the last so many axes are diagonals, each of these two.
+      skewed_state: whether train state that is tiled on a diagonal comes and goes so: its blocks
+        lie on the devices that use them, and not in the order of the array.
     """
 
     names: tuple[str, ...]
     sizes: tuple[int, ...]
     whole: tuple[str, ...] = ()
     diagonals: tuple[tuple[int, int], ...] = ()
+    skewed_state: bool = False
 
     def __post_init__(self) -> None:
         if not self.whole:
@@ -81,7 +84,7 @@ class MeshShape:
         first = len(self.names) - len(self.diagonals)
         return tuple((r, c, first + i) for i, (r, c) in enumerate(self.diagonals))
 
-    def with_diagonals(self, names: Iterable[str]) -> MeshShape:
+    def with_diagonals(self, names: Iterable[str], skewed_state: bool = False) -> MeshShape:
         """The mesh with diagonals, named `r~c`.
 
         Raises:
@@ -106,6 +109,7 @@ class MeshShape:
             self.sizes + tuple(self.sizes[r] for r, _ in pairs),
             self.whole + names,
             tuple(pairs),
+            skewed_state,
         )
 
     def index(self, name: str) -> int:
@@ -178,7 +182,7 @@ class MeshShape:
             sizes += pieces
             whole += [name] * len(pieces)
         plain = MeshShape(tuple(names), tuple(sizes), tuple(whole))
-        return plain.with_diagonals(self.diagonal_names)
+        return plain.with_diagonals(self.diagonal_names, self.skewed_state)
 
     def parts(self) -> dict[str, list[int]]:
         """What `split` was given: the sizes of the parts of each axis that has several."""

@@ -157,7 +157,13 @@ class Localizer:
             for i in self.module.constants
         }
         body = self.module.body
-        args = tuple(self.slot(v, straight(mesh, self.rest(v.id).layout), ()) for v in body.args)
+        tied = {arg for arg, _ in self.module.ties} if mesh.skewed_state else ()
+        args = tuple(
+            self.rest(v.id)
+            if i in tied
+            else self.slot(v, straight(mesh, self.rest(v.id).layout), ())
+            for i, v in enumerate(body.args)
+        )
         targets = [straight(mesh, self.layout(r)) for r in body.results]
         for arg, result in self.module.ties:
             targets[result] = args[arg].layout

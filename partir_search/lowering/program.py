@@ -43,10 +43,10 @@ class Move:
     """One step of a redistribution, done for `op` (or for the program's results: None).
 
     `again` marks a gather (or a ring's permute) whose copy was made before and given up: it must
-    not be merged with the earlier one, or the memory that giving it up saves is not saved. `rests` marks a target
-    that is the value where it rests, not a copy. `blocks` were fetched to be put together with
-    the source. `turn` is the turn of a ring that it is made for, whose operand moves on while the
-    turn before works; 0 of no ring.
+    not be merged with the earlier one, or the memory that giving it up saves is not saved.
+    `rests` marks a target that is the value where it rests, not a copy. `blocks` were fetched to
+    be put together with the source. `turn` is the turn of a ring that it is made for, whose
+    operand moves on while the turn before works; 0 of no ring.
     """
 
     step: Step

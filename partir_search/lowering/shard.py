@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -9,18 +10,20 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import Layout
-from partir_search.lowering.emit import emit
+from partir_search.lowering.emit import emit, run_step
 from partir_search.lowering.program import LocalProgram, Slot, Source
+from partir_search.lowering.skew import redistribute, straight
 
 
 def partition_spec(mesh: MeshShape, layout: Layout, *, user: bool = False) -> PartitionSpec:
-    """Layout to PartitionSpec, without trailing Nones.
+    """Layout to PartitionSpec, without trailing Nones; of a tiling on a diagonal that which holds
+    the same blocks in the array's order.
 
     Args:
       user: name the user's axes, where a dim is tiled by all parts of one in their order.
     """
     entries: list[Any] = []
-    for axes in layout:
+    for axes in straight(mesh, layout):
         names = tuple(mesh.names[a] for a in axes)
         if user and names:
             names = tuple(mesh.label(axes).split("+"))
@@ -109,3 +112,37 @@ def sharded(program: LocalProgram, mesh: Any) -> Any:
         return jax.device_put(mapped(*jax.device_put(args, enter)), leave)
 
     return renamed
+
+
+def reorder(
+    program: LocalProgram, mesh: Any, arguments: Sequence[int], values: Sequence[Any], into: bool
+) -> list[Any]:
+    """Arguments whose blocks go from the array's order to where the program wants them, or back.
+
+    Args:
+      arguments: their positions.
+      into: the program's order, rather than out of it.
+    """
+    shape = program.partition.mesh
+    moves = []
+    for i in arguments:
+        layout = program.body.args[i].layout
+        ends = (straight(shape, layout), layout)
+        begin, end = ends if into else ends[::-1]
+        moves.append(redistribute(shape, begin, (), end))
+
+    def run(*blocks: Any) -> tuple[Any, ...]:
+        out = []
+        for block, steps in zip(blocks, moves, strict=True):
+            for step in steps:
+                block = run_step(shape, step, block)
+            out.append(block)
+        return tuple(out)
+
+    specs = tuple(argument_specs(program)[i] for i in arguments)
+    parts = split_mesh(mesh, shape)
+    mapped = jax.shard_map(run, mesh=parts, in_specs=specs, out_specs=specs, check_vma=False)
+    placed = [
+        jax.device_put(v, NamedSharding(parts, s)) for v, s in zip(values, specs, strict=True)
+    ]
+    return list(jax.jit(mapped)(*placed))

@@ -316,6 +316,45 @@ def test_train_step(name: str, n: int, linears: int, monkeypatch: pytest.MonkeyP
     assert 'ring "r" "c" (%r, %c, %t: steps<' in plan.ir()
 
 
+@pytest.mark.devices
+def test_state_rests_skewed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing moves at the program's edge; what comes out of two steps is the plain state. Any
+    optimizer will do: the program knows where blocks lie.
+    """
+    monkeypatch.setattr(training, "optimizer", lambda: optax.adafactor(1e-3))
+    entry = MODELS["gpt-tiny"]
+    args = jax.jit(lambda: entry.args(8))()
+    mesh = jax.make_mesh((2, 2), ("r", "c"), devices=jax.devices()[:4])
+    schedule = [ps.SpatialTemporal(("r", "c"))]
+
+    def step_of(skewed: bool) -> Any:
+        options = {"machine": "tpu_v5e", "schedule": schedule, "skewed_state": skewed}
+        return ps.auto_partition(mesh, **options)(entry.step)
+
+    step = step_of(True)
+    plan = step.plan(*args)
+    whole = step_of(False).plan(*args)
+    assert (
+        plan.collective_counts["collective_permute"]
+        < (whole.collective_counts["collective_permute"])
+    )
+    state = plan.skew(args[0])
+    moved = [
+        not np.array_equal(a, b)
+        for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(args[0]), strict=True)
+        if a.ndim == 2
+    ]
+    assert any(moved)
+    assert_same(jax.tree.leaves(plan.unskew(state)), jax.tree.leaves(args[0]), 0)
+    plain = args[0]
+    for _ in range(2):
+        state, *_ = jax.block_until_ready(step(state, *args[1:]))
+        plain, *_ = jax.jit(entry.step)(plain, *args[1:])
+    assert_same(jax.tree.leaves(plan.unskew(state)), jax.tree.leaves(plain), 2e-4)
+    with pytest.raises(ValueError, match="pass a whole argument"):
+        plan.skew(args[0].params)
+
+
 # Bad input -------------------------------------------------------------------------------------
 
 
