@@ -151,14 +151,16 @@ class MeshShape:
         return math.prod(self.sizes[a] for a in axes)
 
     def equal_pairs(self) -> list[str]:
-        """Diagonals that the mesh can have: of axes of equal size, each on one of them."""
+        """Diagonals that the mesh can have: of axes of equal size, each on one of them, minor axes
+        first (the faster links, as meshes are laid out).
+        """
         left, found = list(self.device_names), list[str]()
         while left:
-            r = left.pop(0)
-            size = self.sizes[self.index(r)]
-            c = next((o for o in left if self.sizes[self.index(o)] == size > 1), None)
-            if c is not None:
-                left.remove(c)
+            c = left.pop()
+            size = self.sizes[self.index(c)]
+            r = next((o for o in left[::-1] if self.sizes[self.index(o)] == size > 1), None)
+            if r is not None:
+                left.remove(r)
                 found.append(r + DIAGONAL + c)
         return found
 
