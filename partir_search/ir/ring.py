@@ -2,8 +2,8 @@
 
 On two mesh axes r and c of size n an op can loop over three factors if it walks one of them in
 time: one on r, one on c, one on their diagonal r~c, of which exactly one is summed. Its slice of
-a factor is a dimension slice index (PrimePar, ASPLOS 2024, slide "DSI"): linear in the device's
-coordinates, plus the time for the factor that is walked, mod n. Every slice of the iteration
+a factor is a dimension slice index (PrimePar, ASPLOS 2024): linear in the device's coordinates,
+plus the time for the factor that is walked, mod n. Every slice of the iteration
 space is then done once; every operand is tiled by two of the three and so lies on one device at
 any time; the result stays where it is. Who sends what to whom between two steps follows: at time
 t + 1 a device needs what another one holds at time t.
@@ -18,7 +18,7 @@ from partir_search.ir.rule import NONE, Dims, OpRule
 
 COORDINATES = ((1, 0), (0, 1), (1, 1))  # of the two axes and their diagonal, in (r, c)
 
-Edge = tuple[int, int]  # source, target: positions along the two axes jointly
+Edge = tuple[int, int]  # source, target: positions along some axes jointly
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

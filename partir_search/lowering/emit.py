@@ -219,7 +219,7 @@ def _end_turn(block: Block, at: int, item: Apply, env: dict[int, Any]) -> None:
     later = (block.steps[i] for i in range(at + 1, len(block.steps)))
     following = next(x for x in later if isinstance(x, Apply))
     moved = [s for s in following.ins if isinstance(s, Slot) and s not in item.ins]
-    slots = [s for s in (*item.outs, *moved) if s.id in env]
+    slots = [*item.outs, *moved]
     for slot, x in zip(slots, lax.optimization_barrier([env[s.id] for s in slots]), strict=True):
         env[slot.id] = x
 

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from partir_search.lowering.window import Edge, Fetch, Stretch
+from partir_search.ir.ring import Edge
+from partir_search.lowering.window import Fetch, Stretch
 
 
 def fetch(x: Any, detail: Fetch, dim: int, sizes: Mapping[str, int], order: Sequence[str]) -> Any:

@@ -20,9 +20,9 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_bipartite_matching
 
 from partir_search.ir.partition import Layout, Pending, Window
+from partir_search.ir.ring import Edge
 from partir_search.lowering.reshard import WINDOW, Step
 
-Edge = tuple[int, int]  # source, target
 Take = tuple[int, int, int]  # from, to, length
 Axis = TypeVar("Axis")
 NOTHING: Take = (0, 0, 0)

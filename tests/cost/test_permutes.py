@@ -1,0 +1,74 @@
+"""Permutes by the busiest link, and what of a ring stays exposed."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from partir_search.cost.permutes import loads, permute_seconds
+from partir_search.cost.simulator import Cost, CostModel
+from partir_search.ir.mesh import MeshShape
+from partir_search.ir.ring import Edge
+from partir_search.lowering.local import localize
+from partir_search.machine import MACHINES, Machine
+from tests.support import module_of, state_of, tile_arg
+
+N = 4
+MESH = MeshShape(("r", "c"), (N, N)).with_diagonals(["r~c"])
+V5E = MACHINES["tpu_v5e"]
+
+
+def shift(r: int, c: int) -> tuple[Edge, ...]:
+    """Every device receives from (r, c) further on."""
+    return tuple((((i + r) % N) * N + (j + c) % N, i * N + j) for i in range(N) for j in range(N))
+
+
+def test_loads() -> None:
+    assert loads(shift(0, 1), (N, N)) == {(1, -1): (1, 1)}
+    assert loads(shift(-1, 1), (N, N)) == {(0, 1): (1, 1), (1, -1): (1, 1)}
+    assert loads(shift(2, 0), (N, N)) == {(0, 1): (2, 2)}
+    assert loads(((0, 0), (1, 1)), (N,)) == {}
+
+
+@pytest.mark.parametrize("machine, together", [("tpu_v5e", 1.0), ("h100", 2.0)])
+def test_two_at_once(machine: str, together: float) -> None:
+    """On a torus two axes have their own links; a switch's link is shared."""
+    m, nbytes = MACHINES[machine], 1e9
+    one = permute_seconds([(shift(0, 1), (0, 1), nbytes)], MESH, m)
+    both = [(shift(0, 1), (0, 1), nbytes), (shift(1, 0), (0, 1), nbytes)]
+    assert permute_seconds(both, MESH, m) == pytest.approx(together * one, rel=1e-3)
+    if m.torus:  # a direction has half of the axis's bandwidth
+        assert one == pytest.approx(2 * nbytes / m.link_bytes_per_s, rel=1e-3)
+        there_and_back = [(shift(0, s), (0, 1), nbytes) for s in (1, -1)]
+        assert permute_seconds(there_and_back, MESH, m) == pytest.approx(one, rel=1e-3)
+
+
+def ring_cost(size: int, machine: Machine) -> Cost:
+    """A square product on the ring."""
+    x = jax.ShapeDtypeStruct((size, size), jnp.bfloat16)
+    state = state_of(module_of(jnp.matmul, x, x), MESH)
+    for arg, dim, axis in ((0, 0, "r"), (0, 1, "c"), (1, 1, "r~c")):
+        tile_arg(state, arg, dim, axis)
+    model = CostModel(state.graph.module, state.graph.rules, machine)
+    return model.evaluate(localize(state.partition()))
+
+
+def test_large_blocks_hide_their_permutes() -> None:
+    """What is exposed of a large product is the permutes at the program's edge; the work is one
+    part of n^2, and a device sends (n - 1) blocks of each operand besides.
+    """
+    size = 65536
+    edge = dataclasses.replace(V5E, link_bytes_per_s=1e30, hop_seconds=0.0)
+    fast = ring_cost(size, edge)
+    cost = ring_cost(size, V5E)
+    assert cost.flops == 2 * size**3 / N**2
+    block = 2 * size**2 / N**2
+    assert cost.bytes_by_kind == {"collective_permute": (2 * (N - 1) + 2) * block}
+    assert fast.collective_seconds < 1e-15
+    moved = cost.collective_seconds * V5E.link_bytes_per_s / 2 / block
+    assert 2 <= moved <= 4.1  # in and out of the ring, over as many links as lie between
+    small = ring_cost(4096, V5E)
+    assert small.collective_seconds > 0.5 * small.seconds
