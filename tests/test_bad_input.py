@@ -73,7 +73,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         {"schedule": manual({"w/bias": 0}, "batch")},
         "'w/bias' matches no argument; near it are: w/kernel, x",
     ),
-    "no_tactic": ({"schedule": ["bp"]}, "a schedule holds ManualPartition and AutomaticPartition"),
+    "no_tactic": ({"schedule": ["bp"]}, "a schedule holds ManualPartition, AutomaticPartition"),
 }
 
 

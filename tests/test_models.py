@@ -80,10 +80,10 @@ def same(got: list[Any], want: list[Any], tolerance: float) -> None:
 @pytest.mark.devices
 @pytest.mark.parametrize("name", TINY)
 def test_plans(name: str, mesh: jax.sharding.Mesh, request: pytest.FixtureRequest) -> None:
-    """The found plan, and for every fourth model a random one; or `--plans` random ones, and the
+    """The found plan, and for every eighth model a random one; or `--plans` random ones, and the
     known strategies.
     """
-    count = request.config.getoption("--plans") or (TINY.index(name) % 4 == 1)
+    count = request.config.getoption("--plans") or (TINY.index(name) % 8 == 1)
     args, _ = plain(name)
     found = compare(name, mesh, episodes=60)
     if count > 1:

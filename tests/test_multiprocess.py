@@ -24,7 +24,9 @@ def free_port() -> int:
 
 def run(processes: int) -> list[dict[str, Any]]:
     env = {**os.environ, "NPROC": "16", "JAX_PLATFORMS": "cpu"}
-    env["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={8 // processes}"
+    flags = [f for f in os.environ["XLA_FLAGS"].split() if "device_count" not in f]
+    flags.append(f"--xla_force_host_platform_device_count={8 // processes}")
+    env["XLA_FLAGS"] = " ".join(flags)
     env["PYTHONPATH"] = str(WORKER.parent.parent)
     port = str(free_port())
     workers = [
