@@ -133,13 +133,14 @@ class BlockBuilder:
         if not rule.walks or partition.ring(op):
             return False
         mesh, axes = partition.mesh, partition.streams
+        looped = [a for a, rows in enumerate(partition.axes) if rows.loops[op.id] >= 0]
         found: list[tuple[int, Walk, tuple[Step, ...]]] = []
         for i in plan.moved:
             x = plan.apply.ins[i]
             if not isinstance(x, Slot) or (x.value.id, plan.needs[i]) in self.copies:
                 continue
             steps = redistribute(mesh, x.layout, x.pending, plan.needs[i], x.pending)
-            walk = gather_walk(rule, i, steps, axes, mesh.sizes)
+            walk = gather_walk(rule, i, steps, axes, mesh.sizes, looped)
             if walk and owner.uses_alone(op, x.value):
                 found.append((x.nbytes * (walk.size - 1), walk, steps))
         (out,) = plan.apply.outs

@@ -107,31 +107,37 @@ def _by_way_of(
         for layout in (source, target)
     ]
     if masked[0] == masked[1] and finish.isdisjoint(triple[:3]):
-        yield (_permute(triple, source, target, pending),)
+        yield (_permute(triple, source, pending, target, pending),)
         return
     diagonal = triple[2]
+    used = {a for _, a in _places(triple, source)} | held.intersection(triple[:3])
     for x, y in itertools.product(_free(triple, source, held), _free(triple, target, set())):
         steps: list[Step] = []
         begin, end = _renamed(source, diagonal, x), _renamed(target, diagonal, y)
         left = tuple((x if a == diagonal else a, m) for a, m in pending)
-        if begin != source:
-            steps.append(_permute(triple, source, begin, left))
+        # With no other of the three, rows of devices would add the same up in different orders.
+        lone = diagonal in finish and used == {diagonal}
+        if begin != source or lone:
+            steps.append(_permute(triple, source, pending, begin, left))
         steps += _redistribute(rest, begin, left, end, keep)
         if end != target:
-            steps.append(_permute(triple, end, target, keep))
+            steps.append(_permute(triple, end, keep, target, keep))
         yield tuple(steps)
 
 
-def _permute(triple: Triple, source: Layout, target: Layout, pending: Pending) -> Step:
-    """The same blocks in other places. What is pending on one of the axes stays so: partial
-    results that belong together still do.
+def _permute(
+    triple: Triple, source: Layout, pending: Pending, target: Layout, left: Pending
+) -> Step:
+    """The same blocks in other places, also those of partial results (`pending` on some axes, on
+    those of `left` after it): what belongs together still does.
     """
     there = dict(_places(triple, target))
-    names = [(triple.index(a), triple.index(there[p])) for p, a in _places(triple, source)]
+    pairs_of = [(a, there[p]) for p, a in _places(triple, source)]
+    pairs_of += [(a, b) for (a, _), (b, _) in zip(pending, left, strict=True) if a in triple[:3]]
+    names = [(triple.index(a), triple.index(b)) for a, b in pairs_of]
     taken = {w for pair in names for w in pair}
     if len(names) == 1:
-        held = [triple.index(a) for a, _ in pending if a in triple[:3]]
-        other = next(w for w in (*held, 0, 1, 2) if w not in taken)
+        other = next(w for w in (0, 1, 2) if w not in taken)
         names.append((other, other))
     n = triple[3]
     devices = list(itertools.product(range(n), range(n)))
@@ -142,4 +148,4 @@ def _permute(triple: Triple, source: Layout, target: Layout, pending: Pending) -
 
     holder = {tuple(block(s, d) for s, _ in names): i for i, d in enumerate(devices)}
     pairs = tuple((holder[tuple(block(t, d) for _, t in names)], i) for i, d in enumerate(devices))
-    return Step("collective_permute", triple[:2], 0, -1, "", target, pending, Shuffle(pairs))
+    return Step("collective_permute", triple[:2], 0, -1, "", target, left, Shuffle(pairs))

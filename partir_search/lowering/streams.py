@@ -83,13 +83,25 @@ def _sign(offset: int) -> int:
 
 
 def gather_walk(
-    rule: OpRule, operand: int, steps: Sequence[Step], axes: Iterable[int], sizes: Sequence[int]
+    rule: OpRule,
+    operand: int,
+    steps: Sequence[Step],
+    axes: Iterable[int],
+    sizes: Sequence[int],
+    looped: Iterable[int],
 ) -> Walk | None:
-    """The walk that stands for the last of the steps that bring an operand, if it is a gather."""
+    """The walk that stands for the last of the steps that bring an operand, if it is a gather.
+
+    Args:
+      looped: axes that the op loops over. Devices start at different blocks, so that copies of one
+        sum would differ in rounding: a sum is walked only where each device makes another one.
+    """
     last = steps[-1]
     if last.kind != "all_gather" or len(last.axes) > 1 or last.axes[0] not in axes:
         return None
     factor = rule.operands[operand][last.dim]
+    if factor >= 0 and rule.reducers[factor] and last.axes[0] not in looped:
+        return None
     return Walk(last.axes[0], sizes[last.axes[0]], factor, operand) if factor >= 0 else None
 
 
