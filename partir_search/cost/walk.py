@@ -59,10 +59,12 @@ class Walk:
                 continue
             if isinstance(item, Move):
                 count = times * (item.op.count if item.op else 1)
-                if item.rests and isinstance(item.step.detail, Shuffle):  # an argument: beside it
+                argument = item.source.id in available
+                if argument and item.rests and isinstance(item.step.detail, Shuffle):
+                    # Blocks of an argument where rings use them, beside the argument.
                     last = self.model.last_use.get(item.target.value.id, at)
                     extra[at : last + 1] += item.target.nbytes
-                slack = self.move(item, count, slack, item.source.id in available)
+                slack = self.move(item, count, slack, argument)
                 for piece in item.blocks:
                     extra[born[piece.id] + 1 : at + 1] += held[piece.id]
                     born[piece.id] = at
