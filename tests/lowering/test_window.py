@@ -195,3 +195,25 @@ def test_a_convolutional_layer_exchanges_its_halos_and_nothing_else() -> None:
     row = 2 * 1 * 24 * 4  # batch, one row, columns, bytes
     sent = [m.payload_bytes for m in moves if m.step.kind == "collective_permute"]
     assert sent == [row * 3, row * 3, row * 4, row * 4]
+
+
+@pytest.mark.devices
+def test_windows_that_xla_takes_for_groups() -> None:
+    """The gradient of a transposed convolution's kernel, on tiles of two rows: XLA:CPU aborts on
+    the convolution as it would be written (jaxlib 0.10 and 0.12).
+    """
+
+    def fn(image: Any, kernel: Any, out: Any) -> Any:
+        def up(kernel: Any) -> Any:
+            numbers = ("NHWC", "HWIO", "NHWC")
+            return lax.conv_general_dilated(
+                image, kernel, (1, 1), [(2, 2)] * 2, (2, 2), dimension_numbers=numbers
+            )
+
+        return jax.vjp(up, kernel)[1](out)[0]
+
+    args = floats_of((8, 4, 4, 8), (4, 4, 8, 4), (8, 8, 8, 4))
+    state = state_of(module_of(fn, *args), MeshShape(("x",), (4,)))
+    cls = state.graph.class_of[state.graph.module.body.args[2].id]
+    state.tile(cls, 1, (0,))
+    check_partition(state.partition(), fn, args)

@@ -9,13 +9,17 @@ of the window reads its part of the image, and the result is summed.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax.numpy as jnp
+from jax import lax
+
+from partir_search.ir.bind import bind
 from partir_search.ir.core import Op, Shape
-from partir_search.ir.rule import NONE, OpRule, Reads
+from partir_search.ir.local_form import local_result_shapes
+from partir_search.ir.rule import NONE, LocalContext, OpRule, Reads
 from partir_search.propagation.rules.registry import register, result_shape, shape_of
 
 
@@ -90,7 +94,7 @@ def convolution(op: Op) -> OpRule:
         linear=((0,), (1,)),
         pads=p["feature_group_count"] == p["batch_group_count"] == 1,
         flops_per_point=2.0 * max(work, 1.0),
-        localize=functools.partial(_localize, op),
+        local=_local,
     )
 
 
@@ -152,6 +156,25 @@ def _touches(image: int, window: int, out: int, i: int, p: Mapping[str, Any]) ->
         dilation = p["lhs_dilation"][i]
         met += sum(a % dilation == 0 and 0 <= a // dilation < image for a in at)
     return max(met, 1)
+
+
+def _local(ctx: LocalContext, op: Op, args: Sequence[Any]) -> Sequence[Any]:
+    shapes = local_result_shapes(ctx, convolution(op), op)
+    params = _localize(op, op.params, [x.shape for x in args], shapes)
+    image, window = args
+    padding = list(params["padding"])
+    for i, k in enumerate(params["dimension_numbers"].rhs_spec[2:]):
+        # XLA takes this dim for one of groups when it swaps the operands, and aborts (jaxlib 0.10
+        # and 0.12): one more element of the window, a zero, makes it another.
+        if (
+            padding[i] == (0, 0)
+            and params["rhs_dilation"][i] == 1
+            and params["lhs_dilation"][i] == window.shape[k] == params["window_strides"][i] + 1
+        ):
+            config = [(0, int(d == k), 0) for d in range(window.ndim)]
+            window = lax.pad(window, jnp.zeros((), window.dtype), config)
+            padding[i] = (0, 1)
+    return bind(op, {**params, "padding": tuple(padding)}, [image, window])
 
 
 def _localize(
