@@ -181,13 +181,13 @@ class Plan:
         return self._reordered(state, into=False)
 
     def _reordered(self, state: Any, into: bool) -> Any:
-        leaves, tree = jax.tree.flatten(state)
+        leaves: list[Any] = jax.tree.leaves(state)
+        tree: Any = jax.tree.structure(state)
         args, kwargs = jax.tree.unflatten(self._in_tree, range(len(self.module.body.args)))
         for subtree in (*args, *kwargs.values()):
             places = jax.tree.leaves(subtree)
             shapes = [self.module.body.args[i].type.shape for i in places]
-            same = str(jax.tree.structure(subtree)) == str(tree)
-            if same and shapes == [x.shape for x in leaves]:
+            if tree == jax.tree.structure(subtree) and shapes == [x.shape for x in leaves]:
                 found = reorder(self.program, self._mesh, places, leaves, into)
                 return jax.tree.unflatten(tree, found)
         raise ValueError(

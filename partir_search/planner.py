@@ -93,6 +93,11 @@ class Planner:
         spent = time.perf_counter() - begin
         self.seconds[phase] = self.seconds.get(phase, 0.0) + spent
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All axes of the user's, and diagonals."""
+        return self.mesh.user.names + self.mesh.diagonal_names
+
     @functools.cached_property
     def usage(self) -> Usage:
         """What the whole program stores and reads."""
@@ -215,7 +220,7 @@ class Planner:
         progress: Progress | None,
         hints: Sequence[Action] = (),
     ) -> tuple[list[Action], SearchReport]:
-        names = tactic.axes or (*self.mesh.user.names, *self.mesh.diagonal_names)
+        names = tactic.axes or self.names
         with self._timed("fold"):
             folded, game = self.game(names, before)
         known = expert_plans(self.mesh, names, game.strategist)
@@ -246,17 +251,15 @@ class Planner:
 
     def known_costs(self) -> list[tuple[str, Cost]]:
         """The known strategies on all axes with their costs, on the folded program."""
-        names = (*self.mesh.user.names, *self.mesh.diagonal_names)
-        _, game = self.game(names)
-        known = expert_plans(self.mesh, names, game.strategist)
+        _, game = self.game(self.names)
+        known = expert_plans(self.mesh, self.names, game.strategist)
         return [(n, self._folded(game, moves)[1]) for n, moves in known]
 
     def known_actions(self) -> dict[str, list[Action]]:
         """The known strategies on all axes, on the whole program."""
-        names = (*self.mesh.user.names, *self.mesh.diagonal_names)
-        folded, game = self.game(names)
+        folded, game = self.game(self.names)
         found = {}
-        for name, moves in expert_plans(self.mesh, names, game.strategist):
+        for name, moves in expert_plans(self.mesh, self.names, game.strategist):
             state = State(self.graph, self.mesh, spreads=self.spreads)
             found[name] = expand(folded, game, game.decisions(moves), state)
         return found

@@ -34,6 +34,7 @@ def expert_plans(
     these may lie on axes of data parallelism too.
     """
     plans: dict[str, tuple[StrategyMove, ...]] = {}
+    given = set(axes)
     axes = [name for name in axes if name not in mesh.diagonal_names]
     every = tuple(a for name in axes for a in mesh.axes(name))
 
@@ -65,6 +66,8 @@ def expert_plans(
                     add(f"{title}+Z{stage}({name(one)})", *base, Zero(one, stage))
 
     for r, c, d in mesh.triples:
+        if not given.issuperset(mesh.names[a] for a in (r, c, d)):
+            continue
         rest = tuple(a for a in every if a not in (r, c))
         rings = RingParallel((c, d))
         title = f"P({mesh.names[r]},{mesh.names[c]})"

@@ -242,8 +242,7 @@ class Strategist:
             summed = [d for d, f in w.dims if f >= 0 and rule.reducers[f]]
             free = [d for d, f in w.dims if f >= 0 and not rule.reducers[f]]
             for axis, other in (move.axes, move.axes[::-1]):
-                looped = state.loops[axis][node]
-                if looped != NONE:
+                if state.loops[axis][node] != NONE:
                     continue
                 across = state.loops[other][node]
                 first = free if across >= 0 and rule.reducers[across] else summed

@@ -11,7 +11,7 @@ from partir_search.ir.partition import Layout, Pending, Window
 from partir_search.ir.ring import Ring
 from partir_search.lowering.program import Apply, Move, Slot, Source
 from partir_search.lowering.reshard import Step
-from partir_search.lowering.skew import Shuffle, redistribute
+from partir_search.lowering.skew import redistribute, shuffle
 from partir_search.lowering.streams import RESULT, Part, Walk, gather_walk, scatter_walk
 from partir_search.lowering.window import window_steps
 from partir_search.propagation.rules.control_flow import flows_of
@@ -227,16 +227,7 @@ class BlockBuilder:
             now = tuple(ins)
             for i, slot in enumerate(now):
                 if turn + 1 < ring.size and pairs[i] and isinstance(slot, Slot):
-                    step = Step(
-                        "collective_permute",
-                        ring.axes[:2],
-                        0,
-                        -1,
-                        "",
-                        slot.layout,
-                        slot.pending,
-                        Shuffle(pairs[i]),
-                    )
+                    step = shuffle(ring.axes[:2], pairs[i], slot.layout, slot.pending)
                     moved = ins[i] = self.owner.cache.stretched(slot, step)
                     self.pass_on(step, slot, moved, op, turn + 1)
             self.steps.append(Apply(op, now, apply.outs, turn=turn, turns=ring.size))

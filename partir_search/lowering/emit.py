@@ -34,7 +34,7 @@ from partir_search.lowering.program import (
 )
 from partir_search.lowering.reshard import Step
 from partir_search.lowering.skew import Shuffle
-from partir_search.lowering.streams import RESULT, Part, Walk
+from partir_search.lowering.streams import RESULT, Walk
 from partir_search.propagation.rules.control_flow import EMITTERS
 
 
@@ -177,7 +177,7 @@ def _turn(
 ) -> Sequence[Any]:
     """One product of a ring with those before, in 32 bits where the result has fewer."""
     op, rule = widened(item.op), partition.rules[item.op.id]
-    part: Part | None = item.part
+    part = item.part
     index: Any = None
     if part:
         walk = part.walk

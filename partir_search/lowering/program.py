@@ -8,13 +8,16 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator
-from typing import Any, Union
+from typing import TYPE_CHECKING, Union
 
 from partir_search.ir.core import Literal, Op, Region, Shape, Value
 from partir_search.ir.manual import OwnCollective
 from partir_search.ir.partition import Layout, Partition, Pending
 from partir_search.lowering.reshard import Step
 from partir_search.propagation.rules.control_flow import flows_of
+
+if TYPE_CHECKING:
+    from partir_search.lowering.streams import Part
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -79,7 +82,7 @@ class Apply:
     blocks: tuple[Block, ...] = ()
     turn: int = 0
     turns: int = 1
-    part: Any = None
+    part: Part | None = None
 
 
 Instruction = Union[Move, Apply]

@@ -32,6 +32,13 @@ class Shuffle:
     pairs: tuple[Edge, ...]
 
 
+def shuffle(
+    axes: tuple[int, ...], pairs: tuple[Edge, ...], layout: Layout, pending: Pending
+) -> Step:
+    """A permute of whole blocks, which lie in `layout` after it."""
+    return Step("collective_permute", axes, 0, -1, "", layout, pending, Shuffle(pairs))
+
+
 def redistribute(
     mesh: MeshShape, source: Layout, pending: Pending, target: Layout, keep: Pending = ()
 ) -> tuple[Step, ...]:
@@ -148,4 +155,4 @@ def _permute(
 
     holder = {tuple(block(s, d) for s, _ in names): i for i, d in enumerate(devices)}
     pairs = tuple((holder[tuple(block(t, d) for _, t in names)], i) for i, d in enumerate(devices))
-    return Step("collective_permute", triple[:2], 0, -1, "", target, left, Shuffle(pairs))
+    return shuffle(triple[:2], pairs, target, left)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from partir_search.ir.rule import OpRule
 from partir_search.lowering.program import Slot
 from partir_search.lowering.reshard import Step
-from partir_search.lowering.skew import Shuffle
+from partir_search.lowering.skew import shuffle
 
 RESULT = -1  # what moves is the sum so far
 
@@ -60,9 +60,7 @@ class Walk:
         """Passes what was at one offset on to a neighbour, for whom it is at another."""
         away = before - offset  # who has it, from who works on it next
         pairs = tuple(((i - away) % self.size, i) for i in range(self.size))
-        return Step(
-            "collective_permute", (self.axis,), 0, -1, "", slot.layout, slot.pending, Shuffle(pairs)
-        )
+        return shuffle((self.axis,), pairs, slot.layout, slot.pending)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -75,7 +75,9 @@ class PlanningGame:
         }
         interior = sorted(size, key=lambda c: (-size[c], c))[:INTERIOR]
         moves: list[StrategyMove] = []
-        moves += [RingParallel((b, d)) for r, c, d in self.mesh.triples for b in (c, r)]
+        for r, c, d in self.mesh.triples:
+            if set(self.axes).issuperset(self.mesh.names[a] for a in (r, c, d)):
+                moves += [RingParallel((c, d)), RingParallel((r, d))]
         for axes in self._runs():
             if axes[0] >= len(self.mesh.device_names):
                 moves += self._tilings(axes, (*arguments, *interior))

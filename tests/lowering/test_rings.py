@@ -4,9 +4,6 @@ steps that run them.
 
 from __future__ import annotations
 
-import functools
-import itertools
-import random
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,16 +19,12 @@ import partir_search as ps
 from models import training
 from models.catalog import MODELS
 from partir_search.ir.mesh import MeshShape
-from partir_search.ir.partition import Layout
 from partir_search.ir.printer import print_partition
 from partir_search.ir.ring import Ring
 from partir_search.ir.verify import InvalidIR, verify_partition
-from partir_search.lowering.emit import run_step
 from partir_search.lowering.local import localize
 from partir_search.lowering.program import Apply
-from partir_search.lowering.reshard import Step
-from partir_search.lowering.shard import argument_specs, partition_spec, sharded
-from partir_search.lowering.skew import redistribute, straight
+from partir_search.lowering.shard import argument_specs, sharded
 from partir_search.propagation.actions import IllegalAction
 from partir_search.propagation.propagate import State
 from partir_search.propagation.rules.registry import RuleTable
@@ -90,80 +83,6 @@ def test_wrong_tables_are_found() -> None:
     partition.axes[2].tiles[module.body.args[0].id] = 0
     with pytest.raises(InvalidIR, match="two axes and their diagonal"):
         verify_partition(partition)
-
-
-# Redistribution --------------------------------------------------------------------------------
-
-
-def layouts(axes: Sequence[int], rank: int) -> list[Layout]:
-    """All that tile by at most two of the first two axes and the last, their diagonal."""
-    found = []
-    for dims in itertools.product(range(-1, rank), repeat=len(axes)):
-        held = [a for a, d in zip(axes, dims, strict=True) if d >= 0]
-        if len({0, 1, axes[-1]} & set(held)) == 3:
-            continue
-        for order in itertools.permutations(range(len(axes))):
-            layout = tuple(tuple(axes[i] for i in order if dims[i] == d) for d in range(rank))
-            found.append(layout)
-    return list(dict.fromkeys(found))
-
-
-@pytest.mark.devices
-@pytest.mark.parametrize("sizes", [(2, 2, 2), (3, 3)], ids=str)
-def test_redistribution_moves_every_block(sizes: tuple[int, ...]) -> None:
-    """Any layout to any other, by what devices hold afterwards; nothing along a diagonal."""
-    shape = MeshShape(("r", "c", "s")[: len(sizes)], sizes).with_diagonals(["r~c"])
-    every = layouts(range(len(shape.names)), 2)
-    rng = random.Random(0)
-    side = sizes[0] ** 3
-    x = jnp.arange(float(side**2)).reshape(side, side)
-    kinds = set()
-    for _ in range(12):
-        way = rng.sample(every, 4)
-        way = [straight(shape, way[0]), *way, straight(shape, way[-1])]
-        steps = [step for a, b in itertools.pairwise(way) for step in redistribute(shape, a, (), b)]
-        kinds.update(s.kind for s in steps)
-        for step in steps:
-            if step.kind not in ("slice", "collective_permute"):
-                assert max(step.axes) < len(shape.device_names)
-        moved = jax.shard_map(
-            functools.partial(_run, shape, steps),
-            mesh=device_mesh(shape),
-            in_specs=partition_spec(shape, way[0]),
-            out_specs=partition_spec(shape, way[-1]),
-            check_vma=False,
-        )
-        placed = NamedSharding(device_mesh(shape), partition_spec(shape, way[0]))
-        got = jax.jit(moved)(jax.device_put(x, placed))
-        np.testing.assert_array_equal(got, x, err_msg=str(way))
-    assert {"slice", "collective_permute", "all_gather", "all_to_all"} <= kinds
-
-
-@pytest.mark.parametrize("held", ["rc", "rd", "cd"])
-def test_the_same_blocks_elsewhere_are_one_permute(held: str) -> None:
-    axes = {"r": 0, "c": 1, "d": 2}
-    source = tuple((axes[h],) for h in held)
-    for other in itertools.permutations(axes.values(), 2):
-        target = tuple((a,) for a in other)
-        steps = redistribute(square(4), source, (), target)
-        skew = source != target and (2 in other or "d" in held)
-        if skew:
-            assert [s.kind for s in steps] == ["collective_permute"]
-            assert len(set(steps[0].detail.pairs)) == 16
-
-
-@pytest.mark.parametrize("on, along", [("r", 1), ("c", 0)])
-def test_a_sum_on_the_diagonal_is_one_on_the_free_axis(on: str, along: int) -> None:
-    mesh = square(4)
-    source = ((mesh.index(on),), ())
-    (step,) = redistribute(mesh, source, ((2, "sum"),), source)
-    assert (step.kind, step.axes) == ("all_reduce", (along,))
-
-
-def _run(shape: MeshShape, steps: Sequence[Step], block: Any) -> Any:
-    for step in steps:
-        block = run_step(shape, step, block)
-    return block
 
 
 # Train steps -----------------------------------------------------------------------------------

@@ -1,0 +1,103 @@
+"""Redistribution on diagonals: every block arrives, by collectives along axes of devices only."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+
+from partir_search.ir.mesh import MeshShape
+from partir_search.ir.partition import Layout
+from partir_search.lowering.emit import run_step
+from partir_search.lowering.reshard import Step
+from partir_search.lowering.shard import partition_spec
+from partir_search.lowering.skew import redistribute, straight
+from tests.support import device_mesh
+
+SQUARE = MeshShape(("r", "c"), (4, 4)).with_diagonals(["r~c"])
+
+
+def layouts(axes: Sequence[int], rank: int) -> list[Layout]:
+    """All that tile by at most two of the first two axes and the last, their diagonal."""
+    found = []
+    for dims in itertools.product(range(-1, rank), repeat=len(axes)):
+        held = [a for a, d in zip(axes, dims, strict=True) if d >= 0]
+        if len({0, 1, axes[-1]} & set(held)) == 3:
+            continue
+        for order in itertools.permutations(range(len(axes))):
+            layout = tuple(tuple(axes[i] for i in order if dims[i] == d) for d in range(rank))
+            found.append(layout)
+    return list(dict.fromkeys(found))
+
+
+@pytest.mark.devices
+@pytest.mark.parametrize("sizes", [(2, 2, 2), (3, 3)], ids=str)
+def test_redistribution_moves_every_block(sizes: tuple[int, ...]) -> None:
+    """Any layout to any other, by what devices hold afterwards; nothing along a diagonal."""
+    shape = MeshShape(("r", "c", "s")[: len(sizes)], sizes).with_diagonals(["r~c"])
+    every = layouts(range(len(shape.names)), 2)
+    rng = random.Random(0)
+    side = sizes[0] ** 3
+    x = jnp.arange(float(side**2)).reshape(side, side)
+    kinds = set()
+    for _ in range(12):
+        way = rng.sample(every, 4)
+        way = [straight(shape, way[0]), *way, straight(shape, way[-1])]
+        steps = [step for a, b in itertools.pairwise(way) for step in redistribute(shape, a, (), b)]
+        kinds.update(s.kind for s in steps)
+        for step in steps:
+            if step.kind not in ("slice", "collective_permute"):
+                assert max(step.axes) < len(shape.device_names)
+        moved = jax.shard_map(
+            functools.partial(_run, shape, steps),
+            mesh=device_mesh(shape),
+            in_specs=partition_spec(shape, way[0]),
+            out_specs=partition_spec(shape, way[-1]),
+            check_vma=False,
+        )
+        placed = NamedSharding(device_mesh(shape), partition_spec(shape, way[0]))
+        got = jax.jit(moved)(jax.device_put(x, placed))
+        np.testing.assert_array_equal(got, x, err_msg=str(way))
+    assert {"slice", "collective_permute", "all_gather", "all_to_all"} <= kinds
+
+
+@pytest.mark.parametrize("held", ["rc", "rd", "cd"])
+def test_the_same_blocks_elsewhere_are_one_permute(held: str) -> None:
+    axes = {"r": 0, "c": 1, "d": 2}
+    source = tuple((axes[h],) for h in held)
+    for other in itertools.permutations(axes.values(), 2):
+        target = tuple((a,) for a in other)
+        steps = redistribute(SQUARE, source, (), target)
+        skew = source != target and (2 in other or "d" in held)
+        if skew:
+            assert [s.kind for s in steps] == ["collective_permute"]
+            assert len(set(steps[0].detail.pairs)) == 16
+
+
+@pytest.mark.parametrize("on, along", [("r", 1), ("c", 0)])
+def test_a_sum_on_the_diagonal_is_one_on_the_free_axis(on: str, along: int) -> None:
+    mesh = SQUARE
+    source = ((mesh.index(on),), ())
+    (step,) = redistribute(mesh, source, ((2, "sum"),), source)
+    assert (step.kind, step.axes) == ("all_reduce", (along,))
+
+
+def _run(shape: MeshShape, steps: Sequence[Step], block: Any) -> Any:
+    for step in steps:
+        block = run_step(shape, step, block)
+    return block
+
+
+def test_a_lone_sum_on_the_diagonal_is_permuted_first() -> None:
+    """Rows of devices would else add the same up in different orders, and copies would differ."""
+    permute, reduce = redistribute(SQUARE, ((),), ((2, "sum"),), ((),))
+    assert [permute.kind, reduce.kind] == ["collective_permute", "all_reduce"]
+    assert permute.pending == tuple((a, "sum") for a in reduce.axes)
