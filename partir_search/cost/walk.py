@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from partir_search.cost.permutes import Sent, permute_seconds
 from partir_search.cost.traffic import Floats
+from partir_search.ir.blockwise import Blockwise
 from partir_search.ir.core import Op
 from partir_search.ir.partition import Partition
 from partir_search.lowering.program import Apply, Block, Move, Slot
@@ -26,7 +28,8 @@ class Walk:
         self, model: CostModel, partition: Partition, nbytes: Floats, by_op: Floats
     ) -> None:
         self.model, self.mesh, self.nbytes, self.by_op = model, partition.mesh, nbytes, by_op
-        self.index = partition.index
+        self.index, self.rules = partition.index, partition.rules
+        self.partition = partition
         self.exposed = 0.0
         self.passing: list[Sent] = []  # what moves on while turns of a ring work
         self.worked = 0.0  # seconds of these turns
@@ -80,6 +83,9 @@ class Walk:
                 if isinstance(source, Slot) and source.id in born:
                     extra[born[source.id] + 1 : at + 1] += held[source.id]
                     born[source.id] = at
+            how = self.rules[item.op.id].blockwise
+            if how and item.turn + 1 == item.turns:
+                extra[at] += self.scratch(item, how)
             if item.turns > 1:
                 self.worked += float(self.by_op[item.op.id]) / item.turns
                 if item.turn + 1 < item.turns:
@@ -99,6 +105,13 @@ class Walk:
             done = item.op
             at += 1
         return extra
+
+    def scratch(self, item: Apply, how: Blockwise) -> float:
+        """Bytes that are there during one turn of an op that works on blocks."""
+        sizes = self.rules[item.op.id].sizes
+        tiles = [self.partition.tiles_of(item.op, f) for f in how.scratch_factors]
+        points = math.prod(sizes[f] for f in how.scratch_factors) / math.prod(tiles)
+        return how.scratch * points / item.turns
 
     def regions(self, item: Apply, times: float) -> float:
         """Peak bytes inside an op's regions."""

@@ -70,8 +70,8 @@ class Index:
       count: per op, how many ops it stands for.
       members: op ids of each region.
       position: per op id, its position in its region.
-      always_active: per op id, whether any layout may concern it: it has regions, or reads other
-        stretches than tiles.
+      always_active: per op id, whether any layout may concern it: it has regions, reads other
+        stretches than tiles, or works on blocks.
       stacked: ids of ops with a factor beneath another on one dim.
       beneath: [stacked, factor + 1] whether the factor is beneath another.
     """
@@ -107,7 +107,7 @@ class Index:
             self.members[region] = ids
             self.position[ids] = np.arange(len(ids))
         self.always_active = np.array(
-            [bool(op.regions or rules[op.id].manual or rules[op.id].reads) for op in module.ops],
+            [bool(op.regions or _always(rules[op.id])) for op in module.ops],
             dtype=np.bool_,
         )
         stacked = [op.id for op in module.ops if rules[op.id].above]
@@ -117,6 +117,11 @@ class Index:
         for k, i in enumerate(stacked):
             for f, above in enumerate(rules[i].above):
                 self.beneath[k, f + 1] = bool(above)
+
+
+def _always(rule: OpRule) -> bool:
+    """Whether an op matters to a program's cost wherever its operands rest."""
+    return bool(rule.manual or rule.reads or rule.blockwise)
 
 
 def _ports(module: Module, rules: Sequence[OpRule]) -> Ports:

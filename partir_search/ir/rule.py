@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from partir_search.ir.blockwise import Blockwise
 from partir_search.ir.core import Op, Shape
 from partir_search.ir.manual import Manual
 
@@ -103,6 +104,7 @@ class OpRule:
       indexed: factors that an operand's numbers point into; nothing is read beyond their extent.
       manual: what a `shard_map` of the user's own needs and makes, whatever the loops.
       pads: longer factors change nothing within the extents that the program says.
+      blockwise: how it works on one block of a factor after the other, if it can.
       opaque: the primitive has no rule; it runs replicated and the report names it.
     """
 
@@ -123,6 +125,7 @@ class OpRule:
     indexed: frozenset[int] = frozenset()
     manual: Manual | None = None
     pads: bool = True
+    blockwise: Blockwise | None = None
     opaque: bool = False
 
     def __post_init__(self) -> None:
@@ -133,8 +136,8 @@ class OpRule:
 
     @property
     def contracts(self) -> bool:
-        """Whether it is a matrix product or a convolution."""
-        return self.flops_per_point >= 2 and "sum" in self.reducers
+        """Whether it is a matrix product, a convolution, or made of such."""
+        return self.blockwise is not None or self.flops_per_point >= 2 and "sum" in self.reducers
 
     @property
     def walks(self) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from partir_search.ir.core import Literal, Op, Operand
 from partir_search.ir.partition import Layout, Pending, Window
 from partir_search.ir.ring import Ring
+from partir_search.lowering.passing import pass_around
 from partir_search.lowering.program import Apply, Move, Slot, Source
 from partir_search.lowering.reshard import Step
 from partir_search.lowering.skew import redistribute, shuffle
@@ -108,7 +109,9 @@ class BlockBuilder:
     def op(self, op: Op) -> None:
         plan = self.owner.plan(op)
         apply = plan.apply
-        if self.owner.partition.streams and self.stream(op, plan):
+        if self.owner.partition.streams and (
+            pass_around(self, op, plan) or self.stream(op, plan)
+        ):
             return
         if plan.moved:
             ins = list(apply.ins)

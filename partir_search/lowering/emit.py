@@ -24,6 +24,7 @@ from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import Partition
 from partir_search.ir.rule import Dims
 from partir_search.lowering.emit_window import fetch, permute, stretch
+from partir_search.lowering.passing import Passing
 from partir_search.lowering.program import (
     Apply,
     Block,
@@ -176,8 +177,10 @@ def _turn(
     partition: Partition, item: Apply, args: Sequence[Any], env: Mapping[int, Any]
 ) -> Sequence[Any]:
     """One product of a ring with those before, in 32 bits where the result has fewer."""
-    op, rule = widened(item.op), partition.rules[item.op.id]
-    part = item.part
+    part, rule = item.part, partition.rules[item.op.id]
+    if isinstance(part, Passing):
+        return _block_turn(partition, item, part, args, env)
+    op = widened(item.op)
     index: Any = None
     if part:
         walk = part.walk
@@ -201,6 +204,38 @@ def _turn(
     if item.turn:
         out = out + env[slot.id]
     return [out.astype(narrow) if item.turn + 1 == item.turns else out]
+
+
+def _block_turn(
+    partition: Partition,
+    item: Apply,
+    part: Passing,
+    args: Sequence[Any],
+    env: Mapping[int, Any],
+) -> Sequence[Any]:
+    """One block of an op whose blocks pass around. Its state is in the place of a result."""
+    rule = partition.rules[item.op.id]
+    how = rule.blockwise
+    assert how is not None
+    block = (coordinate(partition.mesh, part.axis) + part.offset) % part.size
+    ins = list(args)
+    for i, dims in enumerate(rule.operands):
+        if how.factor in dims and i not in part.moving:
+            dim = dims.index(how.factor)
+            size = ins[i].shape[dim] // part.size
+            ins[i] = lax.dynamic_slice_in_dim(ins[i], block * size, size, dim)
+    keeper = next((i for i in range(len(item.outs)) if i not in how.returning), None)
+    state = env[item.outs[keeper].id] if item.turn and keeper is not None else None
+    device, last = _Device(partition, item.op, []), item.turn + 1 == item.turns
+    state, results = how.turn(device, item.op, ins, state, block, part.size, last)
+    outs: list[Any] = list(results) if last else [() for _ in item.outs]
+    for r, at in enumerate(how.returning):
+        outs[at] = results[at]
+        if item.turn:
+            outs[at] = outs[at] + env[part.arrived[r].id]
+    if not last and keeper is not None:
+        outs[keeper] = state
+    return outs
 
 
 def _part(x: Any, dims: Dims, walk: Walk, index: Any) -> Any:

@@ -17,6 +17,7 @@ from partir_search.lowering.reshard import Step
 from partir_search.propagation.rules.control_flow import flows_of
 
 if TYPE_CHECKING:
+    from partir_search.lowering.passing import Passing
     from partir_search.lowering.streams import Part
 
 
@@ -82,7 +83,7 @@ class Apply:
     blocks: tuple[Block, ...] = ()
     turn: int = 0
     turns: int = 1
-    part: Part | None = None
+    part: Part | Passing | None = None
 
 
 Instruction = Union[Move, Apply]

@@ -1,6 +1,7 @@
 """Rules by family. Importing the package fills `RULES`."""
 
 from partir_search.propagation.rules import (
+    attention,
     contraction,
     control_flow,
     dynamic,
@@ -21,6 +22,7 @@ from partir_search.propagation.rules.registry import RULES, RuleTable, register,
 __all__ = [
     "RULES",
     "RuleTable",
+    "attention",
     "contraction",
     "control_flow",
     "dynamic",

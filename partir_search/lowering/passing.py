@@ -1,0 +1,131 @@
+"""Ops that work on one block of a factor after the other, while the blocks pass around an axis:
+ring attention (Liu et al., arXiv 2310.01889).
+
+What would be gathered (keys and values) goes from neighbour to neighbour, and what would be
+scattered (their gradients) goes with it: a block's sum ends at its owner after one step more.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from partir_search.ir.core import Op
+from partir_search.ir.partition import Layout
+from partir_search.lowering.program import Apply, Move, Slot, Source
+from partir_search.lowering.reshard import Step
+from partir_search.lowering.skew import redistribute, shuffle
+
+if TYPE_CHECKING:
+    from partir_search.lowering.builder import BlockBuilder
+    from partir_search.lowering.local import OpPlan
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Passing:
+    """One turn of an op whose blocks pass around.
+
+    Attributes:
+      axis: that they pass around.
+      size: devices along it, and turns.
+      offset: of the block, from the device's own.
+      moving: operands that are blocks; others are whole, and read at the block.
+      arrived: sums of the block so far, by position among the returning results.
+    """
+
+    axis: int
+    size: int
+    offset: int
+    moving: tuple[int, ...]
+    arrived: tuple[Slot, ...] = ()
+
+
+def pass_around(builder: BlockBuilder, op: Op, plan: OpPlan) -> bool:
+    """Lets an op's blocks pass around the mesh's axis that is one to do so on; False if none is."""
+    owner = builder.owner
+    partition = owner.partition
+    how = partition.rules[op.id].blockwise
+    if how is None:
+        return False
+    mesh, rule = partition.mesh, partition.rules[op.id]
+    ways: dict[int, dict[int, tuple[Step, ...]]] = {}
+    for i in how.passing:
+        x = plan.apply.ins[i]
+        if i in plan.moved and isinstance(x, Slot):
+            steps = redistribute(mesh, x.layout, x.pending, plan.needs[i], x.pending)
+            last = steps[-1] if steps else None
+            dim = rule.operands[i].index(how.factor)
+            if last and last.kind == "all_gather" and (len(last.axes), last.dim) == (1, dim):
+                ways.setdefault(last.axes[0], {})[i] = steps
+    axis = next((a for a in partition.streams if a in ways), None)
+    if axis is None or partition.axes[axis].loops[op.id] < 0:
+        return False
+    size = mesh.sizes[axis]
+    ins = list(plan.apply.ins)
+    for i in plan.moved:
+        if i in ways[axis]:
+            slot = ins[i]
+            assert isinstance(slot, Slot)
+            for step in ways[axis][i][:-1]:
+                target = owner.slot(slot.value, step.layout, step.pending)
+                builder.steps.append(Move(step, slot, target, op))
+                slot = target
+            ins[i] = slot
+        else:
+            ins[i] = builder.need(op.operands[i], plan.needs[i], op)
+    moving = tuple(i for i in how.passing if i in ways[axis])
+    outs = tuple(
+        _block(builder, out, rule.results[r].index(how.factor), axis) if r in how.returning else out
+        for r, out in enumerate(plan.apply.outs)
+    )
+    _turns(builder, op, ins, outs, how.returning, Passing(axis, size, 0, moving))
+    builder.settle(outs, op)
+    return True
+
+
+def _block(builder: BlockBuilder, out: Slot, dim: int, axis: int) -> Slot:
+    """A result of which each device has the sum of its block."""
+    layout: Layout = tuple(
+        (*axes, axis) if d == dim else axes for d, axes in enumerate(out.layout)
+    )
+    pending = tuple(p for p in out.pending if p[0] != axis)
+    return builder.owner.slot(out.value, layout, pending)
+
+
+def _turns(
+    builder: BlockBuilder,
+    op: Op,
+    ins: Sequence[Source],
+    outs: tuple[Slot, ...],
+    returning: tuple[int, ...],
+    first: Passing,
+) -> None:
+    cache, size = builder.owner.cache, first.size
+    pairs = tuple(((i + 1) % size, i) for i in range(size))
+    now = list(ins)
+    sums: dict[int, Slot] = {}
+    for turn in range(size):
+        following = list(now)
+        for i in first.moving if turn + 1 < size else ():
+            slot = now[i]
+            assert isinstance(slot, Slot)
+            step = shuffle((first.axis,), pairs, slot.layout, slot.pending)
+            following[i] = cache.stretched(slot, step)
+            builder.pass_on(step, slot, following[i], op, turn + 1)  # type: ignore[arg-type]
+        arrived: list[Slot] = []
+        for r in returning if turn else ():
+            step = shuffle((first.axis,), pairs, outs[r].layout, outs[r].pending)
+            target = cache.stretched(sums[r], step)
+            builder.steps.append(Move(step, sums[r], target, op, turn=turn))
+            arrived.append(target)
+        made = tuple(
+            cache.partial(out, turn + 1) if r in returning else out for r, out in enumerate(outs)
+        )
+        sums = {r: made[r] for r in returning}
+        part = dataclasses.replace(first, offset=turn, arrived=tuple(arrived))
+        builder.steps.append(Apply(op, tuple(now), made, turn=turn, turns=size, part=part))
+        now = following
+    for r in returning:
+        step = shuffle((first.axis,), pairs, outs[r].layout, outs[r].pending)
+        builder.steps.append(Move(step, sums[r], outs[r], op))
