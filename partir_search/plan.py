@@ -48,6 +48,7 @@ class Plan:
       padding: dims that are padded inside of the program, one of each class that goes together.
       remat: stretches of the forward pass (by position) that are computed again.
       microbatches: parts of the batch whose gradients are accumulated one after the other.
+      attention: whether each attention is one op, whose scores are made again for gradients.
       memory_limit: bytes that the goals allow on a device.
     """
 
@@ -64,6 +65,7 @@ class Plan:
         remat: Sequence[Range] = (),
         microbatches: int = 1,
         padding: Sequence[Pad] = (),
+        attention: bool = False,
         memory_limit: float = math.inf,
     ) -> None:
         self._planned = planned
@@ -75,6 +77,7 @@ class Plan:
         self.seconds: dict[str, float] = planned.seconds
         self.remat, self.memory_limit = tuple(remat), memory_limit
         self.microbatches, self.padding = microbatches, tuple(padding)
+        self.attention = attention
         self._original = original or planned.graph.module
 
     # What follows from the actions --------------------------------------------------------------
@@ -304,6 +307,7 @@ class Plan:
             **({"remat": [list(r) for r in self.remat]} if self.remat else {}),
             **({"microbatches": self.microbatches} if self.microbatches > 1 else {}),
             **({"padding": [dataclasses.asdict(p) for p in self.padding]} if self.padding else {}),
+            **({"attention": True} if self.attention else {}),
             "actions": [a.to_json() for a in self.actions],
             "arguments": {path: str(spec) for path, _, spec in self.arguments()},
         }
@@ -336,4 +340,5 @@ def saved_plan(plan: Plan) -> SavedPlan:
         plan.remat,
         plan.microbatches,
         plan.padding,
+        plan.attention,
     )

@@ -35,10 +35,12 @@ from partir_search.propagation.spread import Spreads
 from partir_search.tactics import (
     AutomaticPartition,
     CollectiveMatmul,
+    ContextParallel,
     SpatialTemporal,
     Tactic,
     apply_action,
     check_schedule,
+    context_actions,
     manual_actions,
     ring_actions,
     value_named,
@@ -152,6 +154,8 @@ class Planner:
                 for axis in tactic.axes:
                     apply_action(state, self.graph, Stream(axis))
                     actions.append(Stream(axis))
+            elif isinstance(tactic, ContextParallel):
+                actions += context_actions(tactic, self.graph, state, strategist)
             elif isinstance(tactic, SpatialTemporal):
                 actions += ring_actions(tactic, self.graph, state, strategist)
             else:

@@ -25,12 +25,14 @@ from partir_search.planned import Planned
 from partir_search.planner import Planner, Progress
 from partir_search.pressure import relieve
 from partir_search.propagation.actions import Action
+from partir_search.propagation.attention import with_attention
 from partir_search.propagation.pad import pad_module
 from partir_search.propagation.padding import Pad, find_pads
+from partir_search.propagation.rules.registry import RuleTable
 from partir_search.report import search_progress
 from partir_search.saved import SavedPlan, check_saved, fingerprint
 from partir_search.signature import Call, Traced, donated_leaves, trace_call
-from partir_search.tactics import AutomaticPartition, Tactic, diagonals
+from partir_search.tactics import AutomaticPartition, ContextParallel, Tactic, diagonals
 
 Schedule = Union[Sequence[Tactic], Plan, SavedPlan, None]
 AnyMesh = Union[Mesh, AbstractMesh]
@@ -86,10 +88,17 @@ class Maker:
         """
         saved, best = self._saved(known), None
         for parts in (saved.microbatches,) if saved else self._options.microbatches:
-            found = self._make(call, args, kwargs, parts, saved)
-            if best is None or _rank(found[0]) < _rank(best[0]):
-                best = found
-            if found[0].fits and not found[0].remat:
+            begin = time.perf_counter()
+            traced = self._trace(call, args, kwargs, parts)
+            spent = time.perf_counter() - begin
+            fits = False
+            for module in self._forms(traced.module, saved):
+                plan = self._make(call, traced, module, parts, saved)
+                plan.seconds["trace and import"] = spent
+                fits |= plan.fits and not plan.remat
+                if best is None or _rank(plan) < _rank(best[0]):
+                    best = plan, traced
+            if fits:
                 break
         assert best is not None
         return best
@@ -120,19 +129,28 @@ class Maker:
         o = self._options
         return Planner(module, o.shape, o.machine, goals=o.goals, streams=o.rings)
 
+    def _forms(self, module: Module, saved: SavedPlan | None) -> list[Module]:
+        """The program as it is, with each attention as one op, or both to choose from."""
+        given = self._options.schedule
+        wanted = any(isinstance(t, ContextParallel) for t in given or ())  # type: ignore[union-attr]
+        if not (saved.attention if saved else wanted or self._options.rings):
+            return [module]
+        found, reasons = with_attention(module, RuleTable())
+        if wanted and found is module:
+            raise ValueError(
+                "ContextParallel: the program has no attention that can go over its keys block by"
+                " block: a product, masks, a softmax over keys, a product"
+                + "".join(f"; {r}" for r in reasons[:3])
+            )
+        if saved or wanted:
+            return [found]
+        return [module] if found is module else [module, found]
+
     def _make(
-        self,
-        call: Call,
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        parts: int,
-        saved: SavedPlan | None,
-    ) -> tuple[Plan, Traced]:
+        self, call: Call, traced: Traced, module: Module, parts: int, saved: SavedPlan | None
+    ) -> Plan:
         o = self._options
-        begin = time.perf_counter()
-        traced = self._trace(call, args, kwargs, parts)
-        spent = time.perf_counter() - begin
-        module = traced.module
+        attention = module is not traced.module
 
         def fixed(module: Module) -> list[Action]:
             leaves = (call.args, o.in_shardings), (traced.out_tree, o.out_shardings)
@@ -146,11 +164,12 @@ class Maker:
         _warn_constants(module)
         limit, remat, pads = planner.memory_limit, tuple[Range, ...](), tuple[Pad, ...]()
         if saved is not None:
-            pads = saved.padding if saved.fingerprint == fingerprint(module) else ()
+            same = saved.fingerprint == fingerprint(traced.module)
+            pads = saved.padding if same else ()
             remat = saved.remat
             if pads:
                 planner = self._planner(pad_module(module, planner.graph.rules, pads))
-            check_saved(saved, module, planner.mesh)
+            check_saved(saved, traced.module, planner.mesh)
             planner = self._planner(rematerialize(planner.module, remat)) if remat else planner
             planned = planner.replay(saved.actions)
         else:
@@ -166,8 +185,7 @@ class Maker:
                 planned = search(rematerialize(module, remat), hints)
             elif o.remat == "auto" and planned.reports and planned.cost.peak_bytes > limit:
                 planned, remat = relieve(module, planned, limit, search)
-        planned.seconds["trace and import"] = spent
-        return self._plan(planned, traced, limit, remat, parts, pads), traced
+        return self._plan(planned, traced, limit, remat, parts, pads, attention)
 
     def _padded(
         self,
@@ -194,6 +212,7 @@ class Maker:
         remat: tuple[Range, ...] = (),
         parts: int = 1,
         pads: tuple[Pad, ...] = (),
+        attention: bool = False,
     ) -> Plan:
         o = self._options
         return Plan(
@@ -207,6 +226,7 @@ class Maker:
             remat=remat,
             microbatches=parts,
             padding=pads,
+            attention=attention,
             memory_limit=limit,
         )
 

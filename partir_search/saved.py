@@ -29,6 +29,7 @@ class SavedPlan:
     remat: tuple[Range, ...] = ()
     microbatches: int = 1
     padding: tuple[Pad, ...] = ()
+    attention: bool = False
 
 
 def fingerprint(module: Module) -> str:
@@ -62,6 +63,7 @@ def load_plan(path: str | pathlib.Path) -> SavedPlan:
             tuple(
                 Pad(str(p["value"]), int(p["dim"]), int(p["size"])) for p in data.get("padding", ())
             ),
+            bool(data.get("attention")),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is not a plan that can be read: {error}") from error

@@ -10,7 +10,8 @@ import enum
 from collections.abc import Callable, Mapping, Sequence
 from typing import Union
 
-from partir_search.experts.moves import DataParallel, RingParallel, TileClass
+from partir_search.experts.moves import ContextParallel as ContextMove
+from partir_search.experts.moves import DataParallel, Decision, RingParallel, TileClass
 from partir_search.experts.strategist import Strategist
 from partir_search.ir.core import Module, Value
 from partir_search.ir.mesh import DIAGONAL, MeshShape
@@ -100,7 +101,29 @@ class CollectiveMatmul:
     axes: tuple[str, ...]
 
 
-Tactic = Union[ManualPartition, AutomaticPartition, SpatialTemporal, CollectiveMatmul]
+@dataclasses.dataclass(frozen=True)
+class ContextParallel:
+    """Tiles the sequences that attention goes over: long contexts on several devices.
+
+    Attention is found in ordinary code (a product, masks, a softmax, a product) and planned as one
+    op forward and one backward; scores are not kept from one to the other but made again. Queries
+    stay on their devices; keys and values pass around the axis block by block while attention works
+    on them, and their gradients pass with them.
+
+    Attributes:
+      axis: of the mesh.
+      ring: False gathers keys and values instead (as Llama 3.1 does).
+
+    Source: Liu et al., Ring Attention (arXiv 2310.01889); Llama 3.1 (arXiv 2407.21783, 3.3.2).
+    """
+
+    axis: str
+    ring: bool = True
+
+
+Tactic = Union[
+    ManualPartition, AutomaticPartition, SpatialTemporal, CollectiveMatmul, ContextParallel
+]
 
 
 def check_schedule(schedule: Sequence[Tactic], module: Module, mesh: MeshShape) -> None:
@@ -111,14 +134,17 @@ def check_schedule(schedule: Sequence[Tactic], module: Module, mesh: MeshShape) 
             at = f"{path} has shape {value.type.shape}"
             raise ValueError(f"{at}: it is empty; pass a non-empty batch, there is nothing to plan")
     for tactic in schedule:
+        if isinstance(tactic, ContextParallel):
+            mesh.axes(tactic.axis)
+            continue
         if isinstance(tactic, AutomaticPartition | SpatialTemporal | CollectiveMatmul):
             for axis in tactic.axes or ():
                 mesh.axes(axis)
             continue
         if not isinstance(tactic, ManualPartition):
             raise TypeError(
-                "a schedule holds ManualPartition, AutomaticPartition, SpatialTemporal and"
-                f" CollectiveMatmul, not {tactic!r}"
+                "a schedule holds ManualPartition, AutomaticPartition, SpatialTemporal,"
+                f" CollectiveMatmul and ContextParallel, not {tactic!r}"
             )
         mesh.axes(tactic.axis)
         for glob, dim in tactic.dims.items():
@@ -184,6 +210,31 @@ def ring_actions(
     r, c, d = mesh.triple(mesh.index(tactic.diagonal))
     decisions = strategist.perform(DataParallel((r,)), state)
     decisions += strategist.perform(RingParallel((c, d)), state)
+    return _named(decisions, graph, mesh)
+
+
+def context_actions(
+    tactic: ContextParallel, graph: Graph, state: State, strategist: Strategist
+) -> list[Action]:
+    """Plays context parallelism on `state`; returns the actions that had an effect."""
+    mesh, axes = state.mesh, state.mesh.axes(tactic.axis)
+    for cls, dim in strategist.contexts:
+        now = state.tiles[axes[0]][cls]
+        shape = graph.shapes[cls]
+        if now != dim and shape[dim] % mesh.size(axes):
+            value = graph.module.values[graph.members[cls][0]]
+            raise IllegalAction(
+                f"attention goes over a sequence of {shape[dim]} (dim {dim} of %{value.name}),"
+                f" which does not divide by axis {tactic.axis!r} of size {mesh.size(axes)}"
+            )
+    actions = _named(strategist.perform(ContextMove(axes), state), graph, mesh)
+    if tactic.ring:
+        apply_action(state, graph, Stream(tactic.axis))
+        actions.append(Stream(tactic.axis))
+    return actions
+
+
+def _named(decisions: Sequence[Decision], graph: Graph, mesh: MeshShape) -> list[Action]:
     values = graph.module.values
     return [
         Tile(values[graph.members[x.cls][0]].name, x.dim, mesh.label(x.axes))

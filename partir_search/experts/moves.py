@@ -77,6 +77,15 @@ class SequenceParallel:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
+class ContextParallel:
+    """Tile the sequences that attention goes over, queries and keys (Llama 3.1, arXiv 2407.21783,
+    section 3.3.2): activations follow.
+    """
+
+    axes: Axes
+
+
+@dataclasses.dataclass(frozen=True, slots=True, order=True)
 class Zero:
     """ZeRO (Rajbhandari et al. 2020) on matrices: stage 2 keeps parameters whole and tiles the
     optimizer's state (and with it the gradients); stage 3 tiles the parameters too.
@@ -102,6 +111,7 @@ class RingParallel:
 
 Decision = Union[TileClass, KeepClass]
 Strategy = Union[
+    ContextParallel,
     DataParallel,
     EdgeParallel,
     ExpertParallel,

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from partir_search.experts.moves import (
     Axes,
+    ContextParallel,
     DataParallel,
     EdgeParallel,
     ExpertParallel,
@@ -91,8 +92,13 @@ def expert_plans(
                 moves = (ModelParallel(rest, True), SequenceParallel(rest))
                 add_data(m, f"+EP({name(m)})+MP({name(rest)}, head)", moves[0], first=experts)
                 add_data(m, f"+EP({name(m)})+MP({name(rest)}, head)+SP", *moves, first=experts)
+        if strategist.contexts:
+            add(f"CP({name(m)})", ContextParallel(m))
         if not rest:
             continue
+        if strategist.contexts:
+            add_data(rest, f"+CP({name(m)})", ContextParallel(m))
+            add(f"MP({name(rest)})+CP({name(m)})", ModelParallel(rest, False), ContextParallel(m))
         for head in (False, True):
             title = f"+MP({name(m)}{', head' if head else ''})"
             add_data(rest, title, ModelParallel(m, head))

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from partir_search.experts.moves import (
     Axes,
+    ContextParallel,
     DataParallel,
     Decision,
     EdgeParallel,
@@ -88,6 +89,8 @@ class Strategist:
             return self._model_parallel(move, state)
         elif isinstance(move, RingParallel):
             return self._ring_parallel(move, state)
+        elif isinstance(move, ContextParallel):
+            wanted = [TileClass(c, d, move.axes) for c, d in self.contexts]
         elif isinstance(move, SequenceParallel):
             return self._sequence_parallel(move.axes, state)
         else:
@@ -112,6 +115,20 @@ class Strategist:
                 places = (*rule.operands, *rule.results)
                 if f >= 0 and all(f in dims for dims in places):
                     found.append((w.cls, dim))
+        return tuple(dict.fromkeys(found))
+
+    @functools.cached_property
+    def contexts(self) -> tuple[tuple[int, int], ...]:
+        """(class, dim) of sequences that attention goes over, of queries and of keys."""
+        found = []
+        for op in self.graph.module.ops:
+            rule = self.graph.rules[op.id] if not op.regions else None
+            if rule is None or rule.blockwise is None:
+                continue
+            factors = (rule.blockwise.along, rule.blockwise.factor)
+            for i, v in op.inputs():
+                places = [d for d, f in enumerate(rule.operands[i]) if f in factors]
+                found += [(self.graph.class_of[v.id], d) for d in places]
         return tuple(dict.fromkeys(found))
 
     def _expert_barriers(self, axes: Axes, state: State) -> tuple[int, ...]:

@@ -121,6 +121,7 @@ class Blockwise:
 
     Attributes:
       factor: that the blocks are of; the op itself never loops over it.
+      along: the factor in whose place it is: of the queries, where blocks are of keys.
       passing: operands that hold blocks of it and nothing of what a device keeps.
       returning: results that hold blocks of it: sums that travel with the blocks.
       scratch: bytes, at each point of some factors, of what is there during a turn only.
@@ -130,6 +131,7 @@ class Blockwise:
     """
 
     factor: int
+    along: int
     passing: tuple[int, ...]
     returning: tuple[int, ...]
     scratch: float

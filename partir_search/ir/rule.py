@@ -137,7 +137,7 @@ class OpRule:
     @property
     def contracts(self) -> bool:
         """Whether it is a matrix product, a convolution, or made of such."""
-        return self.blockwise is not None or self.flops_per_point >= 2 and "sum" in self.reducers
+        return self.blockwise is not None or (self.flops_per_point >= 2 and "sum" in self.reducers)
 
     @property
     def walks(self) -> bool:

@@ -109,9 +109,7 @@ class BlockBuilder:
     def op(self, op: Op) -> None:
         plan = self.owner.plan(op)
         apply = plan.apply
-        if self.owner.partition.streams and (
-            pass_around(self, op, plan) or self.stream(op, plan)
-        ):
+        if self.owner.partition.streams and (pass_around(self, op, plan) or self.stream(op, plan)):
             return
         if plan.moved:
             ins = list(apply.ins)

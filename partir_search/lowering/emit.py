@@ -217,7 +217,10 @@ def _block_turn(
     rule = partition.rules[item.op.id]
     how = rule.blockwise
     assert how is not None
-    block = (coordinate(partition.mesh, part.axis) + part.offset) % part.size
+    block: Any = 0
+    for axis in part.axes:
+        block = block * partition.mesh.sizes[axis] + coordinate(partition.mesh, axis)
+    block = (block + part.offset) % part.size
     ins = list(args)
     for i, dims in enumerate(rule.operands):
         if how.factor in dims and i not in part.moving:

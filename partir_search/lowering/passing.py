@@ -27,14 +27,14 @@ class Passing:
     """One turn of an op whose blocks pass around.
 
     Attributes:
-      axis: that they pass around.
-      size: devices along it, and turns.
+      axes: that they pass around, major to minor: one of the user's, perhaps in parts.
+      size: devices along them, and turns.
       offset: of the block, from the device's own.
       moving: operands that are blocks; others are whole, and read at the block.
       arrived: sums of the block so far, by position among the returning results.
     """
 
-    axis: int
+    axes: tuple[int, ...]
     size: int
     offset: int
     moving: tuple[int, ...]
@@ -49,47 +49,47 @@ def pass_around(builder: BlockBuilder, op: Op, plan: OpPlan) -> bool:
     if how is None:
         return False
     mesh, rule = partition.mesh, partition.rules[op.id]
-    ways: dict[int, dict[int, tuple[Step, ...]]] = {}
+    ways: dict[tuple[int, ...], dict[int, tuple[Step, ...]]] = {}
     for i in how.passing:
         x = plan.apply.ins[i]
         if i in plan.moved and isinstance(x, Slot):
             steps = redistribute(mesh, x.layout, x.pending, plan.needs[i], x.pending)
             last = steps[-1] if steps else None
             dim = rule.operands[i].index(how.factor)
-            if last and last.kind == "all_gather" and (len(last.axes), last.dim) == (1, dim):
-                ways.setdefault(last.axes[0], {})[i] = steps
-    axis = next((a for a in partition.streams if a in ways), None)
-    if axis is None or partition.axes[axis].loops[op.id] < 0:
+            if last and last.kind == "all_gather" and last.dim == dim:
+                ways.setdefault(last.axes, {})[i] = steps
+    looped = {a for a, rows in enumerate(partition.axes) if rows.loops[op.id] >= 0}
+    axes = next((a for a in sorted(ways) if looped & partition.streams >= set(a)), None)
+    if axes is None:
         return False
-    size = mesh.sizes[axis]
     ins = list(plan.apply.ins)
     for i in plan.moved:
-        if i in ways[axis]:
+        if i in ways[axes]:
             slot = ins[i]
             assert isinstance(slot, Slot)
-            for step in ways[axis][i][:-1]:
+            for step in ways[axes][i][:-1]:
                 target = owner.slot(slot.value, step.layout, step.pending)
                 builder.steps.append(Move(step, slot, target, op))
                 slot = target
             ins[i] = slot
         else:
             ins[i] = builder.need(op.operands[i], plan.needs[i], op)
-    moving = tuple(i for i in how.passing if i in ways[axis])
+    moving = tuple(i for i in how.passing if i in ways[axes])
     outs = tuple(
-        _block(builder, out, rule.results[r].index(how.factor), axis) if r in how.returning else out
+        _block(builder, out, rule.results[r].index(how.factor), axes) if r in how.returning else out
         for r, out in enumerate(plan.apply.outs)
     )
-    _turns(builder, op, ins, outs, how.returning, Passing(axis, size, 0, moving))
+    _turns(builder, op, ins, outs, how.returning, Passing(axes, mesh.size(axes), 0, moving))
     builder.settle(outs, op)
     return True
 
 
-def _block(builder: BlockBuilder, out: Slot, dim: int, axis: int) -> Slot:
+def _block(builder: BlockBuilder, out: Slot, dim: int, axes: tuple[int, ...]) -> Slot:
     """A result of which each device has the sum of its block."""
     layout: Layout = tuple(
-        (*axes, axis) if d == dim else axes for d, axes in enumerate(out.layout)
+        (*held, *axes) if d == dim else held for d, held in enumerate(out.layout)
     )
-    pending = tuple(p for p in out.pending if p[0] != axis)
+    pending = tuple(p for p in out.pending if p[0] not in axes)
     return builder.owner.slot(out.value, layout, pending)
 
 
@@ -110,12 +110,12 @@ def _turns(
         for i in first.moving if turn + 1 < size else ():
             slot = now[i]
             assert isinstance(slot, Slot)
-            step = shuffle((first.axis,), pairs, slot.layout, slot.pending)
+            step = shuffle(first.axes, pairs, slot.layout, slot.pending)
             following[i] = cache.stretched(slot, step)
             builder.pass_on(step, slot, following[i], op, turn + 1)  # type: ignore[arg-type]
         arrived: list[Slot] = []
         for r in returning if turn else ():
-            step = shuffle((first.axis,), pairs, outs[r].layout, outs[r].pending)
+            step = shuffle(first.axes, pairs, outs[r].layout, outs[r].pending)
             target = cache.stretched(sums[r], step)
             builder.steps.append(Move(step, sums[r], target, op, turn=turn))
             arrived.append(target)
@@ -127,5 +127,5 @@ def _turns(
         builder.steps.append(Apply(op, tuple(now), made, turn=turn, turns=size, part=part))
         now = following
     for r in returning:
-        step = shuffle((first.axis,), pairs, outs[r].layout, outs[r].pending)
+        step = shuffle(first.axes, pairs, outs[r].layout, outs[r].pending)
         builder.steps.append(Move(step, sums[r], outs[r], op))

@@ -240,13 +240,9 @@ def _labels(dims: tuple[int, ...], factors: Labels) -> Labels:
 
 def _signs(ins: tuple[Place, ...]) -> tuple[Hashable, ...]:
     """Places, and literals by what they are."""
-    return tuple(
-        (str(x.type), str(x.value)) if isinstance(x, Literal) else x for x in ins
-    )
+    return tuple((str(x.type), str(x.value)) if isinstance(x, Literal) else x for x in ins)
 
 
 def makers(body: Body) -> dict[int, Member]:
     """The member that makes each place."""
     return {out: m for m in body.members for out in m.outs}
-
-

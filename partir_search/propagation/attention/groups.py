@@ -220,4 +220,3 @@ def _same(dims: Dims, keys: int, queries: Sequence[int]) -> Dim2 | None:
         return None
     at = frozenset(dims.index(q) for q in queries if q != NONE and q in dims)
     return (dims.index(keys), at) if at else None
-

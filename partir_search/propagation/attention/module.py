@@ -82,7 +82,9 @@ class _Rewriter(Copier):
                     visit(made_by[x.id])
                 elif x.id in ops.maker:
                     visit(ops.maker[x.id])
-            new.append(self.whole(item, inside) if isinstance(item, Whole) else self.one(item, inside))
+            new.append(
+                self.whole(item, inside) if isinstance(item, Whole) else self.one(item, inside)
+            )
 
         for op in region.ops:
             if id(op) not in owner:
@@ -99,8 +101,7 @@ class _Rewriter(Copier):
         copy = dataclasses.replace(
             op,
             operands=tuple(
-                inside.get(x.id, self.outer(x)) if isinstance(x, Value) else x
-                for x in op.operands
+                inside.get(x.id, self.outer(x)) if isinstance(x, Value) else x for x in op.operands
             ),
             results=results,
             regions=tuple(self.region(r, "") for r in op.regions),
@@ -108,9 +109,7 @@ class _Rewriter(Copier):
         self.made(op.results, results, inside)
         return copy
 
-    def made(
-        self, old: Sequence[Value], new: Sequence[Value], inside: dict[int, Value]
-    ) -> None:
+    def made(self, old: Sequence[Value], new: Sequence[Value], inside: dict[int, Value]) -> None:
         for r, v in zip(old, new, strict=True):
             inside[r.id] = self.fresh[r.id] = v
 

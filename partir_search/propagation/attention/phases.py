@@ -46,10 +46,7 @@ def split(ops: Ops, group: Group) -> Phases:
     known = inside | {id(op) for op in backward}
     made = {r.id: op for op in forward for r in op.results}
     used = {
-        v.id
-        for op in backward
-        for _, v in op.inputs()
-        if v.id in made and v.id not in group.scores
+        v.id for op in backward for _, v in op.inputs() if v.id in made and v.id not in group.scores
     }
     for v, op in made.items():
         if v in ops.returned or any(id(u) not in known for u in ops.users.get(v, ())):

@@ -58,8 +58,7 @@ def find_online(draft: Draft, product: Member) -> tuple[Online, Chain]:
         scores = any(out in body.scores for out in m.outs) or m is product
         if scores and m is not division and any(x in rows for x in m.reads):
             raise NotAttention(f"{m.op.prim} at {m.op.source} uses the sum of exponentials")
-    share, numerator, by = division.outs[0], division.ins[at], division.ins[1 - at]
-    assert isinstance(numerator, int) and isinstance(by, int)
+    share, numerator, by = division.outs[0], division.reads[at], division.reads[1 - at]
     top = tops[0].outs[0] if tops else None
     online = Online(top, total.outs[0], share, numerator, by, product.outs[0])
     return online, chain
@@ -82,9 +81,9 @@ def _rows_from(body: Body, place: int) -> set[int]:
     """What is made of a reduction over keys, outside of scores."""
     found = {place}
     for m in body.members:
-        if any(x in found for x in m.reads) and not any(out in body.scores for out in m.outs):
-            if body.walked not in m.factors:
-                found.update(m.outs)
+        inner = body.walked in m.factors or any(out in body.scores for out in m.outs)
+        if not inner and any(x in found for x in m.reads):
+            found.update(m.outs)
     return found
 
 
@@ -123,7 +122,12 @@ def _chain(body: Body, first: int, last: Place, rows: set[int], values: Place) -
             divided.append(len(factors))
         factors.append((m, at))
         step[m.outs[0]] = before + 1
-    if isinstance(last, Literal) or last not in step or len(divided) != 1 or not isinstance(values, int):
+    if (
+        isinstance(last, Literal)
+        or last not in step
+        or len(divided) != 1
+        or not isinstance(values, int)
+    ):
         raise NotAttention("the weights are not divided by their sum before the product")
     return Chain(step, tuple(factors), divided[0], values)
 
@@ -184,7 +188,7 @@ def _returns(body: Body, m: Member) -> bool:
 
 def _again(forward: Draft, backward: Draft, chain: Chain) -> dict[int, int]:
     """Steps of the chain by places of the backward pass, which makes them again."""
-    step = {forward_id: s for forward_id, s in _ids(forward, chain.step)}
+    step = dict(_ids(forward, chain.step))
     return {backward.place[v]: s for v, s in step.items() if v in backward.place}
 
 
@@ -205,9 +209,11 @@ def _cotangents(
         if m.rule.contracts and not step and m.outs[0] in body.scores:
             outer = [x for x in m.reads if 0 <= x < body.operands]
             held = [x for x in outer if backward.operands[x].id == values]
-            if len(outer) == 2 and len(held) == 1 and body.walked not in body.labels[
-                next(x for x in outer if x not in held)
-            ]:
+            if (
+                len(outer) == 2
+                and len(held) == 1
+                and body.walked not in body.labels[next(x for x in outer if x not in held)]
+            ):
                 source = next(x for x in outer if x not in held)
                 step[m.outs[0]] = len(chain.factors)
             continue

@@ -50,6 +50,10 @@ def attention(op: Op) -> OpRule:
         pads=False,
         blockwise=Blockwise(
             body.walked,
+            min(
+                body.queries,
+                key=lambda f: (body.sizes[f] != body.sizes[body.walked], -body.sizes[f]),
+            ),
             tuple(i for i in keys if body.queries.isdisjoint(body.labels[i])),
             tuple(i for i, dims in enumerate(results) if body.walked in dims),
             SCRATCH * (1 if body.online else 2),
@@ -219,19 +223,20 @@ def backward_turn(
     for p in body.results:
         if body.walked not in body.labels[p]:
             same = p not in before or p not in summed(body)
-            so_far[p] = env[p] if same else before[p] + env[p]
+            now: Any = env[p]
+            so_far[p] = now if same else before[p] + now
     results = [so_far.get(p, env[p]) for p in body.results]
     return (sums, so_far), [
-        x.astype(r.type.dtype) if last or p not in so_far else x
+        jnp.asarray(x, r.type.dtype) if last or p not in so_far else x
         for p, x, r in zip(body.results, results, op.results, strict=True)
     ]
 
 
 def summed(body: Body) -> set[int]:
     """Places of a backward pass that are sums over keys."""
-    return {
-        out for m in body.members if reduced_by(m, body.walked) == "sum" for out in m.outs
-    } - {s.place for s in body.sums}
+    return {out for m in body.members if reduced_by(m, body.walked) == "sum" for out in m.outs} - {
+        s.place for s in body.sums
+    }
 
 
 def _row_sum(body: Body, env: Env, known: RowSum) -> Any:
