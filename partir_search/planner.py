@@ -169,14 +169,18 @@ class Planner:
         goal, kept = scorer(self.goals), list[Action]()
         best = goal(self.model.evaluate(self._program(state)))
         for name in self.mesh.user.names:
-            before = set(state.streams)
-            state.streams.update(self.mesh.axes(name))
-            score = goal(self.model.evaluate(self._program(state)))
-            if score < best:
-                best = score
-                kept.append(Stream(name))
-            else:
-                state.streams = before
+            before, chosen = dict(state.streams), None
+            causal = any(r.blockwise and r.blockwise.causal for r in self.graph.rules)
+            for zigzag in (False, True) if causal else (False,):
+                stream = Stream(name, zigzag)
+                apply_action(state, self.graph, stream)
+                score = goal(self.model.evaluate(self._program(state)))
+                if score < best:
+                    best, chosen = score, stream
+            state.streams = before
+            if chosen:
+                apply_action(state, self.graph, chosen)
+                kept.append(chosen)
         return kept
 
     def replay(self, actions: Sequence[Action]) -> Planned:

@@ -113,12 +113,16 @@ class ContextParallel:
     Attributes:
       axis: of the mesh.
       ring: False gathers keys and values instead (as Llama 3.1 does).
+      zigzag: whether, where no position looks at later ones, each device works on a chunk of early
+        and one of late positions, so that all have equal work: half of it, for two permutes of half
+        a block for each operand and result.
 
     Source: Liu et al., Ring Attention (arXiv 2310.01889); Llama 3.1 (arXiv 2407.21783, 3.3.2).
     """
 
     axis: str
     ring: bool = True
+    zigzag: bool = False
 
 
 Tactic = Union[
@@ -229,8 +233,9 @@ def context_actions(
             )
     actions = _named(strategist.perform(ContextMove(axes), state), graph, mesh)
     if tactic.ring:
-        apply_action(state, graph, Stream(tactic.axis))
-        actions.append(Stream(tactic.axis))
+        stream = Stream(tactic.axis, tactic.zigzag)
+        apply_action(state, graph, stream)
+        actions.append(stream)
     return actions
 
 
@@ -294,7 +299,7 @@ def apply_action(state: State, graph: Graph, action: Action, path: str | None = 
     Parts of the axis on which the value is tiled so already (by propagation) are left as they are.
     """
     if isinstance(action, Stream):
-        state.streams.update(state.mesh.axes(action.axis))
+        state.streams |= dict.fromkeys(state.mesh.axes(action.axis), action.zigzag)
         return
     value = value_named(graph.module, action.value)
     cls, axes = graph.class_of[value.id], state.mesh.axes(action.axis)

@@ -8,7 +8,7 @@ after the other, comes to what work on all of it would.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from partir_search.ir.core import Literal, Op
@@ -93,6 +93,7 @@ class Body:
       results: places of the results.
       walked: the label of the keys.
       queries: the labels of dims that keys have not.
+      causal: whether no query looks at later keys, and each at its own.
       scores: places with keys and queries, which are never kept.
       online: of a forward pass.
       sums: of a backward pass.
@@ -109,10 +110,13 @@ class Body:
     scores: frozenset[int]
     online: Online | None
     sums: tuple[RowSum, ...]
+    causal: bool
     signature: Hashable
 
 
-Turn = Callable[["LocalContext", Op, Sequence[Any], Any, Any, int, bool], tuple[Any, Sequence[Any]]]
+Where = Mapping[int, tuple[Any, int]]  # by label: which block, of how many
+Turn = Callable[["LocalContext", Op, Sequence[Any], Any, Where], tuple[Any, Sequence[Any]]]
+Finish = Callable[["LocalContext", Op, Sequence[Any], Any, Where], Sequence[Any]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -126,8 +130,11 @@ class Blockwise:
       returning: results that hold blocks of it: sums that travel with the blocks.
       scratch: bytes, at each point of some factors, of what is there during a turn only.
       scratch_factors: these factors.
-      turn: (context, op, operands, state, block's index, blocks, last) to the state after it and
-        the results: those in `returning` of this block, others when it is the last.
+      causal: whether a block comes to nothing for blocks of `along` before it.
+      turn: (context, op, operands, state or None, where) to the state after it and the results in
+        `returning` of this block. `where` tells, by factor, which block of how many.
+      finish: (context, op, operands, state, where) to all results; what it makes of those in
+        `returning` is of no use.
     """
 
     factor: int
@@ -136,4 +143,6 @@ class Blockwise:
     returning: tuple[int, ...]
     scratch: float
     scratch_factors: tuple[int, ...]
+    causal: bool
     turn: Turn
+    finish: Finish

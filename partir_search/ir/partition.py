@@ -80,7 +80,7 @@ class Partition:
       index: facts of the module and rules that walks need.
       order: axes from major to minor, the order in which several axes tile one dim.
       streams: axes along which products walk what is gathered or scattered for them, block by
-        block (see `lowering/streams.py`).
+        block (see `lowering/streams.py`), and whether attention does in zigzag.
     """
 
     module: Module
@@ -89,7 +89,7 @@ class Partition:
     axes: Sequence[AxisRows]
     index: Index
     order: tuple[int, ...] = ()
-    streams: frozenset[int] = frozenset()
+    streams: Mapping[int, bool] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         inner = _inner_loops(self)

@@ -23,7 +23,8 @@ from partir_search.ir.local_form import run_local, widened
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import Partition
 from partir_search.ir.rule import Dims
-from partir_search.lowering.emit_window import fetch, permute, stretch
+from partir_search.lowering.emit_blocks import block_turn
+from partir_search.lowering.emit_window import coordinate, fetch, permute, stretch
 from partir_search.lowering.passing import Passing
 from partir_search.lowering.program import (
     Apply,
@@ -179,7 +180,8 @@ def _turn(
     """One product of a ring with those before, in 32 bits where the result has fewer."""
     part, rule = item.part, partition.rules[item.op.id]
     if isinstance(part, Passing):
-        return _block_turn(partition, item, part, args, env)
+        device = _Device(partition, item.op, [])
+        return block_turn(device, item, part, args, env)
     op = widened(item.op)
     index: Any = None
     if part:
@@ -204,41 +206,6 @@ def _turn(
     if item.turn:
         out = out + env[slot.id]
     return [out.astype(narrow) if item.turn + 1 == item.turns else out]
-
-
-def _block_turn(
-    partition: Partition,
-    item: Apply,
-    part: Passing,
-    args: Sequence[Any],
-    env: Mapping[int, Any],
-) -> Sequence[Any]:
-    """One block of an op whose blocks pass around. Its state is in the place of a result."""
-    rule = partition.rules[item.op.id]
-    how = rule.blockwise
-    assert how is not None
-    block: Any = 0
-    for axis in part.axes:
-        block = block * partition.mesh.sizes[axis] + coordinate(partition.mesh, axis)
-    block = (block + part.offset) % part.size
-    ins = list(args)
-    for i, dims in enumerate(rule.operands):
-        if how.factor in dims and i not in part.moving:
-            dim = dims.index(how.factor)
-            size = ins[i].shape[dim] // part.size
-            ins[i] = lax.dynamic_slice_in_dim(ins[i], block * size, size, dim)
-    keeper = next((i for i in range(len(item.outs)) if i not in how.returning), None)
-    state = env[item.outs[keeper].id] if item.turn and keeper is not None else None
-    device, last = _Device(partition, item.op, []), item.turn + 1 == item.turns
-    state, results = how.turn(device, item.op, ins, state, block, part.size, last)
-    outs: list[Any] = list(results) if last else [() for _ in item.outs]
-    for r, at in enumerate(how.returning):
-        outs[at] = results[at]
-        if item.turn:
-            outs[at] = outs[at] + env[part.arrived[r].id]
-    if not last and keeper is not None:
-        outs[keeper] = state
-    return outs
 
 
 def _part(x: Any, dims: Dims, walk: Walk, index: Any) -> Any:
@@ -278,14 +245,6 @@ def _fence(
             moved, env[source.id] = lax.optimization_barrier((moved, env[source.id]))
             return moved
     return lax.optimization_barrier(moved)
-
-
-def coordinate(mesh: MeshShape, axis: int) -> Any:
-    """This device's coordinate along an axis or a diagonal, an int32 scalar."""
-    if axis < len(mesh.device_names):
-        return lax.axis_index(mesh.names[axis])
-    r, c, _ = mesh.triple(axis)
-    return (lax.axis_index(mesh.names[r]) + lax.axis_index(mesh.names[c])) % mesh.sizes[axis]
 
 
 def run_step(

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from partir_search.ir.mesh import MeshShape
 from partir_search.ir.ring import Edge
 from partir_search.lowering.window import Fetch, Stretch
 
@@ -70,3 +71,11 @@ def _table(numbers: Sequence[int], device: Any) -> Any:
     if len(set(numbers)) == 1:
         return jnp.int32(numbers[0])
     return jnp.asarray(numbers, jnp.int32)[device]
+
+
+def coordinate(mesh: MeshShape, axis: int) -> Any:
+    """This device's coordinate along an axis or a diagonal, an int32 scalar."""
+    if axis < len(mesh.device_names):
+        return lax.axis_index(mesh.names[axis])
+    r, c, _ = mesh.triple(axis)
+    return (lax.axis_index(mesh.names[r]) + lax.axis_index(mesh.names[c])) % mesh.sizes[axis]

@@ -11,11 +11,13 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from partir_search.ir.blockwise import Blockwise
 from partir_search.ir.core import Op
 from partir_search.ir.partition import Layout
 from partir_search.lowering.program import Apply, Move, Slot, Source
 from partir_search.lowering.reshard import Step
 from partir_search.lowering.skew import redistribute, shuffle
+from partir_search.lowering.zigzag import from_zigzag, to_zigzag
 
 if TYPE_CHECKING:
     from partir_search.lowering.builder import BlockBuilder
@@ -31,6 +33,7 @@ class Passing:
       size: devices along them, and turns.
       offset: of the block, from the device's own.
       moving: operands that are blocks; others are whole, and read at the block.
+      zigzag: whether blocks are two chunks each (`lowering/zigzag.py`).
       arrived: sums of the block so far, by position among the returning results.
     """
 
@@ -38,7 +41,13 @@ class Passing:
     size: int
     offset: int
     moving: tuple[int, ...]
+    zigzag: bool
     arrived: tuple[Slot, ...] = ()
+
+    @property
+    def share(self) -> float:
+        """Of the pairs of queries and keys in a block, those that are worked on."""
+        return 1.0 if not self.zigzag else 0.5 if self.offset else 0.75
 
 
 def pass_around(builder: BlockBuilder, op: Op, plan: OpPlan) -> bool:
@@ -59,7 +68,7 @@ def pass_around(builder: BlockBuilder, op: Op, plan: OpPlan) -> bool:
             if last and last.kind == "all_gather" and last.dim == dim:
                 ways.setdefault(last.axes, {})[i] = steps
     looped = {a for a, rows in enumerate(partition.axes) if rows.loops[op.id] >= 0}
-    axes = next((a for a in sorted(ways) if looped & partition.streams >= set(a)), None)
+    axes = next((a for a in sorted(ways) if looped & set(partition.streams) >= set(a)), None)
     if axes is None:
         return False
     ins = list(plan.apply.ins)
@@ -79,9 +88,33 @@ def pass_around(builder: BlockBuilder, op: Op, plan: OpPlan) -> bool:
         _block(builder, out, rule.results[r].index(how.factor), axes) if r in how.returning else out
         for r, out in enumerate(plan.apply.outs)
     )
-    _turns(builder, op, ins, outs, how.returning, Passing(axes, mesh.size(axes), 0, moving))
+    size = mesh.size(axes)
+    zigzag = partition.streams[axes[0]] and _balances(builder, op, how, axes)
+    first = Passing(axes, size, 0, moving, zigzag)
+    if zigzag:
+        for i, x in enumerate(ins):
+            tiled = how.factor if i in moving else how.along
+            if isinstance(x, Slot) and tiled in rule.operands[i]:
+                ins[i] = to_zigzag(builder, x, rule.operands[i].index(tiled), axes, op)
+        made = tuple(builder.owner.cache.partial(out, 0) for out in outs)
+        _turns(builder, op, ins, made, how.returning, first)
+        for r, (out, slot, labels) in enumerate(zip(outs, made, rule.results, strict=True)):
+            tiled = how.factor if r in how.returning else how.along
+            if tiled in labels:
+                from_zigzag(builder, slot, out, labels.index(tiled), axes, op)
+    else:
+        _turns(builder, op, ins, outs, how.returning, first)
     builder.settle(outs, op)
     return True
+
+
+def _balances(builder: BlockBuilder, op: Op, how: Blockwise, axes: tuple[int, ...]) -> bool:
+    """Whether an op may work in zigzag: its sequences are tiled by the axes alone, evenly."""
+    partition = builder.owner.partition
+    sizes, size = partition.rules[op.id].sizes, partition.mesh.size(axes)
+    looped = {a for a, rows in enumerate(partition.axes) if rows.loops[op.id] == how.along}
+    alike = sizes[how.along] == sizes[how.factor] and sizes[how.along] % (2 * size) == 0
+    return how.causal and alike and looped == set(axes)
 
 
 def _block(builder: BlockBuilder, out: Slot, dim: int, axes: tuple[int, ...]) -> Slot:

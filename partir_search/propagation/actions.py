@@ -62,17 +62,22 @@ class Replicate:
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
 class Stream:
-    """Collective matmul along mesh axis `axis`: products walk what is gathered or scattered for
-    them, block by block, while the blocks pass around the axis.
+    """Collective matmul and ring attention along mesh axis `axis`: products walk what is gathered
+    or scattered for them, block by block, while the blocks pass around the axis.
+
+    Attributes:
+      zigzag: whether attention in which no position looks at later ones takes its sequences in
+        chunks from both ends (`lowering/zigzag.py`), so that devices have equal work.
     """
 
     axis: str
+    zigzag: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        return {"stream": self.axis}
+        return {"stream": self.axis, **({"zigzag": True} if self.zigzag else {})}
 
     def __str__(self) -> str:
-        return f"Stream(axis={self.axis!r})"
+        return f"Stream(axis={self.axis!r}{', zigzag=True' if self.zigzag else ''})"
 
 
 def _alike(also: tuple[str, ...]) -> str:
@@ -96,7 +101,7 @@ def action_from_json(data: dict[str, Any]) -> Action:
     if "replicate" in data:
         return Replicate(str(data["replicate"]), str(data["axis"]), also)
     if "stream" in data:
-        return Stream(str(data["stream"]))
+        return Stream(str(data["stream"]), bool(data.get("zigzag")))
     raise ValueError(f"not an action: {data!r}")
 
 

@@ -30,7 +30,7 @@ class State:
     Attributes:
       tiles: [axes] int8 array over classes: dim, NONE or KEPT.
       loops: [axes] int8 array over nodes: factor or NONE.
-      streams: axes of collective matmuls; not part of the state's key.
+      streams: axes of collective matmuls and ring attention, and whether in zigzag; not part of the state's key.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class State:
         axes = range(len(mesh.names))
         self.tiles = [array("b", [NONE]) * len(graph.shapes) for _ in axes]
         self.loops = [array("b", [NONE]) * len(graph.nodes) for _ in axes]
-        self.streams: set[int] = set()
+        self.streams: dict[int, bool] = {}
         self._triples = mesh.triples
         self._trail: list[tuple[Any, Any, Any]] = []  # array, index or indices, what was there
         self._spreads: Spreads = {} if spreads is None else spreads
@@ -381,7 +381,7 @@ class State:
                 if known is not None:
                     known[key] = rows
             axes.append(rows)
-        streams = frozenset(self.streams)
+        streams = dict(self.streams)
         return Partition(graph.module, self.mesh, graph.rules, axes, graph.index, streams=streams)
 
     def _rows(self, tiles: array[int], loops: array[int], travels: bool) -> AxisRows:

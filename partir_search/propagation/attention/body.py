@@ -134,6 +134,7 @@ def draft(
         scores=frozenset(place[v] for v in scores),
         online=None,
         sums=(),
+        causal=False,
         signature=signature,
     )
     return Draft(body, tuple(operands), place)
@@ -229,9 +230,9 @@ def _result_labels(
     return tuple(NONE if a < 0 else same[a] for a in made)
 
 
-def with_roles(body: Body, online: Online | None, sums: tuple[RowSum, ...]) -> Body:
-    """The body with what is known of its sums."""
-    return dataclasses.replace(body, online=online, sums=sums)
+def with_roles(body: Body, online: Online | None, sums: tuple[RowSum, ...], causal: bool) -> Body:
+    """The body with what is known of its sums and its mask."""
+    return dataclasses.replace(body, online=online, sums=sums, causal=causal)
 
 
 def _labels(dims: tuple[int, ...], factors: Labels) -> Labels:

@@ -9,6 +9,7 @@ from partir_search.ir.copies import Copier
 from partir_search.ir.core import Module, Op, Operand, Region, Value
 from partir_search.propagation.attention.body import Draft, draft, makers, with_roles
 from partir_search.propagation.attention.groups import Group, NotAttention, Ops, find_groups
+from partir_search.propagation.attention.mask import is_causal
 from partir_search.propagation.attention.phases import Phase, split
 from partir_search.propagation.attention.roles import find_online, find_sums
 from partir_search.propagation.rules.registry import RuleTable, rule_key
@@ -151,12 +152,15 @@ class _Rewriter(Copier):
         forward = draft(ops, group, phases.forward, rule_key)
         product = makers(forward.body)[forward.place[phases.product.results[0].id]]
         online, chain = find_online(forward, product)
-        forward = dataclasses.replace(forward, body=with_roles(forward.body, online, ()))
+        causal = is_causal(forward.body, online.weight)
+        body = with_roles(forward.body, online, (), causal)
+        forward = dataclasses.replace(forward, body=body)
         found = [Whole(phases.forward, forward, FORWARD)]
         if phases.backward is not None:
             result = phases.product.results[0]
             backward = draft(ops, group, phases.backward, rule_key, (forward, result))
             sums = find_sums(forward, backward, chain)
-            backward = dataclasses.replace(backward, body=with_roles(backward.body, None, sums))
+            body = with_roles(backward.body, None, sums, causal)
+            backward = dataclasses.replace(backward, body=body)
             found.append(Whole(phases.backward, backward, BACKWARD))
         return found

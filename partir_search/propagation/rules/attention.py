@@ -14,7 +14,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from partir_search.ir.blockwise import Blockwise, Body, Labels, Member, Place, RowSum
+from partir_search.ir.blockwise import Blockwise, Body, Labels, Member, Place, RowSum, Where
 from partir_search.ir.core import Literal, Op
 from partir_search.ir.local_form import run_local, widened
 from partir_search.ir.rule import NONE, LocalContext, OpRule
@@ -58,7 +58,9 @@ def attention(op: Op) -> OpRule:
             tuple(i for i, dims in enumerate(results) if body.walked in dims),
             SCRATCH * (1 if body.online else 2),
             tuple(f for f in score if f != NONE),
+            body.causal,
             forward_turn if body.online else backward_turn,
+            forward_finish if body.online else backward_finish,
         ),
     )
 
@@ -80,28 +82,28 @@ class _Inside:
     """`LocalContext` of a member.
 
     Attributes:
-      block / blocks: which block of keys, of how many.
+      outer: of the op that the member is in; None where `where` knows all labels.
     """
 
-    outer: LocalContext
+    outer: LocalContext | None
     factors: Labels
-    walked: int
-    block: Any
-    blocks: int
+    where: Where
     on_mesh: bool = False
 
     def tiles(self, factor: int) -> int:
         label = self.factors[factor] if factor >= 0 else NONE
-        if label == self.walked:
-            return self.blocks
-        return self.outer.tiles(label) if label >= 0 else 1
+        if label in self.where:
+            return self.where[label][1]
+        return self.outer.tiles(label) if self.outer and label >= 0 else 1
 
     def tile_index(self, factor: int) -> Any:
         label = self.factors[factor]
-        return self.block if label == self.walked else self.outer.tile_index(label)
+        if label in self.where:
+            return jnp.int32(self.where[label][0])
+        return self.outer.tile_index(label) if self.outer else jnp.int32(0)
 
     def once(self, run: Callable[[], Sequence[Any]]) -> Sequence[Any]:
-        return self.outer.once(run)
+        raise NotImplementedError("members have no effects")
 
     def last_effects(self) -> Sequence[Any]:
         return ()
@@ -110,29 +112,31 @@ class _Inside:
         pass
 
 
-def _run(
-    ctx: LocalContext,
+def run_members(
+    ctx: LocalContext | None,
     body: Body,
     env: Env,
-    block: Any,
-    blocks: int,
-    change: Mapping[int, Callable[[Any], Any]],
+    where: Where,
+    change: Mapping[int, Callable[[Any], Any]] | None = None,
     wanted: Callable[[Member], bool] = lambda _: True,
-) -> None:
-    """Runs members on one block of keys; what `env` holds already is taken as it is.
+) -> Env:
+    """Runs members on one block; what `env` holds already is taken as it is.
 
     Args:
+      where: by label, the block that is worked on, of how many; others are as `ctx` says.
       change: what to make of some results before they are read.
     """
+    change = change or {}
     for m in body.members:
         if m.outs[0] in env or not wanted(m):
             continue
         ins = [_read(env, x) for x in m.ins]
-        wide = m.rule.contracts and m.outs[0] in body.results and blocks > 1
+        wide = m.rule.contracts and m.outs[0] in body.results and body.walked in where
         op = widened(m.op) if wide else m.op
-        outs = run_local(_Inside(ctx, m.factors, body.walked, block, blocks), m.rule, op, ins)
+        outs = run_local(_Inside(ctx, m.factors, where), m.rule, op, ins)
         for place, out in zip(m.outs, outs, strict=True):
             env[place] = change[place](out) if place in change else out
+    return env
 
 
 def _read(env: Mapping[int, Any], x: Place) -> Any:
@@ -142,19 +146,12 @@ def _read(env: Mapping[int, Any], x: Place) -> Any:
 def local_attention(ctx: LocalContext, op: Op, args: Sequence[Any]) -> Sequence[Any]:
     """The ops that it was made of, on whole keys."""
     body: Body = op.params["body"]
-    env = dict(enumerate(args))
-    _run(ctx, body, env, 0, 1, {})
+    env = run_members(ctx, body, dict(enumerate(args)), {})
     return [env[p] for p in body.results]
 
 
 def forward_turn(
-    ctx: LocalContext,
-    op: Op,
-    args: Sequence[Any],
-    state: Any,
-    block: Any,
-    blocks: int,
-    last: bool,
+    ctx: LocalContext, op: Op, args: Sequence[Any], state: Any, where: Where
 ) -> tuple[Any, Sequence[Any]]:
     """One block of keys. The state is the maximum, the sum and the product so far."""
     body: Body = op.params["body"]
@@ -174,7 +171,7 @@ def forward_turn(
     change: dict[int, Callable[[Any], Any]] = {online.share: undivided}
     if online.top is not None:
         change[online.top] = larger
-    _run(ctx, body, env, block, blocks, change)
+    run_members(ctx, body, env, where, change)
     total, result = env[online.total], env[online.result]
     top = None
     if online.top is not None:
@@ -185,30 +182,34 @@ def forward_turn(
             result_before = result_before * fit(scale, held, body.labels[online.result])
     if total_before is not None:
         total, result = total + total_before, result + result_before
-    if not last:
-        return (top, total, result), ()
-    known = {online.total: total} | ({online.top: top} if online.top is not None else {})
-    rows: Env = dict(enumerate(args)) | known
+    return (top, total, result), ()
+
+
+def forward_finish(
+    ctx: LocalContext, op: Op, args: Sequence[Any], state: Any, where: Where
+) -> Sequence[Any]:
+    """The results: rows of the maximum and the sum, and the product over the sum."""
+    body: Body = op.params["body"]
+    online = body.online
+    assert online is not None
+    top, total, result = state
+    rows: Env = dict(enumerate(args)) | {online.total: total}
+    if online.top is not None:
+        rows[online.top] = top
 
     def of_rows(m: Member) -> bool:
         inner = not body.scores.isdisjoint(m.outs) or body.walked in m.factors
         return not inner and all(x == NONE or x in rows for x in m.reads)
 
-    _run(ctx, body, rows, block, blocks, {}, of_rows)
+    run_members(ctx, body, rows, where, wanted=of_rows)
     result = result / fit(rows[online.by], body.labels[online.by], body.labels[online.result])
     (made,) = (m.op.results[0] for m in body.members if online.result in m.outs)
     rows[online.result] = result.astype(made.type.dtype)
-    return None, [rows[p] for p in body.results]
+    return [rows[p] for p in body.results]
 
 
 def backward_turn(
-    ctx: LocalContext,
-    op: Op,
-    args: Sequence[Any],
-    state: Any,
-    block: Any,
-    blocks: int,
-    last: bool,
+    ctx: LocalContext, op: Op, args: Sequence[Any], state: Any, where: Where
 ) -> tuple[Any, Sequence[Any]]:
     """One block of keys. The state is the sums over keys known beforehand, and results so far."""
     body: Body = op.params["body"]
@@ -218,17 +219,25 @@ def backward_turn(
         state = [_row_sum(body, env, s).astype(made[s.place].dtype) for s in body.sums], {}
     sums, before = state
     env |= {s.place: x for s, x in zip(body.sums, sums, strict=True)}
-    _run(ctx, body, env, block, blocks, {})
+    run_members(ctx, body, env, where)
     so_far = {}
     for p in body.results:
         if body.walked not in body.labels[p]:
-            same = p not in before or p not in summed(body)
             now: Any = env[p]
-            so_far[p] = now if same else before[p] + now
-    results = [so_far.get(p, env[p]) for p in body.results]
-    return (sums, so_far), [
-        jnp.asarray(x, r.type.dtype) if last or p not in so_far else x
-        for p, x, r in zip(body.results, results, op.results, strict=True)
+            so_far[p] = now if p not in before or p not in summed(body) else before[p] + now
+    kept = zip(body.results, op.results, strict=True)
+    return (sums, so_far), [env[p].astype(r.type.dtype) for p, r in kept if p not in so_far]
+
+
+def backward_finish(
+    ctx: LocalContext, op: Op, args: Sequence[Any], state: Any, where: Where
+) -> Sequence[Any]:
+    """The results that do not return with their blocks."""
+    body: Body = op.params["body"]
+    _, so_far = state
+    return [
+        so_far[p].astype(r.type.dtype) if p in so_far else ()
+        for p, r in zip(body.results, op.results, strict=True)
     ]
 
 

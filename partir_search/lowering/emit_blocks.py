@@ -1,0 +1,178 @@
+"""Emits one turn of an op whose blocks pass around an axis (`lowering/passing.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from partir_search.ir.blockwise import Blockwise, Where
+from partir_search.ir.partition import Partition
+from partir_search.ir.rule import Dims, LocalContext
+from partir_search.lowering.emit_window import coordinate
+from partir_search.lowering.passing import Passing
+from partir_search.lowering.program import Apply
+
+
+class Device(LocalContext, Protocol):
+    """Where an op runs."""
+
+    @property
+    def partition(self) -> Partition:
+        """Which it is part of."""
+
+
+def block_turn(
+    device: Device, item: Apply, part: Passing, args: Sequence[Any], env: Mapping[int, Any]
+) -> Sequence[Any]:
+    """The op on one block. Until the last turn its state is in the place of a result."""
+    how = device.partition.rules[item.op.id].blockwise
+    assert how is not None
+    keeper = next((i for i in range(len(item.outs)) if i not in how.returning), 0)
+    state = env[item.outs[keeper].id] if item.turn else None
+    mesh, here = device.partition.mesh, jnp.int32(0)
+    for axis in part.axes:
+        here = here * mesh.sizes[axis] + coordinate(mesh, axis)
+    turn = (
+        _ZigzagTurn(device, item, part, how, here)
+        if part.zigzag
+        else _Turn(device, item, part, how, here)
+    )
+    state, returned = turn.run(args, state)
+    last = item.turn + 1 == item.turns
+    outs: list[Any] = list(turn.finish(args, state)) if last else [() for _ in item.outs]
+    for r, at in enumerate(how.returning):
+        outs[at] = returned[r] + env[part.arrived[r].id] if item.turn else returned[r]
+    if not last:
+        outs[keeper] = state
+    return outs
+
+
+class _Turn:
+    """Blocks in the order of the sequence."""
+
+    def __init__(
+        self, device: Device, item: Apply, part: Passing, how: Blockwise, here: Any
+    ) -> None:
+        self.device, self.op, self.part, self.how = device, item.op, part, how
+        self.rule = device.partition.rules[item.op.id]
+        self.here, self.block = here, (here + part.offset) % part.size
+
+    def run(self, args: Sequence[Any], state: Any) -> tuple[Any, Sequence[Any]]:
+        """The state after the block, and what returns with it."""
+        where: Where = {self.how.factor: (self.block, self.part.size)}
+        return self.how.turn(self.device, self.op, self.keys(args, where), state, where)
+
+    def finish(self, args: Sequence[Any], state: Any) -> Sequence[Any]:
+        """The results after the last block."""
+        where: Where = {self.how.factor: (self.block, self.part.size)}
+        return self.how.finish(self.device, self.op, self.keys(args, where), state, where)
+
+    def keys(self, args: Sequence[Any], where: Where) -> list[Any]:
+        """Operands at the block; those that pass are it."""
+        block, blocks = where[self.how.factor]
+        return [
+            x
+            if i in self.part.moving or self.how.factor not in dims
+            else _at(x, dims, self.how.factor, block, blocks)
+            for i, (x, dims) in enumerate(zip(args, self.rule.operands, strict=True))
+        ]
+
+
+class _ZigzagTurn(_Turn):
+    """Blocks of two chunks, one early and one late. Of four pairs of chunks two see nothing."""
+
+    def run(self, args: Sequence[Any], state: Any) -> tuple[Any, Sequence[Any]]:
+        early, late = state or (None, None)
+        if not self.part.offset:
+            early, first = self.pair(args, early, 0, 0)
+            late, second = self.pair(args, late, 1, 0)
+            late, third = self.pair(args, late, 1, 1)
+            returned = [
+                self.both(a + b, c, r)
+                for r, (a, b, c) in enumerate(zip(first, second, third, strict=True))
+            ]
+            return (early, late), returned
+        late, first = self.pair(args, late, 1, 0)
+        before = (
+            self.block < self.here
+        )  # then early queries see its early keys, else late ones late
+
+        def either(x: Any, y: Any) -> Any:
+            return jax.tree.map(lambda a, b: jnp.where(before, a, b), x, y)
+
+        chosen = [
+            either(a, b)
+            for a, b in zip(self.halves(args, 0, 0), self.halves(args, 1, 1), strict=True)
+        ]
+        where = {
+            f: (jnp.where(before, a, b), n)
+            for (f, (a, n)), (b, _) in zip(
+                self.where(0, 0).items(), self.where(1, 1).values(), strict=True
+            )
+        }
+        held = either(early, late)
+        held, second = self.how.turn(self.device, self.op, chosen, held, where)
+        nothing = [jnp.zeros_like(x) for x in second]
+        returned = [
+            self.both(a + jnp.where(before, b, z), jnp.where(before, z, b), r)
+            for r, (a, b, z) in enumerate(zip(first, second, nothing, strict=True))
+        ]
+        return (either(held, early), either(late, held)), returned
+
+    def finish(self, args: Sequence[Any], state: Any) -> Sequence[Any]:
+        found = [
+            self.how.finish(
+                self.device, self.op, self.halves(args, i, 0), state[i], self.where(i, 0)
+            )
+            for i in (0, 1)
+        ]
+        outs = []
+        for r, (a, b, dims) in enumerate(zip(*found, self.rule.results, strict=True)):
+            if r in self.how.returning:
+                outs.append(())
+            elif self.how.along in dims:
+                outs.append(jnp.concatenate([a, b], dims.index(self.how.along)))
+            else:
+                outs.append(a + b)
+        return outs
+
+    def pair(self, args: Sequence[Any], state: Any, query: int, key: int) -> tuple[Any, Any]:
+        """The op on one of the two chunks of queries and one of keys."""
+        where = self.where(query, key)
+        return self.how.turn(self.device, self.op, self.halves(args, query, key), state, where)
+
+    def where(self, query: int, key: int) -> Where:
+        """Which chunks of the sequence these are."""
+        size = self.part.size
+        mine = 2 * size - 1 - self.here if query else self.here
+        theirs = 2 * size - 1 - self.block if key else self.block
+        return {self.how.along: (mine, 2 * size), self.how.factor: (theirs, 2 * size)}
+
+    def halves(self, args: Sequence[Any], query: int, key: int) -> list[Any]:
+        """Operands at one of the two chunks of queries and one of keys."""
+        chunk, chunks = self.where(query, key)[self.how.factor]
+        found = []
+        for i, (x, dims) in enumerate(zip(args, self.rule.operands, strict=True)):
+            if self.how.factor in dims and i in self.part.moving:
+                x = _at(x, dims, self.how.factor, key, 2)
+            elif self.how.factor in dims:
+                x = _at(x, dims, self.how.factor, chunk, chunks)
+            if self.how.along in dims:
+                x = _at(x, dims, self.how.along, query, 2)
+            found.append(x)
+        return found
+
+    def both(self, early: Any, late: Any, returning: int) -> Any:
+        """A block of two chunks."""
+        dims = self.rule.results[self.how.returning[returning]]
+        return jnp.concatenate([early, late], dims.index(self.how.factor))
+
+
+def _at(x: Any, dims: Dims, factor: int, block: Any, blocks: int) -> Any:
+    dim = dims.index(factor)
+    size = x.shape[dim] // blocks
+    return lax.dynamic_slice_in_dim(x, block * size, size, dim)
