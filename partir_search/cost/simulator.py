@@ -279,7 +279,8 @@ class CostModel:
         by_op[k.op] = seconds / np.maximum(k.times, 1e-30)
         walk = Walk(self, partition, nbytes, by_op)
         extra = walk.block(program.body, 1.0)
-        compute = float(seconds.sum()) + walk.copied / machine.attained_hbm_bytes_per_s
+        compute = float(seconds.sum()) - walk.spared_seconds
+        compute += walk.copied / machine.attained_hbm_bytes_per_s
         arguments = float(self.argument_counts @ nbytes)
         live = self.curve.bytes_at(nbytes) + extra[self.curve.position]
         peak = arguments + float(np.max(live))
@@ -289,7 +290,7 @@ class CostModel:
             collective_seconds=walk.exposed,
             peak_bytes=peak,
             argument_bytes=arguments,
-            flops=float(flops.sum()),
+            flops=float(flops.sum()) - walk.spared_flops,
             bytes_by_axis=walk.by_axis,
             bytes_by_kind=walk.by_kind,
         )

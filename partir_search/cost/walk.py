@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from partir_search.cost.permutes import Sent, permute_seconds
-from partir_search.cost.traffic import Floats
+from partir_search.cost.traffic import Floats, points
 from partir_search.ir.blockwise import Blockwise
 from partir_search.ir.core import Op
 from partir_search.ir.partition import Partition
+from partir_search.lowering.passing import Passing
 from partir_search.lowering.program import Apply, Block, Move, Slot
 from partir_search.lowering.reshard import COLLECTIVES
 from partir_search.lowering.skew import Shuffle
@@ -33,6 +34,7 @@ class Walk:
         self.exposed = 0.0
         self.passing: list[Sent] = []  # what moves on while turns of a ring work
         self.worked = 0.0  # seconds of these turns
+        self.spared_seconds = self.spared_flops = 0.0  # of blocks that mask each other out
         self.copied = 0.0  # bytes written and read again because a copy is larger than its source
         self.by_axis: dict[str, float] = {}
         self.by_kind: dict[str, float] = {}
@@ -87,7 +89,10 @@ class Walk:
             if how and item.turn + 1 == item.turns:
                 extra[at] += self.scratch(item, how)
             if item.turns > 1:
-                self.worked += float(self.by_op[item.op.id]) / item.turns
+                share = item.part.share if isinstance(item.part, Passing) else 1.0
+                seconds = float(self.by_op[item.op.id]) / item.turns
+                self.worked += share * seconds
+                self.spare(item, (1.0 - share) / item.turns, times)
                 if item.turn + 1 < item.turns:
                     continue
                 self.arrive(times * item.op.count)
@@ -105,6 +110,15 @@ class Walk:
             done = item.op
             at += 1
         return extra
+
+    def spare(self, item: Apply, share: float, times: float) -> None:
+        """A share of an op's work is not done."""
+        if share:
+            share *= times * item.op.count
+            self.spared_seconds += share * float(self.by_op[item.op.id])
+            rule = self.rules[item.op.id]
+            tiles = math.prod(self.partition.tiles_of(item.op, f) for f in range(len(rule.sizes)))
+            self.spared_flops += share * points(item.op, rule) / tiles
 
     def scratch(self, item: Apply, how: Blockwise) -> float:
         """Bytes that are there during one turn of an op that works on blocks."""

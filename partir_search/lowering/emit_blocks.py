@@ -91,29 +91,20 @@ class _ZigzagTurn(_Turn):
             early, first = self.pair(args, early, 0, 0)
             late, second = self.pair(args, late, 1, 0)
             late, third = self.pair(args, late, 1, 1)
-            returned = [
-                self.both(a + b, c, r)
-                for r, (a, b, c) in enumerate(zip(first, second, third, strict=True))
-            ]
+            three = zip(first, second, third, strict=True)
+            returned = [self.both(a + b, c, r) for r, (a, b, c) in enumerate(three)]
             return (early, late), returned
         late, first = self.pair(args, late, 1, 0)
-        before = (
-            self.block < self.here
-        )  # then early queries see its early keys, else late ones late
+        # Early queries see the early keys of an earlier device, else late ones the late ones.
+        before = self.block < self.here
 
         def either(x: Any, y: Any) -> Any:
             return jax.tree.map(lambda a, b: jnp.where(before, a, b), x, y)
 
-        chosen = [
-            either(a, b)
-            for a, b in zip(self.halves(args, 0, 0), self.halves(args, 1, 1), strict=True)
-        ]
-        where = {
-            f: (jnp.where(before, a, b), n)
-            for (f, (a, n)), (b, _) in zip(
-                self.where(0, 0).items(), self.where(1, 1).values(), strict=True
-            )
-        }
+        two = zip(self.halves(args, 0, 0), self.halves(args, 1, 1), strict=True)
+        chosen = [either(a, b) for a, b in two]
+        late_where = self.where(1, 1)
+        where = {f: (either(a, late_where[f][0]), n) for f, (a, n) in self.where(0, 0).items()}
         held = either(early, late)
         held, second = self.how.turn(self.device, self.op, chosen, held, where)
         nothing = [jnp.zeros_like(x) for x in second]
@@ -124,13 +115,11 @@ class _ZigzagTurn(_Turn):
         return (either(held, early), either(late, held)), returned
 
     def finish(self, args: Sequence[Any], state: Any) -> Sequence[Any]:
-        found = [
-            self.how.finish(
-                self.device, self.op, self.halves(args, i, 0), state[i], self.where(i, 0)
-            )
-            for i in (0, 1)
-        ]
-        outs = []
+        found = []
+        for i, held in enumerate(state):
+            operands, where = self.halves(args, i, 0), self.where(i, 0)
+            found.append(self.how.finish(self.device, self.op, operands, held, where))
+        outs: list[Any] = []
         for r, (a, b, dims) in enumerate(zip(*found, self.rule.results, strict=True)):
             if r in self.how.returning:
                 outs.append(())

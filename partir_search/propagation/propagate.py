@@ -30,7 +30,8 @@ class State:
     Attributes:
       tiles: [axes] int8 array over classes: dim, NONE or KEPT.
       loops: [axes] int8 array over nodes: factor or NONE.
-      streams: axes of collective matmuls and ring attention, and whether in zigzag; not part of the state's key.
+      streams: axes of collective matmuls and ring attention, and whether in zigzag; not part of
+        the state's key.
     """
 
     def __init__(
