@@ -125,7 +125,9 @@ class Walk:
         sizes = self.rules[item.op.id].sizes
         tiles = [self.partition.tiles_of(item.op, f) for f in how.scratch_factors]
         points = math.prod(sizes[f] for f in how.scratch_factors) / math.prod(tiles)
-        return how.scratch * points / item.turns
+        part = item.part
+        parts = part.parts * (1 + part.zigzag) if isinstance(part, Passing) else 1
+        return how.scratch * points / (item.turns * parts)
 
     def regions(self, item: Apply, times: float) -> float:
         """Peak bytes inside an op's regions."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from partir_search.ir.core import Literal, Op, Operand
 from partir_search.ir.partition import Layout, Pending, Window
 from partir_search.ir.ring import Ring
-from partir_search.lowering.passing import pass_around
+from partir_search.lowering.passing import alone, pass_around
 from partir_search.lowering.program import Apply, Move, Slot, Source
 from partir_search.lowering.reshard import Step
 from partir_search.lowering.skew import redistribute, shuffle
@@ -121,7 +121,7 @@ class BlockBuilder:
         if ring := self.owner.partition.ring(op):
             self.turns(apply, ring)
         else:
-            self.steps.append(apply)
+            self.steps.append(alone(self, apply))
         if plan.settles:
             self.settle(apply.outs, op)
 

@@ -158,7 +158,7 @@ def _apply(
     tiles_first: bool,
 ) -> Sequence[Any]:
     args = [read(x) for x in item.ins]
-    if item.turns > 1:
+    if item.turns > 1 or item.part:
         return _turn(partition, item, args, env)
     if not item.blocks:
         device = _Device(partition, item.op, tokens)

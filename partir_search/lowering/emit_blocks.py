@@ -31,8 +31,8 @@ def block_turn(
     """The op on one block. Until the last turn its state is in the place of a result."""
     how = device.partition.rules[item.op.id].blockwise
     assert how is not None
-    keeper = next((i for i in range(len(item.outs)) if i not in how.returning), 0)
-    state = env[item.outs[keeper].id] if item.turn else None
+    keeper = next((i for i in range(len(item.outs)) if i not in how.returning), None)
+    state = env[item.outs[keeper].id] if item.turn and keeper is not None else None
     mesh, here = device.partition.mesh, jnp.int32(0)
     for axis in part.axes:
         here = here * mesh.sizes[axis] + coordinate(mesh, axis)
@@ -44,9 +44,9 @@ def block_turn(
     state, returned = turn.run(args, state)
     last = item.turn + 1 == item.turns
     outs: list[Any] = list(turn.finish(args, state)) if last else [() for _ in item.outs]
-    for r, at in enumerate(how.returning):
-        outs[at] = returned[r] + env[part.arrived[r].id] if item.turn else returned[r]
-    if not last:
+    for r, place in enumerate(how.returning):
+        outs[place] = returned[r] + env[part.arrived[r].id] if item.turn else returned[r]
+    if not last and keeper is not None:
         outs[keeper] = state
     return outs
 
@@ -64,7 +64,7 @@ class _Turn:
     def run(self, args: Sequence[Any], state: Any) -> tuple[Any, Sequence[Any]]:
         """The state after the block, and what returns with it."""
         where: Where = {self.how.factor: (self.block, self.part.size)}
-        return self.how.turn(self.device, self.op, self.keys(args, where), state, where)
+        return self.parts(self.keys(args, where), state, where)
 
     def finish(self, args: Sequence[Any], state: Any) -> Sequence[Any]:
         """The results after the last block."""
@@ -80,6 +80,31 @@ class _Turn:
             else _at(x, dims, self.how.factor, block, blocks)
             for i, (x, dims) in enumerate(zip(args, self.rule.operands, strict=True))
         ]
+
+    def parts(self, args: Sequence[Any], state: Any, where: Where) -> tuple[Any, Sequence[Any]]:
+        """The op on a block, part by part: the first one, and a loop over the others."""
+        how, count = self.how, self.part.parts
+        block, blocks = where[how.factor]
+
+        def one(state: Any, part: Any) -> tuple[Any, Sequence[Any]]:
+            at = {**where, how.factor: (block * count + part, blocks * count)}
+            operands = [
+                _at(x, dims, how.factor, part, count) if how.factor in dims else x
+                for x, dims in zip(args, self.rule.operands, strict=True)
+            ]
+            return how.turn(self.device, self.op, operands, state, at)
+
+        state, first = one(state, 0)
+        if count == 1:
+            return state, first
+        state, rest = lax.scan(one, state, jnp.arange(1, count))
+        returned = []
+        for r, x, others in zip(how.returning, first, rest, strict=True):
+            dim = self.rule.results[r].index(how.factor)
+            others = jnp.moveaxis(others, 0, dim)
+            shape = (*x.shape[:dim], (count - 1) * x.shape[dim], *x.shape[dim + 1 :])
+            returned.append(jnp.concatenate([x, others.reshape(shape)], dim))
+        return state, returned
 
 
 class _ZigzagTurn(_Turn):
@@ -105,8 +130,7 @@ class _ZigzagTurn(_Turn):
         chosen = [either(a, b) for a, b in two]
         late_where = self.where(1, 1)
         where = {f: (either(a, late_where[f][0]), n) for f, (a, n) in self.where(0, 0).items()}
-        held = either(early, late)
-        held, second = self.how.turn(self.device, self.op, chosen, held, where)
+        held, second = self.parts(chosen, either(early, late), where)
         nothing = [jnp.zeros_like(x) for x in second]
         returned = [
             self.both(a + jnp.where(before, b, z), jnp.where(before, z, b), r)
@@ -131,8 +155,7 @@ class _ZigzagTurn(_Turn):
 
     def pair(self, args: Sequence[Any], state: Any, query: int, key: int) -> tuple[Any, Any]:
         """The op on one of the two chunks of queries and one of keys."""
-        where = self.where(query, key)
-        return self.how.turn(self.device, self.op, self.halves(args, query, key), state, where)
+        return self.parts(self.halves(args, query, key), state, self.where(query, key))
 
     def where(self, query: int, key: int) -> Where:
         """Which chunks of the sequence these are."""
@@ -164,4 +187,6 @@ class _ZigzagTurn(_Turn):
 def _at(x: Any, dims: Dims, factor: int, block: Any, blocks: int) -> Any:
     dim = dims.index(factor)
     size = x.shape[dim] // blocks
+    if size == x.shape[dim]:
+        return x
     return lax.dynamic_slice_in_dim(x, block * size, size, dim)

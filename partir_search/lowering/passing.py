@@ -8,6 +8,7 @@ scattered (their gradients) goes with it: a block's sum ends at its owner after 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from partir_search.lowering.local import OpPlan
 
 
+SCRATCH_BYTES = 128 * 2**20  # of scores that are there at a time
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Passing:
     """One turn of an op whose blocks pass around.
@@ -34,6 +38,7 @@ class Passing:
       offset: of the block, from the device's own.
       moving: operands that are blocks; others are whole, and read at the block.
       zigzag: whether blocks are two chunks each (`lowering/zigzag.py`).
+      parts: of a block (or chunk), which are worked on one after the other.
       arrived: sums of the block so far, by position among the returning results.
     """
 
@@ -42,6 +47,7 @@ class Passing:
     offset: int
     moving: tuple[int, ...]
     zigzag: bool
+    parts: int
     arrived: tuple[Slot, ...] = ()
 
     @property
@@ -90,7 +96,8 @@ def pass_around(builder: BlockBuilder, op: Op, plan: OpPlan) -> bool:
     )
     size = mesh.size(axes)
     zigzag = partition.streams[axes[0]] and _balances(builder, op, how, axes)
-    first = Passing(axes, size, 0, moving, zigzag)
+    parts = _parts(builder, op, how, 2 * size if zigzag else size)
+    first = Passing(axes, size, 0, moving, zigzag, parts)
     if zigzag:
         for i, x in enumerate(ins):
             tiled = how.factor if i in moving else how.along
@@ -106,6 +113,27 @@ def pass_around(builder: BlockBuilder, op: Op, plan: OpPlan) -> bool:
         _turns(builder, op, ins, outs, how.returning, first)
     builder.settle(outs, op)
     return True
+
+
+def alone(builder: BlockBuilder, apply: Apply) -> Apply:
+    """An op that works on blocks as one device does it alone: in parts, if they are large."""
+    how = builder.owner.partition.rules[apply.op.id].blockwise
+    parts = _parts(builder, apply.op, how, 1) if how else 1
+    if parts == 1:
+        return apply
+    return dataclasses.replace(apply, part=Passing((), 1, 0, (), False, parts))
+
+
+def _parts(builder: BlockBuilder, op: Op, how: Blockwise, blocks: int) -> int:
+    """Into how many parts each of so many blocks is cut, so that little is there at a time."""
+    partition = builder.owner.partition
+    sizes = partition.rules[op.id].sizes
+    tiles = math.prod(partition.tiles_of(op, f) for f in how.scratch_factors)
+    points = math.prod(sizes[f] for f in how.scratch_factors) // (tiles * blocks)
+    length, parts = sizes[how.factor] // blocks, 1
+    while how.scratch * points > parts * SCRATCH_BYTES and length % (2 * parts) == 0:
+        parts *= 2
+    return parts
 
 
 def _balances(builder: BlockBuilder, op: Op, how: Blockwise, axes: tuple[int, ...]) -> bool:
