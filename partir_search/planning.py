@@ -132,7 +132,8 @@ class Maker:
     def _forms(self, module: Module, saved: SavedPlan | None) -> list[Module]:
         """The program as it is, with each attention as one op, or both to choose from."""
         given = self._options.schedule
-        wanted = any(isinstance(t, ContextParallel) for t in given or ())  # type: ignore[union-attr]
+        tactics = () if given is None or isinstance(given, Plan | SavedPlan) else given
+        wanted = any(isinstance(t, ContextParallel) for t in tactics)
         if not (saved.attention if saved else wanted or self._options.rings):
             return [module]
         found, reasons = with_attention(module, RuleTable())

@@ -231,12 +231,31 @@ def context_actions(
                 f"attention goes over a sequence of {shape[dim]} (dim {dim} of %{value.name}),"
                 f" which does not divide by axis {tactic.axis!r} of size {mesh.size(axes)}"
             )
+    if tactic.zigzag:
+        _check_zigzag(tactic, graph, mesh.size(axes))
     actions = _named(strategist.perform(ContextMove(axes), state), graph, mesh)
     if tactic.ring:
         stream = Stream(tactic.axis, tactic.zigzag)
         apply_action(state, graph, stream)
         actions.append(stream)
     return actions
+
+
+def _check_zigzag(tactic: ContextParallel, graph: Graph, size: int) -> None:
+    rules = [(op, graph.rules[op.id]) for op in graph.module.ops if not op.regions]
+    attentions = [(op, r.blockwise, r.sizes) for op, r in rules if r.blockwise]
+    if not any(how.causal for _, how, _ in attentions):
+        raise IllegalAction(
+            f"attention at {attentions[0][0].source} looks at later positions (or no mask was found"
+            " that keeps it from them): zigzag=True is for causal attention, all blocks are needed"
+        )
+    for op, how, sizes in attentions:
+        if how.causal and sizes[how.factor] % (2 * size):
+            raise IllegalAction(
+                f"attention at {op.source} goes over a sequence of {sizes[how.factor]}, which"
+                f" zigzag=True cuts into {2 * size} chunks on axis {tactic.axis!r} of size {size}:"
+                f" use a multiple of {2 * size}, or zigzag=False"
+            )
 
 
 def _named(decisions: Sequence[Decision], graph: Graph, mesh: MeshShape) -> list[Action]:
