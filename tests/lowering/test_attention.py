@@ -29,7 +29,8 @@ from tests.support import assert_same, check_partition, device_mesh, module_of, 
 
 def partitioned(fun: Attention, args: Any, n: int, stream: bool, zigzag: bool) -> Partition:
     """The function with sequences on an axis of n devices."""
-    module, _ = with_attention(module_of(fun, *args), RuleTable())
+    module, reasons = with_attention(module_of(fun, *args), RuleTable())
+    assert not reasons
     state = state_of(module, MeshShape(("seq",), (n,)))
     for arg in range(3):
         if state.tiles[0][state.graph.class_of[module.body.args[arg].id]] < 0:

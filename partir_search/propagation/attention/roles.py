@@ -12,6 +12,7 @@ from partir_search.ir.core import Literal
 from partir_search.propagation.attention.body import Draft, makers
 from partir_search.propagation.attention.groups import NotAttention
 from partir_search.propagation.rules.attention import reduced_by, summed
+from partir_search.propagation.rules.elementwise import LINEAR
 
 MOVES = ("convert_element_type", "transpose", "copy", "name", "broadcast_in_dim", "reshape")
 
@@ -133,10 +134,13 @@ def _chain(body: Body, first: int, last: Place, rows: set[int], values: Place) -
 
 
 def _linear(body: Body, m: Member, at: int) -> bool:
+    """Whether an op is linear in an operand but for rounding (rules do not let sums through where
+    it matters).
+    """
     made = makers(body)
-    return any(
-        at in group and all(i == at or _zero(m.ins[i], made) for i in group)
-        for group in m.rule.linear
+    groups = m.rule.linear or LINEAR.get(m.op.prim, ())
+    return m.op.prim in MOVES or any(
+        at in group and all(i == at or _zero(m.ins[i], made) for i in group) for group in groups
     )
 
 

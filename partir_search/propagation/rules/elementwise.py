@@ -27,7 +27,7 @@ CHEAP = frozenset(name for line in _CHEAP for name in line.split())
 DEAR = frozenset(name for line in _DEAR for name in line.split())
 
 # Operands that carry pending sums: all of a group at once, the others whole.
-_LINEAR: dict[str, tuple[tuple[int, ...], ...]] = {
+LINEAR: dict[str, tuple[tuple[int, ...], ...]] = {
     "add": ((0, 1),),
     "add_any": ((0, 1),),
     "conj": ((0,),),
@@ -99,7 +99,7 @@ def linear_groups(op: Op) -> tuple[tuple[int, ...], ...]:
         return ((0,),)
     if op.prim == "integer_pow" and op.params["y"] == 1:
         return ((0,),)
-    return _LINEAR.get(op.prim, ()) if inexact else ()
+    return LINEAR.get(op.prim, ()) if inexact else ()
 
 
 @register(*sorted(CHEAP | DEAR))
