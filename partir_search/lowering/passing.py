@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from partir_search.lowering.local import OpPlan
 
 
-SCRATCH_BYTES = 128 * 2**20  # of scores that are there at a time
+SCRATCH_BYTES = 256 * 2**20  # of scores that are there at a time
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
