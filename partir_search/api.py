@@ -82,8 +82,10 @@ def auto_partition(
         several such numbers: the first that fits is taken. Only for steps whose loss is a mean
         over the batch and whose examples do not meet (see `microbatched`).
       rings: whether searches may partition in time as well: on two mesh axes of equal size (see
-        `SpatialTemporal`), and by products that walk what is gathered or scattered for them (see
-        `CollectiveMatmul`).
+        `SpatialTemporal`), by products that walk what is gathered or scattered for them (see
+        `CollectiveMatmul`), and by attention that goes over its keys block by block (see
+        `ContextParallel`). Programs with attention are planned twice, as they are and with it as
+        one op.
       skewed_state: whether train state comes and goes with its blocks where rings use them, which
         saves moving them in every step: pass it through `plan.skew` before the first step and
         through `plan.unskew` for export and checkpoints.

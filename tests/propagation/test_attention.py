@@ -19,7 +19,7 @@ from partir_search.ir.verify import verify
 from partir_search.propagation.attention import with_attention
 from partir_search.propagation.rules.registry import RuleTable
 from tests.attention import FORMS, gradients, heads
-from tests.support import floats_of, module_of
+from tests.support import assert_same, floats_of, module_of, run_evaluator, state_of
 
 
 def attentions(module: Module) -> tuple[list[Op], list[str], Module]:
@@ -48,6 +48,17 @@ def test_forms(form: str) -> None:
 def test_forward_only() -> None:
     ops, _, _ = attentions(module_of(FORMS["flax"], *heads(2, 8)))
     assert [op.prim for op in ops] == ["attention"]
+
+
+def test_a_mask_that_is_returned_stays() -> None:
+    def masked(q: Any, k: Any, v: Any) -> Any:
+        mask = jnp.tril(jnp.ones((q.shape[1],) * 2, bool))
+        return jax.nn.dot_product_attention(q, k, v, mask=mask[None, None]), mask
+
+    args = heads(2, 8)
+    ops, _, found = attentions(module_of(masked, *args))
+    assert len(ops) == 1
+    assert_same(run_evaluator(state_of(found).partition(), args), masked(*args))
 
 
 def test_layers_fold() -> None:

@@ -69,23 +69,24 @@ class _Rewriter(Copier):
         done: set[int] = set()
         new: list[Op] = []
 
+        def need(x: Operand) -> None:
+            if isinstance(x, Value) and x.id in made_by:
+                visit(made_by[x.id])
+            elif isinstance(x, Value) and x.id in ops.maker:
+                visit(ops.maker[x.id])
+
         def visit(item: Op | Whole) -> None:
             if id(item) in done:
                 return
             done.add(id(item))
-            reads: Sequence[Operand] = (
-                item.draft.operands if isinstance(item, Whole) else item.operands
-            )
-            for x in reads:
-                if not isinstance(x, Value):
-                    continue
-                if x.id in made_by:
-                    visit(made_by[x.id])
-                elif x.id in ops.maker:
-                    visit(ops.maker[x.id])
-            new.append(
-                self.whole(item, inside) if isinstance(item, Whole) else self.one(item, inside)
-            )
+            if isinstance(item, Whole):
+                for v in item.draft.operands:
+                    need(v)
+                new.append(self.whole(item, inside))
+                return
+            for x in item.operands:
+                need(x)
+            new.append(self.one(item, inside))
 
         for op in region.ops:
             if id(op) not in owner:
@@ -94,6 +95,8 @@ class _Rewriter(Copier):
                 for r in op.results:
                     if r.id in made_by:
                         visit(made_by[r.id])
+        for x in region.results:
+            need(x)
         return new
 
     def one(self, op: Op, inside: dict[int, Value]) -> Op:
