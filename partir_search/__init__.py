@@ -9,19 +9,23 @@ from partir_search.lowering.compiled import hlo_counts, stablehlo_counts
 from partir_search.machine import MACHINES, Machine
 from partir_search.mcts.goals import Fastest, FewestBytes, Fit, Goal, Weighted
 from partir_search.microbatch import microbatched
+from partir_search.parallelism import (
+    CollectiveMatmul,
+    ContextParallel,
+    SpatialTemporal,
+    Summa,
+    TensorParallel3D,
+)
 from partir_search.plan import Plan
 from partir_search.pressure import DoesNotFit, Remedy
-from partir_search.propagation.actions import Action, IllegalAction, Replicate, Stream, Tile
+from partir_search.propagation.actions import Action, Hold, IllegalAction, Replicate, Stream, Tile
 from partir_search.saved import SavedPlan, load_plan
 from partir_search.tactics import (
     FIRST_DIVISIBLE_DIM,
     REPLICATED,
     AutomaticPartition,
-    CollectiveMatmul,
-    ContextParallel,
     Dim,
     ManualPartition,
-    SpatialTemporal,
     Tactic,
 )
 from partir_search.targets import Target
@@ -45,6 +49,7 @@ __all__ = [
     "FewestBytes",
     "Fit",
     "Goal",
+    "Hold",
     "IllegalAction",
     "Machine",
     "ManualPartition",
@@ -55,8 +60,10 @@ __all__ = [
     "SavedPlan",
     "SpatialTemporal",
     "Stream",
+    "Summa",
     "Tactic",
     "Target",
+    "TensorParallel3D",
     "Tile",
     "Verification",
     "Weighted",

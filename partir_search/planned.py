@@ -13,10 +13,10 @@ from partir_search.lowering.local import LocalCache, localize
 from partir_search.lowering.program import LocalProgram
 from partir_search.mcts.game import Move, Score
 from partir_search.mcts.tree import Tree
+from partir_search.playing import apply_action
 from partir_search.propagation.actions import Action
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.propagate import State
-from partir_search.tactics import apply_action
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -25,26 +25,16 @@ from partir_search.mcts.env import PlanningGame
 from partir_search.mcts.game import Move, Record, Score, play, rewind
 from partir_search.mcts.goals import Fastest, Fit, Goal, scorer
 from partir_search.mcts.search import Result, search
+from partir_search.parallelism import PARALLELISM, parallel_actions
 from partir_search.planned import Planned, SearchReport
-from partir_search.propagation.actions import Action, Replicate, Stream, Tile, tilings
+from partir_search.playing import apply_action, value_named
+from partir_search.propagation.actions import Action, Hold, Replicate, Stream, Tile, tilings
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.parts import split_axes
 from partir_search.propagation.propagate import State
 from partir_search.propagation.rules.registry import RuleTable, rule_key
 from partir_search.propagation.spread import Spreads
-from partir_search.tactics import (
-    AutomaticPartition,
-    CollectiveMatmul,
-    ContextParallel,
-    SpatialTemporal,
-    Tactic,
-    apply_action,
-    check_schedule,
-    context_actions,
-    manual_actions,
-    ring_actions,
-    value_named,
-)
+from partir_search.tactics import AutomaticPartition, Tactic, check_schedule, manual_actions
 from partir_search.unfold import expand, folded_moves
 
 DEFAULT_EPISODES = 600
@@ -150,14 +140,8 @@ class Planner:
                 for action in found:
                     apply_action(state, self.graph, action)
                 actions += found
-            elif isinstance(tactic, CollectiveMatmul):
-                for axis in tactic.axes:
-                    apply_action(state, self.graph, Stream(axis))
-                    actions.append(Stream(axis))
-            elif isinstance(tactic, ContextParallel):
-                actions += context_actions(tactic, self.graph, state, strategist)
-            elif isinstance(tactic, SpatialTemporal):
-                actions += ring_actions(tactic, self.graph, state, strategist)
+            elif isinstance(tactic, PARALLELISM):
+                actions += parallel_actions(tactic, self.graph, state, strategist)
             else:
                 actions += manual_actions(tactic, self.graph, state, strategist)
         if self.streams and reports:
@@ -211,7 +195,7 @@ class Planner:
 
     def _undecided(self, state: State, action: Action) -> bool:
         """Whether an action still has to be played; IllegalAction if it contradicts."""
-        if isinstance(action, Stream):
+        if isinstance(action, Stream | Hold):
             return True
         cls = self.graph.class_of[value_named(self.module, action.value).id]
         wish = action.dim if isinstance(action, Tile) else KEPT

@@ -20,6 +20,7 @@ from partir_search.ir.remat import Range, find_segments, rematerialize
 from partir_search.machine import Machine
 from partir_search.mcts.goals import Goal, scorer
 from partir_search.microbatch import microbatched
+from partir_search.parallelism import ContextParallel
 from partir_search.plan import Plan, saved_plan
 from partir_search.planned import Planned
 from partir_search.planner import Planner, Progress
@@ -32,7 +33,7 @@ from partir_search.propagation.rules.registry import RuleTable
 from partir_search.report import search_progress
 from partir_search.saved import SavedPlan, check_saved, fingerprint
 from partir_search.signature import Call, Traced, donated_leaves, trace_call
-from partir_search.tactics import AutomaticPartition, ContextParallel, Tactic, diagonals
+from partir_search.tactics import AutomaticPartition, Tactic, diagonals
 
 Schedule = Union[Sequence[Tactic], Plan, SavedPlan, None]
 AnyMesh = Union[Mesh, AbstractMesh]

@@ -10,14 +10,19 @@ import enum
 from collections.abc import Callable, Mapping, Sequence
 from typing import Union
 
-from partir_search.experts.moves import ContextParallel as ContextMove
-from partir_search.experts.moves import DataParallel, Decision, RingParallel, TileClass
 from partir_search.experts.strategist import Strategist
 from partir_search.ir.core import Module, Value
 from partir_search.ir.mesh import DIAGONAL, MeshShape
 from partir_search.ir.rule import NONE
+from partir_search.parallelism import (
+    PARALLELISM,
+    ContextParallel,
+    Parallelism,
+    SpatialTemporal,
+)
 from partir_search.paths import matches, nearest
-from partir_search.propagation.actions import Action, IllegalAction, Replicate, Stream, Tile
+from partir_search.playing import apply_action, decided
+from partir_search.propagation.actions import Action, IllegalAction, Replicate, Tile
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.propagate import State
 
@@ -62,72 +67,7 @@ class AutomaticPartition:
     episodes: int | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class SpatialTemporal:
-    """PrimePar's P_{n x n} on two axes of equal size: partitioning in space and time.
-
-    The batch is tiled on the first axis, features on the second, hidden features on their
-    diagonal; products with parameters pass blocks around in rings while they work. Nothing is
-    held twice. Rows of the batch, features and hidden features must divide by n (heads too).
-
-    Attributes:
-      axes: two axes of the mesh.
-
-    Source: PrimePar (ASPLOS 2024, doi 10.1145/3620666.3651357), in a form in which cotangents lie
-    as what they belong to does.
-    """
-
-    axes: tuple[str, str]
-
-    @property
-    def diagonal(self) -> str:
-        return DIAGONAL.join(self.axes)
-
-
-@dataclasses.dataclass(frozen=True)
-class CollectiveMatmul:
-    """Hides gathers and scatters behind the products that they are for, on some axes.
-
-    A product that needs a gathered operand works on one block after the other as they pass around
-    the axis; one whose result is scattered makes its blocks one after the other and passes the
-    sums on. Operands that several products share are gathered as before.
-
-    Attributes:
-      axes: of the mesh.
-
-    Source: Wang et al., ASPLOS 2023 (doi 10.1145/3567955.3567959).
-    """
-
-    axes: tuple[str, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class ContextParallel:
-    """Tiles the sequences that attention goes over: long contexts on several devices.
-
-    Attention is found in ordinary code (a product, masks, a softmax, a product) and planned as one
-    op forward and one backward; scores are not kept from one to the other but made again. Queries
-    stay on their devices; keys and values pass around the axis block by block while attention works
-    on them, and their gradients pass with them.
-
-    Attributes:
-      axis: of the mesh.
-      ring: False gathers keys and values instead (as Llama 3.1 does).
-      zigzag: whether, where no position looks at later ones, each device works on a chunk of early
-        and one of late positions, so that all have equal work: half of it, for two permutes of half
-        a block for each operand and result.
-
-    Source: Liu et al., Ring Attention (arXiv 2310.01889); Llama 3.1 (arXiv 2407.21783, 3.3.2).
-    """
-
-    axis: str
-    ring: bool = True
-    zigzag: bool = False
-
-
-Tactic = Union[
-    ManualPartition, AutomaticPartition, SpatialTemporal, CollectiveMatmul, ContextParallel
-]
+Tactic = Union[ManualPartition, AutomaticPartition, Parallelism]
 
 
 def check_schedule(schedule: Sequence[Tactic], module: Module, mesh: MeshShape) -> None:
@@ -141,15 +81,13 @@ def check_schedule(schedule: Sequence[Tactic], module: Module, mesh: MeshShape) 
         if isinstance(tactic, ContextParallel):
             mesh.axes(tactic.axis)
             continue
-        if isinstance(tactic, AutomaticPartition | SpatialTemporal | CollectiveMatmul):
+        if isinstance(tactic, (AutomaticPartition, *PARALLELISM)):
             for axis in tactic.axes or ():
                 mesh.axes(axis)
             continue
         if not isinstance(tactic, ManualPartition):
-            raise TypeError(
-                "a schedule holds ManualPartition, AutomaticPartition, SpatialTemporal,"
-                f" CollectiveMatmul and ContextParallel, not {tactic!r}"
-            )
+            kinds = [t.__name__ for t in (ManualPartition, AutomaticPartition, *PARALLELISM)]
+            raise TypeError(f"a schedule holds {', '.join(kinds)}, not {tactic!r}")
         mesh.axes(tactic.axis)
         for glob, dim in tactic.dims.items():
             found = [
@@ -206,67 +144,6 @@ def diagonals(schedule: Sequence[Tactic]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def ring_actions(
-    tactic: SpatialTemporal, graph: Graph, state: State, strategist: Strategist
-) -> list[Action]:
-    """Plays a spatial-temporal tactic on `state`; returns the actions that had an effect."""
-    mesh = state.mesh
-    r, c, d = mesh.triple(mesh.index(tactic.diagonal))
-    decisions = strategist.perform(DataParallel((r,)), state)
-    decisions += strategist.perform(RingParallel((c, d)), state)
-    return _named(decisions, graph, mesh)
-
-
-def context_actions(
-    tactic: ContextParallel, graph: Graph, state: State, strategist: Strategist
-) -> list[Action]:
-    """Plays context parallelism on `state`; returns the actions that had an effect."""
-    mesh, axes = state.mesh, state.mesh.axes(tactic.axis)
-    for cls, dim in strategist.contexts:
-        now = state.tiles[axes[0]][cls]
-        shape = graph.shapes[cls]
-        if now != dim and shape[dim] % mesh.size(axes):
-            value = graph.module.values[graph.members[cls][0]]
-            raise IllegalAction(
-                f"attention goes over a sequence of {shape[dim]} (dim {dim} of %{value.name}),"
-                f" which does not divide by axis {tactic.axis!r} of size {mesh.size(axes)}"
-            )
-    if tactic.zigzag:
-        _check_zigzag(tactic, graph, mesh.size(axes))
-    actions = _named(strategist.perform(ContextMove(axes), state), graph, mesh)
-    if tactic.ring:
-        stream = Stream(tactic.axis, tactic.zigzag)
-        apply_action(state, graph, stream)
-        actions.append(stream)
-    return actions
-
-
-def _check_zigzag(tactic: ContextParallel, graph: Graph, size: int) -> None:
-    rules = [(op, graph.rules[op.id]) for op in graph.module.ops if not op.regions]
-    attentions = [(op, r.blockwise, r.sizes) for op, r in rules if r.blockwise]
-    if not any(how.causal for _, how, _ in attentions):
-        raise IllegalAction(
-            f"attention at {attentions[0][0].source} looks at later positions (or no mask was found"
-            " that keeps it from them): zigzag=True is for causal attention, all blocks are needed"
-        )
-    for op, how, sizes in attentions:
-        if how.causal and sizes[how.factor] % (2 * size):
-            raise IllegalAction(
-                f"attention at {op.source} goes over a sequence of {sizes[how.factor]}, which"
-                f" zigzag=True cuts into {2 * size} chunks on axis {tactic.axis!r} of size {size}:"
-                f" use a multiple of {2 * size}, or zigzag=False"
-            )
-
-
-def _named(decisions: Sequence[Decision], graph: Graph, mesh: MeshShape) -> list[Action]:
-    values = graph.module.values
-    return [
-        Tile(values[graph.members[x.cls][0]].name, x.dim, mesh.label(x.axes))
-        for x in decisions
-        if isinstance(x, TileClass)
-    ]
-
-
 def manual_actions(
     tactic: ManualPartition, graph: Graph, state: State, strategist: Strategist
 ) -> list[Action]:
@@ -286,7 +163,7 @@ def manual_actions(
                     apply_action(state, graph, Replicate(value.name, tactic.axis), path)
                     done.append(Replicate(value.name, tactic.axis))
                 elif now >= 0:
-                    raise IllegalAction(_decided(path, now, tactic.axis, "kept whole"))
+                    raise IllegalAction(decided(path, now, tactic.axis, "kept whole"))
                 continue
             if dim is FIRST_DIVISIBLE_DIM:
                 dim = strategist.first_divisible_dim(state, cls, axes) if now == NONE else NONE
@@ -298,66 +175,7 @@ def manual_actions(
             if all(state.tiles[a][cls] == dim for a in axes):
                 continue
             if now not in (NONE, dim):
-                raise IllegalAction(_decided(path, now, tactic.axis, f"tiled on dim {dim}"))
+                raise IllegalAction(decided(path, now, tactic.axis, f"tiled on dim {dim}"))
             apply_action(state, graph, Tile(value.name, dim, tactic.axis), path)
             done.append(Tile(value.name, dim, tactic.axis))
     return done
-
-
-def _decided(path: str, now: int, axis: str, wish: str) -> str:
-    held = f"tiled on dim {now}" if now >= 0 else "kept whole"
-    return (
-        f"{path} cannot be {wish} along axis {axis!r}: an earlier tactic (or propagation from it)"
-        f" has it {held}; put this tactic first, or use another axis"
-    )
-
-
-def apply_action(state: State, graph: Graph, action: Action, path: str | None = None) -> None:
-    """Plays one named action. IllegalAction with the value's name if it cannot be.
-
-    Parts of the axis on which the value is tiled so already (by propagation) are left as they are.
-    """
-    if isinstance(action, Stream):
-        state.streams |= dict.fromkeys(state.mesh.axes(action.axis), action.zigzag)
-        return
-    value = value_named(graph.module, action.value)
-    cls, axes = graph.class_of[value.id], state.mesh.axes(action.axis)
-    also = [graph.class_of[value_named(graph.module, name).id] for name in action.also]
-    wish = "kept whole" if isinstance(action, Replicate) else f"tiled on dim {action.dim}"
-    if isinstance(action, Tile):
-        if not 0 <= action.dim < len(value.type.shape):
-            raise IllegalAction(f"{action.value}: {value.type} has no dim {action.dim}")
-        left = tuple(a for a in axes if state.tiles[a][cls] != action.dim)
-        axes = left or axes
-    for axis in axes:
-        now = state.tiles[axis][cls]
-        if now != NONE:
-            raise IllegalAction(_decided(path or action.value, now, action.axis, wish))
-    if isinstance(action, Replicate):
-        state.keep(cls, axes, also)
-        return
-    if not state.may_tile(cls, action.dim, axes):
-        others = [
-            name
-            for name, row in zip(state.mesh.names, state.tiles, strict=True)
-            if row[cls] == action.dim
-        ]
-        raise IllegalAction(
-            f"{path or action.value}: {value.type} dim {action.dim} does not divide by axis"
-            f" {action.axis!r} of size {state.mesh.size(axes)}"
-            + (f" on top of {others}" if others else "")
-        )
-    barriers = [graph.class_of[value_named(graph.module, name).id] for name in action.barriers]
-    state.tile(cls, action.dim, axes, also, barriers)
-
-
-def value_named(module: Module, name: str) -> Value:
-    """The value that an action names; arguments also by path."""
-    names = module.value_names()
-    found = names.get(name) or names.get(name.replace("/", "."))
-    if found is None:
-        raise IllegalAction(
-            f"the program has no value {name!r}; near it are:"
-            f" {nearest(name, (v.name for v in module.body.args))}"
-        )
-    return found

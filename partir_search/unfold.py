@@ -9,9 +9,9 @@ from partir_search.ir.core import Module
 from partir_search.ir.fold import Folded
 from partir_search.mcts.env import PlanningGame
 from partir_search.mcts.game import Move
+from partir_search.playing import apply_action
 from partir_search.propagation.actions import Action, Replicate, Tile, tilings
 from partir_search.propagation.propagate import State
-from partir_search.tactics import apply_action
 
 
 def folded_moves(

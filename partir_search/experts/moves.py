@@ -86,6 +86,23 @@ class ContextParallel:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
+class AlternateParallel:
+    """Tile matrices by their inputs on one of two sets of axes and by their outputs on the other,
+    by what reaches them: the first by inputs on `inputs`.
+    """
+
+    inputs: Axes
+    outputs: Axes
+
+
+@dataclasses.dataclass(frozen=True, slots=True, order=True)
+class OutputParallel:
+    """Tile every matrix by its outputs, the last one first: inputs are gathered."""
+
+    axes: Axes
+
+
+@dataclasses.dataclass(frozen=True, slots=True, order=True)
 class Zero:
     """ZeRO (Rajbhandari et al. 2020) on matrices: stage 2 keeps parameters whole and tiles the
     optimizer's state (and with it the gradients); stage 3 tiles the parameters too.
@@ -111,11 +128,13 @@ class RingParallel:
 
 Decision = Union[TileClass, KeepClass]
 Strategy = Union[
+    AlternateParallel,
     ContextParallel,
     DataParallel,
     EdgeParallel,
     ExpertParallel,
     ModelParallel,
+    OutputParallel,
     RingParallel,
     SequenceParallel,
     Zero,

@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import Sequence
 
 from partir_search.experts.moves import (
+    AlternateParallel,
     Axes,
     ContextParallel,
     DataParallel,
@@ -16,6 +17,7 @@ from partir_search.experts.moves import (
     ExpertParallel,
     KeepClass,
     ModelParallel,
+    OutputParallel,
     RingParallel,
     SequenceParallel,
     Strategy,
@@ -87,6 +89,10 @@ class Strategist:
             wanted = [TileClass(c, d, move.axes, ends) for c, d in self.experts]
         elif isinstance(move, ModelParallel):
             return self._model_parallel(move, state)
+        elif isinstance(move, AlternateParallel):
+            return self._alternate_parallel(move, state)
+        elif isinstance(move, OutputParallel):
+            return self._output_parallel(move.axes, state)
         elif isinstance(move, RingParallel):
             return self._ring_parallel(move, state)
         elif isinstance(move, ContextParallel):
@@ -265,6 +271,36 @@ class Strategist:
                 first = free if across >= 0 and rule.reducers[across] else summed
                 for dim in first:
                     decision = TileClass(w.cls, dim, (axis,))
+                    if decide(state, decision):
+                        done.append(decision)
+                        break
+        return done
+
+    def _alternate_parallel(self, move: AlternateParallel, state: State) -> list[Decision]:
+        done = list[Decision]()
+        for w in self._weights:
+            node, rule = self.graph.node_of[w.op], self.graph.rules[w.op]
+            if node < 0:
+                continue
+            reached = state.loops[move.outputs[0]][node]
+            turned = reached >= 0 and rule.reducers[reached]
+            inputs, outputs = (move.outputs, move.inputs) if turned else (move.inputs, move.outputs)
+            for summed, axes in ((True, inputs), (False, outputs)):
+                for dim, f in w.dims:
+                    if f >= 0 and bool(rule.reducers[f]) == summed:
+                        decision = TileClass(w.cls, dim, axes)
+                        if decide(state, decision):
+                            done.append(decision)
+                            break
+        return done
+
+    def _output_parallel(self, axes: Axes, state: State) -> list[Decision]:
+        done = list[Decision]()
+        for w in reversed(self._weights):
+            rule = self.graph.rules[w.op]
+            for dim, f in w.dims:
+                if f >= 0 and not rule.reducers[f]:
+                    decision = TileClass(w.cls, dim, axes)
                     if decide(state, decision):
                         done.append(decision)
                         break

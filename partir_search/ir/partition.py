@@ -81,6 +81,7 @@ class Partition:
       order: axes from major to minor, the order in which several axes tile one dim.
       streams: axes along which products walk what is gathered or scattered for them, block by
         block (see `lowering/streams.py`), and whether attention does in zigzag.
+      holds: axes along which gathered copies are held from the forward to the backward pass.
     """
 
     module: Module
@@ -90,6 +91,7 @@ class Partition:
     index: Index
     order: tuple[int, ...] = ()
     streams: Mapping[int, bool] = dataclasses.field(default_factory=dict)
+    holds: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         inner = _inner_loops(self)

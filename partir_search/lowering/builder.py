@@ -49,12 +49,18 @@ class BlockBuilder:
         backward = op.backward if op else True
         key = (operand.id, layout)
         copy = self.copies.get(key)
-        if copy and copy.backward == backward and self.position - copy.last_use <= REUSE_WINDOW:
+        near = copy and copy.backward == backward and self.position - copy.last_use <= REUSE_WINDOW
+        if copy and (near or self.held(rest.layout, layout)):
             copy.last_use = self.position
             return copy.slot
         slot = self.move(rest, layout, rest.pending, op, again=copy is not None)
         self.copies[key] = _Copy(slot, self.position, backward)
         return slot
+
+    def held(self, source: Layout, target: Layout) -> bool:
+        """Whether a copy is gathered along axes that hold copies, and no others."""
+        gathered = {a for axes in source for a in axes} - {a for axes in target for a in axes}
+        return bool(gathered) and gathered <= self.owner.partition.holds
 
     def move(
         self, slot: Slot, layout: Layout, keep: Pending, op: Op | None, *, again: bool = False

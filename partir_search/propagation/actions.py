@@ -80,12 +80,28 @@ class Stream:
         return f"Stream(axis={self.axis!r}{', zigzag=True' if self.zigzag else ''})"
 
 
+@dataclasses.dataclass(frozen=True, slots=True, order=True)
+class Hold:
+    """What is gathered along mesh axis `axis` in the forward pass is held for the backward pass.
+
+    Without it, it is gathered again where it is used late.
+    """
+
+    axis: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {"hold": self.axis}
+
+    def __str__(self) -> str:
+        return f"Hold(axis={self.axis!r})"
+
+
 def _alike(also: tuple[str, ...]) -> str:
     return f" and {len(also)} alike" if also else ""
 
 
 Tiling = Union[Tile, Replicate]
-Action = Union[Tile, Replicate, Stream]
+Action = Union[Tile, Replicate, Stream, Hold]
 
 
 class IllegalAction(ValueError):
@@ -102,9 +118,11 @@ def action_from_json(data: dict[str, Any]) -> Action:
         return Replicate(str(data["replicate"]), str(data["axis"]), also)
     if "stream" in data:
         return Stream(str(data["stream"]), bool(data.get("zigzag")))
+    if "hold" in data:
+        return Hold(str(data["hold"]))
     raise ValueError(f"not an action: {data!r}")
 
 
 def tilings(actions: Sequence[Action]) -> list[Tiling]:
     """Actions that tile or keep values."""
-    return [a for a in actions if not isinstance(a, Stream)]
+    return [a for a in actions if not isinstance(a, Stream | Hold)]

@@ -30,8 +30,7 @@ class State:
     Attributes:
       tiles: [axes] int8 array over classes: dim, NONE or KEPT.
       loops: [axes] int8 array over nodes: factor or NONE.
-      streams: axes of collective matmuls and ring attention, and whether in zigzag; not part of
-        the state's key.
+      streams / holds: see `Partition`; not part of the state's key.
     """
 
     def __init__(
@@ -54,6 +53,7 @@ class State:
         self.tiles = [array("b", [NONE]) * len(graph.shapes) for _ in axes]
         self.loops = [array("b", [NONE]) * len(graph.nodes) for _ in axes]
         self.streams: dict[int, bool] = {}
+        self.holds: set[int] = set()
         self._triples = mesh.triples
         self._trail: list[tuple[Any, Any, Any]] = []  # array, index or indices, what was there
         self._spreads: Spreads = {} if spreads is None else spreads
@@ -382,8 +382,8 @@ class State:
                 if known is not None:
                     known[key] = rows
             axes.append(rows)
-        streams = dict(self.streams)
-        return Partition(graph.module, self.mesh, graph.rules, axes, graph.index, streams=streams)
+        modes = dict(self.streams), frozenset(self.holds)
+        return Partition(graph.module, self.mesh, graph.rules, axes, graph.index, (), *modes)
 
     def _rows(self, tiles: array[int], loops: array[int], travels: bool) -> AxisRows:
         graph = self.graph

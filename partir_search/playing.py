@@ -1,0 +1,80 @@
+"""Plays named actions on states: what schedules, saved plans and searches' answers come to."""
+
+from __future__ import annotations
+
+from partir_search.ir.core import Module, Value
+from partir_search.ir.rule import NONE
+from partir_search.paths import nearest
+from partir_search.propagation.actions import (
+    Action,
+    Hold,
+    IllegalAction,
+    Replicate,
+    Stream,
+    Tile,
+)
+from partir_search.propagation.graph import Graph
+from partir_search.propagation.propagate import State
+
+
+def apply_action(state: State, graph: Graph, action: Action, path: str | None = None) -> None:
+    """Plays one named action. IllegalAction with the value's name if it cannot be.
+
+    Parts of the axis on which the value is tiled so already (by propagation) are left as they are.
+    """
+    if isinstance(action, Stream):
+        state.streams |= dict.fromkeys(state.mesh.axes(action.axis), action.zigzag)
+        return
+    if isinstance(action, Hold):
+        state.holds |= set(state.mesh.axes(action.axis))
+        return
+    value = value_named(graph.module, action.value)
+    cls, axes = graph.class_of[value.id], state.mesh.axes(action.axis)
+    also = [graph.class_of[value_named(graph.module, name).id] for name in action.also]
+    wish = "kept whole" if isinstance(action, Replicate) else f"tiled on dim {action.dim}"
+    if isinstance(action, Tile):
+        if not 0 <= action.dim < len(value.type.shape):
+            raise IllegalAction(f"{action.value}: {value.type} has no dim {action.dim}")
+        left = tuple(a for a in axes if state.tiles[a][cls] != action.dim)
+        axes = left or axes
+    for axis in axes:
+        now = state.tiles[axis][cls]
+        if now != NONE:
+            raise IllegalAction(decided(path or action.value, now, action.axis, wish))
+    if isinstance(action, Replicate):
+        state.keep(cls, axes, also)
+        return
+    if not state.may_tile(cls, action.dim, axes):
+        others = [
+            name
+            for name, row in zip(state.mesh.names, state.tiles, strict=True)
+            if row[cls] == action.dim
+        ]
+        raise IllegalAction(
+            f"{path or action.value}: {value.type} dim {action.dim} does not divide by axis"
+            f" {action.axis!r} of size {state.mesh.size(axes)}"
+            + (f" on top of {others}" if others else "")
+        )
+    barriers = [graph.class_of[value_named(graph.module, name).id] for name in action.barriers]
+    state.tile(cls, action.dim, axes, also, barriers)
+
+
+def decided(path: str, now: int, axis: str, wish: str) -> str:
+    """Why a value cannot be what an action wants."""
+    held = f"tiled on dim {now}" if now >= 0 else "kept whole"
+    return (
+        f"{path} cannot be {wish} along axis {axis!r}: an earlier tactic (or propagation from it)"
+        f" has it {held}; put this tactic first, or use another axis"
+    )
+
+
+def value_named(module: Module, name: str) -> Value:
+    """The value that an action names; arguments also by path."""
+    names = module.value_names()
+    found = names.get(name) or names.get(name.replace("/", "."))
+    if found is None:
+        raise IllegalAction(
+            f"the program has no value {name!r}; near it are:"
+            f" {nearest(name, (v.name for v in module.body.args))}"
+        )
+    return found
