@@ -64,7 +64,7 @@ class Planner:
         """A planner.
 
         Args:
-          streams: whether searches may end with collective matmuls.
+          streams: whether searches may partition in time, and end with modes of axes.
         """
         self.streams = streams
         self.module, self.machine = module, machine
@@ -145,26 +145,29 @@ class Planner:
             else:
                 actions += manual_actions(tactic, self.graph, state, strategist)
         if self.streams and reports:
-            actions += self._stream(state)
+            actions += self._axis_modes(state)
         return self._finish(state, actions, reports)
 
-    def _stream(self, state: State) -> list[Action]:
-        """Axes along which collective matmuls make the whole program better."""
+    def _axis_modes(self, state: State) -> list[Action]:
+        """What makes the whole program better on each axis: products and attention that go block by
+        block, gathered copies that are held.
+        """
         goal, kept = scorer(self.goals), list[Action]()
         best = goal(self.model.evaluate(self._program(state)))
+        causal = any(r.blockwise and r.blockwise.causal for r in self.graph.rules)
         for name in self.mesh.user.names:
-            before, chosen = dict(state.streams), None
-            causal = any(r.blockwise and r.blockwise.causal for r in self.graph.rules)
-            for zigzag in (False, True) if causal else (False,):
-                stream = Stream(name, zigzag)
-                apply_action(state, self.graph, stream)
-                score = goal(self.model.evaluate(self._program(state)))
-                if score < best:
-                    best, chosen = score, stream
-            state.streams = before
-            if chosen:
-                apply_action(state, self.graph, chosen)
-                kept.append(chosen)
+            streams = [Stream(name), Stream(name, True)] if causal else [Stream(name)]
+            for modes in (streams, [Hold(name)]):
+                before, chosen = (dict(state.streams), set(state.holds)), None
+                for mode in modes:
+                    apply_action(state, self.graph, mode)
+                    score = goal(self.model.evaluate(self._program(state)))
+                    if score < best:
+                        best, chosen = score, mode
+                state.streams, state.holds = before
+                if chosen:
+                    apply_action(state, self.graph, chosen)
+                    kept.append(chosen)
         return kept
 
     def replay(self, actions: Sequence[Action]) -> Planned:
@@ -215,7 +218,7 @@ class Planner:
         names = tactic.axes or self.names
         with self._timed("fold"):
             folded, game = self.game(names, before)
-        known = expert_plans(self.mesh, names, game.strategist)
+        known = expert_plans(self.mesh, names, game.strategist, self.streams)
         with self._timed("experts"):
             experts = [(name, self._folded(game, moves)[1]) for name, moves in known]
         starts = [*(moves for _, moves in known), folded_moves(hints, folded, self.module, game)]
@@ -244,14 +247,14 @@ class Planner:
     def known_costs(self) -> list[tuple[str, Cost]]:
         """The known strategies on all axes with their costs, on the folded program."""
         _, game = self.game(self.names)
-        known = expert_plans(self.mesh, self.names, game.strategist)
+        known = expert_plans(self.mesh, self.names, game.strategist, self.streams)
         return [(n, self._folded(game, moves)[1]) for n, moves in known]
 
     def known_actions(self) -> dict[str, list[Action]]:
         """The known strategies on all axes, on the whole program."""
         folded, game = self.game(self.names)
         found = {}
-        for name, moves in expert_plans(self.mesh, self.names, game.strategist):
+        for name, moves in expert_plans(self.mesh, self.names, game.strategist, self.streams):
             state = State(self.graph, self.mesh, spreads=self.spreads)
             found[name] = expand(folded, game, game.decisions(moves), state)
         return found

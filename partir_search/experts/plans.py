@@ -6,15 +6,17 @@ The answer of a search is never behind the best of them.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from partir_search.experts.moves import (
+    AlternateParallel,
     Axes,
     ContextParallel,
     DataParallel,
     EdgeParallel,
     ExpertParallel,
     ModelParallel,
+    OutputParallel,
     RingParallel,
     SequenceParallel,
     StrategyMove,
@@ -25,7 +27,7 @@ from partir_search.ir.mesh import MeshShape
 
 
 def expert_plans(
-    mesh: MeshShape, axes: Sequence[str], strategist: Strategist
+    mesh: MeshShape, axes: Sequence[str], strategist: Strategist, grids: bool = False
 ) -> list[tuple[str, tuple[StrategyMove, ...]]]:
     """Named strategies on axes of the user's mesh: what people use, on every choice of axes.
 
@@ -33,6 +35,9 @@ def expert_plans(
     data parallelism and ZeRO take the rest, or one of the rest. Where data arguments differ in
     length, edge parallelism stands beside data parallelism; where there is a mixture of experts,
     these may lie on axes of data parallelism too.
+
+    Args:
+      grids: tensor parallelism in two and three dims, too.
     """
     plans: dict[str, tuple[StrategyMove, ...]] = {}
     given = set(axes)
@@ -103,7 +108,20 @@ def expert_plans(
             title = f"+MP({name(m)}{', head' if head else ''})"
             add_data(rest, title, ModelParallel(m, head))
             add_data(rest, title + "+SP", ModelParallel(m, head), SequenceParallel(m))
+    for title, grid in _grids(mesh, axes) if grids else ():
+        add(title, *grid)
     return list(plans.items())
+
+
+def _grids(mesh: MeshShape, axes: Sequence[str]) -> Iterator[tuple[str, tuple[StrategyMove, ...]]]:
+    """Tensor parallelism in two and three dims, on every choice of axes."""
+    for r, c in itertools.permutations(map(mesh.axes, axes), 2):
+        title = f"SUMMA({mesh.label(r)},{mesh.label(c)})"
+        yield title, (DataParallel(r), OutputParallel(c), Zero(r, 3))
+    for i, j, k in itertools.permutations(map(mesh.axes, axes), 3):
+        title = f"3D({','.join(map(mesh.label, (i, j, k)))})"
+        scatters = SequenceParallel(k), SequenceParallel(j)
+        yield title, (DataParallel(i), AlternateParallel(k, j), *scatters, Zero(i, 3))
 
 
 def _choices(mesh: MeshShape, axes: Sequence[str]) -> list[Axes]:
