@@ -63,13 +63,13 @@ def events(text: str) -> str:
 def test_permutes_are_in_flight_while_products_run(
     program: LocalProgram, target: str, options: dict[str, int], at_once: int
 ) -> None:
-    """A permute of the weight's blocks into the ring, two between any two products, and one of the
-    result's out of it.
+    """Two permutes between any two products, beside those of blocks into the ring and out of it,
+    which newer XLA:GPU runs at once.
     """
     compiled = compile_for(program, Target.parse(target).mesh(program.partition.mesh), options)
     got = events(compiled.as_text())
     assert got.count("M") == N
-    assert got.count("s") == got.count("d") == 2 * (N - 1) + 2
+    assert got.count("s") == got.count("d") >= at_once * (N - 1)
     flying = hidden = 0
     for event in got:
         flying += (event == "s") - (event == "d")
