@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from partir_search.cost.simulator import Cost, CostModel
 from partir_search.cost.storage import Usage, usage_of
+from partir_search.experts.moves import ContextParallel
 from partir_search.experts.plans import expert_plans
 from partir_search.experts.roles import Roles, find_roles
 from partir_search.experts.strategist import Strategist
@@ -329,18 +330,25 @@ class Planner:
             paths.insert(1, expert)
         limit = dataclasses.replace(best, objective=best.objective * FOLD_ERROR)
         paths = [p for p in paths if not limit < self._folded(game, p)[0]]
+        if self.streams:  # gathers that rings hide
+            contexts = [p for p in map(tuple, experts) if any(map(_is_context, p))]
+            paths += sorted(contexts, key=lambda p: self._rank(game, p))[:1]
         state = State(self.graph, self.mesh, spreads=self.spreads)
         for action in before:
             apply_action(state, self.graph, action)
         found: list[tuple[Score, int, tuple[Move, ...], list[Action]]] = []
         paths = list(dict.fromkeys(paths))
         for rank, path in enumerate(paths):
-            if rank > 1 and _close(found[0][0], self._folded(game, paths[0])[0]):
+            close = rank > 1 and _close(found[0][0], self._folded(game, paths[0])[0])
+            if close and not self.streams:
                 break
-            mark = state.mark()
+            mark, modes = state.mark(), (dict(state.streams), set(state.holds))
             actions = expand(folded, game, game.decisions(path), state)
+            for mode in self._axis_modes(state) if self.streams else ():
+                apply_action(state, self.graph, mode)
             cost = self.model.evaluate(self._program(state))
             state.undo(mark)
+            state.streams, state.holds = modes
             found.append((game.goal(cost), rank, path, actions))
         _, _, path, actions = min(found, key=lambda f: (f[0].rank(), f[1]))
         return self._folded(game, path)[1], actions
@@ -353,6 +361,10 @@ class Planner:
         cost = game.cost()
         rewind(game, len(taken))
         return game.goal(cost), cost
+
+
+def _is_context(move: Move) -> bool:
+    return isinstance(move, ContextParallel)
 
 
 def _close(whole: Score, folded: Score) -> bool:
