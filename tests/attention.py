@@ -58,6 +58,14 @@ def capped(q: Any, k: Any, v: Any) -> Any:
     return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), v)
 
 
+def dropped(q: Any, k: Any, v: Any) -> Any:
+    """Some of the weights, by chance."""
+    key = jax.random.key(0)
+    return nn.dot_product_attention(
+        q, k, v, dropout_rng=key, dropout_rate=0.25, broadcast_dropout=False, deterministic=False
+    )
+
+
 FORMS: dict[str, Attention] = {
     "hand": by_hand,
     "flax": in_flax,
@@ -66,6 +74,7 @@ FORMS: dict[str, Attention] = {
     "full": full,
     "full, padded": padded,
     "full, capped": capped,
+    "full, dropped": dropped,
 }
 
 

@@ -207,6 +207,21 @@ class Partition:
                 return Ring(axes, self.mesh.sizes[axes[0]], (r, c, d), summed[0])
         return None
 
+    def passed(self, op: Op) -> dict[int, tuple[int, ...]]:
+        """Operands whose blocks pass around axes while the op works on them, by position: what
+        rests tiled where the op needs it whole, on axes that have it pass.
+        """
+        rule, found = self.rules[op.id], dict[int, tuple[int, ...]]()
+        if rule.blockwise is None:
+            return found
+        for i, v in op.inputs():
+            if i in rule.blockwise.passing:
+                dim = rule.operands[i].index(rule.blockwise.factor)
+                on = [a for a in self.order if self.axes[a].tiles[v.id] == dim]
+                if on and all(a in self.streams and self.axes[a].loops[op.id] >= 0 for a in on):
+                    found[i] = tuple(on)
+        return found
+
     def made_pending(self, op: Op, result: int) -> Pending:
         """Reductions that the op itself leaves unfinished in a result."""
         rule, out = self.rules[op.id], []

@@ -34,8 +34,9 @@ _HIDDEN = frozenset(
     ]
 )
 RING = "ring"
+PASS, ZIGZAG = "pass", "pass zigzag"
 Keep = Callable[[Op], bool]
-Loop = tuple[tuple[int, ...], str]  # axes, "tile 0" or a monoid or "ring"
+Loop = tuple[tuple[int, ...], str]  # axes, "tile 0", a monoid, "ring" or "pass"
 
 
 def print_partition(partition: Partition, keep: Keep | None = None) -> str:
@@ -87,6 +88,8 @@ class _Printer:
                 dims = [str(d) for d in places if d >= 0]
                 same = dims[:1] if len(set(dims)) == 1 else dims
                 loops.append(((axis,), f"tile {','.join(same)}" if dims else rule.reducers[f]))
+        for axes in dict.fromkeys(p.passed(op).values()):
+            loops.append((axes, ZIGZAG if p.streams[axes[0]] else PASS))
         return [*loops, (ring.axes, RING)] if ring else loops
 
     def ops(self, ops: Sequence[Op], level: int, outside: set[int]) -> list[str]:
@@ -110,7 +113,7 @@ class _Printer:
     def joins(self, run: Sequence[Op], op: Op, loop: Loop, level: int) -> bool:
         """Whether `op` can go into the loop that `run` is in."""
         nest = self.nest(op)
-        if len(nest) <= level or nest[level] != loop or loop[1] == RING:
+        if len(nest) <= level or nest[level] != loop or loop[1] in (RING, PASS, ZIGZAG):
             return False
         (axis, *_), kind = loop
         made = {r.id for o in run for r in o.results}
@@ -129,7 +132,7 @@ class _Printer:
         name, size = self.mesh.names[axis], self.mesh.sizes[axis]
         shown = [r for op in run for r in op.results if r.id in outside]
         before = self.local.get(axis, set())
-        if kind != RING:
+        if kind not in (RING, PASS, ZIGZAG):
             self.local[axis] = {r.id for op in run for r in op.results}
         inner = self.ops(run, level + 1, {r.id for r in shown})
         self.local[axis] = before
@@ -138,6 +141,9 @@ class _Printer:
         if kind == RING:
             other = self.mesh.names[loop[0][1]]
             head = f'{kind} "{name}" "{other}" (%{name}, %{other}, %t: steps<{size}>)'
+        elif kind in (PASS, ZIGZAG):
+            name, size = self.mesh.label(loop[0]), self.mesh.size(loop[0])
+            head = f'{kind} "{name}" (%{name}, %t: steps<{size}>)'
         return [
             f"{names} = {head} {{",
             *("  " + line for line in inner),
@@ -182,6 +188,14 @@ class _Printer:
                     names = self.mesh.names[r], self.mesh.names[c]
                     index = ring.index(ring.axes.index(axis), names)
                 text = f"(slice {dim} {text}[{index}])"
+        axes = self.partition.passed(op).get(position)
+        if axes and rule.blockwise:
+            dim, n = rule.operands[position].index(rule.blockwise.factor), self.mesh.size(axes)
+            name = f"%{self.mesh.label(axes)}"
+            index = f"({name} + %t) mod {n}"
+            if self.partition.streams[axes[0]]:  # an early and a late chunk
+                index = f"{index}, {2 * n - 1} - {index}"
+            text = f"(slice {dim} {text}[{index}])"
         return text
 
     def window(self, op: Op, factor: int, reads: Reads, text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ from models import training
 from models.catalog import MODELS
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import Partition
+from partir_search.ir.printer import print_partition
 from partir_search.lowering import passing
 from partir_search.lowering.local import localize
 from partir_search.lowering.shard import argument_specs, sharded
@@ -83,6 +85,12 @@ def test_bytes(n: int, zigzag: bool) -> None:
     assert counts["collective_permute"] == len(moves)
     assert not counts.get("reduce_scatter")
     assert not counts.get("all_to_all")
+
+
+@pytest.mark.parametrize("zigzag", [False, True])
+def test_print(zigzag: bool, golden: Callable[[str], None]) -> None:
+    """Time, and whose block a device works on."""
+    golden(print_partition(partitioned(in_flax, heads(2, 8), 4, True, zigzag)))
 
 
 def test_zigzag_is_balanced() -> None:

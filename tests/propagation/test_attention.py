@@ -35,7 +35,8 @@ def test_forms(form: str) -> None:
     ops, reasons, found = attentions(module)
     assert [op.prim for op in ops] == ["attention", "attention_grad"]
     assert not reasons
-    assert all(v.type.shape.count(8) < 2 for v in found.values)
+    scores = [v for v in found.values if v.type.shape.count(8) > 1]
+    assert not scores or form.endswith("dropped")  # random bits
     assert [op.params["body"].causal for op in ops] == [not form.startswith("full")] * 2
     forward, backward = (RuleTable()(op) for op in ops)
     assert forward.blockwise
