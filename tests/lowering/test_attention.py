@@ -186,7 +186,7 @@ def test_saved_plans(tmp_path: Any) -> None:
     assert str(plan.actions[-1]) == "Stream(axis='seq', zigzag=True)"
 
 
-def test_zigzag_spares_half(tmp_path: Any) -> None:
+def test_zigzag_spares_half() -> None:
     """Of n^2 blocks of scores in a causal mask, 2n + 1 of 4n chunks are worked on."""
     args = [jax.ShapeDtypeStruct((1, 4096, 8, 64), jnp.float32)] * 3
     mesh = jax.sharding.AbstractMesh((4,), ("seq",))

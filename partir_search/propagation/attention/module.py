@@ -49,22 +49,22 @@ class _Rewriter(Copier):
 
     def run(self) -> Module:
         args = tuple(self.value(v) for v in self.module.body.args)
-        ops = self.ops(self.module.body, {}, "")
+        ops = self.ops(self.module.body, {})
         return self.finish(args, ops)
 
     def region(self, old: Region, suffix: str) -> Region:
         inside = {v.id: Value(-1, v.type, v.name) for v in old.args}
-        ops = self.ops(old, inside, suffix)
+        ops = self.ops(old, inside)
         results = tuple(
             inside.get(x.id, self.outer(x)) if isinstance(x, Value) else x for x in old.results
         )
         return Region(tuple(inside[v.id] for v in old.args), tuple(ops), results)
 
-    def ops(self, region: Region, inside: dict[int, Value], suffix: str) -> list[Op]:
+    def ops(self, region: Region, inside: dict[int, Value]) -> list[Op]:
         """Copies of a region's ops; `inside` gets the values that they make."""
-        found = self.find(region)
-        owner = {id(op): w for w in found for op in w.phase.ops}
         ops = Ops(region, self.table)
+        found = self.find(ops)
+        owned = {id(op) for w in found for op in w.phase.ops}
         made_by = {r.id: w for w in found for r in w.phase.results}
         done: set[int] = set()
         new: list[Op] = []
@@ -89,7 +89,7 @@ class _Rewriter(Copier):
             new.append(self.one(item, inside))
 
         for op in region.ops:
-            if id(op) not in owner:
+            if id(op) not in owned:
                 visit(op)
             else:
                 for r in op.results:
@@ -135,9 +135,8 @@ class _Rewriter(Copier):
         self.made(item.phase.results, results, inside)
         return op
 
-    def find(self, region: Region) -> list[Whole]:
+    def find(self, ops: Ops) -> list[Whole]:
         """The attentions of one region."""
-        ops = Ops(region, self.table)
         found: list[Whole] = []
         for group in find_groups(ops):
             if isinstance(group, NotAttention):

@@ -1,9 +1,9 @@
-"""Splits an attention into its forward pass and its gradients, with what each of them reads."""
+"""Splits an attention into its forward pass and its gradients."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 from partir_search.ir.core import Literal, Op, Value
 from partir_search.propagation.attention.groups import Group, NotAttention, Ops
@@ -14,12 +14,10 @@ class Phase:
     """Ops that become one, in program order.
 
     Attributes:
-      inputs: values that they read and do not make.
       results: values that others read.
     """
 
     ops: tuple[Op, ...]
-    inputs: tuple[Value, ...]
     results: tuple[Value, ...]
 
 
@@ -54,7 +52,8 @@ def split(ops: Ops, group: Group) -> Phases:
                 raise NotAttention(f"the scores of {op.source} are kept")
             if v not in group.scores:
                 used.add(v)
-    phase = _phase(forward, [r for op in forward for r in op.results if r.id in used])
+    results = tuple(r for op in forward for r in op.results if r.id in used)
+    phase = Phase(tuple(forward), results)
     if not backward:
         return Phases(phase, product, None)
     left = []
@@ -68,14 +67,7 @@ def split(ops: Ops, group: Group) -> Phases:
                     raise NotAttention(f"the scores of {op.source} are kept")
                 if r.id not in group.scores:
                     left.append(r)
-    return Phases(phase, product, _phase(backward, left))
-
-
-def _phase(members: Iterable[Op], results: Iterable[Value]) -> Phase:
-    members = tuple(members)
-    made = {r.id for op in members for r in op.results}
-    inputs = {v.id: v for op in members for _, v in op.inputs() if v.id not in made}
-    return Phase(members, tuple(inputs.values()), tuple(results))
+    return Phases(phase, product, Phase(tuple(backward), tuple(left)))
 
 
 def _last_product(ops: Ops, group: Group) -> Op:
@@ -126,22 +118,8 @@ def _depends(ops: Ops, roots: Collection[int], first: int) -> set[int]:
 
 def _forward(ops: Ops, group: Group, product: Op) -> list[Op]:
     """All of the group that the product rests on, with what lies between."""
-    members = group.core | group.pulled
     reached = _depends(ops, group.core, min(ops.position[i] for i in group.core))
-    found = {id(product): product}
-    todo = [product]
-    while todo:
-        for _, v in todo.pop().inputs():
-            maker = ops.maker.get(v.id)
-            if maker is None or id(maker) in found:
-                continue
-            if id(maker) not in members:
-                if id(maker) not in reached:
-                    continue
-                _check_row(ops, maker)
-            found[id(maker)] = maker
-            todo.append(maker)
-    return _sorted(ops, found.values())
+    return _closure(ops, group, [product], reached, ())
 
 
 def _backward(ops: Ops, group: Group, inside: Collection[int], rest: list[Op]) -> list[Op]:
@@ -149,15 +127,24 @@ def _backward(ops: Ops, group: Group, inside: Collection[int], rest: list[Op]) -
     if not rest:
         return []
     reached = _depends(ops, {id(op) for op in rest}, min(ops.position[id(op)] for op in rest))
+    return _closure(ops, group, rest, reached, inside)
+
+
+def _closure(
+    ops: Ops, group: Group, roots: list[Op], reached: Collection[int], forward: Collection[int]
+) -> list[Op]:
+    """The roots and what they rest on: members of the group, and ops on rows between them. Of ops
+    in `forward` only scores are made again.
+    """
     members = group.core | group.pulled
-    found = {id(op): op for op in rest}
-    todo = list(rest)
+    found = {id(op): op for op in roots}
+    todo = list(roots)
     while todo:
         for _, v in todo.pop().inputs():
             maker = ops.maker.get(v.id)
             if maker is None or id(maker) in found:
                 continue
-            if id(maker) in inside:
+            if id(maker) in forward:
                 if v.id not in group.scores:
                     continue
             elif id(maker) not in members:
@@ -166,14 +153,10 @@ def _backward(ops: Ops, group: Group, inside: Collection[int], rest: list[Op]) -
                 _check_row(ops, maker)
             found[id(maker)] = maker
             todo.append(maker)
-    return _sorted(ops, found.values())
+    return sorted(found.values(), key=lambda op: ops.position[id(op)])
 
 
 def _check_row(ops: Ops, op: Op) -> None:
     """Between reductions of scores and what reads them there may be ops on rows."""
     if not ops.plain(op) or ops.rule(op).contracts:
         raise NotAttention(f"{op.prim} at {op.source} stands between scores and scores")
-
-
-def _sorted(ops: Ops, found: Iterable[Op]) -> list[Op]:
-    return sorted(found, key=lambda op: ops.position[id(op)])

@@ -5,7 +5,6 @@ sums of the backward pass follow from the forward pass.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 
 from partir_search.ir.blockwise import Body, Member, Online, Place, RowSum
 from partir_search.ir.core import Literal
@@ -192,14 +191,11 @@ def _returns(body: Body, m: Member) -> bool:
 
 def _again(forward: Draft, backward: Draft, chain: Chain) -> dict[int, int]:
     """Steps of the chain by places of the backward pass, which makes them again."""
-    step = dict(_ids(forward, chain.step))
-    return {backward.place[v]: s for v, s in step.items() if v in backward.place}
-
-
-def _ids(draft: Draft, step: dict[int, int]) -> Iterator[tuple[int, int]]:
-    by_place = {place: v for v, place in draft.place.items()}
-    for place, s in step.items():
-        yield by_place[place], s
+    return {
+        backward.place[v]: chain.step[place]
+        for v, place in forward.place.items()
+        if place in chain.step and v in backward.place
+    }
 
 
 def _cotangents(
