@@ -222,6 +222,18 @@ class Partition:
                     found[i] = tuple(on)
         return found
 
+    def zigzags(self, op: Op, axes: tuple[int, ...]) -> bool:
+        """Whether blocks that pass around axes for an op are two chunks each: where that is asked
+        for, no query looks at later keys, and its sequences are tiled by the axes alone, evenly.
+        """
+        rule, size = self.rules[op.id], self.mesh.size(axes)
+        how, sizes = rule.blockwise, rule.sizes
+        if how is None or not how.causal or not self.streams[axes[0]]:
+            return False
+        looped = {a for a, rows in enumerate(self.axes) if rows.loops[op.id] == how.along}
+        even = sizes[how.along] == sizes[how.factor] and sizes[how.along] % (2 * size) == 0
+        return even and looped == set(axes)
+
     def made_pending(self, op: Op, result: int) -> Pending:
         """Reductions that the op itself leaves unfinished in a result."""
         rule, out = self.rules[op.id], []

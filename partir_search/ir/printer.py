@@ -89,7 +89,7 @@ class _Printer:
                 same = dims[:1] if len(set(dims)) == 1 else dims
                 loops.append(((axis,), f"tile {','.join(same)}" if dims else rule.reducers[f]))
         for axes in dict.fromkeys(p.passed(op).values()):
-            loops.append((axes, ZIGZAG if p.streams[axes[0]] else PASS))
+            loops.append((axes, ZIGZAG if p.zigzags(op, axes) else PASS))
         return [*loops, (ring.axes, RING)] if ring else loops
 
     def ops(self, ops: Sequence[Op], level: int, outside: set[int]) -> list[str]:
@@ -193,7 +193,7 @@ class _Printer:
             dim, n = rule.operands[position].index(rule.blockwise.factor), self.mesh.size(axes)
             name = f"%{self.mesh.label(axes)}"
             index = f"({name} + %t) mod {n}"
-            if self.partition.streams[axes[0]]:  # an early and a late chunk
+            if self.partition.zigzags(op, axes):  # an early and a late chunk
                 index = f"{index}, {2 * n - 1} - {index}"
             text = f"(slice {dim} {text}[{index}])"
         return text

@@ -95,7 +95,7 @@ def pass_around(builder: BlockBuilder, op: Op, plan: OpPlan) -> bool:
         for r, out in enumerate(plan.apply.outs)
     )
     size = mesh.size(axes)
-    zigzag = partition.streams[axes[0]] and _balances(builder, op, how, axes)
+    zigzag = partition.zigzags(op, axes)
     parts = _parts(builder, op, how, 2 * size if zigzag else size)
     first = Passing(axes, size, 0, moving, zigzag, parts)
     if zigzag:
@@ -134,15 +134,6 @@ def _parts(builder: BlockBuilder, op: Op, how: Blockwise, blocks: int) -> int:
     while how.scratch * points > parts * SCRATCH_BYTES and length % (2 * parts) == 0:
         parts *= 2
     return parts
-
-
-def _balances(builder: BlockBuilder, op: Op, how: Blockwise, axes: tuple[int, ...]) -> bool:
-    """Whether an op may work in zigzag: its sequences are tiled by the axes alone, evenly."""
-    partition = builder.owner.partition
-    sizes, size = partition.rules[op.id].sizes, partition.mesh.size(axes)
-    looped = {a for a, rows in enumerate(partition.axes) if rows.loops[op.id] == how.along}
-    alike = sizes[how.along] == sizes[how.factor] and sizes[how.along] % (2 * size) == 0
-    return how.causal and alike and looped == set(axes)
 
 
 def _block(builder: BlockBuilder, out: Slot, dim: int, axes: tuple[int, ...]) -> Slot:

@@ -87,6 +87,14 @@ def test_bytes(n: int, zigzag: bool) -> None:
     assert not counts.get("all_to_all")
 
 
+def test_zigzag_is_for_causal_attention() -> None:
+    """Asked for, attention that looks at all positions goes in order, and says so."""
+    partition = partitioned(full, heads(2, 8), 4, True, True)
+    assert 'pass "seq"' in print_partition(partition)
+    parts = [getattr(i, "part", None) for i, _ in localize(partition).instructions()]
+    assert [p.zigzag for p in parts if p] == [False] * 4
+
+
 @pytest.mark.parametrize("zigzag", [False, True])
 def test_print(zigzag: bool, golden: Callable[[str], None]) -> None:
     """Time, and whose block a device works on."""
