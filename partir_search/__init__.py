@@ -18,7 +18,15 @@ from partir_search.parallelism import (
 )
 from partir_search.plan import Plan
 from partir_search.pressure import DoesNotFit, Remedy
-from partir_search.propagation.actions import Action, Hold, IllegalAction, Replicate, Stream, Tile
+from partir_search.propagation.actions import (
+    Action,
+    Hold,
+    IllegalAction,
+    Replicate,
+    RingForm,
+    Stream,
+    Tile,
+)
 from partir_search.saved import SavedPlan, load_plan
 from partir_search.tactics import (
     FIRST_DIVISIBLE_DIM,
@@ -57,6 +65,7 @@ __all__ = [
     "Plan",
     "Remedy",
     "Replicate",
+    "RingForm",
     "SavedPlan",
     "SpatialTemporal",
     "Stream",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Union
+from typing import Literal, Union
 
 from partir_search.experts.moves import (
     AlternateParallel,
@@ -20,8 +20,16 @@ from partir_search.experts.moves import (
 from partir_search.experts.moves import ContextParallel as ContextMove
 from partir_search.experts.strategist import Strategist
 from partir_search.ir.mesh import DIAGONAL, MeshShape
+from partir_search.ir.ring import FORMS, RESULT
 from partir_search.playing import apply_action
-from partir_search.propagation.actions import Action, Hold, IllegalAction, Stream, Tile
+from partir_search.propagation.actions import (
+    Action,
+    Hold,
+    IllegalAction,
+    RingForm,
+    Stream,
+    Tile,
+)
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.propagate import State
 
@@ -36,12 +44,20 @@ class SpatialTemporal:
 
     Attributes:
       axes: two axes of the mesh.
+      form: what passes. "result": operands, the result stays; "least": what is largest stays, be it
+        an operand; "paper": as PrimePar has it, where the backward product begins with the matrix
+        where the forward one has left it, and the gradient's product with both.
 
-    Source: PrimePar (ASPLOS 2024, doi 10.1145/3620666.3651357), in a form in which cotangents lie
-    as what they belong to does.
+    Source: PrimePar (ASPLOS 2024, doi 10.1145/3620666.3651357); "result" is a form of it in which
+    cotangents lie as what they belong to does.
     """
 
     axes: tuple[str, str]
+    form: Literal["result", "least", "paper"] = "result"
+
+    def __post_init__(self) -> None:
+        if self.form not in FORMS:
+            raise ValueError(f"form is one of {', '.join(FORMS)}, not {self.form!r}")
 
     @property
     def diagonal(self) -> str:
@@ -155,6 +171,8 @@ def parallel_actions(
         moves = [DataParallel(rows), AlternateParallel(other, one), *scatters, Zero(rows, 3)]
     decisions = [d for move in moves for d in strategist.perform(move, state)]
     actions = _named(decisions, graph, mesh)
+    if isinstance(tactic, SpatialTemporal) and tactic.form != RESULT:
+        actions += _axis_actions([RingForm(tactic.diagonal, tactic.form)], graph, state)
     if isinstance(tactic, TensorParallel3D | Summa) and tactic.hold:
         actions += _axis_actions([Hold(a) for a in tactic.axes], graph, state)
     return actions

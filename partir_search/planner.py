@@ -18,6 +18,7 @@ from partir_search.experts.strategist import Strategist
 from partir_search.ir.core import Module
 from partir_search.ir.fold import Folded, fold
 from partir_search.ir.mesh import MeshShape
+from partir_search.ir.ring import LEAST
 from partir_search.ir.rule import KEPT
 from partir_search.lowering.local import LocalCache, localize
 from partir_search.lowering.program import LocalProgram
@@ -29,7 +30,16 @@ from partir_search.mcts.search import Result, search
 from partir_search.parallelism import PARALLELISM, parallel_actions
 from partir_search.planned import Planned, SearchReport
 from partir_search.playing import apply_action, value_named
-from partir_search.propagation.actions import Action, Hold, Replicate, Stream, Tile, tilings
+from partir_search.propagation.actions import (
+    Action,
+    Hold,
+    Mode,
+    Replicate,
+    RingForm,
+    Stream,
+    Tile,
+    tilings,
+)
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.parts import split_axes
 from partir_search.propagation.propagate import State
@@ -156,19 +166,25 @@ class Planner:
         goal, kept = scorer(self.goals), list[Action]()
         best = goal(self.model.evaluate(self._program(state)))
         causal = any(r.blockwise and r.blockwise.causal for r in self.graph.rules)
+        choices: list[list[Mode]] = []
         for name in self.mesh.user.names:
-            streams = [Stream(name), Stream(name, True)] if causal else [Stream(name)]
-            for modes in (streams, [Hold(name)]):
-                before, chosen = (dict(state.streams), set(state.holds)), None
-                for mode in modes:
-                    apply_action(state, self.graph, mode)
-                    score = goal(self.model.evaluate(self._program(state)))
-                    if score < best:
-                        best, chosen = score, mode
-                state.streams, state.holds = before
-                if chosen:
-                    apply_action(state, self.graph, chosen)
-                    kept.append(chosen)
+            choices.append([Stream(name), Stream(name, True)] if causal else [Stream(name)])
+            choices.append([Hold(name)])
+        for name in self.mesh.diagonal_names:
+            if max(state.tiles[self.mesh.index(name)]) >= 0:
+                choices.append([RingForm(name, LEAST)])
+        for modes in choices:
+            before, chosen = state.modes, None
+            for mode in modes:
+                state.modes = before
+                apply_action(state, self.graph, mode)
+                score = goal(self.model.evaluate(self._program(state)))
+                if score < best:
+                    best, chosen = score, mode
+            state.modes = before
+            if chosen:
+                apply_action(state, self.graph, chosen)
+                kept.append(chosen)
         return kept
 
     def replay(self, actions: Sequence[Action]) -> Planned:
@@ -199,7 +215,7 @@ class Planner:
 
     def _undecided(self, state: State, action: Action) -> bool:
         """Whether an action still has to be played; IllegalAction if it contradicts."""
-        if isinstance(action, Stream | Hold):
+        if not isinstance(action, Tile | Replicate):
             return True
         cls = self.graph.class_of[value_named(self.module, action.value).id]
         wish = action.dim if isinstance(action, Tile) else KEPT
@@ -342,13 +358,13 @@ class Planner:
             close = rank > 1 and _close(found[0][0], self._folded(game, paths[0])[0])
             if close and not self.streams:
                 break
-            mark, modes = state.mark(), (dict(state.streams), set(state.holds))
+            mark, modes = state.mark(), state.modes
             actions = expand(folded, game, game.decisions(path), state)
             for mode in self._axis_modes(state) if self.streams else ():
                 apply_action(state, self.graph, mode)
             cost = self.model.evaluate(self._program(state))
             state.undo(mark)
-            state.streams, state.holds = modes
+            state.modes = modes
             found.append((game.goal(cost), rank, path, actions))
         _, _, path, actions = min(found, key=lambda f: (f[0].rank(), f[1]))
         return self._folded(game, path)[1], actions

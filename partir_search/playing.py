@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from partir_search.ir.core import Module, Value
+from partir_search.ir.modes import Modes
 from partir_search.ir.rule import NONE
 from partir_search.paths import nearest
 from partir_search.propagation.actions import (
@@ -10,6 +13,7 @@ from partir_search.propagation.actions import (
     Hold,
     IllegalAction,
     Replicate,
+    RingForm,
     Stream,
     Tile,
 )
@@ -22,11 +26,8 @@ def apply_action(state: State, graph: Graph, action: Action, path: str | None = 
 
     Parts of the axis on which the value is tiled so already (by propagation) are left as they are.
     """
-    if isinstance(action, Stream):
-        state.streams |= dict.fromkeys(state.mesh.axes(action.axis), action.zigzag)
-        return
-    if isinstance(action, Hold):
-        state.holds |= set(state.mesh.axes(action.axis))
+    if isinstance(action, Stream | Hold | RingForm):
+        state.modes = _with_mode(state.modes, state.mesh.axes(action.axis), action)
         return
     value = value_named(graph.module, action.value)
     cls, axes = graph.class_of[value.id], state.mesh.axes(action.axis)
@@ -57,6 +58,15 @@ def apply_action(state: State, graph: Graph, action: Action, path: str | None = 
         )
     barriers = [graph.class_of[value_named(graph.module, name).id] for name in action.barriers]
     state.tile(cls, action.dim, axes, also, barriers)
+
+
+def _with_mode(modes: Modes, axes: tuple[int, ...], action: Stream | Hold | RingForm) -> Modes:
+    if isinstance(action, Hold):
+        return dataclasses.replace(modes, holds=modes.holds.union(axes))
+    if isinstance(action, Stream):
+        streams = {**modes.streams, **dict.fromkeys(axes, action.zigzag)}
+        return dataclasses.replace(modes, streams=streams)
+    return dataclasses.replace(modes, forms={**modes.forms, **dict.fromkeys(axes, action.form)})
 
 
 def decided(path: str, now: int, axis: str, wish: str) -> str:

@@ -8,6 +8,7 @@ derived: layouts, partial sums, loop nests.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,7 +19,8 @@ from partir_search.ir.core import Module, Op, Shape, Value
 from partir_search.ir.index import Index
 from partir_search.ir.manual import Spec
 from partir_search.ir.mesh import MeshShape
-from partir_search.ir.ring import Ring
+from partir_search.ir.modes import NO_MODES, Modes
+from partir_search.ir.ring import RESULT, Ring, ring_of
 from partir_search.ir.rule import NONE, Dims, OpRule
 from partir_search.ir.travel import travel
 
@@ -79,9 +81,7 @@ class Partition:
       axes: per mesh axis, its loops and tiles.
       index: facts of the module and rules that walks need.
       order: axes from major to minor, the order in which several axes tile one dim.
-      streams: axes along which products walk what is gathered or scattered for them, block by
-        block (see `lowering/streams.py`), and whether attention does in zigzag.
-      holds: axes along which gathered copies are held from the forward to the backward pass.
+      modes: what axes do besides.
     """
 
     module: Module
@@ -90,8 +90,7 @@ class Partition:
     axes: Sequence[AxisRows]
     index: Index
     order: tuple[int, ...] = ()
-    streams: Mapping[int, bool] = dataclasses.field(default_factory=dict)
-    holds: frozenset[int] = frozenset()
+    modes: Modes = NO_MODES
 
     def __post_init__(self) -> None:
         inner = _inner_loops(self)
@@ -198,13 +197,17 @@ class Partition:
         return tuple(tuple(a for name in axes for a in self.mesh.axes(name)) for axes in spec)
 
     def ring(self, op: Op) -> Ring | None:
-        """How the op walks a sum in time, if it loops over two axes and their diagonal."""
+        """How the op walks in time, if it loops over two axes and their diagonal."""
         rule = self.rules[op.id]
         for axes in self.mesh.triples:
             r, c, d = (self.axes[a].loops[op.id] for a in axes)
             if r >= 0 and c >= 0 and d >= 0:
-                summed = [w for w, f in enumerate((r, c, d)) if rule.reducers[f]]
-                return Ring(axes, self.mesh.sizes[axes[0]], (r, c, d), summed[0])
+                types = [x.type for x in (*op.operands, *op.results)]
+                layouts = (self.op_layout(op, x) for x in (*rule.operands, *rule.results))
+                shapes = (self.local_shape(t.shape, x) for t, x in zip(types, layouts, strict=True))
+                nbytes = [math.prod(s) * t.itemsize for s, t in zip(shapes, types, strict=True)]
+                form = self.modes.forms.get(axes[2], RESULT)
+                return ring_of(rule, axes, self.mesh.sizes[axes[0]], (r, c, d), form, nbytes)
         return None
 
     def passed(self, op: Op) -> dict[int, tuple[int, ...]]:
@@ -218,7 +221,9 @@ class Partition:
             if i in rule.blockwise.passing:
                 dim = rule.operands[i].index(rule.blockwise.factor)
                 on = [a for a in self.order if self.axes[a].tiles[v.id] == dim]
-                if on and all(a in self.streams and self.axes[a].loops[op.id] >= 0 for a in on):
+                if on and all(
+                    a in self.modes.streams and self.axes[a].loops[op.id] >= 0 for a in on
+                ):
                     found[i] = tuple(on)
         return found
 
@@ -228,7 +233,7 @@ class Partition:
         """
         rule, size = self.rules[op.id], self.mesh.size(axes)
         how, sizes = rule.blockwise, rule.sizes
-        if how is None or not how.causal or not self.streams[axes[0]]:
+        if how is None or not how.causal or not self.modes.streams[axes[0]]:
             return False
         looped = {a for a, rows in enumerate(self.axes) if rows.loops[op.id] == how.along}
         even = sizes[how.along] == sizes[how.factor] and sizes[how.along] % (2 * size) == 0
@@ -238,10 +243,10 @@ class Partition:
         """Reductions that the op itself leaves unfinished in a result."""
         rule, out = self.rules[op.id], []
         ring = self.ring(op)
-        walked = ring.axes[ring.walked] if ring else NONE
+        summed = ring.axes[ring.summed] if ring else NONE
         for axis in self.order:
             f = self.axes[axis].loops[op.id]
-            if axis == walked:
+            if axis == summed:
                 continue
             if f >= 0 and rule.dim_of(rule.results[result], f) < 0:
                 out.append((axis, rule.reducers[f]))

@@ -11,6 +11,7 @@ from typing import Any
 
 from partir_search.ir.core import Literal, Op, Operand, Region, Value
 from partir_search.ir.partition import Partition
+from partir_search.ir.ring import Ring
 from partir_search.ir.rule import NONE, Reads
 
 _HIDDEN = frozenset(
@@ -144,12 +145,24 @@ class _Printer:
         elif kind in (PASS, ZIGZAG):
             name, size = self.mesh.label(loop[0]), self.mesh.size(loop[0])
             head = f'{kind} "{name}" (%{name}, %t: steps<{size}>)'
+        ring = self.partition.ring(run[0]) if kind == RING else None
         return [
             f"{names} = {head} {{",
             *("  " + line for line in inner),
-            f"  yield {names}",
+            f"  yield {self.passing(run[0], ring)}" if ring else f"  yield {names}",
             "}",
         ]
+
+    def passing(self, op: Op, ring: Ring) -> str:
+        """The result of a ring, with the slice of it that a turn adds to if that changes."""
+        rule, text = self.partition.rules[op.id], self.operand(op.results[0])
+        places = {ring.place(ring.held(rule, rule.results[0]), t) for t in range(ring.size)}
+        r, c, _ = ring.axes
+        for which in ring.held(rule, rule.results[0]) if len(places) > 1 else ():
+            dim = rule.dim_of(rule.results[0], ring.factors[which])
+            index = ring.index(which, (self.mesh.names[r], self.mesh.names[c]))
+            text = f"(slice {dim} {text}[{index}])"
+        return text
 
     def statement(self, op: Op) -> list[str]:
         operands = ", ".join(self.sliced(op, i, x) for i, x in enumerate(op.operands))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from partir_search.ir.core import Literal, Op, Operand
 from partir_search.ir.partition import Layout, Pending, Window
-from partir_search.ir.ring import Ring
+from partir_search.ir.ring import HOME, PAPER, Ring
 from partir_search.lowering.passing import alone, pass_around
 from partir_search.lowering.program import Apply, Move, Slot, Source
 from partir_search.lowering.reshard import Step
@@ -37,6 +37,7 @@ class BlockBuilder:
         self.owner = owner
         self.steps: list[Apply | Move] = []
         self.copies: dict[tuple[object, ...], _Copy] = {}
+        self.left: dict[tuple[object, ...], Slot] = {}  # by place, where rings have left operands
         self.position = 0
 
     def need(self, operand: Operand, layout: Layout, op: Op | None) -> Source:
@@ -60,7 +61,7 @@ class BlockBuilder:
     def held(self, source: Layout, target: Layout) -> bool:
         """Whether a copy is gathered along axes that hold copies, and no others."""
         gathered = {a for axes in source for a in axes} - {a for axes in target for a in axes}
-        return bool(gathered) and gathered <= self.owner.partition.holds
+        return bool(gathered) and gathered <= self.owner.partition.modes.holds
 
     def move(
         self, slot: Slot, layout: Layout, keep: Pending, op: Op | None, *, again: bool = False
@@ -115,7 +116,9 @@ class BlockBuilder:
     def op(self, op: Op) -> None:
         plan = self.owner.plan(op)
         apply = plan.apply
-        if self.owner.partition.streams and (pass_around(self, op, plan) or self.stream(op, plan)):
+        if self.owner.partition.modes.streams and (
+            pass_around(self, op, plan) or self.stream(op, plan)
+        ):
             return
         if plan.moved:
             ins = list(apply.ins)
@@ -139,7 +142,7 @@ class BlockBuilder:
         partition, rule = owner.partition, owner.partition.rules[op.id]
         if not rule.walks or partition.ring(op):
             return False
-        mesh, axes = partition.mesh, partition.streams
+        mesh, axes = partition.mesh, partition.modes.streams
         looped = [a for a, rows in enumerate(partition.axes) if rows.loops[op.id] >= 0]
         found: list[tuple[int, Walk, tuple[Step, ...]]] = []
         for i in plan.moved:
@@ -209,9 +212,9 @@ class BlockBuilder:
                     self.steps.append(Move(step, made[before], arrived[offset][-1], op, turn=turn))
             for offset in group:
                 made[offset] = self.owner.cache.partial(out, offset) if offset else out
-                part = Part(walk, offset, tuple(arrived[offset]))
+                part, sums = Part(walk, offset), tuple(arrived[offset])
                 outs = (made[offset],)
-                self.steps.append(Apply(op, ins, outs, turn=turn, turns=walk.size, part=part))
+                self.steps.append(Apply(op, ins, outs, (), turn, walk.size, part, sums))
                 turn += 1
 
     def pass_on(self, step: Step, source: Slot, target: Slot, op: Op, turn: int) -> None:
@@ -224,20 +227,53 @@ class BlockBuilder:
         self.copies[key] = _Copy(target, self.position, op.backward)
 
     def turns(self, apply: Apply, ring: Ring) -> None:
-        """One product per slice of the sum that is walked; what moves on meanwhile is sent before
-        it, to be there after it.
+        """One product per slice of what is walked; what moves on meanwhile is sent before it, to
+        be there after it.
         """
-        op, ins = apply.op, list(apply.ins)
+        op, ins, (out,) = apply.op, list(apply.ins), apply.outs
         rule = self.owner.partition.rules[op.id]
-        pairs = {i: ring.pairs(ring.held(rule, dims)) for i, dims in enumerate(rule.operands)}
+        held, last = [ring.held(rule, dims) for dims in rule.operands], ring.size - 1
+        (result,) = (ring.held(rule, dims) for dims in rule.results)
+        places = [ring.place(result, t) for t in (*range(ring.size), HOME)]
+        made = [self.owner.cache.placed(out, place) for place in places]  # `out` itself at home
+        for i, slot in enumerate(ins):
+            if isinstance(slot, Slot):
+                ins[i] = self.begin(slot, ring, held[i], op)
         for turn in range(ring.size):
             now = tuple(ins)
+            arrived: tuple[Slot, ...] = ()
+            if turn and (pairs := ring.pairs(result, turn - 1, turn)):
+                step = shuffle(ring.axes[:2], pairs, out.layout, out.pending)
+                arrived = (self.owner.cache.stretched(made[turn - 1], step),)
+                self.steps.append(Move(step, made[turn - 1], arrived[0], op, turn=turn))
             for i, slot in enumerate(now):
-                if turn + 1 < ring.size and pairs[i] and isinstance(slot, Slot):
-                    step = shuffle(ring.axes[:2], pairs[i], slot.layout, slot.pending)
+                if turn == last or not isinstance(slot, Slot):
+                    continue
+                if pairs := ring.pairs(held[i], turn, turn + 1):
+                    step = shuffle(ring.axes[:2], pairs, slot.layout, slot.pending)
                     moved = ins[i] = self.owner.cache.stretched(slot, step)
                     self.pass_on(step, slot, moved, op, turn + 1)
-            self.steps.append(Apply(op, now, apply.outs, turn=turn, turns=ring.size))
+            self.steps.append(Apply(op, now, (made[turn],), (), turn, ring.size, arrived=arrived))
+        if pairs := ring.pairs(result, last, HOME):
+            step = shuffle(ring.axes[:2], pairs, out.layout, out.pending)
+            self.steps.append(Move(step, made[last], out, op))
+        if ring.form == PAPER:
+            for i, slot in enumerate(ins):
+                if isinstance(slot, Slot):
+                    self.left[slot.value.id, slot.layout, ring.place(held[i], last)] = slot
+
+    def begin(self, slot: Slot, ring: Ring, held: tuple[int, ...], op: Op) -> Slot:
+        """An operand where the first turn needs it: a ring before may have left it there."""
+        pairs = ring.pairs(held, HOME, 0)
+        if not pairs:
+            return slot
+        left = self.left.get((slot.value.id, slot.layout, ring.place(held, 0)))
+        if left:
+            return left
+        step = shuffle(ring.axes[:2], pairs, slot.layout, slot.pending)
+        moved = self.owner.cache.stretched(slot, step)
+        self.steps.append(Move(step, slot, moved, op))
+        return moved
 
     def region_op(self, op: Op) -> None:
         owner, flows = self.owner, flows_of(op)

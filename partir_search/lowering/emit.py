@@ -194,9 +194,9 @@ def _turn(
     (out,) = run_local(_Device(partition, op, []), rule, op, args)
     (slot,) = item.outs
     narrow = slot.value.type.dtype
-    if part and part.walk.moving == RESULT:  # sums travel in the type of the result
-        for arrived in part.arrived:
-            out = out + env[arrived.id]
+    for sums in item.arrived:  # in the type of the result
+        out = out + env[sums.id]
+    if item.arrived or (part and part.walk.moving == RESULT):
         return [out.astype(narrow)]
     if part and part.walk.factor in rule.results[0]:
         dim = rule.results[0].index(part.walk.factor)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -72,7 +72,7 @@ class LocalCache:
             slot = self.slots[key] = Slot(len(self.slots), value, layout, pending, shape)
         return slot
 
-    def partial(self, slot: Slot, offset: int) -> Slot:
+    def partial(self, slot: Slot, offset: Hashable) -> Slot:
         """A block of a result that another device adds to."""
         key = (slot.id, offset)
         found = self.slots.get(key)
@@ -80,6 +80,10 @@ class LocalCache:
             found = Slot(len(self.slots), slot.value, slot.layout, slot.pending, slot.shape)
             self.slots[key] = found
         return found
+
+    def placed(self, slot: Slot, place: tuple[int, ...]) -> Slot:
+        """A result of a ring, somewhere on its way; `slot` itself where it belongs."""
+        return self.partial(slot, place) if any(place) else slot
 
     def stretched(self, slot: Slot, step: Step) -> Slot:
         """The slot after one step of a window."""

@@ -74,7 +74,7 @@ def pass_around(builder: BlockBuilder, op: Op, plan: OpPlan) -> bool:
             if last and last.kind == "all_gather" and last.dim == dim:
                 ways.setdefault(last.axes, {})[i] = steps
     looped = {a for a, rows in enumerate(partition.axes) if rows.loops[op.id] >= 0}
-    axes = next((a for a in sorted(ways) if looped & set(partition.streams) >= set(a)), None)
+    axes = next((a for a in sorted(ways) if looped & set(partition.modes.streams) >= set(a)), None)
     if axes is None:
         return False
     ins = list(plan.apply.ins)

@@ -74,7 +74,7 @@ class Move:
 class Apply:
     """An op on local tiles; in a ring one of several `turns`, whose results are added up (or put
     side by side, where what is walked is a dim of the result). `part` is the turn's of a
-    collective matmul (`lowering/streams.py`).
+    collective matmul (`lowering/streams.py`); `arrived` are sums so far, if they pass.
     """
 
     op: Op
@@ -84,6 +84,7 @@ class Apply:
     turn: int = 0
     turns: int = 1
     part: Part | Passing | None = None
+    arrived: tuple[Slot, ...] = ()
 
 
 Instruction = Union[Move, Apply]

@@ -68,12 +68,11 @@ class Part:
     """One turn of a walk.
 
     Attributes:
-      arrived: sums of its block so far, from neighbours.
+      offset: of its block.
     """
 
     walk: Walk
     offset: int
-    arrived: tuple[Slot, ...] = ()
 
 
 def _sign(offset: int) -> int:

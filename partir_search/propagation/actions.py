@@ -96,12 +96,30 @@ class Hold:
         return f"Hold(axis={self.axis!r})"
 
 
+@dataclasses.dataclass(frozen=True, slots=True, order=True)
+class RingForm:
+    """Rings on the diagonal `axis` walk in another form: "result" (default), "least" or "paper".
+
+    See `ir/ring.py`.
+    """
+
+    axis: str
+    form: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {"ring": self.axis, "form": self.form}
+
+    def __str__(self) -> str:
+        return f"RingForm(axis={self.axis!r}, form={self.form!r})"
+
+
 def _alike(also: tuple[str, ...]) -> str:
     return f" and {len(also)} alike" if also else ""
 
 
 Tiling = Union[Tile, Replicate]
-Action = Union[Tile, Replicate, Stream, Hold]
+Mode = Union[Stream, Hold, RingForm]
+Action = Union[Tiling, Mode]
 
 
 class IllegalAction(ValueError):
@@ -120,9 +138,11 @@ def action_from_json(data: dict[str, Any]) -> Action:
         return Stream(str(data["stream"]), bool(data.get("zigzag")))
     if "hold" in data:
         return Hold(str(data["hold"]))
+    if "ring" in data:
+        return RingForm(str(data["ring"]), str(data["form"]))
     raise ValueError(f"not an action: {data!r}")
 
 
 def tilings(actions: Sequence[Action]) -> list[Tiling]:
     """Actions that tile or keep values."""
-    return [a for a in actions if not isinstance(a, Stream | Hold)]
+    return [a for a in actions if isinstance(a, Tile | Replicate)]

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from partir_search.ir.mesh import MeshShape
+from partir_search.ir.modes import NO_MODES
 from partir_search.ir.partition import AxisRows, Partition, axis_rows
 from partir_search.ir.rule import KEPT, NONE
 from partir_search.propagation.actions import IllegalAction
@@ -30,7 +31,7 @@ class State:
     Attributes:
       tiles: [axes] int8 array over classes: dim, NONE or KEPT.
       loops: [axes] int8 array over nodes: factor or NONE.
-      streams / holds: see `Partition`; not part of the state's key.
+      modes: what axes do besides; not part of the state's key.
     """
 
     def __init__(
@@ -52,8 +53,7 @@ class State:
         axes = range(len(mesh.names))
         self.tiles = [array("b", [NONE]) * len(graph.shapes) for _ in axes]
         self.loops = [array("b", [NONE]) * len(graph.nodes) for _ in axes]
-        self.streams: dict[int, bool] = {}
-        self.holds: set[int] = set()
+        self.modes = NO_MODES
         self._triples = mesh.triples
         self._trail: list[tuple[Any, Any, Any]] = []  # array, index or indices, what was there
         self._spreads: Spreads = {} if spreads is None else spreads
@@ -382,8 +382,7 @@ class State:
                 if known is not None:
                     known[key] = rows
             axes.append(rows)
-        modes = dict(self.streams), frozenset(self.holds)
-        return Partition(graph.module, self.mesh, graph.rules, axes, graph.index, (), *modes)
+        return Partition(graph.module, self.mesh, graph.rules, axes, graph.index, (), self.modes)
 
     def _rows(self, tiles: array[int], loops: array[int], travels: bool) -> AxisRows:
         graph = self.graph

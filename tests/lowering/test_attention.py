@@ -15,6 +15,7 @@ import partir_search as ps
 from models import training
 from models.catalog import MODELS
 from partir_search.ir.mesh import MeshShape
+from partir_search.ir.modes import Modes
 from partir_search.ir.partition import Partition
 from partir_search.ir.printer import print_partition
 from partir_search.lowering import passing
@@ -38,7 +39,7 @@ def partitioned(fun: Attention, args: Any, n: int, stream: bool, zigzag: bool) -
         if state.tiles[0][state.graph.class_of[module.body.args[arg].id]] < 0:
             tile_arg(state, arg, 1, "seq")
     if stream:
-        state.streams[0] = zigzag
+        state.modes = Modes(streams={0: zigzag})
     return state.partition()
 
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import pytest
 
 from partir_search.ir.mesh import MeshShape
+from partir_search.ir.modes import Modes
 from partir_search.propagation.propagate import State
 from tests.support import check_partition, floats_of, module_of, state_of
 
@@ -74,7 +75,8 @@ def test_random_chains(request: pytest.FixtureRequest) -> None:
         state = state_of(module_of(fn, *args), mesh, contract=rng.random() < 0.5)
         act(state, rng)
         if rng.random() < 0.5:
-            state.streams = dict.fromkeys(range(len(mesh.device_names)), False)
+            streams = dict.fromkeys(range(len(mesh.device_names)), False)
+            state.modes = Modes(streams=streams)
         partition = state.partition()
         rings += sum(partition.ring(op) is not None for op in partition.module.ops)
         check_partition(partition, fn, args)

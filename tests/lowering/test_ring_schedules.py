@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from partir_search.ir.mesh import MeshShape
+from partir_search.ir.modes import Modes
 from partir_search.lowering.compiled import called, computations
 from partir_search.lowering.local import localize
 from partir_search.lowering.program import LocalProgram
@@ -89,7 +90,7 @@ def attention() -> LocalProgram:
     for arg in (1, 2):
         if state.tiles[0][state.graph.class_of[module.body.args[arg].id]] < 0:
             tile_arg(state, arg, 1, "seq")
-    state.streams[0] = False
+    state.modes = Modes(streams={0: False})
     return localize(state.partition())
 
 

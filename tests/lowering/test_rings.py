@@ -4,6 +4,7 @@ steps that run them.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,11 +20,12 @@ import partir_search as ps
 from models import training
 from models.catalog import MODELS
 from partir_search.ir.mesh import MeshShape
+from partir_search.ir.modes import Modes
 from partir_search.ir.printer import print_partition
-from partir_search.ir.ring import Ring
+from partir_search.ir.ring import HOME, RESULT, Ring, ring_of
 from partir_search.ir.verify import InvalidIR, verify_partition
 from partir_search.lowering.local import localize
-from partir_search.lowering.program import Apply
+from partir_search.lowering.program import Apply, LocalProgram
 from partir_search.lowering.shard import argument_specs, sharded
 from partir_search.propagation.actions import IllegalAction
 from partir_search.propagation.propagate import State
@@ -57,23 +59,65 @@ def test_table(n: int) -> None:
         """Where, from a device, lies what it is sent."""
         assert ring.faults(rule) == []
         at = ring.devices()
-        pairs = ring.pairs(ring.held(rule, rule.operands[operand]))
+        pairs = ring.pairs(ring.held(rule, rule.operands[operand]), HOME, 1 % n)
         return {((at[s][0] - at[t][0]) % n, (at[s][1] - at[t][1]) % n) for s, t in pairs if n > 1}
 
     away = {(0, 1)} if n > 1 else set()
     below = {(1, 0)} if n > 1 else set()
-    skewed = Ring((0, 1, 2), n, (m, k, summed), 2)  # I (r, r+c+t), W (r+c+t, c), O (r, c)
+    skewed = ring_of(
+        rule, (0, 1, 2), n, (m, k, summed), RESULT, ()
+    )  # I (r, r+c+t), W (r+c+t, c), O (r, c)
     assert (sources(skewed, 0), sources(skewed, 1)) == (away, below)
-    dual = Ring((0, 1, 2), n, (m, summed, k), 1)  # I (r, c+t), W (c+t, r+c), O (r, r+c)
+    dual = ring_of(
+        rule, (0, 1, 2), n, (m, summed, k), RESULT, ()
+    )  # I (r, c+t), W (c+t, r+c), O (r, r+c)
     aslant = {((-1) % n, 1 % n)} if n > 1 else set()
     assert (sources(dual, 0), sources(dual, 1)) == (away, aslant)
+
+
+@pytest.mark.parametrize("form", ["result", "least", "paper"])
+@pytest.mark.parametrize("n", [2, 3, 4, 5])
+def test_forms_cover_the_product(n: int, form: str) -> None:
+    """Whatever passes: each slice of the product is worked on once, nothing is held twice."""
+    module = module_of(jnp.matmul, *floats_of((n, n), (n, n)))
+    rule = RuleTable()(module.ops[0])
+    m, k, summed = 0, 1, 2
+    for factors in itertools.permutations((m, k, summed)):
+        for nbytes in itertools.permutations((1, 2, 3)):
+            assert ring_of(rule, (0, 1, 2), n, factors, form, nbytes).faults(rule) == []
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_least_stays(n: int) -> None:
+    """The largest block stays. The rest passes n - 1 times, the smaller of what is left (if the
+    result is one of them) once more.
+    """
+    module = module_of(jnp.matmul, *floats_of((n, n), (n, n)))
+    rule = RuleTable()(module.ops[0])
+
+    def passed(nbytes: tuple[int, int, int]) -> int:
+        ring = ring_of(rule, (0, 1, 2), n, (0, 1, 2), "least", nbytes)
+        times, sent = [HOME, *range(n), HOME], 0
+        for i, (dims, size) in enumerate(zip((*rule.operands, *rule.results), nbytes, strict=True)):
+            when = times[1:] if i == 2 else times[:-1]
+            places = [ring.place(ring.held(rule, dims), t) for t in when]
+            sent += size * sum(a != b for a, b in itertools.pairwise(places))
+        return sent
+
+    assert passed((1, 2, 100)) == (n - 1) * 3
+    assert passed((100, 2, 1)) == (n - 1) * 3 + 1
+    assert passed((100, 1, 2)) == (n - 1) * 3 + 1
+    assert passed((2, 100, 1)) == (n - 1) * 3 + 1
 
 
 def test_wrong_tables_are_found() -> None:
     module = module_of(jnp.matmul, *floats_of((4, 4), (4, 4)))
     rule = RuleTable()(module.ops[0])
-    assert any("result" in f for f in Ring((0, 1, 2), 2, (0, 1, 2), 0).faults(rule))
-    assert any("replicated" in f for f in Ring((0, 1, 2), 2, (0, 0, 2), 2).faults(rule))
+    walk = ((0, 0, 0), (0, 0, 1))
+    stays = Ring((0, 1, 2), 2, (0, 1, 2), 2, ((0, 0, 0), (0, 0, 0)))
+    assert any("more than once" in f for f in stays.faults(rule))
+    assert any("result" in f for f in Ring((0, 1, 2), 2, (0, 1, 2), 0, walk).faults(rule))
+    assert any("replicated" in f for f in Ring((0, 1, 2), 2, (0, 0, 2), 2, walk).faults(rule))
     mesh = square(2)
     state = state_of(module, mesh)
     for arg, dim, axis in ((0, 0, "r"), (0, 1, "c"), (1, 1, "r~c")):
@@ -116,6 +160,73 @@ def test_print(golden: Callable[[str], None]) -> None:
     for arg, dim, axis in ((2, 0, "r"), (2, 1, "c"), (0, 1, "r~c"), (1, 1, "c")):
         tile_arg(state, arg, dim, axis)
     golden(print_partition(state.partition()))
+
+
+@pytest.mark.devices
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_mlp_least(n: int, golden: Callable[[str], None]) -> None:
+    """Hidden activations stay where a product has them (section 1.7 of the facts: fewer bytes by
+    far), and what is computed is the same.
+    """
+    rows, width, hidden = 4 * n, 2 * n, 8 * n
+    args = floats_of((width, hidden), (hidden, width), (rows, width))
+    state = mlp_state(square(n), args)
+    plain = localize(state.partition())
+    state.modes = Modes(forms={2: "least"})
+    partition = state.partition()
+    check_partition(partition, mlp, args)
+    program = localize(partition)
+    w, x = width * hidden, rows * width
+    # Hidden activations, the largest of the three, stay in all five products: they are the result
+    # of the first and of the fourth. Where they are an operand, a result passes once more.
+    least = 5 * (n - 1) * (w + x) + 3 * min(x, w)
+    edge = 4 * w  # matrices come and go
+    assert _sent(program) == 4 * (least + edge) // n**2
+    assert _sent(program) < _sent(plain)
+    if n == 3:
+        golden(print_partition(partition))
+
+
+@pytest.mark.devices
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_paper_form(n: int) -> None:
+    """PrimePar's own phases: 6(n-1) + 2 permutes of a linear, and one more as jax has the gradient
+    of the matrix before that of the input, which would leave the cotangent where it begins. Of the
+    two the gradient of the matrix goes home in the last turn, as there; the other brings the
+    gradient of the input home (there the matrix, as arguments do not stay).
+    """
+
+    def linear(w: Any, x: Any) -> Any:
+        return jax.grad(lambda w, x: jnp.sum(jnp.square(x @ w)), (0, 1))(w, x)
+
+    rows, width, out = 4 * n, 2 * n, 3 * n
+    args = floats_of((width, out), (rows, width))
+    state = state_of(module_of(linear, *args), square(n))
+    for arg, dim, axis in ((1, 0, "r"), (1, 1, "r~c"), (0, 1, "c")):
+        tile_arg(state, arg, dim, axis)
+    state.modes = Modes(forms={2: "paper"})
+    partition = state.partition()
+    check_partition(partition, linear, args)
+    program = localize(partition)
+    edge = 4  # both arguments come, both gradients go
+    assert len(list(program.moves())) == 6 * (n - 1) + 3 + edge
+    x, w, y = rows * width, width * out, rows * out
+    assert _sent(program) == 4 * (2 * (n - 1) * (x + w + y) + 3 * (w + x) + y) // n**2
+
+
+@pytest.mark.devices
+def test_mlp_paper() -> None:
+    """Both types of linears, n = 3."""
+    args = floats_of((6, 9), (9, 6), (12, 6))
+    state = mlp_state(square(3), args)
+    state.modes = Modes(forms={2: "paper"})
+    check_partition(state.partition(), mlp, args)
+
+
+def _sent(program: LocalProgram) -> int:
+    """Bytes that a device sends; nothing but permutes does."""
+    assert {m.step.kind for m, _ in program.moves()} == {"collective_permute"}
+    return sum(m.payload_bytes for m, _ in program.moves())
 
 
 @pytest.mark.devices
@@ -215,14 +326,16 @@ def plain_optimizer() -> optax.GradientTransformation:
 
 @pytest.mark.devices
 @pytest.mark.parametrize(
-    "name, n, linears",
+    "name, n, linears, form",
     [
-        ("llama-tiny", 2, 8),
-        ("gpt-scan-tiny", 2, 8),
-        ("gpt-tiny", 4, 7),
+        ("llama-tiny", 2, 8, "result"),
+        ("gpt-scan-tiny", 2, 8, "least"),
+        ("gpt-tiny", 4, 7, "result"),
     ],
 )
-def test_train_step(name: str, n: int, linears: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_train_step(
+    name: str, n: int, linears: int, form: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every product with a parameter is a ring in all three phases, 6(n-1) permutes; no activation
     is gathered; the step is the plain one.
     """
@@ -230,7 +343,7 @@ def test_train_step(name: str, n: int, linears: int, monkeypatch: pytest.MonkeyP
     entry = MODELS[name].resized(layers=1)
     args = jax.jit(lambda: entry.args(4 * n))()
     mesh = jax.make_mesh((n, n), ("r", "c"), devices=jax.devices()[: n * n])
-    schedule = [ps.SpatialTemporal(("r", "c"))]
+    schedule = [ps.SpatialTemporal(("r", "c"), form)]
     step = ps.auto_partition(mesh, machine="tpu_v5e", schedule=schedule)(entry.step)
     plan = step.plan(*args)
     turns = [m for m, _ in plan.program.moves() if m.turn]
@@ -295,6 +408,11 @@ def test_unequal_axes() -> None:
         step(mlp).plan(*args)
 
 
+def test_no_such_form() -> None:
+    with pytest.raises(ValueError, match="form is one of result, least, paper, not 'short'"):
+        ps.SpatialTemporal(("r", "c"), form="short")  # type: ignore[arg-type]
+
+
 def test_dims_that_do_not_divide() -> None:
     mesh = jax.sharding.AbstractMesh((4, 4), ("r", "c"))
     schedule = [ps.ManualPartition({"w1": 1}, axis="r~c")]
@@ -321,7 +439,8 @@ def test_saved_plans_keep_their_diagonals(tmp_path: Any) -> None:
         step = ps.auto_partition(mesh, machine="tpu_v5e", schedule=schedule)(entry.step)
         return step.plan(*entry.abstract_args(8))
 
-    plan = plan_of([ps.SpatialTemporal(("r", "c"))])
+    plan = plan_of([ps.SpatialTemporal(("r", "c"), form="least")])
+    assert ps.RingForm("r~c", "least") in plan.actions
     assert any(m.turn for m, _ in plan.program.moves())
     plan.save(tmp_path / "plan.json")
     again = plan_of(ps.load_plan(tmp_path / "plan.json"))

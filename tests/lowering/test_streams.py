@@ -14,6 +14,7 @@ from experiments.schedules import schedule
 from models.catalog import MODELS
 from partir_search.ir.core import Module
 from partir_search.ir.mesh import MeshShape
+from partir_search.ir.modes import Modes
 from partir_search.lowering.local import localize
 from partir_search.lowering.program import Slot
 from partir_search.lowering.streams import RESULT, Walk
@@ -75,7 +76,7 @@ def test_megatron_with_sequence_parallelism(n: int) -> None:
     state = rows_between_blocks(module_of(megatron, *args), n)
     before = collections.Counter(m.step.kind for m, _ in localize(state.partition()).moves())
     assert before == {"all_gather": 3, "reduce_scatter": 2}
-    state.streams = {0: False}
+    state.modes = Modes(streams={0: False})
     partition = state.partition()
     check_partition(partition, megatron, args)
     moves = [m for m, _ in localize(partition).moves()]
