@@ -1,8 +1,9 @@
 """Automatic partitioning of JAX train steps over device meshes."""
 
 from partir_search import report
-from partir_search.api import AutoPartitioned, auto_partition
+from partir_search.api import AutoPartitioned, auto_partition, experts
 from partir_search.communication import Collective
+from partir_search.comparison import Comparison, Experts, compare
 from partir_search.cost.simulator import Cost
 from partir_search.ir.mesh import MeshShape
 from partir_search.lowering.compiled import hlo_counts, stablehlo_counts
@@ -49,10 +50,12 @@ __all__ = [
     "AutomaticPartition",
     "Collective",
     "CollectiveMatmul",
+    "Comparison",
     "ContextParallel",
     "Cost",
     "Dim",
     "DoesNotFit",
+    "Experts",
     "Fastest",
     "FewestBytes",
     "Fit",
@@ -77,6 +80,8 @@ __all__ = [
     "Verification",
     "Weighted",
     "auto_partition",
+    "compare",
+    "experts",
     "hlo_counts",
     "load_plan",
     "microbatched",

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
+from partir_search.comparison import Experts
 from partir_search.cost.simulator import Cost
 from partir_search.lowering.program import LocalProgram
 from partir_search.lowering.shard import lifted_shardings, sharded
@@ -138,6 +139,29 @@ def auto_partition(
     return lambda fun: AutoPartitioned(fun, options, static, donate)
 
 
+def experts(
+    step: Callable[..., Any] | AutoPartitioned,
+    mesh: AnyMesh,
+    *args: Any,
+    machine: Machine | str | None = None,
+    **kwargs: Any,
+) -> Experts:
+    """The known strategies of a step (data, tensor, sequence parallelism, ZeRO ...) side by side.
+
+    Args:
+      step: a plain, jitted or partitioned function.
+      mesh: that they are for; it needs no devices.
+      args, kwargs: of the step; arrays or `jax.ShapeDtypeStruct`s.
+      machine: figures to compare with; default: what the mesh's devices are.
+
+    Returns:
+      Plans by name, the fastest that fits first; print it for a table.
+    """
+    plain = step.plain if isinstance(step, AutoPartitioned) else step
+    partitioned = auto_partition(mesh, machine=machine)(plain)
+    return Experts(partitioned.known_plans(*args, **kwargs))
+
+
 def _machine(mesh: AnyMesh, machine: Machine | str | None) -> Machine:
     if machine is not None:
         return find_machine(machine)
@@ -185,6 +209,11 @@ class AutoPartitioned:
         self._plans: dict[Hashable, tuple[Plan, Traced]] = {}
         self._by_shape: dict[Hashable, Plan] = {}
         self._entries: dict[Hashable, _Entry] = {}
+
+    @property
+    def plain(self) -> Any:
+        """The function for one device, jitted."""
+        return self._plain
 
     # Stages ------------------------------------------------------------------------------------
 

@@ -8,15 +8,19 @@ import json
 import math
 import pathlib
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from typing import Any
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
+from rich.console import Console
 
+from partir_search import report
 from partir_search.communication import Collective, collectives_of
+from partir_search.comparison import Comparison
 from partir_search.cost.bounds import products_bytes
 from partir_search.cost.simulator import Cost, OpCost
-from partir_search.ir.core import Module, Op, Value
+from partir_search.ir.core import Module, Value
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import Partition
 from partir_search.ir.printer import print_partition
@@ -25,13 +29,12 @@ from partir_search.lowering.program import LocalProgram
 from partir_search.lowering.reshard import COLLECTIVES
 from partir_search.lowering.shard import argument_specs, named_sharding, reorder, result_specs
 from partir_search.machine import Machine
-from partir_search.paths import matches, nearest
 from partir_search.planned import Planned, SearchReport
 from partir_search.pressure import Remedy, remedies
 from partir_search.propagation.actions import Action
-from partir_search.propagation.causes import Conflict
 from partir_search.propagation.padding import Pad
-from partir_search.saved import FORMAT, SavedPlan, fingerprint
+from partir_search.questions import conflicts, explain, why_whole, with_sharding
+from partir_search.saved import FORMAT, SavedPlan, arguments_of, fingerprint
 from partir_search.search_record import save_search
 from partir_search.targets import Target
 from partir_search.verification import Verification, verify
@@ -206,53 +209,56 @@ class Plan:
         Args:
           path: an argument's path, a glob on paths, or the printed name of any value.
         """
-        module = self.module
-        named = zip(module.arg_paths, module.body.args, strict=True)
-        found = [(p, v) for p, v in named if matches(path, p)]
-        if not found:
-            value = module.value_names().get(path.removeprefix("%"))
-            if value is None:
-                raise KeyError(
-                    f"no argument or value {path!r}; near it are: {nearest(path, module.arg_paths)}"
-                )
-            found = [(path, value)]
-        return "\n".join(line for p, v in found for line in self._explain(p, v))
+        return explain(self._planned, path)
 
-    def _explain(self, path: str, value: Value) -> list[str]:
-        graph, state = self._planned.graph, self._planned.state
-        cls = graph.class_of[value.id]
-        lines = [f"{path}: {value.type}"]
-        for axis, name in enumerate(self.mesh_shape.names):
-            dim = state.tiles[axis][cls]
-            cause = (state.causes or {}).get((axis, cls))
-            if cause is None:
-                lines.append(f"  {name}: whole (nothing reached it{self._obstacle(value, axis)})")
-                continue
-            what = f"dim {dim}" if dim >= 0 else "kept whole"
-            by = f"by {self.actions[cause.step]}"
-            if cause.node is not None:
-                op = self.module.ops[graph.nodes[cause.node].op]
-                by = f"by propagation of {self.actions[cause.step]} through {_where(op)}"
-            lines.append(f"  {name}: {what}, {by}")
-        return lines
+    def what_if(self, path: str, spec: PartitionSpec | NamedSharding) -> Comparison:
+        """What the plan would cost with other tilings of some arguments.
 
-    def _obstacle(self, value: Value, axis: int) -> str:
-        size = self.mesh_shape.sizes[axis]
-        bad = [n for n in value.type.shape if n % size]
-        return f"; dims of size {bad} do not divide by {size}" if bad else ""
+        They are tiled first; then the plan's actions are played, without those that contradict.
+        Nothing is searched: it is this plan with one choice changed.
+
+        Args:
+          path: an argument's path, or a glob on paths.
+          spec: for each of them; an UNCONSTRAINED dim leaves what is not named to the plan.
+
+        Returns:
+          This plan beside the other one (`.after`, which may be given as `schedule=`).
+
+        Raises:
+          KeyError: no argument goes by that path.
+          ValueError: the sharding does not fit an argument, or the mesh.
+        """
+        planned, dropped = with_sharding(self._planned, path, spec)
+        return Comparison(self, self._with(planned), dropped)
+
+    def _with(self, planned: Planned) -> Plan:
+        """The same program under other actions."""
+        return Plan(
+            planned,
+            mesh=self._mesh,
+            machine=self.machine,
+            in_tree=self._in_tree,
+            out_tree=self._out_tree,
+            seed=self.seed,
+            original=self._original,
+            remat=self.remat,
+            microbatches=self.microbatches,
+            padding=self.padding,
+            attention=self.attention,
+            memory_limit=self.memory_limit,
+        )
+
+    def report(self, console: Console | None = None) -> None:
+        """Prints tables of arguments, strategies, collectives and memory in the terminal."""
+        (console or Console()).print(report.plan_tables(self))
 
     def conflicts(self) -> list[str]:
         """Ops at which several factors were asked for, with what asks for them."""
-        return [self._conflict(c) for c in self._planned.state.conflicts()]
+        return conflicts(self._planned)
 
-    def _conflict(self, conflict: Conflict) -> str:
-        graph = self._planned.graph
-        op = self.module.ops[graph.nodes[conflict.node].op]
-        asks = ", ".join(
-            f"%{self.module.values[graph.members[cls][0]].name} wants factor {f}"
-            for f, cls in conflict.candidates
-        )
-        return f"{_where(op)} on axis {self.mesh_shape.names[conflict.axis]!r}: {asks}"
+    def why_whole(self, value: Value) -> str:
+        """Why no axis tiles a value."""
+        return why_whole(self._planned, value)
 
     def opaque(self) -> Mapping[str, tuple[int, str]]:
         """Primitives without a rule: how often they occur and where first."""
@@ -309,7 +315,11 @@ class Plan:
             **({"padding": [dataclasses.asdict(p) for p in self.padding]} if self.padding else {}),
             **({"attention": True} if self.attention else {}),
             "actions": [a.to_json() for a in self.actions],
-            "arguments": {path: str(spec) for path, _, spec in self.arguments()},
+            "arguments": {
+                path: {"type": str(value.type), "spec": str(spec)}
+                for path, value, spec in self.arguments()
+            },
+            "versions": {"partir_search": version("partir_search"), "jax": jax.__version__},
         }
 
     def save(self, path: str | pathlib.Path) -> None:
@@ -318,15 +328,11 @@ class Plan:
 
     def save_search(self, folder: str | pathlib.Path) -> None:
         """Writes each automatic tactic's search: `search.json`, and `search.svg` to look at."""
-        for i, report in enumerate(self.searches):
-            save_search(report, pathlib.Path(folder) / (f"search_{i}" if i else ""))
+        for i, search in enumerate(self.searches):
+            save_search(search, pathlib.Path(folder) / (f"search_{i}" if i else ""))
 
     def __repr__(self) -> str:
         return f"Plan({self.module.name}, mesh<{self.mesh_shape}>, {self.cost})"
-
-
-def _where(op: Op) -> str:
-    return f"{op.prim} ({op.source})" if op.source else op.prim
 
 
 def saved_plan(plan: Plan) -> SavedPlan:
@@ -341,4 +347,5 @@ def saved_plan(plan: Plan) -> SavedPlan:
         plan.microbatches,
         plan.padding,
         plan.attention,
+        arguments_of(plan.module),
     )

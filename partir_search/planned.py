@@ -6,14 +6,14 @@ import contextlib
 import dataclasses
 import functools
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from partir_search.cost.simulator import Cost, CostModel
 from partir_search.lowering.local import LocalCache, localize
 from partir_search.lowering.program import LocalProgram
 from partir_search.mcts.game import Move, Score
 from partir_search.mcts.tree import Tree
-from partir_search.playing import apply_action
+from partir_search.playing import apply_action, play_what_holds
 from partir_search.propagation.actions import Action
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.propagate import State
@@ -72,6 +72,29 @@ class Planned:
     def program(self) -> LocalProgram:
         """The whole device-local program, to be emitted. Built when it is first asked for."""
         return localize(self.sketch.partition, self.cache)
+
+
+def varied(planned: Planned, first: Sequence[Action]) -> tuple[Planned, tuple[Action, ...]]:
+    """The same with some actions played before all others, and what contradicts them.
+
+    Raises:
+      IllegalAction: one of `first` cannot be played.
+    """
+    graph, cache = planned.graph, planned.cache
+    state = State(graph, planned.sketch.partition.mesh)
+    for action in first:
+        apply_action(state, graph, action)
+    played, dropped = play_what_holds(state, graph, planned.actions)
+    program = localize(state.partition(cache.rows), cache, sparse=True)
+    changed = dataclasses.replace(
+        planned,
+        actions=(*first, *played),
+        sketch=program,
+        cost=planned.model.evaluate(program),
+        reports=(),
+        seconds={},
+    )
+    return changed, tuple(action for action, _ in dropped)
 
 
 @contextlib.contextmanager

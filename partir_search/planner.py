@@ -19,7 +19,6 @@ from partir_search.ir.core import Module
 from partir_search.ir.fold import Folded, fold
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.ring import LEAST
-from partir_search.ir.rule import KEPT
 from partir_search.lowering.local import LocalCache, localize
 from partir_search.lowering.program import LocalProgram
 from partir_search.machine import Machine
@@ -29,7 +28,7 @@ from partir_search.mcts.goals import Fastest, Fit, Goal, scorer
 from partir_search.mcts.search import Result, search
 from partir_search.parallelism import PARALLELISM, parallel_actions
 from partir_search.planned import Planned, SearchReport
-from partir_search.playing import apply_action, value_named
+from partir_search.playing import apply_action, fulfilled, play_what_holds, value_named
 from partir_search.propagation.actions import (
     Action,
     Hold,
@@ -37,7 +36,6 @@ from partir_search.propagation.actions import (
     Replicate,
     RingForm,
     Stream,
-    Tile,
     tilings,
 )
 from partir_search.propagation.graph import Graph
@@ -194,6 +192,14 @@ class Planner:
             apply_action(state, self.graph, action)
         return self._finish(state, list(actions), [])
 
+    def replay_what_holds(
+        self, actions: Sequence[Action]
+    ) -> tuple[Planned, list[tuple[Action, str]]]:
+        """Plays those actions of a plan that this program admits; the others with the reason."""
+        state = State(self.graph, self.mesh)
+        played, dropped = play_what_holds(state, self.graph, actions)
+        return self._finish(state, played, []), dropped
+
     def _finish(
         self, state: State, actions: Sequence[Action], reports: Sequence[SearchReport]
     ) -> Planned:
@@ -215,11 +221,7 @@ class Planner:
 
     def _undecided(self, state: State, action: Action) -> bool:
         """Whether an action still has to be played; IllegalAction if it contradicts."""
-        if not isinstance(action, Tile | Replicate):
-            return True
-        cls = self.graph.class_of[value_named(self.module, action.value).id]
-        wish = action.dim if isinstance(action, Tile) else KEPT
-        return any(state.tiles[a][cls] != wish for a in self.mesh.axes(action.axis))
+        return not fulfilled(state, self.graph, action)
 
     # Search ------------------------------------------------------------------------------------
 

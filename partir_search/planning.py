@@ -31,7 +31,7 @@ from partir_search.propagation.pad import pad_module
 from partir_search.propagation.padding import Pad, find_pads
 from partir_search.propagation.rules.registry import RuleTable
 from partir_search.report import search_progress
-from partir_search.saved import SavedPlan, check_saved, fingerprint
+from partir_search.saved import SavedPlan, changes, check_mesh
 from partir_search.signature import Call, Traced, donated_leaves, trace_call
 from partir_search.tactics import AutomaticPartition, Tactic, diagonals
 
@@ -166,14 +166,21 @@ class Maker:
         _warn_constants(module)
         limit, remat, pads = planner.memory_limit, tuple[Range, ...](), tuple[Pad, ...]()
         if saved is not None:
-            same = saved.fingerprint == fingerprint(traced.module)
-            pads = saved.padding if same else ()
-            remat = saved.remat
+            changed = changes(saved, traced.module)
+            if changed and saved.on_change == "raise":
+                remedy = "plan again with schedule=None, or load_plan(..., on_change='apply')"
+                raise ValueError(f"{changed}; {remedy}")
+            check_mesh(saved, planner.mesh)
+            if not changed:
+                pads, remat = saved.padding, saved.remat
             if pads:
                 planner = self._planner(pad_module(module, planner.graph.rules, pads))
-            check_saved(saved, traced.module, planner.mesh)
             planner = self._planner(rematerialize(planner.module, remat)) if remat else planner
-            planned = planner.replay(saved.actions)
+            if changed:
+                planned, dropped = planner.replay_what_holds(saved.actions)
+                _warn_changed(changed, dropped)
+            else:
+                planned = _replay(planner, saved)
         else:
             uneven = find_pads(module, planner.graph.rules, planner.mesh) if o.pad else ()
             hints: Sequence[Action] = ()
@@ -274,6 +281,23 @@ class Maker:
                     " it one",
                     stacklevel=2,
                 )
+
+
+def _replay(planner: Planner, saved: SavedPlan) -> Planned:
+    try:
+        return planner.replay(saved.actions)
+    except ValueError as error:
+        if saved.mesh.user == planner.mesh.user:
+            raise
+        raise ValueError(
+            f"the saved plan is for mesh<{saved.mesh}>, this is mesh<{planner.mesh}>, where it"
+            f" does not hold: {error}; plan again with schedule=None"
+        ) from error
+
+
+def _warn_changed(changed: str, dropped: Sequence[tuple[Action, str]]) -> None:
+    left = "; left out: " + "; ".join(f"{a} ({why})" for a, why in dropped[:5]) if dropped else ""
+    warnings.warn(f"{changed}; what still holds of it is applied{left}", stacklevel=2)
 
 
 def _warn_constants(module: Module) -> None:

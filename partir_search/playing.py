@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from partir_search.ir.core import Module, Value
 from partir_search.ir.modes import Modes
-from partir_search.ir.rule import NONE
+from partir_search.ir.rule import KEPT, NONE
 from partir_search.paths import nearest
 from partir_search.propagation.actions import (
     Action,
@@ -58,6 +59,35 @@ def apply_action(state: State, graph: Graph, action: Action, path: str | None = 
         )
     barriers = [graph.class_of[value_named(graph.module, name).id] for name in action.barriers]
     state.tile(cls, action.dim, axes, also, barriers)
+
+
+def play_what_holds(
+    state: State, graph: Graph, actions: Sequence[Action]
+) -> tuple[list[Action], list[tuple[Action, str]]]:
+    """Plays the actions that the state admits; returns them, and the others with the reason.
+
+    An action whose wish is fulfilled already is neither.
+    """
+    played, dropped = list[Action](), list[tuple[Action, str]]()
+    for action in actions:
+        try:
+            if fulfilled(state, graph, action):
+                continue
+            apply_action(state, graph, action)
+        except ValueError as error:  # IllegalAction, or an axis that the mesh does not have
+            dropped.append((action, str(error)))
+        else:
+            played.append(action)
+    return played, dropped
+
+
+def fulfilled(state: State, graph: Graph, action: Action) -> bool:
+    """Whether a value is tiled or kept already as an action wants it."""
+    if not isinstance(action, Tile | Replicate):
+        return False
+    cls = graph.class_of[value_named(graph.module, action.value).id]
+    wish = action.dim if isinstance(action, Tile) else KEPT
+    return all(state.tiles[a][cls] == wish for a in state.mesh.axes(action.axis))
 
 
 def _with_mode(modes: Modes, axes: tuple[int, ...], action: Stream | Hold | RingForm) -> Modes:

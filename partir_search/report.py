@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from partir_search.mcts.game import Record
-from partir_search.plan import Plan
+
+if TYPE_CHECKING:
+    from partir_search.plan import Plan
 
 
 @contextlib.contextmanager
@@ -48,6 +51,72 @@ def search_progress(
                 bar.update(task, completed=min(record.episodes, episodes), best=text)
 
         yield show
+
+
+def plan_tables(plan: Plan) -> Group:
+    """What `Plan.report` prints."""
+    tables = [figures_table(plan), arguments_table(plan)]
+    tables += [experts_table(plan)] if plan.searches else []
+    tables += [collectives_table(plan, {}), collective_lines_table(plan), not_tiled_table(plan)]
+    return Group(*(t for t in tables if t.row_count))
+
+
+def figures_table(plan: Plan) -> Table:
+    """A step's figures on one device."""
+    c = plan.cost
+    table = Table(title=f"{plan.module.name} on mesh<{plan.mesh_shape}>, {plan.machine.name}")
+    table.title_justify = "left"
+    table.add_column("")
+    table.add_column("simulated", justify="right")
+    table.add_row("milliseconds", f"{c.seconds * 1e3:.3f}")
+    table.add_row("of them exposed collectives", f"{c.collective_seconds * 1e3:.3f}")
+    limit = f" of {plan.memory_limit / 1e9:.1f}" if math.isfinite(plan.memory_limit) else ""
+    table.add_row("peak GB", f"{c.peak_bytes / 1e9:.3f}{limit}")
+    table.add_row("GB of arguments", f"{c.argument_bytes / 1e9:.3f}")
+    table.add_row("TFLOP", f"{c.flops / 1e12:.3f}")
+    if plan.remat:
+        table.add_row("stretches computed again", str(len(plan.remat)))
+    if plan.microbatches > 1:
+        table.add_row("microbatches", str(plan.microbatches))
+    if plan.proven:
+        table.caption = "every choice was enumerated: no plan of the space costs less"
+    return table
+
+
+def collective_lines_table(plan: Plan, rows: int = 15) -> Table:
+    """Where the bytes go: collectives by kind, axes and the user's source line, largest first."""
+    table = Table(title="collectives by source line", title_justify="left")
+    for column in ("kind", "axes", "where"):
+        table.add_column(column)
+    for column in ("a step", "bytes on a device"):
+        table.add_column(column, justify="right")
+    count: dict[tuple[str, str, str], int] = {}
+    volume: dict[tuple[str, str, str], float] = {}
+    for c in plan.collectives:
+        key = (c.kind, ", ".join(c.axes), c.source or c.op)
+        count[key] = count.get(key, 0) + c.times
+        volume[key] = volume.get(key, 0.0) + c.bytes * c.times
+    ranked = sorted(volume, key=lambda k: -volume[k])
+    for key in ranked[:rows]:
+        table.add_row(*key, str(count[key]), f"{volume[key]:,.0f}")
+    if len(ranked) > rows:
+        table.caption = f"and {len(ranked) - rows} lines more"
+    return table
+
+
+def not_tiled_table(plan: Plan) -> Table:
+    """Arguments of more than a scalar's size that every device holds whole, and why."""
+    table = Table(title="held whole by every device", title_justify="left")
+    for column in ("argument", "type", "why"):
+        table.add_column(column)
+    rows: dict[tuple[str, str, str], int] = {}
+    for path, value, spec in plan.arguments():
+        if value.type.shape and not any(spec):
+            key = (re.sub(r"\d+", "#", path), str(value.type), plan.why_whole(value))
+            rows[key] = rows.get(key, 0) + 1
+    for (path, kind, why), n in rows.items():
+        table.add_row(f"{path} (x{n})" if n > 1 else path, kind, why)
+    return table
 
 
 def arguments_table(plan: Plan) -> Table:

@@ -129,9 +129,9 @@ def test_saved_plan_for_something_else(mesh: jax.sharding.Mesh, tmp_path: pathli
     saved = ps.load_plan(path)
     assert plan(mesh, schedule=saved).partition_specs[0][0] == P("batch")
     other = jax.make_mesh((4, 2), ("batch", "model"))
-    with pytest.raises(ValueError, match="the saved plan is for mesh<batch:2, model:4>, this is"):
+    with pytest.raises(ValueError, match=r"for mesh<batch:2, model:4>, .* does not divide"):
         plan(other, schedule=saved)
-    with pytest.raises(ValueError, match="the function or the shapes of its arguments changed"):
+    with pytest.raises(ValueError, match=r"x: f32\[6,16\] became f32\[4,16\]"):
         plan(mesh, X[:4], schedule=saved)
     data = json.loads(path.read_text())
     path.write_text(json.dumps({**data, "format": 99}))
@@ -144,7 +144,7 @@ def test_saved_plan_for_something_else(mesh: jax.sharding.Mesh, tmp_path: pathli
 
 def test_shapes_differ_from_a_plans(mesh: jax.sharding.Mesh) -> None:
     made = plan(mesh, schedule=[ps.ManualPartition({"x": 0}, axis="batch")])
-    with pytest.raises(ValueError, match="the function or the shapes of its arguments changed"):
+    with pytest.raises(ValueError, match=r"x: f32\[6,16\] became f32\[4,16\]"):
         plan(mesh, X[:4], schedule=made)
 
 

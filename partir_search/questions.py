@@ -1,0 +1,107 @@
+"""Questions about a plan: who tiled what, why something is whole, what else would cost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jax.sharding import NamedSharding, PartitionSpec
+
+from partir_search.constraints import spec_actions
+from partir_search.ir.core import Op, Value
+from partir_search.ir.rule import KEPT
+from partir_search.paths import matches, nearest
+from partir_search.planned import Planned, varied
+from partir_search.playing import value_named
+from partir_search.propagation.actions import Action, Tile, tilings
+from partir_search.propagation.causes import Conflict
+
+
+def explain(planned: Planned, path: str) -> str:
+    """Which action and which op brought every axis to the arguments that `path` names."""
+    module = planned.graph.module
+    named = zip(module.arg_paths, module.body.args, strict=True)
+    found = [(p, v) for p, v in named if matches(path, p)]
+    if not found:
+        value = module.value_names().get(path.removeprefix("%"))
+        if value is None:
+            raise KeyError(
+                f"no argument or value {path!r}; near it are: {nearest(path, module.arg_paths)}"
+            )
+        found = [(path, value)]
+    return "\n".join(line for p, v in found for line in _explain(planned, p, v))
+
+
+def _explain(planned: Planned, path: str, value: Value) -> list[str]:
+    graph, state = planned.graph, planned.state
+    cls = graph.class_of[value.id]
+    lines = [f"{path}: {value.type}"]
+    for axis, name in enumerate(state.mesh.names):
+        dim = state.tiles[axis][cls]
+        cause = (state.causes or {}).get((axis, cls))
+        if cause is None:
+            size = state.mesh.sizes[axis]
+            bad = [n for n in value.type.shape if n % size]
+            uneven = f"; dims of size {bad} do not divide by {size}" if bad else ""
+            lines.append(f"  {name}: whole (nothing reached it{uneven})")
+            continue
+        what = f"dim {dim}" if dim >= 0 else "kept whole"
+        by = f"by {planned.actions[cause.step]}"
+        if cause.node is not None:
+            op = graph.module.ops[graph.nodes[cause.node].op]
+            by = f"by propagation of {planned.actions[cause.step]} through {_where(op)}"
+        lines.append(f"  {name}: {what}, {by}")
+    return lines
+
+
+def why_whole(planned: Planned, value: Value) -> str:
+    """Why no axis tiles a value."""
+    state, found = planned.state, []
+    cls = planned.graph.class_of[value.id]
+    for axis, name in enumerate(state.mesh.names):
+        if state.tiles[axis][cls] == KEPT:
+            found.append(f"{name}: kept whole on purpose")
+        elif all(n % state.mesh.sizes[axis] for n in value.type.shape):
+            found.append(f"{name}: no dim divides by {state.mesh.sizes[axis]}")
+        else:
+            found.append(f"{name}: nothing reached it")
+    return "; ".join(found)
+
+
+def conflicts(planned: Planned) -> list[str]:
+    """Ops at which several factors were asked for, with what asks for them."""
+    return [_conflict(planned, c) for c in planned.state.conflicts()]
+
+
+def _conflict(planned: Planned, conflict: Conflict) -> str:
+    graph = planned.graph
+    op = graph.module.ops[graph.nodes[conflict.node].op]
+    asks = ", ".join(
+        f"%{graph.module.values[graph.members[cls][0]].name} wants factor {f}"
+        for f, cls in conflict.candidates
+    )
+    return f"{_where(op)} on axis {planned.state.mesh.names[conflict.axis]!r}: {asks}"
+
+
+def with_sharding(
+    planned: Planned, path: str, spec: PartitionSpec | NamedSharding
+) -> tuple[Planned, tuple[Action, ...]]:
+    """The same with other tilings of the arguments that `path` names, and the actions that
+    contradict them.
+    """
+    graph, mesh = planned.graph, planned.sketch.partition.mesh
+    spec = spec.spec if isinstance(spec, NamedSharding) else spec
+    named = zip(graph.module.arg_paths, graph.module.body.args, strict=True)
+    found = [(p, v) for p, v in named if matches(path, p)]
+    if not found:
+        near = nearest(path, graph.module.arg_paths)
+        raise KeyError(f"no argument {path!r}; near it are: {near}")
+    first: dict[Any, Action] = {}  # values of one class (tied, or alike) are tiled once
+    for action in tilings([a for p, v in found for a in spec_actions(p, v, spec, mesh.user)]):
+        cls = graph.class_of[value_named(graph.module, action.value).id]
+        dim = action.dim if isinstance(action, Tile) else KEPT
+        first.setdefault((cls, dim, action.axis), action)
+    return varied(planned, list(first.values()))
+
+
+def _where(op: Op) -> str:
+    return f"{op.prim} ({op.source})" if op.source else op.prim
