@@ -1,6 +1,7 @@
 """Automatic partitioning of JAX train steps over device meshes."""
 
 from partir_search import report
+from partir_search.agreement import PlansDiffer
 from partir_search.api import AutoPartitioned, auto_partition, experts
 from partir_search.communication import Collective
 from partir_search.comparison import Comparison, Experts, compare
@@ -66,6 +67,7 @@ __all__ = [
     "ManualPartition",
     "MeshShape",
     "Plan",
+    "PlansDiffer",
     "Remedy",
     "Replicate",
     "RingForm",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import warnings
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Literal
@@ -11,17 +12,20 @@ from typing import Any, Literal
 import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
+from partir_search.agreement import check_agreement
 from partir_search.comparison import Experts
 from partir_search.cost.simulator import Cost
 from partir_search.lowering.program import LocalProgram
 from partir_search.lowering.shard import lifted_shardings, sharded
 from partir_search.machine import Machine, find_machine, machine_of_kind
 from partir_search.mcts.goals import Goal
+from partir_search.options import AnyMesh, Options, Remat, Schedule
 from partir_search.placement import place, struct_of
 from partir_search.plan import Plan
+from partir_search.plan_cache import PlanCache
 from partir_search.planned import collector_paused
 from partir_search.planner import DEFAULT_EPISODES, Progress
-from partir_search.planning import AnyMesh, Maker, Options, Remat, Schedule
+from partir_search.planning import Maker
 from partir_search.pressure import DoesNotFit, refusal
 from partir_search.signature import Call, Traced, abstract, split_call, weaken
 
@@ -59,6 +63,9 @@ def auto_partition(
     microbatches: int | Sequence[int] = 1,
     rings: bool = False,
     skewed_state: bool = False,
+    follow: Plan | None = None,
+    cache: str | os.PathLike[str] | None = None,
+    plan_on: Literal["every", "first"] = "every",
     on_overflow: Literal["raise", "warn"] = "raise",
     progress: bool | Progress | None = None,
 ) -> Callable[[Callable[..., Any]], AutoPartitioned]:
@@ -90,6 +97,13 @@ def auto_partition(
       skewed_state: whether train state comes and goes with its blocks where rings use them, which
         saves moving them in every step: pass it through `plan.skew` before the first step and
         through `plan.unskew` for export and checkpoints.
+      follow: the plan of another function (the train step's, for an eval step): arguments of the
+        same path and type lie as they do there, and nothing is searched unless a schedule says so.
+        A path may be the end of the other one, `params/w` of `state/params/w`.
+      cache: a folder for plans. A plan that fits is stored under a hash of the program, the mesh,
+        these options and the versions of this package and jax, and taken from there next time.
+      plan_on: where there are several processes, "every" one plans by itself, or the "first" one
+        does and the others replay its plan. Plans are compared before anything compiles.
       on_overflow: what a call does if the plan needs more memory than the goals allow: raise
         `DoesNotFit` with remedies, or warn. Plans of a schedule without a search only warn.
       progress: True or False for a progress bar (default: on a terminal), or a function that is
@@ -103,20 +117,7 @@ def auto_partition(
             f"auto_partition takes a jax.sharding.Mesh or AbstractMesh, not {type(mesh).__name__};"
             ' make one with jax.make_mesh((2, 4), ("batch", "model"))'
         )
-    for name, given, known in (
-        ("pad", pad, (True, False)),
-        ("remat", remat, ("auto", True, False)),
-        ("rings", rings, (True, False)),
-        ("skewed_state", skewed_state, (True, False)),
-        ("on_overflow", on_overflow, ("raise", "warn")),
-    ):
-        if given not in known:
-            raise ValueError(f"{name} is one of {known}, not {given!r}")
-    if episodes < 1:
-        raise ValueError(f"episodes must be at least 1, not {episodes}")
     parts = (microbatches,) if isinstance(microbatches, int) else tuple(microbatches)
-    if not parts or min(parts) < 1:
-        raise ValueError(f"microbatches are numbers of at least 1, not {microbatches!r}")
     options = Options(
         mesh,
         schedule,
@@ -133,6 +134,9 @@ def auto_partition(
         progress,
         rings,
         skewed_state,
+        follow,
+        None if cache is None else PlanCache(cache),
+        plan_on,
     )
     static = (_ints(static_argnums), _names(static_argnames))
     donate = (_ints(donate_argnums), _names(donate_argnames))
@@ -242,6 +246,20 @@ class AutoPartitioned:
         """Searches only. Arguments may be arrays or `jax.ShapeDtypeStruct`s."""
         return self._planned(self._split(args, kwargs), args, kwargs)[0]
 
+    def init(self, init_fn: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
+        """The step's first argument (the train state), made where the plan wants it.
+
+        No device holds more of it than its part at any time: `init_fn` is compiled with the plan's
+        shardings. Of `skewed_state=True` it is as the step takes it.
+
+        Args:
+          init_fn: makes the state; ``lambda: create_state(jax.random.key(0))``.
+          args, kwargs: the step's other arguments, arrays or ShapeDtypeStructs.
+        """
+        plan = self.plan(jax.eval_shape(init_fn), *args, **kwargs)
+        state = jax.jit(init_fn, out_shardings=plan.in_shardings[0][0])()
+        return plan.skew(state) if plan.mesh_shape.skewed_state else state
+
     def known_plans(self, *args: Any, **kwargs: Any) -> dict[str, Plan]:
         """The known strategies (data, tensor, sequence parallelism, ZeRO) as plans, by name.
 
@@ -324,6 +342,7 @@ class AutoPartitioned:
 
     def _build(self, call: Call, plan: Plan, traced: Traced) -> _Entry:
         self._check_fit(plan)
+        check_agreement(plan)
         mesh = self._options.mesh
         mapped = sharded(plan.program, mesh)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from partir_search.signature import abstract
@@ -38,3 +39,9 @@ def _place_globally(x: Any, sharding: NamedSharding) -> Any:
         return jax.random.wrap_key_data(data, impl=str(jax.random.key_impl(x)))
     host = jax.device_get(x)
     return jax.make_array_from_callback(x.shape, sharding, lambda index: host[index])
+
+
+def from_local(x: Any, shape: tuple[int, ...], sharding: NamedSharding) -> jax.Array:
+    """A global array of `shape`, of which every process has a part of the rows."""
+    made: jax.Array = jax.make_array_from_process_local_data(sharding, np.asarray(x), shape)
+    return made

@@ -29,6 +29,7 @@ from partir_search.lowering.program import LocalProgram
 from partir_search.lowering.reshard import COLLECTIVES
 from partir_search.lowering.shard import argument_specs, named_sharding, reorder, result_specs
 from partir_search.machine import Machine
+from partir_search.placement import from_local, struct_of
 from partir_search.planned import Planned, SearchReport
 from partir_search.pressure import Remedy, remedies
 from partir_search.propagation.actions import Action
@@ -158,6 +159,44 @@ class Plan:
         """Pytree of NamedShardings of the results."""
         specs = result_specs(self._planned.sketch, user=True)
         return jax.tree.unflatten(self._out_tree, [self._named(s) for s in specs])
+
+    @property
+    def abstract_args(self) -> Any:
+        """(args, kwargs) pytree of ShapeDtypeStructs that carry the plan's shardings."""
+        args = zip(self.module.body.args, self.flat_in_shardings(), strict=True)
+        structs = [struct_of(jax.ShapeDtypeStruct(v.type.shape, v.type.dtype), s) for v, s in args]
+        return jax.tree.unflatten(self._in_tree, structs)
+
+    @property
+    def abstract_state(self) -> Any:
+        """The first argument (the train state) likewise: what orbax restores into."""
+        return self.abstract_args[0][0]
+
+    def make_global_batch(self, local: Any) -> Any:
+        """Global arrays of one argument, of what this process has read of it.
+
+        Args:
+          local: a pytree like that of an argument; every process passes the rows that its devices
+            hold (`in_shardings` and `addressable_devices_indices_map` say which), or all of them.
+
+        Raises:
+          ValueError: no argument has this structure and these types.
+
+        See `jax.make_array_from_process_local_data`.
+        """
+        leaves: list[Any] = jax.tree.leaves(local)
+        tree: Any = jax.tree.structure(local)
+        for part in (*self.abstract_args[0], *self.abstract_args[1].values()):
+            wanted: list[Any] = jax.tree.leaves(part)
+            kinds = [[(x.dtype, x.ndim) for x in each] for each in (leaves, wanted)]
+            if jax.tree.structure(part) == tree and kinds[0] == kinds[1]:
+                pairs = zip(leaves, wanted, strict=True)
+                made = [from_local(x, w.shape, w.sharding) for x, w in pairs]
+                return jax.tree.unflatten(tree, made)
+        raise ValueError(
+            f"no argument of {self.module.name!r} has the structure {tree} with"
+            f" {[str(x.dtype) for x in leaves][:4]}; pass what this process has of a whole argument"
+        )
 
     def flat_in_shardings(self) -> list[NamedSharding]:
         return [self._named(s) for s in argument_specs(self._planned.sketch, user=True)]

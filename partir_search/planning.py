@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, Union
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh, Mesh
 
+from partir_search.agreement import plan_first
 from partir_search.constraints import fixed_actions
-from partir_search.cost.simulator import Cost
+from partir_search.following import following_actions
 from partir_search.ir.core import Module
-from partir_search.ir.mesh import MeshShape
 from partir_search.ir.remat import Range, find_segments, rematerialize
-from partir_search.machine import Machine
-from partir_search.mcts.goals import Goal, scorer
+from partir_search.mcts.goals import scorer
 from partir_search.microbatch import microbatched
+from partir_search.options import Options
 from partir_search.parallelism import ContextParallel
 from partir_search.plan import Plan, saved_plan
 from partir_search.planned import Planned
-from partir_search.planner import Planner, Progress
+from partir_search.planner import Planner
 from partir_search.pressure import relieve
 from partir_search.propagation.actions import Action
 from partir_search.propagation.attention import with_attention
@@ -33,43 +32,7 @@ from partir_search.propagation.rules.registry import RuleTable
 from partir_search.report import search_progress
 from partir_search.saved import SavedPlan, changes, check_mesh
 from partir_search.signature import Call, Traced, donated_leaves, trace_call
-from partir_search.tactics import AutomaticPartition, Tactic, diagonals
-
-Schedule = Union[Sequence[Tactic], Plan, SavedPlan, None]
-AnyMesh = Union[Mesh, AbstractMesh]
-Remat = Union[bool, Literal["auto"]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """What `auto_partition` was asked for."""
-
-    mesh: AnyMesh
-    schedule: Schedule
-    machine: Machine
-    goals: Sequence[Goal[Cost]] | None
-    episodes: int
-    seed: int
-    in_shardings: Any
-    out_shardings: Any
-    pad: bool
-    remat: Remat
-    microbatches: tuple[int, ...]
-    on_overflow: Literal["raise", "warn"]
-    progress: bool | Progress | None
-    rings: bool = False
-    skewed_state: bool = False
-
-    @property
-    def shape(self) -> MeshShape:
-        """The mesh, with the diagonals that the schedule names or a search may use."""
-        plain = MeshShape(tuple(self.mesh.axis_names), tuple(self.mesh.axis_sizes))
-        given = self.schedule
-        if isinstance(given, Plan | SavedPlan):
-            known = given.mesh_shape if isinstance(given, Plan) else given.mesh
-            return plain.with_diagonals(known.diagonal_names, known.skewed_state)
-        named = diagonals(given or ()) or (plain.equal_pairs() if self.rings else ())
-        return plain.with_diagonals(named, self.skewed_state)
+from partir_search.tactics import AutomaticPartition
 
 
 class Maker:
@@ -87,10 +50,51 @@ class Maker:
         Of several numbers of microbatches the first that fits is taken; if it fits only with parts
         computed again, the next one may be faster and is looked at, too.
         """
-        saved, best = self._saved(known), None
+        o = self._options
+        if known is None and o.plan_on == "first" and jax.process_count() > 1:
+            made: list[tuple[Plan, Traced]] = []
+
+            def here() -> Plan:
+                made.append(self._cached(call, args, kwargs))
+                return made[0][0]
+
+            found = plan_first(here)
+            return made[0] if isinstance(found, Plan) else self._best(call, args, kwargs, found)
+        if known is None:
+            return self._cached(call, args, kwargs)
+        return self._best(call, args, kwargs, saved_plan(known))
+
+    def _cached(
+        self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[Plan, Traced]:
+        """The plan on disk, or one that is stored there."""
+        given, o = self._saved(), self._options
+        if given or not o.cache:
+            return self._best(call, args, kwargs, given)
+        traced = self._trace(call, args, kwargs, o.microbatches[0])
+        path = o.cache.path(traced.module, o.shape, o.facts())
+        if saved := o.cache.load(path):
+            try:
+                return self._best(call, args, kwargs, saved, {o.microbatches[0]: traced})
+            except ValueError as error:
+                warnings.warn(f"{path} cannot be replayed: {error}; planned again", stacklevel=2)
+        plan, found = self._best(call, args, kwargs, None, {o.microbatches[0]: traced})
+        if plan.fits:
+            o.cache.store(path, plan)
+        return plan, found
+
+    def _best(
+        self,
+        call: Call,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        saved: SavedPlan | None,
+        traces: Mapping[int, Traced] = MappingProxyType({}),
+    ) -> tuple[Plan, Traced]:
+        best: tuple[Plan, Traced] | None = None
         for parts in (saved.microbatches,) if saved else self._options.microbatches:
             begin = time.perf_counter()
-            traced = self._trace(call, args, kwargs, parts)
+            traced = traces.get(parts) or self._trace(call, args, kwargs, parts)
             spent = time.perf_counter() - begin
             fits = False
             for module in self._forms(traced.module, saved):
@@ -156,7 +160,8 @@ class Maker:
 
         def fixed(module: Module) -> list[Action]:
             leaves = (call.args, o.in_shardings), (traced.out_tree, o.out_shardings)
-            return fixed_actions(module, o.shape, *leaves)
+            follows = following_actions(module, o.follow) if o.follow else []
+            return [*fixed_actions(module, o.shape.user, *leaves), *follows]
 
         def search(module: Module, hints: Sequence[Action] = (), share: float = 1.0) -> Planned:
             return self._run(self._planner(module), fixed(module), hints, share)
@@ -239,9 +244,9 @@ class Maker:
             memory_limit=limit,
         )
 
-    def _saved(self, known: Plan | None) -> SavedPlan | None:
-        """The plan to replay: of the same shapes, or the schedule's."""
-        given = known or self._options.schedule
+    def _saved(self) -> SavedPlan | None:
+        """The plan to replay, if that is the schedule."""
+        given = self._options.schedule
         if isinstance(given, Plan):
             return saved_plan(given)
         return given if isinstance(given, SavedPlan) else None
@@ -255,7 +260,8 @@ class Maker:
     ) -> Planned:
         o = self._options
         assert not isinstance(o.schedule, Plan | SavedPlan)
-        schedule = [AutomaticPartition()] if o.schedule is None else list(o.schedule)
+        default = () if o.follow else (AutomaticPartition(),)
+        schedule = list(default if o.schedule is None else o.schedule)
         automatic = any(isinstance(t, AutomaticPartition) for t in schedule)
         episodes = math.ceil(o.episodes * share)
         with search_progress(o.progress if automatic else False, episodes) as progress:

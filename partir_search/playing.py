@@ -85,9 +85,9 @@ def fulfilled(state: State, graph: Graph, action: Action) -> bool:
     """Whether a value is tiled or kept already as an action wants it."""
     if not isinstance(action, Tile | Replicate):
         return False
-    cls = graph.class_of[value_named(graph.module, action.value).id]
     wish = action.dim if isinstance(action, Tile) else KEPT
-    return all(state.tiles[a][cls] == wish for a in state.mesh.axes(action.axis))
+    classes = [graph.class_of[value_named(graph.module, n).id] for n in action.values]
+    return all(state.tiles[a][c] == wish for a in state.mesh.axes(action.axis) for c in classes)
 
 
 def _with_mode(modes: Modes, axes: tuple[int, ...], action: Stream | Hold | RingForm) -> Modes:

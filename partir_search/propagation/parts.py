@@ -23,13 +23,16 @@ SMALL = (
 def split_axes(graph: Graph, mesh: MeshShape) -> MeshShape:
     """`mesh` with the axes split that some important dim can take only a part of.
 
-    Axes that a `shard_map` of the user's own names, or that have a diagonal, stay whole.
+    Axes that a `shard_map` of the user's own names, or that have a diagonal, stay whole; those that
+    are split already stay as they are.
 
     Raises:
       ValueError: such a region is over axes that the mesh does not have in this size.
     """
     named = _named_axes(graph, mesh) | {mesh.names[a] for pair in mesh.diagonals for a in pair}
-    split, mesh = mesh.split, mesh.user
+    given = mesh.parts()
+    whole = mesh.user.with_diagonals(mesh.diagonal_names, mesh.skewed_state)
+    mesh = mesh.user
     cuts: dict[str, list[int]] = {name: [] for name in mesh.names}
     for batch in _batches(graph):
         for name, cut in _for_batch(batch, mesh):
@@ -42,7 +45,7 @@ def split_axes(graph: Graph, mesh: MeshShape) -> MeshShape:
         if cuts[name] and name not in named:
             bounds = [1, *sorted(cuts[name]), size]
             parts[name] = [b // a for a, b in itertools.pairwise(bounds)]
-    return split(parts)
+    return whole.split({**parts, **given})
 
 
 def _named_axes(graph: Graph, mesh: MeshShape) -> set[str]:

@@ -1,0 +1,77 @@
+"""A function that follows another one's plan: its arguments lie where that has them."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterator, Mapping
+
+from partir_search.ir.core import Module, Value
+from partir_search.ir.mesh import MeshShape
+from partir_search.ir.partition import Layout
+from partir_search.plan import Plan
+from partir_search.propagation.actions import Action, Replicate, Tile
+
+
+def following_actions(module: Module, plan: Plan) -> list[Action]:
+    """Actions that tile the arguments of `module` as `plan` tiles those that go by the same path.
+
+    The name of the parameter may differ, and a path may be the end of the other one: `params/w`
+    follows `state/params/w`. Types must be equal; of an argument whose whole path is the same
+    (a batch), the number of dims, if those that are tiled divide.
+
+    Raises:
+      ValueError: no argument goes by a path of the plan's.
+    """
+    theirs = [(p, v, plan.partition.layout(v)) for p, v, _ in plan.arguments()]
+    found: dict[str, Layout] = {}
+    for path, value in zip(module.arg_paths, module.body.args, strict=True):
+        layouts = set(_alike(path, value, theirs, plan))
+        if len(layouts) == 1:
+            found[value.name] = layouts.pop()
+    if not found:
+        raise ValueError(
+            f"{module.name!r} is to follow the plan of {plan.module.name!r}, but no argument of it"
+            f" has a path and type of that one's: {', '.join(module.arg_paths[:5])} ... against"
+            f" {', '.join(plan.module.arg_paths[:5])} ..."
+        )
+    return _together({n: layout for n, layout in found.items() if layout}, plan.mesh_shape)
+
+
+def _together(layouts: Mapping[str, Layout], mesh: MeshShape) -> list[Action]:
+    """Actions that tile values before anything propagates from one to another."""
+    whole: dict[str, list[str]] = collections.defaultdict(list)
+    tiled: dict[tuple[int, tuple[int, ...]], list[str]] = collections.defaultdict(list)
+    for name, layout in layouts.items():
+        used = {a for axes in layout for a in axes}
+        for axis, label in enumerate(mesh.device_names):
+            if axis not in used:
+                whole[label].append(name)
+        for dim, axes in enumerate(layout):
+            if axes:
+                tiled[dim, axes].append(name)
+    actions: list[Action] = [Replicate(n[0], axis, tuple(n[1:])) for axis, n in whole.items()]
+    for (dim, axes), names in tiled.items():
+        others = [
+            n
+            for (d, along), values in tiled.items()
+            if (d, along) != (dim, axes) and not set(along).isdisjoint(axes)
+            for n in values
+        ]
+        also, barriers = tuple(names[1:]), tuple(dict.fromkeys(others))
+        actions.append(Tile(names[0], dim, mesh.label(axes), also, barriers))
+    return actions
+
+
+def _alike(
+    path: str, value: Value, theirs: list[tuple[str, Value, Layout]], plan: Plan
+) -> Iterator[Layout]:
+    rest = path.partition("/")[2]
+    for other, known, layout in theirs:
+        same = other == path
+        end = other.endswith(f"/{path}") or (rest and other.endswith(f"/{rest}"))
+        if (same or end) and str(known.type) == str(value.type):
+            yield layout
+        elif same and len(known.type.shape) == len(value.type.shape):
+            sizes = [plan.mesh_shape.size(axes) for axes in layout]
+            if not any(n % s for n, s in zip(value.type.shape, sizes, strict=True)):
+                yield layout

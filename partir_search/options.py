@@ -1,0 +1,90 @@
+"""What a user asks of `auto_partition`, as one value."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Literal, Union
+
+from jax.sharding import AbstractMesh, Mesh
+
+from partir_search.cost.simulator import Cost
+from partir_search.ir.mesh import MeshShape
+from partir_search.machine import Machine
+from partir_search.mcts.goals import Goal
+from partir_search.plan import Plan
+from partir_search.plan_cache import PlanCache
+from partir_search.planner import Progress
+from partir_search.saved import SavedPlan
+from partir_search.tactics import Tactic, diagonals
+
+Schedule = Union[Sequence[Tactic], Plan, SavedPlan, None]
+AnyMesh = Union[Mesh, AbstractMesh]
+Remat = Union[bool, Literal["auto"]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What `auto_partition` was asked for."""
+
+    mesh: AnyMesh
+    schedule: Schedule
+    machine: Machine
+    goals: Sequence[Goal[Cost]] | None
+    episodes: int
+    seed: int
+    in_shardings: Any
+    out_shardings: Any
+    pad: bool
+    remat: Remat
+    microbatches: tuple[int, ...]
+    on_overflow: Literal["raise", "warn"]
+    progress: bool | Progress | None
+    rings: bool = False
+    skewed_state: bool = False
+    follow: Plan | None = None
+    cache: PlanCache | None = None
+    plan_on: Literal["every", "first"] = "every"
+
+    def __post_init__(self) -> None:
+        for name, known in (
+            ("pad", (True, False)),
+            ("remat", ("auto", True, False)),
+            ("rings", (True, False)),
+            ("skewed_state", (True, False)),
+            ("plan_on", ("every", "first")),
+            ("on_overflow", ("raise", "warn")),
+        ):
+            given = getattr(self, name)
+            if given not in known:
+                raise ValueError(f"{name} is one of {known}, not {given!r}")
+        if self.episodes < 1:
+            raise ValueError(f"episodes must be at least 1, not {self.episodes}")
+        if not self.microbatches or min(self.microbatches) < 1:
+            given = self.microbatches
+            raise ValueError(f"microbatches are numbers of at least 1, not {given!r}")
+
+    @property
+    def shape(self) -> MeshShape:
+        """The mesh, with the diagonals that the schedule names or a search may use."""
+        plain = MeshShape(tuple(self.mesh.axis_names), tuple(self.mesh.axis_sizes))
+        given = self.follow or self.schedule
+        if isinstance(given, Plan | SavedPlan):
+            return _like(plain, given.mesh_shape if isinstance(given, Plan) else given.mesh)
+        named = diagonals(given or ()) or (plain.equal_pairs() if self.rings else ())
+        return plain.with_diagonals(named, self.skewed_state)
+
+    def facts(self) -> list[Any]:
+        """What plans depend on besides the program and the mesh."""
+        follow = self.follow.to_json() if self.follow else None
+        return [
+            *(self.schedule, self.machine, self.goals, self.episodes, self.seed),
+            *(self.in_shardings, self.out_shardings, self.pad, self.remat, self.microbatches),
+            *(self.rings, self.skewed_state, follow),
+        ]
+
+
+def _like(mesh: MeshShape, known: MeshShape) -> MeshShape:
+    """A mesh with the diagonals of another one and, if its axes are the same, with its parts."""
+    parts = known.parts() if known.user == mesh else {}
+    return mesh.split(parts).with_diagonals(known.diagonal_names, known.skewed_state)

@@ -1,0 +1,60 @@
+"""Plans on disk by what they were made for, so that a second start plans nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pathlib
+import tempfile
+import warnings
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Any
+
+import jax
+
+from partir_search.ir.core import Module
+from partir_search.ir.mesh import MeshShape
+from partir_search.plan import Plan
+from partir_search.saved import SavedPlan, fingerprint, load_plan
+
+
+class PlanCache:
+    """A folder of plans.
+
+    A plan's file name has a hash of the program, the mesh, all options that plans depend on and the
+    versions of this package and jax. Files may be deleted at any time.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = pathlib.Path(folder).expanduser()
+
+    def path(self, module: Module, mesh: MeshShape, options: Sequence[Any]) -> pathlib.Path:
+        """Where the plan of a program is, or would be.
+
+        Args:
+          options: whatever else plans depend on; told apart by `repr`.
+        """
+        facts = [fingerprint(module), str(mesh), *map(repr, options)]
+        facts += [version("partir_search"), jax.__version__]
+        key = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:20]
+        name = "".join(c if c.isalnum() or c in "_-" else "_" for c in module.name)
+        return self.folder / f"{name}-{key}.json"
+
+    def load(self, path: pathlib.Path) -> SavedPlan | None:
+        """The plan in a file, if there is one that can be read."""
+        if not path.exists():
+            return None
+        try:
+            return load_plan(path)
+        except ValueError as error:
+            warnings.warn(f"{error}; planned again", stacklevel=2)
+            return None
+
+    def store(self, path: pathlib.Path, plan: Plan) -> None:
+        """Writes a plan whole or not at all: several processes may do so at once."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+            file.write(json.dumps(plan.to_json(), indent=1) + "\n")
+        os.replace(file.name, path)
