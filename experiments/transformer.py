@@ -4,10 +4,14 @@
 
 Prints the chosen tilings, one layer of the plan's IR, the collectives and memory predicted and
 compiled, and both runs' losses. Exits with 1 when the losses differ by more than float rounding.
+On several hosts the same command runs on each, with `--cluster` or `--coordinator=host:port
+--num_processes=N --process_id=I`. `--checkpoint=DIR` keeps the state and goes on from it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import pathlib
 import sys
 import time
@@ -20,11 +24,13 @@ use_cpu_devices()
 import jax  # noqa: E402  (the devices must be set before jax starts)
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
-from absl import app, flags  # noqa: E402
+import orbax.checkpoint as ocp  # noqa: E402
+from absl import app, flags, logging  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
 import partir_search as ps  # noqa: E402
+from experiments.cluster import is_first, join_cluster  # noqa: E402
 from experiments.schedules import schedule  # noqa: E402
 from experiments.text import batches, read_bytes  # noqa: E402
 from models.transformer import (  # noqa: E402
@@ -55,6 +61,11 @@ flags.DEFINE_integer("episodes", 600, "Strategies that the search scores.")
 flags.DEFINE_string(
     "out", None, "Folder for the plan, its IR, the search's tree (JSON and picture) and the losses."
 )
+
+flags.DEFINE_string("checkpoint", None, "Folder to keep the state in, and to go on from.")
+flags.DEFINE_integer("save_every", 10, "Steps between checkpoints.")
+flags.DEFINE_boolean("plan_once", False, "Plan on the first process, replay on the others.")
+flags.DEFINE_string("plan_cache", None, "Folder of plans: a second start plans nothing.")
 
 TOLERANCE = 2e-4  # relative; sums are taken in another order on several devices
 
@@ -94,7 +105,9 @@ def show_plan(console: Console, plan: ps.Plan, lowered: Any, compiled: Any, scop
 
 def main(argv: list[str]) -> None:
     del argv
-    console = Console(width=140)
+    join_cluster()
+    logging.set_verbosity(logging.WARNING)  # orbax tells a lot
+    console = Console(width=140, quiet=not is_first())
     config = TransformerConfig(
         layers=FLAGS.layers,
         d_model=FLAGS.d_model,
@@ -116,51 +129,87 @@ def main(argv: list[str]) -> None:
         episodes=FLAGS.episodes,
         seed=FLAGS.seed,
         donate_argnums=0,
-        progress=True,
+        progress=is_first(),
+        plan_on="first" if FLAGS.plan_once else "every",
+        cache=FLAGS.plan_cache,
     )(train_step)
     tx = optimizer(steps=FLAGS.steps)
-    state = init_state(config, tx, FLAGS.seed)
     key = jax.random.key(FLAGS.seed)
     data = batches(read_bytes(FLAGS.text), FLAGS.batch, config.seq, config.vocab, FLAGS.seed)
     inputs = [next(data) for _ in range(FLAGS.steps)]
 
+    def new_state() -> Any:
+        return init_state(config, tx, FLAGS.seed)
+
     begin = time.perf_counter()
-    plan = partitioned.plan(state, inputs[0], key)
+    plan = partitioned.plan(jax.eval_shape(new_state), inputs[0], key)
     console.print(f"planned in {time.perf_counter() - begin:.1f} s: {plan}")
-    lowered = partitioned.lower(state, inputs[0], key)
+    lowered = partitioned.lower(*plan.abstract_args[0])
     compiled = lowered.compile()
     show_plan(console, plan, lowered, compiled, "layers" if config.scan else "layer_0")
 
-    reference = jax.jit(train_step)
-    single, many = state, jax.tree.map(jnp.copy, state)
-    table = Table(title="losses", title_justify="left")
-    for column in ("step", "partitioned", "one device", "relative difference"):
-        table.add_column(column, justify="right")
-    worst, losses = 0.0, []
-    for i, tokens in enumerate(inputs):
-        many, loss = partitioned(many, tokens, key)
-        single, expected = reference(single, tokens, key)
-        a, b = float(loss), float(expected)
-        difference = abs(a - b) / max(abs(b), 1e-9)
-        worst = max(worst, difference) if np.isfinite(a) else float("inf")
-        losses.append((a, b))
-        table.add_row(str(i), f"{a:.6f}", f"{b:.6f}", f"{difference:.1e}")
-    console.print(table)
-    if FLAGS.out:
-        write(pathlib.Path(FLAGS.out), plan, losses)
+    with checkpoints() as saver:
+        first = (saver.latest_step() if saver else None) or 0
+        if saver and first:
+            console.print(f"going on after step {first - 1} of {FLAGS.checkpoint}")
+            into = ocp.args.StandardRestore(plan.abstract_state)
+            many = saver.restore(first, args=into)
+        else:
+            many = partitioned.init(new_state, inputs[0], key)
+        found = {}
+        for i in range(first, FLAGS.steps):
+            tokens = plan.make_global_batch(inputs[i])  # each process keeps the rows that it needs
+            many, loss = partitioned(many, tokens, key)
+            found[i] = float(loss)
+            if saver and (i + 1) % FLAGS.save_every == 0:
+                saver.save(i + 1, args=ocp.args.StandardSave(many))
+    worst = show_losses(console, found, one_device(train_step, new_state, inputs, key))
+    if FLAGS.out and is_first():
+        write(pathlib.Path(FLAGS.out), plan, found)
     if not worst <= TOLERANCE:
         console.print(f"[bold red]losses differ by {worst:.1e}, more than {TOLERANCE:.0e}")
         sys.exit(1)
-    console.print(f"losses agree within {worst:.1e} over {FLAGS.steps} steps")
+    console.print(f"losses agree within {worst:.1e} over {len(found)} steps")
 
 
-def write(folder: pathlib.Path, plan: ps.Plan, losses: list[tuple[float, float]]) -> None:
+def checkpoints() -> Any:
+    """A manager of `--checkpoint`, or nothing to manage."""
+    if FLAGS.checkpoint is None:
+        return contextlib.nullcontext()
+    options = ocp.CheckpointManagerOptions(max_to_keep=2)
+    return ocp.CheckpointManager(os.path.abspath(FLAGS.checkpoint), options=options)
+
+
+def one_device(step: Any, new_state: Any, inputs: list[Any], key: Any) -> list[float]:
+    """Losses of the plain step on this process's first device."""
+    with jax.default_device(jax.local_devices()[0]):
+        plain, state, losses = jax.jit(step), jax.jit(new_state)(), []
+        for tokens in inputs:
+            state, loss = plain(state, jnp.asarray(tokens), key)
+            losses.append(float(loss))
+    return losses
+
+
+def show_losses(console: Console, found: dict[int, float], expected: list[float]) -> float:
+    """Prints both runs' losses; the largest relative difference."""
+    table = Table(title="losses", title_justify="left")
+    for column in ("step", "partitioned", "one device", "relative difference"):
+        table.add_column(column, justify="right")
+    worst = 0.0
+    for i, a in found.items():
+        difference = abs(a - expected[i]) / max(abs(expected[i]), 1e-9)
+        worst = max(worst, difference) if np.isfinite(a) else float("inf")
+        table.add_row(str(i), f"{a:.6f}", f"{expected[i]:.6f}", f"{difference:.1e}")
+    console.print(table)
+    return worst
+
+
+def write(folder: pathlib.Path, plan: ps.Plan, losses: dict[int, float]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     plan.save(folder / "plan.json")
     plan.save_search(folder)
     (folder / "plan.ir").write_text(plan.ir() + "\n")
-    lines = ["step,partitioned,one_device"]
-    lines += [f"{i},{a!r},{b!r}" for i, (a, b) in enumerate(losses)]
+    lines = ["step,loss", *(f"{i},{loss!r}" for i, loss in losses.items())]
     (folder / "losses.csv").write_text("\n".join(lines) + "\n")
 
 

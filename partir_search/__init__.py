@@ -6,6 +6,7 @@ from partir_search.api import AutoPartitioned, auto_partition, experts
 from partir_search.communication import Collective
 from partir_search.comparison import Comparison, Experts, compare
 from partir_search.cost.simulator import Cost
+from partir_search.groups import Group, group
 from partir_search.ir.mesh import MeshShape
 from partir_search.lowering.compiled import hlo_counts, stablehlo_counts
 from partir_search.machine import MACHINES, Machine
@@ -61,6 +62,7 @@ __all__ = [
     "FewestBytes",
     "Fit",
     "Goal",
+    "Group",
     "Hold",
     "IllegalAction",
     "Machine",
@@ -84,6 +86,7 @@ __all__ = [
     "auto_partition",
     "compare",
     "experts",
+    "group",
     "hlo_counts",
     "load_plan",
     "microbatched",

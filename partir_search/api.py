@@ -15,6 +15,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from partir_search.agreement import check_agreement
 from partir_search.comparison import Experts
 from partir_search.cost.simulator import Cost
+from partir_search.groups import Group
 from partir_search.lowering.program import LocalProgram
 from partir_search.lowering.shard import lifted_shardings, sharded
 from partir_search.machine import Machine, find_machine, machine_of_kind
@@ -66,6 +67,7 @@ def auto_partition(
     follow: Plan | None = None,
     cache: str | os.PathLike[str] | None = None,
     plan_on: Literal["every", "first"] = "every",
+    groups: Sequence[Group] = (),
     on_overflow: Literal["raise", "warn"] = "raise",
     progress: bool | Progress | None = None,
 ) -> Callable[[Callable[..., Any]], AutoPartitioned]:
@@ -104,6 +106,7 @@ def auto_partition(
         these options and the versions of this package and jax, and taken from there next time.
       plan_on: where there are several processes, "every" one plans by itself, or the "first" one
         does and the others replay its plan. Plans are compared before anything compiles.
+      groups: arguments that must be tiled alike, ``[ps.group("state/**/q", "state/**/k")]``.
       on_overflow: what a call does if the plan needs more memory than the goals allow: raise
         `DoesNotFit` with remedies, or warn. Plans of a schedule without a search only warn.
       progress: True or False for a progress bar (default: on a terminal), or a function that is
@@ -137,6 +140,7 @@ def auto_partition(
         follow,
         None if cache is None else PlanCache(cache),
         plan_on,
+        tuple(groups),
     )
     static = (_ints(static_argnums), _names(static_argnames))
     donate = (_ints(donate_argnums), _names(donate_argnames))

@@ -9,6 +9,7 @@ from typing import Any, Literal, Union
 from jax.sharding import AbstractMesh, Mesh
 
 from partir_search.cost.simulator import Cost
+from partir_search.groups import Group
 from partir_search.ir.mesh import MeshShape
 from partir_search.machine import Machine
 from partir_search.mcts.goals import Goal
@@ -45,6 +46,7 @@ class Options:
     follow: Plan | None = None
     cache: PlanCache | None = None
     plan_on: Literal["every", "first"] = "every"
+    groups: tuple[Group, ...] = ()
 
     def __post_init__(self) -> None:
         for name, known in (
@@ -58,6 +60,9 @@ class Options:
             given = getattr(self, name)
             if given not in known:
                 raise ValueError(f"{name} is one of {known}, not {given!r}")
+        for one in self.groups:
+            if not isinstance(one, Group):
+                raise TypeError(f"groups are made by partir_search.group(...), not {one!r}")
         if self.episodes < 1:
             raise ValueError(f"episodes must be at least 1, not {self.episodes}")
         if not self.microbatches or min(self.microbatches) < 1:
@@ -80,7 +85,7 @@ class Options:
         return [
             *(self.schedule, self.machine, self.goals, self.episodes, self.seed),
             *(self.in_shardings, self.out_shardings, self.pad, self.remat, self.microbatches),
-            *(self.rings, self.skewed_state, follow),
+            *(self.rings, self.skewed_state, follow, self.groups),
         ]
 
 

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from partir_search.cost.simulator import Cost, CostModel
 from partir_search.cost.storage import Usage, usage_of
@@ -43,7 +43,7 @@ from partir_search.propagation.parts import split_axes
 from partir_search.propagation.propagate import State
 from partir_search.propagation.rules.registry import RuleTable, rule_key
 from partir_search.propagation.spread import Spreads
-from partir_search.tactics import AutomaticPartition, Tactic, check_schedule, manual_actions
+from partir_search.tactics import AutomaticPartition, Tactic, check_schedule, manual_actions, named
 from partir_search.unfold import expand, folded_moves
 
 DEFAULT_EPISODES = 600
@@ -236,7 +236,7 @@ class Planner:
     ) -> tuple[list[Action], SearchReport]:
         names = tactic.axes or self.names
         with self._timed("fold"):
-            folded, game = self.game(names, before)
+            folded, game = self.game(names, before, tactic.leave)
         known = expert_plans(self.mesh, names, game.strategist, self.streams)
         with self._timed("experts"):
             experts = [(name, self._folded(game, moves)[1]) for name, moves in known]
@@ -279,17 +279,21 @@ class Planner:
         return found
 
     def game(
-        self, axes: Sequence[str], before: Sequence[Action] = ()
+        self, axes: Sequence[str], before: Sequence[Action] = (), leave: Sequence[str] = ()
     ) -> tuple[Folded, PlanningGame]:
         """The folded program, and the game on it that a search over `axes` plays.
 
         Args:
           before: actions already played, which the game keeps.
+          leave: globs of arguments that no move of the game tiles or keeps.
         """
-        folded = fold(self.module, rule_key, self._marks(before))
-        return folded, self._game(folded, before, axes)
+        left = [v.id for glob in leave for _, v in named(self.module, glob)]
+        folded = fold(self.module, rule_key, self._marks(before) | dict.fromkeys(left, "left"))
+        game = self._game(folded, before, axes)
+        game.state.left = {game.graph.class_of[folded.class_of[v]] for v in left}
+        return folded, game
 
-    def _marks(self, before: Sequence[Action]) -> Mapping[int, str]:
+    def _marks(self, before: Sequence[Action]) -> dict[int, str]:
         """What earlier actions did to each value by id: unlike values must not be folded."""
         marks: dict[int, str] = {}
         for action in tilings(before):

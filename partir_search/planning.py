@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 import warnings
@@ -14,6 +15,7 @@ import jax
 from partir_search.agreement import plan_first
 from partir_search.constraints import fixed_actions
 from partir_search.following import following_actions
+from partir_search.groups import with_groups
 from partir_search.ir.core import Module
 from partir_search.ir.remat import Range, find_segments, rematerialize
 from partir_search.mcts.goals import scorer
@@ -122,6 +124,13 @@ class Maker:
         }
 
     def _trace(self, call: Call, args: Sequence[Any], kwargs: dict[str, Any], parts: int) -> Traced:
+        traced = self._traced(call, args, kwargs, parts)
+        module = with_groups(traced.module, self._options.groups)
+        return dataclasses.replace(traced, module=module)
+
+    def _traced(
+        self, call: Call, args: Sequence[Any], kwargs: dict[str, Any], parts: int
+    ) -> Traced:
         if parts == 1:
             return trace_call(self._plain, call, args, kwargs, self._name)
         accumulated = microbatched(self._fun, parts)

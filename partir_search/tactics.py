@@ -61,10 +61,16 @@ class ManualPartition:
 
 @dataclasses.dataclass(frozen=True)
 class AutomaticPartition:
-    """Searches for actions on `axes` (all of the mesh if None) within `episodes`."""
+    """Searches for actions on `axes` (all of the mesh if None) within `episodes`.
+
+    Attributes:
+      leave: globs on the paths of arguments that the search does not tile; propagation from others
+        may.
+    """
 
     axes: tuple[str, ...] | None = None
     episodes: int | None = None
+    leave: tuple[str, ...] = ()
 
 
 Tactic = Union[ManualPartition, AutomaticPartition, Parallelism]
@@ -84,24 +90,29 @@ def check_schedule(schedule: Sequence[Tactic], module: Module, mesh: MeshShape) 
         if isinstance(tactic, (AutomaticPartition, *PARALLELISM)):
             for axis in tactic.axes or ():
                 mesh.axes(axis)
+            if isinstance(tactic, AutomaticPartition):
+                for glob in tactic.leave:
+                    named(module, glob)
             continue
         if not isinstance(tactic, ManualPartition):
             kinds = [t.__name__ for t in (ManualPartition, AutomaticPartition, *PARALLELISM)]
             raise TypeError(f"a schedule holds {', '.join(kinds)}, not {tactic!r}")
         mesh.axes(tactic.axis)
         for glob, dim in tactic.dims.items():
-            found = [
-                (p, v)
-                for p, v in zip(module.arg_paths, module.body.args, strict=True)
-                if matches(glob, p)
-            ]
-            if not found:
-                raise ValueError(
-                    f"{glob!r} matches no argument; near it are: {nearest(glob, module.arg_paths)}"
-                )
-            for path, value in found:
+            for path, value in named(module, glob):
                 wanted = dim(path, value.type.shape) if callable(dim) else dim
                 check_dim(path, value, wanted, tactic.axis, mesh)
+
+
+def named(module: Module, glob: str) -> list[tuple[str, Value]]:
+    """The arguments that a glob names; a ValueError with near paths if it names none."""
+    pairs = zip(module.arg_paths, module.body.args, strict=True)
+    found = [(p, v) for p, v in pairs if matches(glob, p)]
+    if not found:
+        raise ValueError(
+            f"{glob!r} matches no argument; near it are: {nearest(glob, module.arg_paths)}"
+        )
+    return found
 
 
 def check_dim(path: str, value: Value, dim: Dim, axis: str, mesh: MeshShape) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import re
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,26 +26,36 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-def run(processes: int, worker: pathlib.Path = WORKER, *more: str) -> list[dict[str, Any]]:
+def start(
+    processes: int,
+    command: Callable[[str, int], list[str]],
+    *,
+    stdout: Any = subprocess.PIPE,
+    stderr: Any = subprocess.PIPE,
+) -> list[Any]:
+    """Processes that share 8 devices; `command` is given the coordinator's port and an index."""
     env = {**os.environ, "NPROC": "16", "JAX_PLATFORMS": "cpu"}
     flags = [f for f in os.environ["XLA_FLAGS"].split() if "device_count" not in f]
     flags.append(f"--xla_force_host_platform_device_count={8 // processes}")
     env["XLA_FLAGS"] = " ".join(flags)
     env["PYTHONPATH"] = str(HERE.parent)
     port = str(free_port())
-    workers = [
+    return [
         subprocess.Popen(
-            [sys.executable, str(worker), port, str(processes), str(i), *more],
+            [sys.executable, *command(port, i)],
             env=env,
             cwd=HERE.parent,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stdout=stdout,
+            stderr=stderr,
             text=True,
         )
         for i in range(processes)
     ]
+
+
+def run(processes: int, worker: pathlib.Path = WORKER, *more: str) -> list[dict[str, Any]]:
     results = []
-    for process in workers:
+    for process in start(processes, lambda p, i: [str(worker), p, str(processes), str(i), *more]):
         out, err = process.communicate(timeout=240)
         assert process.returncode == 0, err[-3000:]
         results.append(json.loads(out.splitlines()[-1]))
@@ -82,3 +95,49 @@ def test_one_process_plans_for_four() -> None:
 def test_an_error_instead_of_a_hang(case: str, messages: list[str]) -> None:
     for found, message in zip(run(2, HERE / "agreement_worker.py", case), messages, strict=True):
         assert found["error"].startswith(message)
+
+
+def example(processes: int, folder: pathlib.Path, *more: str) -> Callable[[str, int], list[str]]:
+    """The transformer example in so many processes."""
+    sizes = "--layers=1 --d_model=32 --heads=4 --d_ff=64 --seq=16 --batch=8 --schedule=bp+mp"
+
+    def command(port: str, index: int) -> list[str]:
+        where = f"--coordinator=127.0.0.1:{port} --num_processes={processes} --process_id={index}"
+        words = ["-m", "experiments.transformer", *sizes.split(), *where.split(), *more]
+        return [*words, f"--checkpoint={folder}", "--save_every=2"]
+
+    return command
+
+
+@pytest.mark.devices
+def test_the_example_goes_on_after_a_restart(tmp_path: pathlib.Path) -> None:
+    """Two processes, two steps; then a fresh start of both that goes on to the fourth: the losses
+    are those of one device that never stopped (the example compares, and exits with 1 otherwise).
+    """
+    for steps, said in ((2, "losses agree within"), (4, "going on after step 1")):
+        workers = start(2, example(2, tmp_path, f"--steps={steps}", "--plan_once"))
+        first, second = (w.communicate(timeout=240) for w in workers)
+        assert [w.returncode for w in workers] == [0, 0], first[1][-2000:] + second[1][-2000:]
+        assert said in first[0]
+        assert not second[0].strip()
+    assert "losses agree within" in first[0]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["2", "4"]
+
+
+@pytest.mark.devices
+def test_a_process_that_dies_ends_the_others(tmp_path: pathlib.Path) -> None:
+    """With a message, not a hang."""
+    command = example(2, tmp_path / "kept", "--steps=2000", "--heartbeat_timeout=10")
+    with open(tmp_path / "said", "w") as said:  # a pipe would fill while nobody reads
+        one, two = start(2, command, stdout=subprocess.DEVNULL, stderr=said)
+        deadline = time.monotonic() + 120
+        while not any(p.name == "2" for p in tmp_path.glob("kept/*")):  # both are training
+            assert one.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.5)
+        two.kill()
+        assert one.wait(timeout=120) != 0
+        two.wait()
+    text = (tmp_path / "said").read_text()
+    ends = "closed by peer|Connection reset|[Hh]eartbeat|task.* died|unhealthy"
+    assert re.search(ends, text), text[-3000:]

@@ -156,6 +156,7 @@ class Module:
       arg_paths / result_paths: pytree paths, ``state/params/layer_0/w1``.
       ties: (argument index, result index) pairs that keep one tiling: train state in and out.
       donated: indices of donated arguments.
+      alike: pairs of argument indices that keep one tiling by the user's word.
     """
 
     name: str
@@ -167,6 +168,7 @@ class Module:
     result_paths: tuple[str, ...]
     ties: tuple[tuple[int, int], ...] = ()
     donated: frozenset[int] = frozenset()
+    alike: tuple[tuple[int, int], ...] = ()
     _uses: list[int] | None = None
     _names: dict[str, Value] | None = None
 

@@ -74,6 +74,8 @@ def make_quotient(
     ties = dict.fromkeys((first[args[a].id], renumbered[r]) for a, r in module.ties)
     unique = list(dict.fromkeys(first[v.id] for v in args))
     renumber = {old: new for new, old in enumerate(unique)}
+    at = [renumber[first[v.id]] for v in args]
+    alike = [(at[a], at[b]) for a, b in module.alike]
     quotient = Module(
         name=module.name,
         body=Region(tuple(args[i] for i in unique), body_ops, tuple(results)),
@@ -83,6 +85,7 @@ def make_quotient(
         arg_paths=tuple(module.arg_paths[i] for i in unique),
         result_paths=tuple(module.result_paths[renumbered.index(r)] for r in range(len(results))),
         ties=tuple((renumber[a], r) for a, r in ties),
+        alike=tuple(dict.fromkeys(p for p in alike if p[0] != p[1])),
         donated=frozenset(renumber[first[args[i].id]] for i in module.donated),
     )
     class_of = [fresh[i].id if i in fresh else -1 for i in image]

@@ -122,6 +122,8 @@ class Graph:
             value = module.body.results[result]
             if isinstance(value, Value) and value.type.shape == module.body.args[arg].type.shape:
                 find.merge(module.body.args[arg].id, value.id)
+        for one, other in module.alike:
+            find.merge(module.body.args[one].id, module.body.args[other].id)
         for op in module.ops:
             if op.regions:
                 for r, i, s, j in flows_of(op).same:

@@ -32,6 +32,7 @@ class State:
       tiles: [axes] int8 array over classes: dim, NONE or KEPT.
       loops: [axes] int8 array over nodes: factor or NONE.
       modes: what axes do besides; not part of the state's key.
+      left: classes that no action decides; propagation may.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class State:
         self.tiles = [array("b", [NONE]) * len(graph.shapes) for _ in axes]
         self.loops = [array("b", [NONE]) * len(graph.nodes) for _ in axes]
         self.modes = NO_MODES
+        self.left: set[int] = set()
         self._triples = mesh.triples
         self._trail: list[tuple[Any, Any, Any]] = []  # array, index or indices, what was there
         self._spreads: Spreads = {} if spreads is None else spreads
@@ -96,8 +98,8 @@ class State:
         return n > 0 and n % self.mesh.size(axes) == 0
 
     def free(self, cls: int, axes: Sequence[int]) -> bool:
-        """Whether a class is undecided along all of these axes."""
-        return all(self.tiles[a][cls] == NONE for a in axes)
+        """Whether a class is undecided along all of these axes, and open to decisions."""
+        return cls not in self.left and all(self.tiles[a][cls] == NONE for a in axes)
 
     def may_tile(self, cls: int, dim: int, axes: Sequence[int]) -> bool:
         return (
