@@ -431,6 +431,22 @@ def test_a_value_has_no_third_axis() -> None:
         tile_arg(state, 0, 2, "r~c")
 
 
+@pytest.mark.devices
+def test_a_product_walks_one_ring() -> None:
+    """On two diagonals a product may walk one of them; on the other something is moved for it."""
+    mesh = MeshShape(("a", "b", "c", "d"), (2, 2, 2, 2)).with_diagonals(["a~b", "c~d"])
+    args = floats_of((8, 8), (8, 8))
+    state = state_of(module_of(jnp.matmul, *args), mesh)
+    for arg, dim, axis in ((0, 0, "a"), (0, 1, "b"), (1, 1, "a~b"), (0, 0, "c"), (0, 1, "d")):
+        tile_arg(state, arg, dim, axis)
+    tile_arg(state, 1, 1, "c~d")
+    partition = state.partition()
+    ring = partition.ring(state.graph.module.ops[0])
+    assert ring
+    assert ring.axes == (0, 1, 4)
+    check_partition(partition, jnp.matmul, args)
+
+
 def test_saved_plans_keep_their_diagonals(tmp_path: Any) -> None:
     entry = MODELS["transformer-tiny"]
     mesh = jax.sharding.AbstractMesh((2, 2), ("r", "c"))
