@@ -2,12 +2,14 @@
 
 from partir_search import report
 from partir_search.agreement import PlansDiffer
-from partir_search.api import AutoPartitioned, auto_partition, experts
+from partir_search.api import AutoPartitioned, auto_partition
+from partir_search.checking import Check
 from partir_search.communication import Collective
 from partir_search.comparison import Comparison, Experts, compare
 from partir_search.cost.simulator import Cost
 from partir_search.groups import Group, group
 from partir_search.ir.mesh import MeshShape
+from partir_search.known import experts
 from partir_search.lowering.compiled import hlo_counts, stablehlo_counts
 from partir_search.machine import MACHINES, Machine
 from partir_search.mcts.goals import Fastest, FewestBytes, Fit, Goal, Weighted
@@ -50,6 +52,7 @@ __all__ = [
     "Action",
     "AutoPartitioned",
     "AutomaticPartition",
+    "Check",
     "Collective",
     "CollectiveMatmul",
     "Comparison",

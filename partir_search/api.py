@@ -13,7 +13,7 @@ import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
 from partir_search.agreement import check_agreement
-from partir_search.comparison import Experts
+from partir_search.checking import Check, compared, concrete, cpu_mesh
 from partir_search.cost.simulator import Cost
 from partir_search.groups import Group
 from partir_search.lowering.program import LocalProgram
@@ -22,7 +22,7 @@ from partir_search.machine import Machine, find_machine, machine_of_kind
 from partir_search.mcts.goals import Goal
 from partir_search.options import AnyMesh, Options, Remat, Schedule
 from partir_search.placement import place, struct_of
-from partir_search.plan import Plan
+from partir_search.plan import Plan, saved_plan
 from partir_search.plan_cache import PlanCache
 from partir_search.planned import collector_paused
 from partir_search.planner import DEFAULT_EPISODES, Progress
@@ -147,29 +147,6 @@ def auto_partition(
     return lambda fun: AutoPartitioned(fun, options, static, donate)
 
 
-def experts(
-    step: Callable[..., Any] | AutoPartitioned,
-    mesh: AnyMesh,
-    *args: Any,
-    machine: Machine | str | None = None,
-    **kwargs: Any,
-) -> Experts:
-    """The known strategies of a step (data, tensor, sequence parallelism, ZeRO ...) side by side.
-
-    Args:
-      step: a plain, jitted or partitioned function.
-      mesh: that they are for; it needs no devices.
-      args, kwargs: of the step; arrays or `jax.ShapeDtypeStruct`s.
-      machine: figures to compare with; default: what the mesh's devices are.
-
-    Returns:
-      Plans by name, the fastest that fits first; print it for a table.
-    """
-    plain = step.plain if isinstance(step, AutoPartitioned) else step
-    partitioned = auto_partition(mesh, machine=machine)(plain)
-    return Experts(partitioned.known_plans(*args, **kwargs))
-
-
 def _machine(mesh: AnyMesh, machine: Machine | str | None) -> Machine:
     if machine is not None:
         return find_machine(machine)
@@ -263,6 +240,26 @@ class AutoPartitioned:
         plan = self.plan(jax.eval_shape(init_fn), *args, **kwargs)
         state = jax.jit(init_fn, out_shardings=plan.in_shardings[0][0])()
         return plan.skew(state) if plan.mesh_shape.skewed_state else state
+
+    def check(self, *args: Any, plan: Plan | None = None, **kwargs: Any) -> Check:
+        """Runs the function partitioned and plain on CPU devices; how much results differ.
+
+        Args:
+          args, kwargs: arrays, or ShapeDtypeStructs to be filled with random numbers.
+          plan: to check; default: the one for these arguments. They may be smaller than its own.
+        """
+        saved = saved_plan(plan or self.plan(*args, **kwargs))
+        user = saved.mesh.user
+        options = dataclasses.replace(
+            self._options,
+            mesh=cpu_mesh(user.names, user.sizes),
+            schedule=dataclasses.replace(saved, on_change="apply"),
+            on_overflow="warn",
+            follow=None,
+            cache=None,
+        )
+        other = AutoPartitioned(self._fun, options, self._static, ((), ()))
+        return compared(other, self._plain, concrete(args), concrete(kwargs))
 
     def known_plans(self, *args: Any, **kwargs: Any) -> dict[str, Plan]:
         """The known strategies (data, tensor, sequence parallelism, ZeRO) as plans, by name.

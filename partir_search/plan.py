@@ -16,20 +16,20 @@ from jax.sharding import NamedSharding, PartitionSpec
 from rich.console import Console
 
 from partir_search import report
+from partir_search.checking import Check
 from partir_search.communication import Collective, collectives_of
 from partir_search.comparison import Comparison
 from partir_search.cost.bounds import products_bytes
 from partir_search.cost.simulator import Cost, OpCost
 from partir_search.ir.core import Module, Value
-from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import Partition
 from partir_search.ir.printer import print_partition
 from partir_search.ir.remat import Range
+from partir_search.layouts import Layouts
+from partir_search.leaving import constrained, logical_axis_rules, paths_of
 from partir_search.lowering.program import LocalProgram
 from partir_search.lowering.reshard import COLLECTIVES
-from partir_search.lowering.shard import argument_specs, named_sharding, reorder, result_specs
 from partir_search.machine import Machine
-from partir_search.placement import from_local, struct_of
 from partir_search.planned import Planned, SearchReport
 from partir_search.pressure import Remedy, remedies
 from partir_search.propagation.actions import Action
@@ -41,7 +41,7 @@ from partir_search.targets import Target
 from partir_search.verification import Verification, verify
 
 
-class Plan:
+class Plan(Layouts):
     """What `auto_partition(...).plan(...)` returns.
 
     Attributes:
@@ -72,9 +72,8 @@ class Plan:
         attention: bool = False,
         memory_limit: float = math.inf,
     ) -> None:
-        self._planned = planned
-        self._mesh, self.machine, self.seed = mesh, machine, seed
-        self._in_tree, self._out_tree = in_tree, out_tree
+        super().__init__(planned, mesh, in_tree, out_tree)
+        self.machine, self.seed = machine, seed
         self.actions: tuple[Action, ...] = planned.actions
         self.cost: Cost = planned.cost
         self.searches: tuple[SearchReport, ...] = planned.reports
@@ -87,10 +86,6 @@ class Plan:
     # What follows from the actions --------------------------------------------------------------
 
     @property
-    def module(self) -> Module:
-        return self._planned.graph.module
-
-    @property
     def program(self) -> LocalProgram:
         """The device-local program that is simulated and emitted."""
         return self._planned.program
@@ -98,10 +93,6 @@ class Plan:
     @property
     def partition(self) -> Partition:
         return self._planned.sketch.partition
-
-    @property
-    def mesh_shape(self) -> MeshShape:
-        return self.partition.mesh
 
     @property
     def proven(self) -> bool:
@@ -140,105 +131,6 @@ class Plan:
     def breakdown(self) -> tuple[OpCost, ...]:
         """Where the simulated seconds go: kernels and collectives, dearest first."""
         return self._planned.model.breakdown(self._planned.sketch)
-
-    @property
-    def partition_specs(self) -> Any:
-        """(args, kwargs) pytree of PartitionSpecs."""
-        return jax.tree.unflatten(self._in_tree, argument_specs(self._planned.sketch, user=True))
-
-    @property
-    def in_shardings(self) -> Any:
-        """(args, kwargs) pytree of NamedShardings on the user's mesh.
-
-        An argument that is tiled by a part of an axis has one on the mesh whose axes are split.
-        """
-        return jax.tree.unflatten(self._in_tree, self.flat_in_shardings())
-
-    @property
-    def out_shardings(self) -> Any:
-        """Pytree of NamedShardings of the results."""
-        specs = result_specs(self._planned.sketch, user=True)
-        return jax.tree.unflatten(self._out_tree, [self._named(s) for s in specs])
-
-    @property
-    def abstract_args(self) -> Any:
-        """(args, kwargs) pytree of ShapeDtypeStructs that carry the plan's shardings."""
-        args = zip(self.module.body.args, self.flat_in_shardings(), strict=True)
-        structs = [struct_of(jax.ShapeDtypeStruct(v.type.shape, v.type.dtype), s) for v, s in args]
-        return jax.tree.unflatten(self._in_tree, structs)
-
-    @property
-    def abstract_state(self) -> Any:
-        """The first argument (the train state) likewise: what orbax restores into."""
-        return self.abstract_args[0][0]
-
-    def make_global_batch(self, local: Any) -> Any:
-        """Global arrays of one argument, of what this process has read of it.
-
-        Args:
-          local: a pytree like that of an argument; every process passes the rows that its devices
-            hold (`in_shardings` and `addressable_devices_indices_map` say which), or all of them.
-
-        Raises:
-          ValueError: no argument has this structure and these types.
-
-        See `jax.make_array_from_process_local_data`.
-        """
-        leaves: list[Any] = jax.tree.leaves(local)
-        tree: Any = jax.tree.structure(local)
-        for part in (*self.abstract_args[0], *self.abstract_args[1].values()):
-            wanted: list[Any] = jax.tree.leaves(part)
-            kinds = [[(x.dtype, x.ndim) for x in each] for each in (leaves, wanted)]
-            if jax.tree.structure(part) == tree and kinds[0] == kinds[1]:
-                pairs = zip(leaves, wanted, strict=True)
-                made = [from_local(x, w.shape, w.sharding) for x, w in pairs]
-                return jax.tree.unflatten(tree, made)
-        raise ValueError(
-            f"no argument of {self.module.name!r} has the structure {tree} with"
-            f" {[str(x.dtype) for x in leaves][:4]}; pass what this process has of a whole argument"
-        )
-
-    def flat_in_shardings(self) -> list[NamedSharding]:
-        return [self._named(s) for s in argument_specs(self._planned.sketch, user=True)]
-
-    def _named(self, spec: PartitionSpec) -> NamedSharding:
-        return named_sharding(self._mesh, self.mesh_shape, spec)
-
-    def arguments(self) -> list[tuple[str, Value, PartitionSpec]]:
-        """(path, value, spec) of each argument."""
-        module = self.module
-        specs = argument_specs(self._planned.sketch, user=True)
-        return list(zip(module.arg_paths, module.body.args, specs, strict=True))
-
-    def skew(self, state: Any) -> Any:
-        """Train state as the step takes it, of `auto_partition(..., skewed_state=True)`.
-
-        Args:
-          state: an argument of the step, of the shapes that the plan is for, in the usual order.
-
-        Raises:
-          ValueError: no argument has this structure and these shapes.
-        """
-        return self._reordered(state, into=True)
-
-    def unskew(self, state: Any) -> Any:
-        """Inverse of `skew`: for export, checkpoints and evaluation."""
-        return self._reordered(state, into=False)
-
-    def _reordered(self, state: Any, into: bool) -> Any:
-        leaves: list[Any] = jax.tree.leaves(state)
-        tree: Any = jax.tree.structure(state)
-        args, kwargs = jax.tree.unflatten(self._in_tree, range(len(self.module.body.args)))
-        for subtree in (*args, *kwargs.values()):
-            places = jax.tree.leaves(subtree)
-            shapes = [self.module.body.args[i].type.shape for i in places]
-            if tree == jax.tree.structure(subtree) and shapes == [x.shape for x in leaves]:
-                found = reorder(self.program, self._mesh, places, leaves, into)
-                return jax.tree.unflatten(tree, found)
-        raise ValueError(
-            f"no argument of {self.module.name!r} has the structure and shapes of {tree}; pass a"
-            " whole argument of the step"
-        )
 
     # Questions ---------------------------------------------------------------------------------
 
@@ -307,6 +199,45 @@ class Plan:
                 n, where = found.get(op.prim, (0, op.source))
                 found[op.prim] = (n + 1, where)
         return found
+
+    def check(self, step: Any, *args: Any, **kwargs: Any) -> Check:
+        """Runs a partitioned function under this plan, and plain, on CPU devices; compares results.
+
+        Args:
+          step: what `auto_partition` returned, for this or a smaller mesh of the same axes.
+          args, kwargs: arrays, or ShapeDtypeStructs to be filled with random numbers. They may be
+            smaller than those that the plan is for: what holds of the plan is applied then.
+        """
+        found: Check = step.check(*args, plan=self, **kwargs)
+        return found
+
+    def constrained(self) -> Any:
+        """The function with `with_sharding_constraint`s, for plain `jax.jit`.
+
+        ``jax.jit(plan.constrained(), in_shardings=plan.in_shardings[0])`` runs without this
+        package's partitioning; XLA's partitioner chooses the collectives.
+        """
+        flat = constrained(self.partition, self._mesh)
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return jax.tree.unflatten(self._out_tree, flat(*jax.tree.leaves((args, kwargs))))
+
+        run.__name__ = run.__qualname__ = self.module.name
+        return run
+
+    def logical_axis_rules(self, names: Any, argument: str = "") -> list[tuple[str, Any]]:
+        """The plan as rules for `flax.linen.logical_axis_rules`, where logical names allow it.
+
+        Args:
+          names: a pytree of tuples of logical names per dim (`nn.get_partition_spec` of the
+            variables makes one) for a part of the arguments.
+          argument: path of that part, "state/params".
+
+        Raises:
+          ValueError: one name stands for dims that the plan tiles differently.
+        """
+        specs = {path: spec for path, _, spec in self.arguments()}
+        return logical_axis_rules(specs, paths_of(self.module, argument, names))
 
     def verify(self, target: str) -> Verification:
         """Compiles the plan with a target's real compiler, ahead of time, and compares.

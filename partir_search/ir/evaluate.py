@@ -15,7 +15,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from partir_search.ir.core import Literal, Op, Operand, Region, Value
+from partir_search.ir.core import Literal, Module, Op, Operand, Region, Value
 from partir_search.ir.local_form import run_local
 from partir_search.ir.partition import Partition
 from partir_search.ir.rule import OpRule
@@ -47,22 +47,47 @@ class _Iteration:
         pass
 
 
+RunOp = Callable[[Op, Sequence[Any]], Sequence[Any]]
+Seen = Callable[[Value, Any], Any]
+
+
 def evaluate(partition: Partition, args: Sequence[Any], emitters: Emitters) -> list[Any]:
     """The module's results on flat `args`; `emitters` run ops with regions."""
-    module = partition.module
+    return interpret(partition.module, args, emitters, lambda op, x: _loops(partition, op, x))
+
+
+def run_whole(rule: OpRule, op: Op, ins: Sequence[Any]) -> Sequence[Any]:
+    """An op without loops, on whole arrays."""
+    return run_local(_Iteration({}, {}), rule, op, list(ins))
+
+
+def interpret(
+    module: Module,
+    args: Sequence[Any],
+    emitters: Emitters,
+    run_op: RunOp,
+    seen: Seen = lambda value, x: x,
+) -> list[Any]:
+    """The module's results on flat `args`.
+
+    Args:
+      run_op: runs ops without regions.
+      seen: is given every argument and result of an op, also inside of regions, and returns it.
+    """
     env = {i: jnp.asarray(a) for i, a in module.constants.items()}
-    return _region(partition, module.body, args, env, emitters)
+    return _region(module.body, args, env, emitters, run_op, seen)
 
 
 def _region(
-    partition: Partition,
     region: Region,
     args: Sequence[Any],
     outer: Mapping[int, Any],
     emitters: Emitters,
+    run_op: RunOp,
+    seen: Seen,
 ) -> list[Any]:
     env = dict(outer)
-    env.update((v.id, a) for v, a in zip(region.args, args, strict=True))
+    env.update((v.id, seen(v, a)) for v, a in zip(region.args, args, strict=True))
 
     def read(x: Operand) -> Any:
         return jnp.asarray(x.value, x.type.dtype) if isinstance(x, Literal) else env[x.id]
@@ -71,12 +96,13 @@ def _region(
         ins = [read(x) for x in op.operands]
         if op.regions:
             blocks = [
-                lambda *inner, r=r: _region(partition, r, inner, env, emitters) for r in op.regions
+                lambda *inner, r=r: _region(r, inner, env, emitters, run_op, seen)
+                for r in op.regions
             ]
             outs = emitters[op.prim](op, blocks, ins)
         else:
-            outs = _loops(partition, op, ins)
-        env.update((r.id, o) for r, o in zip(op.results, outs, strict=True))
+            outs = run_op(op, ins)
+        env.update((r.id, seen(r, o)) for r, o in zip(op.results, outs, strict=True))
     return [read(r) for r in region.results]
 
 

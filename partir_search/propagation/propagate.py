@@ -123,11 +123,9 @@ class State:
             read = {rule.operands[r.operand][r.dim] for r in rule.reads}
             if rule.manual or not read.isdisjoint(looped):
                 return False
-        if min(looped) < 0:
-            return True
-        others = (t for t in self._triples if t[2] != triple[2])
-        walked = any(all(self.loops[a][n] >= 0 for a in t) for t in others)  # one ring at a time
-        return not walked and node.walks(rule, looped)
+        others = [t for t in self._triples if t[2] != triple[2]]
+        walking = any(all(self.loops[a][n] >= 0 for a in t) for t in others)  # one ring at a time
+        return min(looped) < 0 or (not walking and node.walks(rule, looped))
 
     # Actions -----------------------------------------------------------------------------------
 

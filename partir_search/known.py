@@ -1,0 +1,34 @@
+"""The known strategies of any step, in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from partir_search.api import AutoPartitioned, auto_partition
+from partir_search.comparison import Experts
+from partir_search.machine import Machine
+from partir_search.options import AnyMesh
+
+
+def experts(
+    step: Callable[..., Any] | AutoPartitioned,
+    mesh: AnyMesh,
+    *args: Any,
+    machine: Machine | str | None = None,
+    **kwargs: Any,
+) -> Experts:
+    """The known strategies of a step (data, tensor, sequence parallelism, ZeRO ...) side by side.
+
+    Args:
+      step: a plain, jitted or partitioned function.
+      mesh: that they are for; it needs no devices.
+      args, kwargs: of the step; arrays or `jax.ShapeDtypeStruct`s.
+      machine: figures to compare with; default: what the mesh's devices are.
+
+    Returns:
+      Plans by name, the fastest that fits first; print it for a table.
+    """
+    plain = step.plain if isinstance(step, AutoPartitioned) else step
+    partitioned = auto_partition(mesh, machine=machine)(plain)
+    return Experts(partitioned.known_plans(*args, **kwargs))

@@ -1,0 +1,110 @@
+"""Checks of a plan against the plain function, and ways to leave the package."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import partir_search as ps
+from models.catalog import MODELS
+
+pytestmark = pytest.mark.devices
+
+
+def mixed(state: Any, batch: Any, key: Any) -> Any:
+    """Results of several types."""
+    noise = jax.random.normal(key, batch.shape)
+    new = state - 0.1 * (batch + noise).T @ batch
+    return new, jax.random.split(key)[0], jnp.argmax(new), new.astype(jnp.bfloat16)
+
+
+def test_check_agrees(mesh: jax.sharding.Mesh) -> None:
+    """With donated state, keys, whole numbers; with abstract arguments, and smaller ones."""
+    schedule = [
+        ps.ManualPartition({"batch": 0}, axis="batch"),
+        ps.ManualPartition({"state": 1}, axis="model"),
+    ]
+    options: dict[str, Any] = {"machine": "tpu_v5e", "donate_argnums": 0, "schedule": schedule}
+    step = ps.auto_partition(mesh, **options)(mixed)
+    shapes = jax.ShapeDtypeStruct((16, 16), jnp.float32), jax.ShapeDtypeStruct((8, 16), jnp.float32)
+    key = jax.random.key(3)
+    plan = step.plan(*shapes, key)
+    found = plan.check(step, *shapes, key)
+    assert found.ok
+    assert len(found.leaves) == 4
+    assert "they agree" in str(found)
+    small = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+    with pytest.warns(UserWarning, match="what still holds of it is applied"):
+        assert plan.check(step, small, small, key).ok
+
+
+@ps.with_rule("a b -> a b")
+def running_sum(x: Any) -> Any:
+    """With a rule that is wrong: not elementwise along the first dim."""
+    return jnp.cumsum(x, 0)
+
+
+def test_check_finds_a_difference(mesh: jax.sharding.Mesh) -> None:
+    schedule = [ps.ManualPartition({"x": 0}, axis="batch")]
+    step = ps.auto_partition(mesh, machine="tpu_v5e", schedule=schedule)(running_sum)
+    found = step.check(np.ones((8, 4), np.float32))
+    assert not found.ok
+    assert found.worst.difference == 4.0
+    assert "they differ" in str(found)
+
+
+@pytest.mark.parametrize("name", ["gpt-scan-tiny", "llama-tiny"])
+def test_plain_jit_with_constraints(name: str, mesh: jax.sharding.Mesh) -> None:
+    """What is left without this package: the same results, collectives by XLA's partitioner."""
+    entry = MODELS[name]
+    kinds = (jax.sharding.AxisType.Auto,) * 2  # what with_sharding_constraint is for
+    auto = jax.make_mesh(mesh.axis_sizes, mesh.axis_names, kinds, devices=jax.devices()[:8])
+    args = jax.jit(lambda: entry.args(8))()
+    plan = ps.experts(entry.step, auto, *args, machine="tpu_v5e")["BP(batch)+MP(model)"]
+    left = jax.jit(plan.constrained(), in_shardings=plan.in_shardings[0]).lower(*args).compile()
+    assert sum(ps.hlo_counts(left.as_text()).values()) > 0
+    got, want = left(*jax.device_put(args, plan.in_shardings[0])), jax.jit(entry.step)(*args)
+    first = list(zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True))[-1]
+    np.testing.assert_allclose(*first, rtol=1e-4)  # the loss
+    moments = zip(
+        jax.tree.leaves(got[0].opt_state), jax.tree.leaves(want[0].opt_state), strict=True
+    )
+    for a, b in moments:
+        np.testing.assert_allclose(a, b, atol=2e-4 * max(float(jnp.abs(b).max()), 1e-3))
+
+
+def test_logical_axis_rules(mesh: jax.sharding.Mesh) -> None:
+    """Names of a flax module's own; one that stands for two tilings is an error."""
+
+    class Mlp(nn.Module):
+        @nn.compact
+        def __call__(self, x: Any) -> Any:
+            init = nn.initializers.lecun_normal()
+            h = nn.Dense(16, kernel_init=nn.with_logical_partitioning(init, ("embed", "mlp")))(x)
+            return nn.Dense(8, kernel_init=nn.with_logical_partitioning(init, ("mlp", "embed")))(h)
+
+    model, x = Mlp(), jnp.ones((8, 8))
+    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), x))
+    names = nn.get_partition_spec(shapes)["params"]
+    params = nn.unbox(shapes)["params"]
+
+    def step(params: Any, x: Any) -> Any:
+        return model.apply({"params": params}, x)
+
+    def plan_of(*more: ps.ManualPartition) -> ps.Plan:
+        schedule = [ps.ManualPartition({"params/Dense_0/kernel": 1}, axis="model"), *more]
+        return ps.auto_partition(mesh, machine="tpu_v5e", schedule=schedule)(step).plan(params, x)
+
+    kernels = {k: {"kernel": v["kernel"]} for k, v in names.items()}
+    assert plan_of().logical_axis_rules(kernels, "params") == [("embed", None), ("mlp", "model")]
+    other = ps.ManualPartition({"params/Dense_1/kernel": 1}, axis="batch")
+    with pytest.raises(ValueError, match=r"'embed' is tiled on None in .* and on batch in"):
+        plan_of(other).logical_axis_rules(kernels, "params")
+    with pytest.raises(ValueError, match="no argument 'params/Dense_7/kernel' to give"):
+        plan_of().logical_axis_rules({"Dense_7": {"kernel": P("embed", "mlp")}}, "params")
