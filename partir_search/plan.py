@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import json
 import math
 import pathlib
@@ -21,6 +22,7 @@ from partir_search.communication import Collective, collectives_of
 from partir_search.comparison import Comparison
 from partir_search.cost.bounds import products_bytes
 from partir_search.cost.simulator import Cost, OpCost
+from partir_search.cost.timeline import Timeline, timeline
 from partir_search.ir.core import Module, Value
 from partir_search.ir.partition import Partition
 from partir_search.ir.printer import print_partition
@@ -30,6 +32,7 @@ from partir_search.leaving import constrained, logical_axis_rules, paths_of
 from partir_search.lowering.program import LocalProgram
 from partir_search.lowering.reshard import COLLECTIVES
 from partir_search.machine import Machine
+from partir_search.page import report_page
 from partir_search.planned import Planned, SearchReport
 from partir_search.pressure import Remedy, remedies
 from partir_search.propagation.actions import Action
@@ -182,6 +185,15 @@ class Plan(Layouts):
     def report(self, console: Console | None = None) -> None:
         """Prints tables of arguments, strategies, collectives and memory in the terminal."""
         (console or Console()).print(report.plan_tables(self))
+
+    @functools.cached_property
+    def timeline(self) -> Timeline:
+        """The simulated step: compute, collectives per axis, live memory."""
+        return timeline(self._planned.model, self.program)
+
+    def save_report(self, path: str | pathlib.Path) -> None:
+        """Writes the report with pictures as one HTML page, which needs nothing else."""
+        pathlib.Path(path).write_text(report_page(self, self.timeline))
 
     def conflicts(self) -> list[str]:
         """Ops at which several factors were asked for, with what asks for them."""

@@ -272,19 +272,26 @@ class CostModel:
 
     def evaluate(self, program: LocalProgram) -> Cost:
         """The cost of a device-local program of this model's module."""
+        return self.walked(program)[0]
+
+    def walked(self, program: LocalProgram, *, notes: bool = False) -> tuple[Cost, Walk, Floats]:
+        """The cost, the walk that it comes from (with notes of every collective if asked for), and
+        the live bytes along the curve, arguments included.
+        """
         partition, machine, k = program.partition, self.machine, self.kernels
         nbytes = self.local_bytes(partition)
         flops, _, seconds = self._kernels(partition, nbytes)
         by_op = np.zeros(len(self.module.ops))
         by_op[k.op] = seconds / np.maximum(k.times, 1e-30)
         walk = Walk(self, partition, nbytes, by_op)
+        walk.notes = {} if notes else None
         extra = walk.block(program.body, 1.0)
         compute = float(seconds.sum()) - walk.spared_seconds
         compute += walk.copied / machine.attained_hbm_bytes_per_s
         arguments = float(self.argument_counts @ nbytes)
         live = self.curve.bytes_at(nbytes) + extra[self.curve.position]
         peak = arguments + float(np.max(live))
-        return Cost(
+        cost = Cost(
             seconds=compute + walk.exposed,
             compute_seconds=compute,
             collective_seconds=walk.exposed,
@@ -294,6 +301,7 @@ class CostModel:
             bytes_by_axis=walk.by_axis,
             bytes_by_kind=walk.by_kind,
         )
+        return cost, walk, arguments + live
 
 
 def _shares(rows: Any, sizes: tuple[int, ...], length: int) -> Floats:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,17 @@ if TYPE_CHECKING:
     from partir_search.cost.simulator import CostModel
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Note:
+    """What a collective took in all its runs, and what of that no compute hid (seconds)."""
+
+    kind: str
+    axes: str
+    seconds: float
+    exposed: float
+    source: str
+
+
 class Walk:
     """What a walk adds up."""
 
@@ -38,6 +50,15 @@ class Walk:
         self.copied = 0.0  # bytes written and read again because a copy is larger than its source
         self.by_axis: dict[str, float] = {}
         self.by_kind: dict[str, float] = {}
+        self.notes: dict[int, list[Note]] | None = None  # by instruction of the body, if wanted
+        self._at = -1  # the instruction of the body that is being looked at, by id
+        self._depth = 0
+
+    def note(self, kind: str, axes: str, seconds: float, exposed: float, source: str) -> None:
+        """Keeps what a collective took, if anyone wants to know."""
+        if self.notes is not None:
+            note = Note(kind, axes, seconds, exposed, source)
+            self.notes.setdefault(self._at, []).append(note)
 
     def block(self, block: Block, times: float) -> Floats:
         """Adds up a block, sparse or not; returns extra live bytes by op position."""
@@ -51,6 +72,8 @@ class Walk:
         at = seen = 0  # the next op's position, and up to where compute was added to the slack
         done: Op | None = None
         for item in block.steps:
+            if not self._depth:
+                self._at = id(item)
             if item.op is None:
                 at = 0 if item.source.value.id in self.model.module.constants else len(members)
             elif item.op is not done:
@@ -106,7 +129,9 @@ class Walk:
                 for own in self.model.manual[item.op.id]:
                     seconds, sent, name = self.model.own_seconds(own, self.mesh)
                     self.add(own.kind, name, sent, times * own.times * item.op.count)
-                    self.exposed += seconds * times * own.times * item.op.count
+                    spent = seconds * times * own.times * item.op.count
+                    self.exposed += spent
+                    self.note(own.kind, name, spent, spent, item.op.source)
             done = item.op
             at += 1
         return extra
@@ -134,11 +159,13 @@ class Walk:
         peak = 0.0
         parts = self.model.inner_curves[item.op.id]
         trips = flows_of(item.op).trips
+        self._depth += 1
         for block, (_, curve), n in zip(item.blocks, parts, trips, strict=True):
             extra = self.block(block, times * n)
             live = curve.bytes_at(self.nbytes)
             live += extra[: len(live)]
             peak = max(peak, float(live.max()) if len(live) else 0.0)
+        self._depth -= 1
         return peak
 
     def add(self, kind: str, axes: str, sent: float, times: float) -> None:
@@ -157,7 +184,12 @@ class Walk:
     def arrive(self, times: float) -> None:
         """What was sent is there: its seconds count as far as no product ran meanwhile."""
         taken = permute_seconds(self.passing, self.mesh, self.model.machine)
-        self.exposed += max(0.0, taken - self.worked) * times
+        exposed = max(0.0, taken - self.worked)
+        self.exposed += exposed * times
+        if taken:
+            axes = dict.fromkeys(self.mesh.names[a] for _, along, _ in self.passing for a in along)
+            names = ",".join(axes)
+            self.note("collective_permute", names, taken * times, exposed * times, "a ring's turn")
         self.passing, self.worked = [], 0.0
 
     def move(self, move: Move, times: float, slack: float, argument: bool) -> float:
@@ -170,7 +202,10 @@ class Walk:
         seconds, sent, name = model.transfer(step, move.payload_bytes * width, self.mesh)
         self.add(step.kind, name, sent, times)
         if argument and step.kind == "all_gather" and model.machine.prefetches:
-            self.exposed += max(0.0, seconds - slack) * times
-            return max(0.0, slack - seconds)
-        self.exposed += seconds * times
+            exposed = max(0.0, seconds - slack) * times
+            slack = max(0.0, slack - seconds)
+        else:
+            exposed = seconds * times
+        self.exposed += exposed
+        self.note(step.kind, name, seconds * times, exposed, move.op.source if move.op else "")
         return slack

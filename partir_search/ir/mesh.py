@@ -78,6 +78,13 @@ class MeshShape:
         """Two axes and their diagonal, if `axis` is one of them; else ()."""
         return next((t for t in self.triples if axis in t), ())
 
+    def coordinate(self, axis: int, place: Sequence[int]) -> int:
+        """Of a device on an axis or a diagonal, from its coordinates on the axes of devices."""
+        triple = self.triple(axis)
+        if triple and triple[2] == axis:
+            return (place[triple[0]] + place[triple[1]]) % self.sizes[axis]
+        return place[axis]
+
     @property
     def triples(self) -> tuple[tuple[int, int, int], ...]:
         """(axis, axis, diagonal) of each diagonal."""

@@ -1,0 +1,176 @@
+"""The HTML report and the timeline behind it; the command line that writes it."""
+
+from __future__ import annotations
+
+import html.parser
+import json
+import pathlib
+import re
+import shutil
+import subprocess
+from typing import Any
+
+import pytest
+from jax.sharding import AbstractMesh
+
+import partir_search as ps
+from models.catalog import MODELS
+from partir_search import cli
+
+MESH = AbstractMesh((2, 4), ("batch", "model"))
+
+
+def plan_of(name: str, batch: int = 8, **kw: Any) -> ps.Plan:
+    entry = MODELS[name]
+    options = {"machine": "tpu_v5e", "donate_argnums": 0, "episodes": 40, **kw}
+    return ps.auto_partition(MESH, **options)(entry.step).plan(*entry.abstract_args(batch))
+
+
+@pytest.fixture(scope="module")
+def plan() -> ps.Plan:
+    found = plan_of("transformer-tiny", batch=256)
+    assert found.collectives  # a few examples would not be worth tiling
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "schedule"),
+    [
+        ("llama-tiny", None),
+        ("gpt-scan-tiny", "BP(batch)+MP(model)"),
+        ("moe-tiny", "BP(batch+model)"),
+    ],
+)
+def test_timeline_adds_up(name: str, schedule: str | None) -> None:
+    """It ends when the simulated step does; what no compute hides is the cost's; the curve peaks at
+    the cost's peak, with the values that make it up.
+    """
+    entry = MODELS[name]
+    plan = plan_of(name)
+    if schedule:
+        plan = ps.experts(entry.step, MESH, *entry.abstract_args(8), machine="tpu_v5e")[schedule]
+    found = plan.timeline
+    ends = [e.start + e.seconds for e in found.events]
+    assert max(ends) == pytest.approx(plan.cost.seconds, rel=1e-6)
+    exposed = sum(e.exposed for e in found.events if e.lane != "compute")
+    assert exposed == pytest.approx(plan.cost.collective_seconds, rel=1e-6, abs=1e-12)
+    compute = sum(e.seconds for e in found.events if e.lane == "compute")
+    assert compute == pytest.approx(plan.cost.compute_seconds, rel=1e-6)
+    assert max(b for _, b in found.memory) == pytest.approx(plan.cost.peak_bytes)
+    assert all(e.exposed <= e.seconds * (1 + 1e-9) for e in found.events)
+    kinds = {e.kind for e in found.events if e.lane != "compute"}
+    assert kinds == {c.kind for c in plan.collectives}
+
+
+class _Tags(html.parser.HTMLParser):
+    """Complains where tags do not nest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        if tag not in ("meta", "rect", "line", "polygon", "polyline"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in ("rect", "line", "polygon", "polyline"):
+            assert self.open.pop() == tag
+
+
+def test_page_says_what_the_plan_is(plan: ps.Plan, tmp_path: pathlib.Path) -> None:
+    plan.save_report(tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    tags = _Tags()
+    tags.feed(page)
+    assert not tags.open
+    assert not re.search(r"""(src|href)=|@import|url\(|<script""", page)  # needs nothing else
+    text = re.sub(r"<[^>]+>", " ", page)
+    for title in (
+        "The step",
+        "Memory of a device",
+        "Live at the peak",
+        "Arguments",
+        "Communication",
+    ):
+        assert title in text
+    assert "Alternatives" in text
+    assert "Search over batch, model" in text
+    for path, _, _ in plan.arguments():
+        assert re.sub(r"\d+", "#", path) in text
+    for collective in plan.collectives[:3]:
+        assert collective.source.split(" ")[0] in text
+
+
+def test_page_opens_in_a_browser(plan: ps.Plan, tmp_path: pathlib.Path) -> None:
+    """Headless Chromium lays it out: every picture has a size, nothing is asked of a network."""
+    browser = shutil.which("chromium") or shutil.which("chromium-browser")
+    if browser is None:
+        pytest.skip("no Chromium here; .ci/run installs it")
+    plan.save_report(tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    probe = """<script>window.onload=()=>{const b=[...document.querySelectorAll('svg')].map(
+      s=>s.getBoundingClientRect());document.title='ok '+b.length+' '+b.filter(
+      r=>r.width>5&&r.height>5).length+' '+document.body.scrollWidth}</script>"""
+    (tmp_path / "probed.html").write_text(page.replace("</body>", probe + "</body>"))
+    flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run"
+    flags += " --disable-background-networking --disable-component-update --disable-sync"
+    command = [browser, *flags.split(), f"--user-data-dir={tmp_path / 'profile'}"]
+    command += ["--window-size=1140,2000", "--dump-dom", (tmp_path / "probed.html").as_uri()]
+    dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    found = re.search(r"<title>ok (\d+) (\d+) (\d+)</title>", dom)
+    assert found
+    pictures, drawn, width = map(int, found.groups())
+    assert pictures == drawn == page.count("<svg")
+    assert width <= 1140
+
+
+# The command line ------------------------------------------------------------------------------
+
+
+def example_args() -> tuple[Any, ...]:
+    """What `--args` names here."""
+    return tuple(MODELS["transformer-tiny"].abstract_args(8))
+
+
+def example_step(state: Any, batch: Any) -> Any:
+    return MODELS["transformer-tiny"].step(state, batch)
+
+
+NAMES = ["tests.test_page:example_step", "--args=tests.test_page:example_args"]
+WHERE = ["--mesh=batch:2,model:4", "--machine=tpu_v5e"]
+
+
+def test_command_plans(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    more = ["--episodes=30", "--donate", "0", f"--out={tmp_path / 'out'}"]
+    assert cli.main(["plan", *NAMES, *WHERE, *more]) == 0
+    said = capsys.readouterr().out
+    assert "arguments on mesh<batch:2, model:4>" in said
+    files = {p.name for p in (tmp_path / "out").iterdir()}
+    assert {"plan.json", "plan.ir", "report.html", "search.json", "search.svg"} <= files
+    saved = json.loads((tmp_path / "out" / "plan.json").read_text())
+    assert saved["function"] == "example_step"
+    assert ps.load_plan(tmp_path / "out" / "plan.json").fingerprint == saved["fingerprint"]
+
+
+def test_command_lists_experts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["experts", *NAMES, *WHERE]) == 0
+    assert "known strategies, simulated on" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["no_colon", NAMES[1], *WHERE], "write it as package.module:function"),
+        (["no.such:step", NAMES[1], *WHERE], "'no.such' cannot be imported from"),
+        (["tests.test_page:nothing", NAMES[1], *WHERE], "tests.test_page has no 'nothing'; it has"),
+        ([NAMES[0], "--args=tests.test_page:NAMES", *WHERE], "must both be functions"),
+        ([NAMES[0], NAMES[1], "--mesh=2x4", WHERE[1]], "write it as batch:2,model:4"),
+        ([NAMES[0], NAMES[1], WHERE[0], "--machine=abacus"], "abacus"),
+    ],
+)
+def test_command_refuses(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["plan", *words]) == 2
+    assert message in capsys.readouterr().err
