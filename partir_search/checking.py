@@ -74,12 +74,17 @@ def cpu_mesh(names: tuple[str, ...], sizes: tuple[int, ...]) -> Mesh:
 
 
 def concrete(tree: Any, seed: int = 0) -> Any:
-    """Arrays for the leaves that have a shape only: normal numbers, zeros and ones, a key."""
+    """Arrays on no mesh. Leaves that have a shape only are filled: normal numbers, zeros and ones, a
+    key.
+    """
     rng = np.random.default_rng(seed)
 
     def draw(x: Any) -> Any:
+        if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            data = jax.device_get(jax.random.key_data(x))
+            return jax.random.wrap_key_data(data, impl=str(jax.random.key_impl(x)))
         if not isinstance(x, jax.ShapeDtypeStruct):
-            return x
+            return jax.device_get(x)
         if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
             keys = jax.random.split(jax.random.key(seed), max(1, int(np.prod(x.shape))))
             return keys.reshape(x.shape)

@@ -13,7 +13,7 @@ from partir_search.lowering.local import LocalCache, localize
 from partir_search.lowering.program import LocalProgram
 from partir_search.mcts.game import Move, Score
 from partir_search.mcts.tree import Tree
-from partir_search.playing import apply_action, play_what_holds
+from partir_search.playing import apply_action, fulfilled, play_what_holds
 from partir_search.propagation.actions import Action
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.propagate import State
@@ -83,7 +83,8 @@ def varied(planned: Planned, first: Sequence[Action]) -> tuple[Planned, tuple[Ac
     graph, cache = planned.graph, planned.cache
     state = State(graph, planned.sketch.partition.mesh)
     for action in first:
-        apply_action(state, graph, action)
+        if not fulfilled(state, graph, action):
+            apply_action(state, graph, action)
     played, dropped = play_what_holds(state, graph, planned.actions)
     program = localize(state.partition(cache.rows), cache, sparse=True)
     changed = dataclasses.replace(

@@ -1,0 +1,100 @@
+"""Every block of the documentation runs; what it says of errors is what they say."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import warnings
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.devices
+
+ROOT = pathlib.Path(__file__).parent.parent
+PAGES = sorted(p for p in (ROOT / "docs").glob("*.md"))
+ALONE = ("index", "story")  # pages that begin with nothing
+BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(page: pathlib.Path) -> list[tuple[str, str, str]]:
+    """(language, rest of the line, text) of each fenced block."""
+    return BLOCK.findall(page.read_text())
+
+
+def run(code: str, names: dict[str, Any], page: pathlib.Path) -> None:
+    exec(compile(code, str(page), "exec"), names)
+
+
+def failure(code: str, names: dict[str, Any], page: pathlib.Path) -> str:
+    """What a block raises, in words."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            run(code, names, page)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was raised"
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the blocks of `index.md` define, without those that only show something."""
+    names: dict[str, Any] = {}
+    page = ROOT / "docs" / "index.md"
+    for language, _, code in blocks(page):
+        if language == "python" and not re.search(r"report\(|check\(", code):
+            run(code, names, page)
+    return names
+
+
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if "```python" in p.read_text()], ids=lambda p: p.stem
+)
+def test_blocks_run(
+    page: pathlib.Path,
+    begun: dict[str, Any],
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = {} if page.stem in ALONE else dict(begun)
+    found = blocks(page)
+    for (language, rest, code), (_, _, said) in zip(found, [*found[1:], ("", "", "")], strict=True):
+        if language != "python":
+            continue
+        if "raises" not in rest:
+            run(code, names, page)
+            continue
+        message = " ".join(failure(code, names, page).split())
+        at = 0
+        for part in " ".join(said.split()).split("..."):
+            at = message.find(part.strip(), at)
+            assert at >= 0, (code, message)
+
+
+def test_errors_are_many() -> None:
+    assert len(re.findall(r"^```python raises$", (ROOT / "docs/errors.md").read_text(), re.M)) >= 20
+
+
+def test_readme_points_at_what_is_there() -> None:
+    for link in re.findall(r"\]\(([^)#:]+)\)", (ROOT / "README.md").read_text()):
+        assert (ROOT / link).exists(), link
+
+
+def test_site_builds(tmp_path: pathlib.Path) -> None:
+    """With every page in the navigation, every link and reference resolved (`strict`)."""
+    builder = shutil.which("mkdocs", path=str(pathlib.Path(sys.executable).parent))
+    assert builder, "mkdocs is of the test extra"
+    command = [builder, "build", "--strict", "--quiet", f"--site-dir={tmp_path / 'site'}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    navigation = (ROOT / "mkdocs.yml").read_text()
+    assert all(p.name in navigation for p in PAGES)
+    page = (tmp_path / "site" / "api" / "index.html").read_text()
+    assert "donate_argnums" in page
+    assert "what_if" in page
