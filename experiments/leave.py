@@ -1,5 +1,5 @@
-"""What XLA's partitioner makes of a plan's shardings: collectives of `plan.constrained()` under plain
-`jax.jit` against those of the plan's own program.
+"""What XLA's partitioner makes of a plan's shardings: collectives of `plan.constrained()` under
+plain `jax.jit` against those of the plan's own program.
 
     python -m experiments.leave --models=transformer-tiny,llama-tiny
 
@@ -42,9 +42,9 @@ def rows(name: str, mesh: Any) -> list[tuple[str, ...]]:
     for title in FLAGS.plans:
         plan = known[title]
         step = ps.auto_partition(mesh, machine="tpu_v5e", schedule=plan)(entry.step)
-        own = ps.hlo_counts(step.lower(*args).compile().as_text())
+        own = ps.hlo_counts(step.lower(*args).compile().as_text() or "")
         wrapped = jax.jit(plan.constrained(), in_shardings=plan.in_shardings[0])
-        left = ps.hlo_counts(wrapped.lower(*args).compile().as_text())
+        left = ps.hlo_counts(wrapped.lower(*args).compile().as_text() or "")
         cells = (f"{own[k]} / {left[k]}" for k in own)
         found.append((name, title, *cells, f"{sum(own.values())} / {sum(left.values())}"))
     return found

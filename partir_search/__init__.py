@@ -1,5 +1,7 @@
 """Automatic partitioning of JAX train steps over device meshes."""
 
+from importlib.metadata import version
+
 from partir_search import report
 from partir_search.agreement import PlansDiffer
 from partir_search.api import AutoPartitioned, auto_partition
@@ -44,6 +46,8 @@ from partir_search.tactics import (
 from partir_search.targets import Target
 from partir_search.user_rules import register_rule, with_rule
 from partir_search.verification import Verification
+
+__version__ = version("partir_search")
 
 __all__ = [
     "FIRST_DIVISIBLE_DIM",

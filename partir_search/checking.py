@@ -74,8 +74,8 @@ def cpu_mesh(names: tuple[str, ...], sizes: tuple[int, ...]) -> Mesh:
 
 
 def concrete(tree: Any, seed: int = 0) -> Any:
-    """Arrays on no mesh. Leaves that have a shape only are filled: normal numbers, zeros and ones, a
-    key.
+    """Arrays on no mesh. Leaves that have a shape only are filled: with normal numbers, zeros and
+    ones, a key.
     """
     rng = np.random.default_rng(seed)
 

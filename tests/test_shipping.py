@@ -1,0 +1,110 @@
+"""The wheel and the source archive: what is in them, and that the wheel works elsewhere."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+import venv
+import zipfile
+
+import pytest
+
+import partir_search
+
+ROOT = pathlib.Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+USED = """
+import jax, jax.numpy as jnp, partir_search as ps
+from jax.sharding import AbstractMesh
+
+def step(w, x):
+    return w - 0.1 * jax.grad(lambda w: jnp.mean((x @ w) ** 2))(w)
+
+mesh = AbstractMesh((2, 4), ("batch", "model"))
+shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((64, 64), (4096, 64))]
+schedule = [ps.ManualPartition({"x": 0}, axis="batch")]
+plan = ps.auto_partition(mesh, machine="tpu_v5e", schedule=schedule)(step).plan(*shapes)
+plan.save_report("report.html")
+print(ps.__file__, plan.collective_counts["all_reduce"])
+"""
+
+
+@pytest.fixture(scope="module")
+def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, pathlib.Path]:
+    """Wheel and source archive, built of a copy with the setuptools that is installed."""
+    out, copy = tmp_path_factory.mktemp("dist"), tmp_path_factory.mktemp("source")
+    for name in ("pyproject.toml", "setup.cfg", "README.md", "CHANGELOG.md"):
+        shutil.copy(ROOT / name, copy)
+    shutil.copytree(
+        ROOT / "partir_search",
+        copy / "partir_search",
+        ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"),
+    )
+    command = [sys.executable, "-m", "build", "--no-isolation", f"--outdir={out}", str(copy)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return next(out.glob("*.whl")), next(out.glob("*.tar.gz"))
+
+
+def test_what_is_shipped(archives: tuple[pathlib.Path, pathlib.Path]) -> None:
+    """All modules and the type marker, and nothing of tests, models and experiments."""
+    wheel, source = archives
+    names = set(zipfile.ZipFile(wheel).namelist())
+    ours = {str(p.relative_to(ROOT)) for p in (ROOT / "partir_search").rglob("*.py")}
+    assert ours | {"partir_search/py.typed"} <= names
+    folders = {n.split("/")[0] for n in names}
+    assert {f for f in folders if "dist-info" not in f} == {"partir_search"}
+    with tarfile.open(source) as archive:
+        members = archive.getnames()
+    assert any(m.endswith("/partir_search/api.py") for m in members)
+    assert any(m.endswith("/README.md") for m in members)
+
+
+def test_the_wheel_works_in_a_clean_environment(
+    archives: tuple[pathlib.Path, pathlib.Path], tmp_path: pathlib.Path
+) -> None:
+    """Installed in an environment of its own, run from another folder. What it depends on is taken
+    from this one: the registry is not asked.
+    """
+    venv.create(tmp_path / "env", with_pip=True)
+    python = tmp_path / "env" / "bin" / "python"
+    install = [str(python), "-m", "pip", "install", "-q", "--no-deps", "--no-index"]
+    subprocess.run([*install, str(archives[0])], check=True, timeout=120)
+    here = [p for p in sys.path if p.endswith("site-packages")]
+    found = subprocess.run(
+        [str(python), "-c", "import site; print(site.getsitepackages()[0])"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    packages = pathlib.Path(found.stdout.strip())
+    (packages / "others.pth").write_text("\n".join(here) + "\n")
+    (tmp_path / "work").mkdir()
+    done = subprocess.run(
+        [str(python), "-c", USED],
+        cwd=tmp_path / "work",
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    where, count = done.stdout.split()[-2:]
+    assert where.startswith(str(packages))
+    assert count == "1"
+    assert (tmp_path / "work" / "report.html").exists()
+    script = [str(python.parent / "partir-search"), "plan", "--help"]
+    said = subprocess.run(script, capture_output=True, text=True, timeout=120, check=True).stdout
+    assert "--machine" in said
+
+
+def test_version_and_changes() -> None:
+    assert partir_search.__version__ == PROJECT["version"]
+    first = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert first
+    assert first.group(1) == PROJECT["version"]
