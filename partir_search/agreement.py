@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
+from jax.sharding import Mesh
 
 from partir_search.plan import Plan
 from partir_search.saved import SavedPlan, from_json
@@ -23,12 +24,17 @@ class PlansDiffer(RuntimeError):
     """Processes came to different plans; the message says in what."""
 
 
-def check_agreement(plan: Plan) -> None:
+def spans_processes(mesh: Any) -> bool:
+    """Whether a mesh has devices of several processes; an AbstractMesh has none."""
+    return isinstance(mesh, Mesh) and len({d.process_index for d in mesh.devices.flat}) > 1
+
+
+def check_agreement(plan: Plan, mesh: Any) -> None:
     """PlansDiffer on every process if some process has another plan than the first one.
 
-    Every process must call it. Nothing happens where there is one process.
+    Every process must call it. Nothing happens where the mesh is of one process.
     """
-    if jax.process_count() == 1:
+    if not spans_processes(mesh):
         return
     texts = exchange(json.dumps(_essence(plan), sort_keys=True))
     if len(set(texts)) == 1:

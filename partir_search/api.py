@@ -105,7 +105,8 @@ def auto_partition(
       cache: a folder for plans. A plan that fits is stored under a hash of the program, the mesh,
         these options and the versions of this package and jax, and taken from there next time.
       plan_on: where there are several processes, "every" one plans by itself, or the "first" one
-        does and the others replay its plan. Plans are compared before anything compiles.
+        does and the others replay its plan: then all must call. Plans are compared before anything
+        compiles.
       groups: arguments that must be tiled alike, ``[ps.group("state/**/q", "state/**/k")]``.
       on_overflow: what a call does if the plan needs more memory than the goals allow: raise
         `DoesNotFit` with remedies, or warn. Plans of a schedule without a search only warn.
@@ -250,10 +251,12 @@ class AutoPartitioned:
         """
         saved = saved_plan(plan or self.plan(*args, **kwargs))
         user = saved.mesh.user
+        straight = user.split(saved.mesh.parts()).with_diagonals(saved.mesh.diagonal_names)
         options = dataclasses.replace(
             self._options,
             mesh=cpu_mesh(user.names, user.sizes),
-            schedule=dataclasses.replace(saved, on_change="apply"),
+            schedule=dataclasses.replace(saved, mesh=straight, on_change="apply"),
+            skewed_state=False,
             on_overflow="warn",
             follow=None,
             cache=None,
@@ -343,8 +346,8 @@ class AutoPartitioned:
 
     def _build(self, call: Call, plan: Plan, traced: Traced) -> _Entry:
         self._check_fit(plan)
-        check_agreement(plan)
         mesh = self._options.mesh
+        check_agreement(plan, mesh)
         mapped = sharded(plan.program, mesh)
 
         lifted: tuple[list[Any], ...] = ()

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from partir_search.agreement import plan_first
+from partir_search.agreement import plan_first, spans_processes
 from partir_search.constraints import fixed_actions
 from partir_search.following import following_actions
 from partir_search.groups import with_groups
@@ -53,7 +53,7 @@ class Maker:
         computed again, the next one may be faster and is looked at, too.
         """
         o = self._options
-        if known is None and o.plan_on == "first" and jax.process_count() > 1:
+        if known is None and o.plan_on == "first" and spans_processes(o.mesh):
             made: list[tuple[Plan, Traced]] = []
 
             def here() -> Plan:
@@ -170,7 +170,7 @@ class Maker:
         def fixed(module: Module) -> list[Action]:
             leaves = (call.args, o.in_shardings), (traced.out_tree, o.out_shardings)
             follows = following_actions(module, o.follow) if o.follow else []
-            return [*fixed_actions(module, o.shape.user, *leaves), *follows]
+            return [*fixed_actions(module, o.shape.unsplit, *leaves), *follows]
 
         def search(module: Module, hints: Sequence[Action] = (), share: float = 1.0) -> Planned:
             return self._run(self._planner(module), fixed(module), hints, share)

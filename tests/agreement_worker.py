@@ -17,7 +17,8 @@ import numpy as np  # noqa: E402
 
 import partir_search as ps  # noqa: E402
 
-mesh = jax.make_mesh((2, 4), ("batch", "model"))
+own = jax.local_devices() if case == "local" else None
+mesh = jax.make_mesh((len(own) // 2, 2) if own else (2, 4), ("batch", "model"), devices=own)
 state = {"w1": np.ones((8, 16), np.float32), "w2": np.ones((16, 4), np.float32)}
 batch = np.arange(64, dtype=np.float32).reshape(8, 8) / 64
 
@@ -31,6 +32,8 @@ def step(state: Any, batch: Any) -> Any:
 
 
 def options() -> dict[str, Any]:
+    if case == "local":  # each on its own devices, and as it likes
+        return {"schedule": [ps.ManualPartition({"batch": 0}, axis="batch")] * index}
     if case == "differ":  # somebody else's code
         axis = "batch" if index == 0 else "model"
         return {"schedule": [ps.ManualPartition({"batch": 0}, axis=axis)]}

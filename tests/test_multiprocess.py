@@ -82,6 +82,13 @@ def test_one_process_plans_for_four() -> None:
 
 
 @pytest.mark.devices
+def test_meshes_of_one_process_need_no_agreement() -> None:
+    one, two = run(2, HERE / "agreement_worker.py", "local")
+    assert one["plan"]["actions"] != two["plan"]["actions"]
+    np.testing.assert_allclose(one["loss"], two["loss"], rtol=1e-5)
+
+
+@pytest.mark.devices
 @pytest.mark.parametrize(
     ("case", "messages"),
     [

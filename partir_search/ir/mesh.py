@@ -177,6 +177,11 @@ class MeshShape:
         names = tuple(dict.fromkeys(self.whole[: len(self.device_names)]))
         return MeshShape(names, tuple(self.size(self.axes(n)) for n in names))
 
+    @property
+    def unsplit(self) -> MeshShape:
+        """The user's mesh with the diagonals of this one."""
+        return self.user.with_diagonals(self.diagonal_names, self.skewed_state)
+
     def split(self, parts: Mapping[str, Sequence[int]]) -> MeshShape:
         """The mesh with some axes split, each into the given sizes, major to minor; not those that
         have a diagonal.

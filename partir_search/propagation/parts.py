@@ -31,8 +31,7 @@ def split_axes(graph: Graph, mesh: MeshShape) -> MeshShape:
     """
     named = _named_axes(graph, mesh) | {mesh.names[a] for pair in mesh.diagonals for a in pair}
     given = mesh.parts()
-    whole = mesh.user.with_diagonals(mesh.diagonal_names, mesh.skewed_state)
-    mesh = mesh.user
+    whole, mesh = mesh.unsplit, mesh.user
     cuts: dict[str, list[int]] = {name: [] for name in mesh.names}
     for batch in _batches(graph):
         for name, cut in _for_batch(batch, mesh):
