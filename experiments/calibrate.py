@@ -36,9 +36,10 @@ from rich.progress import track
 from rich.table import Table
 
 import partir_search as ps
+from experiments import planning_flags
 
 FLAGS = flags.FLAGS
-flags.DEFINE_string("mesh", "batch:2,model:4", "Mesh axes and sizes: all devices at hand.")
+planning_flags.define(mesh="batch:2,model:4")
 flags.DEFINE_string("platform", "cpu", "cpu for virtual devices; empty for what jax finds.")
 flags.DEFINE_integer("width", 1024, "Side of the matrix product.")
 flags.DEFINE_list("kib", ["64", "256", "1024", "4096"], "Payloads of the collectives.")

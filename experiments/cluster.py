@@ -5,16 +5,24 @@ flags is needed beyond `--cluster`, as jax finds its peers itself.
 from __future__ import annotations
 
 import os
+import sys
 
 import jax
 from absl import flags
 
 FLAGS = flags.FLAGS
-flags.DEFINE_boolean("cluster", False, "Join the processes that jax finds (TPU pods, Slurm).")
-flags.DEFINE_string("coordinator", None, "host:port of process 0, where jax cannot find it.")
-flags.DEFINE_integer("num_processes", 1, "Processes in all, with --coordinator.")
-flags.DEFINE_integer("process_id", 0, "This process, with --coordinator.")
-flags.DEFINE_integer("heartbeat_timeout", 100, "Seconds after which a silent process is dead.")
+SCRIPT = {"module_name": sys.argv[0]}  # whose --help shows them
+flags.DEFINE_boolean(
+    "cluster", False, "Join the processes that jax finds (TPU pods, Slurm).", **SCRIPT
+)
+flags.DEFINE_string(
+    "coordinator", None, "host:port of process 0, where jax cannot find it.", **SCRIPT
+)
+flags.DEFINE_integer("num_processes", 1, "Processes in all, with --coordinator.", **SCRIPT)
+flags.DEFINE_integer("process_id", 0, "This process, with --coordinator.", **SCRIPT)
+flags.DEFINE_integer(
+    "heartbeat_timeout", 100, "Seconds after which a silent process is dead.", **SCRIPT
+)
 
 
 def join_cluster() -> None:

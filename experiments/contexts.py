@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 import partir_search as ps
+from experiments import planning_flags
 from models.catalog import MODELS
 
 FLAGS = flags.FLAGS
@@ -31,7 +32,7 @@ flags.DEFINE_integer("devices", 16, "Devices on which a sequence lies.")
 flags.DEFINE_integer("layers", 2, "Layers of the model.")
 flags.DEFINE_integer("vocab", 8192, "Vocabulary: blocks are compared, not heads.")
 flags.DEFINE_list("machines", ["tpu_v5e", "tpu_v5p", "h100"], "Machines.")
-flags.DEFINE_integer("episodes", 200, "Strategies that a search scores.")
+planning_flags.define(episodes=200)
 
 WAYS: dict[str, Sequence[ps.Tactic] | None] = {
     "space": None,

@@ -23,6 +23,7 @@ from rich.progress import track
 from rich.table import Table
 
 import partir_search as ps
+from experiments import planning_flags
 from models.catalog import MODELS
 
 FLAGS = flags.FLAGS
@@ -38,8 +39,7 @@ flags.DEFINE_list("models", list(PER_DEVICE), "Models of the catalog.")
 flags.DEFINE_list("machines", ["tpu_v5e", "tpu_v5p", "h100"], "Machines.")
 flags.DEFINE_list("meshes", ["2x4", "8x8", "16x16", "16x16x16"], "Meshes.")
 flags.DEFINE_list("pressure", ["low", "high"], "Few or many examples on a device.")
-flags.DEFINE_integer("episodes", 600, "Strategies that a search scores.")
-flags.DEFINE_integer("seed", 0, "Seed of the search.")
+planning_flags.define(episodes=600, seed=0)
 
 AXES = ("data", "model", "third")
 

@@ -21,6 +21,7 @@ from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
 import partir_search as ps  # noqa: E402
+from experiments import planning_flags  # noqa: E402
 from models.catalog import MODELS  # noqa: E402
 
 FLAGS = flags.FLAGS
@@ -31,7 +32,7 @@ flags.DEFINE_list(
     "Known strategies by name.",
 )
 flags.DEFINE_integer("batch", 8, "Examples per step.")
-flags.DEFINE_string("mesh", "batch:2,model:4", "Mesh axes and sizes.")
+planning_flags.define(mesh="batch:2,model:4")
 
 
 def rows(name: str, mesh: Any) -> list[tuple[str, ...]]:

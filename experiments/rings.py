@@ -24,6 +24,7 @@ from rich.progress import track
 from rich.table import Table
 
 import partir_search as ps
+from experiments import planning_flags
 from models.catalog import MODELS
 
 FLAGS = flags.FLAGS
@@ -35,10 +36,8 @@ flags.DEFINE_integer("node", 4, "Devices of a node, 4 or 8.")
 flags.DEFINE_integer("layers", 2, "Layers of each model.")
 flags.DEFINE_integer("vocab", 1024, "Vocabulary: blocks are compared, not heads.")
 flags.DEFINE_float("batch", 2.0, "Sequences on a device.")
-flags.DEFINE_string("machine", "v100", "Device and links inside of nodes.")
+planning_flags.define(machine="v100", episodes=400, seed=0)
 flags.DEFINE_float("outer_gb_per_s", 12.5, "A node's link out (100 Gb/s InfiniBand).")
-flags.DEFINE_integer("episodes", 400, "Strategies that a search scores.")
-flags.DEFINE_integer("seed", 0, "Seed of the search.")
 
 
 def cluster(devices: int) -> tuple[AbstractMesh, ps.Machine]:

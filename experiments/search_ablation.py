@@ -24,6 +24,7 @@ from rich.progress import track
 from rich.table import Table
 
 import partir_search as ps
+from experiments import planning_flags
 from models import llama, transformer
 from partir_search.cost.simulator import CostModel
 from partir_search.experts.moves import TileClass
@@ -42,7 +43,7 @@ from partir_search.signature import split_call, trace_call
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("seeds", 3, "Seeds of each variant.")
-flags.DEFINE_integer("episodes", 600, "Strategies that each variant scores.")
+planning_flags.define(episodes=600)
 flags.DEFINE_integer("layers", 4, "Layers of the programs.")
 
 Starts = Sequence[Sequence[Move]]

@@ -24,6 +24,7 @@ from rich.progress import track
 from rich.table import Table
 
 import partir_search as ps
+from experiments import planning_flags
 from experiments.small_programs import MESHES, enumerated, game_of, modules
 from partir_search.experts.plans import expert_plans
 from partir_search.mcts.env import PlanningGame
@@ -33,8 +34,7 @@ from partir_search.mcts.search import Settings, search
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("seeds", 10, "Seeds of the search.")
 flags.DEFINE_integer("states", 4000, "Spaces with more states are left out of the regret.")
-flags.DEFINE_integer("episodes", 600, "Strategies that a search scores.")
-flags.DEFINE_string("machine", "tpu_v5e", "Machine to plan for.")
+planning_flags.define(machine="tpu_v5e", episodes=600)
 
 
 def spaces() -> Iterator[tuple[str, PlanningGame]]:

@@ -28,6 +28,7 @@ from rich.progress import track
 from rich.table import Table
 
 import partir_search as ps
+from experiments import planning_flags
 from models import llama, transformer
 from models.catalog import MODELS
 
@@ -41,10 +42,8 @@ flags.DEFINE_list(
     ],
     "Model@mesh.",
 )
-flags.DEFINE_string("machine", "tpu_v5p", "Machine to plan for.")
+planning_flags.define(machine="tpu_v5p", episodes=600, seed=0)
 flags.DEFINE_integer("tokens", 2**18, "Tokens per step and 64 devices.")
-flags.DEFINE_integer("episodes", 600, "Strategies that a search scores.")
-flags.DEFINE_integer("seed", 0, "Seed of the search.")
 flags.DEFINE_boolean("here", False, "Run the only row in this process.")
 
 AXES = ("data", "model", "third")

@@ -24,6 +24,7 @@ import numpy as np  # noqa: E402
 from absl import app, flags  # noqa: E402
 
 import partir_search as ps  # noqa: E402
+from experiments import planning_flags  # noqa: E402
 from experiments.schedules import schedule  # noqa: E402
 from models.transformer import (  # noqa: E402
     TransformerConfig,
@@ -33,7 +34,7 @@ from models.transformer import (  # noqa: E402
 )
 
 FLAGS = flags.FLAGS
-flags.DEFINE_string("mesh", "batch:2,model:4", "Mesh axes and sizes.")
+planning_flags.define(mesh="batch:2,model:4")
 flags.DEFINE_list("schedules", ["bp", "bp+mp", "bp+mp+z2", "bp+mp+z3", "auto"], "Schedules.")
 flags.DEFINE_integer("layers", 4, "Transformer blocks.")
 flags.DEFINE_integer("d_model", 256, "Width.")

@@ -21,17 +21,15 @@ from absl import app, flags  # noqa: E402
 from rich.console import Console  # noqa: E402
 
 import partir_search as ps  # noqa: E402
+from experiments import planning_flags  # noqa: E402
 from models.catalog import MODELS  # noqa: E402
 
 FLAGS = flags.FLAGS
 flags.DEFINE_enum("model", "gpt-tiny", sorted(MODELS), "Model and its named sizes.")
-flags.DEFINE_string("mesh", "batch:2,model:4", "Mesh axes and sizes.")
+planning_flags.define(mesh="batch:2,model:4", machine="tpu_v5e", episodes=300, seed=0)
 flags.DEFINE_string("plan", "auto", "auto, list, or a known strategy by name.")
-flags.DEFINE_string("machine", "tpu_v5e", "Machine to plan for.")
 flags.DEFINE_integer("batch", 8, "Examples per step.")
 flags.DEFINE_integer("steps", 3, "Steps.")
-flags.DEFINE_integer("episodes", 300, "Strategies that the search scores.")
-flags.DEFINE_integer("seed", 0, "Seed of parameters, data and search.")
 
 TOLERANCE = 1e-3  # of a result's largest element
 

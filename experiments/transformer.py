@@ -30,6 +30,7 @@ from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
 import partir_search as ps  # noqa: E402
+from experiments import planning_flags  # noqa: E402
 from experiments.cluster import is_first, join_cluster  # noqa: E402
 from experiments.schedules import schedule  # noqa: E402
 from experiments.text import batches, read_bytes  # noqa: E402
@@ -41,7 +42,7 @@ from models.transformer import (  # noqa: E402
 )
 
 FLAGS = flags.FLAGS
-flags.DEFINE_string("mesh", "batch:2,model:4", "Mesh axes and sizes.")
+planning_flags.define(mesh="batch:2,model:4", machine="tpu_v5e", episodes=600, seed=0)
 flags.DEFINE_integer("layers", 4, "Transformer blocks.")
 flags.DEFINE_integer("d_model", 128, "Width.")
 flags.DEFINE_integer("heads", 8, "Attention heads.")
@@ -54,10 +55,7 @@ flags.DEFINE_boolean("scan", False, "Fold the layers into one scan.")
 flags.DEFINE_boolean("remat", False, "Recompute each layer in the backward pass.")
 flags.DEFINE_float("dropout", 0.0, "Dropout rate.")
 flags.DEFINE_string("schedule", "auto", "auto, or parts joined by +: bp, mp, z2, z3, auto.")
-flags.DEFINE_string("machine", "tpu_v5e", "Machine to plan for; 'cpu' is what the demo runs on.")
-flags.DEFINE_integer("seed", 0, "Seed of parameters, data and search.")
 flags.DEFINE_string("text", None, "Glob of text files; default: the standard library's sources.")
-flags.DEFINE_integer("episodes", 600, "Strategies that the search scores.")
 flags.DEFINE_string(
     "out", None, "Folder for the plan, its IR, the search's tree (JSON and picture) and the losses."
 )

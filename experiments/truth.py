@@ -30,6 +30,7 @@ from rich.table import Table
 from scipy.stats import spearmanr
 
 import partir_search as ps
+from experiments import planning_flags
 from experiments.judge import judge
 from models.catalog import MODELS
 
@@ -37,7 +38,7 @@ FLAGS = flags.FLAGS
 flags.DEFINE_list("models", None, "Cases to compile; default: all.")
 flags.DEFINE_list("targets", ["tpu_v5e:2x4", "tpu_v5p:2x2x2"], "Machines and topologies.")
 flags.DEFINE_integer("plans", 12, "Plans of each model on each target.")
-flags.DEFINE_string("mesh", "data:2,model:4", "Mesh axes and sizes.")
+planning_flags.define(mesh="data:2,model:4")
 flags.DEFINE_string("rows", "rows.jsonl", "File of JSON lines, read and added to.")
 flags.DEFINE_string("hlo", None, "Folder that keeps compiled programs, to be judged again.")
 flags.DEFINE_boolean("compile", True, "Compile what the file lacks; else only predict again.")

@@ -21,6 +21,7 @@ from absl import app, flags
 from jax.sharding import AbstractMesh
 
 import partir_search as ps
+from experiments import planning_flags
 from models.catalog import MODELS
 
 FLAGS = flags.FLAGS
@@ -31,11 +32,9 @@ flags.DEFINE_list(
     "Fields of the model's config that differ, e.g. layers=2, remat=True, dtype=bfloat16.",
 )
 flags.DEFINE_string("target", "tpu_v5e:2x4", "Machine and topology to compile for.")
-flags.DEFINE_string("mesh", "data:2,model:4", "Mesh axes and sizes, as many devices as the target")
+planning_flags.define(mesh="data:2,model:4", episodes=600, seed=0)
 flags.DEFINE_list("plans", ["auto", "BP(data)+MP(model)"], "auto, or known strategies by name.")
 flags.DEFINE_integer("batch", 16, "Examples per step.")
-flags.DEFINE_integer("episodes", 600, "Strategies that the search scores.")
-flags.DEFINE_integer("seed", 0, "Seed of the search.")
 
 
 def sizes() -> dict[str, Any]:
