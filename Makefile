@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test lint types unit install-demo install-test clean
+.PHONY: help demo test test-long lint types unit install-demo install-test clean
 
 help:
 	@echo "make demo   set up $(VENV) and train a small transformer, partitioned and not"
@@ -39,6 +39,10 @@ unit: install-test
 	NPROC=16 JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n 2 --dist worksteal
 
 test: lint types unit
+
+# What `make test` leaves out as well: more models, train steps and plans of the same kinds (an hour).
+test-long: install-test
+	NPROC=16 JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n 2 --dist worksteal --long --plans=1
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

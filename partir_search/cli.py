@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         mesh = MeshShape.parse(args.mesh)
         console = Console()
         {"plan": _plan, "experts": _experts}[args.command](args, step, inputs, mesh, console)
-    except (UsageError, ValueError, TypeError) as error:
+    except (UsageError, ValueError, TypeError, RuntimeError) as error:
         print(f"partir-search: {error}", file=sys.stderr)
         return 2
     return 0
@@ -113,8 +113,9 @@ def named_object(name: str) -> Any:
         raise UsageError(f"{module!r} cannot be imported from {os.getcwd()}: {error}") from error
     for part in attribute.split("."):
         if not hasattr(found, part):
-            public = [n for n in vars(found) if not n.startswith("_")][:8]
-            raise UsageError(f"{module} has no {attribute!r}; it has {', '.join(public)} ...")
+            own = (n for n, x in vars(found).items() if getattr(x, "__module__", "") == module)
+            shown = ", ".join(n for n in list(own)[:8] if not n.startswith("_"))
+            raise UsageError(f"{module} has no {attribute!r}; it has {shown}")
         found = getattr(found, part)
     return found
 

@@ -25,7 +25,16 @@ GOLDEN = pathlib.Path(__file__).parent / "golden"
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden/*.txt")
     parser.addoption("--programs", type=int, default=14, help="programs of the property test")
+    parser.addoption("--long", action="store_true", help="run what is marked long, too")
     parser.addoption("--plans", type=int, default=0, help="random plans of each model")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out what is marked `long`: the suite is to run in minutes on two cores."""
+    if not config.getoption("--long"):
+        left = [item for item in items if item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in set(left)]
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ ABSTRACT = AbstractMesh((2, 4), ("batch", "model"))
 
 
 @pytest.mark.devices
-@pytest.mark.parametrize("jitted", [False, True])
+@pytest.mark.parametrize("jitted", [pytest.param(False, marks=pytest.mark.long), True])
 def test_accumulated_step_equals_plain(jitted: bool, mesh: jax.sharding.Mesh) -> None:
     args = jax.jit(lambda: ENTRY.args(8))()
     want = jax.jit(ENTRY.step)(*args)

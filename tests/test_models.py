@@ -1,8 +1,8 @@
 """Every model of the catalog: found plans, known strategies and random plans compute the plain
 step, and what is emitted and compiled holds the planned collectives.
 
-`pytest tests/test_models.py --plans=20` runs 20 random plans and all known strategies of each, and
-the models that are left out without it: whose layers run in others, or in other tests.
+`pytest tests/test_models.py --long --plans=20` runs 20 random plans and all known strategies of
+each, also of the models that are left out without `--long`: their layers run in others.
 """
 
 from __future__ import annotations
@@ -29,6 +29,10 @@ from partir_search.propagation.propagate import State
 
 TINY = tuple(sorted(name for name in MODELS if name.endswith("-tiny")))
 ALIKE = ("bert", "bloom", "decoding", "gpt", "gpt-scan", "llama", "master", "nnx", "opt")
+ALIKE += ("ensemble", "lora", "microbatch", "vit")
+NAMES = [
+    pytest.param(n, marks=pytest.mark.long) if n.removesuffix("-tiny") in ALIKE else n for n in TINY
+]
 # Rounding: bfloat16 gradients differ by a bit of 2^-8, float8 ones by one of 2^-3, where a sum's
 # order puts a value on the other side of a tie.
 TOLERANCE = {"master-tiny": 1e-2, "microbatch-tiny": 1e-2, "float8-tiny": 0.1}
@@ -80,13 +84,11 @@ def same(got: list[Any], want: list[Any], tolerance: float) -> None:
 
 
 @pytest.mark.devices
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", NAMES)
 def test_plans(name: str, mesh: jax.sharding.Mesh, request: pytest.FixtureRequest) -> None:
     """The found plan, and for every eighth model a random one; or `--plans` random ones, and the
     known strategies.
     """
-    if not request.config.getoption("--plans") and name.removesuffix("-tiny") in ALIKE:
-        pytest.skip("its layers run in other tests; --plans=1 runs it")
     count = request.config.getoption("--plans") or (TINY.index(name) % 8 == 1)
     args, _ = plain(name)
     found = compare(name, mesh, episodes=60)

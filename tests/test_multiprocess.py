@@ -126,7 +126,7 @@ def test_the_example_goes_on_after_a_restart(tmp_path: pathlib.Path) -> None:
         first, second = (w.communicate(timeout=240) for w in workers)
         assert [w.returncode for w in workers] == [0, 0], first[1][-2000:] + second[1][-2000:]
         assert said in first[0]
-        assert not second[0].strip()
+        assert "losses" not in second[0]  # one process speaks
     assert "losses agree within" in first[0]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["2", "4"]
 

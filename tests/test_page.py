@@ -163,7 +163,7 @@ def test_command_lists_experts(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["no_colon", NAMES[1], *WHERE], "write it as package.module:function"),
         (["no.such:step", NAMES[1], *WHERE], "'no.such' cannot be imported from"),
-        (["tests.test_page:nothing", NAMES[1], *WHERE], "tests.test_page has no 'nothing'; it has"),
+        (["tests.test_page:nothing", NAMES[1], *WHERE], "has no 'nothing'; it has plan_of, "),
         ([NAMES[0], "--args=tests.test_page:NAMES", *WHERE], "must both be functions"),
         ([NAMES[0], NAMES[1], "--mesh=2x4", WHERE[1]], "write it as batch:2,model:4"),
         ([NAMES[0], NAMES[1], WHERE[0], "--machine=abacus"], "abacus"),

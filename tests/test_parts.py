@@ -77,7 +77,9 @@ def train_args() -> tuple[Any, Any]:
 
 
 @pytest.mark.devices
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(AxisType.Auto, marks=pytest.mark.long), AxisType.Explicit]
+)
 def test_heads_beyond_the_kv_heads(kind: AxisType) -> None:
     """Megatron on 4 devices with 2 kv heads: queries tile 4 ways, keys and values 2 ways."""
     mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(kind, kind))

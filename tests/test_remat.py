@@ -238,7 +238,15 @@ def test_iterations_of_a_scan_run_again(mesh: jax.sharding.Mesh) -> None:
 
 
 @pytest.mark.devices
-@pytest.mark.parametrize("name", ["gpt-scan-tiny", "lstm-tiny", "microbatch-tiny", "ssm-tiny"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gpt-scan-tiny",
+        pytest.param("lstm-tiny", marks=pytest.mark.long),
+        pytest.param("microbatch-tiny", marks=pytest.mark.long),
+        "ssm-tiny",
+    ],
+)
 def test_scanned_models_run_again(name: str, mesh: jax.sharding.Mesh) -> None:
     entry = MODELS[name]
     if name == "gpt-scan-tiny":

@@ -129,9 +129,9 @@ class Walk:
                 for own in self.model.manual[item.op.id]:
                     seconds, sent, name = self.model.own_seconds(own, self.mesh)
                     self.add(own.kind, name, sent, times * own.times * item.op.count)
-                    spent = seconds * times * own.times * item.op.count
-                    self.exposed += spent
-                    self.note(own.kind, name, spent, spent, item.op.source)
+                    taken = seconds * times * own.times * item.op.count
+                    self.exposed += taken
+                    self.note(own.kind, name, taken, taken, item.op.source)
             done = item.op
             at += 1
         return extra

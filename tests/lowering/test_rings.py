@@ -163,7 +163,7 @@ def test_print(golden: Callable[[str], None]) -> None:
 
 
 @pytest.mark.devices
-@pytest.mark.parametrize("n", [2, 3, 4])
+@pytest.mark.parametrize("n", [pytest.param(2, marks=pytest.mark.long), 3, 4])
 def test_mlp_least(n: int, golden: Callable[[str], None]) -> None:
     """Hidden activations stay where a product has them (section 1.7 of the facts: fewer bytes by
     far), and what is computed is the same.
@@ -328,7 +328,7 @@ def plain_optimizer() -> optax.GradientTransformation:
 @pytest.mark.parametrize(
     "name, n, linears, form",
     [
-        ("llama-tiny", 2, 8, "result"),
+        pytest.param("llama-tiny", 2, 8, "result", marks=pytest.mark.long),
         ("gpt-scan-tiny", 2, 8, "least"),
         ("gpt-tiny", 4, 7, "result"),
     ],
