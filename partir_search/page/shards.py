@@ -34,7 +34,7 @@ def shards_picture(shape: Sequence[int], layout: Layout, mesh: MeshShape) -> str
         x, y = c * width / shown_cols, r * height / shown_rows
         out.append(
             f'<rect x="{x:.1f}" y="{y:.1f}" width="{width / shown_cols:.1f}"'
-            f' height="{height / shown_rows:.1f}" fill="hsl({hue:.0f} 60% 72%)" stroke="#fff">'
+            f' height="{height / shown_rows:.1f}" fill="hsl({hue:.0f} 60% 72%)" stroke="#fff" stroke-width=".5">'
             f"<title>{escape(told)}</title></rect>"
         )
     size = f'width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}"'
@@ -43,9 +43,9 @@ def shards_picture(shape: Sequence[int], layout: Layout, mesh: MeshShape) -> str
 
 
 def _extent(across: int, down: int) -> tuple[float, float]:
-    """Pixels of a rectangle: like the dims, but no thinner than a fifth of its length."""
+    """Pixels of a rectangle: like the dims, but no thinner than two fifths of its length."""
     longest = max(across, down, 1)
-    return max(SIDE * across / longest, SIDE / 5), max(SIDE * down / longest, SIDE / 5)
+    return max(SIDE * across / longest, SIDE / 2.5), max(SIDE * down / longest, SIDE / 2.5)
 
 
 def _holders(
