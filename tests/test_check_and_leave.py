@@ -59,7 +59,9 @@ def test_check_finds_a_difference(mesh: jax.sharding.Mesh) -> None:
     assert "they differ" in str(found)
 
 
-@pytest.mark.parametrize("name", ["gpt-scan-tiny", "llama-tiny"])
+@pytest.mark.parametrize(
+    "name", ["gpt-scan-tiny", pytest.param("llama-tiny", marks=pytest.mark.long)]
+)
 def test_plain_jit_with_constraints(name: str, mesh: jax.sharding.Mesh) -> None:
     """What is left without this package: the same results, collectives by XLA's partitioner."""
     entry = MODELS[name]

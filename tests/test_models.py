@@ -29,7 +29,7 @@ from partir_search.propagation.propagate import State
 
 TINY = tuple(sorted(name for name in MODELS if name.endswith("-tiny")))
 ALIKE = ("bert", "bloom", "decoding", "gpt", "gpt-scan", "llama", "master", "nnx", "opt")
-ALIKE += ("ensemble", "lora", "microbatch", "vit")
+ALIKE += ("ensemble", "lora", "microbatch", "mixer", "vit")
 NAMES = [
     pytest.param(n, marks=pytest.mark.long) if n.removesuffix("-tiny") in ALIKE else n for n in TINY
 ]

@@ -241,7 +241,7 @@ def test_iterations_of_a_scan_run_again(mesh: jax.sharding.Mesh) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "gpt-scan-tiny",
+        pytest.param("gpt-scan-tiny", marks=pytest.mark.long),
         pytest.param("lstm-tiny", marks=pytest.mark.long),
         pytest.param("microbatch-tiny", marks=pytest.mark.long),
         "ssm-tiny",

@@ -39,6 +39,7 @@ td{border-bottom:1px solid #eef0f3;padding:4px 10px 4px 0;vertical-align:middle}
 td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}
 td{overflow-wrap:anywhere}.wide{overflow-x:auto}
 svg{width:100%;height:auto}svg.shards{width:auto}
+svg.shards rect{stroke:#fff;stroke-width:.5}
 svg text{font:12px system-ui,sans-serif;fill:#4b5563}
 .lane{fill:#f3f4f6}.axis{stroke:#9ca3af}.mark{stroke:#6b7280;stroke-dasharray:4 3}
 p.note{color:#6b7280;font-size:13px;margin:4px 0}

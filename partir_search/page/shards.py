@@ -34,7 +34,7 @@ def shards_picture(shape: Sequence[int], layout: Layout, mesh: MeshShape) -> str
         x, y = c * width / shown_cols, r * height / shown_rows
         out.append(
             f'<rect x="{x:.1f}" y="{y:.1f}" width="{width / shown_cols:.1f}"'
-            f' height="{height / shown_rows:.1f}" fill="hsl({hue:.0f} 60% 72%)" stroke="#fff" stroke-width=".5">'
+            f' height="{height / shown_rows:.1f}" fill="hsl({hue:.0f} 60% 72%)">'
             f"<title>{escape(told)}</title></rect>"
         )
     size = f'width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}"'

@@ -156,7 +156,7 @@ def test_sums_are_added_in_32_bits() -> None:
     "name, sizes, data",
     [
         ("llama-tiny", {}, "tokens"),  # kv heads fewer than devices: the axis is in two parts
-        ("gpt-scan-tiny", {"remat": "full"}, "batch"),
+        pytest.param("gpt-scan-tiny", {"remat": "full"}, "batch", marks=pytest.mark.long),
     ],
 )
 def test_train_step(

@@ -39,7 +39,9 @@ def layouts(axes: Sequence[int], rank: int) -> list[Layout]:
 
 
 @pytest.mark.devices
-@pytest.mark.parametrize("sizes", [(2, 2, 2), (3, 3)], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [(2, 2, 2), pytest.param((3, 3), marks=pytest.mark.long)], ids=str
+)
 def test_redistribution_moves_every_block(sizes: tuple[int, ...]) -> None:
     """Any layout to any other, by what devices hold afterwards; nothing along a diagonal."""
     shape = MeshShape(("r", "c", "s")[: len(sizes)], sizes).with_diagonals(["r~c"])
