@@ -3,8 +3,7 @@ plain `jax.jit` against those of the plan's own program.
 
     python -m experiments.leave --models=transformer-tiny,llama-tiny
 
-Both are compiled for CPU devices; counts are of operands, bytes those that a device hands over in
-the plan's program and, in XLA's, those of the collectives' results.
+Both are compiled for CPU devices; counts are of operands.
 """
 
 from __future__ import annotations

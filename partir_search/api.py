@@ -245,6 +245,9 @@ class AutoPartitioned:
     def check(self, *args: Any, plan: Plan | None = None, **kwargs: Any) -> Check:
         """Runs the function partitioned and plain on CPU devices; how much results differ.
 
+        What is nothing but rounding differs as a whole: Adam's step for a gradient that is zero
+        but for that (of a key's bias, say). Compare with an optimizer that does not divide.
+
         Args:
           args, kwargs: arrays, or ShapeDtypeStructs to be filled with random numbers.
           plan: to check; default: the one for these arguments. They may be smaller than its own.

@@ -216,7 +216,7 @@ class Plan(Layouts):
         """Runs a partitioned function under this plan, and plain, on CPU devices; compares results.
 
         Args:
-          step: what `auto_partition` returned, for this or a smaller mesh of the same axes.
+          step: what `auto_partition` returned. The mesh is this plan's, of CPU devices.
           args, kwargs: arrays, or ShapeDtypeStructs to be filled with random numbers. They may be
             smaller than those that the plan is for: what holds of the plan is applied then.
         """

@@ -37,6 +37,7 @@ class PlanCache:
           options: whatever else plans depend on; told apart by `repr`.
         """
         facts = [fingerprint(module), str(mesh), *map(repr, options)]
+        facts += [repr(module.ties), repr(sorted(module.donated))]
         facts += [version("partir_search"), jax.__version__]
         key = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:20]
         name = "".join(c if c.isalnum() or c in "_-" else "_" for c in module.name)

@@ -71,6 +71,7 @@ def test_blocks_run(
             run(code, names, page)
             continue
         message = " ".join(failure(code, names, page).split())
+        assert said.strip(), code
         at = 0
         for part in " ".join(said.split()).split("..."):
             at = message.find(part.strip(), at)

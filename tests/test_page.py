@@ -57,6 +57,9 @@ def test_timeline_adds_up(name: str, schedule: str | None) -> None:
     compute = sum(e.seconds for e in found.events if e.lane == "compute")
     assert compute == pytest.approx(plan.cost.compute_seconds, rel=1e-6)
     assert max(b for _, b in found.memory) == pytest.approx(plan.cost.peak_bytes)
+    if name == "llama-tiny":  # no scan, at whose peak inner values are live
+        made_up = found.argument_bytes + sum(v.bytes for v in found.live)
+        assert made_up == pytest.approx(plan.cost.peak_bytes, rel=0.01)
     assert all(e.exposed <= e.seconds * (1 + 1e-9) for e in found.events)
     kinds = {e.kind for e in found.events if e.lane != "compute"}
     assert kinds == {c.kind for c in plan.collectives}

@@ -138,8 +138,10 @@ def test_a_second_start_plans_nothing(tmp_path: pathlib.Path) -> None:
     assert second.actions == first.actions
     assert second.cost == first.cost
     assert plan_of(seed=1).searches
+    donated = plan_of(donate_argnums=0)
+    assert donated.searches
     assert plan_of(AbstractMesh((4, 2), ("batch", "model"))).searches
-    assert len(list(tmp_path.iterdir())) == 3
+    assert len(list(tmp_path.iterdir())) == 4
     file.write_text("{}")
     with pytest.warns(UserWarning, match="is not a plan that can be read.*planned again"):
         assert plan_of().searches
