@@ -27,8 +27,10 @@ from partir_search.plan import Plan
 from partir_search.pressure import DoesNotFit, Remedy
 from partir_search.propagation.actions import (
     Action,
+    Bar,
     Hold,
     IllegalAction,
+    Nest,
     Replicate,
     RingForm,
     Stream,
@@ -56,6 +58,7 @@ __all__ = [
     "Action",
     "AutoPartitioned",
     "AutomaticPartition",
+    "Bar",
     "Check",
     "Collective",
     "CollectiveMatmul",
@@ -75,6 +78,7 @@ __all__ = [
     "Machine",
     "ManualPartition",
     "MeshShape",
+    "Nest",
     "Plan",
     "PlansDiffer",
     "Remedy",

@@ -11,47 +11,52 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from partir_search.ir.core import Module, Value
 from partir_search.ir.mesh import MeshShape
-from partir_search.propagation.actions import Action, Replicate, Tile
+from partir_search.propagation.actions import Action
+from partir_search.wishes import Wish, together
 
 
-def spec_actions(path: str, value: Value, spec: PartitionSpec, mesh: MeshShape) -> list[Action]:
-    """Actions that bring `value` to `spec`: tiles, and whole along all other axes.
+def spec_wish(path: str, value: Value, spec: PartitionSpec, mesh: MeshShape) -> Wish:
+    """What `spec` says of `value`: tiled on the axes that it names and on no others.
 
-    An UNCONSTRAINED dim leaves the axes that are not named free. ValueErrors name `path`.
+    With UNCONSTRAINED dims axes that are not named may tile these, and no other dim. ValueErrors
+    name `path`.
     """
     entries = tuple(spec)
     shape = value.type.shape
     if len(entries) > len(shape):
         raise ValueError(f"{path}: {spec} has {len(entries)} entries, the value has shape {shape}")
-    actions: list[Action] = []
-    used: dict[str, int] = {}
-    free = False
+    entries += (None,) * (len(shape) - len(entries))
+    layout: list[tuple[int, ...]] = []
+    used: dict[int, int] = {}
     for dim, entry in enumerate(entries):
-        if entry is PartitionSpec.UNCONSTRAINED:
-            free = True
-            continue
-        axes = () if entry is None else entry if isinstance(entry, tuple) else (entry,)
-        tiles = 1
-        for axis in axes:
+        loose = entry is None or entry is PartitionSpec.UNCONSTRAINED
+        names = () if loose else entry if isinstance(entry, tuple) else (entry,)
+        axes: list[int] = []
+        for name in names:
             try:
-                tiles *= mesh.sizes[mesh.index(axis)]
+                axis = mesh.index(name)
             except ValueError as error:
                 raise ValueError(f"{path}: {spec}: {error}") from None
             if axis in used:
                 raise ValueError(
-                    f"{path}: {spec} uses axis {axis!r} on dims {used[axis]} and {dim};"
+                    f"{path}: {spec} uses axis {name!r} on dims {used[axis]} and {dim};"
                     " an axis can tile one dim of a value"
                 )
             used[axis] = dim
-            actions.append(Tile(value.name, dim, axis))
+            axes.append(axis)
+        tiles = mesh.size(axes)
         if shape[dim] % tiles or (tiles > 1 and not shape[dim]):
             raise ValueError(
                 f"{path}: dim {dim} of shape {shape} does not divide by {tiles}, the size of"
                 f" {entry!r} in {spec}; choose another dim or axis"
             )
+        layout.append(tuple(axes))
+    others = tuple(a for a in range(len(mesh.names)) if a not in used)
+    free = [dim for dim, entry in enumerate(entries) if entry is PartitionSpec.UNCONSTRAINED]
     if not free:
-        actions += [Replicate(value.name, a) for a in mesh.names if a not in used]
-    return actions
+        return Wish(value.name, tuple(layout), others)
+    barred = [dim for dim in range(len(shape)) if dim not in free]
+    return Wish(value.name, tuple(layout), (), tuple((d, a) for d in barred for a in others))
 
 
 def _spec(path: str, sharding: Any) -> PartitionSpec | None:
@@ -86,21 +91,21 @@ def broadcast_prefix(prefix: Any, tree: Any, what: str) -> list[Any]:
     return [box.sharding for box in jax.tree.leaves(spread)]
 
 
-def sharding_actions(
+def sharding_wishes(
     paths: Sequence[str], values: Sequence[Any], shardings: Sequence[Any], mesh: MeshShape
-) -> list[Action]:
-    """Actions for one sharding (or None) per value."""
-    actions: list[Action] = []
+) -> list[Wish]:
+    """What one sharding (or None) per value says."""
+    wishes: list[Wish] = []
     for path, value, sharding in zip(paths, values, shardings, strict=True):
         spec = _spec(path, sharding)
         if spec is not None and isinstance(value, Value) and value.type.shape:
-            actions += spec_actions(path, value, spec, mesh)
-    return actions
+            wishes.append(spec_wish(path, value, spec, mesh))
+    return wishes
 
 
-def constraint_actions(module: Module, mesh: MeshShape) -> list[Action]:
-    """Actions for `with_sharding_constraint` in the user's code."""
-    actions: list[Action] = []
+def constraint_wishes(module: Module, mesh: MeshShape) -> list[Wish]:
+    """What `with_sharding_constraint` in the user's code says."""
+    wishes: list[Wish] = []
     for op in module.ops:
         sharding = op.params.get("sharding")
         if op.prim == "sharding_constraint" and isinstance(sharding, NamedSharding):
@@ -113,8 +118,8 @@ def constraint_actions(module: Module, mesh: MeshShape) -> list[Action]:
                     PartitionSpec.UNCONSTRAINED if d in loose else e
                     for d, e in enumerate((*spec, *(None,) * (len(value.type.shape) - len(spec))))
                 ]
-                actions += spec_actions(where, value, PartitionSpec(*entries), mesh)
-    return actions
+                wishes.append(spec_wish(where, value, PartitionSpec(*entries), mesh))
+    return wishes
 
 
 def fixed_actions(
@@ -126,18 +131,18 @@ def fixed_actions(
       inputs: positional arguments and their shardings (a prefix, or None).
       outputs: the results' tree and their shardings, likewise.
     """
-    actions: list[Action] = []
+    wishes: list[Wish] = []
     args, wanted = inputs
     if wanted is not None:
         if len(args) == 1 and not isinstance(wanted, tuple | list):
             wanted = (wanted,)
         spread = broadcast_prefix(tuple(wanted), tuple(args), "in_shardings")
         n = len(spread)
-        actions += sharding_actions(module.arg_paths[:n], module.body.args[:n], spread, mesh)
+        wishes += sharding_wishes(module.arg_paths[:n], module.body.args[:n], spread, mesh)
     out_tree, wanted = outputs
     if wanted is not None:
         results = jax.tree.unflatten(out_tree, list(module.body.results))
         spread = broadcast_prefix(wanted, results, "out_shardings")
         paths = [f"result {p}".strip() for p in module.result_paths]
-        actions += sharding_actions(paths, module.body.results, spread, mesh)
-    return actions + constraint_actions(module, mesh)
+        wishes += sharding_wishes(paths, module.body.results, spread, mesh)
+    return together([*wishes, *constraint_wishes(module, mesh)], mesh)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import collections
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from partir_search.ir.core import Module, Value
-from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import Layout
 from partir_search.plan import Plan
-from partir_search.propagation.actions import Action, Replicate, Tile
+from partir_search.propagation.actions import Action
+from partir_search.wishes import Wish, together
 
 
 def following_actions(module: Module, plan: Plan) -> list[Action]:
@@ -34,32 +33,13 @@ def following_actions(module: Module, plan: Plan) -> list[Action]:
             f" has a path and type of that one's: {', '.join(module.arg_paths[:5])} ... against"
             f" {', '.join(plan.module.arg_paths[:5])} ..."
         )
-    return _together({n: layout for n, layout in found.items() if layout}, plan.mesh_shape)
-
-
-def _together(layouts: Mapping[str, Layout], mesh: MeshShape) -> list[Action]:
-    """Actions that tile values before anything propagates from one to another."""
-    whole: dict[str, list[str]] = collections.defaultdict(list)
-    tiled: dict[tuple[int, tuple[int, ...]], list[str]] = collections.defaultdict(list)
-    for name, layout in layouts.items():
-        used = {a for axes in layout for a in axes}
-        for axis, label in enumerate(mesh.device_names):
-            if axis not in used:
-                whole[label].append(name)
-        for dim, axes in enumerate(layout):
-            if axes:
-                tiled[dim, axes].append(name)
-    actions: list[Action] = [Replicate(n[0], axis, tuple(n[1:])) for axis, n in whole.items()]
-    for (dim, axes), names in tiled.items():
-        others = [
-            n
-            for (d, along), values in tiled.items()
-            if (d, along) != (dim, axes) and not set(along).isdisjoint(axes)
-            for n in values
-        ]
-        also, barriers = tuple(names[1:]), tuple(dict.fromkeys(others))
-        actions.append(Tile(names[0], dim, mesh.label(axes), also, barriers))
-    return actions
+    axes = range(len(plan.mesh_shape.device_names))
+    wishes = [
+        Wish(name, layout, tuple(a for a in axes if not any(a in d for d in layout)))
+        for name, layout in found.items()
+        if layout
+    ]
+    return together(wishes, plan.mesh_shape)
 
 
 def _alike(

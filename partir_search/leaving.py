@@ -25,9 +25,14 @@ def constrained(partition: Partition, mesh: Any) -> Callable[..., list[Any]]:
     decides about them.
 
     Raises:
-      ValueError: the program has a `shard_map` of the user's own.
+      ValueError: the program has a `shard_map` of the user's own, or the mesh has Explicit axes.
     """
     module = partition.module
+    if jax.sharding.AxisType.Explicit in mesh.axis_types:
+        raise ValueError(
+            "constraints can name Auto axes only, and the plan's mesh has Explicit ones: plan on"
+            " jax.sharding.Mesh(mesh.devices, mesh.axis_names), whose axes are Auto"
+        )
     for op in module.ops:
         if partition.rules[op.id].manual is not None:
             raise ValueError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 import re
@@ -50,8 +51,14 @@ def parameter_names(fun: Callable[..., Any], positional: int) -> list[str]:
 
 
 def nearest(wanted: str, known: Iterable[str], limit: int = 8) -> str:
-    """A few known paths for an error message, those that share a part with `wanted` first."""
+    """A few known paths for an error message, those that share most with `wanted` first."""
     parts = {p for p in re.split(r"[/*]+", wanted) if p}
-    ranked = sorted(known, key=lambda k: (-len(parts & set(k.split("/"))), k))
+    text = difflib.SequenceMatcher(b=wanted)
+
+    def rank(path: str) -> tuple[int, float, str]:
+        text.set_seq1(path)
+        return -len(parts & set(path.split("/"))), -text.ratio(), path
+
+    ranked = sorted(known, key=rank)
     shown = ", ".join(ranked[:limit])
     return shown + (", ..." if len(ranked) > limit else "")

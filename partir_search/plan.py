@@ -159,7 +159,7 @@ class Plan(Layouts):
           This plan beside the other one (`.after`, which may be given as `schedule=`).
 
         Raises:
-          KeyError: no argument goes by that path.
+          ValueError: no argument goes by that path.
           ValueError: the sharding does not fit an argument, or the mesh.
         """
         planned, dropped = with_sharding(self._planned, path, spec)
@@ -219,7 +219,15 @@ class Plan(Layouts):
           step: what `auto_partition` returned. The mesh is this plan's, of CPU devices.
           args, kwargs: arrays, or ShapeDtypeStructs to be filled with random numbers. They may be
             smaller than those that the plan is for: what holds of the plan is applied then.
+
+        Raises:
+          TypeError: `step` is a function that nothing partitions.
         """
+        if not hasattr(step, "check"):
+            raise TypeError(
+                f"check takes what auto_partition returned, not {step!r}; wrap it:"
+                " plan.check(auto_partition(mesh)(step), ...)"
+            )
         found: Check = step.check(*args, plan=self, **kwargs)
         return found
 

@@ -28,11 +28,13 @@ from partir_search.mcts.goals import Fastest, Fit, Goal, scorer
 from partir_search.mcts.search import Result, search
 from partir_search.parallelism import PARALLELISM, parallel_actions
 from partir_search.planned import Planned, SearchReport
-from partir_search.playing import apply_action, fulfilled, play_what_holds, value_named
+from partir_search.playing import apply_action, fix, play_what_holds, value_named, with_mode
 from partir_search.propagation.actions import (
     Action,
+    Bar,
     Hold,
     Mode,
+    Nest,
     Replicate,
     RingForm,
     Stream,
@@ -134,12 +136,8 @@ class Planner:
         check_schedule(schedule, self.module, self.mesh)
         state = State(self.graph, self.mesh, spreads=self.spreads)
         strategist = Strategist(self.graph, self.roles)
-        actions: list[Action] = []
+        actions = fix(state, self.graph, fixed)
         reports: list[SearchReport] = []
-        for action in fixed:
-            if self._undecided(state, action):
-                apply_action(state, self.graph, action)
-                actions.append(action)
         for tactic in schedule:
             if isinstance(tactic, AutomaticPartition):
                 found, report = self._search(
@@ -219,10 +217,6 @@ class Planner:
     def _program(self, state: State) -> LocalProgram:
         return localize(state.partition(self.cache.rows), self.cache, sparse=True)
 
-    def _undecided(self, state: State, action: Action) -> bool:
-        """Whether an action still has to be played; IllegalAction if it contradicts."""
-        return not fulfilled(state, self.graph, action)
-
     # Search ------------------------------------------------------------------------------------
 
     def _search(
@@ -297,7 +291,8 @@ class Planner:
         """What earlier actions did to each value by id: unlike values must not be folded."""
         marks: dict[int, str] = {}
         for action in tilings(before):
-            rest = (action.axis, getattr(action, "dim", "whole"))
+            bar = "not " if isinstance(action, Bar) else ""
+            rest = (action.axis, f"{bar}{getattr(action, 'dim', 'whole')}")
             for name in action.values:
                 v = value_named(self.module, name).id
                 marks[v] = f"{marks.get(v, '')}{rest}"
@@ -306,11 +301,17 @@ class Planner:
     def _game(self, folded: Folded, before: Sequence[Action], names: Sequence[str]) -> PlanningGame:
         graph = Graph(folded.module, self.table, contract=True, alike=folded.alike)
         state = State(graph, self.mesh)
+        for action in before:
+            if isinstance(action, Nest):
+                state.modes = with_mode(state.modes, self.mesh.axes(action.axis), action)
         for action in tilings(before):
             values = [value_named(self.module, name).id for name in action.values]
             classes = list(dict.fromkeys(graph.class_of[folded.class_of[v]] for v in values))
             axes = self.mesh.axes(action.axis)
-            if isinstance(action, Replicate):
+            if isinstance(action, Bar):
+                for c in classes:
+                    state.bar(c, action.dim, axes)
+            elif isinstance(action, Replicate):
                 classes = [c for c in classes if state.free(c, axes)]
                 if classes:
                     state.keep(classes[0], axes, classes[1:])

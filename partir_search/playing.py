@@ -11,8 +11,11 @@ from partir_search.ir.rule import KEPT, NONE
 from partir_search.paths import nearest
 from partir_search.propagation.actions import (
     Action,
+    Bar,
     Hold,
     IllegalAction,
+    Mode,
+    Nest,
     Replicate,
     RingForm,
     Stream,
@@ -27,16 +30,23 @@ def apply_action(state: State, graph: Graph, action: Action, path: str | None = 
 
     Parts of the axis on which the value is tiled so already (by propagation) are left as they are.
     """
-    if isinstance(action, Stream | Hold | RingForm):
-        state.modes = _with_mode(state.modes, state.mesh.axes(action.axis), action)
+    if isinstance(action, Stream | Hold | RingForm | Nest):
+        state.modes = with_mode(state.modes, state.mesh.axes(action.axis), action)
         return
     value = value_named(graph.module, action.value)
     cls, axes = graph.class_of[value.id], state.mesh.axes(action.axis)
     also = [graph.class_of[value_named(graph.module, name).id] for name in action.also]
     wish = "kept whole" if isinstance(action, Replicate) else f"tiled on dim {action.dim}"
+    if isinstance(action, Tile | Bar) and not 0 <= action.dim < len(value.type.shape):
+        raise IllegalAction(f"{action.value}: {value.type} has no dim {action.dim}")
+    if isinstance(action, Bar):
+        tiled = any(state.tiles[a][cls] == action.dim for a in axes)
+        if tiled:
+            wish = f"left whole on dim {action.dim}"
+            raise IllegalAction(decided(path or action.value, action.dim, action.axis, wish))
+        state.bar(cls, action.dim, axes)
+        return
     if isinstance(action, Tile):
-        if not 0 <= action.dim < len(value.type.shape):
-            raise IllegalAction(f"{action.value}: {value.type} has no dim {action.dim}")
         left = tuple(a for a in axes if state.tiles[a][cls] != action.dim)
         axes = left or axes
     for axis in axes:
@@ -46,6 +56,11 @@ def apply_action(state: State, graph: Graph, action: Action, path: str | None = 
     if isinstance(action, Replicate):
         state.keep(cls, axes, also)
         return
+    if any(state.barred(cls, action.dim, (a,)) for a in axes):
+        raise IllegalAction(
+            f"{path or action.value} cannot be {wish} along axis {action.axis!r}: its sharding is"
+            " fixed, with None for that dim; give it UNCONSTRAINED there to leave it free"
+        )
     if not state.may_tile(cls, action.dim, axes):
         others = [
             name
@@ -81,18 +96,63 @@ def play_what_holds(
     return played, dropped
 
 
+def fix(state: State, graph: Graph, actions: Sequence[Action]) -> list[Action]:
+    """Plays what the user fixed; returns what was not so already.
+
+    Raises:
+      IllegalAction: two of them contradict each other.
+    """
+    played: list[Action] = []
+    try:
+        for action in actions:
+            if not fulfilled(state, graph, action):
+                apply_action(state, graph, action)
+                played.append(action)
+        for action in actions:  # those named in `also` are skipped where they contradict
+            if not isinstance(action, Tile | Replicate):
+                continue
+            for name in action.values:
+                one = dataclasses.replace(action, value=name, also=())
+                if not fulfilled(state, graph, one):
+                    apply_action(state, graph, one)
+                    played.append(one)
+    except IllegalAction as error:
+        reason = str(error).partition(": an earlier tactic")[0]
+        raise IllegalAction(
+            f"{reason}: another fixed sharding (in_shardings, out_shardings, a constraint, a plan"
+            " that is followed) has it otherwise; an argument and the result that replaces it are"
+            " one value and need one sharding"
+        ) from error
+    return played
+
+
 def fulfilled(state: State, graph: Graph, action: Action) -> bool:
     """Whether a value is tiled or kept already as an action wants it."""
-    if not isinstance(action, Tile | Replicate):
+    if not isinstance(action, Tile | Replicate | Bar):
         return False
-    wish = action.dim if isinstance(action, Tile) else KEPT
+    axes = state.mesh.axes(action.axis)
     classes = [graph.class_of[value_named(graph.module, n).id] for n in action.values]
-    return all(state.tiles[a][c] == wish for a in state.mesh.axes(action.axis) for c in classes)
+    if isinstance(action, Bar):
+        return all(state.barred(c, action.dim, axes) for c in classes)
+    wish = action.dim if isinstance(action, Tile) else KEPT
+    return all(state.tiles[a][c] == wish for a in axes for c in classes)
 
 
-def _with_mode(modes: Modes, axes: tuple[int, ...], action: Stream | Hold | RingForm) -> Modes:
+def with_mode(modes: Modes, axes: tuple[int, ...], action: Mode) -> Modes:
+    """Modes after an action on `axes`. IllegalAction if axes are nested otherwise already."""
     if isinstance(action, Hold):
         return dataclasses.replace(modes, holds=modes.holds.union(axes))
+    if isinstance(action, Nest):
+        pairs = {(a, b) for i, a in enumerate(axes) for b in axes[i + 1 :]}
+        nested = dataclasses.replace(modes, nests=modes.nests | pairs)
+        try:
+            nested.nested(sorted({a for pair in nested.nests for a in pair}))
+        except ValueError:
+            raise IllegalAction(
+                f"one dim is to be tiled by {action.axis!r}, major to minor, and another one in"
+                " another order; axes have one order in a program"
+            ) from None
+        return nested
     if isinstance(action, Stream):
         streams = {**modes.streams, **dict.fromkeys(axes, action.zigzag)}
         return dataclasses.replace(modes, streams=streams)

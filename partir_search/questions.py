@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from jax.sharding import NamedSharding, PartitionSpec
 
-from partir_search.constraints import spec_actions
+from partir_search.constraints import spec_wish
 from partir_search.ir.core import Op, Value
 from partir_search.ir.rule import KEPT
 from partir_search.paths import matches, nearest
 from partir_search.planned import Planned, varied
-from partir_search.playing import value_named
-from partir_search.propagation.actions import Action, Tile, tilings
-from partir_search.propagation.causes import Conflict
+from partir_search.propagation.actions import Action
+from partir_search.propagation.conflicts import Conflict, find_conflicts
+from partir_search.wishes import together
 
 
 def explain(planned: Planned, path: str) -> str:
@@ -24,7 +22,7 @@ def explain(planned: Planned, path: str) -> str:
     if not found:
         value = module.value_names().get(path.removeprefix("%"))
         if value is None:
-            raise KeyError(
+            raise ValueError(
                 f"no argument or value {path!r}; near it are: {nearest(path, module.arg_paths)}"
             )
         found = [(path, value)]
@@ -41,8 +39,10 @@ def _explain(planned: Planned, path: str, value: Value) -> list[str]:
         if cause is None:
             size = state.mesh.sizes[axis]
             bad = [n for n in value.type.shape if n % size]
-            uneven = f"; dims of size {bad} do not divide by {size}" if bad else ""
-            lines.append(f"  {name}: whole (nothing reached it{uneven})")
+            why = f"; dims of size {bad} do not divide by {size}" if bad else ""
+            barred = [d for d in range(len(value.type.shape)) if state.barred(cls, d, (axis,))]
+            why += f"; the sharding that is fixed has dims {barred} whole" if barred else ""
+            lines.append(f"  {name}: whole (nothing reached it{why})")
             continue
         what = f"dim {dim}" if dim >= 0 else "kept whole"
         by = f"by {planned.actions[cause.step]}"
@@ -69,7 +69,7 @@ def why_whole(planned: Planned, value: Value) -> str:
 
 def conflicts(planned: Planned) -> list[str]:
     """Ops at which several factors were asked for, with what asks for them."""
-    return [_conflict(planned, c) for c in planned.state.conflicts()]
+    return [_conflict(planned, c) for c in find_conflicts(planned.state)]
 
 
 def _conflict(planned: Planned, conflict: Conflict) -> str:
@@ -94,13 +94,9 @@ def with_sharding(
     found = [(p, v) for p, v in named if matches(path, p)]
     if not found:
         near = nearest(path, graph.module.arg_paths)
-        raise KeyError(f"no argument {path!r}; near it are: {near}")
-    first: dict[Any, Action] = {}  # values of one class (tied, or alike) are tiled once
-    for action in tilings([a for p, v in found for a in spec_actions(p, v, spec, mesh.user)]):
-        cls = graph.class_of[value_named(graph.module, action.value).id]
-        dim = action.dim if isinstance(action, Tile) else KEPT
-        first.setdefault((cls, dim, action.axis), action)
-    return varied(planned, list(first.values()))
+        raise ValueError(f"no argument {path!r}; near it are: {near}")
+    wishes = [spec_wish(p, v, spec, mesh.user) for p, v in found]
+    return varied(planned, together(wishes, mesh.user))
 
 
 def _where(op: Op) -> str:

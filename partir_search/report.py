@@ -145,8 +145,8 @@ def collectives_table(plan: Plan, found: Mapping[str, Mapping[str, int]]) -> Tab
     table = Table(
         title="collectives",
         title_justify="left",
-        caption=f"a device sends {plan.sent_bytes:,.0f} bytes; its products alone, each of operands"
-        f" that lie on one device each, need {plan.bound_bytes:,.0f} (arXiv 2205.13407)",
+        caption=f"a device sends {plan.sent_bytes:,.0f} bytes; if no block of an operand lay on two"
+        f" devices, products alone would need {plan.bound_bytes:,.0f} (arXiv 2205.13407)",
         caption_justify="left",
     )
     table.add_column("kind")

@@ -10,7 +10,7 @@ from partir_search.ir.fold import Folded
 from partir_search.mcts.env import PlanningGame
 from partir_search.mcts.game import Move
 from partir_search.playing import apply_action
-from partir_search.propagation.actions import Action, Replicate, Tile, tilings
+from partir_search.propagation.actions import Action, Bar, Replicate, Tile, tilings
 from partir_search.propagation.propagate import State
 
 
@@ -21,6 +21,8 @@ def folded_moves(
     known = {v.name: v.id for v in module.values}
     moves: list[Move] = []
     for action in tilings(hints):
+        if isinstance(action, Bar):  # the game has them
+            continue
         values = [folded.class_of[known[n]] for n in action.values if n in known]
         axes = game.mesh.axes(action.axis)
         for cls in dict.fromkeys(game.graph.class_of[v] for v in values if v >= 0):

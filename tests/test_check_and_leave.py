@@ -110,3 +110,16 @@ def test_logical_axis_rules(mesh: jax.sharding.Mesh) -> None:
         plan_of(other).logical_axis_rules(kernels, "params")
     with pytest.raises(ValueError, match="no argument 'params/Dense_7/kernel' to give"):
         plan_of().logical_axis_rules({"Dense_7": {"kernel": P("embed", "mlp")}}, "params")
+
+
+def test_what_cannot_be_checked_or_left_says_so(mesh: jax.sharding.Mesh) -> None:
+    def step(x: Any) -> Any:
+        return x @ x
+
+    partitioned = ps.auto_partition(mesh, machine="tpu_v5e", schedule=[])(step)
+    x = np.ones((8, 8), np.float32)
+    plan = partitioned.plan(x)
+    with pytest.raises(TypeError, match="check takes what auto_partition returned"):
+        plan.check(step, x)
+    with pytest.raises(ValueError, match=r"plan on jax.sharding.Mesh\(mesh.devices"):
+        plan.constrained()

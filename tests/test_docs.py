@@ -16,7 +16,8 @@ pytestmark = pytest.mark.devices
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = sorted(p for p in (ROOT / "docs").glob("*.md"))
-ALONE = ("index", "story")  # pages that begin with nothing
+README = ROOT / "README.md"
+ALONE = ("index", "story", "README")  # pages that begin with nothing
 BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -52,7 +53,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "page", [p for p in PAGES if "```python" in p.read_text()], ids=lambda p: p.stem
+    "page", [p for p in (README, *PAGES) if "```python" in p.read_text()], ids=lambda p: p.stem
 )
 def test_blocks_run(
     page: pathlib.Path,
@@ -83,7 +84,7 @@ def test_errors_are_many() -> None:
 
 
 def test_readme_points_at_what_is_there() -> None:
-    for link in re.findall(r"\]\(([^)#:]+)\)", (ROOT / "README.md").read_text()):
+    for link in re.findall(r"\]\(([^)#:]+)\)", README.read_text()):
         assert (ROOT / link).exists(), link
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 from typing import Any
 
 import jax
@@ -92,30 +93,106 @@ def test_a_search_leaves_arguments_alone() -> None:
         plan_of(schedule=[ps.AutomaticPartition(leave=("nothing",))])
 
 
+def fixed(mesh: jax.sharding.Mesh, inputs: Any, outputs: Any = None, **options: Any) -> Any:
+    """The step below with these shardings; plans of it see what it is like."""
+
+    def step(w: Any, x: Any) -> Any:
+        return jax.numpy.tanh(x @ w) + x
+
+    return ps.auto_partition(
+        mesh, machine="tpu_v5e", in_shardings=inputs, out_shardings=outputs, **options
+    )(step)
+
+
+W, X = np.linspace(-1, 1, 1024, dtype=np.float32).reshape(32, 32), np.ones((8, 32), np.float32)
+EXPECTED = np.tanh(X @ W) + X
+
+
 @pytest.mark.devices
 def test_fixed_shardings_with_free_dims(mesh: jax.sharding.Mesh) -> None:
     """UNCONSTRAINED leaves a dim to the search, None keeps it whole, None for a leaf leaves all."""
+    by_hand = [ps.ManualPartition({"w": 0}, axis="model")]
+    free, whole = (P(P.UNCONSTRAINED, None), P()), (P(None, P.UNCONSTRAINED), P())
+    plan = fixed(mesh, free, schedule=by_hand).plan(W, X)
+    assert plan.partition_specs[0][0] == P("model")
+    with pytest.raises(ValueError, match=r"w cannot be tiled on dim 0 .* give it UNCONSTRAINED"):
+        fixed(mesh, whole, schedule=by_hand).plan(W, X)
+    # The result would be tiled on its first dim, as the batch is, were that not to stay whole.
+    batch = [ps.ManualPartition({"x": 0}, axis="batch")]
+    free = fixed(mesh, None, schedule=batch)
+    assert free(W, X).sharding.spec == P("batch")
+    barred = fixed(mesh, None, P(None, P.UNCONSTRAINED), schedule=batch)
+    plan = barred.plan(W, X)
+    assert plan.partition_specs[0] == (P(), P("batch"))
+    assert "the sharding that is fixed has dims [0] whole" in plan.explain("add")
+    result = barred(W, X)
+    assert result.sharding.spec == P()
+    np.testing.assert_allclose(result, EXPECTED, rtol=1e-5)
 
-    def step(w: Any, x: Any) -> Any:
-        return jax.numpy.tanh(x @ w)
 
-    w, x = np.ones((16, 32), np.float32), np.ones((8, 16), np.float32)
-    shardings = (P(None, P.UNCONSTRAINED), None)
-    partitioned = ps.auto_partition(
-        mesh,
-        machine="tpu_v5e",
-        schedule=[ps.ManualPartition({"w": 1, "x": 0}, axis="model")],
-        in_shardings=(P(None, P.UNCONSTRAINED), P()),
-    )(step)
-    with pytest.raises(ValueError, match="x cannot be tiled on dim 0 along axis 'model'"):
-        partitioned.plan(w, x)
-    free = ps.auto_partition(mesh, machine="tpu_v5e", in_shardings=shardings, episodes=40)(step)
-    plan = free.plan(w, x)
-    assert (
-        plan.partition_specs[0][0] in (P(None, s) for s in ("batch", "model", ("batch", "model")))
-        or plan.partition_specs[0][0] == P()
-    )
-    np.testing.assert_allclose(free(w, x), step(w, x), rtol=1e-5)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_search_tiles_no_barred_dim(mesh: jax.sharding.Mesh, seed: int) -> None:
+    """Least memory would tile both dims; the folded search and the whole program both know."""
+    shardings = (P(P.UNCONSTRAINED, None), P(None, P.UNCONSTRAINED))
+    options = {"goals": [Smallest()], "episodes": 60, "seed": seed}
+    (w, x), _ = fixed(mesh, shardings, **options).plan(W, X).partition_specs
+    assert len(w) == 1, "tiled, but not on its second dim"
+    assert x[:1] in ((), (None,))
+    free, _ = fixed(mesh, None, **options).plan(W, X).partition_specs
+    assert free != (w, x)
+
+
+@pytest.mark.devices
+def test_fixed_shardings_stand_beside_each_other(mesh: jax.sharding.Mesh) -> None:
+    """What one says does not spread to what another says otherwise; axes keep their order."""
+    inputs, outputs = (P(None, ("model", "batch")), P("batch")), P(("model", "batch"))
+    one = fixed(mesh, inputs, outputs, schedule=[])
+    assert one.plan(W, X).partition_specs[0] == inputs
+    result = one(W, X)
+    assert result.sharding.spec == outputs
+    np.testing.assert_allclose(result, EXPECTED, rtol=1e-5)
+    other = fixed(mesh, (P(), P(("batch", "model"))), P(("model", "batch")), schedule=[])
+    with pytest.raises(ValueError, match="axes have one order in a program"):
+        other.plan(W, X)
+
+
+def test_constraints_in_a_row(mesh: jax.sharding.Mesh) -> None:
+    """A value may be brought from one sharding to another by two constraints."""
+    mesh = jax.sharding.Mesh(mesh.devices, mesh.axis_names)  # whose axes constraints may name
+
+    def step(x: Any) -> Any:
+        rows = jax.lax.with_sharding_constraint(x * 2, jax.NamedSharding(mesh, P("batch")))
+        columns = jax.lax.with_sharding_constraint(
+            rows + 1, jax.NamedSharding(mesh, P(None, "batch"))
+        )
+        return columns * 3
+
+    plan = ps.auto_partition(mesh, machine="tpu_v5e", schedule=[])(step).plan(X)
+    assert [c.kind for c in plan.collectives] == ["all_to_all"]
+    assert plan.partition_specs[0] == (P("batch"),)
+
+
+def test_fixed_shardings_that_contradict(mesh: jax.sharding.Mesh) -> None:
+    """A state has one sharding, going in and coming out."""
+
+    def step(state: Any, x: Any) -> Any:
+        return {"w": state["w"] - x.sum() * 0.1}, x
+
+    donating = jax.jit(step, donate_argnums=0)
+    shardings = {"in_shardings": ({"w": P("batch")}, None), "out_shardings": ({"w": P()}, None)}
+    one = ps.auto_partition(mesh, machine="tpu_v5e", **shardings)(donating)
+    with pytest.raises(ValueError, match=r"state.w cannot be tiled .* need one sharding"):
+        one.plan({"w": jax.numpy.asarray(W)}, X)
+
+
+def test_what_is_fixed_is_kept_in_files(mesh: jax.sharding.Mesh, tmp_path: pathlib.Path) -> None:
+    """Bars and orders of axes are part of a saved plan."""
+    one = fixed(mesh, (P(P.UNCONSTRAINED, None), P(("model", "batch"))), goals=[Smallest()])
+    plan = one.plan(W, X)
+    plan.save(tmp_path / "plan.json")
+    again = fixed(mesh, None, schedule=ps.load_plan(tmp_path / "plan.json")).plan(W, X)
+    assert {type(a).__name__ for a in again.actions} >= {"Bar", "Nest", "Tile"}
+    assert (again.actions, again.partition_specs) == (plan.actions, plan.partition_specs)
 
 
 def test_a_goal_of_ones_own() -> None:

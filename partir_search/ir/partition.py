@@ -297,7 +297,7 @@ def axis_order(partition: Partition, inner: Sequence[tuple[int, int]] = ()) -> t
 
     Where one dim is tiled by several axes and an op needs it on some of them only, the axes it
     does not need must be minor, so that one all_gather takes them off. Ties keep the mesh's order,
-    and so do parts of one axis of the user's.
+    and so do parts of one axis of the user's. What `modes.nests` says goes before all else.
 
     Args:
       inner: (axis, op) of loops over factors beneath others; these axes come after those of the
@@ -327,7 +327,7 @@ def axis_order(partition: Partition, inner: Sequence[tuple[int, int]] = ()) -> t
             if order.index(a) > order.index(b):
                 order.remove(a)
                 order.insert(order.index(b), a)
-    return tuple(order)
+    return tuple(partition.modes.nested(order))
 
 
 def active_ops(partition: Partition) -> npt.NDArray[np.bool_]:

@@ -172,8 +172,8 @@ def _bound(plan: Plan) -> str:
     if not bound:
         return "On one device nothing has to be sent."
     return (
-        f"A device sends {amount(plan.sent_bytes)} in a step. Its products alone, each from"
-        f" operands that lie on one device each, need {amount(bound)} (arXiv 2205.13407): "
+        f"A device sends {amount(plan.sent_bytes)} in a step. If no block of an operand lay on two"
+        f" devices, products alone would need {amount(bound)} (arXiv 2205.13407): "
         f"{plan.sent_bytes / bound:.2f} of that bound."
     )
 

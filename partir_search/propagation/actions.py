@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Union
+from typing import Any, ClassVar, Union
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
@@ -61,6 +61,27 @@ class Replicate:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
+class Bar:
+    """Never tile dim `dim` of the value named `value` on mesh axis `axis`; other dims are free."""
+
+    value: str
+    dim: int
+    axis: str
+
+    also: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        return (self.value,)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"bar": self.value, "dim": self.dim, "axis": self.axis}
+
+    def __str__(self) -> str:
+        return f"Bar(value={self.value!r}, dim={self.dim}, axis={self.axis!r})"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, order=True)
 class Stream:
     """Collective matmul and ring attention along mesh axis `axis`: products walk what is gathered
     or scattered for them, block by block, while the blocks pass around the axis.
@@ -113,12 +134,25 @@ class RingForm:
         return f"RingForm(axis={self.axis!r}, form={self.form!r})"
 
 
+@dataclasses.dataclass(frozen=True, slots=True, order=True)
+class Nest:
+    """Where several of the mesh axes `axis` ("a+b") tile one dim, the earlier named are major."""
+
+    axis: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {"nest": self.axis}
+
+    def __str__(self) -> str:
+        return f"Nest(axis={self.axis!r})"
+
+
 def _alike(also: tuple[str, ...]) -> str:
     return f" and {len(also)} alike" if also else ""
 
 
-Tiling = Union[Tile, Replicate]
-Mode = Union[Stream, Hold, RingForm]
+Tiling = Union[Tile, Replicate, Bar]
+Mode = Union[Stream, Hold, RingForm, Nest]
 Action = Union[Tiling, Mode]
 
 
@@ -134,15 +168,19 @@ def action_from_json(data: dict[str, Any]) -> Action:
         return Tile(str(data["tile"]), int(data["dim"]), str(data["axis"]), also, barriers)
     if "replicate" in data:
         return Replicate(str(data["replicate"]), str(data["axis"]), also)
+    if "bar" in data:
+        return Bar(str(data["bar"]), int(data["dim"]), str(data["axis"]))
     if "stream" in data:
         return Stream(str(data["stream"]), bool(data.get("zigzag")))
     if "hold" in data:
         return Hold(str(data["hold"]))
     if "ring" in data:
         return RingForm(str(data["ring"]), str(data["form"]))
+    if "nest" in data:
+        return Nest(str(data["nest"]))
     raise ValueError(f"not an action: {data!r}")
 
 
 def tilings(actions: Sequence[Action]) -> list[Tiling]:
-    """Actions that tile or keep values."""
-    return [a for a in actions if isinstance(a, Tile | Replicate)]
+    """Actions on values, not on axes."""
+    return [a for a in actions if isinstance(a, Tile | Replicate | Bar)]

@@ -1,4 +1,4 @@
-"""Why classes are tiled as they are, and why nodes are not looped over."""
+"""Why classes are tiled as they are."""
 
 from __future__ import annotations
 
@@ -11,12 +11,3 @@ class Cause:
 
     step: int
     node: int | None
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Conflict:
-    """A node whose values point at several factors on one axis."""
-
-    node: int
-    axis: int
-    candidates: tuple[tuple[int, int], ...]  # (factor, class that asks for it)

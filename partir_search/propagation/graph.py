@@ -9,12 +9,14 @@ smaller graph, on which search was twice as fast and its answers better in a pro
 from __future__ import annotations
 
 import dataclasses
+from array import array
 from collections.abc import Sequence
 
 import numpy as np
 
 from partir_search.ir.core import Module, Op, Shape, Value
 from partir_search.ir.index import Index
+from partir_search.ir.partition import AxisRows, axis_rows
 from partir_search.ir.rule import NONE, Dims, OpRule
 from partir_search.propagation.rules.control_flow import flows_of, outer_inner
 from partir_search.propagation.rules.registry import RuleTable
@@ -115,6 +117,16 @@ class Graph:
             [op.results[0].id if op.results else NONE for op in module.ops], dtype=np.int64
         )
         self.region_ops = np.array([bool(op.regions) for op in module.ops], dtype=bool)
+
+    def rows(self, tiles: array[int], loops: array[int], travels: bool) -> AxisRows:
+        """What an axis does to every op and value: classes spread to values, nodes to ops."""
+        spread = np.frombuffer(tiles, dtype=np.int8)[self.spread]
+        # A contracted op is elementwise: its factors are its result's dims.
+        contracted = np.maximum(spread[self.result_of], NONE)
+        known = np.append(np.frombuffer(loops, dtype=np.int8), NONE)[self.op_nodes]
+        row = np.where(self.op_nodes >= 0, known, contracted)
+        row[self.region_ops] = NONE
+        return axis_rows(self.index, row.tolist(), spread.tolist(), travels)
 
     def _merge_ties(self, find: _Union) -> None:
         module = self.module

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.modes import NO_MODES
-from partir_search.ir.partition import AxisRows, Partition, axis_rows
+from partir_search.ir.partition import AxisRows, Partition
 from partir_search.ir.rule import KEPT, NONE
 from partir_search.propagation.actions import IllegalAction
-from partir_search.propagation.causes import Cause, Conflict
+from partir_search.propagation.causes import Cause
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.spread import Bytes, Ints, Spread, Spreads
 
@@ -33,6 +33,7 @@ class State:
       loops: [axes] int8 array over nodes: factor or NONE.
       modes: what axes do besides; not part of the state's key.
       left: classes that no action decides; propagation may.
+      shapes: [axes][classes] as the graph's, but 1 for dims barred on the axis. Not undone.
     """
 
     def __init__(
@@ -56,6 +57,8 @@ class State:
         self.loops = [array("b", [NONE]) * len(graph.nodes) for _ in axes]
         self.modes = NO_MODES
         self.left: set[int] = set()
+        self.shapes = [graph.shapes for _ in axes]
+        self._bars: tuple[tuple[int, int, int], ...] = ()
         self._triples = mesh.triples
         self._trail: list[tuple[Any, Any, Any]] = []  # array, index or indices, what was there
         self._spreads: Spreads = {} if spreads is None else spreads
@@ -89,7 +92,7 @@ class State:
 
     def divides(self, cls: int, dim: int, axes: Sequence[int]) -> bool:
         """Whether the dim's size allows these axes on it besides those that it has."""
-        n = self.graph.shapes[cls][dim]
+        n = min(self.shapes[a][cls][dim] for a in axes)
         for other, tiles in enumerate(self.tiles):
             if tiles[cls] == dim and other not in axes:
                 n, rest = divmod(n, self.mesh.sizes[other])
@@ -157,7 +160,7 @@ class State:
                 self._tile(cls, dim, axis, also, barriers)
                 continue
             before = (self.tiles[axis].tobytes(), self.loops[axis].tobytes())
-            key = (axis, *before, cls, dim, *also, "barriers", *barriers)
+            key = (axis, *before, cls, dim, *also, "barriers", *barriers, *self._bars)
             spread = self._spreads.get(key)
             if spread is None:
                 self._spreads[key] = self._record(cls, dim, axis, also, barriers)
@@ -256,6 +259,23 @@ class State:
                 if self.tiles[axis][c] == NONE:
                     self._decide(axis, c, KEPT)
 
+    def bar(self, cls: int, dim: int, axes: Sequence[int]) -> None:
+        """Has a dim of a class never tiled on axes. To be done before any search, as `undo` leaves
+        it, and `key` does not tell.
+        """
+        if any(self.tiles[a][cls] == dim for a in axes):
+            raise IllegalAction(f"class {cls} is tiled on dim {dim} along {self.mesh.label(axes)}")
+        self._step += 1
+        for axis in axes:
+            rows = list(self.shapes[axis])
+            rows[cls] = (*rows[cls][:dim], 1, *rows[cls][dim + 1 :])
+            self.shapes[axis] = rows
+        self._bars = tuple(sorted({*self._bars, *((axis, cls, dim) for axis in axes)}))
+
+    def barred(self, cls: int, dim: int, axes: Sequence[int]) -> bool:
+        """Whether a dim of a class is never tiled on any of these axes."""
+        return {(a, cls, dim) for a in axes}.issubset(self._bars)
+
     def _decide(self, axis: int, cls: int, new: int) -> None:
         self._set(self.tiles[axis], cls, new)
         if self.causes is not None:
@@ -267,7 +287,7 @@ class State:
 
     def _propagate(self, axis: int, start: list[int]) -> None:
         graph, tiles, loops = self.graph, self.tiles[axis], self.loops[axis]
-        nodes, touching, shapes = graph.nodes, graph.touching, graph.shapes
+        nodes, touching, shapes = graph.nodes, graph.touching, self.shapes[axis]
         size, triple = self.mesh.sizes[axis], self.mesh.triple(axis)
         if triple:
             self._entangled = True
@@ -291,7 +311,7 @@ class State:
             for p, (cls, dims) in enumerate(node.ports):
                 d = tiles[cls]
                 if d >= 0:
-                    f = self._free(n, node.held[p][d], axis) if node.above else dims[d]
+                    f = self.free_factor(n, node.held[p][d], axis) if node.above else dims[d]
                     if f >= 0 and f != factor and node.sizes[f]:
                         if factor >= 0:
                             factor = KEPT
@@ -328,7 +348,7 @@ class State:
                             waiting.add(m)
                             queue.append(m)
 
-    def _free(self, n: int, factors: tuple[int, ...], axis: int) -> int:
+    def free_factor(self, n: int, factors: tuple[int, ...], axis: int) -> int:
         """The first of a dim's factors that other axes do not use up; NONE if it may not be looped
         over yet, as loops over factors above it leave something of them or are more minor.
         """
@@ -352,21 +372,6 @@ class State:
 
     # Results -----------------------------------------------------------------------------------
 
-    def conflicts(self) -> Iterator[Conflict]:
-        """Nodes left without a loop because several factors are asked for."""
-        for axis, (tiles, loops) in enumerate(zip(self.tiles, self.loops, strict=True)):
-            for n, node in enumerate(self.graph.nodes):
-                asked: dict[int, int] = {}
-                for p, (cls, dims) in enumerate(node.ports):
-                    d = tiles[cls]
-                    if d < 0:
-                        continue
-                    f = self._free(n, node.held[p][d], axis) if node.above else dims[d]
-                    if f >= 0 and node.sizes[f]:
-                        asked.setdefault(f, cls)
-                if loops[n] < 0 and len(asked) > 1:
-                    yield Conflict(n, axis, tuple(asked.items()))
-
     def partition(self, known: dict[bytes, AxisRows] | None = None) -> Partition:
         """The partition of the module: classes spread to values, nodes to ops.
 
@@ -382,18 +387,8 @@ class State:
             key = tiles.tobytes() + loops.tobytes() + bytes([travels])
             rows = known.get(key) if known is not None else None
             if rows is None:
-                rows = self._rows(tiles, loops, travels)
+                rows = graph.rows(tiles, loops, travels)
                 if known is not None:
                     known[key] = rows
             axes.append(rows)
         return Partition(graph.module, self.mesh, graph.rules, axes, graph.index, (), self.modes)
-
-    def _rows(self, tiles: array[int], loops: array[int], travels: bool) -> AxisRows:
-        graph = self.graph
-        spread = np.frombuffer(tiles, dtype=np.int8)[graph.spread]
-        # A contracted op is elementwise: its factors are its result's dims.
-        contracted = np.maximum(spread[graph.result_of], NONE)
-        known = np.append(np.frombuffer(loops, dtype=np.int8), NONE)[graph.op_nodes]
-        row = np.where(graph.op_nodes >= 0, known, contracted)
-        row[graph.region_ops] = NONE
-        return axis_rows(graph.index, row.tolist(), spread.tolist(), travels)

@@ -16,6 +16,7 @@ from partir_search.ir.rule import KEPT
 from partir_search.lowering.local import localize
 from partir_search.lowering.reshard import SLICE
 from partir_search.propagation.actions import IllegalAction
+from partir_search.propagation.conflicts import find_conflicts
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.propagate import State
 from tests.support import check_partition, module_of, state_of, tile_arg
@@ -71,7 +72,7 @@ def test_conflict_is_recorded_and_nothing_happens() -> None:
     x, y = (state.graph.class_of[v.id] for v in state.graph.module.body.args)
     state._set(state.tiles[0], x, 0)
     tile_arg(state, 1, 1, "batch")
-    (conflict,) = state.conflicts()
+    (conflict,) = find_conflicts(state)
     assert sorted(conflict.candidates) == [(0, x), (1, y)]
     assert kinds(state) == ["all_gather", "all_gather"]
     check_partition(state.partition(), lambda x, y: x + y, (ones(8, 8), ones(8, 8)))
@@ -236,7 +237,7 @@ def test_explain(mesh: jax.sharding.Mesh) -> None:
     assert "dot_general" in text
     assert "test_propagate.py" in text
     assert "whole" in plan.explain("w*")
-    with pytest.raises(KeyError, match="no argument or value 'w9'; near it are: w1, w2, x"):
+    with pytest.raises(ValueError, match="no argument or value 'w9'; near it are: w1, w2, x"):
         plan.explain("w9")
 
 
