@@ -41,6 +41,14 @@ def failure(code: str, names: dict[str, Any], page: pathlib.Path) -> str:
     return "nothing was raised"
 
 
+def compare(said: str, found: str) -> None:
+    """Holds what a page says against what came, `...` standing for anything."""
+    found, at = " ".join(found.split()), 0
+    for part in " ".join(said.split()).split("..."):
+        at = found.find(part.strip(), at)
+        assert at >= 0, (part, found)
+
+
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the blocks of `index.md` define, without those that only show something."""
@@ -65,18 +73,18 @@ def test_blocks_run(
     monkeypatch.chdir(tmp_path)
     names = {} if page.stem in ALONE else dict(begun)
     found = blocks(page)
-    for (language, rest, code), (_, _, said) in zip(found, [*found[1:], ("", "", "")], strict=True):
+    after = [*found[1:], ("", "", "")]
+    for (language, rest, code), (_, kind, said) in zip(found, after, strict=True):
         if language != "python":
             continue
-        if "raises" not in rest:
-            run(code, names, page)
+        if "raises" in rest:
+            assert said.strip(), code
+            compare(said, failure(code, names, page))
             continue
-        message = " ".join(failure(code, names, page).split())
-        assert said.strip(), code
-        at = 0
-        for part in " ".join(said.split()).split("..."):
-            at = message.find(part.strip(), at)
-            assert at >= 0, (code, message)
+        run(code, names, page)
+        printed = capsys.readouterr().out
+        if "prints" in kind:
+            compare(said, printed)
 
 
 def test_errors_are_many() -> None:
