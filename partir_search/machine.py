@@ -26,6 +26,8 @@ class Machine:
       matmul_efficiency / hbm_efficiency: attained share of the peaks.
       bf16_products: whether f32 operands of products are stored and gathered as bf16, and one-hot
         updates are never stored (XLA:TPU).
+      fuses_operands: whether products make their elementwise operands themselves; else these are
+        stored (XLA:GPU).
       vector_bytes: width of the narrowest element that vector units work on: elementwise kernels
         on narrower ones take as long as on this.
       vmem_bytes: memory on the chip that holds what kernels soon use up (TPU's VMEM); 0: none.
@@ -48,6 +50,7 @@ class Machine:
     vector_bytes: int = 1
     prefetches: bool = False
     bf16_products: bool = False
+    fuses_operands: bool = True
     vmem_bytes: float = 0.0
     torus: bool = False
     sources: tuple[str, ...] = ()
@@ -144,6 +147,7 @@ def _gpu(
         matmul_efficiency=0.7,
         hbm_efficiency=0.8,
         prefetches=True,
+        fuses_operands=False,
         sources=(
             source,
             "NVLink one-way rate; XLA:GPU runs every collective as start/done",

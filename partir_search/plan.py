@@ -265,7 +265,7 @@ class Plan(Layouts):
         Args:
           target: a machine and topology with as many devices as the mesh, ``tpu_v5e:4x4``.
         """
-        return verify(self.program, self.cost, Target.parse(target))
+        return verify(self.program, self._planned.model, Target.parse(target))
 
     # Files -------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import dataclasses
 import pathlib
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -20,11 +20,11 @@ from jax.sharding import Mesh, NamedSharding
 from rich.console import Console
 from rich.table import Table
 
-from partir_search.cost.simulator import Cost
+from partir_search.cost.simulator import CostModel
 from partir_search.ir.core import Module
 from partir_search.ir.mesh import MeshShape
 from partir_search.lowering.compiled import CompiledCollective, axes_of, hlo_collectives
-from partir_search.lowering.program import LocalProgram
+from partir_search.lowering.program import LocalProgram, Move
 from partir_search.lowering.reshard import COLLECTIVES, Step
 from partir_search.lowering.shard import argument_specs, lifted_specs, result_specs, sharded
 from partir_search.lowering.skew import Shuffle
@@ -103,8 +103,10 @@ class Verification:
         return capture.get()
 
 
-def verify(program: LocalProgram, cost: Cost, target: Target) -> Verification:
-    """Compiles `program` for `target` and compares.
+def verify(program: LocalProgram, model: CostModel, target: Target) -> Verification:
+    """Compiles `program` for `target` and compares it with what the cost model predicts.
+
+    Where the model is of another kind of machine, the bytes of collectives are the program's own.
 
     Raises:
       ValueError: the target has another number of devices than the mesh.
@@ -117,7 +119,10 @@ def verify(program: LocalProgram, cost: Cost, target: Target) -> Verification:
     spent = time.perf_counter() - begin
     memory = compiled.memory_analysis()
     analysis = compiled.cost_analysis() or {}
-    rows, changes, unexplained = compare(program, hlo_collectives(text))
+    alike = model.machine.bf16_products == target.machine.bf16_products
+    width = model.width if alike else as_written
+    rows, changes, unexplained = compare(program, hlo_collectives(text), width)
+    cost = model.evaluate(program)
     return Verification(
         target=str(target),
         rows=rows,
@@ -170,10 +175,21 @@ def compile_for(program: LocalProgram, mesh: Mesh, options: dict[str, Any] | Non
     return jitted.lower(*structs).compile(compiler_options=options or None)
 
 
+def as_written(_: Move) -> float:
+    """The width of what a move carries, where that is the program's own."""
+    return 1.0
+
+
 def compare(
-    program: LocalProgram, found: list[CompiledCollective]
+    program: LocalProgram,
+    found: list[CompiledCollective],
+    width: Callable[[Move], float] = as_written,
 ) -> tuple[tuple[Row, ...], tuple[str, ...], tuple[str, ...]]:
-    """Rows by kind and axes, changes that XLA is known to make, and the rest."""
+    """Rows by kind and axes, changes that XLA is known to make, and the rest.
+
+    Args:
+      width: bytes that a move carries, as a multiple of the program's.
+    """
     mesh = program.partition.mesh
     planned: dict[Key, list[tuple[int, int]]] = collections.defaultdict(list)
     runs: Runs = collections.defaultdict(lambda: [0, 0])
@@ -182,7 +198,8 @@ def compare(
         if move.step.kind in COLLECTIVES:
             axes = tuple(mesh.names[a] for a in _axes(move.step, mesh) if mesh.sizes[a] > 1)
             size = move.source.value.type.itemsize
-            planned[move.step.kind, axes].append((move.payload_bytes // size, size))
+            carried = round(size * width(move))
+            planned[move.step.kind, axes].append((move.payload_bytes // size, carried))
             if np.issubdtype(move.source.value.type.dtype, np.complexfloating):
                 pairs[move.step.kind, axes][move.payload_bytes // size] += 1
             runs[move.step.kind, axes][0] += move.payload_bytes // size * times
@@ -213,7 +230,7 @@ def compare(
     changes += _combined(missing, extra)
     changes += [*_merged(missing, extra, compiled), *_combined(missing, extra)]
     changes += [
-        f"{n} {kind} along {', '.join(axes)} move narrower elements than the program's"
+        f"{n} {kind} along {', '.join(axes)} move narrower elements than predicted"
         for (kind, axes), n in _narrowed(planned, compiled).items()
     ]
     unexplained = [
@@ -330,10 +347,12 @@ def _combined(missing: Rest, extra: Rest) -> Iterator[str]:
         if key[0] != "all_reduce" or not other:
             continue
         spare = sum(counts.elements()) - sum(other.elements())
-        if spare == 0 or counts[spare] >= 2:  # of two equal ones, one may have merged before
+        # Of equal ones, all but one may have merged before.
+        before = (k for n, c in counts.items() for k in range(c) if n * k == spare)
+        if (times := next(before, None)) is not None:
             missing[key] = extra[key] = collections.Counter()
             kind, axes = key
-            merged = ", after 1 merged with an equal one" if spare else ""
+            merged = f", after {times} merged with equal ones" if times else ""
             along = f"{kind} along {', '.join(axes)}"
             yield f"{counts.total()} {along} combined into {other.total()}{merged}"
 

@@ -19,6 +19,13 @@ os.environ.setdefault("NPROC", "16")  # fewer threads can deadlock collectives o
 import jax
 import pytest
 
+from tests.support import FASTER
+
+flags = os.environ["XLA_FLAGS"]
+os.environ["XLA_FLAGS"] += FASTER
+jax.devices()  # reads the flags, once; libtpu, which does not know them all, reads them later
+os.environ["XLA_FLAGS"] = flags
+
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 
 

@@ -25,6 +25,9 @@ from partir_search.propagation.rules.control_flow import EMITTERS
 
 MESH = MeshShape(("batch", "model"), (2, 4))
 
+# Of XLA:CPU's compile time in tests it takes half. Newer ones do not have it.
+FASTER = " --xla_cpu_use_fusion_emitters=false" if jax.__version_info__ < (0, 11) else ""
+
 
 def module_of(fn: Callable[..., Any], *args: Any, ties: Sequence[tuple[int, int]] = ()) -> Module:
     """The module of a function of flat array arguments `a0`, `a1`, ..."""

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support import FASTER
+
 HERE = pathlib.Path(__file__).parent
 WORKER = HERE / "multiprocess_worker.py"
 
@@ -37,7 +39,7 @@ def start(
     env = {**os.environ, "NPROC": "16", "JAX_PLATFORMS": "cpu"}
     flags = [f for f in os.environ["XLA_FLAGS"].split() if "device_count" not in f]
     flags.append(f"--xla_force_host_platform_device_count={8 // processes}")
-    env["XLA_FLAGS"] = " ".join(flags)
+    env["XLA_FLAGS"] = " ".join(flags) + FASTER
     env["PYTHONPATH"] = str(HERE.parent)
     port = str(free_port())
     return [

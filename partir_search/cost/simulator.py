@@ -18,10 +18,10 @@ import numpy as np
 from partir_search.cost.collectives import collective_seconds, sent_bytes
 from partir_search.cost.memory import Curve
 from partir_search.cost.permutes import permute_seconds
-from partir_search.cost.storage import Usage, stored_widths, usage_of
+from partir_search.cost.storage import Usage, storage_of, stored_widths, usage_of
 from partir_search.cost.traffic import (
-    AS_WRITTEN,
     Floats,
+    Ints,
     RegionTraffic,
     Storage,
     kernels,
@@ -112,13 +112,13 @@ class CostModel:
         if folded is None:
             usage = usage or usage_of(module, rules, machine)
             self.kernels = kernels(usage.traffic, rules)
-            class_of = np.arange(len(module.values))
+            class_of: Ints = np.arange(len(module.values))
         else:
             assert original_rules is not None
             usage = usage or usage_of(folded.original, original_rules, machine)
             self.kernels = kernels(usage.traffic, original_rules, folded, rules)
             class_of = np.array(folded.class_of)
-        self.traffic = usage.traffic
+        self._class_of, self.traffic = class_of, usage.traffic
         self.nbytes = np.array([v.type.nbytes for v in module.values], dtype=np.float64)
         self.width_of = np.ones(len(module.values))
         self.for_products = np.zeros(len(module.values), dtype=np.bool_)
@@ -131,7 +131,8 @@ class CostModel:
         if folded is None:
             self._collect(self.traffic)
         else:
-            storage = stored_widths(module, rules).storage if usage.widths else AS_WRITTEN
+            widths = stored_widths(module, rules) if usage.widths else None
+            storage = storage_of(module, rules, machine, widths)
             for op in module.body.ops:
                 if op.regions:
                     self._collect_op(op, rules, storage)
@@ -176,6 +177,13 @@ class CostModel:
         """Position of the body's op that uses each value last."""
         ops = enumerate(self.module.body.ops)
         return {v.id: at for at, op in ops for _, v in op.inputs()}
+
+    @functools.cached_property
+    def stored(self) -> frozenset[int]:
+        """Ids of values that are stored somewhere: others are made where they are used."""
+        inner = [t for parts in self.inner_curves.values() for t, _ in parts]
+        ids = self._class_of[self.traffic.value].tolist()
+        return frozenset([*ids, *(v for t in inner for v in t.value.tolist())])
 
     def local_bytes(self, partition: Partition) -> Floats:
         """Bytes of each value where it rests on one device."""

@@ -85,7 +85,7 @@ def stored_widths(module: Module, rules: list[OpRule]) -> Widths:
     )
     narrowed = {v: float(width[v]) for v in np.flatnonzero(width != 1.0).tolist()}
     products = narrow & np.array([_is_float(v.type, 4) for v in module.values])
-    return Widths(width, products, Storage(one_hot, wide, narrowed))
+    return Widths(width, products, Storage(one_hot, frozenset(), wide, narrowed))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -99,7 +99,36 @@ class Usage:
 def usage_of(module: Module, rules: list[OpRule], machine: Machine) -> Usage:
     """Usage of a program that is not folded; models of it and of its fold may share it."""
     widths = stored_widths(module, rules) if machine.bf16_products else None
-    return Usage(widths, analyse(module, rules, widths.storage if widths else AS_WRITTEN))
+    storage = storage_of(module, rules, machine, widths)
+    return Usage(widths, analyse(module, rules, storage))
+
+
+def storage_of(
+    module: Module, rules: list[OpRule], machine: Machine, widths: Widths | None
+) -> Storage:
+    """What the machine stores otherwise than the program says."""
+    storage = widths.storage if widths else AS_WRITTEN
+    if machine.fuses_operands:
+        return storage
+    return dataclasses.replace(storage, operands=_operands(module, rules))
+
+
+def _operands(module: Module, rules: list[OpRule]) -> frozenset[int]:
+    """Elementwise values that products read, as they are before their dims are moved about."""
+    made = {r.id: op for op in module.ops for r in op.results}
+    found: set[int] = set()
+    for op in module.ops:
+        for _, v in op.inputs() if rules[op.id].contracts else ():
+            value: Value | None = v
+            while value is not None:
+                maker = made.get(value.id)
+                if maker is None or not rules[maker.id].elementwise:
+                    break
+                if rules[maker.id].flops_per_point or _changes_width(maker, rules[maker.id]):
+                    found.add(value.id)
+                    break
+                value = next((x for _, x in maker.inputs()), None)
+    return frozenset(found)
 
 
 def _is_float(kind: TensorType, itemsize: int) -> bool:

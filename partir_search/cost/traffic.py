@@ -36,11 +36,13 @@ class Storage:
 
     Attributes:
       one_hot: ids of ops recomputed in their users though they are not elementwise.
+      operands: ids of elementwise values that are stored, as products read them.
       wide: ids of values of which a form twice as wide is stored too, for the forward pass.
       width: by value id, stored bytes as a multiple of the type's, where they differ.
     """
 
     one_hot: Set[int] = frozenset()
+    operands: Set[int] = frozenset()
     wide: Set[int] = frozenset()
     width: Mapping[int, float] = dataclasses.field(default_factory=dict)
 
@@ -100,7 +102,7 @@ def region_traffic(
     for arg in region.args:
         sources[arg.id] = (arg.id,)
         nbytes[arg.id] = arg.type.nbytes
-    forced = {x.id for x in region.results if isinstance(x, Value)}
+    forced = {x.id for x in region.results if isinstance(x, Value)} | storage.operands
     for op in region.ops:
         if op.regions:
             forced.update(v.id for _, v in op.inputs())

@@ -13,6 +13,7 @@ from partir_search.cost.traffic import Floats, points
 from partir_search.ir.blockwise import Blockwise
 from partir_search.ir.core import Op
 from partir_search.ir.partition import Partition
+from partir_search.lowering.order import in_turns
 from partir_search.lowering.passing import Passing
 from partir_search.lowering.program import Apply, Block, Move, Slot
 from partir_search.lowering.reshard import COLLECTIVES
@@ -68,6 +69,8 @@ class Walk:
         born: dict[int, int] = {}
         held: dict[int, float] = {}
         available = {s.id for s in block.args}
+        passed: dict[int, Op] = {}  # of operands that rings made a value of, by id: the last ring
+        ring: Op | None = None  # the last one
         slack = 0.0
         at = seen = 0  # the next op's position, and up to where compute was added to the slack
         done: Op | None = None
@@ -119,6 +122,9 @@ class Walk:
                 if item.turn + 1 < item.turns:
                     continue
                 self.arrive(times * item.op.count)
+                if in_turns(item):
+                    self.keep_operands(item.op, passed, extra)
+                    ring = self.put_off(item.op, ring, extra)
                 for out in item.outs if item.part is None else ():
                     # The sum so far and the turn's product, in 32 bits.
                     size = max(out.value.type.itemsize, 1)
@@ -135,6 +141,33 @@ class Walk:
             done = item.op
             at += 1
         return extra
+
+    def keep_operands(self, op: Op, passed: dict[int, Op], extra: Floats) -> None:
+        """Adds operands of a ring that are fused into their users elsewhere: what passes around or
+        is worked on in parts is a value, and kept for the next ring that passes it.
+        """
+        model, position = self.model, self.index.position
+        for v in dict.fromkeys(v for _, v in op.inputs()):
+            if v.id in model.stored:
+                continue
+            at, before = int(position[op.id]), passed.get(v.id)
+            size = float(self.nbytes[v.id])
+            if model.machine.bf16_products and v.type.itemsize == 4:
+                size *= 0.5
+            if before and op.backward and not before.backward:
+                size *= op.count  # those of all layers, by the end of the forward pass
+            extra[int(position[before.id]) + 1 if before else at : at + 1] += size
+            passed[v.id] = op
+
+    def put_off(self, op: Op, before: Op | None, extra: Floats) -> Op:
+        """Adds what the ring before used last: it may be put off until this one is done."""
+        if before is not None:
+            at, used = int(self.index.position[op.id]), int(self.index.position[before.id])
+            for v in dict.fromkeys(v for _, v in before.inputs()):
+                if self.model.last_use.get(v.id) == used:
+                    narrow = self.model.machine.bf16_products and v.type.itemsize == 4
+                    extra[used + 1 : at + 1] += float(self.nbytes[v.id]) * (0.5 if narrow else 1.0)
+        return op
 
     def spare(self, item: Apply, share: float, times: float) -> None:
         """A share of an op's work is not done."""

@@ -25,6 +25,7 @@ from partir_search.ir.partition import Partition
 from partir_search.ir.rule import Dims
 from partir_search.lowering.emit_blocks import block_turn
 from partir_search.lowering.emit_window import coordinate, fetch, permute, stretch
+from partir_search.lowering.order import ring_queue
 from partir_search.lowering.passing import Passing
 from partir_search.lowering.program import (
     Apply,
@@ -129,7 +130,11 @@ def _run_block(
         return env[source.id]
 
     fills: set[int] = set()  # slots made of no array
+    queue = ring_queue(block)
     for i, item in enumerate(block.steps):
+        if i in queue:
+            used = [item.source] if isinstance(item, Move) else item.ins
+            _tie([s for s in (*queue[i], *used) if isinstance(s, Slot) and s.id in env], env)
         if isinstance(item, Move):
             moved = env[item.source.id]
             if item.again and item.step.kind in ("all_gather", "collective_permute"):
@@ -224,7 +229,11 @@ def _end_turn(block: Block, at: int, item: Apply, env: dict[int, Any]) -> None:
     later = (block.steps[i] for i in range(at + 1, len(block.steps)))
     following = next(x for x in later if isinstance(x, Apply))
     moved = [s for s in following.ins if isinstance(s, Slot) and s not in item.ins]
-    slots = [*item.outs, *moved]
+    _tie([*item.outs, *moved], env)
+
+
+def _tie(slots: Sequence[Slot], env: dict[int, Any]) -> None:
+    """What uses one of the slots from here on waits for all of them."""
     for slot, x in zip(slots, lax.optimization_barrier([env[s.id] for s in slots]), strict=True):
         env[slot.id] = x
 

@@ -242,6 +242,22 @@ def test_operands_of_products_are_stored_narrow() -> None:
     assert stored == 64 * 512 * 2 + result
 
 
+def test_operands_of_products_are_stored_where_products_do_not_make_them() -> None:
+    """The activation between two products, whose input is needed later too: beside that on
+    machines whose products read stored operands, made inside of the product on others.
+    """
+
+    def f(x: Any, a: Any, b: Any) -> Any:
+        hidden = x @ a
+        return jnp.tanh(hidden).T.T @ b + hidden.max()
+
+    state = state_of(module_of(f, ones(64, 32), ones(32, 512), ones(512, 32)))
+    fused, stored = cost_of(state), cost_of(state, dataclasses.replace(ROUND, fuses_operands=False))
+    assert stored.peak_bytes - fused.peak_bytes == pytest.approx(64 * 512 * 4, abs=8)
+    assert not MACHINES["h100"].fuses_operands
+    assert MACHINES["tpu_v5e"].fuses_operands
+
+
 def test_rounding_before_widening_is_left_out() -> None:
     """Scores in bf16 that arithmetic leads back to f32 are stored as f32, whatever was written."""
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from partir_search.cost.simulator import CostModel
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.modes import Modes
 from partir_search.lowering.compiled import called, computations
@@ -65,7 +66,7 @@ def test_permutes_are_in_flight_while_products_run(
     program: LocalProgram, target: str, options: dict[str, int], at_once: int
 ) -> None:
     """Two permutes between any two products, beside those of blocks into the ring and out of it,
-    which newer XLA:GPU runs at once.
+    which newer XLA:GPU runs at once. And as much memory as predicted.
     """
     compiled = compile_for(program, Target.parse(target).mesh(program.partition.mesh), options)
     got = events(compiled.as_text())
@@ -78,6 +79,11 @@ def test_permutes_are_in_flight_while_products_run(
         flying += (event == "s") - (event == "d")
         hidden += flying if event == "M" else 0
     assert hidden >= at_once * (N - 1), got
+    model = CostModel(
+        program.partition.module, list(program.partition.rules), Target.parse(target).machine
+    )
+    peak = compiled.memory_analysis().peak_memory_in_bytes
+    assert peak == pytest.approx(model.evaluate(program).peak_bytes, rel=0.15)
 
 
 @pytest.fixture(scope="module")

@@ -18,13 +18,16 @@ from jax.sharding import NamedSharding
 import partir_search as ps
 from models import training
 from models.catalog import MODELS
+from partir_search.cost.simulator import CostModel
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.printer import print_partition
 from partir_search.ir.ring import HOME, RESULT, Ring, ring_of
 from partir_search.ir.verify import InvalidIR, verify_partition
 from partir_search.lowering.local import localize
+from partir_search.lowering.order import in_turns, ring_queue
 from partir_search.lowering.program import Apply
 from partir_search.lowering.shard import argument_specs, sharded
+from partir_search.machine import MACHINES
 from partir_search.propagation.actions import IllegalAction
 from partir_search.propagation.rules.registry import RuleTable
 from tests.rings import mlp, mlp_state, square
@@ -144,6 +147,50 @@ def test_two_copies_of_what_moves() -> None:
         assert not sent & {x.id for x in turns[0].ins}
         for turn in turns[1:]:
             assert all(x.id in sent for x in turn.ins)
+
+
+@pytest.mark.devices
+def test_rings_wait_for_the_one_before_the_last() -> None:
+    """So that what gradients of weights read is not held while many others run."""
+    args = floats_of((4, 6), (6, 4), (8, 4))
+    program = localize(mlp_state(square(2), args).partition())
+    steps = program.body.steps
+    last = [s for s in steps if in_turns(s) and s.turn + 1 == s.turns]
+    queue = ring_queue(program.body)
+    assert len(queue) == len(last) - 2 == 3
+    for (at, waits), ring, before in zip(queue.items(), last[2:], last, strict=False):
+        assert steps[at].op is ring.op
+        assert all(s.op is not ring.op for s in steps[:at])
+        assert waits == before.outs
+    mesh = device_mesh(program.partition.mesh)
+    specs = argument_specs(program)
+    placed = [jax.device_put(a, NamedSharding(mesh, s)) for a, s in zip(args, specs, strict=True)]
+    tied = str(jax.make_jaxpr(sharded(program, mesh))(*placed)).count("optimization_barrier")
+    assert tied == len(queue) + len(last), "and one between the two turns of each"
+
+
+def test_what_passes_around_is_a_value() -> None:
+    """The activation between the two products is made in them elsewhere; rings keep it, from the
+    forward pass to the gradient of the second matrix.
+    """
+    args = floats_of((4, 6), (6, 4), (8, 4))
+    state = mlp_state(square(2), args)
+    partition = state.partition()
+    model = CostModel(partition.module, list(partition.rules), MACHINES["tpu_v3"])
+    program = localize(partition)
+    cost, _, live = model.walked(program)
+    products = [op for op in partition.module.ops if partition.ring(op)]
+    (hidden,) = {v for _, v in products[1].inputs()} - set(partition.module.body.args)
+    assert hidden.id not in model.stored
+    static = cost.argument_bytes + model.curve.bytes_at(model.local_bytes(partition))
+    between = range(partition.index.position[products[1].id] + 1, len(live))
+    uses = [op for op in products[2:] if any(v is hidden for _, v in op.inputs())]
+    until = partition.index.position[uses[-1].id]
+    size = hidden.type.nbytes / 4 / 2  # a fourth, in bf16
+    extra = (live - static).tolist()
+    rows = [i for i, p in enumerate(model.curve.position.tolist()) if p in between and p <= until]
+    assert rows
+    assert all(extra[i] >= size for i in rows)
 
 
 @pytest.mark.devices

@@ -1,0 +1,32 @@
+"""The order of rings: each waits for the one before the last.
+
+XLA puts off products that nothing waits for (gradients of weights), to have work while blocks of
+other rings are on their way, and what they read stays where it is: under P_{4x4} on v5e four layers
+took 5.4 GB, in this order 5.0, in as many cycles. Waiting for the last one was slower (by 4 %).
+"""
+
+from __future__ import annotations
+
+from partir_search.lowering.passing import Passing
+from partir_search.lowering.program import Apply, Block, Instruction, Slot
+
+LAG = 2
+
+
+def ring_queue(block: Block) -> dict[int, tuple[Slot, ...]]:
+    """By position of a ring's first step, the results of the ring that it waits for."""
+    results: dict[int, tuple[Slot, ...]] = {}  # by op, in order
+    for item in block.steps:
+        if isinstance(item, Apply) and in_turns(item):
+            results[item.op.id] = item.outs
+    rings = list(results)
+    first: dict[int, int] = {}
+    for i, item in enumerate(block.steps):
+        if item.op is not None and item.op.id in results:
+            first.setdefault(item.op.id, i)
+    return {first[op]: results[waits] for op, waits in zip(rings[LAG:], rings, strict=False)}
+
+
+def in_turns(item: Instruction) -> bool:
+    """Whether it is a turn of a product whose blocks pass around (not of attention)."""
+    return isinstance(item, Apply) and item.turns > 1 and not isinstance(item.part, Passing)
