@@ -179,6 +179,11 @@ class CostModel:
         return {v.id: at for at, op in ops for _, v in op.inputs()}
 
     @functools.cached_property
+    def made(self) -> frozenset[int]:
+        """Ids of values that ops make: all but arguments, of regions too."""
+        return frozenset(r.id for op in self.module.ops for r in op.results)
+
+    @functools.cached_property
     def stored(self) -> frozenset[int]:
         """Ids of values that are stored somewhere: others are made where they are used."""
         inner = [t for parts in self.inner_curves.values() for t, _ in parts]

@@ -11,7 +11,7 @@ import numpy as np
 from partir_search.cost.permutes import Sent, permute_seconds
 from partir_search.cost.traffic import Floats, points
 from partir_search.ir.blockwise import Blockwise
-from partir_search.ir.core import Op
+from partir_search.ir.core import Op, Value
 from partir_search.ir.partition import Partition
 from partir_search.lowering.order import in_turns
 from partir_search.lowering.passing import Passing
@@ -146,14 +146,12 @@ class Walk:
         """Adds operands of a ring that are fused into their users elsewhere: what passes around or
         is worked on in parts is a value, and kept for the next ring that passes it.
         """
-        model, position = self.model, self.index.position
+        position = self.index.position
         for v in dict.fromkeys(v for _, v in op.inputs()):
-            if v.id in model.stored:
+            size = self.passed_bytes(v)
+            if v.id in self.model.stored or not size:
                 continue
             at, before = int(position[op.id]), passed.get(v.id)
-            size = float(self.nbytes[v.id])
-            if model.machine.bf16_products and v.type.itemsize == 4:
-                size *= 0.5
             if before and op.backward and not before.backward:
                 size *= op.count  # those of all layers, by the end of the forward pass
             extra[int(position[before.id]) + 1 if before else at : at + 1] += size
@@ -165,9 +163,15 @@ class Walk:
             at, used = int(self.index.position[op.id]), int(self.index.position[before.id])
             for v in dict.fromkeys(v for _, v in before.inputs()):
                 if self.model.last_use.get(v.id) == used:
-                    narrow = self.model.machine.bf16_products and v.type.itemsize == 4
-                    extra[used + 1 : at + 1] += float(self.nbytes[v.id]) * (0.5 if narrow else 1.0)
+                    extra[used + 1 : at + 1] += self.passed_bytes(v)
         return op
+
+    def passed_bytes(self, v: Value) -> float:
+        """Bytes of a value as a product reads it; 0 for arguments that it reads as they are."""
+        size = float(self.nbytes[v.id])
+        if self.model.machine.bf16_products and v.type.itemsize == 4:
+            return size * 0.5
+        return size if v.id in self.model.made else 0.0
 
     def spare(self, item: Apply, share: float, times: float) -> None:
         """A share of an op's work is not done."""
