@@ -2,7 +2,8 @@
 
 XLA puts off products that nothing waits for (gradients of weights), to have work while blocks of
 other rings are on their way, and what they read stays where it is: under P_{4x4} on v5e four layers
-took 5.4 GB, in this order 5.0, in as many cycles. Waiting for the last one was slower (by 4 %).
+took 5.4 GB, in this order 5.0. By XLA's cycles one layer takes 43.6 ms without, 43.2 in this order,
+and 45.2 if each ring waits for the last one.
 """
 
 from __future__ import annotations
