@@ -66,7 +66,8 @@ def test_permutes_are_in_flight_while_products_run(
     program: LocalProgram, target: str, options: dict[str, int], at_once: int
 ) -> None:
     """Two permutes between any two products, beside those of blocks into the ring and out of it,
-    which newer XLA:GPU runs at once. And as much memory as predicted.
+    which newer XLA:GPU runs at once. And as much memory as predicted
+    (newer XLA:GPU needs less).
     """
     compiled = compile_for(program, Target.parse(target).mesh(program.partition.mesh), options)
     got = events(compiled.as_text())
@@ -82,8 +83,9 @@ def test_permutes_are_in_flight_while_products_run(
     model = CostModel(
         program.partition.module, list(program.partition.rules), Target.parse(target).machine
     )
-    peak = compiled.memory_analysis().peak_memory_in_bytes
-    assert peak == pytest.approx(model.evaluate(program).peak_bytes, rel=0.15)
+    share = compiled.memory_analysis().peak_memory_in_bytes / model.evaluate(program).peak_bytes
+    assert share < 1.15
+    assert share > (0.85 if "tpu" in target else 0.75)
 
 
 @pytest.fixture(scope="module")
