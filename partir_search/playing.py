@@ -35,17 +35,16 @@ def apply_action(state: State, graph: Graph, action: Action, path: str | None = 
         return
     value = value_named(graph.module, action.value)
     cls, axes = graph.class_of[value.id], state.mesh.axes(action.axis)
-    also = [graph.class_of[value_named(graph.module, name).id] for name in action.also]
-    wish = "kept whole" if isinstance(action, Replicate) else f"tiled on dim {action.dim}"
     if isinstance(action, Tile | Bar) and not 0 <= action.dim < len(value.type.shape):
         raise IllegalAction(f"{action.value}: {value.type} has no dim {action.dim}")
     if isinstance(action, Bar):
-        tiled = any(state.tiles[a][cls] == action.dim for a in axes)
-        if tiled:
+        if any(state.tiles[a][cls] == action.dim for a in axes):
             wish = f"left whole on dim {action.dim}"
             raise IllegalAction(decided(path or action.value, action.dim, action.axis, wish))
         state.bar(cls, action.dim, axes)
         return
+    also = [graph.class_of[value_named(graph.module, name).id] for name in action.also]
+    wish = "kept whole" if isinstance(action, Replicate) else f"tiled on dim {action.dim}"
     if isinstance(action, Tile):
         left = tuple(a for a in axes if state.tiles[a][cls] != action.dim)
         axes = left or axes
@@ -117,7 +116,9 @@ def fix(state: State, graph: Graph, actions: Sequence[Action]) -> list[Action]:
                     apply_action(state, graph, one)
                     played.append(one)
     except IllegalAction as error:
-        reason = str(error).partition(": an earlier tactic")[0]
+        reason, earlier, _ = str(error).partition(": an earlier tactic")
+        if not earlier:  # orders of axes, or dims that do not divide
+            raise
         raise IllegalAction(
             f"{reason}: another fixed sharding (in_shardings, out_shardings, a constraint, a plan"
             " that is followed) has it otherwise; an argument and the result that replaces it are"

@@ -28,7 +28,7 @@ from partir_search.cost.traffic import (
     region_traffic,
 )
 from partir_search.cost.walk import Walk
-from partir_search.ir.core import Module, Op
+from partir_search.ir.core import Module, Op, Value
 from partir_search.ir.fold import Folded
 from partir_search.ir.manual import OwnCollective
 from partir_search.ir.mesh import MeshShape
@@ -225,7 +225,11 @@ class CostModel:
             return 1.0
         v = move.source.value
         product = move.op is not None and self.contracts[move.op.id]
-        return 0.5 if self.for_products[v.id] or (product and v.type.itemsize == 4) else 1.0
+        return 0.5 if self.for_products[v.id] else self.product_width(v) if product else 1.0
+
+    def product_width(self, v: Value) -> float:
+        """Bytes that a product reads of a value, as a multiple of the program's."""
+        return 0.5 if self.machine.bf16_products and v.type.itemsize == 4 else 1.0
 
     def transfer(self, step: Step, payload: float, mesh: MeshShape) -> tuple[float, float, str]:
         """Seconds of a collective, bytes that a device sends, and the axes' names."""

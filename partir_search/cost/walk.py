@@ -168,10 +168,9 @@ class Walk:
 
     def passed_bytes(self, v: Value) -> float:
         """Bytes of a value as a product reads it; 0 for arguments that it reads as they are."""
-        size = float(self.nbytes[v.id])
-        if self.model.machine.bf16_products and v.type.itemsize == 4:
-            return size * 0.5
-        return size if v.id in self.model.made else 0.0
+        width = self.model.product_width(v)
+        copied = v.id in self.model.made or width < 1.0
+        return float(self.nbytes[v.id]) * width if copied else 0.0
 
     def spare(self, item: Apply, share: float, times: float) -> None:
         """A share of an op's work is not done."""

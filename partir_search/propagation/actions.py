@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, ClassVar, Union
+from typing import Any, Union
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
@@ -67,8 +67,6 @@ class Bar:
     value: str
     dim: int
     axis: str
-
-    also: ClassVar[tuple[str, ...]] = ()
 
     @property
     def values(self) -> tuple[str, ...]:

@@ -84,8 +84,8 @@ def test_permutes_are_in_flight_while_products_run(
         program.partition.module, list(program.partition.rules), Target.parse(target).machine
     )
     share = compiled.memory_analysis().peak_memory_in_bytes / model.evaluate(program).peak_bytes
-    assert share < 1.15
-    assert share > (0.85 if "tpu" in target else 0.75)
+    spared = 0.1 if "gpu" in target and jax.__version_info__ >= (0, 11) else 0.0
+    assert 0.85 - spared < share < 1.15 - spared
 
 
 @pytest.fixture(scope="module")
