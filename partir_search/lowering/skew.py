@@ -59,10 +59,13 @@ def _redistribute(
         if triple[2] not in used or _grows(triple, source, finish, target):
             continue
         rest = triples[:i] + triples[i + 1 :]
-        return min(
+        steps = min(
             _by_way_of(rest, triple, source, pending, target, keep),
             key=lambda steps: sum(s.kind != SLICE for s in steps),
         )
+        left = tuple(p for p in pending if p in keep)
+        assert (steps[-1].layout, steps[-1].pending) == (target, left)
+        return steps
     return reshard(source, pending, target, keep)
 
 
@@ -114,7 +117,8 @@ def _by_way_of(
         for layout in (source, target)
     ]
     if masked[0] == masked[1] and finish.isdisjoint(triple[:3]):
-        yield (_permute(triple, source, pending, target, pending),)
+        permute = _permute(triple, source, pending, target, pending)
+        yield (permute, *_redistribute(rest, target, pending, target, keep))
         return
     diagonal = triple[2]
     used = {a for _, a in _places(triple, source)} | held.intersection(triple[:3])

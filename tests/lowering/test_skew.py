@@ -71,6 +71,49 @@ def test_redistribution_moves_every_block(sizes: tuple[int, ...]) -> None:
     assert {"slice", "collective_permute", "all_gather", "all_to_all"} <= kinds
 
 
+@pytest.mark.devices
+def test_sums_are_finished_on_the_way() -> None:
+    """Any sums that are pending on other axes than a value is tiled by, from any layout to any."""
+    shape = MeshShape(("r", "c", "s"), (2, 2, 2)).with_diagonals(["r~c"])
+    every = layouts(range(len(shape.names)), 2)
+    rng = random.Random(0)
+    x = jnp.arange(64.0**2).reshape(64, 64)
+    for i in range(20):
+        source, target = rng.sample(every, 2)
+        sums = rng.sample(range(4), 2)
+        if i % 2:  # the same dims are tiled, on others of the three axes; the sum is on none
+            source = rng.choice([t for t in every if 2 not in t[0] + t[1] and any(t)])
+            target = rng.choice([t for t in every if _masked(t) == _masked(source)])
+            sums = [2]
+        used = {a for axes in source for a in axes}
+        sums = sorted(set(sums) - used)
+        while len({0, 1, 3} & (used | set(sums))) == 3:
+            sums.pop()
+        pending = tuple((a, "sum") for a in sums)
+        way = [*redistribute(shape, straight(shape, source), (), source)]
+        steps = redistribute(shape, source, pending, target)
+        assert not steps or (steps[-1].layout, steps[-1].pending) == (target, ())
+        back = [*redistribute(shape, target, (), straight(shape, target))]
+
+        def run(block: Any, way: Any = way, sums: Any = sums, steps: Any = (*steps, *back)) -> Any:
+            block = _run(shape, way, block)
+            r, c, s = (jax.lax.axis_index(name) for name in ("r", "c", "s"))
+            places = jnp.stack([r, c, s, (r + c) % 2])
+            block *= jnp.all(places[jnp.array(sums, int)] == 0)  # one device's share is all
+            return _run(shape, steps, block)
+
+        moved = jax.shard_map(
+            run,
+            mesh=device_mesh(shape),
+            in_specs=partition_spec(shape, straight(shape, source)),
+            out_specs=partition_spec(shape, straight(shape, target)),
+            check_vma=False,
+        )
+        placed = NamedSharding(device_mesh(shape), partition_spec(shape, straight(shape, source)))
+        got = jax.jit(moved)(jax.device_put(x, placed))
+        np.testing.assert_array_equal(got, x, err_msg=f"{source} {pending} {target}")
+
+
 @pytest.mark.parametrize("held", ["rc", "rd", "cd"])
 def test_the_same_blocks_elsewhere_are_one_permute(held: str) -> None:
     axes = {"r": 0, "c": 1, "d": 2}
@@ -90,6 +133,11 @@ def test_a_sum_on_the_diagonal_is_one_on_the_free_axis(on: str, along: int) -> N
     source = ((mesh.index(on),), ())
     (step,) = redistribute(mesh, source, ((2, "sum"),), source)
     assert (step.kind, step.axes) == ("all_reduce", (along,))
+
+
+def _masked(layout: Layout) -> list[list[int]]:
+    """The layout with r, c and their diagonal taken for one another."""
+    return [[2 if a == 2 else -1 for a in axes] for axes in layout]
 
 
 def _run(shape: MeshShape, steps: Sequence[Step], block: Any) -> Any:
