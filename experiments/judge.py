@@ -1,16 +1,18 @@
-"""Seconds of a compiled TPU program by the compiler's own figures: a judge for the simulator.
+"""Seconds of a compiled program by the compiler's own figures: a judge for the simulator.
 
 XLA:TPU writes `estimated_cycles` beside its kernels; collectives have none and are priced by the
 machine's alpha-beta, as the simulator prices them. The schedule is walked in order: synchronous
 collectives add up, asynchronous ones run behind what is scheduled until their `done`. Kernels
 without cycles (custom gathers and scatters, sorts) are priced by bytes; copies between HBM and VMEM
-run behind the rest and are not priced.
+run behind the rest and are not priced. XLA:GPU writes no cycles at all: every kernel is priced by
+the machine's roofline, so that its judge tells only what the schedule hides and what XLA fuses.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 import re
 from collections.abc import Iterable
 
@@ -19,6 +21,7 @@ from partir_search.ir.mesh import MeshShape
 from partir_search.lowering.compiled import (
     FUSED_SCATTER,
     CompiledCollective,
+    Computation,
     array_sizes,
     axes_of,
     called,
@@ -31,11 +34,16 @@ CLOCK_HZ = {"tpu_v5e": 1.5e9, "tpu_v5p": 1.75e9}
 """Peak flops over flops a cycle (197e12 / 131072 and 459e12 / 262144)."""
 
 UNPRICED = ("fusion", "gather", "scatter", "sort", "reduce-window", "select-and-scatter")
+KERNELS = (*UNPRICED, "custom-call", "copy", "dot", "convolution", "reduce", "transpose")
+DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
 UNKNOWN = 1 << 62  # so many cycles stand for "not known"
 
 _LINE = re.compile(
     r"^\s+(?:ROOT )?%?(?P<name>[\w.-]+) = "
     r"(?P<type>.*?)(?P<op>[a-z][\w-]*)\((?P<args>%?(?P<first>[\w.-]*)[^)]*)"
+)
+_DOT = re.compile(
+    r" = (?P<type>\S+) dot\(%?(?P<lhs>[\w.-]+),.*?lhs_contracting_dims=\{(?P<dims>[\d,]*)\}"
 )
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _COLLECTIVE = re.compile(
@@ -54,7 +62,7 @@ class Judged:
 class _Program:
     def __init__(self, text: str, mesh: MeshShape, machine: Machine) -> None:
         self.mesh, self.machine = mesh, machine
-        self.hz = CLOCK_HZ[machine.name]
+        self.hz = CLOCK_HZ.get(machine.name)
         parts = computations(text)
         self.computations = {part.name: part for part in parts}
         self.entry = next(part.name for part in parts if part.entry)
@@ -66,6 +74,21 @@ class _Program:
             axes = [names.index(a) for a in axes_of(c.groups, self.mesh) or names]
             total += collective_seconds(c.kind, c.bytes, axes, self.mesh, self.machine)
         return total
+
+    def roofline(self, moved: float, inside: Iterable[Computation]) -> float:
+        """Seconds of a kernel that moves so many bytes, with the products in it."""
+        flops = 0.0
+        for part in inside:
+            types = {m["name"]: m["type"] for m in map(_LINE.match, part.lines) if m}
+            for dot in filter(None, map(_DOT.search, part.lines)):
+                of = types[dot["lhs"]]
+                sides = [int(n) for n in of[of.index("[") + 1 : of.index("]")].split(",")]
+                shared = math.prod(sides[int(d)] for d in dot["dims"].split(",") if d)
+                rate = self.machine.matmul_flops_per_s(DTYPES[of[: of.index("[")]])
+                flops += 2 * shared * sum(n for n, _ in array_sizes(dot["type"])) / rate
+        return max(flops, moved / self.machine.attained_hbm_bytes_per_s) + (
+            self.machine.kernel_seconds
+        )
 
     def run(self, name: str) -> Judged:
         """Walks one computation's schedule."""
@@ -93,8 +116,8 @@ class _Program:
                 continue
             op, label = match["op"], match["name"]
             nbytes[label] = sum(n * size for n, size in array_sizes(match["type"]))
-            cycles = _CYCLES.search(line)
-            if cycles and int(cycles[1]) < UNKNOWN:
+            cycles = _CYCLES.search(line) if self.hz else None
+            if self.hz and cycles and int(cycles[1]) < UNKNOWN:
                 spent.compute += int(cycles[1]) / self.hz
                 spent.total += int(cycles[1]) / self.hz
             inside = [self.computations[x] for x in called(line) if x in self.computations]
@@ -118,6 +141,13 @@ class _Program:
                 n = (trip_count(line) or 1) if op == "while" else 1
                 spent.compute += n * inner.compute
                 spent.total += n * inner.total
+            elif not self.hz:
+                if op in KERNELS:
+                    operands = re.findall(r"%([\w.-]+)", match["args"])
+                    moved = nbytes[label] + sum(nbytes.get(x, 0) for x in operands)
+                    seconds = self.roofline(moved, inside)
+                    spent.compute += seconds
+                    spent.total += seconds
             elif op in UNPRICED and not (cycles and int(cycles[1]) < UNKNOWN):
                 operands = re.findall(r"%([\w.-]+)", match["args"])
                 made = nbytes[label]  # a gather reads no more of a table than it takes
@@ -128,6 +158,6 @@ class _Program:
 
 
 def judge(text: str, mesh: MeshShape, machine: Machine) -> Judged:
-    """Seconds of a scheduled XLA:TPU program on `mesh`; KeyError for machines without a clock."""
+    """Seconds of a scheduled XLA:TPU or XLA:GPU program on `mesh`."""
     program = _Program(text, mesh, machine)
     return program.run(program.entry)

@@ -32,6 +32,8 @@ class Machine:
         on narrower ones take as long as on this.
       vmem_bytes: memory on the chip that holds what kernels soon use up (TPU's VMEM); 0: none.
       torus: whether devices are linked to their neighbours along each axis, and not by a switch.
+      puts_off: whether products that nothing waits for run beside collectives (XLA:GPU, see
+        `cost/overlap.py`).
       prefetches: whether all_gathers of arguments overlap earlier compute.
       sources: where the figures come from.
       axis_bytes_per_s / axis_hop_seconds: overrides of `link_bytes_per_s` and `hop_seconds` by mesh
@@ -49,6 +51,7 @@ class Machine:
     hbm_efficiency: float = 0.75
     vector_bytes: int = 1
     prefetches: bool = False
+    puts_off: bool = False
     bf16_products: bool = False
     fuses_operands: bool = True
     vmem_bytes: float = 0.0
@@ -147,6 +150,7 @@ def _gpu(
         matmul_efficiency=0.7,
         hbm_efficiency=0.8,
         prefetches=True,
+        puts_off=True,
         fuses_operands=False,
         sources=(
             source,

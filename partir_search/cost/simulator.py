@@ -126,6 +126,11 @@ class CostModel:
             known = class_of >= 0
             self.width_of[class_of[known]] = usage.widths.width[known]
             self.for_products[class_of[known]] = usage.widths.for_products[known]
+        awaited = np.ones(len(class_of), dtype=np.bool_)
+        awaited[list(usage.unawaited)] = False
+        late = set(class_of[~awaited].tolist()) - set(class_of[awaited].tolist())
+        self.unawaited = frozenset(late)
+        self.put_off = self._put_off()
         self.curve = Curve(self.traffic, folded, machine.vmem_bytes)
         self.inner_curves: dict[int, list[tuple[RegionTraffic, Curve]]] = {}
         if folded is None:
@@ -153,6 +158,17 @@ class CostModel:
         self.argument_counts = counts
         self._mesh: MeshShape | None = None  # that the transfers below are on
         self._transfers: dict[tuple[object, ...], tuple[float, float, str]] = {}
+
+    def _put_off(self) -> Floats:
+        """[ops] runs in a step of each product that nothing waits for, where its kernel's seconds
+        stand; 0 for all other ops.
+        """
+        found, k = np.zeros(len(self.module.ops)), self.kernels
+        for op_id, leader in zip(k.op.tolist(), k.op[k.leader].tolist(), strict=True):
+            op = self.module.ops[op_id]
+            if self.contracts[op_id] and all(r.id in self.unawaited for r in op.results):
+                found[leader] = op.count
+        return found
 
     def _collect(self, traffic: RegionTraffic) -> None:
         for at, parts in traffic.inner.items():

@@ -14,6 +14,7 @@ import dataclasses
 import numpy as np
 import numpy.typing as npt
 
+from partir_search.cost.overlap import unawaited
 from partir_search.cost.traffic import AS_WRITTEN, Floats, RegionTraffic, Storage, analyse
 from partir_search.ir.core import Module, Op, TensorType, Value, walk_regions
 from partir_search.ir.index import is_zero, zero_values
@@ -90,17 +91,24 @@ def stored_widths(module: Module, rules: list[OpRule]) -> Widths:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Usage:
-    """What a whole program stores and reads on a machine: the dear part of a cost model."""
+    """What a whole program stores and reads on a machine: the dear part of a cost model.
 
-    widths: Widths | None  # None: values are stored as the program says
+    Attributes:
+      widths: None where values are stored as the program says.
+      unawaited: values that no product waits for, where the machine makes use of that.
+    """
+
+    widths: Widths | None
     traffic: RegionTraffic
+    unawaited: frozenset[int] = frozenset()
 
 
 def usage_of(module: Module, rules: list[OpRule], machine: Machine) -> Usage:
     """Usage of a program that is not folded; models of it and of its fold may share it."""
     widths = stored_widths(module, rules) if machine.bf16_products else None
     storage = storage_of(module, rules, machine, widths)
-    return Usage(widths, analyse(module, rules, storage))
+    late = unawaited(module, rules) if machine.puts_off else frozenset[int]()
+    return Usage(widths, analyse(module, rules, storage), late)
 
 
 def storage_of(

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from partir_search.cost.overlap import Behind, Waiting
 from partir_search.cost.permutes import Sent, permute_seconds
-from partir_search.cost.traffic import Floats, points
+from partir_search.cost.traffic import Floats, Ints, points
 from partir_search.ir.blockwise import Blockwise
 from partir_search.ir.core import Op, Value
 from partir_search.ir.partition import Partition
@@ -47,6 +48,7 @@ class Walk:
         self.exposed = 0.0
         self.passing: list[Sent] = []  # what moves on while turns of a ring work
         self.worked = 0.0  # seconds of these turns
+        self.behind = Behind()  # of the region that is being looked at
         self.spared_seconds = self.spared_flops = 0.0  # of blocks that mask each other out
         self.copied = 0.0  # bytes written and read again because a copy is larger than its source
         self.by_axis: dict[str, float] = {}
@@ -55,17 +57,28 @@ class Walk:
         self._at = -1  # the instruction of the body that is being looked at, by id
         self._depth = 0
 
-    def note(self, kind: str, axes: str, seconds: float, exposed: float, source: str) -> None:
+    def note(
+        self,
+        kind: str,
+        axes: str,
+        seconds: float,
+        exposed: float,
+        source: str,
+        at: int | None = None,
+    ) -> None:
         """Keeps what a collective took, if anyone wants to know."""
         if self.notes is not None:
             note = Note(kind, axes, seconds, exposed, source)
-            self.notes.setdefault(self._at, []).append(note)
+            self.notes.setdefault(self._at if at is None else at, []).append(note)
 
     def block(self, block: Block, times: float) -> Floats:
         """Adds up a block, sparse or not; returns extra live bytes by op position."""
         members, position = self.index.members[block.region], self.index.position
         extra = np.zeros(len(members) + 2)  # the last two: at the results, and before all ops
-        spent = np.concatenate(([0.0], np.cumsum(self.by_op[members]))).tolist()
+        by_op = self.by_op[members]
+        spent = np.concatenate(([0.0], np.cumsum(by_op))).tolist()
+        freed, last = self.freed(members, by_op, times)
+        outer, self.behind = self.behind, Behind()
         born: dict[int, int] = {}
         held: dict[int, float] = {}
         available = {s.id for s in block.args}
@@ -82,6 +95,10 @@ class Walk:
             elif item.op is not done:
                 at = int(position[item.op.id])
             slack += spent[at] - spent[seen]
+            if at != seen and freed:
+                self.behind.work(freed[at] - freed[seen])
+                if at > last:
+                    self.behind.idle = 0.0  # no product is left to put off
             seen = at
             if isinstance(item, Move) and item.turn and item.op:
                 self.pass_on(item, times * item.op.count)
@@ -140,7 +157,23 @@ class Walk:
                     self.note(own.kind, name, taken, taken, item.op.source)
             done = item.op
             at += 1
+        if freed:
+            self.behind.work(freed[-1] - freed[seen])
+        for w in (*self.behind.hidden, *self.behind.queue):
+            self.exposed += w.left
+            self.note(w.kind, w.axes, w.seconds, w.left, w.source, w.at)
+        self.behind = outer
         return extra
+
+    def freed(self, members: Ints, by_op: Floats, times: float) -> tuple[list[float], int]:
+        """Seconds, up to each op of a block, of products that nothing waits for, and the last one;
+        an empty list where the machine hides nothing behind them.
+        """
+        free = self.model.put_off[members]
+        if not free.any():
+            return [], 0
+        sums = np.concatenate(([0.0], np.cumsum(by_op * free * times)))
+        return sums.tolist(), int(np.flatnonzero(free)[-1])
 
     def keep_operands(self, op: Op, passed: dict[int, Op], extra: Floats) -> None:
         """Adds operands of a ring that are fused into their users elsewhere: what passes around or
@@ -240,8 +273,12 @@ class Walk:
         if argument and step.kind == "all_gather" and model.machine.prefetches:
             exposed = max(0.0, seconds - slack) * times
             slack = max(0.0, slack - seconds)
+        elif move.source.value.id in model.unawaited:
+            total, source = seconds * times, move.op.source if move.op else ""
+            self.behind.put_off(Waiting(step.kind, name, total, total, source, self._at))
+            return slack
         else:
-            exposed = seconds * times
+            exposed = self.behind.hide(seconds * times)
         self.exposed += exposed
         self.note(step.kind, name, seconds * times, exposed, move.op.source if move.op else "")
         return slack

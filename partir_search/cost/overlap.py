@@ -1,0 +1,90 @@
+"""Collectives behind products that nothing waits for.
+
+XLA:GPU's scheduler puts off the products that make gradients of parameters and runs them beside
+collectives, of the gradients made before or of the backward pass. So it hides about as many seconds
+of collectives as these products take, whatever the links (`experiments/judge.py` on its schedules;
+figures in docs/simulator.md). What it could hide behind the rest of the backward pass it does not.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+from partir_search.ir.core import Module, Op, Region, Value, walk_regions
+from partir_search.ir.rule import OpRule
+from partir_search.propagation.rules.control_flow import flows_of
+
+
+def unawaited(module: Module, rules: Sequence[OpRule]) -> frozenset[int]:
+    """Ids of values that no product needs, directly or not, in the region that makes them."""
+    made = frozenset(r.id for op in module.ops for r in op.results)
+    awaited: set[int] = set()
+    _visit(module.body, (), rules, awaited)
+    return made - awaited
+
+
+def _visit(
+    region: Region, results: Iterable[int], rules: Sequence[OpRule], awaited: set[int]
+) -> None:
+    awaited.update(results)
+    for op in reversed(region.ops):
+        if _works(op, rules) or any(r.id in awaited for r in op.results):
+            awaited.update(v.id for _, v in op.inputs())
+        if not op.regions:
+            continue
+        flows = flows_of(op)
+        leaving = [(r, i) for r, i, out, _ in flows.leaves if op.results[out].id in awaited]
+        leaving += [(r, i) for r, i, _, _ in flows.carries]
+        for at, inner in enumerate(op.regions):
+            wanted = (inner.results[i] for r, i in leaving if r == at)
+            _visit(inner, [v.id for v in wanted if isinstance(v, Value)], rules, awaited)
+
+
+def _works(op: Op, rules: Sequence[OpRule]) -> bool:
+    inner = (o for r in op.regions for region in walk_regions(r) for o in region.ops)
+    return any(rules[o.id].contracts or rules[o.id].blockwise for o in (op, *inner))
+
+
+@dataclasses.dataclass(slots=True)
+class Waiting:
+    """A collective that is put off: seconds of it that nothing has hidden yet."""
+
+    kind: str
+    axes: str
+    seconds: float
+    left: float
+    source: str
+    at: int
+
+
+class Behind:
+    """What goes on in one region behind products that nothing waits for."""
+
+    def __init__(self) -> None:
+        self.idle = 0.0  # seconds of such products that hide nothing yet
+        self.queue: collections.deque[Waiting] = collections.deque()
+        self.hidden: list[Waiting] = []
+
+    def work(self, seconds: float) -> None:
+        """Such products ran: what waits is hidden first."""
+        while self.queue and seconds > 0.0:
+            first = self.queue[0]
+            share = min(first.left, seconds)
+            first.left -= share
+            seconds -= share
+            if first.left <= 0.0:
+                self.hidden.append(self.queue.popleft())
+        self.idle += seconds
+
+    def hide(self, seconds: float) -> float:
+        """Seconds of a collective that products before it do not hide."""
+        share = min(self.idle, seconds)
+        self.idle -= share
+        return seconds - share
+
+    def put_off(self, waiting: Waiting) -> None:
+        """A collective that nothing waits for either."""
+        waiting.left = self.hide(waiting.left)
+        (self.queue if waiting.left else self.hidden).append(waiting)
