@@ -60,15 +60,22 @@ class Waiting:
 
 
 class Behind:
-    """What goes on in one region behind products that nothing waits for."""
+    """What goes on in one region behind products that nothing waits for.
+
+    Attributes:
+      idle: seconds of such products that hide nothing yet.
+      queue / hidden: what waits for products to come, and what they hide.
+    """
 
     def __init__(self) -> None:
-        self.idle = 0.0  # seconds of such products that hide nothing yet
+        self.idle = 0.0
         self.queue: collections.deque[Waiting] = collections.deque()
         self.hidden: list[Waiting] = []
 
     def work(self, seconds: float) -> None:
-        """Such products ran: what waits is hidden first."""
+        """Such products ran: what waits is hidden first. Their own results' collectives come later,
+        and run behind others'; as sums over a step the two are the same but for one product.
+        """
         while self.queue and seconds > 0.0:
             first = self.queue[0]
             share = min(first.left, seconds)

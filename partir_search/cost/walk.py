@@ -158,7 +158,7 @@ class Walk:
             done = item.op
             at += 1
         if freed:
-            self.behind.work(freed[-1] - freed[seen])
+            self.behind.work(freed[len(members)] - freed[seen])
         for w in (*self.behind.hidden, *self.behind.queue):
             self.exposed += w.left
             self.note(w.kind, w.axes, w.seconds, w.left, w.source, w.at)
@@ -166,14 +166,14 @@ class Walk:
         return extra
 
     def freed(self, members: Ints, by_op: Floats, times: float) -> tuple[list[float], int]:
-        """Seconds, up to each op of a block, of products that nothing waits for, and the last one;
-        an empty list where the machine hides nothing behind them.
+        """Seconds of products that nothing waits for before each op of a block, and where the last
+        one is; an empty list if there are none.
         """
         free = self.model.put_off[members]
         if not free.any():
             return [], 0
         sums = np.concatenate(([0.0], np.cumsum(by_op * free * times)))
-        return sums.tolist(), int(np.flatnonzero(free)[-1])
+        return sums.tolist(), int(np.flatnonzero(free)[-1]) + 1
 
     def keep_operands(self, op: Op, passed: dict[int, Op], extra: Floats) -> None:
         """Adds operands of a ring that are fused into their users elsewhere: what passes around or

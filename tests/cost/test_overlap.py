@@ -1,0 +1,116 @@
+"""Collectives behind products that nothing waits for, against hand arithmetic."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from partir_search.cost.overlap import Behind, Waiting, unawaited
+from partir_search.cost.simulator import CostModel
+from partir_search.ir.core import Module
+from partir_search.lowering.local import localize
+from partir_search.machine import Machine
+from partir_search.propagation.rules.registry import RuleTable
+from tests.support import module_of, state_of, tile_arg
+
+N = 64
+MACHINE = Machine(
+    name="overlapping",
+    flops_per_s={"default": 1e9},
+    hbm_bytes=10**9,
+    hbm_bytes_per_s=1e15,
+    link_bytes_per_s=1e8,
+    hop_seconds=0.0,
+    kernel_seconds=0.0,
+    matmul_efficiency=1.0,
+    hbm_efficiency=1.0,
+    puts_off=True,
+)
+
+
+def step(x: Any, *weights: Any) -> Any:
+    """Gradient descent on a chain of products."""
+
+    def loss(*w: Any) -> Any:
+        h = x
+        for each in w:
+            h = jnp.tanh(h @ each)
+        return jnp.sum(h)
+
+    gradients = jax.grad(loss, tuple(range(len(weights))))(*weights)
+    return [w - g for w, g in zip(weights, gradients, strict=True)]
+
+
+def scanned(x: Any, weights: Any) -> Any:
+    def loss(w: Any) -> Any:
+        return jnp.sum(jax.lax.scan(lambda h, each: (jnp.tanh(h @ each), None), x, w)[0])
+
+    return weights - jax.grad(loss)(weights)
+
+
+def products(module: Module) -> list[tuple[tuple[int, ...], bool]]:
+    """Shape of each product's result, and whether another product waits for it."""
+    late = unawaited(module, [RuleTable()(op) for op in module.ops])
+    found = [op.results[0] for op in module.ops if op.prim == "dot_general"]
+    return [(v.type.shape, v.id not in late) for v in found]
+
+
+def ones(*shape: int) -> Any:
+    return np.ones(shape, np.float32)
+
+
+def test_products_wait_for_all_but_gradients_of_parameters() -> None:
+    found = products(module_of(step, ones(32, 8), ones(8, 8), ones(8, 8), ones(8, 8)))
+    assert found == [
+        *[((32, 8), True)] * 3,  # forward
+        *[((8, 8), False), ((32, 8), True)] * 2,
+        ((8, 8), False),
+    ]
+
+
+def test_what_a_loop_carries_is_waited_for() -> None:
+    """In a scan's body as well: activations and their gradients are carried, those of parameters
+    are stacked.
+    """
+    found = products(module_of(scanned, ones(32, 8), ones(3, 8, 8)))
+    assert sorted(found) == [((8, 8), False), ((32, 8), True), ((32, 8), True)]
+
+
+def test_reductions_wait_for_products_to_hide_behind() -> None:
+    """Three gradients are reduced in 0.16 ms each and made in 1.05 ms each; links ten times slower
+    keep on when all three products are done.
+    """
+    args = (ones(256, N), *[ones(N, N)] * 3)
+    state = state_of(module_of(step, *args))
+    tile_arg(state, 0, 0, "batch")
+    n = state.mesh.sizes[state.mesh.index("batch")]
+    reduced = 2 * (n - 1) / n * 4 * N * N / MACHINE.link_bytes_per_s
+    made = 2 * 256 * N * N / n / 1e9
+
+    def exposed(machine: Machine) -> float:
+        model = CostModel(state.graph.module, state.graph.rules, machine)
+        return model.evaluate(localize(state.partition())).collective_seconds
+
+    assert exposed(dataclasses.replace(MACHINE, puts_off=False)) == pytest.approx(3 * reduced)
+    assert exposed(MACHINE) == 0.0
+    slow = dataclasses.replace(MACHINE, link_bytes_per_s=MACHINE.link_bytes_per_s / 10)
+    assert exposed(slow) == pytest.approx(30 * reduced - 3 * made, rel=0.01)
+
+
+def test_what_waits_is_hidden_first() -> None:
+    behind = Behind()
+    waiting = [Waiting("all_reduce", "x", t, t, "", 0) for t in (3.0, 2.0)]
+    behind.work(1.0)
+    for each in waiting:
+        behind.put_off(each)
+    assert [w.left for w in waiting] == [2.0, 2.0]
+    behind.work(3.0)
+    assert [w.left for w in waiting] == [0.0, 1.0]
+    behind.work(2.0)
+    assert behind.hide(4.0) == 3.0
+    assert (behind.hidden, list(behind.queue)) == (waiting, [])
