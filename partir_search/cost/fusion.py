@@ -30,11 +30,17 @@ class Fused:
     touched: Mapping[int, tuple[int, ...]]
 
 
-def fuse(region: Region, rules: Sequence[OpRule], reads: Mapping[int, tuple[int, ...]]) -> Fused:
+def fuse(
+    region: Region,
+    rules: Sequence[OpRule],
+    reads: Mapping[int, tuple[int, ...]],
+    epilogues: bool = True,
+) -> Fused:
     """Fuses the kernels of a region.
 
     Args:
       reads: per position of a kernel, the stored values that it reads.
+      epilogues: whether others join the kernels of products.
     """
     made: dict[int, int] = {}  # by value, the kernel that makes it
     leader: dict[int, int] = {}
@@ -52,6 +58,8 @@ def fuse(region: Region, rules: Sequence[OpRule], reads: Mapping[int, tuple[int,
             points = math.prod(rule.sizes)
             near = {leader[made[v]] for v in leaves if v in made}
             near |= {shared[v] for v in leaves if v in shared}
+            if not epilogues:
+                near = {head for head in near if not rules[region.ops[head].id].contracts}
             for head in sorted(near, reverse=True):
                 if walked[head] == points and all(
                     v in inside[head] or made.get(v, -1) <= head for v in leaves

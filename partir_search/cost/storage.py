@@ -86,7 +86,7 @@ def stored_widths(module: Module, rules: list[OpRule]) -> Widths:
     )
     narrowed = {v: float(width[v]) for v in np.flatnonzero(width != 1.0).tolist()}
     products = narrow & np.array([_is_float(v.type, 4) for v in module.values])
-    return Widths(width, products, Storage(one_hot, frozenset(), wide, narrowed))
+    return Widths(width, products, Storage(one_hot, wide=wide, width=narrowed))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def storage_of(
     storage = widths.storage if widths else AS_WRITTEN
     if machine.fuses_operands:
         return storage
-    return dataclasses.replace(storage, operands=_operands(module, rules))
+    return dataclasses.replace(storage, operands=_operands(module, rules), epilogues=False)
 
 
 def _operands(module: Module, rules: list[OpRule]) -> frozenset[int]:

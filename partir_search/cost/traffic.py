@@ -38,12 +38,14 @@ class Storage:
       one_hot: ids of ops recomputed in their users though they are not elementwise.
       operands: ids of elementwise values that are stored, as products read them.
       wide: ids of values of which a form twice as wide is stored too, for the forward pass.
+      epilogues: whether elementwise ops and sums are fused into the product that they follow.
       width: by value id, stored bytes as a multiple of the type's, where they differ.
     """
 
     one_hot: Set[int] = frozenset()
     operands: Set[int] = frozenset()
     wide: Set[int] = frozenset()
+    epilogues: bool = True
     width: Mapping[int, float] = dataclasses.field(default_factory=dict)
 
 
@@ -160,7 +162,7 @@ def region_traffic(
     columns = np.array(live + wide, dtype=np.int64).reshape(-1, 3)
     weights = np.array(weight + [2.0] * len(wide))
     start, stop, value = columns[:, 0], columns[:, 1], columns[:, 2]
-    fused = fuse(region, rules, reads)
+    fused = fuse(region, rules, reads, storage.epilogues)
     return RegionTraffic(region, reads, start, stop, value, weights, inner, fused)
 
 
