@@ -19,6 +19,7 @@ from partir_search.lowering.passing import Passing
 from partir_search.lowering.program import Apply, Block, Move, Slot
 from partir_search.lowering.reshard import COLLECTIVES
 from partir_search.lowering.skew import Shuffle
+from partir_search.lowering.streams import Part
 from partir_search.propagation.rules.control_flow import flows_of
 
 if TYPE_CHECKING:
@@ -142,6 +143,9 @@ class Walk:
                 if in_turns(item):
                     self.keep_operands(item.op, passed, extra)
                     ring = self.put_off(item.op, ring, extra)
+                if isinstance(item.part, Part) and item.part.assembles(self.rules[item.op.id]):
+                    # No kernel that follows is fused into the product: it reads the result again.
+                    self.copied += item.outs[0].nbytes * times * item.op.count
                 for out in item.outs if item.part is None else ():
                     # The sum so far and the turn's product, in 32 bits.
                     size = max(out.value.type.itemsize, 1)

@@ -203,9 +203,9 @@ def _turn(
         out = out + env[sums.id]
     if item.arrived or (part and part.walk.moving == RESULT):
         return [out.astype(narrow)]
-    if part and part.walk.factor in rule.results[0]:
+    if part and part.assembles(rule):
         dim = rule.results[0].index(part.walk.factor)
-        whole = env[slot.id] if item.turn else jnp.zeros(slot.shape, narrow)
+        whole = env[slot.id] if item.turn else lax.empty(slot.shape, narrow)
         at = index * out.shape[dim]
         return [lax.dynamic_update_slice_in_dim(whole, out.astype(narrow), at, dim)]
     if item.turn:

@@ -74,6 +74,10 @@ class Part:
     walk: Walk
     offset: int
 
+    def assembles(self, rule: OpRule) -> bool:
+        """Whether turns make blocks of the result, each another one, on one device."""
+        return self.walk.moving != RESULT and self.walk.factor in rule.results[0]
+
 
 def _sign(offset: int) -> int:
     return 1 if offset > 0 else -1
