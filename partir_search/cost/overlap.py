@@ -55,7 +55,7 @@ class Waiting:
     axes: str
     seconds: float
     left: float
-    source: str
+    op: Op | None
     at: int
 
 

@@ -64,11 +64,12 @@ class Walk:
         axes: str,
         seconds: float,
         exposed: float,
-        source: str,
+        source: str | Op | None,
         at: int | None = None,
     ) -> None:
-        """Keeps what a collective took, if anyone wants to know."""
+        """Keeps what a collective took, if anyone wants to know: finding an op's line takes long."""
         if self.notes is not None:
+            source = source.source if isinstance(source, Op) else source or ""
             note = Note(kind, axes, seconds, exposed, source)
             self.notes.setdefault(self._at if at is None else at, []).append(note)
 
@@ -158,14 +159,14 @@ class Walk:
                     self.add(own.kind, name, sent, times * own.times * item.op.count)
                     taken = seconds * times * own.times * item.op.count
                     self.exposed += taken
-                    self.note(own.kind, name, taken, taken, item.op.source)
+                    self.note(own.kind, name, taken, taken, item.op)
             done = item.op
             at += 1
         if freed:
             self.behind.work(freed[len(members)] - freed[seen])
         for w in (*self.behind.hidden, *self.behind.queue):
             self.exposed += w.left
-            self.note(w.kind, w.axes, w.seconds, w.left, w.source, w.at)
+            self.note(w.kind, w.axes, w.seconds, w.left, w.op, w.at)
         self.behind = outer
         return extra
 
@@ -278,11 +279,11 @@ class Walk:
             exposed = max(0.0, seconds - slack) * times
             slack = max(0.0, slack - seconds)
         elif move.source.value.id in model.unawaited:
-            total, source = seconds * times, move.op.source if move.op else ""
-            self.behind.put_off(Waiting(step.kind, name, total, total, source, self._at))
+            total = seconds * times
+            self.behind.put_off(Waiting(step.kind, name, total, total, move.op, self._at))
             return slack
         else:
             exposed = self.behind.hide(seconds * times)
         self.exposed += exposed
-        self.note(step.kind, name, seconds * times, exposed, move.op.source if move.op else "")
+        self.note(step.kind, name, seconds * times, exposed, move.op)
         return slack

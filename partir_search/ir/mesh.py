@@ -29,6 +29,7 @@ class MeshShape:
       diagonals: the last so many axes are diagonals, each of these two.
       skewed_state: whether train state that is tiled on a diagonal comes and goes so: its blocks
         lie on the devices that use them, and not in the order of the array.
+      triples: (axis, axis, diagonal) of each diagonal.
     """
 
     names: tuple[str, ...]
@@ -36,6 +37,7 @@ class MeshShape:
     whole: tuple[str, ...] = ()
     diagonals: tuple[tuple[int, int], ...] = ()
     skewed_state: bool = False
+    triples: tuple[tuple[int, int, int], ...] = dataclasses.field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.whole:
@@ -45,6 +47,9 @@ class MeshShape:
         for name, size in zip(self.names, self.sizes, strict=True):
             if size < 1:
                 raise ValueError(f"mesh axis {name!r} has size {size}; it must be at least 1")
+        first = len(self.names) - len(self.diagonals)
+        triples = tuple((r, c, first + i) for i, (r, c) in enumerate(self.diagonals))
+        object.__setattr__(self, "triples", triples)
 
     @classmethod
     def parse(cls, text: str) -> MeshShape:
@@ -84,12 +89,6 @@ class MeshShape:
         if triple and triple[2] == axis:
             return (place[triple[0]] + place[triple[1]]) % self.sizes[axis]
         return place[axis]
-
-    @property
-    def triples(self) -> tuple[tuple[int, int, int], ...]:
-        """(axis, axis, diagonal) of each diagonal."""
-        first = len(self.names) - len(self.diagonals)
-        return tuple((r, c, first + i) for i, (r, c) in enumerate(self.diagonals))
 
     def with_diagonals(self, names: Iterable[str], skewed_state: bool = False) -> MeshShape:
         """The mesh with diagonals, named `r~c`.

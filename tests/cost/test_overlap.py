@@ -104,7 +104,7 @@ def test_reductions_wait_for_products_to_hide_behind() -> None:
 
 def test_what_waits_is_hidden_first() -> None:
     behind = Behind()
-    waiting = [Waiting("all_reduce", "x", t, t, "", 0) for t in (3.0, 2.0)]
+    waiting = [Waiting("all_reduce", "x", t, t, None, 0) for t in (3.0, 2.0)]
     behind.work(1.0)
     for each in waiting:
         behind.put_off(each)
