@@ -67,7 +67,7 @@ class Walk:
         source: str | Op | None,
         at: int | None = None,
     ) -> None:
-        """Keeps what a collective took, if anyone wants to know: finding an op's line takes long."""
+        """Keeps what a collective took, if anyone wants to know (finding an op's line is dear)."""
         if self.notes is not None:
             source = source.source if isinstance(source, Op) else source or ""
             note = Note(kind, axes, seconds, exposed, source)
