@@ -19,7 +19,7 @@ from partir_search.lowering.passing import Passing
 from partir_search.lowering.program import Apply, Block, Move, Slot
 from partir_search.lowering.reshard import COLLECTIVES
 from partir_search.lowering.skew import Shuffle
-from partir_search.lowering.streams import Part
+from partir_search.lowering.streams import RESULT, Part
 from partir_search.propagation.rules.control_flow import flows_of
 
 if TYPE_CHECKING:
@@ -144,9 +144,8 @@ class Walk:
                 if in_turns(item):
                     self.keep_operands(item.op, passed, extra)
                     ring = self.put_off(item.op, ring, extra)
-                if isinstance(item.part, Part) and item.part.assembles(self.rules[item.op.id]):
-                    # No kernel that follows is fused into the product: it reads the result again.
-                    self.copied += item.outs[0].nbytes * times * item.op.count
+                if isinstance(item.part, Part):
+                    self.copied += self.again(item, item.part) * times * item.op.count
                 for out in item.outs if item.part is None else ():
                     # The sum so far and the turn's product, in 32 bits.
                     size = max(out.value.type.itemsize, 1)
@@ -218,6 +217,15 @@ class Walk:
             rule = self.rules[item.op.id]
             tiles = math.prod(self.partition.tiles_of(item.op, f) for f in range(len(rule.sizes)))
             self.spared_flops += share * points(item.op, rule) / tiles
+
+    def again(self, item: Apply, part: Part) -> float:
+        """Bytes that the turns of a collective matmul move beyond what one product does."""
+        (out,) = item.outs
+        if part.assembles(self.rules[item.op.id]):
+            return float(out.nbytes)  # nothing that follows is fused into the product
+        if part.walk.moving == RESULT:
+            return float(out.nbytes * (item.turns - 1))  # sums arrive
+        return 2.0 * out.nbytes * (item.turns - 1)  # the sum so far is read and written
 
     def scratch(self, item: Apply, how: Blockwise) -> float:
         """Bytes that are there during one turn of an op that works on blocks."""

@@ -11,6 +11,7 @@ import pytest
 from partir_search.cost.permutes import loads, permute_seconds
 from partir_search.cost.simulator import Cost, CostModel
 from partir_search.ir.mesh import MeshShape
+from partir_search.ir.modes import Modes
 from partir_search.ir.ring import Edge
 from partir_search.lowering.local import localize
 from partir_search.machine import MACHINES, Machine
@@ -72,3 +73,31 @@ def test_large_blocks_hide_their_permutes() -> None:
     assert 2 <= moved <= 4.1  # in and out of the ring, over as many links as lie between
     small = ring_cost(4096, V5E)
     assert small.collective_seconds > 0.5 * small.seconds
+
+
+def test_what_turns_move_beside_one_product() -> None:
+    """Collective matmul: a gathered operand is not written and read as a copy, but what is put
+    together from blocks is read again, and sums that pass are added in 32 bits' worth of bytes.
+    """
+    machine = dataclasses.replace(V5E, bf16_products=False)
+    rows, inner, columns = 64, 256, 32
+    x, w = (jax.ShapeDtypeStruct(s, jnp.float32) for s in ((rows, inner), (inner, columns)))
+
+    def bytes_saved(result: bool) -> float:
+        state = state_of(module_of(jnp.matmul, x, w), MeshShape(("a",), (N,)))
+        product = state.graph.module.body.ops[0].results[0]
+        if result:  # sums are scattered over rows
+            tile_arg(state, 0, 1, "a")
+            state.tile(state.graph.class_of[product.id], 0, (0,))
+        else:  # rows are gathered
+            tile_arg(state, 1, 1, "a")
+            tile_arg(state, 0, 0, "a")
+        model = CostModel(state.graph.module, state.graph.rules, machine)
+        before = model.evaluate(localize(state.partition())).compute_seconds
+        state.modes = Modes(streams={0: False})
+        after = model.evaluate(localize(state.partition())).compute_seconds
+        return (before - after) * machine.attained_hbm_bytes_per_s
+
+    gathered, assembled = 4 * rows * inner, 4 * rows * columns / N
+    assert bytes_saved(False) == pytest.approx(2 * gathered - assembled)
+    assert bytes_saved(True) == pytest.approx(-(N - 1) * 4 * rows * columns / N)
