@@ -40,7 +40,8 @@ def fuse(
 
     Args:
       reads: per position of a kernel, the stored values that it reads.
-      epilogues: whether others join the kernels of products.
+      epilogues: whether others join kernels that walk other points than their operands'
+        (products, scatters).
     """
     made: dict[int, int] = {}  # by value, the kernel that makes it
     leader: dict[int, int] = {}
@@ -59,7 +60,7 @@ def fuse(
             near = {leader[made[v]] for v in leaves if v in made}
             near |= {shared[v] for v in leaves if v in shared}
             if not epilogues:
-                near = {head for head in near if not rules[region.ops[head].id].contracts}
+                near = {head for head in near if _joins(rules[region.ops[head].id])}
             for head in sorted(near, reverse=True):
                 if walked[head] == points and all(
                     v in inside[head] or made.get(v, -1) <= head for v in leaves

@@ -38,7 +38,8 @@ class Storage:
       one_hot: ids of ops recomputed in their users though they are not elementwise.
       operands: ids of elementwise values that are stored, as products read them.
       wide: ids of values of which a form twice as wide is stored too, for the forward pass.
-      epilogues: whether elementwise ops and sums are fused into the product that they follow.
+      epilogues: whether elementwise ops and sums are fused into the product or scatter that they
+        follow.
       width: by value id, stored bytes as a multiple of the type's, where they differ.
     """
 
