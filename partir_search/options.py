@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Sequence
 from typing import Any, Literal, Union
 
@@ -60,6 +61,11 @@ class Options:
             given = getattr(self, name)
             if given not in known:
                 raise ValueError(f"{name} is one of {known}, not {given!r}")
+        if isinstance(self.schedule, str | os.PathLike):
+            path = os.fspath(self.schedule)
+            raise TypeError(f"schedule is a path: pass partir_search.load_plan({path!r})")
+        if not isinstance(self.schedule, Sequence | Plan | SavedPlan | None):
+            raise TypeError(f"schedule is a list of tactics or a plan, not {self.schedule!r}")
         for one in self.groups:
             if not isinstance(one, Group):
                 raise TypeError(f"groups are made by partir_search.group(...), not {one!r}")

@@ -73,6 +73,8 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         {"schedule": manual({"w/bias": 0}, "batch")},
         "'w/bias' matches no argument; near it are: w/kernel, x",
     ),
+    "path_for_plan": ({"schedule": "plan.json"}, r"pass partir_search.load_plan\('plan.json'\)"),
+    "one_tactic": ({"schedule": ps.Summa(("batch", "model"))}, "a list of tactics or a plan, not"),
     "no_tactic": ({"schedule": ["bp"]}, "a schedule holds ManualPartition, AutomaticPartition"),
 }
 
