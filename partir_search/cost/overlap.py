@@ -48,8 +48,8 @@ def _works(op: Op, rules: Sequence[OpRule]) -> bool:
 
 
 @dataclasses.dataclass(slots=True)
-class Waiting:
-    """A collective that is put off: seconds of it that nothing has hidden yet."""
+class Sending:
+    """A collective, and seconds of it that nothing has hidden yet."""
 
     kind: str
     axes: str
@@ -64,13 +64,15 @@ class Behind:
 
     Attributes:
       idle: seconds of such products that hide nothing yet.
-      queue / hidden: what waits for products to come, and what they hide.
+      queue: what waits for products to come.
+      noted: all collectives, with what is left of them.
     """
 
     def __init__(self) -> None:
         self.idle = 0.0
-        self.queue: collections.deque[Waiting] = collections.deque()
-        self.hidden: list[Waiting] = []
+        self.queue: collections.deque[Sending] = collections.deque()
+        self.noted: list[Sending] = []
+        self._layers: list[tuple[Sending, float]] = []
 
     def work(self, seconds: float) -> None:
         """Such products ran: what waits is hidden first. Their own results' collectives come later,
@@ -82,16 +84,29 @@ class Behind:
             first.left -= share
             seconds -= share
             if first.left <= 0.0:
-                self.hidden.append(self.queue.popleft())
+                self.queue.popleft()
         self.idle += seconds
 
-    def hide(self, seconds: float) -> float:
-        """Seconds of a collective that products before it do not hide."""
-        share = min(self.idle, seconds)
-        self.idle -= share
-        return seconds - share
+    def begin(self, found: Sending, *, waits: bool, layers: int = 1) -> None:
+        """A collective, which products before it hide.
 
-    def put_off(self, waiting: Waiting) -> None:
-        """A collective that nothing waits for either."""
-        waiting.left = self.hide(waiting.left)
-        (self.queue if waiting.left else self.hidden).append(waiting)
+        Args:
+          waits: whether it may be put off as well, as nothing waits for it.
+          layers: how many it stands for in a fold: products of one layer hide it in the next.
+        """
+        self.noted.append(found)
+        share = min(self.idle, found.left)
+        self.idle -= share
+        found.left -= share
+        if found.left and waits:
+            self.queue.append(found)
+        elif found.left and layers > 1:
+            self._layers.append((found, found.left * (layers - 1) / layers))
+
+    def end(self) -> None:
+        """No product is left to put off."""
+        for found, most in self._layers:
+            share = min(self.idle, most)
+            self.idle -= share
+            found.left -= share
+        self.idle, self._layers = 0.0, []

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from partir_search.cost.overlap import Behind, Waiting
+from partir_search.cost.overlap import Behind, Sending
 from partir_search.cost.permutes import Sent, permute_seconds
 from partir_search.cost.traffic import Floats, Ints, points
 from partir_search.ir.blockwise import Blockwise
@@ -100,7 +100,7 @@ class Walk:
             if at != seen and freed:
                 self.behind.work(freed[at] - freed[seen])
                 if at > last:
-                    self.behind.idle = 0.0  # no product is left to put off
+                    self.behind.end()
             seen = at
             if isinstance(item, Move) and item.turn and item.op:
                 self.pass_on(item, times * item.op.count)
@@ -163,9 +163,10 @@ class Walk:
             at += 1
         if freed:
             self.behind.work(freed[len(members)] - freed[seen])
-        for w in (*self.behind.hidden, *self.behind.queue):
-            self.exposed += w.left
-            self.note(w.kind, w.axes, w.seconds, w.left, w.op, w.at)
+            self.behind.end()
+        for s in self.behind.noted:
+            self.exposed += s.left
+            self.note(s.kind, s.axes, s.seconds, s.left, s.op, s.at)
         self.behind = outer
         return extra
 
@@ -286,12 +287,15 @@ class Walk:
         if argument and step.kind == "all_gather" and model.machine.prefetches:
             exposed = max(0.0, seconds - slack) * times
             slack = max(0.0, slack - seconds)
-        elif move.source.value.id in model.unawaited:
-            total = seconds * times
-            self.behind.put_off(Waiting(step.kind, name, total, total, move.op, self._at))
+        elif model.machine.puts_off:
+            total, op = seconds * times, move.op
+            waits = move.source.value.id in model.unawaited
+            layers = op.count if op and op.backward else 1
+            found = Sending(step.kind, name, total, total, op, self._at)
+            self.behind.begin(found, waits=waits, layers=layers)
             return slack
         else:
-            exposed = self.behind.hide(seconds * times)
+            exposed = seconds * times
         self.exposed += exposed
         self.note(step.kind, name, seconds * times, exposed, move.op)
         return slack

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from partir_search.cost.overlap import Behind, Waiting, unawaited
+from partir_search.cost.overlap import Behind, Sending, unawaited
 from partir_search.cost.simulator import CostModel
 from partir_search.ir.core import Module
 from partir_search.lowering.local import localize
@@ -102,15 +102,40 @@ def test_reductions_wait_for_products_to_hide_behind() -> None:
     assert exposed(slow) == pytest.approx(30 * reduced - 3 * made, rel=0.01)
 
 
+def sending(seconds: float) -> Sending:
+    return Sending("all_reduce", "x", seconds, seconds, None, 0)
+
+
 def test_what_waits_is_hidden_first() -> None:
     behind = Behind()
-    waiting = [Waiting("all_reduce", "x", t, t, None, 0) for t in (3.0, 2.0)]
+    late = [sending(3.0), sending(2.0)]
     behind.work(1.0)
-    for each in waiting:
-        behind.put_off(each)
-    assert [w.left for w in waiting] == [2.0, 2.0]
+    for each in late:
+        behind.begin(each, waits=True)
+    assert [s.left for s in late] == [2.0, 2.0]
     behind.work(3.0)
-    assert [w.left for w in waiting] == [0.0, 1.0]
+    assert [s.left for s in late] == [0.0, 1.0]
     behind.work(2.0)
-    assert behind.hide(4.0) == 3.0
-    assert (behind.hidden, list(behind.queue)) == (waiting, [])
+    awaited = sending(4.0)
+    behind.begin(awaited, waits=False)
+    behind.work(9.0)
+    behind.end()
+    assert [s.left for s in behind.noted] == [0.0, 0.0, 3.0]
+    behind.begin(after := sending(1.0), waits=False)
+    assert after.left == 1.0
+
+
+def test_layers_of_a_fold_hide_in_the_next() -> None:
+    """Four layers of a collective of 2 s each, and then of a product of 1 s: only the first layer
+    has no product before it; three products hide 1 s each.
+    """
+    whole, folded = Behind(), Behind()
+    for _ in range(4):
+        whole.begin(sending(2.0), waits=False)
+        whole.work(1.0)
+    whole.end()
+    assert sum(s.left for s in whole.noted) == 5.0
+    folded.begin(sending(8.0), waits=False, layers=4)
+    folded.work(4.0)
+    folded.end()
+    assert sum(s.left for s in folded.noted) == 4.0  # as if the last layer's product hid some too
