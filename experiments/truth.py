@@ -155,7 +155,7 @@ def _actions(plan: ps.Plan) -> str:
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> Table:
-    table = Table(title="predicted against XLA:TPU", title_justify="left")
+    table = Table(title="predicted against the compiler", title_justify="left")
     for column in (
         *("target", "model", "plans", "confirmed", "peak GB", "median |error|", "worst error"),
         *("rank correlation", "seconds ratio", "compute ratio"),

@@ -227,8 +227,8 @@ def compare(
     extra = {k: _less(compiled[k], planned[k]) for k in order}
     changes = [*_parts(extra, pairs), *_unrolled(missing, extra, runs, planned, compiled)]
     changes += [*_whole_reductions(missing, extra), *_halos(extra, found, mesh)]
-    changes += _combined(missing, extra)
-    changes += [*_merged(missing, extra, compiled), *_combined(missing, extra)]
+    changes += _combined(missing, extra, compiled)
+    changes += [*_merged(missing, extra, compiled), *_combined(missing, extra, compiled)]
     changes += [
         f"{n} {kind} along {', '.join(axes)} move narrower elements than predicted"
         for (kind, axes), n in _narrowed(planned, compiled).items()
@@ -340,15 +340,19 @@ def _merged(
             yield f"{merged.total()} {kind} along {', '.join(axes)} merged with equal ones"
 
 
-def _combined(missing: Rest, extra: Rest) -> Iterator[str]:
+def _combined(
+    missing: Rest, extra: Rest, compiled: dict[Key, list[tuple[int, int]]]
+) -> Iterator[str]:
     """XLA:GPU puts small reductions of one kind one after the other into one buffer."""
     for key, counts in list(missing.items()):
         other = extra.get(key, collections.Counter())
         if key[0] != "all_reduce" or not other:
             continue
         spare = sum(counts.elements()) - sum(other.elements())
-        # Of equal ones, all but one may have merged before.
-        before = (k for n, c in counts.items() for k in range(c) if n * k == spare)
+        # Of equal ones all may have merged with one that is there, or all but one before.
+        there = {n for n, _ in compiled[key]}
+        most = {n: c if n in there else c - 1 for n, c in counts.items()}
+        before = (k for n, c in most.items() for k in range(c + 1) if n * k == spare)
         if (times := next(before, None)) is not None:
             missing[key] = extra[key] = collections.Counter()
             kind, axes = key

@@ -180,6 +180,28 @@ def test_combined_reductions_are_named() -> None:
     assert len(compare(plan.program, [short])[2]) == 3
 
 
+def test_combined_beside_merged_reductions_are_named() -> None:
+    """Two of three equal ones merge with the third, two small ones come in one buffer."""
+
+    def step(weights: list[jax.Array], shifts: list[jax.Array], x: jax.Array) -> Any:
+        def loss(weights: list[jax.Array], shifts: list[jax.Array]) -> jax.Array:
+            h = sum(jnp.tanh(x @ w) for w in weights)
+            return jnp.tanh(sum(jnp.sin(h + v).sum(0) for v in shifts)).sum()
+
+        return jax.grad(loss, argnums=(0, 1))(weights, shifts)
+
+    w, v, x = (jax.ShapeDtypeStruct(s, jnp.float32) for s in ((32, 64), (64,), (128, 32)))
+    tactics = [ps.ManualPartition({"x": 0}, axis="batch")]
+    mesh = AbstractMesh((8,), ("batch",))
+    plan = ps.auto_partition(mesh, schedule=tactics, machine="h100")(step).plan([w] * 3, [v] * 2, x)
+    sizes = sorted(c.bytes // 4 for c in plan.collectives)
+    assert sizes == [64, 64, 64, 2048, 2048, 2048]
+    found = [CompiledCollective("all_reduce", n, 4, None) for n in (64, 128, 2048)]
+    changes, rest = compare(plan.program, found)[1:]
+    along = "all_reduce along batch combined into 1, after 2 merged with equal ones"
+    assert (changes, rest) == ((f"4 {along}",), ())
+
+
 def test_what_is_not_known_is_said(small_plan: ps.Plan) -> None:
     kind = small_plan.collectives[0].kind
     _, _, rest = compare(small_plan.program, compiled_as(small_plan, (kind, "", 4)))
