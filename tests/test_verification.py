@@ -183,7 +183,7 @@ def test_combined_reductions_are_named() -> None:
 def test_combined_beside_merged_reductions_are_named() -> None:
     """Two of three equal ones merge with the third, two small ones come in one buffer."""
 
-    def step(weights: list[jax.Array], shifts: list[jax.Array], x: jax.Array) -> Any:
+    def step(weights: list[jax.Array], shifts: list[jax.Array], x: jax.Array) -> object:
         def loss(weights: list[jax.Array], shifts: list[jax.Array]) -> jax.Array:
             h = sum(jnp.tanh(x @ w) for w in weights)
             return jnp.tanh(sum(jnp.sin(h + v).sum(0) for v in shifts)).sum()
