@@ -37,6 +37,8 @@ from rich.table import Table
 
 import partir_search as ps
 from experiments import planning_flags
+from partir_search.cost.collectives import hops
+from partir_search.machine import machine_of_kind
 
 FLAGS = flags.FLAGS
 planning_flags.define(mesh="batch:2,model:4")
@@ -134,12 +136,16 @@ def link_samples(mesh: Any) -> list[Sample]:
     return out
 
 
-def fit_link(samples: list[Sample]) -> tuple[float, float]:
-    """(bytes/s, seconds per hop) that give the smallest relative errors."""
+def fit_link(samples: list[Sample], torus: bool = False) -> tuple[float, float]:
+    """(bytes/s, seconds per hop) that give the smallest relative errors.
+
+    Args:
+      torus: whether devices are linked to their neighbours, and not by a switch.
+    """
     rows, ones = [], []
     for s in samples:
         rounds = KINDS[s.kind][0]
-        row = np.array([rounds * (s.n - 1) / s.n * s.payload, rounds * (s.n - 1)])
+        row = rounds * np.array([(s.n - 1) / s.n * s.payload, hops([s.n], torus)])
         rows.append(row / s.seconds)
         ones.append(1.0)
     (beta, alpha), *_ = np.linalg.lstsq(np.array(rows), np.array(ones), rcond=None)
@@ -155,7 +161,9 @@ def calibrate(mesh: Any) -> tuple[ps.Machine, list[Sample]]:
     """The machine of the mesh's devices, and what it was fitted to."""
     kind = mesh.devices.flat[0].device_kind
     samples = link_samples(mesh)
-    links = {a: fit_link([s for s in samples if s.axis == a]) for a in {s.axis for s in samples}}
+    torus = machine_of_kind(kind).torus
+    axes = {s.axis for s in samples}
+    links = {a: fit_link([s for s in samples if s.axis == a], torus) for a in axes}
     stats = mesh.devices.flat[0].memory_stats() or {}
     slowest = min(links.values(), default=(1e12, 1e-6))
     machine = ps.Machine(
@@ -165,6 +173,7 @@ def calibrate(mesh: Any) -> tuple[ps.Machine, list[Sample]]:
         hop_seconds=slowest[1],
         matmul_efficiency=1.0,
         hbm_efficiency=1.0,
+        torus=torus,
         axis_bytes_per_s={a: b for a, (b, _) in links.items()},
         axis_hop_seconds={a: h for a, (_, h) in links.items()},
         sources=(f"experiments.calibrate, jax {jax.__version__}, mesh {FLAGS.mesh}",),
@@ -188,7 +197,8 @@ def main(argv: list[str]) -> None:
     for s in samples:
         rounds = KINDS[s.kind][0]
         bandwidth, hop = machine.axis_bandwidth(s.axis), machine.axis_hop(s.axis)
-        fitted = rounds * (s.n - 1) * (s.payload / s.n / bandwidth + hop)
+        moved = (s.n - 1) / s.n * s.payload / bandwidth
+        fitted = rounds * (moved + hops([s.n], machine.torus) * hop)
         times = (f"{s.seconds * 1e3:.3f}", f"{fitted * 1e3:.3f}", f"{fitted / s.seconds:.2f}")
         table.add_row(s.axis, s.kind, f"{s.payload // 1024}", *times)
     console.print(table)

@@ -1,13 +1,15 @@
-"""Seconds of collectives: alpha-beta on a ring along the axes involved.
+"""Seconds of collectives: alpha-beta along the axes involved.
 
-With n devices, payload B (the larger side on one device) and bandwidth b a ring moves
-(n-1)/n B for all_gather, reduce_scatter and all_to_all, twice that for all_reduce, in n-1 hops of
-alpha each (twice for all_reduce). Thakur et al. 2005, section 2. A ring over several axes is as
-slow as the slowest of their links.
+With n devices, payload B (the larger side on one device) and bandwidth b all_gather, reduce_scatter
+and all_to_all move (n-1)/n B, all_reduce twice that (Thakur et al. 2005, sections 3 and 4). On a
+torus a ring goes along one axis after the other, n - 1 hops of alpha each; behind a switch devices
+double (or halve) what they have in ceil(log2 n) hops. Several axes are as slow as the slowest of
+their links.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from partir_search.ir.mesh import MeshShape
@@ -38,7 +40,13 @@ def collective_seconds(
     if kind == "collective_permute":
         return payload_bytes / bandwidth + hop
     share = (n - 1) / n
-    return rounds * (share * payload_bytes / bandwidth + (n - 1) * hop)
+    latency = hops([mesh.sizes[axis] for axis in axes], machine.torus) * hop
+    return rounds * (share * payload_bytes / bandwidth + latency)
+
+
+def hops(sizes: Sequence[int], torus: bool) -> int:
+    """Steps one after the other of an all_gather along axes of such sizes."""
+    return sum(n - 1 for n in sizes) if torus else math.ceil(math.log2(math.prod(sizes)))
 
 
 def sent_bytes(kind: str, payload_bytes: float, n: int) -> float:

@@ -27,7 +27,7 @@ def test_seconds_by_axis() -> None:
     part = collective_seconds("all_reduce", 8e6, (1,), MESH, POD)
     assert part == collective_seconds("all_reduce", 8e6, (1,), MESH, fast)
     both = collective_seconds("all_gather", 8e6, (0, 2), MESH, POD)
-    assert both == pytest.approx(7 / 8 * 8e6 / 6e9 + 7 * 2e-5)
+    assert both == pytest.approx(7 / 8 * 8e6 / 6e9 + (3 + 1) * 2e-5)
     slow_model = fast.with_axis("model", 1e9, 1e-6)
     assert collective_seconds("all_gather", 8e6, (2,), MESH, slow_model) > 4e-3
 
@@ -56,14 +56,15 @@ def test_machines_in_files(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize(("bandwidth", "hop"), [(5e9, 2e-6), (1e8, 1e-3), (4e11, 0.0)])
-def test_fit_finds_what_was_there(bandwidth: float, hop: float) -> None:
+@pytest.mark.parametrize("torus", [True, False])
+def test_fit_finds_what_was_there(bandwidth: float, hop: float, torus: bool) -> None:
     draw = random.Random(0)
     samples = []
     for kind, rounds in (("all_reduce", 2), ("all_gather", 1), ("reduce_scatter", 1)):
         for payload in (2**16, 2**20, 2**24):
-            exact = rounds * 3 * (payload / 4 / bandwidth + hop)
+            exact = rounds * (3 / 4 * payload / bandwidth + (3 if torus else 2) * hop)
             noise = draw.uniform(0.99, 1.01)
             samples.append(Sample(kind, "model", 4, payload, exact * noise))
-    found = fit_link(samples)
+    found = fit_link(samples, torus)
     assert found[0] == pytest.approx(bandwidth, rel=0.03)
     assert found[1] == pytest.approx(hop, rel=0.03, abs=1e-9)

@@ -98,13 +98,15 @@ def test_breakdown_adds_up() -> None:
 @pytest.mark.parametrize(
     "kind,rounds", [("all_gather", 1), ("reduce_scatter", 1), ("all_to_all", 1), ("all_reduce", 2)]
 )
-def test_alpha_beta(kind: str, rounds: int) -> None:
+@pytest.mark.parametrize("torus, hops", [(True, (3, 3 + 1)), (False, (2, 3))])
+def test_alpha_beta(kind: str, rounds: int, torus: bool, hops: tuple[int, int]) -> None:
+    """On a torus rings along one axis after the other, behind a switch doubling."""
     mesh = MeshShape(("a", "b"), (4, 2))
-    machine = dataclasses.replace(ROUND, hop_seconds=1.0, axis_bytes_per_s={"b": 5e5})
+    machine = dataclasses.replace(ROUND, hop_seconds=1.0, torus=torus, axis_bytes_per_s={"b": 5e5})
     one = collective_seconds(kind, 1e6, (0,), mesh, machine)
-    assert one == pytest.approx(rounds * (3 / 4 * 1.0 + 3 * 1.0))
+    assert one == pytest.approx(rounds * (3 / 4 * 1.0 + hops[0] * 1.0))
     both = collective_seconds(kind, 1e6, (0, 1), mesh, machine)
-    assert both == pytest.approx(rounds * (7 / 8 * 2.0 + 7 * 1.0))
+    assert both == pytest.approx(rounds * (7 / 8 * 2.0 + hops[1] * 1.0))
     assert sent_bytes(kind, 8.0, 4) == rounds * 6.0
     assert collective_seconds("slice", 1e6, (0,), mesh, machine) == 0.0
 
