@@ -94,8 +94,11 @@ SIDEWAYS = {  # within the fourth and fifth floor, who may import whom
     "ir": set(),
 }
 
-# They measure the engine, not the package.
-INSIDERS = ("judge.py", "search_ablation.py", "search_quality.py", "small_programs.py")
+# They measure the engine, not the package, or fit it.
+INSIDERS = (
+    *("calibrate.py", "judge.py"),
+    *("search_ablation.py", "search_quality.py", "small_programs.py"),
+)
 
 
 def part_of(path: pathlib.Path) -> str:

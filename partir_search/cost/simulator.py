@@ -130,7 +130,7 @@ class CostModel:
         awaited[list(usage.unawaited)] = False
         late = set(class_of[~awaited].tolist()) - set(class_of[awaited].tolist())
         self.unawaited = frozenset(late)
-        self.put_off = self._put_off()
+        self.unawaited_runs = self._unawaited_runs()
         self.curve = Curve(self.traffic, folded, machine.vmem_bytes)
         self.inner_curves: dict[int, list[tuple[RegionTraffic, Curve]]] = {}
         if folded is None:
@@ -159,11 +159,13 @@ class CostModel:
         self._mesh: MeshShape | None = None  # that the transfers below are on
         self._transfers: dict[tuple[object, ...], tuple[float, float, str]] = {}
 
-    def _put_off(self) -> Floats:
+    def _unawaited_runs(self) -> Floats:
         """[ops] runs in a step of each product that nothing waits for, where its kernel's seconds
         stand; 0 for all other ops.
         """
         found, k = np.zeros(len(self.module.ops)), self.kernels
+        if not self.unawaited:
+            return found
         for op_id, leader in zip(k.op.tolist(), k.op[k.leader].tolist(), strict=True):
             op = self.module.ops[op_id]
             if self.contracts[op_id] and all(r.id in self.unawaited for r in op.results):

@@ -174,7 +174,7 @@ class Walk:
         """Seconds of products that nothing waits for before each op of a block, and where the last
         one is; an empty list if there are none.
         """
-        free = self.model.put_off[members]
+        free = self.model.unawaited_runs[members]
         if not free.any():
             return [], 0
         sums = np.concatenate(([0.0], np.cumsum(by_op * free * times)))
