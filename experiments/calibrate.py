@@ -37,7 +37,7 @@ from rich.table import Table
 
 import partir_search as ps
 from experiments import planning_flags
-from partir_search.cost.collectives import hops
+from partir_search.cost.collectives import collective_seconds, hops
 from partir_search.machine import machine_of_kind
 
 FLAGS = flags.FLAGS
@@ -157,23 +157,33 @@ def fit_link(samples: list[Sample], torus: bool = False) -> tuple[float, float]:
     return 1.0 / float(beta), float(alpha)
 
 
+def known(kind: str) -> ps.Machine:
+    """The machine of a device kind, for what cannot be measured: what its compiler fuses, stores
+    and overlaps, and how devices are linked; of unknown kinds nothing of it is assumed.
+    """
+    try:
+        return machine_of_kind(kind)
+    except ValueError:
+        return ps.MACHINES["cpu"]
+
+
 def calibrate(mesh: Any) -> tuple[ps.Machine, list[Sample]]:
     """The machine of the mesh's devices, and what it was fitted to."""
     kind = mesh.devices.flat[0].device_kind
     samples = link_samples(mesh)
-    torus = machine_of_kind(kind).torus
+    like = known(kind)
     axes = {s.axis for s in samples}
-    links = {a: fit_link([s for s in samples if s.axis == a], torus) for a in axes}
+    links = {a: fit_link([s for s in samples if s.axis == a], like.torus) for a in axes}
     stats = mesh.devices.flat[0].memory_stats() or {}
     slowest = min(links.values(), default=(1e12, 1e-6))
-    machine = ps.Machine(
+    machine = dataclasses.replace(
+        like,
         name=f"calibrated {kind}",
         hbm_bytes=int(stats.get("bytes_limit", 2 * 2**30)),
         link_bytes_per_s=slowest[0],
         hop_seconds=slowest[1],
         matmul_efficiency=1.0,
         hbm_efficiency=1.0,
-        torus=torus,
         axis_bytes_per_s={a: b for a, (b, _) in links.items()},
         axis_hop_seconds={a: h for a, (_, h) in links.items()},
         sources=(f"experiments.calibrate, jax {jax.__version__}, mesh {FLAGS.mesh}",),
@@ -195,10 +205,7 @@ def main(argv: list[str]) -> None:
     for column in ("axis", "kind", "KiB", "measured", "fitted", "ratio"):
         table.add_column(column, justify="right")
     for s in samples:
-        rounds = KINDS[s.kind][0]
-        bandwidth, hop = machine.axis_bandwidth(s.axis), machine.axis_hop(s.axis)
-        moved = (s.n - 1) / s.n * s.payload / bandwidth
-        fitted = rounds * (moved + hops([s.n], machine.torus) * hop)
+        fitted = collective_seconds(s.kind, s.payload, shape.axes(s.axis), shape, machine)
         times = (f"{s.seconds * 1e3:.3f}", f"{fitted * 1e3:.3f}", f"{fitted / s.seconds:.2f}")
         table.add_row(s.axis, s.kind, f"{s.payload // 1024}", *times)
     console.print(table)

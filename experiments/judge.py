@@ -58,11 +58,15 @@ class Judged:
     compute: float = 0.0
     total: float = 0.0
 
+    def work(self, seconds: float) -> None:
+        self.compute += seconds
+        self.total += seconds
+
 
 class _Program:
     def __init__(self, text: str, mesh: MeshShape, machine: Machine) -> None:
         self.mesh, self.machine = mesh, machine
-        self.hz = CLOCK_HZ.get(machine.name)
+        self.hz = CLOCK_HZ[machine.name] if machine.torus else 0.0  # TPUs are on a torus
         parts = computations(text)
         self.computations = {part.name: part for part in parts}
         self.entry = next(part.name for part in parts if part.entry)
@@ -77,7 +81,7 @@ class _Program:
 
     def roofline(self, moved: float, inside: Iterable[Computation]) -> float:
         """Seconds of a kernel that moves so many bytes, with the products in it."""
-        flops = 0.0
+        product_seconds = 0.0
         for part in inside:
             types = {m["name"]: m["type"] for m in map(_LINE.match, part.lines) if m}
             for dot in filter(None, map(_DOT.search, part.lines)):
@@ -85,10 +89,9 @@ class _Program:
                 sides = [int(n) for n in of[of.index("[") + 1 : of.index("]")].split(",")]
                 shared = math.prod(sides[int(d)] for d in dot["dims"].split(",") if d)
                 rate = self.machine.matmul_flops_per_s(DTYPES[of[: of.index("[")]])
-                flops += 2 * shared * sum(n for n, _ in array_sizes(dot["type"])) / rate
-        return max(flops, moved / self.machine.attained_hbm_bytes_per_s) + (
-            self.machine.kernel_seconds
-        )
+                product_seconds += 2 * shared * sum(n for n, _ in array_sizes(dot["type"])) / rate
+        bytes_seconds = moved / self.machine.attained_hbm_bytes_per_s
+        return max(product_seconds, bytes_seconds) + self.machine.kernel_seconds
 
     def run(self, name: str) -> Judged:
         """Walks one computation's schedule."""
@@ -116,10 +119,10 @@ class _Program:
                 continue
             op, label = match["op"], match["name"]
             nbytes[label] = sum(n * size for n, size in array_sizes(match["type"]))
-            cycles = _CYCLES.search(line) if self.hz else None
-            if self.hz and cycles and int(cycles[1]) < UNKNOWN:
-                spent.compute += int(cycles[1]) / self.hz
-                spent.total += int(cycles[1]) / self.hz
+            found = _CYCLES.search(line)
+            cycles = int(found[1]) if found else UNKNOWN
+            if cycles < UNKNOWN:
+                spent.work(cycles / self.hz)
             inside = [self.computations[x] for x in called(line) if x in self.computations]
             if label.startswith("async-collective-done"):
                 done(flying[0][0] if flying else "")
@@ -141,23 +144,20 @@ class _Program:
                 n = (trip_count(line) or 1) if op == "while" else 1
                 spent.compute += n * inner.compute
                 spent.total += n * inner.total
-            elif not self.hz:
-                if op in KERNELS:
-                    operands = re.findall(r"%([\w.-]+)", match["args"])
-                    moved = nbytes[label] + sum(nbytes.get(x, 0) for x in operands)
-                    seconds = self.roofline(moved, inside)
-                    spent.compute += seconds
-                    spent.total += seconds
-            elif op in UNPRICED and not (cycles and int(cycles[1]) < UNKNOWN):
-                operands = re.findall(r"%([\w.-]+)", match["args"])
-                made = nbytes[label]  # a gather reads no more of a table than it takes
-                moved = made + sum(min(nbytes.get(x, 0), made) for x in operands)
-                spent.compute += moved / self.machine.attained_hbm_bytes_per_s
-                spent.total += moved / self.machine.attained_hbm_bytes_per_s
+            elif op in (UNPRICED if self.hz else KERNELS) and cycles >= UNKNOWN:
+                made = nbytes[label]
+                read = [nbytes.get(x, 0) for x in re.findall(r"%([\w.-]+)", match["args"])]
+                if self.hz:  # a gather reads no more of a table than it takes
+                    moved = made + sum(min(n, made) for n in read)
+                    spent.work(moved / self.machine.attained_hbm_bytes_per_s)
+                else:
+                    spent.work(self.roofline(made + sum(read), inside))
         return spent
 
 
 def judge(text: str, mesh: MeshShape, machine: Machine) -> Judged:
-    """Seconds of a scheduled XLA:TPU or XLA:GPU program on `mesh`."""
+    """Seconds of a scheduled XLA:TPU or XLA:GPU program on `mesh`; KeyError for TPUs whose clock is
+    not known.
+    """
     program = _Program(text, mesh, machine)
     return program.run(program.entry)

@@ -39,8 +39,8 @@ flags.DEFINE_integer("layers", 2, "Layers of each model.")
 flags.DEFINE_integer("vocab", 1024, "Vocabulary: blocks are compared, not heads.")
 flags.DEFINE_float("batch", 2.0, "Sequences on a device.")
 planning_flags.define(machine="v100", episodes=400, seed=0)
-_MIXED = re.compile(r"(BP|MP)\([^)]*\)(\+MP\([^)]*\))?(\+SP)?")
 flags.DEFINE_float("outer_gb_per_s", 12.5, "A node's link out (100 Gb/s InfiniBand).")
+_MIXED = re.compile(r"(BP|MP)\([^)]*\)(\+MP\([^)]*\))?(\+SP)?")
 
 
 def cluster(devices: int) -> tuple[AbstractMesh, ps.Machine]:
@@ -98,12 +98,12 @@ def row(name: str, devices: int) -> dict[str, Any]:
         rings = [n for n in known if re.search(r"\bP\(", n)]
         found["published"] = _best(known, rings)
         found["in_time"] = sorted({str(a.axis) for a in plan.actions if _in_time(a)})
-    spatial, best = found["spatial"], found["rings"]
-    found["speed_over_mixed"] = round(found["mixed"]["ms"] / best["ms"], 3)
-    found["memory_over_mixed"] = round(best["gb"] / found["mixed"]["gb"], 3)
-    found["speed"] = round(spatial["ms"] / best["ms"], 3)
-    found["memory"] = round(best["gb"] / spatial["gb"], 3)
-    found["latency"] = round(best["collective_ms"] / max(spatial["collective_ms"], 1e-9), 3)
+    best = found["rings"]
+    for end, other in (("", found["spatial"]), ("_over_mixed", found["mixed"])):
+        found[f"speed{end}"] = round(other["ms"] / best["ms"], 3)
+        found[f"memory{end}"] = round(best["gb"] / other["gb"], 3)
+        waits = max(other["collective_ms"], 1e-9)
+        found[f"latency{end}"] = round(best["collective_ms"] / waits, 3)
     return found
 
 
@@ -127,7 +127,8 @@ def main(argv: list[str]) -> None:
         shown = [f"{c['ms']} ({c['collective_ms']}), {c['gb']}" for c in (r["spatial"], r["rings"])]
         paper = f"{r['published']['ms']}, {r['published']['gb']}"
         mixed = f"{r['mixed']['ms']}, {r['mixed']['gb']}"
-        ratios = map(str, (r["speed"], r["memory"], r["latency"]))
+        names = ("speed", "memory", "latency")
+        ratios = (f"{r[f'{name}_over_mixed']}, {r[name]}" for name in names)
         table.add_row(r["model"], str(r["devices"]), *shown, paper, mixed, *ratios)
     Console(width=160).print(table)
 

@@ -21,7 +21,7 @@ class Machine:
       hbm_bytes: memory that a program may use.
       hbm_bytes_per_s: peak memory bandwidth.
       link_bytes_per_s: bandwidth of one device into a ring along one mesh axis, both directions.
-      hop_seconds: latency of one ring step (alpha).
+      hop_seconds: latency of one step of a collective (alpha).
       kernel_seconds: fixed cost of one kernel.
       matmul_efficiency / hbm_efficiency: attained share of the peaks.
       bf16_products: whether f32 operands of products are stored and gathered as bf16, and one-hot
@@ -82,7 +82,7 @@ class Machine:
           axis: its name in the mesh.
           bytes_per_s: bandwidth of one device into a ring along it (a host's, shared by its
             devices, divides by their number).
-          hop_seconds: latency of one step of the ring.
+          hop_seconds: latency of one step of a collective.
         """
         return dataclasses.replace(
             self,

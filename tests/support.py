@@ -19,11 +19,25 @@ from partir_search.ir.partition import Partition
 from partir_search.ir.verify import verify, verify_partition
 from partir_search.lowering.local import localize
 from partir_search.lowering.shard import argument_specs, lifted_shardings, result_specs, sharded
+from partir_search.machine import Machine
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.propagate import State
 from partir_search.propagation.rules.control_flow import EMITTERS
 
 MESH = MeshShape(("batch", "model"), (2, 4))
+
+# Round figures, so that expectations can be worked out by hand.
+ROUND = Machine(
+    name="round",
+    flops_per_s={"default": 1e9},
+    hbm_bytes=10**9,
+    hbm_bytes_per_s=1e9,
+    link_bytes_per_s=1e6,
+    hop_seconds=0.0,
+    kernel_seconds=0.0,
+    matmul_efficiency=1.0,
+    hbm_efficiency=1.0,
+)
 
 # Of XLA:CPU's compile time in tests it takes half. Newer ones do not have it.
 FASTER = " --xla_cpu_use_fusion_emitters=false" if jax.__version_info__ < (0, 11) else ""

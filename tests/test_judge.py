@@ -8,6 +8,7 @@ import pytest
 
 import partir_search as ps
 from experiments.judge import judge
+from tests.support import ROUND
 
 MESH = ps.MeshShape(("data", "model"), (2, 4))
 MACHINE = dataclasses.replace(
@@ -67,16 +68,12 @@ def test_kernels_without_cycles() -> None:
     """XLA:GPU's: a product of 200,000 operations at 0.1 GFLOP/s hides half of an all_reduce; its
     16,000 bytes at 10 MB/s would take less.
     """
-    machine = dataclasses.replace(
-        ps.MACHINES["h100"],
-        flops_per_s={"default": 1e8},
-        matmul_efficiency=1.0,
-        hbm_bytes_per_s=1e7,
-        hbm_efficiency=1.0,
-        kernel_seconds=0.0,
-        link_bytes_per_s=1e6,
-        hop_seconds=0.0,
-    )
+    machine = dataclasses.replace(ROUND, flops_per_s={"default": 1e8}, hbm_bytes_per_s=1e7)
     found = judge(KERNELS, MESH, machine)
     assert found.compute == pytest.approx(2e-3)
     assert found.total == pytest.approx(4e-3)
+
+
+def test_a_tpu_without_a_clock_is_an_error() -> None:
+    with pytest.raises(KeyError, match="tpu_v6e"):
+        judge(SCHEDULE, MESH, ps.MACHINES["tpu_v6e"])

@@ -198,8 +198,6 @@ class Partition:
 
     def ring(self, op: Op) -> Ring | None:
         """How the op walks in time, if it loops over two axes and their diagonal."""
-        if not self.mesh.triples:
-            return None
         rule = self.rules[op.id]
         for axes in self.mesh.triples:
             r, c, d = (self.axes[a].loops[op.id] for a in axes)

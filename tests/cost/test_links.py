@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import AbstractMesh
 
 import partir_search as ps
-from experiments.calibrate import Sample, fit_link
+from experiments.calibrate import Sample, fit_link, known
 from models.transformer import TransformerConfig, example_args, make_train_step, optimizer
 from partir_search.cost.collectives import collective_seconds
 from partir_search.machine import MACHINES, find_machine
@@ -68,3 +68,10 @@ def test_fit_finds_what_was_there(bandwidth: float, hop: float, torus: bool) -> 
     found = fit_link(samples, torus)
     assert found[0] == pytest.approx(bandwidth, rel=0.03)
     assert found[1] == pytest.approx(hop, rel=0.03, abs=1e-9)
+
+
+def test_what_cannot_be_measured_is_the_kinds() -> None:
+    """What the compiler fuses and overlaps; of unknown devices nothing is assumed."""
+    assert known("NVIDIA H100 80GB HBM3") == MACHINES["h100"]
+    plain = known("Graphcore IPU")
+    assert not any((plain.torus, plain.puts_off, plain.prefetches, plain.bf16_products))

@@ -16,21 +16,10 @@ from partir_search.ir.core import Module
 from partir_search.lowering.local import localize
 from partir_search.machine import Machine
 from partir_search.propagation.rules.registry import RuleTable
-from tests.support import module_of, state_of, tile_arg
+from tests.support import ROUND, module_of, state_of, tile_arg
 
 N = 64
-MACHINE = Machine(
-    name="overlapping",
-    flops_per_s={"default": 1e9},
-    hbm_bytes=10**9,
-    hbm_bytes_per_s=1e15,
-    link_bytes_per_s=1e8,
-    hop_seconds=0.0,
-    kernel_seconds=0.0,
-    matmul_efficiency=1.0,
-    hbm_efficiency=1.0,
-    puts_off=True,
-)
+MACHINE = dataclasses.replace(ROUND, hbm_bytes_per_s=1e15, link_bytes_per_s=1e8, puts_off=True)
 
 
 def step(x: Any, *weights: Any) -> Any:

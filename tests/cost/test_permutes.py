@@ -77,7 +77,7 @@ def test_large_blocks_hide_their_permutes() -> None:
 
 def test_what_turns_move_beside_one_product() -> None:
     """Collective matmul: a gathered operand is not written and read as a copy, but what is put
-    together from blocks is read again, and sums that pass are added in 32 bits' worth of bytes.
+    together from blocks is read again, and so are sums that arrive.
     """
     machine = dataclasses.replace(V5E, bf16_products=False)
     rows, inner, columns = 64, 256, 32

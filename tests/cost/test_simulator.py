@@ -24,20 +24,7 @@ from partir_search.propagation.graph import Graph
 from partir_search.propagation.propagate import State
 from partir_search.propagation.rules.registry import RuleTable, rule_key
 from partir_search.signature import split_call, trace_call
-from tests.support import module_of, state_of, tile_arg
-
-# Round figures, so that expectations can be worked out by hand.
-ROUND = Machine(
-    name="round",
-    flops_per_s={"default": 1e9},
-    hbm_bytes=10**9,
-    hbm_bytes_per_s=1e9,
-    link_bytes_per_s=1e6,
-    hop_seconds=0.0,
-    kernel_seconds=0.0,
-    matmul_efficiency=1.0,
-    hbm_efficiency=1.0,
-)
+from tests.support import ROUND, module_of, state_of, tile_arg
 
 OVERLAPPING = dataclasses.replace(
     ROUND, name="overlapping", link_bytes_per_s=1e7, prefetches=True, puts_off=True
@@ -211,7 +198,6 @@ def test_fold_costs_what_the_whole_costs(name: str, remat: bool, machine: Machin
     cost = model.evaluate(localize(state.partition()))
     assert cost.peak_bytes == pytest.approx(planned.cost.peak_bytes, rel=1e-9)
     assert cost.argument_bytes == planned.cost.argument_bytes
-    print(name, machine.name, cost, planned.cost)
     assert 0.97 <= cost.seconds / planned.cost.seconds <= 1.08
 
 
