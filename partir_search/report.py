@@ -45,7 +45,7 @@ def search_progress(
         def show(record: Record) -> None:
             if record.episodes % 10 == 0 or record.spent:
                 best = record.best.score
-                text = f"best {best.objective * 1e3:.3f} ms, {len(record.scores)} states"
+                text = f"best {best.objective * 1e3:.3f} ms, {record.episodes} states"
                 if best.excess > 0:
                     text += " (does not fit yet)"
                 bar.update(task, completed=min(record.episodes, episodes), best=text)

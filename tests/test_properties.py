@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from partir_search.cost.load import Load
 from partir_search.cost.simulator import CostModel
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.verify import verify
@@ -107,6 +108,29 @@ def test_sparse_programs(seed: int) -> None:
         a, b = model.evaluate(sparse), model.evaluate(whole)
         assert dataclasses.astuple(a)[:6] == pytest.approx(dataclasses.astuple(b)[:6], rel=1e-12)
         assert a.bytes_by_axis == b.bytes_by_axis
+        least = model.least(Load(model, state.partition()))
+        assert 0 < least.seconds <= a.seconds
+        assert least.argument_bytes == a.argument_bytes
+        assert least.argument_bytes <= least.peak_bytes <= a.peak_bytes
+
+
+@settings(max_examples=20, deadline=None, derandomize=True, database=None)
+@given(st.integers(0, 2**31 - 1))
+def test_states_come_back_by_their_keys(seed: int) -> None:
+    """Whatever was decided before or since."""
+    fn, args = build(seed)
+    rng = random.Random(seed)
+    state = state_of(module_of(fn, *args), rng.choice(MESHES), contract=True)
+    met = []
+    for _ in range(4):
+        act(state, rng, 2)
+        partition = state.partition()
+        met.append((state.key(), partition.tiles, partition.loops))
+    rng.shuffle(met)
+    for key, tiles, loops in met:
+        state.restore(key)
+        partition = state.partition()
+        assert (state.key(), partition.tiles, partition.loops) == (key, tiles, loops)
 
 
 @pytest.mark.devices

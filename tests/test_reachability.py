@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import random
 from typing import Any
 
 import jax
@@ -17,8 +18,10 @@ from partir_search.ir.verify import verify_partition
 from partir_search.lowering.local import localize
 from partir_search.machine import MACHINES
 from partir_search.mcts.env import PlanningGame
+from partir_search.mcts.game import Move
 from partir_search.planner import Planner
 from partir_search.propagation.graph import Graph
+from partir_search.propagation.propagate import State
 from tests.support import MESH, assert_same, module_of, run_emitted
 
 B, S, D, H, F = 8, 8, 16, 8, 32
@@ -172,3 +175,21 @@ def test_roles_without_a_loss() -> None:
     assert roles.parameters == tuple(values[:2])
     assert roles.optimizer == tuple(values[2:4])
     assert roles.data == (values[4],)
+
+
+def test_games_lead_where_their_moves_lead() -> None:
+    """Steps and undos that are looked up end where playing them on a fresh state ends."""
+    _, game = Planner(module(), MESH, MACHINES["tpu_v5e"]).game(MESH.names)
+    rng, path = random.Random(0), list[Move]()
+    for _ in range(300):
+        moves = game.moves()
+        if path and (not moves or rng.random() < 0.5):
+            game.undo()
+            path.pop()
+        elif game.step(move := moves[rng.randrange(min(len(moves), 6))]):
+            path.append(move)
+        state = State(game.graph, game.mesh)
+        for move in path:
+            assert game.strategist.perform(move, state)  # type: ignore[arg-type]
+        assert state.key() == game.state.key()
+        assert game.depth == len(path)

@@ -11,11 +11,11 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from partir_search.cost.collectives import collective_seconds, sent_bytes
+from partir_search.cost.load import Load
 from partir_search.cost.memory import Curve
 from partir_search.cost.permutes import permute_seconds
 from partir_search.cost.storage import Usage, storage_of, stored_widths, usage_of
@@ -32,7 +32,6 @@ from partir_search.ir.core import Module, Op, Value
 from partir_search.ir.fold import Folded
 from partir_search.ir.manual import OwnCollective
 from partir_search.ir.mesh import MeshShape
-from partir_search.ir.partition import Partition
 from partir_search.ir.rule import OpRule
 from partir_search.lowering.program import LocalProgram, Move
 from partir_search.lowering.reshard import COLLECTIVES, Step
@@ -84,6 +83,23 @@ class OpCost:
     seconds: float
     flops: float
     bytes: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Price:
+    """What a move takes.
+
+    Attributes:
+      width: bytes that it carries and leaves in a copy, as a multiple of the program's.
+      copied: bytes written and read again because a copy is larger than its source.
+      seconds / sent / axes: of a collective, the bytes that a device sends, and the axes' names.
+    """
+
+    width: float
+    copied: float
+    seconds: float
+    sent: float
+    axes: str
 
 
 class CostModel:
@@ -158,6 +174,7 @@ class CostModel:
         self.argument_counts = counts
         self._mesh: MeshShape | None = None  # that the transfers below are on
         self._transfers: dict[tuple[object, ...], tuple[float, float, str]] = {}
+        self._prices: dict[Move, Price] = {}
 
     def _unawaited_runs(self) -> Floats:
         """[ops] runs in a step of each product that nothing waits for, where its kernel's seconds
@@ -208,35 +225,6 @@ class CostModel:
         ids = self._class_of[self.traffic.value].tolist()
         return frozenset([*ids, *(v for t in inner for v in t.value.tolist())])
 
-    def local_bytes(self, partition: Partition) -> Floats:
-        """Bytes of each value where it rests on one device."""
-        rows = [axis.tile_row for axis in partition.axes]
-        return self.nbytes * _shares(rows, partition.mesh.sizes, len(self.nbytes))
-
-    def _kernels(self, partition: Partition, nbytes: Floats) -> tuple[Floats, Floats, Floats]:
-        """[K] flops, bytes moved and seconds per step of each kernel on one device.
-
-        A fused kernel's seconds stand at its leader.
-        """
-        k, machine, n = self.kernels, self.machine, len(self.kernels.op)
-        rows = [axis.loop_row for axis in partition.axes]
-        share = _shares(rows, partition.mesh.sizes, len(self.module.ops))[k.op]
-        turns = _turns(partition, len(self.module.ops))[k.op]
-        share = share * turns
-        flops = k.flops * share * k.times
-        stored = (nbytes * self.width_of)[k.touched]
-        ends = np.concatenate(([0.0], np.cumsum(stored)))
-        touched = (ends[k.offsets[1:]] - ends[k.offsets[:-1]]) * k.times * turns
-        ends = np.concatenate(([0.0], np.cumsum(stored * self.widened)))
-        worked = (ends[k.offsets[1:]] - ends[k.offsets[:-1]]) * k.times * self.vectors
-        bandwidth = machine.attained_hbm_bytes_per_s
-        seconds: Floats = np.zeros(n)
-        for spent in (flops / self.rates, touched / bandwidth, worked / bandwidth):
-            seconds = np.maximum(seconds, np.bincount(k.leader, spent, n))
-        starts = k.times * turns * machine.kernel_seconds
-        started = np.where(k.leader == np.arange(n), starts, 0.0)
-        return flops, touched, seconds + started
-
     def width(self, move: Move) -> float:
         """Bytes that a move carries and leaves in a copy, as a multiple of the program's."""
         if move.step.monoid or move.rests or not self.machine.bf16_products:
@@ -249,10 +237,26 @@ class CostModel:
         """Bytes that a product reads of a value, as a multiple of the program's."""
         return 0.5 if self.machine.bf16_products and v.type.itemsize == 4 else 1.0
 
+    def price(self, move: Move, mesh: MeshShape) -> Price:
+        """What a move takes."""
+        if mesh is not self._mesh:
+            self._mesh, self._transfers, self._prices = mesh, {}, {}
+        found = self._prices.get(move) if move.shared else None
+        if found is None:
+            width, step, grown = self.width(move), move.step, move.target.nbytes
+            copies = grown > move.source.nbytes or step.kind == "window"
+            taken = (0.0, 0.0, "")
+            if step.kind in COLLECTIVES:
+                taken = self.transfer(step, move.payload_bytes * width, mesh)
+            found = Price(width, 2.0 * grown * width if copies else 0.0, *taken)
+            if move.shared:
+                self._prices[move] = found
+        return found
+
     def transfer(self, step: Step, payload: float, mesh: MeshShape) -> tuple[float, float, str]:
         """Seconds of a collective, bytes that a device sends, and the axes' names."""
         if mesh is not self._mesh:
-            self._mesh, self._transfers = mesh, {}
+            self._mesh, self._transfers, self._prices = mesh, {}, {}
         shuffle = step.detail if isinstance(step.detail, Shuffle) else None
         key = (step.kind, payload, step.axes, shuffle)
         found = self._transfers.get(key)
@@ -273,13 +277,9 @@ class CostModel:
         Collectives count in full here, also where `evaluate` finds them hidden by compute.
         """
         partition, k = program.partition, self.kernels
-        rows = []
-        for op_id, times, *total in zip(
-            k.op.tolist(),
-            k.times.tolist(),
-            *(a.tolist() for a in self._kernels(partition, self.local_bytes(partition))),
-            strict=True,
-        ):
+        load, rows = Load(self, partition), list[OpCost]()
+        spent = (load.flops.tolist(), load.moved.tolist(), load.seconds.tolist())
+        for op_id, times, *total in zip(k.op.tolist(), k.times.tolist(), *spent, strict=True):
             op = self.module.ops[op_id]
             flops, moved, seconds = total
             name = op.results[0].name
@@ -291,12 +291,14 @@ class CostModel:
                 seconds = self.transfer(step, payload, partition.mesh)[0]
                 source = move.op.source if move.op else ""
                 name = move.source.value.name
-                spent = (seconds * times, 0.0, payload * times)
-                rows.append(OpCost(step.kind, name, source, times, *spent))
+                rows.append(
+                    OpCost(step.kind, name, source, times, seconds * times, 0.0, payload * times)
+                )
         for own, op, trips in program.own_collectives():
             seconds = self.own_seconds(own, partition.mesh)[0] * trips * op.count
-            spent = (seconds, 0.0, float(own.nbytes) * trips * op.count)
-            rows.append(OpCost(own.kind, own.value, op.source, trips * op.count, *spent))
+            runs = trips * op.count
+            sent = float(own.nbytes) * runs
+            rows.append(OpCost(own.kind, own.value, op.source, runs, seconds, 0.0, sent))
         return tuple(sorted(rows, key=lambda r: -r.seconds))
 
     def own_seconds(self, own: OwnCollective, mesh: MeshShape) -> tuple[float, float, str]:
@@ -305,52 +307,52 @@ class CostModel:
         step = Step(own.kind, axes, -1, -1, "", (), ())
         return self.transfer(step, own.nbytes, mesh)
 
-    def evaluate(self, program: LocalProgram) -> Cost:
-        """The cost of a device-local program of this model's module."""
-        return self.walked(program)[0]
+    def evaluate(self, program: LocalProgram, load: Load | None = None) -> Cost:
+        """The cost of a device-local program of this model's module.
 
-    def walked(self, program: LocalProgram, *, notes: bool = False) -> tuple[Cost, Walk, Floats]:
+        Args:
+          load: of the program's partition, if it is known already.
+        """
+        return self.walked(program, load)[0]
+
+    def least(self, load: Load) -> Cost:
+        """A cost that no program of a partition is below, in any of its figures."""
+        return Cost(
+            seconds=load.least_seconds,
+            compute_seconds=load.least_seconds,
+            collective_seconds=0.0,
+            peak_bytes=load.least_bytes,
+            argument_bytes=load.argument_bytes,
+            flops=0.0,
+            bytes_by_axis={},
+            bytes_by_kind={},
+        )
+
+    def walked(
+        self, program: LocalProgram, load: Load | None = None, *, notes: bool = False
+    ) -> tuple[Cost, Walk, Floats]:
         """The cost, the walk that it comes from (with notes of every collective if asked for), and
         the live bytes along the curve, arguments included.
         """
         partition, machine, k = program.partition, self.machine, self.kernels
-        nbytes = self.local_bytes(partition)
-        flops, _, seconds = self._kernels(partition, nbytes)
+        load = load or Load(self, partition)
         by_op = np.zeros(len(self.module.ops))
-        by_op[k.op] = seconds / np.maximum(k.times, 1e-30)
-        walk = Walk(self, partition, nbytes, by_op)
+        by_op[k.op] = load.seconds / np.maximum(k.times, 1e-30)
+        walk = Walk(self, partition, load.nbytes, by_op)
         walk.notes = {} if notes else None
         extra = walk.block(program.body, 1.0)
-        compute = float(seconds.sum()) - walk.spared_seconds
+        compute = float(load.seconds.sum()) - walk.spared_seconds
         compute += walk.copied / machine.attained_hbm_bytes_per_s
-        arguments = float(self.argument_counts @ nbytes)
-        live = self.curve.bytes_at(nbytes) + extra[self.curve.position]
-        peak = arguments + float(np.max(live))
+        live = load.live + extra[self.curve.position]
+        peak = load.argument_bytes + float(np.max(live))
         cost = Cost(
             seconds=compute + walk.exposed,
             compute_seconds=compute,
             collective_seconds=walk.exposed,
             peak_bytes=peak,
-            argument_bytes=arguments,
-            flops=float(flops.sum()) - walk.spared_flops,
+            argument_bytes=load.argument_bytes,
+            flops=float(load.flops.sum()) - walk.spared_flops,
             bytes_by_axis=walk.by_axis,
             bytes_by_kind=walk.by_kind,
         )
-        return cost, walk, arguments + live
-
-
-def _shares(rows: Any, sizes: tuple[int, ...], length: int) -> Floats:
-    share = np.ones(length)
-    for row, size in zip(rows, sizes, strict=True):
-        if size > 1:
-            share[np.asarray(row) >= 0] /= size
-    return share
-
-
-def _turns(partition: Partition, length: int) -> Floats:
-    """[ops] products that an op's work is done in: several in a ring."""
-    turns = np.ones(length)
-    for axes in partition.mesh.triples:
-        looped = [partition.axes[a].loop_row >= 0 for a in axes]
-        turns[np.logical_and.reduce(looped)] = partition.mesh.sizes[axes[0]]
-    return turns
+        return cost, walk, load.argument_bytes + live

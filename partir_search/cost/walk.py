@@ -23,7 +23,7 @@ from partir_search.lowering.streams import RESULT, Part
 from partir_search.propagation.rules.control_flow import flows_of
 
 if TYPE_CHECKING:
-    from partir_search.cost.simulator import CostModel
+    from partir_search.cost.simulator import CostModel, Price
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -114,7 +114,8 @@ class Walk:
                     # Blocks of an argument where rings use them, beside the argument.
                     last = self.model.last_use.get(item.target.value.id, at)
                     extra[at : last + 1] += item.target.nbytes
-                slack = self.move(item, count, slack, argument)
+                price = self.model.price(item, self.mesh)
+                slack = self.move(item, price, count, slack, argument)
                 for piece in item.blocks:
                     extra[born[piece.id] + 1 : at + 1] += held[piece.id]
                     born[piece.id] = at
@@ -122,7 +123,7 @@ class Walk:
                     if item.target.nbytes != item.source.nbytes:
                         extra[at - 1] += item.source.nbytes  # beside the value at rest
                 elif item.target.nbytes > item.source.nbytes or item.step.detail is not None:
-                    held[item.target.id] = item.target.nbytes * self.model.width(item)
+                    held[item.target.id] = item.target.nbytes * price.width
                     born[item.target.id] = at
                     extra[at] += held[item.target.id]
                 continue
@@ -275,27 +276,26 @@ class Walk:
             self.note("collective_permute", names, taken * times, exposed * times, "a ring's turn")
         self.passing, self.worked = [], 0.0
 
-    def move(self, move: Move, times: float, slack: float, argument: bool) -> float:
-        step, model = move.step, self.model
-        width = model.width(move)
-        if move.target.nbytes > move.source.nbytes or step.kind == "window":
-            self.copied += 2.0 * move.target.nbytes * width * times
-        if step.kind not in COLLECTIVES:
+    def move(self, move: Move, price: Price, times: float, slack: float, argument: bool) -> float:
+        kind, model = move.step.kind, self.model
+        self.copied += price.copied * times
+        if kind not in COLLECTIVES:
             return slack
-        seconds, sent, name = model.transfer(step, move.payload_bytes * width, self.mesh)
-        self.add(step.kind, name, sent, times)
-        if argument and step.kind == "all_gather" and model.machine.prefetches:
+        seconds = price.seconds
+        self.add(kind, price.axes, price.sent, times)
+        if argument and kind == "all_gather" and model.machine.prefetches:
             exposed = max(0.0, seconds - slack) * times
             slack = max(0.0, slack - seconds)
         elif model.machine.puts_off:
             total, op = seconds * times, move.op
             waits = move.source.value.id in model.unawaited
             layers = op.count if op and op.backward else 1
-            found = Sending(step.kind, name, total, total, op, self._at)
+            found = Sending(kind, price.axes, total, total, op, self._at)
             self.behind.begin(found, waits=waits, layers=layers)
             return slack
         else:
             exposed = seconds * times
         self.exposed += exposed
-        self.note(step.kind, name, seconds * times, exposed, move.op)
+        if self.notes is not None:
+            self.note(kind, price.axes, seconds * times, exposed, move.op)
         return slack

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 from collections.abc import Sequence
 
 from partir_search.experts.moves import (
@@ -62,21 +61,12 @@ class Strategist:
         self.roles = (roles or find_roles(graph.module)).of(graph.class_of)
         self._weights = self._find_weights()
         self._loopable = self._find_loopable()
-        self._performed: dict[tuple[Strategy, bytes], list[Decision]] = {}
 
     def perform(self, move: StrategyMove, state: State) -> list[Decision]:
         """Plays a move; returns the decisions that had an effect."""
         if isinstance(move, TileClass | KeepClass):
             return [move] if decide(state, move) else []
-        # Searches play the same moves in the same states over and over.
-        key = (move, hashlib.blake2b(state.key(), digest_size=16).digest())
-        known = self._performed.get(key)
-        if known is None:
-            known = self._performed[key] = self._perform(move, state)
-        else:
-            for decision in known:
-                decide(state, decision)
-        return list(known)
+        return self._perform(move, state)
 
     def _perform(self, move: Strategy, state: State) -> list[Decision]:
         if isinstance(move, DataParallel):

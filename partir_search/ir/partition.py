@@ -21,8 +21,8 @@ from partir_search.ir.manual import Spec
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.modes import NO_MODES, Modes
 from partir_search.ir.ring import RESULT, Ring, ring_of
+from partir_search.ir.rows import AxisRows, axis_rows
 from partir_search.ir.rule import NONE, Dims, OpRule
-from partir_search.ir.travel import travel
 
 Layout = tuple[tuple[int, ...], ...]  # per dim, the axes that tile it, major to minor
 Pending = tuple[tuple[int, str], ...]  # (axis, monoid) of unfinished reductions
@@ -40,36 +40,6 @@ class Window:
     axes: tuple[int, ...]
     starts: tuple[int, ...]
     size: int
-
-
-@dataclasses.dataclass(eq=False, slots=True)
-class AxisRows:
-    """What one mesh axis does, pending sums already on their way. States of a search share them.
-
-    Attributes:
-      loops / tiles: per op its factor, per value its dim.
-      travelling: how values that rest as pending reductions are finished, by id.
-      loop_row / tile_row / pending: the same as arrays; KEPT reads as NONE in `tile_row`.
-      travels: whether pending sums may travel.
-    """
-
-    loops: list[int]
-    tiles: list[int]
-    travelling: Mapping[int, str]
-    loop_row: npt.NDArray[np.int64]
-    tile_row: npt.NDArray[np.int8]
-    pending: npt.NDArray[np.bool_]
-    travels: bool = True
-
-
-def axis_rows(index: Index, loops: list[int], tiles: list[int], travels: bool = True) -> AxisRows:
-    """The rows of one axis. Takes `loops` and `tiles` over and changes them (see `travel`)."""
-    travelling = travel(index, loops, tiles) if travels else {}
-    pending = np.zeros(len(tiles), dtype=np.bool_)
-    pending[list(travelling)] = True
-    tile_row = np.maximum(np.array(tiles, dtype=np.int8), NONE)
-    loop_row = np.array(loops, dtype=np.int64)
-    return AxisRows(loops, tiles, travelling, loop_row, tile_row, pending, travels)
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -283,13 +253,7 @@ def _replaced(items: tuple[Any, ...], at: int, new: Any) -> tuple[Any, ...]:
 
 def _inner_loops(partition: Partition) -> list[tuple[int, int]]:
     """(axis, op) where the axis loops over a factor that is beneath another one on some dim."""
-    index = partition.index
-    at = np.arange(len(index.stacked))
-    return [
-        (axis, op)
-        for axis, rows in enumerate(partition.axes)
-        for op in index.stacked[index.beneath[at, rows.loop_row[index.stacked] + 1]].tolist()
-    ]
+    return [(axis, op) for axis, rows in enumerate(partition.axes) for op in rows.inner]
 
 
 def axis_order(partition: Partition, inner: Sequence[tuple[int, int]] = ()) -> tuple[int, ...]:
@@ -305,20 +269,11 @@ def axis_order(partition: Partition, inner: Sequence[tuple[int, int]] = ()) -> t
     """
     axes = range(len(partition.axes))
     gathered = [0] * len(axes)
-    uses, count = partition.index.uses, partition.index.count
     for a in axes:
-        one = partition.axes[a]
         for b in range(a + 1, len(axes)):
-            two = partition.axes[b]
-            both = (one.tile_row >= 0) & (one.tile_row == two.tile_row)
-            at = np.flatnonzero(both[uses.value])
-            if not len(at):
-                continue
-            op, dim = uses.op[at], one.tile_row[uses.value[at]]
-            on_a = uses.dim[uses.start[at] + one.loop_row[op] + 1] == dim
-            on_b = uses.dim[uses.start[at] + two.loop_row[op] + 1] == dim
-            gathered[b] += int(count[op[on_a & ~on_b]].sum())
-            gathered[a] += int(count[op[on_b & ~on_a]].sum())
+            off_a, off_b = partition.axes[a].gathered(partition.axes[b])
+            gathered[a] += off_a
+            gathered[b] += off_b
     parts = [partition.mesh.axes(whole) for whole in partition.mesh.whole]
     order = sorted(axes, key=lambda a: (sum(gathered[b] for b in parts[a]), parts[a][0], a))
     for b, n in sorted(set(inner)):
@@ -335,19 +290,7 @@ def active_ops(partition: Partition) -> npt.NDArray[np.bool_]:
 
     Ops with regions always are, also those of the user's own.
     """
-    index = partition.index
-    ports = index.ports
-    found = index.always_active.copy()
+    found = partition.index.always_active
     for rows in partition.axes:
-        loop = rows.loop_row[ports.op]
-        at = ports.start + loop + 1
-        differ = ports.dim[at] != rows.tile_row[ports.value]
-        rests = rows.pending[ports.value]
-        made = ports.unfinished[at]
-        if rows.travelling:
-            passing = np.zeros(len(found), dtype=np.bool_)
-            passing[ports.op[rests & ~ports.result]] = True
-            made = np.where(loop < 0, passing[ports.op], made)
-        differ |= ports.result & (made != rests)
-        found[ports.op[differ]] = True
+        found = found | rows.active
     return found

@@ -66,13 +66,9 @@ class BlockBuilder:
     def move(
         self, slot: Slot, layout: Layout, keep: Pending, op: Op | None, *, again: bool = False
     ) -> Slot:
-        rest = self.owner.rest(slot.value.id)
-        mesh = self.owner.partition.mesh
-        for step in redistribute(mesh, slot.layout, slot.pending, layout, keep):
-            target = self.owner.slot(slot.value, step.layout, step.pending)
-            self.steps.append(Move(step, slot, target, op, again, target is rest))
-            slot = target
-        return slot
+        moves = self.owner.moves(slot, layout, keep, op, again)
+        self.steps += moves
+        return moves[-1].target if moves else slot
 
     def window(self, source: Source, windows: tuple[Window, ...], op: Op) -> Source:
         """The stretches of `source` that the op reads."""

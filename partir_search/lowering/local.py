@@ -18,17 +18,18 @@ import numpy as np
 
 from partir_search.ir.core import Literal, Op, Operand, Region, Value
 from partir_search.ir.partition import (
-    AxisRows,
     Layout,
     Partition,
     Pending,
     Window,
     active_ops,
 )
+from partir_search.ir.rows import AxisRows
+from partir_search.ir.rule import NONE
 from partir_search.lowering.builder import BlockBuilder
-from partir_search.lowering.program import Apply, Block, LocalProgram, Slot, Source
+from partir_search.lowering.program import Apply, Block, LocalProgram, Move, Slot, Source
 from partir_search.lowering.reshard import Step
-from partir_search.lowering.skew import straight
+from partir_search.lowering.skew import redistribute, straight
 from partir_search.lowering.window import stretched
 
 CODE_BITS = 7  # hold a dim or a factor and whether a sum is pending: up to 62 dims
@@ -55,6 +56,15 @@ class OpPlan:
     windows: Mapping[int, tuple[Window, ...]]
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ends:
+    """How a program's arguments and constants come, and the layouts that its results leave in."""
+
+    constants: dict[int, Slot]
+    args: tuple[Slot, ...]
+    targets: tuple[Layout, ...]
+
+
 class LocalCache:
     """What the states of one module on one mesh share: rows of axes, slots and op plans."""
 
@@ -63,6 +73,8 @@ class LocalCache:
         self.slots: dict[tuple[object, ...], Slot] = {}
         self.rests: dict[tuple[int, ...], list[dict[int, Slot]]] = {}
         self.plans: dict[tuple[int, ...], list[dict[tuple[int, ...], OpPlan]]] = {}
+        self.moves: dict[tuple[object, ...], tuple[Move, ...]] = {}
+        self.ends: dict[tuple[object, ...], Ends] = {}
 
     def slot(self, partition: Partition, value: Value, layout: Layout, pending: Pending) -> Slot:
         key = (value.id, layout, pending)
@@ -116,8 +128,9 @@ def _codes(partition: Partition) -> tuple[list[int], list[int]]:
     if len(partition.axes) * CODE_BITS > 62:
         rests, loops = rests.astype(object), loops.astype(object)
     for rows in partition.axes:
-        rests = (rests << CODE_BITS) + (rows.tile_row + 1) * 2 + rows.pending
-        loops = (loops << CODE_BITS) + rows.loop_row + 1
+        of_values, of_ops = rows.codes
+        rests = (rests << CODE_BITS) + of_values
+        loops = (loops << CODE_BITS) + of_ops
     return rests.tolist(), loops.tolist()
 
 
@@ -151,6 +164,17 @@ class Localizer:
         return slot
 
     def program(self) -> LocalProgram:
+        body = self.module.body
+        boundary = [*self.module.constants, *(v.id for v in body.args)]
+        boundary += [r.id for r in body.results if isinstance(r, Value)]
+        key = (self.order, *[self.resting[v] for v in boundary])
+        ends = self.cache.ends.get(key)
+        if ends is None:
+            ends = self.cache.ends[key] = self._ends()
+        block = self.block(body, ends.args, ends.targets, tuple(ends.constants.values()))
+        return LocalProgram(self.partition, block, ends.constants)
+
+    def _ends(self) -> Ends:
         values = self.module.values
         large = set(self.module.large_constants())
         mesh = self.partition.mesh
@@ -171,8 +195,25 @@ class Localizer:
         targets = [straight(mesh, self.layout(r)) for r in body.results]
         for arg, result in self.module.ties:
             targets[result] = args[arg].layout
-        block = self.block(body, args, targets, tuple(constants.values()))
-        return LocalProgram(self.partition, block, constants)
+        return Ends(constants, args, tuple(targets))
+
+    def moves(
+        self, slot: Slot, layout: Layout, keep: Pending, op: Op | None, again: bool
+    ) -> tuple[Move, ...]:
+        """The moves that bring a slot to a layout for an op; without effect: none."""
+        sparse, rest = self.active is not None, self.rest(slot.value.id)
+        key = (slot.id, layout, keep, op.id if op else NONE, again, rest.id)
+        found = self.cache.moves.get(key) if sparse else None
+        if found is None:
+            moves: list[Move] = []
+            for step in redistribute(self.partition.mesh, slot.layout, slot.pending, layout, keep):
+                target = self.slot(slot.value, step.layout, step.pending)
+                moves.append(Move(step, slot, target, op, again, target is rest, shared=sparse))
+                slot = target
+            found = tuple(moves)
+            if sparse:
+                self.cache.moves[key] = found
+        return found
 
     def layout(self, operand: Operand) -> Layout:
         return self.rest(operand.id).layout if isinstance(operand, Value) else ()

@@ -50,7 +50,8 @@ class Move:
     not be merged with the earlier one, or the memory that giving it up saves is not saved.
     `rests` marks a target that is the value where it rests, not a copy. `blocks` were fetched to
     be put together with the source. `turn` is the turn of a ring that it is made for, whose
-    operand moves on while the turn before works; 0 of no ring.
+    operand moves on while the turn before works; 0 of no ring. `shared` ones are the same object in
+    all of a search's programs that have them.
     """
 
     step: Step
@@ -61,6 +62,7 @@ class Move:
     rests: bool = False
     blocks: tuple[Slot, ...] = ()
     turn: int = 0
+    shared: bool = False
 
     @property
     def payload_bytes(self) -> int:

@@ -32,12 +32,12 @@ def anneal(game: Game, record: Record, rng: random.Random) -> None:
             temperature = HOT * (COLD / HOT) ** share
             wanted = _propose(game, rng, current, played)
             taken = _replay(game, played, wanted)
-            known = record.episodes
-            new = record.look(taken)
-            stale = 0 if record.episodes > known else stale + 1
+            stale = stale + 1 if record.knows(game.key()) else 0
             temperature *= 2.0 ** min(stale / REHEAT, HOTTEST)
-            worse = record.scalar(new) - record.scalar(score)
-            if worse <= 0 or rng.random() < math.exp(-worse / temperature):
+            # Metropolis, drawn first: what is worse than the draw allows need not be worked out.
+            allowed = record.scalar(score) - temperature * math.log(1.0 - rng.random())
+            new = record.look(taken, allowed)
+            if record.scalar(new) <= allowed:
                 current, score = list(taken), new
     rewind(game, len(played))
 

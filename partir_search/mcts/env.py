@@ -7,8 +7,9 @@ macro; the score is the simulated cost of the device-local program.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 
+from partir_search.cost.load import Load
 from partir_search.cost.simulator import Cost, CostModel
 from partir_search.experts.moves import (
     Axes,
@@ -26,8 +27,8 @@ from partir_search.experts.moves import (
 from partir_search.experts.strategist import Strategist
 from partir_search.ir.mesh import MeshShape
 from partir_search.lowering.local import LocalCache, localize
-from partir_search.lowering.program import LocalProgram
 from partir_search.mcts.game import Move, Score
+from partir_search.mcts.goals import Scorer
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.propagate import State
 
@@ -48,17 +49,33 @@ class PlanningGame:
     mesh: MeshShape
     model: CostModel
     axes: Sequence[str]
-    goal: Callable[[Cost], Score]
+    goal: Scorer[Cost]
     state: State
     strategist: Strategist
     cache: LocalCache = dataclasses.field(default_factory=LocalCache)
-    _marks: list[int] = dataclasses.field(default_factory=list)
+    costs: dict[int, Cost] = dataclasses.field(default_factory=dict)
     _candidates: list[StrategyMove] = dataclasses.field(default_factory=list)
-    _legal: dict[bytes, list[Move]] = dataclasses.field(default_factory=dict)
-    costs: dict[Hashable, Cost] = dataclasses.field(default_factory=dict)
+    # States are numbered as they are met. Searches play the same moves in the same states over and
+    # over: where one leads is looked up.
+    _ids: dict[bytes, int] = dataclasses.field(default_factory=dict)
+    _keys: list[bytes] = dataclasses.field(default_factory=list)
+    _after: dict[tuple[int, Move], int] = dataclasses.field(default_factory=dict)
+    _legal: dict[int, list[Move]] = dataclasses.field(default_factory=dict)
+    _here: int = 0
+    _before: list[int] = dataclasses.field(default_factory=list)  # states on the way here
+    _loaded: tuple[int, Load | None] = (-1, None)  # of the state looked at last
 
     def __post_init__(self) -> None:
         self._candidates = list(self._find_candidates())
+        self._here = self._met()
+
+    def _met(self) -> int:
+        """The number of the state as it is."""
+        key = self.state.key()
+        number = self._ids.setdefault(key, len(self._keys))
+        if number == len(self._keys):
+            self._keys.append(key)
+        return number
 
     def _find_candidates(self) -> list[StrategyMove]:
         shapes, roles = self.graph.shapes, self.strategist.roles
@@ -104,11 +121,10 @@ class PlanningGame:
         return [run for run in runs if self.mesh.size(run) > 1]
 
     def moves(self) -> Sequence[Move]:
-        key = self.state.key()
-        legal = self._legal.get(key)
+        legal = self._legal.get(self._here)
         if legal is None:
             state = self.state
-            legal = self._legal[key] = [
+            legal = self._legal[self._here] = [
                 m
                 for m in self._candidates
                 if not isinstance(m, TileClass) or state.may_tile(m.cls, m.dim, m.axes)
@@ -116,35 +132,49 @@ class PlanningGame:
         return legal
 
     def step(self, move: Move) -> bool:
-        mark = self.state.mark()
-        if self.strategist.perform(move, self.state):  # type: ignore[arg-type]
-            self._marks.append(mark)
-            return True
-        return False
+        here = self._here
+        after = self._after.get((here, move))
+        if after is None:
+            done = self.strategist.perform(move, self.state)  # type: ignore[arg-type]
+            after = self._after[here, move] = self._met() if done else here
+        elif after != here:
+            self.state.restore(self._keys[after])
+        if after == here:
+            return False
+        self._before.append(here)
+        self._here = after
+        return True
 
     def undo(self) -> None:
-        self.state.undo(self._marks.pop())
+        self._here = self._before.pop()
+        self.state.restore(self._keys[self._here])
 
     @property
     def depth(self) -> int:
         """Moves played and not undone."""
-        return len(self._marks)
+        return len(self._before)
 
     def key(self) -> Hashable:
-        return self.state.key()
+        return self._here
 
     def cost(self) -> Cost:
         """Simulated cost of the current state, kept by state."""
-        key = self.state.key()
-        cost = self.costs.get(key)
+        cost = self.costs.get(self._here)
         if cost is None:
-            cost = self.model.evaluate(self._program())
-            self.costs[key] = cost
+            load = self._load()
+            program = localize(load.partition, self.cache, sparse=True)
+            cost = self.costs[self._here] = self.model.evaluate(program, load)
         return cost
 
-    def _program(self) -> LocalProgram:
-        partition = self.state.partition(self.cache.rows)
-        return localize(partition, self.cache, sparse=True)
+    def _load(self) -> Load:
+        number, load = self._loaded
+        if number != self._here or load is None:
+            load = Load(self.model, self.state.partition(self.cache.rows))
+            self._loaded = self._here, load
+        return load
+
+    def bound(self) -> Score | None:
+        return self.goal(self.model.least(self._load())) if self.goal.monotone else None
 
     def score(self) -> Score:
         return self.goal(self.cost())

@@ -59,6 +59,9 @@ class Game(Protocol):
     def score(self) -> Score:
         """The cost of stopping here."""
 
+    def bound(self) -> Score | None:
+        """What the score is not below, found with less work than the score; None if not known."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Elite:
@@ -72,7 +75,8 @@ class Record:
     """Scores by state key, the best answers, and the budget.
 
     Attributes:
-      episodes: distinct states scored; `looks` counts states seen before as well.
+      episodes: distinct states looked at; `looks` counts states seen before as well.
+      scores: by state key; `bounds` of states of which it was enough to know that they are worse.
       penalty: weight of exceeded limits, raised while nothing fits.
     """
 
@@ -88,6 +92,7 @@ class Record:
         self.episodes = self.looks = 0
         self.penalty = PENALTY
         self.scores: dict[Hashable, Score] = {}
+        self.bounds: dict[Hashable, Score | None] = {}
         self.paths: dict[Hashable, tuple[Move, ...]] = {}
         self.elites: dict[Hashable, Elite] = {}
         self.history: list[tuple[int, Score]] = []
@@ -106,19 +111,40 @@ class Record:
     def scalar(self, score: Score) -> float:
         return score.scalar(self.penalty)
 
-    def look(self, path: Sequence[Move]) -> Score:
-        """The score of the game's current state, reached by `path`. A new one costs an episode."""
+    def knows(self, key: Hashable) -> bool:
+        """Whether a state was looked at."""
+        return key in self.scores or key in self.bounds
+
+    def look(self, path: Sequence[Move], allowed: float = math.inf) -> Score:
+        """The score of the game's current state, reached by `path`. A new one costs an episode.
+
+        Args:
+          allowed: scalars above it are all the same to the caller: the score may be a bound then.
+        """
         self.looks += 1
         key = self.game.key()
         score = self.scores.get(key)
         if score is None:
-            self.episodes += 1
-            score = self.scores[key] = self.game.score()
-            self.paths[key] = tuple(path)
-            self.worst = max(self.worst, score.scalar())
-            self._remember(key, score, tuple(path))
+            self.episodes += not self.knows(key)
+            score = self._bound(key, allowed) or self._score(key, tuple(path))
         if self._progress:
             self._progress(self)
+        return score
+
+    def _bound(self, key: Hashable, allowed: float) -> Score | None:
+        """A bound of the current state's score, if that is more than allowed."""
+        if allowed == math.inf:
+            return None
+        if key not in self.bounds:
+            self.bounds[key] = self.game.bound()
+        bound = self.bounds[key]
+        return bound if bound and self.scalar(bound) > allowed else None
+
+    def _score(self, key: Hashable, path: tuple[Move, ...]) -> Score:
+        score = self.scores[key] = self.game.score()
+        self.paths[key] = path
+        self.worst = max(self.worst, score.scalar())
+        self._remember(key, score, path)
         return score
 
     def _remember(self, key: Hashable, score: Score, path: tuple[Move, ...]) -> None:

@@ -1,14 +1,16 @@
 """Goals of a search: limits to keep, and objectives to minimise once they are kept.
 
-A goal is any object with `excess` and `objective`; users write their own as these are written.
+A goal is any object with `excess` and `objective`; users write their own as these are written. One
+that also has `monotone = True` says that no cost scores better than one that is lower in every
+figure: searches then leave out answers of which a part of the cost is too much already.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 from partir_search.mcts.game import Score
 
@@ -44,6 +46,7 @@ class _Sent(Protocol):
 class Fit:
     """Peak memory within `bytes`."""
 
+    monotone: ClassVar[bool] = True
     bytes: float
 
     def excess(self, cost: _Sized) -> float:
@@ -57,6 +60,8 @@ class Fit:
 class Fastest:
     """Fewest seconds per step."""
 
+    monotone: ClassVar[bool] = True
+
     def excess(self, cost: _Timed) -> float:
         return 0.0
 
@@ -68,6 +73,7 @@ class Fastest:
 class FewestBytes:
     """Fewest bytes sent along an axis of the mesh by one device, e.g. one that crosses hosts."""
 
+    monotone: ClassVar[bool] = True
     axis: str
 
     def excess(self, cost: _Sent) -> float:
@@ -91,6 +97,11 @@ class Weighted(Generic[C]):
     goal: Goal[C]
     weight: float
 
+    @property
+    def monotone(self) -> bool:
+        """As the other goal."""
+        return self.weight >= 0 and is_monotone(self.goal)
+
     def excess(self, cost: C) -> float:
         return self.goal.excess(cost)
 
@@ -98,10 +109,27 @@ class Weighted(Generic[C]):
         return self.weight * self.goal.objective(cost)
 
 
-def scorer(goals: Sequence[Goal[C]]) -> Callable[[C], Score]:
+def is_monotone(goal: Goal[C]) -> bool:
+    """Whether a goal says that lower costs never score worse."""
+    return bool(getattr(goal, "monotone", False))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Scorer(Generic[C]):
     """Goals as one score: all limits first, then the objectives' sum."""
 
-    def score(cost: C) -> Score:
-        return Score(sum(g.excess(cost) for g in goals), sum(g.objective(cost) for g in goals))
+    goals: tuple[Goal[C], ...]
 
-    return score
+    def __call__(self, cost: C) -> Score:
+        excess = sum(g.excess(cost) for g in self.goals)
+        return Score(excess, sum(g.objective(cost) for g in self.goals))
+
+    @property
+    def monotone(self) -> bool:
+        """Whether lower costs never score worse."""
+        return all(map(is_monotone, self.goals))
+
+
+def scorer(goals: Sequence[Goal[C]]) -> Scorer[C]:
+    """The score of goals."""
+    return Scorer(tuple(goals))

@@ -98,7 +98,7 @@ def search(
         tuple(record.ranked()),
         proven,
         record.looks,
-        len(record.scores),
+        record.episodes,
         tuple(record.history),
         tree,
     )
@@ -170,7 +170,7 @@ def _rollout(
         move = moves[rng.randrange(len(moves))]
         if not game.step(move):
             continue
-        score = record.look([*path, move])
+        score = record.look([*path, move], best.scalar())
         if score.scalar() < best.scalar():
             best = score
             path.append(move)

@@ -16,7 +16,7 @@ import numpy as np
 
 from partir_search.ir.core import Module, Op, Shape, Value
 from partir_search.ir.index import Index
-from partir_search.ir.partition import AxisRows, axis_rows
+from partir_search.ir.rows import AxisRows, axis_rows
 from partir_search.ir.rule import NONE, Dims, OpRule
 from partir_search.propagation.rules.control_flow import flows_of, outer_inner
 from partir_search.propagation.rules.registry import RuleTable

@@ -17,12 +17,13 @@ import numpy as np
 
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.modes import NO_MODES
-from partir_search.ir.partition import AxisRows, Partition
+from partir_search.ir.partition import Partition
+from partir_search.ir.rows import AxisRows
 from partir_search.ir.rule import KEPT, NONE
 from partir_search.propagation.actions import IllegalAction
 from partir_search.propagation.causes import Cause
 from partir_search.propagation.graph import Graph
-from partir_search.propagation.spread import Bytes, Ints, Spread, Spreads
+from partir_search.propagation.spread import Spread, Spreads, beside
 
 
 class State:
@@ -88,21 +89,37 @@ class State:
             a.tobytes() for pair in zip(self.tiles, self.loops, strict=True) for a in pair
         )
 
+    def restore(self, key: bytes) -> None:
+        """Brings back a state by its key. Marks made before are void."""
+        self._trail.clear()
+        at = 0
+        for row in (row for pair in zip(self.tiles, self.loops, strict=True) for row in pair):
+            memoryview(row).cast("B")[:] = key[at : at + len(row)]
+            at += len(row)
+
     # Legality ----------------------------------------------------------------------------------
 
     def divides(self, cls: int, dim: int, axes: Sequence[int]) -> bool:
         """Whether the dim's size allows these axes on it besides those that it has."""
-        n = min(self.shapes[a][cls][dim] for a in axes)
+        sizes = self.mesh.sizes
+        n, size = self.shapes[axes[0]][cls][dim], sizes[axes[0]]
+        for axis in axes[1:]:
+            n, size = min(n, self.shapes[axis][cls][dim]), size * sizes[axis]
         for other, tiles in enumerate(self.tiles):
             if tiles[cls] == dim and other not in axes:
-                n, rest = divmod(n, self.mesh.sizes[other])
+                n, rest = divmod(n, sizes[other])
                 if rest:
                     return False
-        return n > 0 and n % self.mesh.size(axes) == 0
+        return n > 0 and n % size == 0
 
     def free(self, cls: int, axes: Sequence[int]) -> bool:
         """Whether a class is undecided along all of these axes, and open to decisions."""
-        return cls not in self.left and all(self.tiles[a][cls] == NONE for a in axes)
+        if cls in self.left:
+            return False
+        for axis in axes:  # noqa: SIM110 (asked so often that a generator would show)
+            if self.tiles[axis][cls] != NONE:
+                return False
+        return True
 
     def may_tile(self, cls: int, dim: int, axes: Sequence[int]) -> bool:
         return (
@@ -165,7 +182,8 @@ class State:
             if spread is None:
                 self._spreads[key] = self._record(cls, dim, axis, also, barriers)
                 continue
-            if not spread.entangled and self._replay(axis, spread):
+            if spread.holds(axis, self.tiles, self.loops, self.mesh.sizes):
+                self._perform(axis, spread)
                 continue
             whole = (self.key(), *key)
             spread = self._spreads.get(whole)
@@ -215,31 +233,9 @@ class State:
             nodes,
             np.frombuffer(loops, dtype=np.int8)[nodes],
             stacked,
-            self._beside(axis, stacked),
+            beside(axis, self.loops, stacked),
             entangled,
         )
-
-    def _beside(self, axis: int, nodes: Ints) -> Bytes:
-        """[axes, nodes] what the other axes loop over."""
-        rows = [row for a, row in enumerate(self.loops) if a != axis]
-        return np.array([np.frombuffer(row, dtype=np.int8)[nodes] for row in rows], dtype=np.int8)
-
-    def _replay(self, axis: int, spread: Spread) -> bool:
-        """Does what the same decision did before on an equal axis, whatever others did; False (and
-        nothing) if another axis has a say in it now.
-        """
-        for a, size in enumerate(self.mesh.sizes):
-            if a != axis and size > 1:
-                tiles = np.frombuffer(self.tiles[a], dtype=np.int8)
-                loops = np.frombuffer(self.loops[a], dtype=np.int8)
-                if (tiles[spread.classes] == spread.dims).any() or (
-                    loops[spread.nodes] == spread.factors
-                ).any():
-                    return False
-        if len(spread.stacked) and (self._beside(axis, spread.stacked) != spread.beside).any():
-            return False
-        self._perform(axis, spread)
-        return True
 
     def _perform(self, axis: int, spread: Spread) -> None:
         for data, at, new in (

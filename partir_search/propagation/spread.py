@@ -7,6 +7,8 @@ of five propagations are repeats.
 from __future__ import annotations
 
 import dataclasses
+from array import array
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +36,38 @@ class Spread:
     stacked: Ints
     beside: Bytes
     entangled: bool
+
+    def holds(
+        self,
+        axis: int,
+        tiles: Sequence[array[int]],
+        loops: Sequence[array[int]],
+        sizes: Sequence[int],
+    ) -> bool:
+        """Whether the decision does the same now, whatever was decided on other axes; not if one
+        of them has a say in it.
+
+        Args:
+          tiles, loops: [axes] rows of the state, that of `axis` equal to what it was.
+        """
+        if self.entangled:
+            return False
+        for a, size in enumerate(sizes):
+            if a != axis and size > 1:
+                tiled, looped = (np.frombuffer(rows[a], dtype=np.int8) for rows in (tiles, loops))
+                if (tiled[self.classes] == self.dims).any() or (
+                    looped[self.nodes] == self.factors
+                ).any():
+                    return False
+        return not len(self.stacked) or bool(
+            (beside(axis, loops, self.stacked) == self.beside).all()
+        )
+
+
+def beside(axis: int, loops: Sequence[array[int]], nodes: Ints) -> Bytes:
+    """[axes, nodes] what the other axes loop over."""
+    rows = [row for a, row in enumerate(loops) if a != axis]
+    return np.array([np.frombuffer(row, dtype=np.int8)[nodes] for row in rows], dtype=np.int8)
 
 
 Spreads = dict[tuple[object, ...], Spread]

@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding
 import partir_search as ps
 from models import training
 from models.catalog import MODELS
+from partir_search.cost.load import Load
 from partir_search.cost.simulator import CostModel
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.printer import print_partition
@@ -182,7 +183,7 @@ def test_what_passes_around_is_a_value() -> None:
     products = [op for op in partition.module.ops if partition.ring(op)]
     (hidden,) = {v for _, v in products[1].inputs()} - set(partition.module.body.args)
     assert hidden.id not in model.stored
-    static = cost.argument_bytes + model.curve.bytes_at(model.local_bytes(partition))
+    static = cost.argument_bytes + Load(model, partition).live
     between = range(partition.index.position[products[1].id] + 1, len(live))
     uses = [op for op in products[2:] if any(v is hidden for _, v in op.inputs())]
     until = partition.index.position[uses[-1].id]

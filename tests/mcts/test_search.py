@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import math
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from partir_search.mcts.anneal import anneal
 from partir_search.mcts.exact import enumerate_states
 from partir_search.mcts.game import Record, Score
-from partir_search.mcts.goals import Fastest, Fit, scorer
+from partir_search.mcts.goals import Fastest, Fit, Weighted, scorer
 from partir_search.mcts.search import Settings, grow, search
 from partir_search.mcts.tree import Tree
 
@@ -47,6 +48,9 @@ class Subset:
         total = sum(self.costs[i] for i in self.taken)
         excess = max(0.0, len(self.taken) / self.limit - 1) if self.limit else 0.0
         return Score(excess, 1.0 + abs(total - self.target))
+
+    def bound(self) -> Score | None:
+        return None
 
     def exact(self) -> float:
         sums = (
@@ -152,6 +156,41 @@ def test_annealing_alone_improves_and_restores() -> None:
     assert game.taken == []
 
 
+class Bounded(Subset):
+    """Knows at once that no answer is better than nine tenths of its own score."""
+
+    def bound(self) -> Score:
+        scored, score = self.scored, self.score()
+        self.scored = scored
+        return dataclasses.replace(score, objective=0.9 * score.objective)
+
+
+def test_bounds_spare_work_and_change_nothing() -> None:
+    """Annealing comes to the same answers by the same way, whether bounds are known or not."""
+    plain, bounded = (kind(list(range(3, 60, 4)), 200) for kind in (Subset, Bounded))
+    records = []
+    for game in (plain, bounded):
+        record = Record(game, episodes=300)
+        record.look(())
+        anneal(game, record, random.Random(0))
+        records.append(record)
+    one, other = records
+    assert one.history == other.history
+    assert one.best == other.best
+    assert one.episodes == other.episodes == len(one.scores)
+    assert bounded.scored == len(other.scores) < 0.6 * plain.scored
+
+
+def test_a_bounded_state_is_scored_once_it_may_be_good_enough() -> None:
+    game = Bounded([4, 6], 10)  # scores 11, 7, 5, 1; bounds nine tenths of them
+    record = Record(game, episodes=10)
+    assert record.look((), allowed=math.log(5.0)) == Score(0.0, 0.9 * 11)
+    assert (game.scored, record.episodes, record.elites) == (0, 1, {})
+    assert record.look((), allowed=math.log(10.5)) == Score(0.0, 11.0)
+    assert record.look(()) == Score(0.0, 11.0)
+    assert (game.scored, record.episodes) == (1, 1)
+
+
 def test_golden_tree(golden: Callable[[str], None]) -> None:
     """Visits, values and transpositions of a small tree: any change of the rules shows here."""
     game, tree = Subset([1, 2, 4], 5), Tree()
@@ -180,3 +219,19 @@ def test_goals() -> None:
     score = scorer([Fit(100.0), Fastest()])
     assert score(Cost(2.0, 90.0)) == Score(0.0, 2.0)
     assert score(Cost(1.0, 200.0)).excess == pytest.approx(0.6931, abs=1e-4)
+
+
+def test_only_goals_that_say_so_are_monotone() -> None:
+    """Bounds hold for them alone; a user's goal need not say anything."""
+
+    class Even:
+        def excess(self, cost: Any) -> float:
+            return 0.0
+
+        def objective(self, cost: Any) -> float:
+            return 1.0 + abs(cost.seconds - 1.0)
+
+    assert scorer([Fit(100.0), Weighted(Fastest(), 2.0)]).monotone
+    assert not scorer([Fit(100.0), Even()]).monotone
+    assert not scorer([Weighted(Even(), 1.0)]).monotone
+    assert not scorer([Weighted(Fastest(), -1.0)]).monotone

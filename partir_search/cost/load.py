@@ -1,0 +1,76 @@
+"""What a partition alone puts on one device: kernels, arguments, stored values.
+
+No collective and no copy is in it, so it needs no device-local program, and no program of the
+partition costs less: searches ask for it first.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from partir_search.cost.traffic import Floats
+from partir_search.ir.partition import Partition
+
+if TYPE_CHECKING:
+    from partir_search.cost.simulator import CostModel
+
+
+class Load:
+    """Kernels and memory of one device under a partition.
+
+    Attributes:
+      nbytes: [values] bytes of each value where it rests.
+      flops / moved / seconds: [K] operations, bytes moved and seconds per step of each kernel. A
+        fused kernel's seconds stand at its leader.
+      least_seconds: of all kernels; 0 where modes of axes may spare some of them.
+      argument_bytes: bytes of arguments and large constants.
+    """
+
+    def __init__(self, model: CostModel, partition: Partition) -> None:
+        self.partition, self._model = partition, model
+        k, machine = model.kernels, model.machine
+        n, ops, sizes = len(k.op), len(model.module.ops), partition.mesh.sizes
+        of_value, of_op = np.ones(len(model.nbytes)), np.ones(ops)
+        for rows, size in zip(partition.axes, sizes, strict=True):
+            values, loops = rows.tiles_of(size)
+            of_value /= values
+            of_op /= loops
+        self.nbytes: Floats = model.nbytes * of_value
+        share = of_op[k.op]
+        turns = _turns(partition, ops)[k.op]
+        self.flops: Floats = k.flops * (share * turns) * k.times
+        stored = (self.nbytes * model.width_of)[k.touched]
+        ends = np.concatenate(([0.0], np.cumsum(stored)))
+        self.moved: Floats = (ends[k.offsets[1:]] - ends[k.offsets[:-1]]) * k.times * turns
+        ends = np.concatenate(([0.0], np.cumsum(stored * model.widened)))
+        worked = (ends[k.offsets[1:]] - ends[k.offsets[:-1]]) * k.times * model.vectors
+        bandwidth = machine.attained_hbm_bytes_per_s
+        seconds: Floats = np.zeros(n)
+        for spent in (self.flops / model.rates, self.moved / bandwidth, worked / bandwidth):
+            seconds = np.maximum(seconds, np.bincount(k.leader, spent, n))
+        starts = k.times * turns * machine.kernel_seconds
+        self.seconds: Floats = seconds + np.where(k.leader == np.arange(n), starts, 0.0)
+        self.least_seconds = 0.0 if partition.modes.streams else float(self.seconds.sum())
+        self.argument_bytes = float(model.argument_counts @ self.nbytes)
+
+    @functools.cached_property
+    def live(self) -> Floats:
+        """[R] bytes of stored values along the model's curve, arguments apart."""
+        return self._model.curve.bytes_at(self.nbytes)
+
+    @property
+    def least_bytes(self) -> float:
+        """No program of the partition has a lower peak."""
+        return self.argument_bytes + float(np.max(self.live))
+
+
+def _turns(partition: Partition, length: int) -> Floats:
+    """[ops] products that an op's work is done in: several in a ring."""
+    turns = np.ones(length)
+    for axes in partition.mesh.triples:
+        looped = [partition.axes[a].loop_row >= 0 for a in axes]
+        turns[np.logical_and.reduce(looped)] = partition.mesh.sizes[axes[0]]
+    return turns
