@@ -225,7 +225,6 @@ def main(argv: list[str]) -> None:
                     score = min(judge(c) for c in game.costs.values() if _same(c, score))
                 costs.setdefault(name, {})[program, seed] = score
                 game.costs.clear()
-                game.state.undo(0)
     best: dict[str, float] = {}
     for scores in costs.values():
         for (program, _), score in scores.items():

@@ -365,12 +365,12 @@ class Planner:
             close = rank > 1 and _close(found[0][0], self._folded(game, paths[0])[0])
             if close and not self.streams:
                 break
-            mark, modes = state.mark(), state.modes
+            start, modes = state.key(), state.modes
             actions = expand(folded, game, game.decisions(path), state)
             for mode in self._axis_modes(state) if self.streams else ():
                 apply_action(state, self.graph, mode)
             cost = self.model.evaluate(self._program(state))
-            state.undo(mark)
+            state.restore(start)
             state.modes = modes
             found.append((game.goal(cost), rank, path, actions))
         _, _, path, actions = min(found, key=lambda f: (f[0].rank(), f[1]))

@@ -101,10 +101,10 @@ def test_plans(name: str, mesh: jax.sharding.Mesh, request: pytest.FixtureReques
     base = saved_plan(found)
     state = State(Graph(found.module), base.mesh)
     for seed in range(count):
-        mark = state.mark()
+        start = state.key()
         rng = random.Random(f"{name} {seed}")
         actions = tuple(random_actions(state, rng))
-        state.undo(mark)
+        state.restore(start)
         compare(name, mesh, schedule=dataclasses.replace(base, actions=actions, remat=()))
 
 

@@ -159,11 +159,11 @@ def test_undo_and_order(seed: int) -> None:
     """Undo restores the state, and the local program of a state does not depend on a cache."""
     fn, args = build(seed)
     state = state_of(module_of(fn, *args), MESHES[3])
-    before, mark = state.key(), state.mark()
+    before = state.key()
     act(state, random.Random(seed), 4)
     program = localize(state.partition())
     after = state.key()
-    state.undo(mark)
+    state.restore(before)
     assert state.key() == before
     act(state, random.Random(seed), 4)
     assert state.key() == after

@@ -131,13 +131,13 @@ class Strategist:
         """Classes that data parallelism tiles too, unless only the experts' own ops touch them."""
 
         def tiled_by(decisions: Sequence[Decision]) -> set[int]:
-            mark = state.mark()
+            start = state.key()
             before = state.tiles[axes[0]][:]
             for decision in decisions:
                 decide(state, decision)
             after = state.tiles[axes[0]]
             found = {c for c, (a, b) in enumerate(zip(before, after, strict=True)) if a != b}
-            state.undo(mark)
+            state.restore(start)
             return found
 
         data = tiled_by([TileClass(c, 0, axes) for c in self.roles.data])

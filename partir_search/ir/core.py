@@ -85,8 +85,14 @@ class Literal:
     value: Any
     type: TensorType
 
+    @property
+    def number(self) -> Any:
+        """A scalar as a number of Python's, which compares much faster than jax's arrays."""
+        item = getattr(self.value, "item", None)
+        return item() if item else self.value
+
     def is_zero(self) -> bool:
-        return not self.type.shape and bool(self.value == 0)
+        return not self.type.shape and bool(self.number == 0)
 
 
 Operand = Union[Value, Literal]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -116,21 +116,23 @@ def number(module: Module, constants: Mapping[int, tuple[Value, Any]]) -> None:
 
 def _live(region: Region) -> tuple[Op, ...]:
     """The region's ops without those whose results nobody uses (effects are kept)."""
-    used = {id(r) for r in region.results}
+    used = set(map(id, region.results))
     kept: list[Op] = []
     for op in reversed(region.ops):
-        if op.effect or any(id(r) in used for r in op.results):
+        if op.effect or not used.isdisjoint(map(id, op.results)):
             kept.append(op)
-            used.update(id(x) for x in op.operands)
-            used.update(id(x) for inner in op.regions for x in _captured(inner))
+            used.update(map(id, op.operands))
+            for inner in op.regions:
+                used.update(map(id, _captured(inner)))
     return tuple(reversed(kept))
 
 
-def _captured(region: Region) -> list[Operand]:
+def _captured(region: Region) -> Iterator[Operand]:
     """Constants used inside a region; everything else reaches it through its arguments."""
-    return [x for op in region.ops for x in op.operands] + [
-        x for op in region.ops for inner in op.regions for x in _captured(inner)
-    ]
+    for op in region.ops:
+        yield from op.operands
+        for inner in op.regions:
+            yield from _captured(inner)
 
 
 def tensor_type(aval: Any) -> TensorType:
@@ -154,11 +156,28 @@ class _Reader:
         self.taken: dict[str, int] = {}
         self.backward = False  # inside a region of the backward pass
         self.constant_values: dict[int, tuple[Value, Any]] = {}
+        self.types: dict[tuple[Any, Any], TensorType] = {}  # one object per type
+        self.scopes: dict[tuple[str, Any], str] = {}
+
+    def type(self, aval: Any) -> TensorType:
+        key = getattr(aval, "shape", None), getattr(aval, "dtype", None)
+        found = self.types.get(key)
+        if found is None:
+            found = self.types[key] = tensor_type(aval)
+        return found
+
+    def scope(self, prefix: str, eqn: Any) -> str:
+        """The name stack of an equation: many share one, and writing it out takes time."""
+        key = prefix, eqn.source_info.name_stack
+        found = self.scopes.get(key)
+        if found is None:
+            found = self.scopes[key] = _join(prefix, str(key[1]))
+        return found
 
     def value(self, aval: Any, name: str) -> Value:
         seen = self.taken.get(name, 0)
         self.taken[name] = seen + 1
-        return Value(-1, tensor_type(aval), f"{name}_{seen}" if seen else name)
+        return Value(-1, self.type(aval), f"{name}_{seen}" if seen else name)
 
     def constant(self, array: Any, aval: Any) -> Value:
         if id(array) not in self.constant_values:
@@ -183,7 +202,7 @@ class _Reader:
 
     def read(self, env: dict[Any, Operand], atom: Any) -> Operand:
         if is_literal(atom):
-            return Literal(atom.val, tensor_type(atom.aval))
+            return Literal(atom.val, self.type(atom.aval))
         return env[atom]
 
     def equations(
@@ -210,8 +229,7 @@ class _Reader:
             local[var] = self.constant(array, var.aval)
         for var, atom in zip(inner.invars, atoms, strict=True):
             local[var] = self.read(env, atom)
-        scope = _join(prefix, str(eqn.source_info.name_stack))
-        self.equations(inner.eqns, local, ops, scope)
+        self.equations(inner.eqns, local, ops, self.scope(prefix, eqn))
         for var, atom in zip(eqn.outvars, inner.outvars, strict=True):
             env[var] = self.read(local, atom)
 
@@ -292,21 +310,21 @@ class _Reader:
 
     def op(self, eqn: Any, env: dict[Any, Operand], prefix: str) -> Op:
         name = eqn.primitive.name
-        scope = _join(prefix, str(eqn.source_info.name_stack))
+        scope = self.scope(prefix, eqn)
         stem = value_stem(scope, name)
         backward = self.backward or "transpose(" in scope
-        outer, self.backward = self.backward, backward
-        regions = tuple(
-            self.region_of(j, scope=f"{stem}.")[0]
-            for key in REGIONS.get(name, ())
-            for j in (eqn.params[key] if isinstance(eqn.params[key], tuple) else (eqn.params[key],))
-        )
-        self.backward = outer
+        regions: tuple[Region, ...] = ()
+        if name in REGIONS:
+            outer, self.backward = self.backward, backward
+            parts = [eqn.params[key] for key in REGIONS[name]]
+            bodies = [j for p in parts for j in (p if isinstance(p, tuple) else (p,))]
+            regions = tuple(self.region_of(j, scope=f"{stem}.")[0] for j in bodies)
+            self.backward = outer
         if name == "optimization_barrier":  # each operand passes through in its own tiling
             args = tuple(self.value(v.aval, f"{stem}.arg{i}") for i, v in enumerate(eqn.invars))
             regions = (Region(args, (), args),)
-        operands = tuple(self.read(env, v) for v in eqn.invars)
-        results = tuple(self.value(v.aval, stem) for v in eqn.outvars)
+        operands = tuple([self.read(env, v) for v in eqn.invars])
+        results = tuple([self.value(v.aval, stem) for v in eqn.outvars])
         env.update(zip(eqn.outvars, results, strict=True))
         params = _params(eqn)
         return Op(

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partir_search.ir.core import Literal, Module, Op, Region, Value, walk_regions
-from partir_search.ir.rule import NONE, TRAVELLING, OpRule
+from partir_search.ir.rule import NONE, TRAVELLING, Dims, OpRule
 
 Ints = npt.NDArray[np.int64]
 
@@ -83,16 +83,20 @@ class Index:
         self.travellers: dict[int, Traveller] = {}
         self.consumer = [NONE] * len(module.values)
         reducers = set(TRAVELLING)
+        kinds: dict[int, tuple[bool, bool]] = {}  # by rule: many ops share one
         for op, rule in zip(module.ops, rules, strict=True):
-            inputs = tuple(v.id for _, v in op.inputs())
-            self.around.append(inputs + tuple(r.id for r in op.results))
+            inputs = tuple([x.id for x in op.operands if isinstance(x, Value)])
+            results = tuple([r.id for r in op.results])
+            self.around.append(inputs + results)
             if op.regions:
                 continue
-            reduces = not reducers.isdisjoint(rule.reducers)
-            passes = bool(rule.linear or rule.monotone)
-            single = tuple(v for v in inputs if uses[v] == 1) if passes else ()
+            kind = kinds.get(id(rule))
+            if kind is None:
+                reduces = not reducers.isdisjoint(rule.reducers)
+                kind = kinds[id(rule)] = reduces, bool(rule.linear or rule.monotone)
+            reduces, passes = kind
+            single = tuple([v for v in inputs if uses[v] == 1]) if passes else ()
             if reduces or single:
-                results = tuple(r.id for r in op.results)
                 self.travellers[op.id] = Traveller(op, rule, single, results, reduces)
                 for v in single:
                     self.consumer[v] = op.id
@@ -132,25 +136,39 @@ def _ports(module: Module, rules: Sequence[OpRule]) -> Ports:
     dim: list[int] = []
     unfinished: list[int] = []
     tables: dict[tuple[object, ...], int] = {}
+
+    def table(rule: OpRule, dims: Dims, made: bool) -> int:
+        key = (dims, rule.reducers, rule.above, made)
+        if key not in tables:
+            tables[key] = len(dim)
+            found = [rule.dim_of(dims, f) for f in range(len(rule.sizes))]
+            left = [1 if monoid == "sum" else 2 for monoid in rule.reducers]
+            dim.extend([NONE, *found])
+            unfinished.extend(
+                [0, *(made and d < 0 and n for d, n in zip(found, left, strict=True))]
+            )
+        return tables[key]
+
+    starts: dict[int, tuple[list[int], list[int]]] = {}  # by rule: many ops share one
     for op, rule in zip(module.ops, rules, strict=True):
         if op.regions:
             continue
-        ports = [(v.id, rule.operands[i], False) for i, v in op.inputs()]
-        ports += [(r.id, d, True) for r, d in zip(op.results, rule.results, strict=True)]
-        for v, dims, made in ports:
-            key = (dims, rule.reducers, rule.above, made)
-            if key not in tables:
-                tables[key] = len(dim)
-                dim += [NONE, *(rule.dim_of(dims, f) for f in range(len(rule.sizes)))]
-                held = [rule.dim_of(dims, f) >= 0 for f in range(len(rule.sizes))]
-                unfinished += [0] + [
-                    0 if not made or held[f] else 1 if rule.reducers[f] == "sum" else 2
-                    for f in range(len(rule.sizes))
-                ]
+        known = starts.get(id(rule))
+        if known is None:
+            read = [table(rule, dims, False) for dims in rule.operands]
+            known = starts[id(rule)] = read, [table(rule, dims, True) for dims in rule.results]
+        read, made = known
+        for x, at in zip(op.operands, read, strict=True):
+            if isinstance(x, Value):
+                value.append(x.id)
+                start.append(at)
+                op_of.append(op.id)
+                result.append(False)
+        for r, at in zip(op.results, made, strict=True):
+            value.append(r.id)
+            start.append(at)
             op_of.append(op.id)
-            value.append(v)
-            result.append(made)
-            start.append(tables[key])
+            result.append(True)
     return Ports(
         np.array(op_of, dtype=np.int64),
         np.array(value, dtype=np.int64),
@@ -165,18 +183,23 @@ def zero_values(module: Module, rules: Sequence[OpRule]) -> frozenset[int]:
     """Values that are zero because everything that they are linear in is."""
     zeros: set[int] = set()
     for op, rule in zip(module.ops, rules, strict=True):
-        if not op.regions and any(
-            all(is_zero(op.operands[i], zeros) for i in group) for group in rule.linear
-        ):
-            zeros.update(r.id for r in op.results)
+        if op.regions:
+            continue
+        for group in rule.linear:
+            for i in group:
+                if not is_zero(op.operands[i], zeros):
+                    break
+            else:
+                zeros.update(r.id for r in op.results)
+                break
     return frozenset(zeros)
 
 
 def is_zero(operand: object, zeros: Set[int]) -> bool:
     """Whether an operand is a literal zero or known to be zero."""
-    if isinstance(operand, Literal):
-        return operand.is_zero()
-    return isinstance(operand, Value) and operand.id in zeros
+    if isinstance(operand, Value):
+        return operand.id in zeros
+    return isinstance(operand, Literal) and operand.is_zero()
 
 
 def passing_group(

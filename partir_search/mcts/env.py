@@ -195,7 +195,6 @@ class PlanningGame:
 
     def decisions(self, path: Sequence[Move]) -> list[Decision]:
         """The plain decisions that a path comes to; the game returns to its state."""
-        mark = self.state.mark()
         out = [d for move in path for d in self.strategist.perform(move, self.state)]  # type: ignore[arg-type]
-        self.state.undo(mark)
+        self.state.restore(self._keys[self._here])
         return out

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from partir_search.ir.core import Module, Op, Shape, Value
+from partir_search.ir.core import Module, Op, Operand, Shape, Value
 from partir_search.ir.index import Index
 from partir_search.ir.rows import AxisRows, axis_rows
 from partir_search.ir.rule import NONE, Dims, OpRule
@@ -89,25 +89,31 @@ class Graph:
             for other in rest:
                 find.merge(first, other)
         contracted = self._contract(find) if contract else set()
-        roots = sorted({find(v.id) for v in module.values})
-        index = {root: i for i, root in enumerate(roots)}
-        self.class_of = [index[find(v.id)] for v in module.values]
-        self.shapes: list[Shape] = [module.values[root].type.shape for root in roots]
-        self.members: list[list[int]] = [[] for _ in roots]
-        for value, cls in enumerate(self.class_of):
-            self.members[cls].append(value)
+        self.class_of: list[int] = []
+        self.members: list[list[int]] = []
+        for v in range(len(module.values)):
+            root = find(v)
+            if root == v:  # the smallest of its class
+                self.members.append([])
+            cls = self.class_of[root] if root < v else len(self.members) - 1
+            self.class_of.append(cls)
+            self.members[cls].append(v)
+        self.shapes: list[Shape] = [module.values[m[0]].type.shape for m in self.members]
         self.nodes: list[Node] = []
         self.node_of = [NONE] * len(module.ops)
+        templates: dict[int, _Template] = {}  # by rule: many ops share one
         for op in module.ops:
             if op.regions:
                 self._add_flows(op)
             elif op.id not in contracted:
                 self.node_of[op.id] = len(self.nodes)
                 rule = self.rules[op.id]
-                ports = [(v, _spreading(rule, i)) for i, v in op.inputs()]
-                ports += list(zip(op.results, rule.results, strict=True))
-                self._add(op, ports, rule)
-        self.touching: list[list[int]] = [[] for _ in roots]
+                template = templates.get(id(rule))
+                if template is None:
+                    ports = [_spreading(rule, i) for i in range(len(rule.operands))]
+                    template = templates[id(rule)] = _Template(rule, (*ports, *rule.results))
+                self._add(op, (*op.operands, *op.results), template)
+        self.touching: list[list[int]] = [[] for _ in self.members]
         for n, node in enumerate(self.nodes):
             for cls in {cls for cls, _ in node.ports}:
                 self.touching[cls].append(n)
@@ -153,21 +159,17 @@ class Graph:
             if op.regions:
                 fixed |= {v.id for v in op.results} | {v.id for _, v in op.inputs()}
         gone: set[int] = set()
+        merging: dict[int, tuple[int, ...]] = {}  # by rule: operands of one tiling with the result
         for op in module.ops:
             rule = self.rules[op.id]
-            if not rule.elementwise or rule.blocked or rule.reads or len(op.results) != 1:
-                continue
-            shape = op.results[0].type.shape
-            ports = [op.results[0].id]
-            plain = rule.results[0] == tuple(range(len(shape)))
-            for i, value in op.inputs():
-                if value.type.shape:
-                    plain &= rule.operands[i] == rule.results[0]
-                    ports.append(value.id)
-            if plain and shape and len(ports) > 1 and not fixed.intersection(ports):
+            operands = merging.get(id(rule))
+            if operands is None:
+                operands = merging[id(rule)] = _plain(rule)
+            ports = [x.id for i in operands if isinstance(x := op.operands[i], Value)]
+            if ports and not fixed.intersection(ports) and op.results[0].id not in fixed:
                 gone.add(op.id)
-                for other in ports[1:]:
-                    find.merge(ports[0], other)
+                for other in ports:
+                    find.merge(op.results[0].id, other)
         return gone
 
     def _add_flows(self, op: Op) -> None:
@@ -176,34 +178,63 @@ class Graph:
             ports = [(v, (NONE,) * lead + tuple(range(rank))) for v, lead in group]
             value, lead = group[0]
             sizes = value.type.shape[lead:]
-            self._add(op, ports, OpRule(sizes, (), (), ("",) * rank), flow=True)
+            template = _Template(OpRule(sizes, (), (), ("",) * rank), [dims for _, dims in ports])
+            self._add(op, [v for v, _ in ports], template, flow=True)
 
     def _add(
-        self, op: Op, ports: Sequence[tuple[Value, Dims]], rule: OpRule, *, flow: bool = False
+        self, op: Op, ports: Sequence[Operand], template: _Template, *, flow: bool = False
     ) -> None:
-        classes = tuple(
-            dict.fromkeys((self.class_of[v.id], dims) for v, dims in ports if v.type.shape)
-        )
-        places: list[list[tuple[int, int]]] = [[] for _ in rule.sizes]
-        held = []
-        for cls, dims in classes:
-            on = tuple(rule.factors_on(dims, d) for d in range(len(dims)))
+        class_of, held = self.class_of, list[tuple[tuple[int, ...], ...]]()
+        classes: list[tuple[int, Dims]] = []
+        places: list[list[tuple[int, int]]] = [[] for _ in template.sizes]
+        for value, dims, on in zip(ports, template.dims, template.on, strict=True):
+            if not dims or not isinstance(value, Value):
+                continue
+            cls = class_of[value.id]
+            if (cls, dims) in classes:
+                continue
+            classes.append((cls, dims))
             held.append(on)
             for d, factors in enumerate(on):
                 for f in factors:
-                    if f not in rule.blocked:
+                    if template.sizes[f]:
                         places[f].append((cls, d))
         self.nodes.append(
             Node(
                 op.id,
                 flow,
-                classes,
-                tuple(0 if f in rule.blocked else n for f, n in enumerate(rule.sizes)),
+                tuple(classes),
+                template.sizes,
                 tuple(map(tuple, places)),
-                rule.above,
-                tuple(held) if rule.above else (),
+                template.above,
+                tuple(held) if template.above else (),
             )
         )
+
+
+class _Template:
+    """What the nodes of one rule share.
+
+    Attributes:
+      dims: factor per dim, by port.
+      on: per port and dim, the factors on it, major to minor.
+      sizes: as in `Node`.
+    """
+
+    def __init__(self, rule: OpRule, dims: Sequence[Dims]) -> None:
+        self.dims, self.above = dims, rule.above
+        self.on = [tuple(rule.factors_on(port, d) for d in range(len(port))) for port in dims]
+        self.sizes = tuple(0 if f in rule.blocked else n for f, n in enumerate(rule.sizes))
+
+
+def _plain(rule: OpRule) -> tuple[int, ...]:
+    """The operands of an identity elementwise op that have dims; () for all other ops."""
+    if not rule.elementwise or rule.blocked or rule.reads or len(rule.results) != 1:
+        return ()
+    (result,) = rule.results
+    operands = tuple(i for i, dims in enumerate(rule.operands) if dims)
+    same = all(rule.operands[i] == result for i in operands)
+    return operands if result and same and result == tuple(range(len(result))) else ()
 
 
 def _spreading(rule: OpRule, operand: int) -> Dims:

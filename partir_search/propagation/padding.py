@@ -42,10 +42,11 @@ class DimClasses:
         self._start = list(starts)
         self._parent = list(range(self._start[-1]))
         self.padded: dict[int, int] = {}
-        self._able = [
-            tuple(_may_pad(op, rule, f) for f in range(len(rule.sizes)))
-            for op, rule in zip(module.ops, rules, strict=True)
-        ]
+        able: dict[int, tuple[bool, ...]] = {}  # by rule: ops that share one have equal types
+        for op, rule in zip(module.ops, rules, strict=True):
+            if id(rule) not in able:
+                able[id(rule)] = tuple(_may_pad(op, rule, f) for f in range(len(rule.sizes)))
+        self._able = [able[id(rule)] for rule in rules]
         for op in module.ops:
             for places in self._together(op):
                 first, *rest = places
@@ -120,20 +121,25 @@ def _may_pad(op: Op, rule: OpRule, f: int) -> bool:
 
 def find_pads(module: Module, rules: Sequence[OpRule], mesh: MeshShape) -> tuple[Pad, ...]:
     """Classes that the mesh tiles badly, that matter, and that padding hardly lengthens."""
-    contracting = {id(rule): rule for rule in rules if rule.contracts}
-    extents = {n for rule in contracting.values() for n in rule.sizes}
-    sizes = {n: size for n in extents if (size := _padded_size(n, mesh))}
+    runs: dict[int, int] = collections.Counter(id(rule) for rule in rules)
+    work: dict[int, float] = collections.defaultdict(float)  # operations by extent of a factor
+    total = 0.0
+    for rule in {id(rule): rule for rule in rules if rule.contracts}.values():
+        flops = runs[id(rule)] * rule.flops_per_point * math.prod(rule.sizes)
+        total += flops
+        for n in set(rule.sizes):
+            work[n] += flops
+    heavy = [n for n, flops in work.items() if flops > WORTH * total]
+    sizes = {n: size for n in heavy if (size := _padded_size(n, mesh))}
     if not sizes:
         return ()
     classes = DimClasses(module, rules)
     weight: dict[int, float] = collections.defaultdict(float)
-    total = 0.0
     for op in module.ops:
         rule = rules[op.id]
         if op.regions or not rule.contracts:
             continue
         flops = rule.flops_per_point * math.prod(rule.sizes)
-        total += flops
         found = {
             classes.of(v, dims.index(f))
             for f in range(len(rule.sizes))
@@ -156,7 +162,11 @@ def find_pads(module: Module, rules: Sequence[OpRule], mesh: MeshShape) -> tuple
 
 
 def _padded_size(n: int, mesh: MeshShape) -> int:
-    """The next size that the most devices divide; 0 if that is no gain."""
+    """The next size that the most devices divide; 0 if that is no gain, or each axis of the user's
+    divides the dim as it is.
+    """
+    if all(n % mesh.size(mesh.axes(name)) == 0 for name in mesh.whole):
+        return 0
     best = (1, 0)
     for k in range(1, len(mesh.sizes) + 1):
         for sizes in itertools.combinations(mesh.sizes, k):

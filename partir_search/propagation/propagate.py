@@ -11,7 +11,6 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -61,27 +60,13 @@ class State:
         self.shapes = [graph.shapes for _ in axes]
         self._bars: tuple[tuple[int, int, int], ...] = ()
         self._triples = mesh.triples
-        self._trail: list[tuple[Any, Any, Any]] = []  # array, index or indices, what was there
         self._spreads: Spreads = {} if spreads is None else spreads
         self._entangled = False  # whether another axis had a say in what is being propagated
         self._stacked: list[int] = []
         self.causes: dict[tuple[int, int], Cause] | None = {} if record else None
         self._step = -1
 
-    # Undo --------------------------------------------------------------------------------------
-
-    def mark(self) -> int:
-        """A point to which `undo` can return."""
-        return len(self._trail)
-
-    def undo(self, mark: int) -> None:
-        trail = self._trail
-        while len(trail) > mark:
-            data, i, old = trail.pop()
-            if isinstance(i, int):
-                data[i] = old
-            else:
-                np.frombuffer(data, dtype=np.int8)[i] = old
+    # Keys --------------------------------------------------------------------------------------
 
     def key(self) -> bytes:
         """Equal for equal states, whatever the order of actions."""
@@ -90,8 +75,7 @@ class State:
         )
 
     def restore(self, key: bytes) -> None:
-        """Brings back a state by its key. Marks made before are void."""
-        self._trail.clear()
+        """Brings back a state by its key."""
         at = 0
         for row in (row for pair in zip(self.tiles, self.loops, strict=True) for row in pair):
             memoryview(row).cast("B")[:] = key[at : at + len(row)]
@@ -177,7 +161,8 @@ class State:
                 self._tile(cls, dim, axis, also, barriers)
                 continue
             before = (self.tiles[axis].tobytes(), self.loops[axis].tobytes())
-            key = (axis, *before, cls, dim, *also, "barriers", *barriers, *self._bars)
+            kind = axis if self.mesh.triple(axis) or self._bars else -self.mesh.sizes[axis]
+            key = (kind, *before, cls, dim, *also, "barriers", *barriers, *self._bars)
             spread = self._spreads.get(key)
             if spread is None:
                 self._spreads[key] = self._record(cls, dim, axis, also, barriers)
@@ -185,7 +170,7 @@ class State:
             if spread.holds(axis, self.tiles, self.loops, self.mesh.sizes):
                 self._perform(axis, spread)
                 continue
-            whole = (self.key(), *key)
+            whole = (axis, self.key(), *key)
             spread = self._spreads.get(whole)
             if spread is None:
                 self._spreads[whole] = self._record(cls, dim, axis, also, barriers)
@@ -198,7 +183,7 @@ class State:
         tiles = self.tiles[axis]
         closed = [c for c in barriers if tiles[c] == NONE and c != cls and c not in also]
         for c in closed:
-            self._set(tiles, c, KEPT)
+            tiles[c] = KEPT
         start: list[int] = []
         for c in (cls, *also):
             if self.may_tile(c, dim, (axis,)):
@@ -206,13 +191,14 @@ class State:
                 start += self.graph.touching[c]
         self._propagate(axis, start if also else self.graph.touching[cls])
         for c in closed:
-            self._set(tiles, c, NONE)
+            tiles[c] = NONE
 
     def _record(
         self, cls: int, dim: int, axis: int, also: Sequence[int], barriers: Sequence[int]
     ) -> Spread:
         """Tiles and propagates; returns what that did."""
-        mark = len(self._trail)
+        tiles, loops = (np.frombuffer(row[axis], dtype=np.int8) for row in (self.tiles, self.loops))
+        tiled, looped = tiles.copy(), loops.copy()
         self._entangled, self._stacked = False, []
         self._tile(cls, dim, axis, also, barriers)
         entangled = self._entangled or any(
@@ -221,17 +207,14 @@ class State:
             if a != axis and self.mesh.sizes[a] > 1
             for c in (cls, *also)
         )
-        tiles, loops = self.tiles[axis], self.loops[axis]
-        trail = self._trail[mark:]
-        changed = [i for data, i, _ in trail if data is tiles and tiles[i] != NONE]
-        classes = np.array(changed, dtype=np.int64)
-        nodes = np.array([i for data, i, _ in trail if data is loops], dtype=np.int64)
+        classes, nodes = np.flatnonzero(tiles != tiled), np.flatnonzero(loops != looped)
         stacked = np.array(self._stacked, dtype=np.int64)
         return Spread(
+            axis,
             classes,
-            np.frombuffer(tiles, dtype=np.int8)[classes],
+            tiles[classes],
             nodes,
-            np.frombuffer(loops, dtype=np.int8)[nodes],
+            loops[nodes],
             stacked,
             beside(axis, self.loops, stacked),
             entangled,
@@ -242,7 +225,6 @@ class State:
             (self.tiles[axis], spread.classes, spread.dims),
             (self.loops[axis], spread.nodes, spread.factors),
         ):
-            self._trail.append((data, at, NONE))
             np.frombuffer(data, dtype=np.int8)[at] = new
 
     def keep(self, cls: int, axes: Sequence[int], also: Sequence[int] = ()) -> None:
@@ -273,13 +255,9 @@ class State:
         return {(a, cls, dim) for a in axes}.issubset(self._bars)
 
     def _decide(self, axis: int, cls: int, new: int) -> None:
-        self._set(self.tiles[axis], cls, new)
+        self.tiles[axis][cls] = new
         if self.causes is not None:
             self.causes[axis, cls] = Cause(self._step, None)
-
-    def _set(self, data: array[int], i: int, new: int) -> None:
-        self._trail.append((data, i, data[i]))
-        data[i] = new
 
     def _propagate(self, axis: int, start: list[int]) -> None:
         graph, tiles, loops = self.graph, self.tiles[axis], self.loops[axis]
@@ -287,12 +265,11 @@ class State:
         size, triple = self.mesh.sizes[axis], self.mesh.triple(axis)
         if triple:
             self._entangled = True
-        others = [
+        others = [  # axes that do something
             (self.tiles[a], self.loops[a], n)
             for a, n in enumerate(self.mesh.sizes)
-            if a != axis and n > 1
+            if a != axis and n > 1 and max(map(_most, (self.tiles[a], self.loops[a]))) >= 0
         ]
-        trail = self._trail
         queue = deque(start)
         waiting = set(start)
         while queue:
@@ -304,15 +281,23 @@ class State:
             factor = NONE
             if node.above:
                 self._stacked.append(n)
-            for p, (cls, dims) in enumerate(node.ports):
-                d = tiles[cls]
-                if d >= 0:
-                    f = self.free_factor(n, node.held[p][d], axis) if node.above else dims[d]
-                    if f >= 0 and f != factor and node.sizes[f]:
-                        if factor >= 0:
-                            factor = KEPT
-                            break
-                        factor = f
+                for (cls, _), held in zip(node.ports, node.held, strict=True):
+                    if tiles[cls] >= 0:
+                        f = self.free_factor(n, held[tiles[cls]], axis)
+                        if f >= 0 and f != factor and node.sizes[f]:
+                            factor = KEPT if factor >= 0 else f
+                            if factor == KEPT:
+                                break
+            else:
+                for cls, dims in node.ports:  # the same, in the loop that takes the time
+                    d = tiles[cls]
+                    if d >= 0:
+                        f = dims[d]
+                        if f >= 0 and f != factor and node.sizes[f]:
+                            if factor >= 0:
+                                factor = KEPT
+                                break
+                            factor = f
             if factor < 0:
                 continue
             extent = node.sizes[factor]
@@ -322,7 +307,6 @@ class State:
                     self._entangled = True
             if extent % size or (triple and not self._walks(n, factor, axis, triple)):
                 continue
-            trail.append((loops, n, NONE))
             loops[n] = factor
             for cls, d in node.places[factor]:
                 if tiles[cls] == NONE:  # and `divides`, without the call: this is the hot loop
@@ -335,7 +319,6 @@ class State:
                         continue
                     if triple and self._crowded(cls, triple, (axis,)):
                         continue
-                    trail.append((tiles, cls, NONE))
                     tiles[cls] = d
                     if self.causes is not None:
                         self.causes[axis, cls] = Cause(self._step, n)
@@ -388,3 +371,8 @@ class State:
                     known[key] = rows
             axes.append(rows)
         return Partition(graph.module, self.mesh, graph.rules, axes, graph.index, (), self.modes)
+
+
+def _most(row: array[int]) -> int:
+    """The largest entry."""
+    return int(np.frombuffer(row, dtype=np.int8).max(initial=NONE))

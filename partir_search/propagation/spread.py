@@ -19,9 +19,10 @@ Bytes = npt.NDArray[np.int8]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Spread:
-    """What one decision did to one axis, to be done again where the axis is the same.
+    """What one decision did to one axis, to be done again where an axis of its size is the same.
 
     Attributes:
+      axis: on which it was worked out.
       classes / dims: what became tiled, and how.
       nodes / factors: what began to loop, and over what.
       stacked / beside: nodes with several factors on a dim, and [axes, stacked] what the axes
@@ -29,6 +30,7 @@ class Spread:
       entangled: whether another axis had a say in it: it holds for an equal state only.
     """
 
+    axis: int
     classes: Ints
     dims: Bytes
     nodes: Ints
@@ -59,9 +61,10 @@ class Spread:
                     looped[self.nodes] == self.factors
                 ).any():
                     return False
-        return not len(self.stacked) or bool(
-            (beside(axis, loops, self.stacked) == self.beside).all()
-        )
+        if not len(self.stacked):
+            return True
+        same = beside(axis, loops, self.stacked) == self.beside
+        return axis == self.axis and bool(same.all())
 
 
 def beside(axis: int, loops: Sequence[array[int]], nodes: Ints) -> Bytes:

@@ -70,7 +70,7 @@ def test_conflict_is_recorded_and_nothing_happens() -> None:
     """Both operands of an add want their own dim: neither wins."""
     state = state_of(module_of(lambda x, y: x + y, ones(8, 8), ones(8, 8)))
     x, y = (state.graph.class_of[v.id] for v in state.graph.module.body.args)
-    state._set(state.tiles[0], x, 0)
+    state.tiles[0][x] = 0
     tile_arg(state, 1, 1, "batch")
     (conflict,) = find_conflicts(state)
     assert sorted(conflict.candidates) == [(0, x), (1, y)]
@@ -252,7 +252,7 @@ def test_what_was_propagated_before_is_repeated_exactly(seed: int) -> None:
         return jax.grad(lambda o: (x * y.sum()).sum())(o)
 
     graph = Graph(module_of(attention, ones(4, 8, 16), ones(16, 32), ones(32, 16)), contract=True)
-    mesh = MeshShape(("a", "b", "c"), (2, 2, 4))
+    mesh = MeshShape(("a", "b", "c"), (2, 2, 4))  # what was done on a is done again on b
     draw, spreads = random.Random(seed), dict[Any, Any]()
     several = [(0,), (1,), (2,), (0, 1), (1, 2)]
     ranked = [c for c, shape in enumerate(graph.shapes) if shape]
@@ -265,14 +265,14 @@ def test_what_was_propagated_before_is_repeated_exactly(seed: int) -> None:
     replayed = 0
     for _ in range(30):
         shared, fresh = State(graph, mesh, spreads=spreads), State(graph, mesh, record=True)
-        marks: list[tuple[int, int]] = []
+        marks: list[tuple[bytes, bytes]] = []
         for _ in range(10):
             cls, dim, axes, also = draw.choice(pool)
-            marks.append((shared.mark(), fresh.mark()))
+            marks.append((shared.key(), fresh.key()))
             if draw.random() < 0.2:
                 back = draw.choice(marks)
-                shared.undo(back[0])
-                fresh.undo(back[1])
+                shared.restore(back[0])
+                fresh.restore(back[1])
                 marks = marks[: marks.index(back)]
             elif draw.random() < 0.2 and fresh.free(cls, axes):
                 shared.keep(cls, axes)
@@ -283,6 +283,6 @@ def test_what_was_propagated_before_is_repeated_exactly(seed: int) -> None:
                 replayed += len(spreads) == known
                 fresh.tile(cls, dim, axes, also)
             assert shared.key() == fresh.key()
-        shared.undo(0)
+        shared.restore(State(graph, mesh).key())
         assert shared.key() == State(graph, mesh).key()
     assert replayed >= 10

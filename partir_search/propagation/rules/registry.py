@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
-import numpy as np
-
 from partir_search.ir.core import Literal, Op, Operand, Value
 from partir_search.ir.rule import NONE, OpRule
 
@@ -57,25 +55,24 @@ def rule_key(op: Op) -> Hashable:
     if op.key is None:
         op.key = (
             op.prim,
-            tuple((x.type.shape, x.type.dtype, _sign(x)) for x in op.operands),
-            tuple((x.type.shape, x.type.dtype) for x in op.results),
-            tuple((k, _hashable(op.params[k])) for k in sorted(op.params)),
+            tuple([(x.type.shape, x.type.dtype, _sign(x)) for x in op.operands]),
+            tuple([(x.type.shape, x.type.dtype) for x in op.results]),
+            tuple([(k, _hashable(v)) for k, v in sorted(op.params.items())]),
         )
     return op.key  # type: ignore[no-any-return]
 
 
 def _sign(x: Operand) -> tuple[bool, bool] | None:
     """Whether a literal is zero, and whether it is positive."""
-    if isinstance(x, Value):
-        return None
-    zero = x.is_zero()
-    return zero, not zero and positive(x)
+    return None if isinstance(x, Value) else (x.is_zero(), positive(x))
 
 
 def positive(x: Operand) -> bool:
     """Whether an operand is a literal above zero."""
-    real = isinstance(x, Literal) and not np.iscomplexobj(x.value)
-    return real and bool(x.value > 0)  # type: ignore[union-attr]
+    if not isinstance(x, Literal):
+        return False
+    number = x.number
+    return not isinstance(number, complex) and bool(number > 0)
 
 
 def _hashable(param: Any) -> Hashable:
