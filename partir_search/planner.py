@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -18,6 +19,7 @@ from partir_search.experts.strategist import Strategist
 from partir_search.ir.core import Module
 from partir_search.ir.fold import Folded, fold
 from partir_search.ir.mesh import MeshShape
+from partir_search.ir.modes import Modes
 from partir_search.ir.ring import LEAST
 from partir_search.lowering.local import LocalCache, localize
 from partir_search.lowering.program import LocalProgram
@@ -28,14 +30,12 @@ from partir_search.mcts.goals import Fastest, Fit, Goal, scorer
 from partir_search.mcts.search import Result, search
 from partir_search.parallelism import PARALLELISM, parallel_actions
 from partir_search.planned import Planned, SearchReport
-from partir_search.playing import apply_action, fix, play_what_holds, value_named, with_mode
+from partir_search.playing import apply_action, fix, play_what_holds, value_named
 from partir_search.propagation.actions import (
     Action,
     Bar,
     Hold,
     Mode,
-    Nest,
-    Replicate,
     RingForm,
     Stream,
     tilings,
@@ -46,7 +46,7 @@ from partir_search.propagation.propagate import State
 from partir_search.propagation.rules.registry import RuleTable, rule_key
 from partir_search.propagation.spread import Spreads
 from partir_search.tactics import AutomaticPartition, Tactic, check_schedule, manual_actions, named
-from partir_search.unfold import expand, folded_moves
+from partir_search.unfold import expand, folded_moves, play_folded
 
 DEFAULT_EPISODES = 600
 FINALISTS = 4  # answers of the folded search that may be scored again on the whole program
@@ -54,6 +54,7 @@ TRUST = 0.1  # folded costs as near as this are taken for the whole program's
 FOLD_ERROR = 1.08  # folded seconds are at most this much too high; worse answers do not compete
 
 Progress = Callable[[Record], None]
+Kept = collections.deque[tuple[bytes, Modes, LocalProgram, Cost]]
 
 
 class Planner:
@@ -88,6 +89,7 @@ class Planner:
         self.cache = LocalCache()
         self.spreads: Spreads = {}
         self._model: CostModel | None = None
+        self._last: Kept = collections.deque(maxlen=FINALISTS + 1)
 
     @contextlib.contextmanager
     def _timed(self, phase: str) -> Iterator[None]:
@@ -160,7 +162,7 @@ class Planner:
         block, gathered copies that are held.
         """
         goal, kept = scorer(self.goals), list[Action]()
-        best = goal(self.model.evaluate(self._program(state)))
+        best = goal(self._costed(state)[1])
         causal = any(r.blockwise and r.blockwise.causal for r in self.graph.rules)
         choices: list[list[Mode]] = []
         for name in self.mesh.user.names:
@@ -174,7 +176,7 @@ class Planner:
             for mode in modes:
                 state.modes = before
                 apply_action(state, self.graph, mode)
-                score = goal(self.model.evaluate(self._program(state)))
+                score = goal(self._costed(state)[1])
                 if score < best:
                     best, chosen = score, mode
             state.modes = before
@@ -201,8 +203,7 @@ class Planner:
     def _finish(
         self, state: State, actions: Sequence[Action], reports: Sequence[SearchReport]
     ) -> Planned:
-        program = self._program(state)
-        cost = self.model.evaluate(program)
+        program, cost = self._costed(state)
         return Planned(
             self.graph,
             tuple(actions),
@@ -214,8 +215,18 @@ class Planner:
             self.model,
         )
 
-    def _program(self, state: State) -> LocalProgram:
-        return localize(state.partition(self.cache.rows), self.cache, sparse=True)
+    def _costed(self, state: State) -> tuple[LocalProgram, Cost]:
+        """What moves of a state's program, and its cost: the last ones are kept, as what a search
+        chose is played once more.
+        """
+        key = state.key()
+        for known, modes, program, cost in self._last:
+            if known == key and modes == state.modes:
+                return program, cost
+        program = localize(state.partition(self.cache.rows), self.cache, sparse=True)
+        cost = self.model.evaluate(program)
+        self._last.append((key, state.modes, program, cost))
+        return program, cost
 
     # Search ------------------------------------------------------------------------------------
 
@@ -301,26 +312,7 @@ class Planner:
     def _game(self, folded: Folded, before: Sequence[Action], names: Sequence[str]) -> PlanningGame:
         graph = Graph(folded.module, self.table, contract=True, alike=folded.alike)
         state = State(graph, self.mesh)
-        for action in before:
-            if isinstance(action, Nest):
-                state.modes = with_mode(state.modes, self.mesh.axes(action.axis), action)
-        for action in tilings(before):
-            values = [value_named(self.module, name).id for name in action.values]
-            classes = list(dict.fromkeys(graph.class_of[folded.class_of[v]] for v in values))
-            axes = self.mesh.axes(action.axis)
-            if isinstance(action, Bar):
-                for c in classes:
-                    state.bar(c, action.dim, axes)
-            elif isinstance(action, Replicate):
-                classes = [c for c in classes if state.free(c, axes)]
-                if classes:
-                    state.keep(classes[0], axes, classes[1:])
-            else:
-                classes = [c for c in classes if state.may_tile(c, action.dim, axes)]
-                if classes:
-                    ends = [value_named(self.module, name).id for name in action.barriers]
-                    barriers = {graph.class_of[folded.class_of[v]] for v in ends}
-                    state.tile(classes[0], action.dim, axes, classes[1:], sorted(barriers))
+        play_folded(before, folded, self.module, state)
         model = CostModel(
             folded.module,
             graph.rules,
@@ -369,7 +361,7 @@ class Planner:
             actions = expand(folded, game, game.decisions(path), state)
             for mode in self._axis_modes(state) if self.streams else ():
                 apply_action(state, self.graph, mode)
-            cost = self.model.evaluate(self._program(state))
+            cost = self._costed(state)[1]
             state.restore(start)
             state.modes = modes
             found.append((game.goal(cost), rank, path, actions))

@@ -9,8 +9,8 @@ from partir_search.ir.core import Module
 from partir_search.ir.fold import Folded
 from partir_search.mcts.env import PlanningGame
 from partir_search.mcts.game import Move
-from partir_search.playing import apply_action
-from partir_search.propagation.actions import Action, Bar, Replicate, Tile, tilings
+from partir_search.playing import apply_action, value_named, with_mode
+from partir_search.propagation.actions import Action, Bar, Nest, Replicate, Tile, tilings
 from partir_search.propagation.propagate import State
 
 
@@ -33,6 +33,31 @@ def folded_moves(
             else:
                 moves.append(KeepClass(cls, axes))
     return tuple(moves)
+
+
+def play_folded(before: Sequence[Action], folded: Folded, module: Module, state: State) -> None:
+    """Plays actions on the whole program's values on a state of the folded one."""
+    graph, mesh = state.graph, state.mesh
+    for action in before:
+        if isinstance(action, Nest):
+            state.modes = with_mode(state.modes, mesh.axes(action.axis), action)
+    for action in tilings(before):
+        values = [value_named(module, name).id for name in action.values]
+        classes = list(dict.fromkeys(graph.class_of[folded.class_of[v]] for v in values))
+        axes = mesh.axes(action.axis)
+        if isinstance(action, Bar):
+            for c in classes:
+                state.bar(c, action.dim, axes)
+        elif isinstance(action, Replicate):
+            classes = [c for c in classes if state.free(c, axes)]
+            if classes:
+                state.keep(classes[0], axes, classes[1:])
+        else:
+            classes = [c for c in classes if state.may_tile(c, action.dim, axes)]
+            if classes:
+                ends = [value_named(module, name).id for name in action.barriers]
+                barriers = {graph.class_of[folded.class_of[v]] for v in ends}
+                state.tile(classes[0], action.dim, axes, classes[1:], sorted(barriers))
 
 
 def expand(
