@@ -19,7 +19,8 @@ from partir_search.ir.travel import travel
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
-Floats = npt.NDArray[np.float64]
+Codes = npt.NDArray[np.int16]
+Sizes = npt.NDArray[np.int32]
 
 
 @dataclasses.dataclass(eq=False)
@@ -42,7 +43,7 @@ class AxisRows:
     pending: Bools
     travels: bool = True
     _gathered: dict[AxisRows, tuple[int, int]] = dataclasses.field(default_factory=dict)
-    _tiles_of: dict[int, tuple[Floats, Floats]] = dataclasses.field(default_factory=dict)
+    _tiles_of: dict[int, tuple[Sizes, Sizes]] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def active(self) -> Bools:
@@ -64,10 +65,10 @@ class AxisRows:
         return found
 
     @functools.cached_property
-    def codes(self) -> tuple[Ints, Ints]:
+    def codes(self) -> tuple[Codes, Codes]:
         """One number per value for its tile and pending sum, one per op for its loop."""
-        rests = (self.tile_row.astype(np.int64) + 1) * 2 + self.pending
-        return rests, self.loop_row + 1
+        rests = (self.tile_row.astype(np.int16) + 1) * 2 + self.pending
+        return rests, (self.loop_row + 1).astype(np.int16)
 
     @functools.cached_property
     def inner(self) -> list[int]:
@@ -92,12 +93,13 @@ class AxisRows:
             self._gathered[other] = found
         return found
 
-    def tiles_of(self, size: int) -> tuple[Floats, Floats]:
+    def tiles_of(self, size: int) -> tuple[Sizes, Sizes]:
         """[values] and [ops] tiles that an axis of a size cuts each into."""
         found = self._tiles_of.get(size)
         if found is None:
-            values = np.where(self.tile_row >= 0, float(size), 1.0)
-            found = self._tiles_of[size] = values, np.where(self.loop_row >= 0, float(size), 1.0)
+            tiles = np.array([1, size], dtype=np.int32)
+            found = tiles[(self.tile_row >= 0).astype(int)], tiles[(self.loop_row >= 0).astype(int)]
+            self._tiles_of[size] = found
         return found
 
 

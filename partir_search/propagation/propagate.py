@@ -1,4 +1,4 @@
-"""Propagation of tilings to a fixed point, with undo.
+"""Propagation of tilings to a fixed point.
 
 For one axis: when what is known about a node's values points at exactly one factor, the node
 loops over it and its undecided values are tiled to match, forward and backward. Several
@@ -33,7 +33,8 @@ class State:
       loops: [axes] int8 array over nodes: factor or NONE.
       modes: what axes do besides; not part of the state's key.
       left: classes that no action decides; propagation may.
-      shapes: [axes][classes] as the graph's, but 1 for dims barred on the axis. Not undone.
+      shapes: [axes][classes] as the graph's, but 1 for dims barred on the axis. Not part of the
+        state's key.
     """
 
     def __init__(
@@ -238,8 +239,8 @@ class State:
                     self._decide(axis, c, KEPT)
 
     def bar(self, cls: int, dim: int, axes: Sequence[int]) -> None:
-        """Has a dim of a class never tiled on axes. To be done before any search, as `undo` leaves
-        it, and `key` does not tell.
+        """Has a dim of a class never tiled on axes. To be done before any search, as `key`
+        does not tell.
         """
         if any(self.tiles[a][cls] == dim for a in axes):
             raise IllegalAction(f"class {cls} is tiled on dim {dim} along {self.mesh.label(axes)}")
