@@ -92,6 +92,18 @@ def test_which_dims_are_padded() -> None:
     assert not find_pads(module, list(map(RuleTable(), module.ops)), FOUR)
 
 
+def test_what_each_axis_divides_is_not_padded_for_all_of_them() -> None:
+    """1,016 is 8 times a prime: it divides by 4 and by 8, and 1,024 by both together; 1,004 does
+    not divide by 8.
+    """
+    mesh, found = MeshShape(("x", "y"), (4, 8)), []
+    for n in (1016, 1004):
+        shapes = [jnp.zeros(s) for s in ((1, 64), (64, n), (n, 64))]
+        module = module_of(_narrow, *shapes)
+        found.append({p.size for p in find_pads(module, list(map(RuleTable(), module.ops)), mesh)})
+    assert found == [set(), {1024}]
+
+
 @pytest.mark.devices
 def test_search_pads_where_it_pays(tmp_path: pathlib.Path) -> None:
     """A batch of 8190 on four devices: the plan is faster than any without padding; it runs, is
