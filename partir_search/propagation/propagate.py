@@ -22,7 +22,7 @@ from partir_search.ir.rule import KEPT, NONE
 from partir_search.propagation.actions import IllegalAction
 from partir_search.propagation.causes import Cause
 from partir_search.propagation.graph import Graph
-from partir_search.propagation.spread import Spread, Spreads, beside
+from partir_search.propagation.spread import Spread, Spreads, beside, checks_of
 
 
 class State:
@@ -59,10 +59,12 @@ class State:
         self.modes = NO_MODES
         self.left: set[int] = set()
         self.shapes = [graph.shapes for _ in axes]
+        self._sizes = [node.sizes for node in graph.nodes]
         self._bars: tuple[tuple[int, int, int], ...] = ()
         self._triples = mesh.triples
         self._spreads: Spreads = {} if spreads is None else spreads
-        self._entangled = False  # whether another axis had a say in what is being propagated
+        # Where what is being propagated did not go for other axes' sake, and where it asked them.
+        self._refused: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])
         self._stacked: list[int] = []
         self.causes: dict[tuple[int, int], Cause] | None = {} if record else None
         self._step = -1
@@ -190,6 +192,8 @@ class State:
             if self.may_tile(c, dim, (axis,)):
                 self._decide(axis, c, dim)
                 start += self.graph.touching[c]
+            elif self.free(c, (axis,)):
+                self._refused[0].append((c, dim))
         self._propagate(axis, start if also else self.graph.touching[cls])
         for c in closed:
             tiles[c] = NONE
@@ -200,14 +204,8 @@ class State:
         """Tiles and propagates; returns what that did."""
         tiles, loops = (np.frombuffer(row[axis], dtype=np.int8) for row in (self.tiles, self.loops))
         tiled, looped = tiles.copy(), loops.copy()
-        self._entangled, self._stacked = False, []
+        self._refused, self._stacked = ([], []), []
         self._tile(cls, dim, axis, also, barriers)
-        entangled = self._entangled or any(
-            row[c] == dim
-            for a, row in enumerate(self.tiles)
-            if a != axis and self.mesh.sizes[a] > 1
-            for c in (cls, *also)
-        )
         classes, nodes = np.flatnonzero(tiles != tiled), np.flatnonzero(loops != looped)
         stacked = np.array(self._stacked, dtype=np.int64)
         return Spread(
@@ -216,9 +214,11 @@ class State:
             tiles[classes],
             nodes,
             loops[nodes],
+            checks_of(classes, tiles[classes], self._refused[0], self.shapes[axis]),
+            checks_of(nodes, loops[nodes], self._refused[1], self._sizes),
             stacked,
             beside(axis, self.loops, stacked),
-            entangled,
+            bool(self.mesh.triple(axis)),
         )
 
     def _perform(self, axis: int, spread: Spread) -> None:
@@ -264,8 +264,7 @@ class State:
         graph, tiles, loops = self.graph, self.tiles[axis], self.loops[axis]
         nodes, touching, shapes = graph.nodes, graph.touching, self.shapes[axis]
         size, triple = self.mesh.sizes[axis], self.mesh.triple(axis)
-        if triple:
-            self._entangled = True
+        unlooped, untiled = self._refused[1], self._refused[0]
         others = [  # axes that do something
             (self.tiles[a], self.loops[a], n)
             for a, n in enumerate(self.mesh.sizes)
@@ -305,8 +304,10 @@ class State:
             for _, row, other in others:
                 if row[n] == factor:
                     extent //= other
-                    self._entangled = True
-            if extent % size or (triple and not self._walks(n, factor, axis, triple)):
+            if extent % size:
+                unlooped.append((n, factor))
+                continue
+            if triple and not self._walks(n, factor, axis, triple):
                 continue
             loops[n] = factor
             for cls, d in node.places[factor]:
@@ -315,8 +316,8 @@ class State:
                     for row, _, other in others:
                         if row[cls] == d:
                             extent = extent // other if extent % other == 0 else 0
-                            self._entangled = True
                     if extent == 0 or extent % size:
+                        untiled.append((cls, d))
                         continue
                     if triple and self._crowded(cls, triple, (axis,)):
                         continue

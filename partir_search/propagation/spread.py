@@ -15,6 +15,44 @@ import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.int8]
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Checks:
+    """Places where it was asked whether the axis divides what the other axes leave of an extent.
+
+    Attributes:
+      at / on: classes and their dims, or nodes and their factors.
+      extents: in the program.
+      passed: what the answer was.
+    """
+
+    at: Ints
+    on: Bytes
+    extents: Ints
+    passed: Bools
+
+    def answers(
+        self, axis: int, rows: Sequence[array[int]], sizes: Sequence[int], *, even: bool
+    ) -> Bools:
+        """The answers in another state.
+
+        Args:
+          rows: [axes] tiles of classes, or loops of nodes.
+          even: whether what others do not divide evenly is never divided further.
+        """
+        left = self.extents
+        for a, size in enumerate(sizes):
+            if a != axis and size > 1:
+                held = np.frombuffer(rows[a], dtype=np.int8)[self.at] == self.on
+                if held.any():
+                    less = left // size
+                    if even:
+                        less[left % size != 0] = 0
+                    left = np.where(held, less, left)
+        divides: Bools = left % sizes[axis] == 0
+        return divides & (left > 0) if even else divides
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -25,9 +63,10 @@ class Spread:
       axis: on which it was worked out.
       classes / dims: what became tiled, and how.
       nodes / factors: what began to loop, and over what.
+      tiled / looped: all that was asked on the way about other axes.
       stacked / beside: nodes with several factors on a dim, and [axes, stacked] what the axes
         looped over there: factors beneath others depend on it.
-      entangled: whether another axis had a say in it: it holds for an equal state only.
+      entangled: whether other axes had a say in it besides: it holds for an equal state only.
     """
 
     axis: int
@@ -35,6 +74,8 @@ class Spread:
     dims: Bytes
     nodes: Ints
     factors: Bytes
+    tiled: Checks
+    looped: Checks
     stacked: Ints
     beside: Bytes
     entangled: bool
@@ -46,25 +87,32 @@ class Spread:
         loops: Sequence[array[int]],
         sizes: Sequence[int],
     ) -> bool:
-        """Whether the decision does the same now, whatever was decided on other axes; not if one
-        of them has a say in it.
+        """Whether the decision does the same now, whatever was decided on other axes: if all that
+        was asked about them has the same answer.
 
         Args:
           tiles, loops: [axes] rows of the state, that of `axis` equal to what it was.
         """
         if self.entangled:
             return False
-        for a, size in enumerate(sizes):
-            if a != axis and size > 1:
-                tiled, looped = (np.frombuffer(rows[a], dtype=np.int8) for rows in (tiles, loops))
-                if (tiled[self.classes] == self.dims).any() or (
-                    looped[self.nodes] == self.factors
-                ).any():
-                    return False
+        for checks, rows, even in ((self.tiled, tiles, True), (self.looped, loops, False)):
+            if (checks.answers(axis, rows, sizes, even=even) != checks.passed).any():
+                return False
         if not len(self.stacked):
             return True
         same = beside(axis, loops, self.stacked) == self.beside
         return axis == self.axis and bool(same.all())
+
+
+def checks_of(
+    at: Ints, on: Bytes, refused: Sequence[tuple[int, int]], extents: Sequence[Sequence[int]]
+) -> Checks:
+    """Checks of what was done, and of what was refused."""
+    places = [*zip(at.tolist(), on.tolist(), strict=True), *dict.fromkeys(refused)]
+    both = np.array(places, dtype=np.int64).reshape(-1, 2)
+    passed = np.arange(len(places)) < len(at)
+    sizes = np.array([extents[i][k] for i, k in places], dtype=np.int64)
+    return Checks(both[:, 0], both[:, 1].astype(np.int8), sizes, passed)
 
 
 def beside(axis: int, loops: Sequence[array[int]], nodes: Ints) -> Bytes:
