@@ -22,7 +22,7 @@ from partir_search.ir.rule import KEPT, NONE
 from partir_search.propagation.actions import IllegalAction
 from partir_search.propagation.causes import Cause
 from partir_search.propagation.graph import Graph
-from partir_search.propagation.spread import Spread, Spreads, beside, checks_of
+from partir_search.propagation.spread import Spread, Spreads, beside
 
 
 class State:
@@ -214,8 +214,9 @@ class State:
             tiles[classes],
             nodes,
             loops[nodes],
-            checks_of(classes, tiles[classes], self._refused[0], self.shapes[axis]),
-            checks_of(nodes, loops[nodes], self._refused[1], self._sizes),
+            *self._refused,
+            self.shapes[axis],
+            self._sizes,
             stacked,
             beside(axis, self.loops, stacked),
             bool(self.mesh.triple(axis)),

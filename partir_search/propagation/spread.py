@@ -7,6 +7,7 @@ of five propagations are repeats.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from array import array
 from collections.abc import Sequence
 
@@ -55,7 +56,7 @@ class Checks:
         return divides & (left > 0) if even else divides
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Spread:
     """What one decision did to one axis, to be done again where an axis of its size is the same.
 
@@ -63,7 +64,8 @@ class Spread:
       axis: on which it was worked out.
       classes / dims: what became tiled, and how.
       nodes / factors: what began to loop, and over what.
-      tiled / looped: all that was asked on the way about other axes.
+      untiled / unlooped: (class, dim) and (node, factor) that other axes kept it from.
+      shapes / sizes: extents of all classes' dims and nodes' factors.
       stacked / beside: nodes with several factors on a dim, and [axes, stacked] what the axes
         looped over there: factors beneath others depend on it.
       entangled: whether other axes had a say in it besides: it holds for an equal state only.
@@ -74,11 +76,23 @@ class Spread:
     dims: Bytes
     nodes: Ints
     factors: Bytes
-    tiled: Checks
-    looped: Checks
+    untiled: Sequence[tuple[int, int]]
+    unlooped: Sequence[tuple[int, int]]
+    shapes: Sequence[Sequence[int]]
+    sizes: Sequence[Sequence[int]]
     stacked: Ints
     beside: Bytes
     entangled: bool
+
+    @functools.cached_property
+    def tiled(self) -> Checks:
+        """All that was asked on the way about other axes' tilings."""
+        return _checks(self.classes, self.dims, self.untiled, self.shapes)
+
+    @functools.cached_property
+    def looped(self) -> Checks:
+        """All that was asked on the way about other axes' loops."""
+        return _checks(self.nodes, self.factors, self.unlooped, self.sizes)
 
     def holds(
         self,
@@ -104,7 +118,7 @@ class Spread:
         return axis == self.axis and bool(same.all())
 
 
-def checks_of(
+def _checks(
     at: Ints, on: Bytes, refused: Sequence[tuple[int, int]], extents: Sequence[Sequence[int]]
 ) -> Checks:
     """Checks of what was done, and of what was refused."""
