@@ -56,7 +56,7 @@ def picture(report: SearchReport) -> RichTree:
     """The most visited decisions; nodes show visits and the best cost below, against the best."""
     tree = report.tree
     root = RichTree(
-        f"{report.states} strategies scored"
+        f"{report.states} strategies looked at"
         + (", all there are: no tree was needed" if report.proven else "")
     )
     if not len(tree):

@@ -144,9 +144,8 @@ def _ports(module: Module, rules: Sequence[OpRule]) -> Ports:
             found = [rule.dim_of(dims, f) for f in range(len(rule.sizes))]
             left = [1 if monoid == "sum" else 2 for monoid in rule.reducers]
             dim.extend([NONE, *found])
-            unfinished.extend(
-                [0, *(made and d < 0 and n for d, n in zip(found, left, strict=True))]
-            )
+            pairs = zip(found, left, strict=True)
+            unfinished.extend([0, *(n if made and d < 0 else 0 for d, n in pairs)])
         return tables[key]
 
     starts: dict[int, tuple[list[int], list[int]]] = {}  # by rule: many ops share one
@@ -183,15 +182,10 @@ def zero_values(module: Module, rules: Sequence[OpRule]) -> frozenset[int]:
     """Values that are zero because everything that they are linear in is."""
     zeros: set[int] = set()
     for op, rule in zip(module.ops, rules, strict=True):
-        if op.regions:
-            continue
-        for group in rule.linear:
-            for i in group:
-                if not is_zero(op.operands[i], zeros):
-                    break
-            else:
-                zeros.update(r.id for r in op.results)
-                break
+        if not op.regions and any(
+            all(is_zero(op.operands[i], zeros) for i in group) for group in rule.linear
+        ):
+            zeros.update(r.id for r in op.results)
     return frozenset(zeros)
 
 

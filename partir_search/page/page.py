@@ -198,7 +198,7 @@ def _searches(plan: Plan) -> list[str]:
         history = [(at, score.objective) for at, score in search.history if score.excess <= 0]
         if history and search.episodes:
             title = f"Search over {', '.join(search.axes)}"
-            note = f"{search.states} strategies scored in {search.episodes} episodes."
+            note = f"{search.states} strategies looked at in {search.episodes} episodes."
             out.append(_section(title, progress_chart(history, search.episodes), note))
     return out
 

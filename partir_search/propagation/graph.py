@@ -218,7 +218,7 @@ class _Template:
     Attributes:
       dims: factor per dim, by port.
       on: per port and dim, the factors on it, major to minor.
-      sizes: as in `Node`.
+      sizes / above: as in `Node`.
     """
 
     def __init__(self, rule: OpRule, dims: Sequence[Dims]) -> None:
