@@ -4,6 +4,9 @@ A target that multiplies f32 operands in bf16 (XLA:TPU at default precision) sto
 f32 values as bf16 if products are all that they are for. And where a product is rounded to bf16
 only to be widened again, the rounding is left out (excess precision) and the wide form is stored;
 if nothing lies between the two, the rounded form is stored beside it, for the backward pass.
+So it is with products of matrices. Where the dims that one operand alone has do not lie side by
+side ([b, q, h, g, d] with [b, k, h, d], grouped attention), the product is a convolution of higher
+rank, what follows is not fused with it, and it is stored as it is written.
 Found by compiling transformers for v5e (`experiments.verify`).
 """
 
@@ -76,6 +79,8 @@ def stored_widths(module: Module, rules: list[OpRule]) -> Widths:
             if narrow[r.id] and _is_float(r.type, 4):
                 width[r.id] = 0.5
             elif rule.contracts and used[r.id] and for_widening[r.id] and _is_float(r.type, 2):
+                if not _of_matrices(rule):
+                    continue
                 if not converted[r.id]:
                     width[r.id] = 2.0
                 elif not op.backward:
@@ -137,6 +142,19 @@ def _operands(module: Module, rules: list[OpRule]) -> frozenset[int]:
                     break
                 value = next((x for _, x in maker.inputs()), None)
     return frozenset(found)
+
+
+def _of_matrices(rule: OpRule) -> bool:
+    """Whether the dims that an operand shares with the result alone are side by side."""
+    held = [frozenset(dims) for dims in rule.operands]
+    made = frozenset(rule.results[0])
+    for i, dims in enumerate(rule.operands):
+        others = frozenset[int]().union(*held[:i], *held[i + 1 :])
+        large = [f for f in dims if f < 0 or rule.sizes[f] > 1]
+        free = [at for at, f in enumerate(large) if f in made - others]
+        if free and free[-1] - free[0] >= len(free):
+            return False
+    return True
 
 
 def _is_float(kind: TensorType, itemsize: int) -> bool:

@@ -105,11 +105,31 @@ def emit(program: LocalProgram, tiles_first: bool = False) -> Callable[..., tupl
             program.constants[i].id: constant(a) for i, a in constants.items() if i not in lifted
         }
         fixed |= {program.constants[i].id: a for i, a in zip(lifted, args[count:], strict=True)}
-        return tuple(
-            _run_block(program.partition, program.body, args[:count], fixed, [], tiles_first)
-        )
+        results = _run_block(program.partition, program.body, args[:count], fixed, [], tiles_first)
+        return tuple(_after_last_use(program, args, results))
 
     return run
+
+
+def _after_last_use(
+    program: LocalProgram, args: Sequence[Any], results: Sequence[Any]
+) -> list[Any]:
+    """Results that are gathered into a donated argument's buffer, tied to the argument.
+
+    ZeRO's parameters: without this XLA:TPU copies the argument at the start, for the gather not to
+    overwrite it, and keeps the copy through the step.
+    """
+    module, after = program.partition.module, list(results)
+    gathered = {
+        item.target.id
+        for item in program.body.steps
+        if isinstance(item, Move) and item.step.kind == "all_gather"
+    }
+    for arg, result in module.ties:
+        source = program.body.results[result]
+        if arg in module.donated and isinstance(source, Slot) and source.id in gathered:
+            after[result], _ = lax.optimization_barrier((results[result], args[arg]))
+    return after
 
 
 def _run_block(

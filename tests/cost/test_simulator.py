@@ -15,6 +15,7 @@ from experiments.schedules import schedule
 from models.transformer import TransformerConfig, example_args, make_train_step, optimizer
 from partir_search.cost.collectives import collective_seconds, sent_bytes
 from partir_search.cost.simulator import Cost, CostModel
+from partir_search.cost.traffic import analyse
 from partir_search.ir.fold import fold
 from partir_search.ir.mesh import MeshShape
 from partir_search.lowering.local import localize
@@ -260,6 +261,43 @@ def test_rounding_before_widening_is_left_out() -> None:
     x, w = (np.ones(s, jnp.bfloat16) for s in ((64, 32), (32, 512)))
     written, stored = peaks(f, x, w)
     assert stored - written == 64 * 512 * 2
+
+
+@pytest.mark.parametrize("queries, grouped", [("bqhgd", True), ("bhgqd", False)])
+def test_grouped_scores_are_stored_as_written(queries: str, grouped: bool) -> None:
+    """Groups of heads that lie apart from the positions make no product of matrices: what follows
+    is not fused with it, and the scores stay bf16.
+    """
+    sizes = {"b": 2, "q": 64, "h": 4, "g": 2, "d": 16}
+
+    def f(q: Any, k: Any) -> Any:
+        scores = jnp.einsum(f"{queries},bkhd->bhgqk", q, k) / 8
+        return jax.lax.cumsum(scores.astype(jnp.float32), axis=4).sum()
+
+    q, k = (np.ones([sizes[c] for c in dims], jnp.bfloat16) for dims in (queries, "bqhd"))
+    written, stored = peaks(f, q, k)
+    assert stored - written == (0 if grouped else 2 * 4 * 2 * 64 * 64 * 2)
+
+
+@pytest.mark.parametrize("read_later", [True, False])
+def test_what_is_kept_anyway_is_multiplied_again(read_later: bool) -> None:
+    """A product of two stored values is stored if only it keeps them, but not if both are read
+    after its last use.
+    """
+
+    def f(x: Any, a: Any, b: Any) -> Any:
+        gate, up = jnp.sort(x, axis=0), jnp.sort(x, axis=1)
+        hidden = gate * up
+        first = hidden @ a
+        second = jnp.sort(jnp.sort(first, axis=0), axis=1) + hidden @ b
+        if read_later:
+            return jnp.sort(second, axis=0) @ gate + jnp.sort(second, axis=1) @ up
+        return second
+
+    module = module_of(f, ones(64, 64), ones(64, 64), ones(64, 64))
+    rules = state_of(module).graph.rules
+    stored = {module.values[v].name for v in analyse(module, rules).value.tolist()}
+    assert ("mul" in stored) != read_later
 
 
 def test_one_hot_updates_are_not_stored() -> None:
