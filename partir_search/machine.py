@@ -28,6 +28,8 @@ class Machine:
         updates are never stored (XLA:TPU).
       fuses_operands: whether products make their elementwise operands themselves; else these are
         stored (XLA:GPU).
+      stores_softmax: whether the softmax of masked scores is stored for the product that reads it
+        (XLA:TPU for v5p).
       vector_bytes: width of the narrowest element that vector units work on: elementwise kernels
         on narrower ones take as long as on this.
       vmem_bytes: memory on the chip that holds what kernels soon use up (TPU's VMEM); 0: none.
@@ -54,6 +56,7 @@ class Machine:
     puts_off: bool = False
     bf16_products: bool = False
     fuses_operands: bool = True
+    stores_softmax: bool = False
     vmem_bytes: float = 0.0
     torus: bool = False
     sources: tuple[str, ...] = ()
@@ -116,6 +119,7 @@ def _tpu(
     vector_bytes: int = 4,
     hbm_efficiency: float = 0.75,
     vmem_mib: float = 0.0,
+    stores_softmax: bool = False,
     note: str = "",
 ) -> Machine:
     # XLA:TPU multiplies f32 operands at the bf16 rate unless a higher precision is asked for.
@@ -131,6 +135,7 @@ def _tpu(
         hbm_efficiency=hbm_efficiency,
         bf16_products=True,
         vmem_bytes=vmem_mib * 2**20,
+        stores_softmax=stores_softmax,
         torus=True,
         sources=(_TPU_DOCS + name.removeprefix("tpu_"), _RING, *_EFFICIENCY, note),
     )
@@ -167,7 +172,7 @@ MACHINES: Mapping[str, Machine] = {
         _tpu("tpu_v3", 61.5, 15.75, 450, 50, note="a core: half of a chip's flops, HBM and links"),
         _tpu("tpu_v4", 275, 31.75, 1228, 45),
         _tpu("tpu_v5e", 197, 15.75, 819, 45, prefetches=True, vmem_mib=128),
-        _tpu("tpu_v5p", 459, 94.75, 2765, 90, hbm_efficiency=0.55),
+        _tpu("tpu_v5p", 459, 94.75, 2765, 90, hbm_efficiency=0.55, stores_softmax=True),
         _tpu("tpu_v6e", 918, 31.75, 1640, 90, prefetches=True, vector_bytes=2),
         _gpu(
             "a100",

@@ -2,11 +2,8 @@
 
 A target that multiplies f32 operands in bf16 (XLA:TPU at default precision) stores and gathers
 f32 values as bf16 if products are all that they are for. And where a product is rounded to bf16
-only to be widened again, the rounding is left out (excess precision) and the wide form is stored;
-if nothing lies between the two, the rounded form is stored beside it, for the backward pass.
-So it is with products of matrices. Where the dims that one operand alone has do not lie side by
-side ([b, q, h, g, d] with [b, k, h, d], grouped attention), the product is a convolution of higher
-rank, what follows is not fused with it, and it is stored as it is written.
+only to be widened again, the rounding is left out (excess precision): the wide form is stored, for
+the forward pass or for both (`cost/widened.py`).
 Found by compiling transformers for v5e (`experiments.verify`).
 """
 
@@ -19,6 +16,7 @@ import numpy.typing as npt
 
 from partir_search.cost.overlap import unawaited
 from partir_search.cost.traffic import AS_WRITTEN, Floats, RegionTraffic, Storage, analyse
+from partir_search.cost.widened import Widened
 from partir_search.ir.core import Module, Op, TensorType, Value, walk_regions
 from partir_search.ir.index import is_zero, zero_values
 from partir_search.ir.rule import OpRule
@@ -73,15 +71,14 @@ def stored_widths(module: Module, rules: list[OpRule]) -> Widths:
             converted[v.id] &= not op.regions and _changes_width(op, rule) > 0
     width, wide = np.ones(n), set[int]()
     narrow = np.array(for_products) & np.array(used)
+    widened = Widened(module, rules)
     for op in module.ops:
         rule = rules[op.id]
         for r in op.results:
             if narrow[r.id] and _is_float(r.type, 4):
                 width[r.id] = 0.5
             elif rule.contracts and used[r.id] and for_widening[r.id] and _is_float(r.type, 2):
-                if not _of_matrices(rule):
-                    continue
-                if not converted[r.id]:
+                if not converted[r.id] if op.backward else widened.masked(op):
                     width[r.id] = 2.0
                 elif not op.backward:
                     wide.add(r.id)
@@ -121,9 +118,22 @@ def storage_of(
 ) -> Storage:
     """What the machine stores otherwise than the program says."""
     storage = widths.storage if widths else AS_WRITTEN
+    if machine.stores_softmax:
+        weights = _softmax(module, rules)
+        storage = dataclasses.replace(storage, operands=storage.operands | weights)
     if machine.fuses_operands:
         return storage
     return dataclasses.replace(storage, operands=_operands(module, rules), epilogues=False)
+
+
+def _softmax(module: Module, rules: list[OpRule]) -> frozenset[int]:
+    """What softmax makes of narrow masked scores, as products read it."""
+    found, widened = set[int](), Widened(module, rules)
+    for op in module.ops:
+        scores = rules[op.id].contracts and not op.backward
+        if scores and _is_float(op.results[0].type, 2):
+            found.update(widened.softmax(op))
+    return frozenset(found)
 
 
 def _operands(module: Module, rules: list[OpRule]) -> frozenset[int]:
@@ -142,19 +152,6 @@ def _operands(module: Module, rules: list[OpRule]) -> frozenset[int]:
                     break
                 value = next((x for _, x in maker.inputs()), None)
     return frozenset(found)
-
-
-def _of_matrices(rule: OpRule) -> bool:
-    """Whether the dims that an operand shares with the result alone are side by side."""
-    held = [frozenset(dims) for dims in rule.operands]
-    made = frozenset(rule.results[0])
-    for i, dims in enumerate(rule.operands):
-        others = frozenset[int]().union(*held[:i], *held[i + 1 :])
-        large = [f for f in dims if f < 0 or rule.sizes[f] > 1]
-        free = [at for at, f in enumerate(large) if f in made - others]
-        if free and free[-1] - free[0] >= len(free):
-            return False
-    return True
 
 
 def _is_float(kind: TensorType, itemsize: int) -> bool:

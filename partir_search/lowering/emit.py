@@ -23,6 +23,7 @@ from partir_search.ir.local_form import run_local, widened
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import Partition
 from partir_search.ir.rule import Dims
+from partir_search.lowering.early import read_early
 from partir_search.lowering.emit_blocks import block_turn
 from partir_search.lowering.emit_window import coordinate, fetch, permute, stretch
 from partir_search.lowering.order import ring_queue
@@ -151,6 +152,7 @@ def _run_block(
 
     fills: set[int] = set()  # slots made of no array
     queue = ring_queue(block)
+    early = read_early(block, partition.rules)
     for i, item in enumerate(block.steps):
         if i in queue:
             used = [item.source] if isinstance(item, Move) else item.ins
@@ -167,6 +169,8 @@ def _run_block(
                 env[slot.id] = out
             if item.turn + 1 < item.turns:
                 _end_turn(block, i, item, env)
+            if i in early:
+                _tie([*item.outs, early[i]], env)
             if not item.blocks and not any(
                 isinstance(x, Slot) and x.value.type.shape for x in item.ins
             ):

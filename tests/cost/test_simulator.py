@@ -15,6 +15,7 @@ from experiments.schedules import schedule
 from models.transformer import TransformerConfig, example_args, make_train_step, optimizer
 from partir_search.cost.collectives import collective_seconds, sent_bytes
 from partir_search.cost.simulator import Cost, CostModel
+from partir_search.cost.storage import stored_widths, usage_of
 from partir_search.cost.traffic import analyse
 from partir_search.ir.fold import fold
 from partir_search.ir.mesh import MeshShape
@@ -251,32 +252,44 @@ def test_operands_of_products_are_stored_where_products_do_not_make_them() -> No
     assert MACHINES["tpu_v5e"].fuses_operands
 
 
-def test_rounding_before_widening_is_left_out() -> None:
-    """Scores in bf16 that arithmetic leads back to f32 are stored as f32, whatever was written."""
-
-    def f(x: Any, w: Any) -> Any:
-        scores = (x @ w) / 8
-        return jax.lax.cumsum(scores.astype(jnp.float32), axis=1).sum()
-
-    x, w = (np.ones(s, jnp.bfloat16) for s in ((64, 32), (32, 512)))
-    written, stored = peaks(f, x, w)
-    assert stored - written == 64 * 512 * 2
-
-
-@pytest.mark.parametrize("queries, grouped", [("bqhgd", True), ("bhgqd", False)])
-def test_grouped_scores_are_stored_as_written(queries: str, grouped: bool) -> None:
-    """Groups of heads that lie apart from the positions make no product of matrices: what follows
-    is not fused with it, and the scores stay bf16.
+@pytest.mark.parametrize(
+    "queries, masked, wide",
+    [("bhgqd", True, True), ("bhgqd", False, False), ("bqhgd", True, False)],
+)
+def test_masked_scores_are_stored_wide(queries: str, masked: bool, wide: bool) -> None:
+    """Rounding to bf16 before the softmax is left out where a mask lies between. Groups of heads
+    that lie apart from the positions make no product of matrices: with that nothing is fused.
     """
     sizes = {"b": 2, "q": 64, "h": 4, "g": 2, "d": 16}
 
-    def f(q: Any, k: Any) -> Any:
-        scores = jnp.einsum(f"{queries},bkhd->bhgqk", q, k) / 8
-        return jax.lax.cumsum(scores.astype(jnp.float32), axis=4).sum()
+    def f(q: Any, k: Any, mask: Any) -> Any:
+        scores = (jnp.einsum(f"{queries},bkhd->bhgqk", q, k) / 8).astype(jnp.float32)
+        scores = jnp.where(mask, scores, -1e9) if masked else scores
+        weights = jax.nn.softmax(scores)
+        return jnp.sort(scores, axis=0).sum() + jax.lax.cumsum(weights, axis=4).sum()
 
     q, k = (np.ones([sizes[c] for c in dims], jnp.bfloat16) for dims in (queries, "bqhd"))
-    written, stored = peaks(f, q, k)
-    assert stored - written == (0 if grouped else 2 * 4 * 2 * 64 * 64 * 2)
+    module = module_of(f, q, k, np.ones((64, 64), bool))
+    widths = stored_widths(module, state_of(module).graph.rules)
+    (scores,) = (op.results[0].id for op in module.ops if op.prim == "dot_general")
+    assert widths.width[scores] == (2.0 if wide else 1.0)
+    assert (scores in widths.storage.wide) != wide  # else in the forward pass only
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_a_masked_softmax_is_stored_for_v5p(masked: bool) -> None:
+    def f(q: Any, k: Any, v: Any) -> Any:
+        scores = (q @ k.T).astype(jnp.float32)
+        mask = jnp.tril(jnp.ones(scores.shape, bool))
+        scores = jnp.where(mask, scores, -1e9) if masked else scores
+        return jax.nn.softmax(scores).astype(jnp.bfloat16) @ v
+
+    module = module_of(f, *(np.ones((64, 32), jnp.bfloat16) for _ in range(3)))
+    rules = state_of(module).graph.rules
+    weights = module.ops[-1].operands[0]
+    for name, stored in (("tpu_v5p", masked), ("tpu_v5e", False)):
+        traffic = usage_of(module, rules, MACHINES[name]).traffic
+        assert (weights.id in traffic.value.tolist()) == stored
 
 
 @pytest.mark.parametrize("read_later", [True, False])

@@ -1,0 +1,120 @@
+"""Which products of narrow operands XLA:TPU stores in 32 bits.
+
+A product that is widened for a softmax is stored as it is written (bf16), whether it is scaled
+before or not, and its exponentials are made again in the backward pass. With a mask or a bias on
+it they are stored instead, in f32: twice the bytes. Where the dims that one operand alone has do
+not lie side by side ([b, q, h, g, d] with [b, k, h, d], grouped attention), the product is a
+convolution of higher rank, with which nothing that follows is fused, and it is stored as written
+in any case. For v5p alone the softmax of masked scores is stored too, as products read it.
+Found by compiling attention of 512 to 2,048 positions for v4, v5e, v5p and v6e.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+
+from partir_search.ir.core import Literal, Module, Op, Value
+from partir_search.ir.rule import OpRule
+
+FAR = 64  # ops looked at to see where an operand comes from
+
+
+class Widened:
+    """Asks a module which products come out wide."""
+
+    def __init__(self, module: Module, rules: Sequence[OpRule]) -> None:
+        self.rules = rules
+        self.users: dict[int, list[Op]] = {}
+        self.makers: Mapping[int, Op] = {r.id: op for op in module.ops for r in op.results}
+        for op in module.ops:
+            for _, v in op.inputs():
+                self.users.setdefault(v.id, []).append(op)
+
+    def masked(self, product: Op, *, of_matrices: bool = True) -> bool:
+        """Whether something else is combined with a product before it is reduced.
+
+        Args:
+          of_matrices: whether to ask for a product of matrices.
+        """
+        if of_matrices and not _of_matrices(self.rules[product.id]):
+            return False
+        return self._before_reduction(product)[1]
+
+    def softmax(self, product: Op) -> list[int]:
+        """Ids of the values that products of the forward pass read, if the product is masked,
+        reduced to its maximum and made into them by elementwise ops.
+        """
+        scores, masked = self._before_reduction(product)
+        if not masked or not any(
+            self._is_maximum(u) for v in scores for u in self.users.get(v, ())
+        ):
+            return []
+        found, seen, waiting = list[int](), set(scores), list(scores)
+        while waiting:
+            v = waiting.pop()
+            for user in self.users.get(v, ()):
+                if user.backward:
+                    continue
+                if self.rules[user.id].contracts and v not in found:
+                    found.append(v)
+                elif self.rules[user.id].elementwise:
+                    new = [r.id for r in user.results if r.id not in seen]
+                    seen.update(new)
+                    waiting += new
+        return found
+
+    def _is_maximum(self, op: Op) -> bool:
+        return not self.rules[op.id].elementwise and "max" in self.rules[op.id].reducers
+
+    def _before_reduction(self, product: Op) -> tuple[set[int], bool]:
+        """What elementwise ops make of a product before anything reduced is combined with it, and
+        whether something is that is not made of it.
+        """
+        seen, waiting = {r.id for r in product.results}, [r.id for r in product.results]
+        masked = False
+        while waiting:
+            for user in self.users.get(waiting.pop(), ()):
+                if not self.rules[user.id].elementwise:
+                    continue
+                others = [v for _, v in user.inputs() if v.id not in seen and not self._even(v)]
+                follows = [self._follows(v, product, seen) for v in others]
+                masked |= not all(follows)
+                new = [r.id for r in user.results if not any(follows) and r.id not in seen]
+                seen.update(new)
+                waiting += new
+        return seen, masked
+
+    def _even(self, v: Value) -> bool:
+        """Whether it is one number, or that number all over."""
+        if not v.type.shape:
+            return True
+        maker = self.makers.get(v.id)
+        if maker is None or maker.regions or not maker.operands:
+            return False
+        return all(isinstance(x, Literal) or not x.type.shape for x in maker.operands)
+
+    def _follows(self, v: Value, product: Op, seen: Set[int]) -> bool:
+        """Whether a value is made of the product, by way of reductions."""
+        waiting, known = [v.id], {v.id}
+        while waiting and len(known) < FAR:
+            maker = self.makers.get(waiting.pop())
+            for _, x in maker.inputs() if maker and maker.id > product.id else ():
+                if x.id in seen:
+                    return True
+                if x.id not in known:
+                    known.add(x.id)
+                    waiting.append(x.id)
+        return False
+
+
+def _of_matrices(rule: OpRule) -> bool:
+    """Whether the dims that an operand shares with the result alone are side by side."""
+    held = [frozenset(dims) for dims in rule.operands]
+    made = frozenset(rule.results[0])
+    for i, dims in enumerate(rule.operands):
+        others = frozenset[int]().union(*held[:i], *held[i + 1 :])
+        large = [f for f in dims if f < 0 or rule.sizes[f] > 1]
+        free = [at for at, f in enumerate(large) if f in made - others]
+        if free and free[-1] - free[0] >= len(free):
+            return False
+    return True

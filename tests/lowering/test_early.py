@@ -1,0 +1,62 @@
+"""What reads much for the loss's value alone comes before the backward pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import partir_search as ps
+from partir_search.lowering.early import read_early
+from partir_search.lowering.program import Apply
+
+BATCH, WIDTH, VOCAB = 16, 32, 512
+
+
+def step(w: Any, x: Any, labels: Any) -> Any:
+    def loss(w: Any) -> Any:
+        return optax.softmax_cross_entropy_with_integer_labels(jnp.tanh(x) @ w, labels).mean()
+
+    value, gradient = jax.value_and_grad(loss)(w)
+    return w - 0.1 * gradient, value
+
+
+def arguments() -> list[Any]:
+    random = np.random.default_rng(0)
+    w, x = (random.normal(size=s).astype(np.float32) for s in ((WIDTH, VOCAB), (BATCH, WIDTH)))
+    return [w, x, random.integers(0, VOCAB, BATCH, dtype=np.int32)]
+
+
+@pytest.mark.parametrize("tiled", [{"x": 0, "labels": 0}, {"w": 1}])
+def test_logits_of_labels_are_read_first(tiled: dict[str, int], mesh: jax.sharding.Mesh) -> None:
+    """The gather of the logits is tied to the labels that their gradient needs."""
+    tactics = [ps.ManualPartition(tiled, axis="batch")]
+    partitioned = ps.auto_partition(mesh, schedule=tactics, machine="cpu")(step)
+    args = arguments()
+    program = partitioned.plan(*args).program
+    (item,) = read_early(program.body, program.partition.rules).items()
+    read, tied = program.body.steps[item[0]], item[1]
+    assert isinstance(read, Apply)
+    assert read.op.prim == "gather"
+    assert tied in read.ins
+    assert np.issubdtype(tied.value.type.dtype, np.integer)
+    for got, want in zip(partitioned(*args), step(*args), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5)
+    barriers = [x for x in partitioned.lower(*args).as_text().splitlines() if "_barrier" in x]
+    assert any("xf32>" in x and "xi32>" in x for x in barriers)
+
+
+def test_what_the_backward_pass_waits_for_is_left_alone() -> None:
+    """The maximum of the logits reads as much, but their gradient needs it."""
+    mesh = jax.sharding.AbstractMesh((8,), ("batch",))
+    tactics = [ps.ManualPartition({"x": 0}, axis="batch")]
+
+    def fn(w: Any, x: Any) -> Any:
+        return jax.grad(lambda w: jax.nn.logsumexp(jnp.tanh(x) @ w, axis=1).mean())(w)
+
+    plan = ps.auto_partition(mesh, schedule=tactics, machine="cpu")(fn).plan(*arguments()[:2])
+    assert not read_early(plan.program.body, plan.program.partition.rules)
