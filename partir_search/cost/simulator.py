@@ -199,8 +199,8 @@ class CostModel:
                 self._collect(part)
 
     def _collect_op(self, op: Op, rules: list[OpRule], storage: Storage) -> None:
-        uses = self.module.use_counts()
-        parts = [region_traffic(r, rules, uses, storage=storage) for r in op.regions]
+        users = self.module.users()
+        parts = [region_traffic(r, rules, users, storage=storage) for r in op.regions]
         self.inner_curves[op.id] = [
             (part, Curve(part, None, self.machine.vmem_bytes)) for part in parts
         ]

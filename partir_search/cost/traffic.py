@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Set
 from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
 
 from partir_search.cost.fusion import Fused, fuse
+from partir_search.cost.kept import Readers, Users
 from partir_search.ir.core import Module, Op, Operand, Region, Value
 from partir_search.ir.fold import Folded
 from partir_search.ir.rule import OpRule
@@ -85,16 +86,16 @@ def analyse(module: Module, rules: list[OpRule], storage: Storage = AS_WRITTEN) 
     free = {
         x.id for i, x in enumerate(module.body.results) if i in in_place and isinstance(x, Value)
     }
-    uses = module.use_counts()
+    users = module.users()
     return region_traffic(
-        module.body, rules, uses, frozenset(free), {v: (v,) for v in module.constants}, storage
+        module.body, rules, users, frozenset(free), {v: (v,) for v in module.constants}, storage
     )
 
 
 def region_traffic(
     region: Region,
     rules: list[OpRule],
-    uses: list[int],
+    users: Users,
     free: frozenset[int] = frozenset(),
     outside: Mapping[int, tuple[int, ...]] = MappingProxyType({}),
     storage: Storage = AS_WRITTEN,
@@ -115,7 +116,7 @@ def region_traffic(
     last: dict[int, int] = {}
     until: dict[int, int] = {}  # last use in the forward pass
 
-    uses_of = _Uses(region, rules, storage, forced)
+    readers = Readers(region, rules, users, forced, storage.one_hot)
 
     def of(operand: Operand) -> tuple[int, ...]:
         return sources.get(operand.id, (operand.id,)) if isinstance(operand, Value) else ()
@@ -124,7 +125,8 @@ def region_traffic(
         leaves = tuple(dict.fromkeys(s for x in op.operands for s in of(x)))
         if op.regions:
             inner[at] = [
-                region_traffic(r, rules, uses, outside=outside, storage=storage) for r in op.regions
+                region_traffic(r, rules, users, outside=outside, storage=storage)
+                for r in op.regions
             ]
         if (rules[op.id].elementwise or op.id in storage.one_hot) and not op.regions:
             result = op.results[0]
@@ -132,10 +134,10 @@ def region_traffic(
                 result.id in forced
                 or len(leaves) > MAX_SOURCES
                 or (
-                    uses[result.id] > 1
+                    len(users[result.id]) > 1
                     and sum(nbytes.get(s, 0) for s in leaves) > HELD_RATIO * result.type.nbytes > 0
                     and not rules[op.id].reads  # a slice is read in place, however often
-                    and sum(nbytes.get(s, 0) for s in uses_of.held(at, leaves, made))
+                    and sum(nbytes.get(s, 0) for s in readers.kept_for(op, leaves, made))
                     >= result.type.nbytes
                 )
             )
@@ -168,74 +170,6 @@ def region_traffic(
     start, stop, value = columns[:, 0], columns[:, 1], columns[:, 2]
     fused = fuse(region, rules, reads, storage.epilogues)
     return RegionTraffic(region, reads, start, stop, value, weights, inner, fused)
-
-
-class _Uses:
-    """Which ops of a region read a value, themselves or by way of elementwise ops.
-
-    Attributes:
-      users: by value id, positions of the ops that read it, last first.
-      makers: by value id, position of the op that makes it.
-      last: by value id, position of the last op that reads it and stores what it makes.
-    """
-
-    def __init__(
-        self, region: Region, rules: list[OpRule], storage: Storage, stored: Set[int]
-    ) -> None:
-        self.ops, self.stored, one_hot = region.ops, stored, storage.one_hot
-        self.inline = [
-            (rules[op.id].elementwise or op.id in one_hot) and not op.regions for op in region.ops
-        ]
-        self.users = users = dict[int, list[int]]()
-        self.makers = makers = dict[int, int]()
-        self.last = last = dict[int, int]()
-        for at in range(len(region.ops) - 1, -1, -1):
-            op = region.ops[at]
-            for r in op.results:
-                makers[r.id] = at
-            end = self._end(at) if self.inline[at] else at
-            for _, v in op.inputs():
-                if v.id not in last:
-                    users[v.id], last[v.id] = [at], end
-                else:
-                    users[v.id].append(at)
-                    if end > last[v.id]:
-                        last[v.id] = end
-
-    def _end(self, at: int) -> int:
-        """Until when an op's operands are read: while its results are, if they are not stored."""
-        results = self.ops[at].results
-        if not self.inline[at] or any(r.id in self.stored for r in results):
-            return at
-        return max(self.last.get(r.id, at) for r in results)
-
-    def held(self, at: int, leaves: Sequence[int], made: Mapping[int, int]) -> list[int]:
-        """Those of the leaves that would be kept for the result of op `at` alone, were it made
-        again wherever it is read: arguments (of which it is a copy in another form), and what
-        nothing else reads as late.
-        """
-        until = self.last.get(self.ops[at].results[0].id, at)
-        chain = self._chain(at, leaves)
-        other: dict[int, int] = {}  # by op of the chain, last read of its results but for op `at`
-        for i in sorted(chain, reverse=True):
-            other[i] = max(self._other(r.id, at, other) for r in self.ops[i].results)
-        return [s for s in leaves if s not in made or self._other(s, at, other) < until]
-
-    def _chain(self, at: int, leaves: Sequence[int]) -> set[int]:
-        """Positions of the ops between the leaves and op `at`."""
-        found, waiting = set[int](), [at]
-        while waiting:
-            for _, v in self.ops[waiting.pop()].inputs():
-                maker = self.makers.get(v.id)
-                if v.id not in leaves and maker is not None and maker not in found:
-                    found.add(maker)
-                    waiting.append(maker)
-        return found
-
-    def _other(self, v: int, at: int, chain: Mapping[int, int]) -> int:
-        """Last position at which a value is read, but for op `at`; known for ops of a chain."""
-        users = (u for u in self.users.get(v, ()) if u != at)
-        return max((chain[u] if u in chain else self._end(u) for u in users), default=-1)
 
 
 def _reused(
@@ -337,9 +271,9 @@ def kernels(
             o = folded.module.body.ops[q]
             if at in traffic.inner:
                 each = flows_of(o).trips
-                uses = folded.module.use_counts()
+                users = folded.module.users()
                 for region, n in zip(o.regions, each, strict=True):
-                    part = region_traffic(region, rules_of_folded, uses)
+                    part = region_traffic(region, rules_of_folded, users)
                     visit(part, rules_of_folded, n)
             else:
                 values = tuple(folded.class_of[v] for v in fused.touched[at])

@@ -23,12 +23,8 @@ class Widened:
     """Asks a module which products come out wide."""
 
     def __init__(self, module: Module, rules: Sequence[OpRule]) -> None:
-        self.rules = rules
-        self.users: dict[int, list[Op]] = {}
+        self.rules, self.users = rules, module.users()
         self.makers: Mapping[int, Op] = {r.id: op for op in module.ops for r in op.results}
-        for op in module.ops:
-            for _, v in op.inputs():
-                self.users.setdefault(v.id, []).append(op)
 
     def masked(self, product: Op, *, of_matrices: bool = True) -> bool:
         """Whether something else is combined with a product before it is reduced.
@@ -45,14 +41,12 @@ class Widened:
         reduced to its maximum and made into them by elementwise ops.
         """
         scores, masked = self._before_reduction(product)
-        if not masked or not any(
-            self._is_maximum(u) for v in scores for u in self.users.get(v, ())
-        ):
+        if not masked or not any(self._is_maximum(u) for v in scores for u in self.users[v]):
             return []
         found, seen, waiting = list[int](), set(scores), list(scores)
         while waiting:
             v = waiting.pop()
-            for user in self.users.get(v, ()):
+            for user in self.users[v]:
                 if user.backward:
                     continue
                 if self.rules[user.id].contracts and v not in found:
@@ -73,7 +67,7 @@ class Widened:
         seen, waiting = {r.id for r in product.results}, [r.id for r in product.results]
         masked = False
         while waiting:
-            for user in self.users.get(waiting.pop(), ()):
+            for user in self.users[waiting.pop()]:
                 if not self.rules[user.id].elementwise:
                     continue
                 others = [v for _, v in user.inputs() if v.id not in seen and not self._even(v)]

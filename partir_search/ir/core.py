@@ -176,6 +176,7 @@ class Module:
     donated: frozenset[int] = frozenset()
     alike: tuple[tuple[int, int], ...] = ()
     _uses: list[int] | None = None
+    _users: list[list[Op]] | None = None
     _names: dict[str, Value] | None = None
 
     def value_names(self) -> dict[str, Value]:
@@ -187,6 +188,15 @@ class Module:
     def large_constants(self) -> list[int]:
         """Ids of closed-over arrays that are not written into the program but passed to it."""
         return [i for i in self.constants if self.values[i].type.nbytes >= LARGE_CONSTANT]
+
+    def users(self) -> list[list[Op]]:
+        """By value id, the ops that read it, in order (once per operand)."""
+        if self._users is None:
+            self._users = [[] for _ in self.values]
+            for op in self.ops:
+                for _, value in op.inputs():
+                    self._users[value.id].append(op)
+        return self._users
 
     def use_counts(self) -> list[int]:
         """How often each value is used, by ops and as a result of a region."""
