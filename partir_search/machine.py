@@ -28,6 +28,8 @@ class Machine:
         updates are never stored (XLA:TPU).
       fuses_operands: whether products make their elementwise operands themselves; else these are
         stored (XLA:GPU).
+      reuses_buffers: whether elementwise kernels write over an operand that dies. XLA:TPU does not;
+        for v5e it makes their results inside of the products that read them, which takes as much.
       stores_softmax: whether the softmax of masked scores is stored for the product that reads it
         (XLA:TPU for v5p).
       vector_bytes: width of the narrowest element that vector units work on: elementwise kernels
@@ -56,6 +58,7 @@ class Machine:
     puts_off: bool = False
     bf16_products: bool = False
     fuses_operands: bool = True
+    reuses_buffers: bool = True
     stores_softmax: bool = False
     vmem_bytes: float = 0.0
     torus: bool = False
@@ -119,6 +122,7 @@ def _tpu(
     vector_bytes: int = 4,
     hbm_efficiency: float = 0.75,
     vmem_mib: float = 0.0,
+    reuses_buffers: bool = False,
     stores_softmax: bool = False,
     note: str = "",
 ) -> Machine:
@@ -135,6 +139,7 @@ def _tpu(
         hbm_efficiency=hbm_efficiency,
         bf16_products=True,
         vmem_bytes=vmem_mib * 2**20,
+        reuses_buffers=reuses_buffers,
         stores_softmax=stores_softmax,
         torus=True,
         sources=(_TPU_DOCS + name.removeprefix("tpu_"), _RING, *_EFFICIENCY, note),
@@ -171,7 +176,7 @@ MACHINES: Mapping[str, Machine] = {
     for m in (
         _tpu("tpu_v3", 61.5, 15.75, 450, 50, note="a core: half of a chip's flops, HBM and links"),
         _tpu("tpu_v4", 275, 31.75, 1228, 45),
-        _tpu("tpu_v5e", 197, 15.75, 819, 45, prefetches=True, vmem_mib=128),
+        _tpu("tpu_v5e", 197, 15.75, 819, 45, prefetches=True, vmem_mib=128, reuses_buffers=True),
         _tpu("tpu_v5p", 459, 94.75, 2765, 90, hbm_efficiency=0.55, stores_softmax=True),
         _tpu("tpu_v6e", 918, 31.75, 1640, 90, prefetches=True, vector_bytes=2),
         _gpu(

@@ -80,7 +80,7 @@ def stored_widths(module: Module, rules: list[OpRule]) -> Widths:
             elif rule.contracts and used[r.id] and for_widening[r.id] and _is_float(r.type, 2):
                 if not converted[r.id] if op.backward else widened.masked(op):
                     width[r.id] = 2.0
-                elif not op.backward:
+                elif not op.backward and widened.looked_up(op):
                     wide.add(r.id)
     zeros = zero_values(module, rules)
     one_hot = frozenset(
@@ -118,6 +118,7 @@ def storage_of(
 ) -> Storage:
     """What the machine stores otherwise than the program says."""
     storage = widths.storage if widths else AS_WRITTEN
+    storage = dataclasses.replace(storage, in_place=machine.reuses_buffers)
     if machine.stores_softmax:
         weights = _softmax(module, rules)
         storage = dataclasses.replace(storage, operands=storage.operands | weights)

@@ -41,6 +41,7 @@ class Storage:
       wide: ids of values of which a form twice as wide is stored too, for the forward pass.
       epilogues: whether elementwise ops and sums are fused into the product or scatter that they
         follow.
+      in_place: whether elementwise kernels write over what dies in them, as written.
       width: by value id, stored bytes as a multiple of the type's, where they differ.
     """
 
@@ -48,6 +49,7 @@ class Storage:
     operands: Set[int] = frozenset()
     wide: Set[int] = frozenset()
     epilogues: bool = True
+    in_place: bool = True
     width: Mapping[int, float] = dataclasses.field(default_factory=dict)
 
 
@@ -159,7 +161,9 @@ def region_traffic(
         if isinstance(x, Value) and x.id in made:
             last[x.id] = end
     ends = dict(last)
-    for at in reads:
+    for at in reads if storage.in_place else ():
+        if any(storage.width.get(v, 1.0) > 1.0 for v in reads[at]):
+            continue
         for v in _reused(region.ops[at], rules[region.ops[at].id], reads[at], nbytes, made, last):
             ends[v] = max(at - 1, made[v])
     live = [(made[v], ends[v], v) for v in made if v not in free]

@@ -5,18 +5,19 @@ before or not, and its exponentials are made again in the backward pass. With a 
 it they are stored instead, in f32: twice the bytes. Where the dims that one operand alone has do
 not lie side by side ([b, q, h, g, d] with [b, k, h, d], grouped attention), the product is a
 convolution of higher rank, with which nothing that follows is fused, and it is stored as written
-in any case. For v5p alone the softmax of masked scores is stored too, as products read it.
+in any case. Logits in which the labels' are looked up are stored both ways, in f32 until then.
+For v5p alone the softmax of masked scores is stored too, as products read it.
 Found by compiling attention of 512 to 2,048 positions for v4, v5e, v5p and v6e.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 
 from partir_search.ir.core import Literal, Module, Op, Value
 from partir_search.ir.rule import OpRule
 
-FAR = 64  # ops looked at to see where an operand comes from
+FAR = 64  # values looked at, of those that a product becomes or an operand is made of
 
 
 class Widened:
@@ -26,15 +27,15 @@ class Widened:
         self.rules, self.users = rules, module.users()
         self.makers: Mapping[int, Op] = {r.id: op for op in module.ops for r in op.results}
 
-    def masked(self, product: Op, *, of_matrices: bool = True) -> bool:
-        """Whether something else is combined with a product before it is reduced.
+    def masked(self, product: Op) -> bool:
+        """Whether something else is combined with a product of matrices before it is reduced."""
+        return _of_matrices(self.rules[product.id]) and self._before_reduction(product)[1]
 
-        Args:
-          of_matrices: whether to ask for a product of matrices.
-        """
-        if of_matrices and not _of_matrices(self.rules[product.id]):
-            return False
-        return self._before_reduction(product)[1]
+    def looked_up(self, product: Op) -> bool:
+        """Whether something is looked up in what a product becomes before it is reduced."""
+        values = self._before_reduction(product)[0]
+        users = (u for v in values for u in self.users[v])
+        return any(self.rules[u.id].indexed and not u.backward for u in users)
 
     def softmax(self, product: Op) -> list[int]:
         """Ids of the values that products of the forward pass read, if the product is masked,
@@ -60,23 +61,21 @@ class Widened:
     def _is_maximum(self, op: Op) -> bool:
         return not self.rules[op.id].elementwise and "max" in self.rules[op.id].reducers
 
-    def _before_reduction(self, product: Op) -> tuple[set[int], bool]:
-        """What elementwise ops make of a product before anything reduced is combined with it, and
-        whether something is that is not made of it.
+    def _before_reduction(self, product: Op) -> tuple[list[int], bool]:
+        """What elementwise ops of the forward pass make of a product before anything reduced is
+        combined with it, and whether something is that is not made of it.
         """
-        seen, waiting = {r.id for r in product.results}, [r.id for r in product.results]
-        masked = False
-        while waiting:
-            for user in self.users[waiting.pop()]:
-                if not self.rules[user.id].elementwise:
+        found, masked = [r.id for r in product.results], False
+        for v in found:  # which grows
+            for user in self.users[v] if len(found) < FAR else ():
+                if user.backward or not self.rules[user.id].elementwise:
                     continue
-                others = [v for _, v in user.inputs() if v.id not in seen and not self._even(v)]
-                follows = [self._follows(v, product, seen) for v in others]
+                others = [x for _, x in user.inputs() if x.id not in found and not self._even(x)]
+                follows = [self._follows(x, product, found) for x in others]
                 masked |= not all(follows)
-                new = [r.id for r in user.results if not any(follows) and r.id not in seen]
-                seen.update(new)
-                waiting += new
-        return seen, masked
+                if not any(follows):
+                    found += [r.id for r in user.results if r.id not in found]
+        return found, masked
 
     def _even(self, v: Value) -> bool:
         """Whether it is one number, or that number all over."""
@@ -87,7 +86,7 @@ class Widened:
             return False
         return all(isinstance(x, Literal) or not x.type.shape for x in maker.operands)
 
-    def _follows(self, v: Value, product: Op, seen: Set[int]) -> bool:
+    def _follows(self, v: Value, product: Op, seen: Sequence[int]) -> bool:
         """Whether a value is made of the product, by way of reductions."""
         waiting, known = [v.id], {v.id}
         while waiting and len(known) < FAR:

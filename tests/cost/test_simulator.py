@@ -273,7 +273,20 @@ def test_masked_scores_are_stored_wide(queries: str, masked: bool, wide: bool) -
     widths = stored_widths(module, state_of(module).graph.rules)
     (scores,) = (op.results[0].id for op in module.ops if op.prim == "dot_general")
     assert widths.width[scores] == (2.0 if wide else 1.0)
-    assert (scores in widths.storage.wide) != wide  # else in the forward pass only
+
+
+def test_logits_are_stored_wide_until_labels_are_looked_up() -> None:
+    def f(x: Any, w: Any, labels: Any) -> Any:
+        logits = (x @ w).astype(jnp.float32)
+        found = jnp.take_along_axis(logits, labels, axis=1)
+        return (jax.nn.logsumexp(logits, axis=1) - found[:, 0]).sum()
+
+    x, w = (np.ones(s, jnp.bfloat16) for s in ((64, 32), (32, 512)))
+    module = module_of(f, x, w, np.zeros((64, 1), np.int32))
+    widths = stored_widths(module, state_of(module).graph.rules)
+    (logits,) = (op.results[0].id for op in module.ops if op.prim == "dot_general")
+    assert widths.width[logits] == 1.0
+    assert widths.storage.wide == {logits}
 
 
 @pytest.mark.parametrize("masked", [True, False])
@@ -389,3 +402,29 @@ def test_elementwise_results_take_the_buffer_of_what_dies() -> None:
     state = state_of(module_of(f, ones(64, 128)))
     one = 4 * 64 * 128
     assert cost_of(state).peak_bytes == 4 * one  # argument, z, and both results
+
+
+@pytest.mark.parametrize(
+    "machine, masked, held",
+    [
+        *(("tpu_v5e", False, 2), ("tpu_v5e", True, 4)),
+        *((name, masked, 3 + masked) for name in ("tpu_v4", "tpu_v5p") for masked in (False, True)),
+    ],
+)
+def test_gradients_of_scores(machine: str, masked: bool, held: int) -> None:
+    """At most so many times the bf16 scores as XLA holds: them (in f32 under a mask), the gradient
+    of the weights, and that of the scores where it is a buffer of its own.
+    """
+
+    def loss(q: Any, k: Any, v: Any) -> Any:
+        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k).astype(jnp.float32)
+        mask = jnp.tril(jnp.ones(scores.shape[2:], bool))
+        weights = jax.nn.softmax(jnp.where(mask, scores, -1e9) if masked else scores)
+        out = jnp.einsum("bhqk,bkhd->bqhd", weights.astype(jnp.bfloat16), v)
+        return (out.astype(jnp.float32) ** 2).sum()
+
+    q = np.ones((4, 512, 8, 16), jnp.bfloat16)
+    state = state_of(module_of(jax.grad(loss, argnums=(0, 1, 2)), q, q, q))
+    machine_without_vmem = dataclasses.replace(MACHINES[machine], vmem_bytes=0)
+    peak = cost_of(state, machine_without_vmem).peak_bytes
+    assert peak / (4 * 8 * 512 * 512 * 2) == pytest.approx(held, abs=0.3)
