@@ -66,6 +66,7 @@ class Copier:
             ops=[],
             constants={},
             _uses=None,
+            _users=None,
             _names=None,
         )
         module = self.module

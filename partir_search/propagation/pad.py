@@ -173,6 +173,7 @@ class _Rewriter:
             ops=[],
             constants={},
             _uses=None,
+            _users=None,
             _names=None,
         )
         number(new, constants)
