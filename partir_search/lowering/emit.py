@@ -151,6 +151,7 @@ def _run_block(
         return env[source.id]
 
     fills: set[int] = set()  # slots made of no array
+    remade: set[int] = set()  # slots that a compiler makes where they are used
     queue = ring_queue(block)
     early = read_early(block, partition.rules)
     for i, item in enumerate(block.steps):
@@ -160,7 +161,7 @@ def _run_block(
         if isinstance(item, Move):
             moved = env[item.source.id]
             if item.again and item.step.kind in ("all_gather", "collective_permute"):
-                moved = _fence(block, i, item, moved, env, fills)
+                moved = _fence(block, i, item, moved, env, fills, remade)
             blocks = [env[b.id] for b in item.blocks]
             env[item.target.id] = run_step(partition.mesh, item.step, moved, tiles_first, blocks)
         else:
@@ -175,6 +176,8 @@ def _run_block(
                 isinstance(x, Slot) and x.value.type.shape for x in item.ins
             ):
                 fills.update(slot.id for slot in item.outs)
+            if partition.rules[item.op.id].elementwise:
+                remade.update(slot.id for slot in item.outs)
     return [read(r) for r in block.results]
 
 
@@ -263,19 +266,31 @@ def _tie(slots: Sequence[Slot], env: dict[int, Any]) -> None:
 
 
 def _fence(
-    block: Block, at: int, move: Move, moved: Any, env: dict[int, Any], fills: Set[int]
+    block: Block,
+    at: int,
+    move: Move,
+    moved: Any,
+    env: dict[int, Any],
+    fills: Set[int],
+    remade: Set[int],
 ) -> Any:
     """Ties the shard to another operand of the op that the gather is made for.
 
     Not to one of `fills` (the zeros that a scatter adds to, say): it would wait for nothing, and
-    what the compiler would never store would be.
+    what the compiler would never store would be. Of what is `remade` one number is made for it,
+    that the rest need not be stored (XLA:TPU made logits' gradients inside of two products before
+    a barrier was on them).
     """
     user = next((x for x in block.steps[at:] if isinstance(x, Apply) and x.op is move.op), None)
     for source in user.ins if user else ():
         if isinstance(source, Literal) or source.id not in env or source is move.source:
             continue
         if source.value.type.shape and source.id not in fills:
-            moved, env[source.id] = lax.optimization_barrier((moved, env[source.id]))
+            x = env[source.id]
+            if source.id in remade and x.size:
+                first = lax.slice(x, (0,) * x.ndim, (1,) * x.ndim)
+                return lax.optimization_barrier((moved, first))[0]
+            moved, env[source.id] = lax.optimization_barrier((moved, x))
             return moved
     return lax.optimization_barrier(moved)
 
