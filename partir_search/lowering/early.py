@@ -8,18 +8,20 @@ the backward pass needs next: it comes first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from partir_search.ir.rule import OpRule
-from partir_search.lowering.program import Apply, Block, Slot
+from partir_search.lowering.program import Apply, Block, Move, Slot
 
 MUCH = 64  # times the bytes that it makes are what an op reads
 
 
 def read_early(block: Block, rules: Sequence[OpRule]) -> dict[int, Slot]:
     """By position of a step of the forward pass that reads much for little, and for which nothing
-    in the backward pass waits: an operand that the backward pass uses later.
+    in the backward pass waits: an operand that the backward pass uses later, or what it was moved
+    from (labels that are gathered once for each pass).
     """
+    moved = {x.target.id: x.source for x in block.steps if isinstance(x, Move)}
     needed: set[int] = set()  # by the backward pass, somehow
     later: set[int] = set()  # by steps of the backward pass themselves
     found: dict[int, Slot] = {}
@@ -39,7 +41,16 @@ def read_early(block: Block, rules: Sequence[OpRule]) -> dict[int, Slot]:
             needed.update(x.id for x in ins)
         elif not item.blocks and not rules[item.op.id].elementwise:
             made = sum(out.nbytes for out in item.outs)
-            small = [x for x in ins if x.id in later and x.nbytes <= MUCH * made]
+            known = [x for slot in ins for x in _before(slot, moved) if x.id in later]
+            small = [x for x in known if x.nbytes <= MUCH * made]
             if small and max(x.nbytes for x in ins) > MUCH * made:
-                found[i] = min(small, key=lambda x: x.nbytes)
+                found[i] = min(reversed(small), key=lambda x: x.nbytes)
     return found
+
+
+def _before(slot: Slot, moved: Mapping[int, Slot]) -> Iterator[Slot]:
+    """The slot, and what moves made it of."""
+    yield slot
+    while slot.id in moved:
+        slot = moved[slot.id]
+        yield slot

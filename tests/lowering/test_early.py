@@ -12,7 +12,7 @@ import pytest
 
 import partir_search as ps
 from partir_search.lowering.early import read_early
-from partir_search.lowering.program import Apply
+from partir_search.lowering.program import Apply, Move
 
 BATCH, WIDTH, VOCAB = 16, 32, 512
 
@@ -31,7 +31,11 @@ def arguments() -> list[Any]:
     return [w, x, random.integers(0, VOCAB, BATCH, dtype=np.int32)]
 
 
-@pytest.mark.parametrize("tiled", [{"x": 0, "labels": 0}, {"w": 1}])
+@pytest.mark.parametrize(
+    "tiled",
+    [{"x": 0, "labels": 0}, {"w": 1}, {"w": 1, "labels": 0}],
+    ids=["rows", "vocabulary", "gathered labels"],
+)
 def test_logits_of_labels_are_read_first(tiled: dict[str, int], mesh: jax.sharding.Mesh) -> None:
     """The gather of the logits is tied to the labels that their gradient needs."""
     tactics = [ps.ManualPartition(tiled, axis="batch")]
@@ -42,7 +46,12 @@ def test_logits_of_labels_are_read_first(tiled: dict[str, int], mesh: jax.shardi
     read, tied = program.body.steps[item[0]], item[1]
     assert isinstance(read, Apply)
     assert read.op.prim == "gather"
-    assert tied in read.ins
+    gathers = [x for x in program.body.steps if isinstance(x, Move) and x.source is tied]
+    assert [x.target in read.ins for x in gathers] == [True] * len(gathers)
+    if tiled == {"w": 1, "labels": 0}:
+        assert [x.again for x in gathers] == [False, True]  # once for each pass
+    else:
+        assert tied in read.ins
     assert np.issubdtype(tied.value.type.dtype, np.integer)
     for got, want in zip(partitioned(*args), step(*args), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5)
