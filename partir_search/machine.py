@@ -32,9 +32,11 @@ class Machine:
         for v5e it makes their results inside of the products that read them, which takes as much.
       stores_softmax: whether the softmax of masked scores is stored for the product that reads it
         (XLA:TPU for v5p).
-      vector_bytes: width of the narrowest element that vector units work on: elementwise kernels
-        on narrower ones take as long as on this.
+      vector_bytes: width of the elements that vector units work on: kernels that make narrower
+        ones, or reduce, take as long as if they moved one more of it for each point (see
+        `cost/passes.py`); 0: none do.
       vmem_bytes: memory on the chip that holds what kernels soon use up (TPU's VMEM); 0: none.
+      vmem_bytes_per_s: attained bandwidth of elementwise kernels there; 0: as from the main memory.
       torus: whether devices are linked to their neighbours along each axis, and not by a switch.
       puts_off: whether products that nothing waits for run beside collectives (XLA:GPU, see
         `cost/overlap.py`).
@@ -53,7 +55,7 @@ class Machine:
     kernel_seconds: float = 2e-6
     matmul_efficiency: float = 0.9
     hbm_efficiency: float = 0.75
-    vector_bytes: int = 1
+    vector_bytes: int = 0
     prefetches: bool = False
     puts_off: bool = False
     bf16_products: bool = False
@@ -61,6 +63,7 @@ class Machine:
     reuses_buffers: bool = True
     stores_softmax: bool = False
     vmem_bytes: float = 0.0
+    vmem_bytes_per_s: float = 0.0
     torus: bool = False
     sources: tuple[str, ...] = ()
     axis_bytes_per_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -102,7 +105,7 @@ class Machine:
 
 
 _EFFICIENCY = (
-    "matmul 0.9, HBM 0.75 of peak (v5p 0.55), 2 us per kernel: XLA:TPU's own cycle estimates",
+    "matmul 0.9, HBM 0.81 of peak (v5p 0.72), 2 us per kernel: XLA:TPU's own cycle estimates",
 )
 _TPU_DOCS = "https://cloud.google.com/tpu/docs/"
 _RING = (
@@ -120,8 +123,9 @@ def _tpu(
     *,
     prefetches: bool = False,
     vector_bytes: int = 4,
-    hbm_efficiency: float = 0.75,
+    hbm_efficiency: float = 0.81,
     vmem_mib: float = 0.0,
+    vmem_gb_per_s: float = 0.0,
     reuses_buffers: bool = False,
     stores_softmax: bool = False,
     note: str = "",
@@ -139,6 +143,7 @@ def _tpu(
         hbm_efficiency=hbm_efficiency,
         bf16_products=True,
         vmem_bytes=vmem_mib * 2**20,
+        vmem_bytes_per_s=vmem_gb_per_s * GB,
         reuses_buffers=reuses_buffers,
         stores_softmax=stores_softmax,
         torus=True,
@@ -176,8 +181,16 @@ MACHINES: Mapping[str, Machine] = {
     for m in (
         _tpu("tpu_v3", 61.5, 15.75, 450, 50, note="a core: half of a chip's flops, HBM and links"),
         _tpu("tpu_v4", 275, 31.75, 1228, 45),
-        _tpu("tpu_v5e", 197, 15.75, 819, 45, prefetches=True, vmem_mib=128, reuses_buffers=True),
-        _tpu("tpu_v5p", 459, 94.75, 2765, 90, hbm_efficiency=0.55, stores_softmax=True),
+        _tpu(
+            "tpu_v5e",
+            *(197, 15.75, 819, 45),
+            prefetches=True,
+            vmem_mib=128,
+            vmem_gb_per_s=1100,
+            reuses_buffers=True,
+            note="VMEM 1.1 TB/s: XLA:TPU's cycles of Adam's updates on arrays that are there",
+        ),
+        _tpu("tpu_v5p", 459, 94.75, 2765, 90, hbm_efficiency=0.72, stores_softmax=True),
         _tpu("tpu_v6e", 918, 31.75, 1640, 90, prefetches=True, vector_bytes=2),
         _gpu(
             "a100",

@@ -12,7 +12,11 @@ from tests.support import ROUND
 
 MESH = ps.MeshShape(("data", "model"), (2, 4))
 MACHINE = dataclasses.replace(
-    ps.MACHINES["tpu_v5e"], link_bytes_per_s=1e6, hop_seconds=0.0, hbm_bytes_per_s=4e6 / 3
+    ps.MACHINES["tpu_v5e"],
+    link_bytes_per_s=1e6,
+    hop_seconds=0.0,
+    hbm_bytes_per_s=1e6,
+    hbm_efficiency=1.0,
 )
 
 # ruff: noqa: E501

@@ -2,9 +2,10 @@
 
 An elementwise op or a reduction joins the kernel that makes one of its operands (the epilogue of
 a matrix product, a chain of updates) or that reads the same operands (sums over one tensor), if
-both walk the same points and its other operands are there by then. XLA calls these output,
-producer-consumer and multi-output fusion. Found to matter by comparing with XLA:TPU's own cycles
-(`experiments.truth`): without it kernels that are not products count half as much again.
+both walk the same points and its other operands are there by then: what a kernel reduces is there
+when it ends. XLA calls these output, producer-consumer and multi-output fusion. Found to matter by
+comparing with XLA:TPU's own cycles (`experiments.truth`): without it kernels that are not products
+count half as much again.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ class Fused:
 
     Attributes:
       leader: the kernel that each kernel has become part of, often itself.
-      touched: ids of values that a kernel reads or writes itself.
+      touched: ids of values that a kernel reads or writes itself. A look-up reads no more of a
+        table than it makes: it has its result twice instead.
     """
 
     leader: Mapping[int, int]
@@ -34,36 +36,41 @@ def fuse(
     region: Region,
     rules: Sequence[OpRule],
     reads: Mapping[int, tuple[int, ...]],
+    nbytes: Mapping[int, int],
     epilogues: bool = True,
 ) -> Fused:
     """Fuses the kernels of a region.
 
     Args:
       reads: per position of a kernel, the stored values that it reads.
+      nbytes: by value id; of what other regions make nothing need be known.
       epilogues: whether others join kernels that walk other points than their operands'
         (products, scatters).
     """
     made: dict[int, int] = {}  # by value, the kernel that makes it
+    ready: dict[int, int] = {}  # by value, after which kernel: a number as soon as it can be
     leader: dict[int, int] = {}
     walked: dict[int, int] = {}  # by leader, points
     inside: dict[int, set[int]] = {}  # by leader, values made
     outside: dict[int, set[int]] = {}  # by leader, values read
     shared: dict[int, int] = {}  # by value, the last leader to read it that may be joined so
     own: dict[int, tuple[int, ...]] = {}
+    reduced: set[int] = set()  # values that are known when all points are walked
     kept = {x.id for x in region.results if isinstance(x, Value)}
     for at, leaves in reads.items():
         op = region.ops[at]
         rule = rules[op.id]
         joined = at
-        if not op.regions and _joins(rule):
+        if not op.regions and joins(rule):
             points = math.prod(rule.sizes)
             near = {leader[made[v]] for v in leaves if v in made}
             near |= {shared[v] for v in leaves if v in shared}
             if not epilogues:
-                near = {head for head in near if _joins(rules[region.ops[head].id])}
+                near = {head for head in near if joins(rules[region.ops[head].id])}
             for head in sorted(near, reverse=True):
                 if walked[head] == points and all(
-                    v in inside[head] or made.get(v, -1) <= head for v in leaves
+                    ready.get(v, -1) < head or (v in inside[head] and v not in reduced)
+                    for v in leaves
                 ):
                     joined = head
                     break
@@ -74,23 +81,31 @@ def fuse(
         own[at] = tuple(v for v in leaves if v not in inside[joined] | outside[joined])
         outside[joined].update(own[at])
         inside[joined].update(r.id for r in op.results)
+        first = max((ready.get(v, -1) for v in leaves), default=-1)
         for r in op.results:
             made[r.id] = at
+            ready[r.id] = at if r.type.shape or op.regions else first
+        if joins(rule) and not rule.elementwise:
+            reduced.update(r.id for r in op.results)
         if op.regions:
             kept.update(v.id for _, v in op.inputs())
-        elif not rules[region.ops[joined].id].contracts and _joins(rule):
+        elif not rules[region.ops[joined].id].contracts and joins(rule):
             shared.update(dict.fromkeys(leaves, joined))
     for at, leaves in reads.items():
         for v in leaves:
             if v in made and leader[made[v]] != leader[at]:
                 kept.add(v)
-    touched = {
-        at: own[at] + tuple(r.id for r in region.ops[at].results if r.id in kept) for at in reads
-    }
+    touched: dict[int, tuple[int, ...]] = {}
+    for at in reads:
+        op, read = region.ops[at], own[at]
+        if _looks_up(rules[op.id]):
+            (result,) = op.results
+            read = tuple(v if nbytes.get(v, 0) <= result.type.nbytes else result.id for v in read)
+        touched[at] = read + tuple(r.id for r in op.results if r.id in kept)
     return Fused(leader, touched)
 
 
-def _joins(rule: OpRule) -> bool:
+def joins(rule: OpRule) -> bool:
     """Whether the op walks its operands point by point: elementwise, or a plain reduction."""
     if rule.elementwise:
         return True
@@ -99,6 +114,11 @@ def _joins(rule: OpRule) -> bool:
         and not (rule.contracts or rule.blocked or rule.opaque or rule.local)
         and any(rule.reducers)
     )
+
+
+def _looks_up(rule: OpRule) -> bool:
+    """Whether numbers say what it takes of a table."""
+    return bool(rule.indexed) and not any(rule.indexed & set(dims) for dims in rule.results)
 
 
 def _points(op: Op, rule: OpRule) -> int:

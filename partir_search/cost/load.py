@@ -17,6 +17,8 @@ from partir_search.ir.partition import Partition
 if TYPE_CHECKING:
     from partir_search.cost.simulator import CostModel
 
+LOADED = 0.5  # of the memory on the chip: what is no larger is there before kernels read it
+
 
 class Load:
     """Kernels and memory of one device under a partition.
@@ -43,14 +45,23 @@ class Load:
         turns = _turns(partition, ops)[k.op]
         self.flops: Floats = k.flops * (share * turns) * k.times
         stored = (self.nbytes * model.width_of)[k.touched]
+        bandwidth = machine.attained_hbm_bytes_per_s
         ends = np.concatenate(([0.0], np.cumsum(stored)))
         self.moved: Floats = (ends[k.offsets[1:]] - ends[k.offsets[:-1]]) * k.times * turns
-        ends = np.concatenate(([0.0], np.cumsum(stored * model.widened)))
-        worked = (ends[k.offsets[1:]] - ends[k.offsets[:-1]]) * k.times * model.vectors
-        bandwidth = machine.attained_hbm_bytes_per_s
-        seconds: Floats = np.zeros(n)
-        for spent in (self.flops / model.rates, self.moved / bandwidth, worked / bandwidth):
-            seconds = np.maximum(seconds, np.bincount(k.leader, spent, n))
+        worked = self.moved
+        if machine.vmem_bytes_per_s:
+            small = stored <= machine.vmem_bytes * LOADED
+            spent = stored * np.where(small, bandwidth / machine.vmem_bytes_per_s, 1.0)
+            ends = np.concatenate(([0.0], np.cumsum(spent)))
+            worked = (ends[k.offsets[1:]] - ends[k.offsets[:-1]]) * k.times * turns
+        passes = model.passes
+        walked = np.where(passes.of_result < 0, share, of_value[passes.of_result])
+        worked = worked + passes.nbytes * walked * k.times * turns
+        products = np.bincount(k.leader, self.flops / model.rates, n)
+        vectors = np.bincount(k.leader, worked / bandwidth, n)
+        seconds: Floats = np.where(
+            passes.batched, products + vectors, np.maximum(products, vectors)
+        )
         starts = k.times * turns * machine.kernel_seconds
         self.seconds: Floats = seconds + np.where(k.leader == np.arange(n), starts, 0.0)
         self.least_seconds = 0.0 if partition.modes.streams else float(self.seconds.sum())

@@ -17,6 +17,7 @@ import numpy as np
 from partir_search.cost.collectives import collective_seconds, sent_bytes
 from partir_search.cost.load import Load
 from partir_search.cost.memory import Curve
+from partir_search.cost.passes import Passes
 from partir_search.cost.permutes import permute_seconds
 from partir_search.cost.storage import Usage, storage_of, stored_widths, usage_of
 from partir_search.cost.traffic import (
@@ -91,7 +92,8 @@ class Price:
 
     Attributes:
       width: bytes that it carries and leaves in a copy, as a multiple of the program's.
-      copied: bytes written and read again because a copy is larger than its source.
+      copied: bytes moved because a copy is larger than its source: read, and written unless that
+        is a collective's part.
       seconds / sent / axes: of a collective, the bytes that a device sends, and the axes' names.
     """
 
@@ -158,10 +160,7 @@ class CostModel:
                 if op.regions:
                     self._collect_op(op, rules, storage)
         self.rates = np.array([machine.matmul_flops_per_s(d) for d in self.kernels.dtype])
-        sizes = np.array([max(v.type.itemsize, 1) for v in module.values])
-        width = np.maximum(machine.vector_bytes / (sizes * self.width_of), 1.0)
-        self.widened = width[self.kernels.touched]
-        self.vectors = np.array([not self.contracts[op] for op in self.kernels.op.tolist()])
+        self.passes = Passes(module, rules, self.kernels, self.width_of, machine)
         counts = np.zeros(len(module.values))
         if folded is None:
             for v in module.body.args:
@@ -248,7 +247,11 @@ class CostModel:
             taken = (0.0, 0.0, "")
             if step.kind in COLLECTIVES:
                 taken = self.transfer(step, move.payload_bytes * width, mesh)
-            found = Price(width, 2.0 * grown * width if copies else 0.0, *taken)
+            found = Price(
+                width,
+                (1.0 if step.kind in COLLECTIVES else 2.0) * grown * width if copies else 0.0,
+                *taken,
+            )
             if move.shared:
                 self._prices[move] = found
         return found

@@ -172,7 +172,7 @@ def region_traffic(
     columns = np.array(live + wide, dtype=np.int64).reshape(-1, 3)
     weights = np.array(weight + [2.0] * len(wide))
     start, stop, value = columns[:, 0], columns[:, 1], columns[:, 2]
-    fused = fuse(region, rules, reads, storage.epilogues)
+    fused = fuse(region, rules, reads, nbytes, storage.epilogues)
     return RegionTraffic(region, reads, start, stop, value, weights, inner, fused)
 
 

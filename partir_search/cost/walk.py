@@ -51,7 +51,7 @@ class Walk:
         self.worked = 0.0  # seconds of these turns
         self.behind = Behind()  # of the region that is being looked at
         self.spared_seconds = self.spared_flops = 0.0  # of blocks that mask each other out
-        self.copied = 0.0  # bytes written and read again because a copy is larger than its source
+        self.copied = 0.0  # bytes moved because a copy is larger than its source
         self.by_axis: dict[str, float] = {}
         self.by_kind: dict[str, float] = {}
         self.notes: dict[int, list[Note]] | None = None  # by instruction of the body, if wanted

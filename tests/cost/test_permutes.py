@@ -76,8 +76,8 @@ def test_large_blocks_hide_their_permutes() -> None:
 
 
 def test_what_turns_move_beside_one_product() -> None:
-    """Collective matmul: a gathered operand is not written and read as a copy, but what is put
-    together from blocks is read again, and so are sums that arrive.
+    """Collective matmul: a gathered operand is not read as a copy, but what is put together
+    from blocks is read again, and so are sums that arrive.
     """
     machine = dataclasses.replace(V5E, bf16_products=False)
     rows, inner, columns = 64, 256, 32
@@ -99,5 +99,5 @@ def test_what_turns_move_beside_one_product() -> None:
         return (before - after) * machine.attained_hbm_bytes_per_s
 
     gathered, assembled = 4 * rows * inner, 4 * rows * columns / N
-    assert bytes_saved(False) == pytest.approx(2 * gathered - assembled)
+    assert bytes_saved(False) == pytest.approx(gathered - assembled)
     assert bytes_saved(True) == pytest.approx(-(N - 1) * 4 * rows * columns / N)

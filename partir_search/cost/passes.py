@@ -1,0 +1,73 @@
+"""What vector units add to the bytes that a kernel moves.
+
+XLA:TPU's own cycles for kernels of one class lie on a line. An elementwise kernel takes as long as
+its bytes take if all are wide. If it makes narrow elements, or reduces what it walks, it takes as
+long as one more wide element for each point, however many operands there are and whatever is
+computed. What follows a matrix product in its kernel counts the same, and runs beside the product;
+but not beside a product of many small matrices, where the two add up.
+Found by compiling kernels of 1 to 7 operands and products over 8 to 2,048 for v5e and v5p.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from partir_search.cost.fusion import joins
+from partir_search.cost.traffic import Floats, Kernels
+from partir_search.ir.core import Module
+from partir_search.ir.rule import OpRule
+from partir_search.machine import Machine
+
+
+class Passes:
+    """Of each of K kernels, by a module's ops.
+
+    Attributes:
+      nbytes: [K] bytes that its vector work counts as, unpartitioned; only the largest of those
+        fused into one kernel has any.
+      of_result: [K] the value that is tiled as that work is, or -1: tiled as the op is.
+      batched: [K] whether it is a product of many matrices.
+    """
+
+    def __init__(
+        self,
+        module: Module,
+        rules: Sequence[OpRule],
+        kernels: Kernels,
+        width_of: Floats,
+        machine: Machine,
+    ) -> None:
+        n = len(kernels.op)
+        self.nbytes, self.of_result = np.zeros(n), np.full(n, -1)
+        self.batched = np.zeros(n, dtype=np.bool_)
+        if not machine.vector_bytes:
+            return
+        largest: dict[int, int] = {}
+        ends, touched = kernels.offsets.tolist(), kernels.touched.tolist()
+        for at, op_id in enumerate(kernels.op.tolist()):
+            op, rule, leader = module.ops[op_id], rules[op_id], int(kernels.leader[at])
+            if rule.contracts:
+                self.batched[at] = _batched(rule)
+                self.of_result[at] = op.results[0].id
+            reduces = joins(rule) and not rule.elementwise
+            stored = touched[ends[at] : ends[at + 1]]
+            if not reduces and not any(
+                r.id in stored and r.type.itemsize * width_of[r.id] < machine.vector_bytes
+                for r in op.results
+            ):
+                continue
+            points = math.prod(rule.sizes if reduces else op.results[0].type.shape)
+            size = float(machine.vector_bytes * points)
+            before = largest.setdefault(leader, at)
+            if before == at or size > self.nbytes[before]:
+                self.nbytes[before] = 0.0
+                self.nbytes[at], largest[leader] = size, at
+
+
+def _batched(rule: OpRule) -> bool:
+    """Whether some factor is a dim of all operands and of the result."""
+    held = [set(dims) for dims in (*rule.operands, *rule.results)]
+    return any(f >= 0 and rule.sizes[f] > 1 for f in set.intersection(*held))
