@@ -16,7 +16,7 @@ import hashlib
 import json
 import pathlib
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -41,7 +41,9 @@ flags.DEFINE_integer("plans", 12, "Plans of each model on each target.")
 planning_flags.define(mesh="data:2,model:4")
 flags.DEFINE_string("rows", "rows.jsonl", "File of JSON lines, read and added to.")
 flags.DEFINE_string("hlo", None, "Folder that keeps compiled programs, to be judged again.")
-flags.DEFINE_boolean("compile", True, "Compile what the file lacks; else only predict again.")
+flags.DEFINE_boolean(
+    "compile", True, "Compile what the file lacks; else only predict its rows again."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,12 +81,13 @@ CASES = {
 
 
 def plans_of(
-    case: Case, target: str, n: int, found: str | None = None
+    case: Case, target: str, n: int, found: str | None = None, names: Collection[str] = ()
 ) -> Iterator[tuple[str, ps.Plan]]:
     """The found plan and known ones, unlike in cost and not too large, from fast to slow.
 
     Args:
       found: actions of the plan that was found, and compiled, before.
+      names: of plans that were compiled before; if there are any, only these are made.
     """
     shape = ps.MeshShape.parse(FLAGS.mesh)
     mesh, machine = AbstractMesh(shape.sizes, shape.names), ps.Target.parse(target).machine
@@ -97,6 +100,9 @@ def plans_of(
             saved = ps.load_plan(file)
         plan = case.partitioned(mesh, machine.name, saved)[0].plan(*args)
     yield "found", plan
+    if names:
+        yield from ((k, plan) for k, plan in step.known_plans(*args).items() if k in names)
+        return
     unlike: dict[tuple[float, float], tuple[str, ps.Plan]] = {}
     for name, plan in step.known_plans(*args).items():
         if plan.cost.peak_bytes < machine.hbm_bytes:
@@ -189,7 +195,8 @@ def main(argv: list[str]) -> None:
     for target in FLAGS.targets:
         for model in FLAGS.models or CASES:
             found = known.get((target, model, "found"), {}).get("plan_actions")
-            plans = list(plans_of(CASES[model], target, FLAGS.plans, found))
+            names = [] if FLAGS.compile else [n for t, m, n in known if (t, m) == (target, model)]
+            plans = list(plans_of(CASES[model], target, FLAGS.plans, found, names))
             for name, plan in track(plans, f"{model} on {target}"):
                 key = (target, model, name)
                 row = row_of(plan, target, model, known.get(key, {}))
