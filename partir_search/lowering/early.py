@@ -21,7 +21,7 @@ def read_early(block: Block, rules: Sequence[OpRule]) -> dict[int, Slot]:
     in the backward pass waits: an operand that the backward pass uses later, or what it was moved
     from (labels that are gathered once for each pass).
     """
-    moved = {x.target.id: x.source for x in block.steps if isinstance(x, Move)}
+    moved = _made_by_moves(block)
     needed: set[int] = set()  # by the backward pass, somehow
     later: set[int] = set()  # by steps of the backward pass themselves
     found: dict[int, Slot] = {}
@@ -46,6 +46,22 @@ def read_early(block: Block, rules: Sequence[OpRule]) -> dict[int, Slot]:
             if small and max(x.nbytes for x in ins) > MUCH * made:
                 found[i] = min(reversed(small), key=lambda x: x.nbytes)
     return found
+
+
+def _made_by_moves(block: Block) -> dict[int, Slot]:
+    """What each slot was moved from that a move made first: a value that is moved there and back
+    is in one slot twice, and was there before it left.
+    """
+    moved: dict[int, Slot] = {}
+    seen: set[int] = set()
+    for item in block.steps:
+        if isinstance(item, Move):
+            if item.target.id not in seen:
+                moved[item.target.id] = item.source
+            seen.update((item.source.id, item.target.id))
+        else:
+            seen.update(x.id for x in (*item.ins, *item.outs) if isinstance(x, Slot))
+    return moved
 
 
 def _before(slot: Slot, moved: Mapping[int, Slot]) -> Iterator[Slot]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ import pytest
 
 import partir_search as ps
 from partir_search.lowering.early import read_early
-from partir_search.lowering.program import Apply, Move
+from partir_search.lowering.program import Apply, Instruction, Move
 
 BATCH, WIDTH, VOCAB = 16, 32, 512
 
@@ -69,3 +70,18 @@ def test_what_the_backward_pass_waits_for_is_left_alone() -> None:
 
     plan = ps.auto_partition(mesh, schedule=tactics, machine="cpu")(fn).plan(*arguments()[:2])
     assert not read_early(plan.program.body, plan.program.partition.rules)
+
+
+def test_values_moved_there_and_back(mesh: jax.sharding.Mesh) -> None:
+    """Rings bring values back into slots that they left: what came first counts, without end."""
+    tactics = [ps.ManualPartition({"w": 1, "labels": 0}, axis="batch")]
+    plan = ps.auto_partition(mesh, schedule=tactics, machine="cpu")(step).plan(*arguments())
+    block, rules = plan.program.body, plan.program.partition.rules
+    steps: list[Instruction] = []
+    for item in block.steps:
+        steps.append(item)
+        if isinstance(item, Move):
+            steps.append(dataclasses.replace(item, source=item.target, target=item.source))
+    (before,) = read_early(block, rules).values()
+    (after,) = read_early(dataclasses.replace(block, steps=steps), rules).values()
+    assert after is before
