@@ -14,12 +14,13 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --upgrade pip
 
+# Python compiles what is imported; pip would compile all of it, which takes half a minute.
 $(VENV)/.demo: $(BIN)/python pyproject.toml setup.cfg
-	$(BIN)/python -m pip install -q -e '.[demo]'
+	$(BIN)/python -m pip install -q --no-compile -e '.[demo]'
 	@touch $@
 
 $(VENV)/.test: $(BIN)/python pyproject.toml setup.cfg
-	$(BIN)/python -m pip install -q -e '.[test]'
+	$(BIN)/python -m pip install -q --no-compile -e '.[test]'
 	@touch $@
 
 install-demo: $(VENV)/.demo

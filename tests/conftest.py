@@ -31,7 +31,7 @@ GOLDEN = pathlib.Path(__file__).parent / "golden"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden/*.txt")
-    parser.addoption("--programs", type=int, default=14, help="programs of the property test")
+    parser.addoption("--programs", type=int, default=12, help="programs of the property test")
     parser.addoption("--long", action="store_true", help="run what is marked long, too")
     parser.addoption("--plans", type=int, default=0, help="random plans of each model")
 

@@ -24,8 +24,8 @@ from models.transformer import (  # noqa: E402
 )
 
 mesh = jax.make_mesh((2, 4), ("batch", "model"))
-config = TransformerConfig(layers=2, d_model=16, heads=4, d_ff=32, vocab=32, seq=8, dropout=0.1)
-step = ps.auto_partition(mesh, machine="tpu_v5e", episodes=120, donate_argnums=0)(
+config = TransformerConfig(layers=1, d_model=16, heads=4, d_ff=32, vocab=32, seq=8, dropout=0.1)
+step = ps.auto_partition(mesh, machine="tpu_v5e", episodes=60, donate_argnums=0)(
     make_train_step(config)
 )
 state = jax.jit(lambda: init_state(config, optimizer(steps=3)))()

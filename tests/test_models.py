@@ -28,8 +28,8 @@ from partir_search.propagation.graph import Graph
 from partir_search.propagation.propagate import State
 
 TINY = tuple(sorted(name for name in MODELS if name.endswith("-tiny")))
-ALIKE = ("bert", "bloom", "decoding", "gpt", "gpt-scan", "llama", "master", "nnx", "opt")
-ALIKE += ("ensemble", "lora", "microbatch", "mixer", "vit")
+ALIKE = ("bert", "bloom", "decoding", "gpt", "gpt-scan", "llama", "master", "nnx")
+ALIKE += ("ensemble", "lora", "microbatch", "mixer", "nnx-scan", "opt", "vit")
 NAMES = [
     pytest.param(n, marks=pytest.mark.long) if n.removesuffix("-tiny") in ALIKE else n for n in TINY
 ]

@@ -137,7 +137,7 @@ def test_the_example_goes_on_after_a_restart(tmp_path: pathlib.Path) -> None:
 @pytest.mark.devices
 def test_a_process_that_dies_ends_the_others(tmp_path: pathlib.Path) -> None:
     """With a message, not a hang."""
-    command = example(2, tmp_path / "kept", "--steps=2000", "--heartbeat_timeout=10")
+    command = example(2, tmp_path / "kept", "--steps=2000", "--heartbeat_timeout=5")
     with open(tmp_path / "said", "w") as said:  # a pipe would fill while nobody reads
         one, two = start(2, command, stdout=subprocess.DEVNULL, stderr=said)
         deadline = time.monotonic() + 120

@@ -244,7 +244,7 @@ def test_iterations_of_a_scan_run_again(mesh: jax.sharding.Mesh) -> None:
         pytest.param("gpt-scan-tiny", marks=pytest.mark.long),
         pytest.param("lstm-tiny", marks=pytest.mark.long),
         pytest.param("microbatch-tiny", marks=pytest.mark.long),
-        "ssm-tiny",
+        pytest.param("ssm-tiny", marks=pytest.mark.long),
     ],
 )
 def test_scanned_models_run_again(name: str, mesh: jax.sharding.Mesh) -> None:

@@ -23,8 +23,8 @@ from tests.support import assert_same, check_replicas
 
 SCHEDULES = ("bp", "bp+mp", "mp", "bp+mp+z2", "bp+mp+z3")
 VARIANTS = tuple(itertools.product((False, True), repeat=3))
-# Each schedule with two variants, each variant with one schedule at least; all with `--long`.
-SHORT = {(s, *VARIANTS[(2 * i + k) % 8]) for i, s in enumerate(SCHEDULES) for k in (0, 3)}
+# Each variant with one schedule, each schedule with one variant at least; all with `--long`.
+SHORT = {(SCHEDULES[(3 * i + 1) % 5], *v) for i, v in enumerate(VARIANTS)}
 PAIRS = [
     (s, *v) if (s, *v) in SHORT else pytest.param(s, *v, marks=pytest.mark.long)
     for s in SCHEDULES
@@ -73,7 +73,7 @@ def test_step_equals_plain(
 
 @pytest.mark.devices
 @pytest.mark.parametrize(
-    "name", [pytest.param(s, marks=pytest.mark.long) if "z" not in s else s for s in SCHEDULES]
+    "name", [pytest.param(s, marks=pytest.mark.long) if "z3" not in s else s for s in SCHEDULES]
 )
 def test_adamw(name: str, mesh: jax.sharding.Mesh) -> None:
     compare(reference(False, False, True, adamw=True), name, mesh)
