@@ -74,10 +74,12 @@ class Index:
         stretches than tiles, or works on blocks.
       stacked: ids of ops with a factor beneath another on one dim.
       beneath: [stacked, factor + 1] whether the factor is beneath another.
+      growth: what `travel` found of ops that it passed: the same questions come with every state.
     """
 
     def __init__(self, module: Module, rules: Sequence[OpRule]) -> None:
         self.zeros = zero_values(module, rules)
+        self.growth: dict[tuple[int, str, frozenset[int]], int | None] = {}
         uses = module.use_counts()
         self.around: list[tuple[int, ...]] = []
         self.travellers: dict[int, Traveller] = {}

@@ -37,7 +37,7 @@ def travel(index: Index, loops: list[int], tiles: list[int]) -> dict[int, str]:
     `loops` and `tiles` describe the axis and lose what travelling reductions undo. Ops are visited
     in program order: the operands of an op are made before it.
     """
-    travellers, consumer, zeros = index.travellers, index.consumer, index.zeros
+    travellers, consumer = index.travellers, index.consumer
     made: dict[int, _Way] = {}
     resting: dict[int, str] = {}
     queue = [
@@ -66,10 +66,8 @@ def travel(index: Index, loops: list[int], tiles: list[int]) -> dict[int, str]:
         if len(monoids) != 1:
             continue
         monoid = monoids.pop()
-        if not passing_group(t.op, t.rule, monoid, free, zeros):
-            continue
-        growth = _growth(t.op, free)
-        if growth > 0:
+        growth = _growth(index, t, monoid, free)
+        if growth is None or growth > 0:
             continue
         way = _Way(
             monoid,
@@ -91,7 +89,15 @@ def travel(index: Index, loops: list[int], tiles: list[int]) -> dict[int, str]:
     return resting
 
 
-def _growth(op: Op, pending: Set[int]) -> int:
-    """Bytes that reducing after the op moves beyond those of reducing before it."""
-    before = sum(v.type.nbytes for _, v in op.inputs() if v.id in pending)
-    return sum(r.type.nbytes for r in op.results) - before
+def _growth(index: Index, t: Traveller, monoid: str, pending: Set[int]) -> int | None:
+    """Bytes that reducing after the op moves beyond those of reducing before it; None where
+    nothing pending passes.
+    """
+    key = t.op.id, monoid, frozenset(pending)
+    if key not in index.growth:
+        growth = None
+        if passing_group(t.op, t.rule, monoid, pending, index.zeros):
+            before = sum(v.type.nbytes for _, v in t.op.inputs() if v.id in pending)
+            growth = sum(r.type.nbytes for r in t.op.results) - before
+        index.growth[key] = growth
+    return index.growth[key]

@@ -188,11 +188,13 @@ class Localizer:
         tied = {arg for arg, _ in self.module.ties} if mesh.skewed_state else ()
         args = tuple(
             self.rest(v.id)
-            if i in tied
+            if i in tied or not mesh.diagonals
             else self.slot(v, straight(mesh, self.rest(v.id).layout), ())
             for i, v in enumerate(body.args)
         )
-        targets = [straight(mesh, self.layout(r)) for r in body.results]
+        targets = list(map(self.layout, body.results))
+        if mesh.diagonals:
+            targets = [straight(mesh, layout) for layout in targets]
         for arg, result in self.module.ties:
             targets[result] = args[arg].layout
         return Ends(constants, args, tuple(targets))
@@ -317,8 +319,10 @@ class Localizer:
         self, region: Region, args: Sequence[Slot], targets: Sequence[Layout]
     ) -> dict[int, list[Slot]]:
         """Arguments that come otherwise than they rest, by position of the op that uses them
-        first; last those that are only returned.
+        first; last those that are only returned. None without diagonals.
         """
+        if not self.partition.mesh.diagonals:
+            return {}
         left = {s.value.id: s for s in args if s is not self.rest(s.value.id)}
         found: dict[int, list[Slot]] = {}
         for at, op in enumerate(region.ops if left else ()):
