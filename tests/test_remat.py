@@ -104,6 +104,30 @@ def test_rewrite_computes_the_same(tiles: Any) -> None:
     check_partition(state.partition(), deep, args)
 
 
+@pytest.mark.devices
+def test_gradients_leave_segments_narrow() -> None:
+    """They are widened for the optimizer after the segment, where the widening is fused."""
+
+    def fn(x: Any, *weights: Any) -> Any:
+        def loss(weights: Any) -> Any:
+            y = x.astype(jnp.bfloat16)
+            for w in weights:
+                w = w.astype(jnp.bfloat16)
+                y = y + jnp.tanh(jnp.sin(y @ w) @ w.T)
+            return jnp.square(y.astype(jnp.float32)).mean()
+
+        return [w - 0.1 * g for w, g in zip(weights, jax.grad(loss)(weights), strict=True)]
+
+    args = deep_args()
+    module = module_of(fn, *args)
+    again = rematerialize(module, find_segments(module))
+    verify(again)
+    regions = [op for op in again.ops if op.prim == "checkpoint"]
+    assert len(regions) >= 2
+    assert {r.type.dtype for op in regions for r in op.results} == {jnp.dtype(jnp.bfloat16)}
+    check_partition(state_of(again).partition(), fn, args)
+
+
 def planned(machine: ps.Machine, **options: Any) -> ps.Plan:
     mesh = AbstractMesh((2, 2), ("data", "model"))
     wrapped = ps.auto_partition(mesh, machine=machine, episodes=60, donate_argnums=0, **options)

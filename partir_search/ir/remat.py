@@ -148,16 +148,40 @@ class _Rewriter(Copier):
         while at < len(self.module.body.ops):
             if at in windows:
                 last, again = windows[at]
-                ops.append(self.checkpoint(at, last, again))
+                after = self.growing(at, last)
+                ops.append(self.checkpoint(at, last, again, after))
+                ops += [self.copy(op, {}) for op in after]
                 at = last + 1
             else:
                 ops.append(self.copy(self.module.body.ops[at], {}))
                 at += 1
         return self.finish(args, ops)
 
-    def checkpoint(self, first: int, last: int, again: Sequence[int]) -> Op:
+    def growing(self, first: int, last: int) -> list[Op]:
+        """Ops of a window that make a value larger on its way out (gradients that are widened for
+        the optimizer): what leaves a region is stored, so that they come after it.
+        """
+        needed: set[int] = set()  # by what stays in the window
+        found: list[Op] = []
+        for op in reversed(self.module.body.ops[first : last + 1]):
+            inputs = [v for _, v in op.inputs()]
+            made = sum(r.type.nbytes for r in op.results)
+            if (
+                len(inputs) == 1
+                and inputs[0].type.nbytes < made
+                and not (op.regions or op.effect)
+                and needed.isdisjoint(r.id for r in op.results)
+            ):
+                found.append(op)
+            else:
+                needed.update(v.id for v in inputs)
+        return found[::-1]
+
+    def checkpoint(self, first: int, last: int, again: Sequence[int], after: Sequence[Op]) -> Op:
         body = self.module.body.ops
-        inner = [(body[i], "_again") for i in again] + [(op, "_") for op in body[first : last + 1]]
+        put_off = {op.id for op in after}
+        window = [op for op in body[first : last + 1] if op.id not in put_off]
+        inner = [(body[i], "_again") for i in again] + [(op, "_") for op in window]
         made = {r.id for op, _ in inner for r in op.results}
         entering: dict[int, Value] = {}
         for op, _ in inner:
@@ -171,9 +195,9 @@ class _Rewriter(Copier):
             new = self.copy(op, inside, suffix)
             ops.append(dataclasses.replace(new, backward=True))
             inside |= {r.id: v for r, v in zip(op.results, new.results, strict=True)}
-        used = {v.id for op in body[last + 1 :] for _, v in op.inputs()}
+        used = {v.id for op in (*after, *body[last + 1 :]) for _, v in op.inputs()}
         used |= {x.id for x in self.module.body.results if isinstance(x, Value)}
-        leaving = [r for op in body[first : last + 1] for r in op.results if r.id in used]
+        leaving = [r for op in window for r in op.results if r.id in used]
         return Op(
             id=-1,
             prim="checkpoint",
