@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from partir_search.ir.core import Op, Region, Value
 from partir_search.ir.rule import OpRule
@@ -38,6 +39,7 @@ def fuse(
     reads: Mapping[int, tuple[int, ...]],
     nbytes: Mapping[int, int],
     epilogues: bool = True,
+    at_once: Mapping[int, bool] = MappingProxyType({}),
 ) -> Fused:
     """Fuses the kernels of a region.
 
@@ -46,6 +48,9 @@ def fuse(
       nbytes: by value id; of what other regions make nothing need be known.
       epilogues: whether others join kernels that walk other points than their operands'
         (products, scatters).
+      at_once: values of which a maximum is known where it is taken, so that what needs it can be in
+        the same kernel: by whether that is the kernel which makes the value. If not, what is made
+        of it is stored in its place.
     """
     made: dict[int, int] = {}  # by value, the kernel that makes it
     ready: dict[int, int] = {}  # by value, after which kernel: a number as soon as it can be
@@ -65,6 +70,7 @@ def fuse(
             points = math.prod(rule.sizes)
             near = {leader[made[v]] for v in leaves if v in made}
             near |= {shared[v] for v in leaves if v in shared}
+            near -= {leader[made[v]] for v in leaves if not at_once.get(v, True) and v in made}
             if not epilogues:
                 near = {head for head in near if joins(rules[region.ops[head].id])}
             for head in sorted(near, reverse=True):
@@ -85,7 +91,7 @@ def fuse(
         for r in op.results:
             made[r.id] = at
             ready[r.id] = at if r.type.shape or op.regions else first
-        if joins(rule) and not rule.elementwise:
+        if reduces(rule) and not ("max" in rule.reducers and any(v in at_once for v in leaves)):
             reduced.update(r.id for r in op.results)
         if op.regions:
             kept.update(v.id for _, v in op.inputs())
@@ -101,6 +107,8 @@ def fuse(
         if _looks_up(rules[op.id]):
             (result,) = op.results
             read = tuple(v if nbytes.get(v, 0) <= result.type.nbytes else result.id for v in read)
+        if leader[at] == at and reduces(rules[op.id]):
+            read += tuple(v for v in read if not at_once.get(v, True))
         touched[at] = read + tuple(r.id for r in op.results if r.id in kept)
     return Fused(leader, touched)
 
@@ -114,6 +122,11 @@ def joins(rule: OpRule) -> bool:
         and not (rule.contracts or rule.blocked or rule.opaque or rule.local)
         and any(rule.reducers)
     )
+
+
+def reduces(rule: OpRule) -> bool:
+    """Whether the op is a plain reduction."""
+    return not rule.elementwise and joins(rule)
 
 
 def _looks_up(rule: OpRule) -> bool:

@@ -56,11 +56,14 @@ class Load:
             worked = (ends[k.offsets[1:]] - ends[k.offsets[:-1]]) * k.times * turns
         passes = model.passes
         walked = np.where(passes.of_result < 0, share, of_value[passes.of_result])
-        worked = worked + passes.nbytes * walked * k.times * turns
         products = np.bincount(k.leader, self.flops / model.rates, n)
-        vectors = np.bincount(k.leader, worked / bandwidth, n)
+        moves = np.bincount(k.leader, worked / bandwidth, n)
+        walks = passes.nbytes * walked * k.times * turns
+        vectors = np.bincount(k.leader, walks / bandwidth, n)
         seconds: Floats = np.where(
-            passes.batched, products + vectors, np.maximum(products, vectors)
+            passes.batched,
+            np.maximum(products, vectors) + moves,
+            np.maximum(products, vectors + moves),
         )
         starts = k.times * turns * machine.kernel_seconds
         self.seconds: Floats = seconds + np.where(k.leader == np.arange(n), starts, 0.0)

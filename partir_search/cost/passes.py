@@ -3,9 +3,10 @@
 XLA:TPU's own cycles for kernels of one class lie on a line. An elementwise kernel takes as long as
 its bytes take if all are wide. If it makes narrow elements, or reduces what it walks, it takes as
 long as one more wide element for each point, however many operands there are and whatever is
-computed. What follows a matrix product in its kernel counts the same, and runs beside the product;
-but not beside a product of many small matrices, where the two add up.
-Found by compiling kernels of 1 to 7 operands and products over 8 to 2,048 for v5e and v5p.
+computed. What follows a matrix product in its kernel counts the same, unless the product is stored
+wide, and runs beside the product. So do its bytes, but for a product of many small matrices.
+Found by compiling kernels of 1 to 7 operands, products over 8 to 2,048 and attention with heads of
+8 to 1,024 for v5e and v5p.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from partir_search.cost.fusion import joins
+from partir_search.cost.fusion import reduces
 from partir_search.cost.traffic import Floats, Kernels
 from partir_search.ir.core import Module
 from partir_search.ir.rule import OpRule
@@ -46,21 +47,23 @@ class Passes:
         if not machine.vector_bytes:
             return
         largest: dict[int, int] = {}
+        wide = set[int]()  # products that are stored so
         ends, touched = kernels.offsets.tolist(), kernels.touched.tolist()
         for at, op_id in enumerate(kernels.op.tolist()):
             op, rule, leader = module.ops[op_id], rules[op_id], int(kernels.leader[at])
             if rule.contracts:
                 self.batched[at] = _batched(rule)
                 self.of_result[at] = op.results[0].id
-            reduces = joins(rule) and not rule.elementwise
             stored = touched[ends[at] : ends[at + 1]]
-            if not reduces and not any(
-                r.id in stored and r.type.itemsize * width_of[r.id] < machine.vector_bytes
-                for r in op.results
-            ):
+            widths = [r.type.itemsize * width_of[r.id] for r in op.results if r.id in stored]
+            narrow = any(w < machine.vector_bytes for w in widths)
+            if rule.contracts and widths and not narrow:
+                wide.add(at)
+            if not (narrow or reduces(rule)) or (leader in wide and leader != at):
                 continue
-            points = math.prod(rule.sizes if reduces else op.results[0].type.shape)
-            size = float(machine.vector_bytes * points)
+            points = math.prod(rule.sizes if reduces(rule) else op.results[0].type.shape)
+            twice = reduces(rule) and len(set(stored)) < len(stored)  # stored where it was read
+            size = float(machine.vector_bytes * points) * (2 if twice else 1)
             before = largest.setdefault(leader, at)
             if before == at or size > self.nbytes[before]:
                 self.nbytes[before] = 0.0

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from partir_search.cost.overlap import unawaited
 from partir_search.cost.traffic import AS_WRITTEN, Floats, RegionTraffic, Storage, analyse
-from partir_search.cost.widened import Widened
+from partir_search.cost.widened import Widened, sums_few
 from partir_search.ir.core import Module, Op, TensorType, Value, walk_regions
 from partir_search.ir.index import is_zero, zero_values
 from partir_search.ir.rule import OpRule
@@ -69,7 +69,7 @@ def stored_widths(module: Module, rules: list[OpRule]) -> Widths:
             for_products[v.id] &= products
             for_widening[v.id] &= widening
             converted[v.id] &= not op.regions and _changes_width(op, rule) > 0
-    width, wide = np.ones(n), set[int]()
+    width, wide, at_once = np.ones(n), set[int](), dict[int, bool]()
     narrow = np.array(for_products) & np.array(used)
     widened = Widened(module, rules)
     for op in module.ops:
@@ -80,15 +80,19 @@ def stored_widths(module: Module, rules: list[OpRule]) -> Widths:
             elif rule.contracts and used[r.id] and for_widening[r.id] and _is_float(r.type, 2):
                 if not converted[r.id] if op.backward else widened.masked(op):
                     width[r.id] = 2.0
+                    if not op.backward:
+                        at_once[r.id] = True
                 elif not op.backward and widened.looked_up(op):
                     wide.add(r.id)
+            if r.id not in at_once and rule.contracts and not op.backward and widened.plain(op):
+                at_once[r.id] = not sums_few(rule)
     zeros = zero_values(module, rules)
     one_hot = frozenset(
         op.id for op in module.ops if rules[op.id].one_hot and is_zero(op.operands[0], zeros)
     )
     narrowed = {v: float(width[v]) for v in np.flatnonzero(width != 1.0).tolist()}
     products = narrow & np.array([_is_float(v.type, 4) for v in module.values])
-    return Widths(width, products, Storage(one_hot, wide=wide, width=narrowed))
+    return Widths(width, products, Storage(one_hot, wide=wide, width=narrowed, at_once=at_once))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -118,7 +122,8 @@ def storage_of(
 ) -> Storage:
     """What the machine stores otherwise than the program says."""
     storage = widths.storage if widths else AS_WRITTEN
-    storage = dataclasses.replace(storage, in_place=machine.reuses_buffers)
+    inlines = machine.bf16_products and machine.reuses_buffers
+    storage = dataclasses.replace(storage, in_place=machine.reuses_buffers, inlines=inlines)
     if machine.stores_softmax:
         weights = _softmax(module, rules)
         storage = dataclasses.replace(storage, operands=storage.operands | weights)

@@ -17,7 +17,7 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
-from partir_search.cost.fusion import Fused, fuse
+from partir_search.cost.fusion import Fused, fuse, joins
 from partir_search.cost.kept import Readers, Users
 from partir_search.ir.core import Module, Op, Operand, Region, Value
 from partir_search.ir.fold import Folded
@@ -42,6 +42,10 @@ class Storage:
       epilogues: whether elementwise ops and sums are fused into the product or scatter that they
         follow.
       in_place: whether elementwise kernels write over what dies in them, as written.
+      inlines: whether products make their elementwise operands themselves wherever that moves less,
+        as v5e's do.
+      at_once: by id of a product's result, whether its softmax is worked out in its own kernel
+        (else in one of its own, that stores the exponentials); other products' in two.
       width: by value id, stored bytes as a multiple of the type's, where they differ.
     """
 
@@ -50,6 +54,8 @@ class Storage:
     wide: Set[int] = frozenset()
     epilogues: bool = True
     in_place: bool = True
+    inlines: bool = False
+    at_once: Mapping[int, bool] = dataclasses.field(default_factory=dict)
     width: Mapping[int, float] = dataclasses.field(default_factory=dict)
 
 
@@ -123,6 +129,23 @@ def region_traffic(
     def of(operand: Operand) -> tuple[int, ...]:
         return sources.get(operand.id, (operand.id,)) if isinstance(operand, Value) else ()
 
+    def inlined(result: Value, leaves: tuple[int, ...]) -> bool:
+        """Whether products alone read it, it moves less to make it in each of them, and it waits
+        for a reduction, so that it can't be made where its sources are.
+        """
+        if not all(rules[u.id].contracts for u in users[result.id]):
+            return False
+        waits = any(
+            joins(rules[region.ops[made[s]].id])
+            and not rules[region.ops[made[s]].id].elementwise
+            and not set(leaves).isdisjoint(reads[made[s]])
+            for s in leaves
+            if s in made
+        )
+        each = sum(nbytes.get(s, 0) * storage.width.get(s, 1.0) for s in leaves)
+        n = len(users[result.id])
+        return waits and n * each < each + (n + 1) * result.type.nbytes
+
     for at, op in enumerate(region.ops):
         leaves = tuple(dict.fromkeys(s for x in op.operands for s in of(x)))
         if op.regions:
@@ -141,6 +164,7 @@ def region_traffic(
                     and not rules[op.id].reads  # a slice is read in place, however often
                     and sum(nbytes.get(s, 0) for s in readers.kept_for(op, leaves, made))
                     >= result.type.nbytes
+                    and not (storage.inlines and inlined(result, leaves))
                 )
             )
             if keep or (len(op.results) > 1 and not any(r.id in forced for r in op.results)):
@@ -172,7 +196,7 @@ def region_traffic(
     columns = np.array(live + wide, dtype=np.int64).reshape(-1, 3)
     weights = np.array(weight + [2.0] * len(wide))
     start, stop, value = columns[:, 0], columns[:, 1], columns[:, 2]
-    fused = fuse(region, rules, reads, nbytes, storage.epilogues)
+    fused = fuse(region, rules, reads, nbytes, storage.epilogues, storage.at_once)
     return RegionTraffic(region, reads, start, stop, value, weights, inner, fused)
 
 

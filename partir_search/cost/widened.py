@@ -6,17 +6,25 @@ it they are stored instead, in f32: twice the bytes. Where the dims that one ope
 not lie side by side ([b, q, h, g, d] with [b, k, h, d], grouped attention), the product is a
 convolution of higher rank, with which nothing that follows is fused, and it is stored as written
 in any case. Logits in which the labels' are looked up are stored both ways, in f32 until then.
-For v5p alone the softmax of masked scores is stored too, as products read it.
-Found by compiling attention of 512 to 2,048 positions for v4, v5e, v5p and v6e.
+For v5p alone the softmax of masked scores is stored too, as products read it, if it is worked out
+in f32.
+A product that is stored in f32 for its mask, or whose maximum is taken of it as it is, has
+maximum, exponentials and their sum in its own kernel; if it sums over few elements, in a second
+kernel that stores the exponentials in its place. All others have the maximum alone, and the sum in
+a second one.
+Found by compiling attention of 512 to 2,048 positions for v4, v5e, v5p and v6e, and with heads of 8
+to 1,024 for v5e and v5p.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from partir_search.ir.core import Literal, Module, Op, Value
 from partir_search.ir.rule import OpRule
 
+FEW = 16  # elements that a product sums over, for a softmax in its kernel
 FAR = 64  # values looked at, of those that a product becomes or an operand is made of
 
 
@@ -37,12 +45,19 @@ class Widened:
         users = (u for v in values for u in self.users[v])
         return any(self.rules[u.id].indexed and not u.backward for u in users)
 
+    def plain(self, product: Op) -> bool:
+        """Whether the maximum of a product of matrices is taken of it as it is."""
+        users = (u for r in product.results for u in self.users[r.id])
+        return _of_matrices(self.rules[product.id]) and any(map(self._is_maximum, users))
+
     def softmax(self, product: Op) -> list[int]:
         """Ids of the values that products of the forward pass read, if the product is masked,
-        reduced to its maximum and made into them by elementwise ops.
+        widened, reduced to its maximum and made into them by elementwise ops.
         """
         scores, masked = self._before_reduction(product)
-        if not masked or not any(self._is_maximum(u) for v in scores for u in self.users[v]):
+        narrow = product.results[0].type.itemsize
+        maxima = [u for v in scores for u in self.users[v] if self._is_maximum(u)]
+        if not masked or not any(u.operands[0].type.itemsize > narrow for u in maxima):
             return []
         found, seen, waiting = list[int](), set(scores), list(scores)
         while waiting:
@@ -98,6 +113,13 @@ class Widened:
                     known.add(x.id)
                     waiting.append(x.id)
         return False
+
+
+def sums_few(rule: OpRule) -> bool:
+    """Whether a product sums over so few elements that nothing else is fused with it."""
+    summed = {f for dims in rule.operands for f in dims if f >= 0}
+    summed -= {f for dims in rule.results for f in dims}
+    return math.prod(rule.sizes[f] for f in summed) < FEW
 
 
 def _of_matrices(rule: OpRule) -> bool:
