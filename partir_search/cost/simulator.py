@@ -134,7 +134,9 @@ class CostModel:
         else:
             assert original_rules is not None
             usage = usage or usage_of(folded.original, original_rules, machine)
-            self.kernels = kernels(usage.traffic, original_rules, folded, rules)
+            widths = stored_widths(module, rules) if usage.widths else None
+            storage = storage_of(module, rules, machine, widths)
+            self.kernels = kernels(usage.traffic, original_rules, folded, rules, storage)
             class_of = np.array(folded.class_of)
         self._class_of, self.traffic = class_of, usage.traffic
         self.nbytes = np.array([v.type.nbytes for v in module.values], dtype=np.float64)
@@ -154,8 +156,6 @@ class CostModel:
         if folded is None:
             self._collect(self.traffic)
         else:
-            widths = stored_widths(module, rules) if usage.widths else None
-            storage = storage_of(module, rules, machine, widths)
             for op in module.body.ops:
                 if op.regions:
                     self._collect_op(op, rules, storage)

@@ -73,18 +73,18 @@ def stored_widths(module: Module, rules: list[OpRule]) -> Widths:
     narrow = np.array(for_products) & np.array(used)
     widened = Widened(module, rules)
     for op in module.ops:
-        rule = rules[op.id]
+        rule, gradient = rules[op.id], op.id in widened.gradients
         for r in op.results:
             if narrow[r.id] and _is_float(r.type, 4):
                 width[r.id] = 0.5
             elif rule.contracts and used[r.id] and for_widening[r.id] and _is_float(r.type, 2):
-                if not converted[r.id] if op.backward else widened.masked(op):
+                if not converted[r.id] if gradient else widened.masked(op):
                     width[r.id] = 2.0
-                    if not op.backward:
+                    if not gradient:
                         at_once[r.id] = True
-                elif not op.backward and widened.looked_up(op):
+                elif not gradient and widened.looked_up(op):
                     wide.add(r.id)
-            if r.id not in at_once and rule.contracts and not op.backward and widened.plain(op):
+            if r.id not in at_once and rule.contracts and not gradient and widened.plain(op):
                 at_once[r.id] = not sums_few(rule)
     zeros = zero_values(module, rules)
     one_hot = frozenset(
@@ -136,7 +136,7 @@ def _softmax(module: Module, rules: list[OpRule]) -> frozenset[int]:
     """What softmax makes of narrow masked scores, as products read it."""
     found, widened = set[int](), Widened(module, rules)
     for op in module.ops:
-        scores = rules[op.id].contracts and not op.backward
+        scores = rules[op.id].contracts and op.id not in widened.gradients
         if scores and _is_float(op.results[0].type, 2):
             found.update(widened.softmax(op))
     return frozenset(found)

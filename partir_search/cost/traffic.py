@@ -254,8 +254,13 @@ def kernels(
     rules: list[OpRule],
     folded: Folded | None = None,
     rules_of_folded: list[OpRule] | None = None,
+    storage: Storage = AS_WRITTEN,
 ) -> Kernels:
-    """Kernels of a module's traffic; with `folded`, one per class, counted."""
+    """Kernels of a module's traffic; with `folded`, one per class, counted.
+
+    Args:
+      storage: what the target stores otherwise in the folded module's regions.
+    """
     op: list[int] = []
     times: list[float] = []
     flops: list[float] = []
@@ -301,7 +306,7 @@ def kernels(
                 each = flows_of(o).trips
                 users = folded.module.users()
                 for region, n in zip(o.regions, each, strict=True):
-                    part = region_traffic(region, rules_of_folded, users)
+                    part = region_traffic(region, rules_of_folded, users, storage=storage)
                     visit(part, rules_of_folded, n)
             else:
                 values = tuple(folded.class_of[v] for v in fused.touched[at])

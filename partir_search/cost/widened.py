@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from partir_search.cost.gradients import gradients
 from partir_search.ir.core import Literal, Module, Op, Value
 from partir_search.ir.rule import OpRule
 
@@ -33,6 +34,7 @@ class Widened:
 
     def __init__(self, module: Module, rules: Sequence[OpRule]) -> None:
         self.rules, self.users = rules, module.users()
+        self.gradients = gradients(module)
         self.makers: Mapping[int, Op] = {r.id: op for op in module.ops for r in op.results}
 
     def masked(self, product: Op) -> bool:
@@ -43,7 +45,7 @@ class Widened:
         """Whether something is looked up in what a product becomes before it is reduced."""
         values = self._before_reduction(product)[0]
         users = (u for v in values for u in self.users[v])
-        return any(self.rules[u.id].indexed and not u.backward for u in users)
+        return any(self.rules[u.id].indexed and u.id not in self.gradients for u in users)
 
     def plain(self, product: Op) -> bool:
         """Whether the maximum of a product of matrices is taken of it as it is."""
@@ -63,7 +65,7 @@ class Widened:
         while waiting:
             v = waiting.pop()
             for user in self.users[v]:
-                if user.backward:
+                if user.id in self.gradients:
                     continue
                 if self.rules[user.id].contracts and v not in found:
                     found.append(v)
@@ -83,7 +85,7 @@ class Widened:
         found, masked = [r.id for r in product.results], False
         for v in found:  # which grows
             for user in self.users[v] if len(found) < FAR else ():
-                if user.backward or not self.rules[user.id].elementwise:
+                if user.id in self.gradients or not self.rules[user.id].elementwise:
                     continue
                 others = [x for _, x in user.inputs() if x.id not in found and not self._even(x)]
                 follows = [self._follows(x, product, found) for x in others]
