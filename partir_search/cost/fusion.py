@@ -18,6 +18,8 @@ from types import MappingProxyType
 from partir_search.ir.core import Op, Region, Value
 from partir_search.ir.rule import OpRule
 
+KEPT_BYTES = 1 << 22  # what a reduction over outer dims may make in another kernel
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fused:
@@ -66,7 +68,8 @@ def fuse(
         op = region.ops[at]
         rule = rules[op.id]
         joined = at
-        if not op.regions and joins(rule):
+        apart = reduces(rule) and _keeps_much(op, rule)
+        if not (op.regions or apart) and joins(rule):
             points = math.prod(rule.sizes)
             near = {leader[made[v]] for v in leaves if v in made}
             near |= {shared[v] for v in leaves if v in shared}
@@ -95,7 +98,7 @@ def fuse(
             reduced.update(r.id for r in op.results)
         if op.regions:
             kept.update(v.id for _, v in op.inputs())
-        elif not rules[region.ops[joined].id].contracts and joins(rule):
+        elif not (apart or rules[region.ops[joined].id].contracts) and joins(rule):
             shared.update(dict.fromkeys(leaves, joined))
     for at, leaves in reads.items():
         for v in leaves:
@@ -127,6 +130,14 @@ def joins(rule: OpRule) -> bool:
 def reduces(rule: OpRule) -> bool:
     """Whether the op is a plain reduction."""
     return not rule.elementwise and joins(rule)
+
+
+def _keeps_much(op: Op, rule: OpRule) -> bool:
+    """Whether a reduction runs over outer dims (a bias' gradient over the batch) and its result is
+    so large that it takes a kernel of its own.
+    """
+    inner = rule.operands[0][-1:] if rule.operands else ()
+    return set(inner) <= set(rule.results[0]) and op.results[0].type.nbytes > KEPT_BYTES
 
 
 def _looks_up(rule: OpRule) -> bool:

@@ -120,3 +120,14 @@ def test_what_fits_on_the_chip_is_faster_there() -> None:
     for vmem, factor in ((2 * nbytes, 0.5), (2 * nbytes - 1, 1.0)):
         machine = dataclasses.replace(FAST, vmem_bytes=vmem, vmem_bytes_per_s=2e9)
         assert seconds(machine, jnp.tanh, wide()) == pytest.approx(2 * nbytes * 1e-9 * factor)
+
+
+def test_sums_over_outer_dims_that_make_much_are_kernels_of_their_own() -> None:
+    """A bias' gradient over the batch: what is summed is read once more for it."""
+
+    def f(x: Any) -> Any:
+        return jnp.tanh(x), x.sum(0)
+
+    few, many = (np.ones((4, 2**19 + more), np.float32) for more in (0, 2**19 + 128))
+    assert seconds(FAST, f, few) == pytest.approx((2 + 0.25) * 4e-9 * few.size, rel=0.01)
+    assert seconds(FAST, f, many) == pytest.approx((3 + 0.25) * 4e-9 * many.size, rel=0.01)
