@@ -17,7 +17,7 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
-from partir_search.cost.fusion import Fused, fuse, joins
+from partir_search.cost.fusion import Fused, fuse, reduces
 from partir_search.cost.kept import Readers, Users
 from partir_search.ir.core import Module, Op, Operand, Region, Value
 from partir_search.ir.fold import Folded
@@ -136,9 +136,7 @@ def region_traffic(
         if not all(rules[u.id].contracts for u in users[result.id]):
             return False
         waits = any(
-            joins(rules[region.ops[made[s]].id])
-            and not rules[region.ops[made[s]].id].elementwise
-            and not set(leaves).isdisjoint(reads[made[s]])
+            reduces(rules[region.ops[made[s]].id]) and not set(leaves).isdisjoint(reads[made[s]])
             for s in leaves
             if s in made
         )
