@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 import re
 import shutil
@@ -108,3 +109,21 @@ def test_site_builds(tmp_path: pathlib.Path) -> None:
     page = (tmp_path / "site" / "api" / "index.html").read_text()
     assert "donate_argnums" in page
     assert "what_if" in page
+
+
+def test_judged_plans_are_those_of_the_page() -> None:
+    """Every row of seconds in docs/simulator.md follows from the rows that are kept."""
+    rows = [json.loads(line) for line in (ROOT / "docs/truth.jsonl").read_text().splitlines()]
+    page = (ROOT / "docs/simulator.md").read_text()
+    names = {"llama": "LLaMA", "t5": "T5", "moe": "mixture of experts", "unet": "U-Net"}
+    names["graph-net"] = "graph network"
+    ratios: dict[tuple[str, str], list[float]] = {}
+    for row in rows:
+        assert row["confirmed"]
+        chip = row["target"].removeprefix("tpu_").partition(":")[0]
+        key = chip, names.get(row["model"], row["model"])
+        ratios.setdefault(key, []).append(row["predicted_s"] / row["judged_s"])
+    assert len(ratios) == 12
+    for (chip, name), held in ratios.items():
+        (line,) = re.findall(rf"^\| {chip} \| {name} \| {len(held)} \| .*$", page, re.MULTILINE)
+        assert f"| {min(held):.2f}..{max(held):.2f} |" in line
