@@ -18,7 +18,7 @@ from types import MappingProxyType
 from partir_search.ir.core import Op, Region, Value
 from partir_search.ir.rule import OpRule
 
-KEPT_BYTES = 1 << 22  # what a reduction over outer dims may make in another kernel
+KEPT_BYTES = 1 << 22  # what a reduction over outer dims may add to in another kernel
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -28,7 +28,8 @@ class Fused:
     Attributes:
       leader: the kernel that each kernel has become part of, often itself.
       touched: ids of values that a kernel reads or writes itself. A look-up reads no more of a
-        table than it makes: it has its result twice instead.
+        table than it makes: it has its result twice instead. What a kernel writes over (see
+        `at_once` below) is there twice as well.
     """
 
     leader: Mapping[int, int]
@@ -133,11 +134,15 @@ def reduces(rule: OpRule) -> bool:
 
 
 def _keeps_much(op: Op, rule: OpRule) -> bool:
-    """Whether a reduction runs over outer dims (a bias' gradient over the batch) and its result is
-    so large that it takes a kernel of its own.
+    """Whether a reduction runs over outer dims (a bias' gradient over the batch), and what it adds
+    to until the outermost of them is walked is so large that it takes a kernel of its own.
     """
-    inner = rule.operands[0][-1:] if rule.operands else ()
-    return set(inner) <= set(rule.results[0]) and op.results[0].type.nbytes > KEPT_BYTES
+    dims, held = rule.operands[0], set(rule.results[0])
+    if not dims or dims[-1] not in held:
+        return False
+    outermost = next((i for i, f in enumerate(dims) if f not in held), len(dims))
+    inside = math.prod(rule.sizes[f] for f in dims[outermost:] if f in held and f >= 0)
+    return inside * op.results[0].type.itemsize > KEPT_BYTES
 
 
 def _looks_up(rule: OpRule) -> bool:

@@ -131,3 +131,13 @@ def test_sums_over_outer_dims_that_make_much_are_kernels_of_their_own() -> None:
     few, many = (np.ones((4, 2**19 + more), np.float32) for more in (0, 2**19 + 128))
     assert seconds(FAST, f, few) == pytest.approx((2 + 0.25) * 4e-9 * few.size, rel=0.01)
     assert seconds(FAST, f, many) == pytest.approx((3 + 0.25) * 4e-9 * many.size, rel=0.01)
+
+
+def test_sums_of_each_example_are_not() -> None:
+    """However many examples there are, one example's sums are all that is added to at a time."""
+
+    def f(x: Any) -> Any:
+        return jnp.tanh(x), x.sum(1)
+
+    x = np.ones((2**13, 4, 129), np.float32)  # of all examples they are as large
+    assert seconds(FAST, f, x) == pytest.approx((2 + 0.25) * 4e-9 * x.size, rel=0.01)
