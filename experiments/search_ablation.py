@@ -36,14 +36,14 @@ from partir_search.mcts.env import PlanningGame
 from partir_search.mcts.game import Move, Record, Score, play, rewind
 from partir_search.mcts.goals import Fastest, scorer
 from partir_search.mcts.search import Settings, search
-from partir_search.planner import Planner
+from partir_search.planner import DEFAULT_EPISODES, Planner
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.propagate import State
 from partir_search.signature import split_call, trace_call
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("seeds", 3, "Seeds of each variant.")
-planning_flags.define(episodes=600)
+planning_flags.define(episodes=DEFAULT_EPISODES)
 flags.DEFINE_integer("layers", 4, "Layers of the programs.")
 
 Starts = Sequence[Sequence[Move]]
@@ -101,8 +101,7 @@ def walks(game: PlanningGame, starts: Starts, seed: int) -> Score:
     while not record.spent:
         path: list[Move] = []
         for _ in range(draw.randrange(1, 12)):
-            moves = game.moves()
-            move = moves[draw.randrange(len(moves))] if moves else None
+            move = game.draw(draw)
             if move is not None and game.step(move):
                 path.append(move)
                 record.look(path)
@@ -157,9 +156,8 @@ def variant_games(planner: Planner, names: Sequence[str]) -> dict[str, PlanningG
     _, usual = planner.game(names)
     _, plain = planner.game(names)
     plain._candidates = [
-        m
-        for m in plain._candidates
-        if not isinstance(m, TileClass) or _is_argument(plain.graph, m.cls)
+        [m for m in kind if not isinstance(m, TileClass) or _is_argument(plain.graph, m.cls)]
+        for kind in plain._candidates
     ]
     _, careless = planner.game(names)
     careless.goal = scorer([Fastest()])

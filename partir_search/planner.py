@@ -48,7 +48,7 @@ from partir_search.propagation.spread import Spreads
 from partir_search.tactics import AutomaticPartition, Tactic, check_schedule, manual_actions, named
 from partir_search.unfold import expand, folded_moves, play_folded
 
-DEFAULT_EPISODES = 600
+DEFAULT_EPISODES = 1000
 FINALISTS = 4  # answers of the folded search that may be scored again on the whole program
 TRUST = 0.1  # folded costs as near as this are taken for the whole program's
 FOLD_ERROR = 1.08  # folded seconds are at most this much too high; worse answers do not compete

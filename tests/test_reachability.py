@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import random
 from typing import Any
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from partir_search.experts.moves import TileClass
 from partir_search.experts.roles import find_roles
 from partir_search.ir.core import Module
 from partir_search.ir.partition import Layout
@@ -157,6 +159,34 @@ def test_activations_along_sequence_between_blocks(game: PlanningGame) -> None:
     ]
     assert resting
     check(game)
+
+
+@pytest.mark.devices
+def test_parameters_of_one_shape_are_tiled_at_once(game: PlanningGame) -> None:
+    """Matrices that no fold joins: the heads of queries, keys and values in one move."""
+    play(game, "tile a0 dim 1 on model and 2 alike")
+    for name in ("wq", "wk", "wv"):
+        assert layout(game, name) == ((), (1,), ())
+    assert layout(game, "up") == ((), ())
+    check(game)
+    words = {game.describe(m) for m in game.moves()}
+    assert not any(w.startswith("tile a4") and w.endswith("alike") for w in words)
+
+
+def test_moves_are_drawn_by_kind(game: PlanningGame) -> None:
+    """What decides much is drawn as often as tilings of matrices; only legal moves are drawn."""
+    rng, legal, drawn = random.Random(0), set(game.moves()), collections.Counter[str]()
+    matrices = {game.graph.class_of[v.id] for v in game.graph.module.body.args}
+    for _ in range(2000):
+        move = game.draw(rng)
+        assert move in legal
+        if not isinstance(move, TileClass):
+            drawn["wide"] += 1
+        else:
+            drawn["matrix" if move.cls in matrices else "interior"] += 1
+    assert drawn["wide"] == pytest.approx(900, rel=0.1)
+    assert drawn["matrix"] == pytest.approx(900, rel=0.1)
+    assert drawn["interior"] == pytest.approx(200, rel=0.2)
 
 
 def test_roles_without_a_loss() -> None:

@@ -33,6 +33,17 @@ class KeepClass:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
+class TileAlike:
+    """Tile one dim of several classes, where it is legal: parameters of one shape, such as those of
+    layers that do not fold.
+    """
+
+    classes: tuple[int, ...]
+    dim: int
+    axes: Axes
+
+
+@dataclasses.dataclass(frozen=True, slots=True, order=True)
 class DataParallel:
     """Tile the leading dim of every data argument."""
 
@@ -137,6 +148,7 @@ Strategy = Union[
     OutputParallel,
     RingParallel,
     SequenceParallel,
+    TileAlike,
     Zero,
 ]
 StrategyMove = Union[Decision, Strategy]

@@ -21,6 +21,7 @@ from partir_search.experts.moves import (
     SequenceParallel,
     Strategy,
     StrategyMove,
+    TileAlike,
     TileClass,
     Zero,
 )
@@ -77,6 +78,8 @@ class Strategist:
         elif isinstance(move, ExpertParallel):
             ends = self._expert_barriers(move.axes, state)
             wanted = [TileClass(c, d, move.axes, ends) for c, d in self.experts]
+        elif isinstance(move, TileAlike):
+            wanted = [TileClass(c, move.dim, move.axes) for c in move.classes]
         elif isinstance(move, ModelParallel):
             return self._model_parallel(move, state)
         elif isinstance(move, AlternateParallel):

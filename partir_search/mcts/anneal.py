@@ -45,23 +45,25 @@ def anneal(game: Game, record: Record, rng: random.Random) -> None:
 def _propose(
     game: Game, rng: random.Random, current: Sequence[Move], played: list[Move]
 ) -> list[Move]:
-    """A neighbour of a move list: insert, drop, replace or move one."""
-    kind = rng.choice(("insert", "insert", "drop", "replace", "move", "move"))
+    """A neighbour of a move list: insert, drop, replace or move one.
+
+    A short list is mostly what a known strategy consists of, all of it needed: it rather grows.
+    """
+    kinds = {"insert": 2.0 + 4.0 / (1 + len(current)), "drop": 1.0, "replace": 1.0, "move": 2.0}
+    (kind,) = rng.choices(list(kinds), list(kinds.values()))
     path = list(current)
     if not path or kind == "insert":
         at = rng.randrange(len(path) + 1)
         _replay(game, played, path[:at])
-        moves = game.moves()
-        if moves:
-            path.insert(at, moves[rng.randrange(len(moves))])
+        if (drawn := game.draw(rng)) is not None:
+            path.insert(at, drawn)
         return path
     at = rng.randrange(len(path))
     move = path.pop(at)
     if kind == "replace":
         _replay(game, played, path[:at])
-        moves = game.moves()
-        if moves:
-            path.insert(at, moves[rng.randrange(len(moves))])
+        if (drawn := game.draw(rng)) is not None:
+            path.insert(at, drawn)
     elif kind == "move":
         path.insert(rng.randrange(len(path) + 1), move)
     return path

@@ -7,6 +7,7 @@ macro; the score is the simulated cost of the device-local program.
 from __future__ import annotations
 
 import dataclasses
+import random
 from collections.abc import Hashable, Sequence
 
 from partir_search.cost.load import Load
@@ -21,6 +22,7 @@ from partir_search.experts.moves import (
     RingParallel,
     SequenceParallel,
     StrategyMove,
+    TileAlike,
     TileClass,
     Zero,
 )
@@ -33,6 +35,9 @@ from partir_search.propagation.graph import Graph
 from partir_search.propagation.propagate import State
 
 INTERIOR = 16  # interior classes offered, the largest by bytes
+# How often a move is drawn of those that decide much at once, of the tilings of one matrix, and of
+# those of vectors and interior values: hundreds of the last kinds stand against a few of the first.
+SHARES = (0.45, 0.45, 0.1)
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -54,19 +59,19 @@ class PlanningGame:
     strategist: Strategist
     cache: LocalCache = dataclasses.field(default_factory=LocalCache)
     costs: dict[int, Cost] = dataclasses.field(default_factory=dict)
-    _candidates: list[StrategyMove] = dataclasses.field(default_factory=list)
+    _candidates: Sequence[Sequence[StrategyMove]] = ()  # by kind, as in SHARES
     # States are numbered as they are met. Searches play the same moves in the same states over and
     # over: where one leads is looked up.
     _ids: dict[bytes, int] = dataclasses.field(default_factory=dict)
     _keys: list[bytes] = dataclasses.field(default_factory=list)
     _after: dict[tuple[int, Move], int] = dataclasses.field(default_factory=dict)
-    _legal: dict[int, list[Move]] = dataclasses.field(default_factory=dict)
+    _legal: dict[int, Sequence[Sequence[Move]]] = dataclasses.field(default_factory=dict)
     _here: int = 0
     _before: list[int] = dataclasses.field(default_factory=list)  # states on the way here
     _loaded: tuple[int, Load | None] = (-1, None)  # of the state looked at last
 
     def __post_init__(self) -> None:
-        self._candidates = list(self._find_candidates())
+        self._candidates = self._find_candidates()
         self._here = self._met()
 
     def _met(self) -> int:
@@ -77,7 +82,7 @@ class PlanningGame:
             self._keys.append(key)
         return number
 
-    def _find_candidates(self) -> list[StrategyMove]:
+    def _find_candidates(self) -> Sequence[Sequence[StrategyMove]]:
         shapes, roles = self.graph.shapes, self.strategist.roles
         padded = tuple(c for forms in self.strategist.padded.values() for c in forms)
         arguments = list(dict.fromkeys(roles.data + roles.parameters + padded))
@@ -91,22 +96,35 @@ class PlanningGame:
             if len(shapes[c]) >= 3 and c not in taken
         }
         interior = sorted(size, key=lambda c: (-size[c], c))[:INTERIOR]
-        moves: list[StrategyMove] = []
+        moves, tilings = list[StrategyMove](), list[TileClass]()
         for r, c, d in self.mesh.triples:
             if set(self.axes).issuperset(self.mesh.names[a] for a in (r, c, d)):
                 moves += [RingParallel((c, d)), RingParallel((r, d))]
         for axes in self._runs():
+            tilings += self._tilings(axes, (*arguments, *interior))
             if axes[0] >= len(self.mesh.device_names):
-                moves += self._tilings(axes, (*arguments, *interior))
                 continue
             moves += [DataParallel(axes), ModelParallel(axes, True), ModelParallel(axes, False)]
             moves += [SequenceParallel(axes), Zero(axes, 2), Zero(axes, 3)]
             moves += [EdgeParallel(axes)] if self.strategist.edges else []
             moves += [ExpertParallel(axes)] if self.strategist.experts else []
-            moves += self._tilings(axes, (*arguments, *interior))
-        return moves
+        matrices = {c for c in arguments if len(shapes[c]) >= 2}
+        return (
+            [*moves, *self._alike(tilings)],
+            [t for t in tilings if t.cls in matrices],
+            [t for t in tilings if t.cls not in matrices],
+        )
 
-    def _tilings(self, axes: Axes, classes: Sequence[int]) -> list[StrategyMove]:
+    def _alike(self, tilings: Sequence[TileClass]) -> list[TileAlike]:
+        """The same tiling of all parameters of a shape."""
+        parameters, alike = set(self.strategist.roles.parameters), dict[Hashable, list[TileClass]]()
+        for t in tilings:
+            if t.cls in parameters:
+                alike.setdefault((self.graph.shapes[t.cls], t.dim, t.axes), []).append(t)
+        groups = [g for g in alike.values() if len(g) > 1]
+        return [TileAlike(tuple(t.cls for t in g), g[0].dim, g[0].axes) for g in groups]
+
+    def _tilings(self, axes: Axes, classes: Sequence[int]) -> list[TileClass]:
         shapes, size = self.graph.shapes, self.mesh.size(axes)
         return [
             TileClass(c, d, axes) for c in classes for d, n in enumerate(shapes[c]) if n % size == 0
@@ -121,15 +139,26 @@ class PlanningGame:
         return [run for run in runs if self.mesh.size(run) > 1]
 
     def moves(self) -> Sequence[Move]:
+        return [m for kind in self._kinds() for m in kind]
+
+    def _kinds(self) -> Sequence[Sequence[Move]]:
+        """Legal moves by kind."""
         legal = self._legal.get(self._here)
         if legal is None:
-            state = self.state
+            may = self.state.may_tile
             legal = self._legal[self._here] = [
-                m
-                for m in self._candidates
-                if not isinstance(m, TileClass) or state.may_tile(m.cls, m.dim, m.axes)
+                [m for m in k if not isinstance(m, TileClass) or may(m.cls, m.dim, m.axes)]
+                for k in self._candidates
             ]
         return legal
+
+    def draw(self, rng: random.Random) -> Move | None:
+        kinds = self._kinds()
+        shares = [share if k else 0.0 for k, share in zip(kinds, SHARES, strict=True)]
+        if not any(shares):
+            return None
+        (kind,) = rng.choices(kinds, shares)
+        return kind[rng.randrange(len(kind))]
 
     def step(self, move: Move) -> bool:
         here = self._here
@@ -181,6 +210,9 @@ class PlanningGame:
 
     def describe(self, move: Move) -> str:
         """A move in words: an argument by its path, in a fold that of its first layer."""
+        if isinstance(move, TileAlike):
+            first = self.describe(TileClass(move.classes[0], move.dim, move.axes))
+            return f"{first} and {len(move.classes) - 1} alike"
         if not isinstance(move, TileClass):
             return f"{type(move).__name__} {self.mesh.label(move.axes)}" + "".join(  # type: ignore[attr-defined]
                 f" {f.name}={getattr(move, f.name)}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import random
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Protocol
 
@@ -46,6 +47,9 @@ class Game(Protocol):
 
     def moves(self) -> Sequence[Move]:
         """Legal moves of the current state, in a deterministic order."""
+
+    def draw(self, rng: random.Random) -> Move | None:
+        """A legal move of the current state by chance; None if there is none."""
 
     def step(self, move: Move) -> bool:
         """Plays a move; False (and no change) if it is illegal or changes nothing."""

@@ -119,22 +119,15 @@ def simulate(
     """One simulation: select, expand, roll out, back up."""
     node, nodes, path = ROOT, [ROOT], list[Move]()
     while True:
-        if tree.untried[node] is None:
-            moves = list(game.moves())
-            rng.shuffle(moves)
-            tree.untried[node] = moves
-        untried = tree.untried[node]
-        assert untried is not None
         a, b = settings.widening
-        if untried and len(tree.children[node]) < a + b * math.sqrt(tree.visits[node]):
-            move = untried.pop()
-            if not game.step(move):
-                continue
-            node_next = tree.node(game.key())
-            tree.children[node][move] = node_next
-            path.append(move)
-            nodes.append(node_next)
-            break
+        if len(tree.children[node]) < a + b * math.sqrt(tree.visits[node]):
+            drawn = game.draw(rng)
+            if drawn is not None and drawn not in tree.children[node] and game.step(drawn):
+                node_next = tree.node(game.key())
+                tree.children[node][drawn] = node_next
+                path.append(drawn)
+                nodes.append(node_next)
+                break
         if not tree.children[node]:
             break
         move = _select(record, tree, node, settings)
@@ -164,10 +157,9 @@ def _rollout(
     """Hill-climbs from the current state by random moves; extends `path` by what it keeps."""
     best = record.look(path)
     for _ in range(settings.rollout):
-        moves = game.moves()
-        if not moves or record.spent:
+        move = None if record.spent else game.draw(rng)
+        if move is None:
             break
-        move = moves[rng.randrange(len(moves))]
         if not game.step(move):
             continue
         score = record.look([*path, move], best.scalar())

@@ -19,7 +19,6 @@ class Tree:
       visits: [N] simulations through the node.
       best: [N] lowest scalar cost seen below the node (max backup, as costs are rewards negated).
       children: [N] move to child index, in order of expansion.
-      untried: [N] moves not expanded yet, next one last.
     """
 
     def __init__(self) -> None:
@@ -27,7 +26,6 @@ class Tree:
         self.visits: list[int] = []
         self.best: list[float] = []
         self.children: list[dict[Move, int]] = []
-        self.untried: list[list[Move] | None] = []
 
     def __len__(self) -> int:
         return len(self.visits)
@@ -40,7 +38,6 @@ class Tree:
             self.visits.append(0)
             self.best.append(math.inf)
             self.children.append({})
-            self.untried.append(None)
         return found
 
     def backup(self, path: list[int], scalar: float) -> None:

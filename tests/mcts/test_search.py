@@ -31,6 +31,10 @@ class Subset:
     def moves(self) -> list[int]:
         return [i for i in range(len(self.costs)) if i not in self.taken]
 
+    def draw(self, rng: random.Random) -> int | None:
+        moves = self.moves()
+        return moves[rng.randrange(len(moves))] if moves else None
+
     def step(self, move: Any) -> bool:
         if move in self.taken:
             return False
