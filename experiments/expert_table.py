@@ -25,7 +25,6 @@ from rich.table import Table
 import partir_search as ps
 from experiments import planning_flags
 from models.catalog import MODELS
-from partir_search.planner import DEFAULT_EPISODES
 
 FLAGS = flags.FLAGS
 PER_DEVICE = {  # examples on a device: without and with memory pressure on one machine or other
@@ -40,7 +39,7 @@ flags.DEFINE_list("models", list(PER_DEVICE), "Models of the catalog.")
 flags.DEFINE_list("machines", ["tpu_v5e", "tpu_v5p", "h100"], "Machines.")
 flags.DEFINE_list("meshes", ["2x4", "8x8", "16x16", "16x16x16"], "Meshes.")
 flags.DEFINE_list("pressure", ["low", "high"], "Few or many examples on a device.")
-planning_flags.define(episodes=DEFAULT_EPISODES, seed=0)
+planning_flags.define(episodes=planning_flags.EPISODES, seed=0)
 
 AXES = ("data", "model", "third")
 

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
+from typing import Any
 
 from absl import flags
+
+import partir_search as ps
+
+# Of a plan whose user says nothing.
+EPISODES: Any = inspect.signature(ps.auto_partition).parameters["episodes"].default
 
 
 def define(

@@ -36,14 +36,14 @@ from partir_search.mcts.env import PlanningGame
 from partir_search.mcts.game import Move, Record, Score, play, rewind
 from partir_search.mcts.goals import Fastest, scorer
 from partir_search.mcts.search import Settings, search
-from partir_search.planner import DEFAULT_EPISODES, Planner
+from partir_search.planner import Planner
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.propagate import State
 from partir_search.signature import split_call, trace_call
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("seeds", 3, "Seeds of each variant.")
-planning_flags.define(episodes=DEFAULT_EPISODES)
+planning_flags.define(episodes=planning_flags.EPISODES)
 flags.DEFINE_integer("layers", 4, "Layers of the programs.")
 
 Starts = Sequence[Sequence[Move]]

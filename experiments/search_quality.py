@@ -30,12 +30,11 @@ from partir_search.experts.plans import expert_plans
 from partir_search.mcts.env import PlanningGame
 from partir_search.mcts.game import Score
 from partir_search.mcts.search import Settings, search
-from partir_search.planner import DEFAULT_EPISODES
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("seeds", 10, "Seeds of the search.")
 flags.DEFINE_integer("states", 4000, "Spaces with more states are left out of the regret.")
-planning_flags.define(machine="tpu_v5e", episodes=DEFAULT_EPISODES)
+planning_flags.define(machine="tpu_v5e", episodes=planning_flags.EPISODES)
 
 
 def spaces() -> Iterator[tuple[str, PlanningGame]]:

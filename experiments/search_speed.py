@@ -31,7 +31,6 @@ import partir_search as ps
 from experiments import planning_flags
 from models import llama, transformer
 from models.catalog import MODELS
-from partir_search.planner import DEFAULT_EPISODES
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list(
@@ -43,7 +42,7 @@ flags.DEFINE_list(
     ],
     "Model@mesh.",
 )
-planning_flags.define(machine="tpu_v5p", episodes=DEFAULT_EPISODES, seed=0)
+planning_flags.define(machine="tpu_v5p", episodes=planning_flags.EPISODES, seed=0)
 flags.DEFINE_integer("tokens", 2**18, "Tokens per step and 64 devices.")
 flags.DEFINE_boolean("here", False, "Run the only row in this process.")
 

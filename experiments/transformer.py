@@ -40,10 +40,11 @@ from models.transformer import (  # noqa: E402
     make_train_step,
     optimizer,
 )
-from partir_search.planner import DEFAULT_EPISODES  # noqa: E402
 
 FLAGS = flags.FLAGS
-planning_flags.define(mesh="batch:2,model:4", machine="tpu_v5e", episodes=DEFAULT_EPISODES, seed=0)
+planning_flags.define(
+    mesh="batch:2,model:4", machine="tpu_v5e", episodes=planning_flags.EPISODES, seed=0
+)
 flags.DEFINE_integer("layers", 4, "Transformer blocks.")
 flags.DEFINE_integer("d_model", 128, "Width.")
 flags.DEFINE_integer("heads", 8, "Attention heads.")

@@ -23,7 +23,6 @@ from jax.sharding import AbstractMesh
 import partir_search as ps
 from experiments import planning_flags
 from models.catalog import MODELS
-from partir_search.planner import DEFAULT_EPISODES
 
 FLAGS = flags.FLAGS
 flags.DEFINE_enum("model", "transformer-small", sorted(MODELS), "Model and its named sizes.")
@@ -33,7 +32,7 @@ flags.DEFINE_list(
     "Fields of the model's config that differ, e.g. layers=2, remat=True, dtype=bfloat16.",
 )
 flags.DEFINE_string("target", "tpu_v5e:2x4", "Machine and topology to compile for.")
-planning_flags.define(mesh="data:2,model:4", episodes=DEFAULT_EPISODES, seed=0)
+planning_flags.define(mesh="data:2,model:4", episodes=planning_flags.EPISODES, seed=0)
 flags.DEFINE_list("plans", ["auto", "BP(data)+MP(model)"], "auto, or known strategies by name.")
 flags.DEFINE_integer("batch", 16, "Examples per step.")
 
