@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -172,8 +171,11 @@ class Maker:
             follows = following_actions(module, o.follow) if o.follow else []
             return [*fixed_actions(module, o.shape.unsplit, *leaves), *follows]
 
-        def search(module: Module, hints: Sequence[Action] = (), share: float = 1.0) -> Planned:
-            return self._run(self._planner(module), fixed(module), hints, share)
+        def search(module: Module, hints: Sequence[Action] = ()) -> Planned:
+            return self._run(self._planner(module), fixed(module), hints)
+
+        def replay(module: Module, actions: Sequence[Action]) -> Planned:
+            return self._planner(module).replay_what_holds(actions)[0]
 
         planner = self._planner(module)
         self._warn_opaque(planner)
@@ -207,7 +209,7 @@ class Maker:
                 remat = tuple(find_segments(module))
                 planned = search(rematerialize(module, remat), hints)
             elif o.remat == "auto" and planned.reports and planned.cost.peak_bytes > limit:
-                planned, remat = relieve(module, planned, limit, search)
+                planned, remat = relieve(module, planned, limit, search, replay)
         return self._plan(planned, traced, limit, remat, parts, pads, attention)
 
     def _padded(
@@ -265,19 +267,17 @@ class Maker:
         planner: Planner,
         fixed: Sequence[Action],
         hints: Sequence[Action] = (),
-        share: float = 1.0,
     ) -> Planned:
         o = self._options
         assert not isinstance(o.schedule, Plan | SavedPlan)
         default = () if o.follow else (AutomaticPartition(),)
         schedule = list(default if o.schedule is None else o.schedule)
         automatic = any(isinstance(t, AutomaticPartition) for t in schedule)
-        episodes = math.ceil(o.episodes * share)
-        with search_progress(o.progress if automatic else False, episodes) as progress:
+        with search_progress(o.progress if automatic else False, o.episodes) as progress:
             return planner.run(
                 schedule,
                 fixed=fixed,
-                episodes=episodes,
+                episodes=o.episodes,
                 seed=o.seed,
                 progress=progress,
                 hints=hints,

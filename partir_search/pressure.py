@@ -1,7 +1,8 @@
 """When a step does not fit in memory: computing parts of it again, and what else would help.
 
-Rematerialisation is tried before a plan is refused: all segments of the forward pass first, then
-as few as the limit allows. What is refused comes with remedies and their figures.
+Rematerialisation is tried before a plan is refused: a plan for all segments of the forward pass is
+searched, and then has as few of them computed again as the limit allows. What is refused comes with
+remedies and their figures.
 """
 
 from __future__ import annotations
@@ -19,9 +20,7 @@ from partir_search.planned import Planned
 from partir_search.planner import Planner
 from partir_search.propagation.actions import Action
 
-TRIAL = 0.5  # of the episodes, for plans that start from one of a program much alike
-# Shares of the segments that are tried: multiples of what a linear estimate asks for, and more.
-MARGINS = ((1.0, 0.02), (1.5, 0.1), (2.0, 0.25))
+PROBES = 4  # numbers of segments at which a plan is costed; peaks fall nearly on a line
 MOST_DEVICES = 64  # times as many, at most, are tried as a remedy
 
 
@@ -51,35 +50,55 @@ def relieve(
     module: Module,
     planned: Planned,
     limit: float,
-    plan: Callable[[Module, Sequence[Action], float], Planned],
+    plan: Callable[[Module, Sequence[Action]], Planned],
+    replay: Callable[[Module, Sequence[Action]], Planned],
 ) -> tuple[Planned, tuple[Range, ...]]:
     """A plan that fits by computing segments again, or the tightest one, and those segments.
 
+    A search for fewer than all segments is no help: programs in which some layers are run again and
+    some not fold badly, and what it found was slower in all cases tried than the same decisions.
+
     Args:
       planned: what does not fit.
-      plan: plans a rewritten module as `module` was planned, starting from a plan's actions too,
-        with a share of the episodes.
+      plan: plans a rewritten module as `module` was planned, starting from a plan's actions too.
+      replay: what a plan's actions, as many as it admits, make of a rewritten module.
     """
     segments = find_segments(module)
     if not segments:
         return planned, ()
-    every = plan(rematerialize(module, segments), planned.actions, TRIAL)
-    freed = planned.cost.peak_bytes - every.cost.peak_bytes
-    if freed <= 0:
+    every = plan(rematerialize(module, segments), planned.actions)
+    if planned.cost.peak_bytes <= every.cost.peak_bytes:
         return planned, ()
-    best, taken = every, segments
-    if every.cost.peak_bytes <= limit:
-        share = (planned.cost.peak_bytes - limit) / freed
-        for times, more in MARGINS:
-            n = math.ceil(len(segments) * (share * times + more))
-            if n >= len(segments):
-                break
-            some = plan(rematerialize(module, segments[:n]), every.actions, TRIAL)
-            if some.cost.peak_bytes <= limit:
-                if some.cost.seconds < every.cost.seconds:
-                    best, taken = some, segments[:n]
-                break
-    return best, tuple(taken)
+    if every.cost.peak_bytes > limit:
+        return every, tuple(segments)
+
+    def at(n: int) -> Planned:
+        return replay(rematerialize(module, segments[:n]), every.actions)
+
+    few, n = _fewest(at, every, len(segments), limit)
+    if few is not every:  # of which nothing was proven
+        reports = tuple(dataclasses.replace(r, proven=False) for r in every.reports)
+        few = dataclasses.replace(few, reports=reports, seconds=every.seconds)
+    return few, tuple(segments[:n])
+
+
+def _fewest(
+    at: Callable[[int], Planned], every: Planned, most: int, limit: float
+) -> tuple[Planned, int]:
+    """The plan with the fewest segments that fits, found between two points of a line each time."""
+    best, least, over = every, most, 0
+    peak = at(0).cost.peak_bytes
+    for _ in range(PROBES):
+        if peak <= limit or least - over <= 1:
+            break
+        slope = (peak - best.cost.peak_bytes) / (least - over)
+        n = over + math.ceil((peak - limit) / slope) if slope > 0 else least - 1
+        tried = at(n := min(max(n, over + 1), least - 1))
+        if tried.cost.peak_bytes <= limit:
+            best, least = tried, n
+        else:
+            peak, over = tried.cost.peak_bytes, n
+    return best, least
 
 
 def remedies(
