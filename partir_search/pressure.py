@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 from partir_search.cost.simulator import Cost
 from partir_search.ir.core import Module
 from partir_search.ir.mesh import MeshShape
-from partir_search.ir.remat import Range, find_segments, rematerialize
+from partir_search.ir.remat import Range, find_segments, namesake, rematerialize
 from partir_search.machine import Machine
 from partir_search.planned import Planned
 from partir_search.planner import Planner
-from partir_search.propagation.actions import Action
+from partir_search.propagation.actions import Action, renamed
 
 PROBES = 4  # numbers of segments at which a plan is costed; peaks fall nearly on a line
 MOST_DEVICES = 64  # times as many, at most, are tried as a remedy
@@ -73,7 +73,9 @@ def relieve(
         return every, tuple(segments)
 
     def at(n: int) -> Planned:
-        return replay(rematerialize(module, segments[:n]), every.actions)
+        some = rematerialize(module, segments[:n])
+        known = {v.name for v in some.values}
+        return replay(some, [renamed(a, lambda name: namesake(name, known)) for a in every.actions])
 
     few, n = _fewest(at, every, len(segments), limit)
     if few is not every:  # of which nothing was proven

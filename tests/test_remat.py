@@ -24,9 +24,10 @@ from models.transformer import (
     optimizer,
 )
 from partir_search.ir.core import Module
-from partir_search.ir.remat import find_segments, forward_length, rematerialize
+from partir_search.ir.remat import find_segments, forward_length, namesake, rematerialize
 from partir_search.ir.verify import verify
 from partir_search.planner import Planner
+from partir_search.propagation.actions import Hold, Tile, renamed
 from partir_search.signature import split_call, trace_call
 from partir_search.tactics import ManualPartition
 from tests.support import assert_same, check_partition, module_of, state_of, tile_arg
@@ -155,6 +156,35 @@ def test_search_computes_again_what_does_not_fit() -> None:
     assert any("batch of about" in r.what and "instead of 32" in r.what for r in others)
     assert any("8 devices instead of 4" in r.what for r in others)
     assert all(r.peak_bytes <= limit for r in others)
+
+
+def test_actions_find_their_values_where_other_segments_run_again() -> None:
+    """Where a copy is not made, an action on it means the value itself."""
+    segments = find_segments(large())
+    names = [{v.name for v in rematerialize(large(), segments[:n]).values} for n in (0, 2, 4)]
+    none, some, every = names
+    again = {n for n in every if n.endswith("_again")}
+    assert again - some
+    for name in again | {n for n in every if n.endswith(("_in", "_"))}:
+        assert namesake(name, every) == name
+        assert namesake(name, none) in none
+        assert namesake(name, some) in some
+    action = Tile("a_again", 0, "data", also=("b",), barriers=("c_again",))
+    wanted = Tile("a", 0, "data", also=("b",), barriers=("c",))
+    assert renamed(action, lambda name: namesake(name, {"a", "b", "c"})) == wanted
+    assert renamed(Hold("data"), str.upper) == Hold("data")
+
+
+def test_no_more_is_computed_again_than_must_be() -> None:
+    whole = planned(V5E, remat=False, goals=[ps.Fit(1.0), ps.Fastest()]).cost.peak_bytes
+    some = planned(tight := dataclasses.replace(V5E, hbm_bytes=int(0.85 * whole)))
+    assert 0 < len(some.remat) < len(find_segments(large()))
+    assert some.fits
+    assert some.searches
+    assert not some.proven
+    mesh = ps.MeshShape(("data", "model"), (2, 2))
+    fewer = Planner(rematerialize(large(), some.remat[:-1]), mesh, tight)
+    assert fewer.replay(some.actions).cost.peak_bytes > tight.hbm_bytes
 
 
 @pytest.mark.devices

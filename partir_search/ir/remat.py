@@ -9,7 +9,7 @@ residual stream) is kept: it is what the copy starts from. Chen et al. 2016 (arX
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 import numpy as np
 from scipy.ndimage import minimum_filter1d
@@ -26,6 +26,9 @@ NARROW = 1.1  # or crosses this much more bytes
 THIN = 0.1  # of the median that crosses: less lies outside the network's body
 LONG = 1 / 3  # of the forward pass: what lives longer is kept anyway and crosses all cuts
 WORTH = 2.0  # bytes that a segment must free, as a multiple of those that cross its cut
+
+# What the names of copies, of what enters beside them, and of ops moved there end with.
+AGAIN, ENTERING, MOVED = "_again", "_in", "_"
 
 
 def forward_length(module: Module) -> int:
@@ -67,6 +70,13 @@ def find_segments(module: Module) -> list[Range]:
             segments.append((begin, at))
             begin = at
     return segments
+
+
+def namesake(name: str, known: Container[str]) -> str:
+    """What a value is called where other segments are computed again; its name if nowhere."""
+    suffix = next((s for s in (AGAIN, ENTERING, MOVED) if name.endswith(s)), "")
+    first = name.removesuffix(suffix)
+    return next((n for n in (name, first, first + MOVED) if n in known), name)
 
 
 def _uses(module: Module, n: int) -> tuple[dict[int, int], set[int]]:
@@ -181,14 +191,14 @@ class _Rewriter(Copier):
         body = self.module.body.ops
         put_off = {op.id for op in after}
         window = [op for op in body[first : last + 1] if op.id not in put_off]
-        inner = [(body[i], "_again") for i in again] + [(op, "_") for op in window]
+        inner = [(body[i], AGAIN) for i in again] + [(op, MOVED) for op in window]
         made = {r.id for op, _ in inner for r in op.results}
         entering: dict[int, Value] = {}
         for op, _ in inner:
             for _, v in op.inputs():
                 if v.id not in made and v.id not in self.module.constants:
                     entering.setdefault(v.id, v)
-        inside = {i: Value(-1, v.type, f"{v.name}_in") for i, v in entering.items()}
+        inside = {i: Value(-1, v.type, f"{v.name}{ENTERING}") for i, v in entering.items()}
         args = tuple(inside.values())
         ops = []
         for op, suffix in inner:

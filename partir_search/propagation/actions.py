@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Union
 
 
@@ -177,6 +177,17 @@ def action_from_json(data: dict[str, Any]) -> Action:
     if "nest" in data:
         return Nest(str(data["nest"]))
     raise ValueError(f"not an action: {data!r}")
+
+
+def renamed(action: Action, name_of: Callable[[str], str]) -> Action:
+    """The same action on values of other names."""
+    if not isinstance(action, Tile | Replicate | Bar):
+        return action
+    changed: dict[str, Any] = {"value": name_of(action.value)}
+    for field in ("also", "barriers"):
+        if names := getattr(action, field, ()):
+            changed[field] = tuple(map(name_of, names))
+    return dataclasses.replace(action, **changed)
 
 
 def tilings(actions: Sequence[Action]) -> list[Tiling]:
