@@ -8,8 +8,9 @@ remedies and their figures.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from partir_search.cost.simulator import Cost
 from partir_search.ir.core import Module
@@ -20,7 +21,9 @@ from partir_search.planned import Planned
 from partir_search.planner import Planner
 from partir_search.propagation.actions import Action, renamed
 
-PROBES = 4  # numbers of segments at which a plan is costed; peaks fall nearly on a line
+PROBES = 5  # numbers of segments at which a plan is costed; peaks fall nearly on a line
+KINDS = 6  # of segments, at most, that are told apart by what they free and cost
+SHORTEST = 1e-6  # of a step that computing segments again may be taken for
 MOST_DEVICES = 64  # times as many, at most, are tried as a remedy
 
 
@@ -72,34 +75,77 @@ def relieve(
     if every.cost.peak_bytes > limit:
         return every, tuple(segments)
 
-    def at(n: int) -> Planned:
-        some = rematerialize(module, segments[:n])
-        known = {v.name for v in some.values}
-        return replay(some, [renamed(a, lambda name: namesake(name, known)) for a in every.actions])
+    def at(some: Sequence[Range]) -> Planned:
+        rewritten = rematerialize(module, sorted(some))
+        known = {v.name for v in rewritten.values}
+        actions = [renamed(a, lambda name: namesake(name, known)) for a in every.actions]
+        return replay(rewritten, actions)
 
-    few, n = _fewest(at, every, len(segments), limit)
+    ordered, known = _cheapest_first(module, segments, at)
+    known[len(segments)] = every
+    few, n = _fewest(lambda n: at(ordered[:n]), known, limit)
     if few is not every:  # of which nothing was proven
         reports = tuple(dataclasses.replace(r, proven=False) for r in every.reports)
         few = dataclasses.replace(few, reports=reports, seconds=every.seconds)
-    return few, tuple(segments[:n])
+    return few, tuple(sorted(ordered[:n]))
+
+
+def _cheapest_first(
+    module: Module, segments: Sequence[Range], at: Callable[[Sequence[Range]], Planned]
+) -> tuple[list[Range], dict[int, Planned]]:
+    """Segments by the bytes that their kind frees for a second (attention mostly before MLPs), and
+    plans by how many of them are computed again.
+    """
+    none = at(())
+    kinds: dict[tuple[str, ...], list[Range]] = {}
+    for begin, stop in segments:
+        ops = module.body.ops[begin:stop]
+        kinds.setdefault(tuple(op.prim for op in ops), []).append((begin, stop))
+    groups = [group for group in kinds.values() if len(group) > 1]
+    if not 1 < len(groups) <= KINDS:
+        return list(segments), {0: none}
+
+    def worth(tried: Planned) -> float:
+        freed = none.cost.peak_bytes - tried.cost.peak_bytes
+        return freed / max(tried.cost.seconds - none.cost.seconds, SHORTEST * none.cost.seconds)
+
+    tried = [at(group) for group in groups]
+    ranked = sorted(range(len(groups)), key=lambda i: -worth(tried[i]))
+    first = ranked[0]
+    ordered = list(itertools.chain(*(groups[i] for i in ranked)))
+    ordered += [group[0] for group in kinds.values() if len(group) == 1]
+    return ordered, {0: none, len(groups[first]): tried[first]}
 
 
 def _fewest(
-    at: Callable[[int], Planned], every: Planned, most: int, limit: float
+    at: Callable[[int], Planned], known: Mapping[int, Planned], limit: float
 ) -> tuple[Planned, int]:
-    """The plan with the fewest segments that fits, found between two points of a line each time."""
-    best, least, over = every, most, 0
-    peak = at(0).cost.peak_bytes
+    """The plan with the fewest segments that fits, and their number.
+
+    Args:
+      at: the plan with some number of segments.
+      known: some of them: that with all, which fits, among them.
+    """
+    peaks = {n: planned.cost.peak_bytes for n, planned in known.items()}
+    least = min(n for n in peaks if peaks[n] <= limit)
+    over = max((n for n in peaks if peaks[n] > limit), default=least - 1)
+    best, probes = known[least], list[int]()
     for _ in range(PROBES):
-        if peak <= limit or least - over <= 1:
+        if least - over <= 1:
             break
-        slope = (peak - best.cost.peak_bytes) / (least - over)
-        n = over + math.ceil((peak - limit) / slope) if slope > 0 else least - 1
-        tried = at(n := min(max(n, over + 1), least - 1))
-        if tried.cost.peak_bytes <= limit:
+        ends = over, least
+        if len(probes) > 1 and (peaks[probes[-2]] > limit) == (peaks[probes[-1]] > limit):
+            ends = probes[-2], probes[-1]  # peaks lie on several lines: this one is nearer
+        few, many = sorted(ends)
+        slope = (peaks[few] - peaks[many]) / (many - few)
+        n = few + math.ceil((peaks[few] - limit) / slope) if slope > 0 else least - 1
+        probes.append(n := min(max(n, over + 1), least - 1))
+        tried = at(n)
+        peaks[n] = tried.cost.peak_bytes
+        if peaks[n] <= limit:
             best, least = tried, n
         else:
-            peak, over = tried.cost.peak_bytes, n
+            over = n
     return best, least
 
 

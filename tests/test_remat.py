@@ -6,6 +6,8 @@ import dataclasses
 import functools
 import itertools
 import pathlib
+import types
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -27,6 +29,7 @@ from partir_search.ir.core import Module
 from partir_search.ir.remat import find_segments, forward_length, namesake, rematerialize
 from partir_search.ir.verify import verify
 from partir_search.planner import Planner
+from partir_search.pressure import PROBES, _cheapest_first, _fewest
 from partir_search.propagation.actions import Hold, Tile, renamed
 from partir_search.signature import split_call, trace_call
 from partir_search.tactics import ManualPartition
@@ -175,6 +178,52 @@ def test_actions_find_their_values_where_other_segments_run_again() -> None:
     assert renamed(Hold("data"), str.upper) == Hold("data")
 
 
+@pytest.mark.parametrize(
+    "peak_of",
+    [
+        lambda n: 100 - n,
+        lambda n: max(100 - 3 * n, 60 - n / 2),  # two kinds of segments
+        lambda n: 100 - n / 4 if n < 40 else 300 - 5.25 * n if n < 55 else 20 - n / 10,
+    ],
+)
+def test_the_fewest_segments_are_found(peak_of: Callable[[int], float]) -> None:
+    def at(n: int) -> Any:
+        looked.append(n)
+        return types.SimpleNamespace(n=n, cost=types.SimpleNamespace(peak_bytes=peak_of(n)))
+
+    for limit in (25, 30, 45, 70, 95):
+        looked: list[int] = []
+        planned, n = _fewest(at, {0: at(0), 80: at(80)}, limit)
+        assert planned.n == n  # type: ignore[attr-defined]
+        assert peak_of(n) <= limit
+        assert n == 1 or n - next(k for k in range(81) if peak_of(k) <= limit) <= 5
+        assert len(looked) <= 2 + PROBES
+
+
+@pytest.mark.parametrize("dear", [False, True])
+def test_kinds_that_free_most_for_a_second_come_first(dear: bool) -> None:
+    ops = large().body.ops
+
+    def attends(segment: tuple[int, int]) -> bool:
+        return any(op.prim == "exp" for op in ops[slice(*segment)])
+
+    def at(segments: Sequence[tuple[int, int]]) -> Any:
+        heads = sum(map(attends, segments))
+        rest = len(segments) - heads
+        cost = types.SimpleNamespace(
+            peak_bytes=100.0 - 5 * heads - 2 * rest, seconds=1.0 + (4 if dear else 1) * heads + rest
+        )
+        return types.SimpleNamespace(cost=cost)
+
+    segments = find_segments(large())
+    ordered, known = _cheapest_first(large(), segments, at)
+    assert sorted(ordered) == segments
+    (n,) = set(known) - {0}
+    kinds = [attends(s) for s in ordered]
+    assert kinds[:n] == [not dear] * n
+    assert (not dear) not in kinds[n:-1]  # but for the first layer, which is one of a kind
+
+
 def test_no_more_is_computed_again_than_must_be() -> None:
     whole = planned(V5E, remat=False, goals=[ps.Fit(1.0), ps.Fastest()]).cost.peak_bytes
     some = planned(tight := dataclasses.replace(V5E, hbm_bytes=int(0.85 * whole)))
@@ -183,8 +232,12 @@ def test_no_more_is_computed_again_than_must_be() -> None:
     assert some.searches
     assert not some.proven
     mesh = ps.MeshShape(("data", "model"), (2, 2))
-    fewer = Planner(rematerialize(large(), some.remat[:-1]), mesh, tight)
-    assert fewer.replay(some.actions).cost.peak_bytes > tight.hbm_bytes
+    peaks = []
+    for left in some.remat:
+        fewer = rematerialize(large(), [s for s in some.remat if s != left])
+        found, _ = Planner(fewer, mesh, tight).replay_what_holds(some.actions)
+        peaks.append(found.cost.peak_bytes)
+    assert max(peaks) > tight.hbm_bytes
 
 
 @pytest.mark.devices
