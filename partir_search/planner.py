@@ -249,7 +249,7 @@ class Planner:
         with self._timed("search"):
             result = search(game, episodes=episodes, seed=seed, starts=starts, progress=progress)
         with self._timed("finalists"):
-            best, path = self._finalist(game, folded, before, result, starts, bool(hints))
+            best, path = self._finalist(game, folded, before, result, starts)
         report = SearchReport(
             tuple(names),
             tuple(experts),
@@ -331,27 +331,22 @@ class Planner:
         folded: Folded,
         before: Sequence[Action],
         result: Result,
-        starts: Sequence[Sequence[Move]],
-        hinted: bool,
+        experts: Sequence[Sequence[Move]],
     ) -> tuple[Cost, list[Action]]:
         """The best answer by its cost on the whole program, and its cost on the folded one.
 
         The first answer competes with the best expert, as folded costs are a few percent off; where
         they are more off (layers that should not be alike were folded), more answers do.
-
-        Args:
-          hinted: whether the last of the starts is a hint, which then comes before other answers.
         """
         paths = [e.path for e in result.elites[: 1 if result.proven else FINALISTS]]
         best = result.best.score
         if not result.proven:
-            expert = min(map(tuple, starts), key=lambda p: self._rank(game, p))
-            paths[1:1] = [expert, tuple(starts[-1])][: 1 + hinted]
+            expert = min(map(tuple, experts), key=lambda p: self._rank(game, p))
+            paths.insert(1, expert)
         limit = dataclasses.replace(best, objective=best.objective * FOLD_ERROR)
-        sure = tuple(starts[-1]) if hinted else None  # it is known to do on the whole program
-        paths = [p for p in paths if p == sure or not limit < self._folded(game, p)[0]]
+        paths = [p for p in paths if not limit < self._folded(game, p)[0]]
         if self.streams:  # gathers that rings hide
-            contexts = [p for p in map(tuple, starts) if any(map(_is_context, p))]
+            contexts = [p for p in map(tuple, experts) if any(map(_is_context, p))]
             paths += sorted(contexts, key=lambda p: self._rank(game, p))[:1]
         state = State(self.graph, self.mesh, spreads=self.spreads)
         for action in before:
