@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from rich.console import Console
@@ -200,7 +201,7 @@ def compare(
             size = move.source.value.type.itemsize
             carried = round(size * width(move))
             planned[move.step.kind, axes].append((move.payload_bytes // size, carried))
-            if np.issubdtype(move.source.value.type.dtype, np.complexfloating):
+            if jnp.issubdtype(move.source.value.type.dtype, np.complexfloating):
                 pairs[move.step.kind, axes][move.payload_bytes // size] += 1
             runs[move.step.kind, axes][0] += move.payload_bytes // size * times
     for own, _, times in program.own_collectives():

@@ -15,6 +15,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from partir_search.ir.core import Literal, Module, Op, Operand, Value
@@ -288,7 +289,7 @@ def _literal_key(literal: Literal) -> Hashable:
     """Floats by value (the decay rates of two moments differ); integers, such as the numbers
     folded into a layer's random key, by whether they are zero.
     """
-    if np.issubdtype(literal.type.dtype, np.inexact):
+    if jnp.issubdtype(literal.type.dtype, np.inexact):
         return complex(literal.value)
     return literal.is_zero()
 

@@ -111,18 +111,29 @@ def test_refusals() -> None:
         tile_arg(odd, 0, 1, "model")
 
 
-def test_sums_of_gradients_are_reduced_once() -> None:
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
+def test_sums_of_gradients_are_reduced_once(dtype: Any) -> None:
     """Three uses of x give three partial gradients and one all_reduce."""
 
     def f(x: Any, q: Any, k: Any, v: Any) -> Any:
         return jax.grad(lambda y: sum((y @ w).sum() for w in (q, k, v)))(x)
 
-    args = (ones(4, 8), *(ones(8, 8),) * 3)
+    args = [x.astype(dtype) for x in (ones(4, 8), *(ones(8, 8),) * 3)]  # small numbers: exact
     state = state_of(module_of(f, *args))
     for i in (1, 2, 3):
         tile_arg(state, i, 1, "model")
     assert kinds(state) == ["all_reduce"]
     check_partition(state.partition(), f, args)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
+def test_tiles_of_a_vocabulary_are_looked_up(dtype: Any) -> None:
+    """Each device adds the words that it has: the table is gathered nowhere."""
+    args = (jnp.arange(64, dtype=dtype).reshape(16, 4), jnp.arange(0, 16, 2))
+    state = state_of(module_of(lambda table, words: table[words] * 2, *args))
+    tile_arg(state, 0, 0, "model")
+    assert kinds(state) == ["all_reduce"]
+    check_partition(state.partition(), lambda table, words: table[words] * 2, args)
 
 
 def test_reduce_scatter_where_the_sum_is_needed_tiled() -> None:

@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import jax.extend.core.primitives
 import jax.lax.linalg
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
@@ -59,6 +61,36 @@ def test_rule_executes(case: str) -> None:
         partition = state.partition()
         assert partition.loops[0][op.id] == factor
         check_partition(partition, fn, args)
+
+
+MADE_OF_FLOATS = ("fft_planes", "triangular_solve", "triangular_solve_right", "bitcast", "convert")
+CONSTANTS_OF_FLOATS = ("clamp", "pad", "reduce", "reduce_window", "reduce_window_same")
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16], ids=["bfloat16", "float16"])
+def test_rules_of_narrow_floats_are_those_of_wide_ones(dtype: Any) -> None:
+    """bfloat16 is no floating type of numpy's own."""
+
+    def narrow(x: Any) -> Any:
+        return x.astype(dtype) if x.dtype == np.float32 else x
+
+    for case in sorted(CASES.keys() - {*MADE_OF_FLOATS, *CONSTANTS_OF_FLOATS}):
+        prim, fn, args = CASES[case]
+        wide = RuleTable()(op_of(module_of(fn, *args), prim))
+        rule = RuleTable()(op_of(module_of(fn, *jax.tree.map(narrow, args)), prim))
+        assert str(rule) == str(wide), case
+
+
+def test_rounded_parts_do_not_add_up() -> None:
+    """A sum in 32 bits is finished before it is rounded; one in 16 may be widened first."""
+
+    def rule(source: Any, target: Any) -> Any:
+        args = [jax.ShapeDtypeStruct((4, 6), source)]
+        module = module_of(lambda x: lax.convert_element_type(x, target), *args)
+        return RuleTable()(op_of(module, "convert_element_type"))
+
+    assert not rule(jnp.float32, jnp.bfloat16).linear
+    assert rule(jnp.bfloat16, jnp.float32).linear == ((0,),)
 
 
 def looped_states(module: Module, op: Op) -> Iterator[tuple[int, State]]:

@@ -27,7 +27,7 @@ def dynamic_slice(op: Op) -> OpRule:
     """
     shape, result = shape_of(op, 0), result_shape(op)
     dims = tuple(range(len(shape)))
-    numbers = np.issubdtype(op.results[0].type.dtype, np.number)
+    numbers = jnp.issubdtype(op.results[0].type.dtype, np.number)
     cut = [d for d in dims if shape[d] != result[d]]
     long = [d for d in cut if 2 * result[d] > shape[d] or not numbers]
     return OpRule(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax.numpy as jnp
 import numpy as np
 
 from partir_search.ir.core import Op
@@ -62,12 +63,12 @@ def monotone_groups(op: Op) -> tuple[tuple[str, tuple[int, ...]], ...]:
         other = "min" if op.prim == "max" else "max"
         return ((op.prim, (0, 1)), (other, (0,)), (other, (1,)))
     types = [x.type.dtype for x in (*op.operands, *op.results)]
-    inexact = all(np.issubdtype(t, np.inexact) for t in types)
-    complex_ = any(np.issubdtype(t, np.complexfloating) for t in types)
+    inexact = all(jnp.issubdtype(t, np.inexact) for t in types)
+    complex_ = any(jnp.issubdtype(t, np.complexfloating) for t in types)
     if complex_ or not (inexact or op.prim == "convert_element_type"):
         return ()
     if op.prim == "convert_element_type":
-        wider = np.issubdtype(types[1], np.floating) and types[0] != np.bool_
+        wider = jnp.issubdtype(types[1], np.floating) and types[0] != np.bool_
         return rising((0,)) if wider else ()
     if op.prim in _RISING:
         return rising((0,))
@@ -90,13 +91,14 @@ def align(shape: tuple[int, ...], result: tuple[int, ...]) -> Dims:
 
 
 def linear_groups(op: Op) -> tuple[tuple[int, ...], ...]:
-    inexact = all(np.issubdtype(r.type.dtype, np.inexact) for r in op.results) and all(
-        np.issubdtype(x.type.dtype, np.inexact) for x in op.operands
+    inexact = all(jnp.issubdtype(r.type.dtype, np.inexact) for r in op.results) and all(
+        jnp.issubdtype(x.type.dtype, np.inexact) for x in op.operands
     )
     if op.prim == "select_n":
         return (tuple(range(1, len(op.operands))),)
-    if op.prim == "convert_element_type" and inexact:
-        return ((0,),)
+    if op.prim == "convert_element_type":  # rounded parts do not add up to the rounded sum
+        wider = op.results[0].type.itemsize >= op.operands[0].type.itemsize
+        return ((0,),) if inexact and wider else ()
     if op.prim == "integer_pow" and op.params["y"] == 1:
         return ((0,),)
     return LINEAR.get(op.prim, ()) if inexact else ()

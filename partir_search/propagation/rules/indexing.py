@@ -62,7 +62,7 @@ def gather(op: Op) -> OpRule:
     for place, d in zip(dn.offset_dims, window, strict=True):
         if sizes[d] == operand[d] and d not in dn.start_index_map:
             operand_dims[d] = result_dims[place] = f.new(operand[d])
-    inexact = np.issubdtype(op.results[0].type.dtype, np.inexact)
+    inexact = jnp.issubdtype(op.results[0].type.dtype, np.inexact)
     indexed = set()
     for d in dn.collapsed_slice_dims:
         if d in dn.start_index_map and _summable(op.results[0].type.dtype):
@@ -82,7 +82,7 @@ def gather(op: Op) -> OpRule:
 
 
 def _summable(dtype: Any) -> bool:
-    return bool(np.issubdtype(dtype, np.number))
+    return bool(jnp.issubdtype(dtype, np.number))
 
 
 def _full_slices(op: Op) -> frozenset[int]:
