@@ -11,6 +11,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence, Set
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -39,6 +40,7 @@ from partir_search.lowering.program import (
 from partir_search.lowering.reshard import Step
 from partir_search.lowering.skew import Shuffle
 from partir_search.lowering.streams import RESULT, Walk
+from partir_search.lowering.updates import PLATFORMS, meetings, row_major
 from partir_search.propagation.rules.control_flow import EMITTERS
 
 
@@ -88,15 +90,18 @@ class _Device:
         self.tokens[:] = [token]
 
 
-def emit(program: LocalProgram, tiles_first: bool = False) -> Callable[..., tuple[Any, ...]]:
+def emit(program: LocalProgram, platform: str | None = None) -> Callable[..., tuple[Any, ...]]:
     """A function of the local arguments and the lifted constants (`LocalProgram.lifted`), to be run
     inside `jax.shard_map` over the mesh.
 
     Args:
-      tiles_first: bring the tiles of a reduce_scatter to the front before it. The collective is
-        the same; XLA:CPU runs it four times as fast as one along a later dim (eight of 1 MB: 9 ms
-        against 42), while on TPU and GPU the transpose would be lost work.
+      platform: jax's name of what it is for. For "cpu" the tiles of a reduce_scatter come to the
+        front before it: the collective is the same, but XLA:CPU runs it four times as fast as one
+        along a later dim (eight of 1 MB: 9 ms against 42); on TPU and GPU the transpose would be
+        lost work. Layouts of updates are held for those that have some (`lowering/updates.py`).
     """
+    tiles_first = platform == "cpu"
+    meets = meetings(program) if platform in PLATFORMS else {}
     constants = program.partition.module.constants
 
     lifted, count = program.lifted, len(program.body.args)
@@ -106,7 +111,9 @@ def emit(program: LocalProgram, tiles_first: bool = False) -> Callable[..., tupl
             program.constants[i].id: constant(a) for i, a in constants.items() if i not in lifted
         }
         fixed |= {program.constants[i].id: a for i, a in zip(lifted, args[count:], strict=True)}
-        results = _run_block(program.partition, program.body, args[:count], fixed, [], tiles_first)
+        results = _run_block(
+            program.partition, program.body, args[:count], fixed, [], tiles_first, meets
+        )
         return tuple(_after_last_use(program, args, results))
 
     return run
@@ -140,6 +147,7 @@ def _run_block(
     outer: Mapping[int, Any],
     tokens: list[Any],
     tiles_first: bool,
+    meets: Mapping[int, Sequence[Slot]] = MappingProxyType({}),
 ) -> list[Any]:
     env: dict[int, Any] = dict(outer)
     for slot, arg in zip(block.args, args, strict=True):
@@ -178,6 +186,8 @@ def _run_block(
                 fills.update(slot.id for slot in item.outs)
             if partition.rules[item.op.id].elementwise:
                 remade.update(slot.id for slot in item.outs)
+        for slot in meets.get(i, ()):
+            env[slot.id] = row_major(env[slot.id])
     return [read(r) for r in block.results]
 
 

@@ -95,7 +95,7 @@ def sharded(program: LocalProgram, mesh: Any) -> Any:
     """
     parts = split_mesh(mesh, program.partition.mesh)
     mapped = jax.shard_map(
-        emit(program, tiles_first=_platform(mesh) == "cpu"),
+        emit(program, _platform(mesh)),
         mesh=parts,
         in_specs=(*argument_specs(program), *lifted_specs(program)),
         out_specs=tuple(result_specs(program)),

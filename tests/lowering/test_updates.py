@@ -1,0 +1,104 @@
+"""Gradients are held to the layout of the state that they update."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AbstractMesh, NamedSharding
+
+import partir_search as ps
+from partir_search.lowering import shard
+from partir_search.lowering.program import LocalProgram
+from partir_search.lowering.updates import meetings
+
+BATCH, WIDTH, VOCAB = 16, 256, 1024
+TACTICS = [
+    ps.ManualPartition({"x": 0}, axis="batch"),
+    ps.ManualPartition({"w": 0, "m": 0}, axis="batch"),
+]
+
+
+def step(w: Any, m: Any, x: Any) -> Any:
+    """The gradient of `w` is the transpose of a product."""
+
+    def loss(w: Any) -> Any:
+        h = x.astype(jnp.bfloat16) @ w.astype(jnp.bfloat16)
+        return (h.astype(jnp.float32) ** 2).mean()
+
+    g = jax.grad(loss)(w)
+    g = g / jnp.sqrt(1.0 + (g**2).sum())
+    m = 0.9 * m + g
+    return w - 0.1 * m, m
+
+
+def arguments() -> list[Any]:
+    random = np.random.default_rng(0)
+    shapes = [(WIDTH, VOCAB), (WIDTH, VOCAB), (BATCH, WIDTH)]
+    return [random.normal(size=s).astype(np.float32) for s in shapes]
+
+
+def planned(mesh: Any, *args: Any, fn: Any = step, tactics: Any = TACTICS) -> LocalProgram:
+    partitioned = ps.auto_partition(
+        mesh, schedule=tactics, machine="tpu_v5e", donate_argnums=(0, 1)
+    )(fn)
+    return partitioned.plan(*args).program
+
+
+def test_a_gradient_meets_the_state_where_it_takes_its_shape(mesh: jax.sharding.Mesh) -> None:
+    """Once for parameter and moment, at the transpose of the product, scattered or not."""
+    program = planned(mesh, *arguments())
+    (met,) = meetings(program).items()
+    at, (slot,) = met
+    n = mesh.shape["batch"]
+    assert slot.shape == (WIDTH // n, VOCAB)
+    made = program.body.steps[at]
+    sources = [made.source] if hasattr(made, "source") else list(made.ins)
+    assert [s.shape for s in sources] != [slot.shape]  # scattered or transposed here
+    undonated = ps.auto_partition(mesh, schedule=TACTICS, machine="tpu_v5e")(step)
+    assert not meetings(undonated.plan(*arguments()).program)
+
+
+def test_what_tiles_do_not_fill_is_left_alone(mesh: jax.sharding.Mesh) -> None:
+    def heads(w: Any, m: Any, x: Any) -> Any:
+        g = jax.grad(lambda w: (jnp.einsum("bi,ihd->bhd", x, w) ** 2).mean())(w)
+        m = 0.9 * m + g
+        return w - 0.1 * m, m
+
+    shapes = [(WIDTH, 4, 64), (WIDTH, 4, 64), (BATCH, WIDTH)]
+    args = [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes]
+    assert not meetings(planned(mesh, *args, fn=heads))
+
+
+def test_held_layouts_change_no_number(
+    mesh: jax.sharding.Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program as it is emitted for TPUs, run on CPU devices."""
+    program, args = planned(mesh, *arguments()), arguments()
+    monkeypatch.setattr(shard, "_platform", lambda mesh: "tpu")
+    specs = [NamedSharding(mesh, s) for s in shard.argument_specs(program)]
+    placed = jax.device_put(args, specs)
+    held = jax.jit(shard.sharded(program, mesh)).lower(*placed)
+    monkeypatch.undo()
+    plain = jax.jit(shard.sharded(program, mesh)).lower(*placed)
+    assert held.as_text().count("@LayoutConstraint") == 1
+    assert "@LayoutConstraint" not in plain.as_text()
+    for got, want in zip(held.compile()(*placed), step(*args), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-2, atol=1e-4)
+
+
+@pytest.mark.compilers
+def test_state_is_not_copied_to_the_layout_of_its_gradient() -> None:
+    """XLA:TPU copied parameter and moment, transposed, when the step began and when it ended."""
+    shapes = [(2048, 8192), (2048, 8192), (4096, 2048)]
+    args = [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes]
+    plan = ps.auto_partition(
+        AbstractMesh((8,), ("batch",)), schedule=TACTICS, machine="tpu_v5e", donate_argnums=(0, 1)
+    )(step).plan(*args)
+    found = plan.verify("tpu_v5e:2x4")
+    assert found.confirmed, str(found)
+    turned = [x for x in found.hlo.splitlines() if "f32[256,8192]{0,1" in x and " copy(" in x]
+    assert not turned
