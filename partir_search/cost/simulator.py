@@ -213,9 +213,11 @@ class CostModel:
         return {v.id: at for at, op in ops for _, v in op.inputs()}
 
     @functools.cached_property
-    def made(self) -> frozenset[int]:
-        """Ids of values that ops make: all but arguments, of regions too."""
-        return frozenset(r.id for op in self.module.ops for r in op.results)
+    def made(self) -> dict[int, int]:
+        """By id of a value, the id of the op that makes it: all values but arguments, of regions
+        too.
+        """
+        return {r.id: op.id for op in self.module.ops for r in op.results}
 
     @functools.cached_property
     def stored(self) -> frozenset[int]:

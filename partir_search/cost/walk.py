@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -115,7 +116,8 @@ class Walk:
                     last = self.model.last_use.get(item.target.value.id, at)
                     extra[at : last + 1] += item.target.nbytes
                 price = self.model.price(item, self.mesh)
-                slack = self.move(item, price, count, slack, argument)
+                early = slack if argument else min(slack, self.since(item, members, spent, at))
+                slack = self.move(item, price, count, slack, argument, early)
                 for piece in item.blocks:
                     extra[born[piece.id] + 1 : at + 1] += held[piece.id]
                     born[piece.id] = at
@@ -276,16 +278,39 @@ class Walk:
             self.note("collective_permute", names, taken * times, exposed * times, "a ring's turn")
         self.passing, self.worked = [], 0.0
 
-    def move(self, move: Move, price: Price, times: float, slack: float, argument: bool) -> float:
+    def since(self, move: Move, members: Ints, spent: Sequence[float], at: int) -> float:
+        """Seconds of compute between what makes a gather's source and what the gather is for."""
+        if move.step.kind != "all_gather":
+            return 0.0
+        made = self.model.made.get(move.source.value.id)
+        if made is None:
+            return spent[at]
+        first = int(self.index.position[made])
+        here = first < at and members[first] == made
+        return spent[at] - spent[first + 1] if here else 0.0
+
+    def move(
+        self,
+        move: Move,
+        price: Price,
+        times: float,
+        slack: float,
+        argument: bool,
+        early: float,
+    ) -> float:
+        """Adds up a collective; `early` are seconds that it may begin before what it is for.
+        Returns the slack that it leaves.
+        """
         kind, model = move.step.kind, self.model
         self.copied += price.copied * times
         if kind not in COLLECTIVES:
             return slack
         seconds = price.seconds
         self.add(kind, price.axes, price.sent, times)
-        if argument and kind == "all_gather" and model.machine.prefetches:
-            exposed = max(0.0, seconds - slack) * times
-            slack = max(0.0, slack - seconds)
+        prefetched = model.machine.prefetches and (argument or not model.machine.puts_off)
+        if kind == "all_gather" and prefetched:
+            exposed = max(0.0, seconds - early) * times
+            slack = max(0.0, slack - min(seconds, early))
         elif model.machine.puts_off:
             total, op = seconds * times, move.op
             waits = move.source.value.id in model.unawaited
