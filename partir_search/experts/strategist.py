@@ -71,7 +71,9 @@ class Strategist:
 
     def _perform(self, move: Strategy, state: State) -> list[Decision]:
         if isinstance(move, DataParallel):
-            data = [(c, *self.padded.get(c, ())) for c in self.roles.data]
+            # The longest first: edges look up what they join, rather than nodes be sent to them.
+            longest = sorted(self.roles.data, key=lambda c: -self.graph.shapes[c][0])
+            data = [(c, *self.padded.get(c, ())) for c in longest]
             wanted = [TileClass(c, 0, move.axes) for forms in data for c in forms]
         elif isinstance(move, EdgeParallel):
             wanted = [TileClass(c, 0, move.axes) for c in self.edges]

@@ -33,6 +33,7 @@ class Node:
       places: per factor, the (class, dim) pairs that it tiles.
       above: as in `OpRule`; () for most nodes.
       held: per port and dim, the factors on it, major to minor; () where `above` is.
+      yields: factors that numbers point into: an op loops over one of them for want of others only.
     """
 
     op: int
@@ -42,6 +43,7 @@ class Node:
     places: tuple[tuple[tuple[int, int], ...], ...]
     above: tuple[tuple[int, ...], ...] = ()
     held: tuple[tuple[tuple[int, ...], ...], ...] = ()
+    yields: frozenset[int] = frozenset()
 
     def walks(self, rule: OpRule, factors: tuple[int, ...]) -> bool:
         """Whether it may loop over three factors on two axes and their diagonal: one of them is a
@@ -208,6 +210,7 @@ class Graph:
                 tuple(map(tuple, places)),
                 template.above,
                 tuple(held) if template.above else (),
+                template.yields,
             )
         )
 
@@ -218,11 +221,11 @@ class _Template:
     Attributes:
       dims: factor per dim, by port.
       on: per port and dim, the factors on it, major to minor.
-      sizes / above: as in `Node`.
+      sizes / above / yields: as in `Node`.
     """
 
     def __init__(self, rule: OpRule, dims: Sequence[Dims]) -> None:
-        self.dims, self.above = dims, rule.above
+        self.dims, self.above, self.yields = dims, rule.above, rule.indexed
         self.on = [tuple(rule.factors_on(port, d) for d in range(len(port))) for port in dims]
         self.sizes = tuple(0 if f in rule.blocked else n for f, n in enumerate(rule.sizes))
 

@@ -273,13 +273,15 @@ class State:
         ]
         queue = deque(start)
         waiting = set(start)
-        while queue:
-            n = queue.popleft()
+        patient: deque[int] = deque()  # nodes with no factor but one that yields
+        while queue or patient:
+            hurried = not queue
+            n = patient.popleft() if hurried else queue.popleft()
             waiting.discard(n)
             if loops[n] >= 0:
                 continue
             node = nodes[n]
-            factor = NONE
+            factor = yielding = NONE
             if node.above:
                 self._stacked.append(n)
                 for (cls, _), held in zip(node.ports, node.held, strict=True):
@@ -295,10 +297,18 @@ class State:
                     if d >= 0:
                         f = dims[d]
                         if f >= 0 and f != factor and node.sizes[f]:
+                            if f in node.yields:
+                                yielding = f
+                                continue
                             if factor >= 0:
                                 factor = KEPT
                                 break
                             factor = f
+            if factor == NONE and yielding >= 0:
+                if not hurried:
+                    patient.append(n)
+                    continue
+                factor = yielding
             if factor < 0:
                 continue
             extent = node.sizes[factor]

@@ -136,6 +136,26 @@ def test_tiles_of_a_vocabulary_are_looked_up(dtype: Any) -> None:
     check_partition(state.partition(), lambda table, words: table[words] * 2, args)
 
 
+@pytest.mark.parametrize("scattered", [False, True])
+def test_what_numbers_point_into_gives_way(scattered: bool) -> None:
+    """Edges look up nodes of which each device has some: the nodes are gathered, or the partial
+    sums of what is scattered to them are added, rather than all edges sent.
+    """
+
+    def f(nodes: Any, edges: Any, ends: Any) -> Any:
+        return nodes.at[ends].add(edges) if scattered else nodes[ends] * edges
+
+    random = np.random.default_rng(0)
+    nodes, edges = ones(8, 4), ones(64, 4)
+    args = (nodes, edges, random.integers(0, 8, 64))
+    state = state_of(module_of(f, *args))
+    classes = [state.graph.class_of[v.id] for v in state.graph.module.body.args]
+    state.tile(classes[0], 0, state.mesh.axes("batch"), also=classes[1:])
+    sent = {m.payload_bytes for m, _ in localize(state.partition()).moves()}
+    assert sent == {nodes.nbytes}
+    check_partition(state.partition(), f, args)
+
+
 def test_reduce_scatter_where_the_sum_is_needed_tiled() -> None:
     def f(x: Any, w: Any, m: Any) -> Any:
         return m + x.T @ (x @ w)
