@@ -40,7 +40,13 @@ class Machine:
       torus: whether devices are linked to their neighbours along each axis, and not by a switch.
       puts_off: whether products that nothing waits for run beside collectives (XLA:GPU, see
         `cost/overlap.py`).
-      prefetches: whether all_gathers of arguments overlap earlier compute.
+      prefetches: whether all_gathers overlap the compute since their source was there; where
+        `puts_off` holds, only those of arguments.
+      repacks: by kind of collective, bytes moved to pack what is sent and unpack what has come, as
+        a multiple of its payload. XLA:TPU copies the tiles of an all_to_all before and after,
+        transposed, each at half of the bandwidth.
+      copies_gathered: whether what is gathered for a donated argument's buffer is copied to it
+        (XLA:TPU).
       sources: where the figures come from.
       axis_bytes_per_s / axis_hop_seconds: overrides of `link_bytes_per_s` and `hop_seconds` by mesh
         axis name, e.g. for an axis that crosses hosts (see `with_axis`).
@@ -57,6 +63,8 @@ class Machine:
     hbm_efficiency: float = 0.75
     vector_bytes: int = 0
     prefetches: bool = False
+    repacks: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    copies_gathered: bool = False
     puts_off: bool = False
     bf16_products: bool = False
     fuses_operands: bool = True
@@ -147,6 +155,8 @@ def _tpu(
         reuses_buffers=reuses_buffers,
         stores_softmax=stores_softmax,
         torus=True,
+        repacks={"all_to_all": 8.0},
+        copies_gathered=True,
         sources=(_TPU_DOCS + name.removeprefix("tpu_"), _RING, *_EFFICIENCY, note),
     )
 

@@ -213,6 +213,14 @@ class CostModel:
         return {v.id: at for at, op in ops for _, v in op.inputs()}
 
     @functools.cached_property
+    def in_place(self) -> frozenset[int]:
+        """Ids of results that land in a donated argument's buffer."""
+        results = [
+            self.module.body.results[r] for a, r in self.module.ties if a in self.module.donated
+        ]
+        return frozenset(x.id for x in results if isinstance(x, Value))
+
+    @functools.cached_property
     def made(self) -> dict[int, int]:
         """By id of a value, the id of the op that makes it: all values but arguments, of regions
         too.
@@ -245,18 +253,23 @@ class CostModel:
         found = self._prices.get(move) if move.shared else None
         if found is None:
             width, step, grown = self.width(move), move.step, move.target.nbytes
-            copies = grown > move.source.nbytes or step.kind == "window"
-            taken = (0.0, 0.0, "")
+            copied, taken = 0.0, (0.0, 0.0, "")
+            if grown > move.source.nbytes or step.kind == "window":
+                copied = (1.0 if step.kind in COLLECTIVES else 2.0) * grown * width
             if step.kind in COLLECTIVES:
                 taken = self.transfer(step, move.payload_bytes * width, mesh)
-            found = Price(
-                width,
-                (1.0 if step.kind in COLLECTIVES else 2.0) * grown * width if copies else 0.0,
-                *taken,
-            )
+                copied += self.machine.repacks.get(step.kind, 0.0) * move.payload_bytes * width
+            if self.machine.copies_gathered and self.lands(move):
+                copied += 2.0 * grown
+            found = Price(width, copied, *taken)
             if move.shared:
                 self._prices[move] = found
         return found
+
+    def lands(self, move: Move) -> bool:
+        """Whether a move gathers what goes to a donated argument's buffer."""
+        ends = move.step.kind == "all_gather" and (move.rests or move.op is None)
+        return ends and move.source.value.id in self.in_place
 
     def transfer(self, step: Step, payload: float, mesh: MeshShape) -> tuple[float, float, str]:
         """Seconds of a collective, bytes that a device sends, and the axes' names."""

@@ -146,38 +146,6 @@ def test_donation_saves_the_result() -> None:
     assert cost_of(state_of(donated)).peak_bytes == 2 * n
 
 
-def test_gathers_of_arguments_hide_where_the_machine_prefetches() -> None:
-    def f(x: Any, w1: Any, w2: Any) -> Any:
-        return (x @ w1) @ w2
-
-    state = state_of(module_of(f, ones(64, 64), ones(64, 64), ones(64, 64)))
-    tile_arg(state, 0, 0, "batch")
-    tile_arg(state, 2, 0, "batch")
-    exposed = cost_of(state).collective_seconds
-    assert exposed == pytest.approx(4 * 64 * 64 / 2 / 1e6)
-    hidden = cost_of(state, dataclasses.replace(ROUND, prefetches=True)).collective_seconds
-    assert hidden == pytest.approx(exposed - 2 * 32 * 64 * 64 / 1e9)
-
-
-@pytest.mark.parametrize("late", [True, False])
-def test_gathers_hide_behind_what_ran_since_their_source_was_made(late: bool) -> None:
-    """Rows of sines are sorted by columns, as soon as they are made or after a product."""
-
-    def f(x: Any, b: Any) -> Any:
-        if late:
-            tiles = jnp.sin(x)
-            return b @ b, jnp.sort(tiles, 0)
-        product = b @ b
-        return product, jnp.sort(jnp.sin(x), 0)
-
-    state = state_of(module_of(f, ones(64, 64), ones(64, 64)))
-    tile_arg(state, 0, 0, "batch")
-    prefetching = dataclasses.replace(ROUND, prefetches=True)
-    exposed, left = (cost_of(state, m).collective_seconds for m in (ROUND, prefetching))
-    assert exposed == pytest.approx(4 * 64 * 64 / 2 / 1e6)
-    assert exposed - left == pytest.approx(2 * 64**3 / 1e9 if late else 0.0)
-
-
 def test_flops_agree_with_xla() -> None:
     """Unrolled, unpartitioned: within 5 % (XLA counts elementwise operations too)."""
     config = TransformerConfig(layers=1, d_model=64, heads=4, d_ff=256, vocab=64, seq=32)
