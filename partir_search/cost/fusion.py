@@ -108,7 +108,7 @@ def fuse(
     touched: dict[int, tuple[int, ...]] = {}
     for at in reads:
         op, read = region.ops[at], own[at]
-        if _looks_up(rules[op.id]):
+        if rules[op.id].looks_up:
             (result,) = op.results
             read = tuple(v if nbytes.get(v, 0) <= result.type.nbytes else result.id for v in read)
         if leader[at] == at and reduces(rules[op.id]):
@@ -143,11 +143,6 @@ def _keeps_much(op: Op, rule: OpRule) -> bool:
     outermost = next((i for i, f in enumerate(dims) if f not in held), len(dims))
     inside = math.prod(rule.sizes[f] for f in dims[outermost:] if f in held and f >= 0)
     return inside * op.results[0].type.itemsize > KEPT_BYTES
-
-
-def _looks_up(rule: OpRule) -> bool:
-    """Whether numbers say what it takes of a table."""
-    return bool(rule.indexed) and not any(rule.indexed & set(dims) for dims in rule.results)
 
 
 def _points(op: Op, rule: OpRule) -> int:

@@ -140,6 +140,11 @@ class OpRule:
         return self.blockwise is not None or (self.flops_per_point >= 2 and "sum" in self.reducers)
 
     @property
+    def looks_up(self) -> bool:
+        """Whether numbers say what it takes of a table."""
+        return bool(self.indexed) and not any(self.indexed & set(dims) for dims in self.results)
+
+    @property
     def walks(self) -> bool:
         """Whether a summed factor may be walked in time: tiles of the operands are multiplied as
         they are, whichever they are.

@@ -27,6 +27,7 @@ from partir_search.ir.rule import Dims
 from partir_search.lowering.early import read_early
 from partir_search.lowering.emit_blocks import block_turn
 from partir_search.lowering.emit_window import coordinate, fetch, permute, stretch
+from partir_search.lowering.layouts import held_by_rows, row_major
 from partir_search.lowering.order import ring_queue
 from partir_search.lowering.passing import Passing
 from partir_search.lowering.program import (
@@ -40,7 +41,6 @@ from partir_search.lowering.program import (
 from partir_search.lowering.reshard import Step
 from partir_search.lowering.skew import Shuffle
 from partir_search.lowering.streams import RESULT, Walk
-from partir_search.lowering.updates import PLATFORMS, meetings, row_major
 from partir_search.propagation.rules.control_flow import EMITTERS
 
 
@@ -98,10 +98,10 @@ def emit(program: LocalProgram, platform: str | None = None) -> Callable[..., tu
       platform: jax's name of what it is for. For "cpu" the tiles of a reduce_scatter come to the
         front before it: the collective is the same, but XLA:CPU runs it four times as fast as one
         along a later dim (eight of 1 MB: 9 ms against 42); on TPU and GPU the transpose would be
-        lost work. Layouts of updates are held for those that have some (`lowering/updates.py`).
+        lost work. Some layouts are held where compilers choose them (`lowering/layouts.py`).
     """
     tiles_first = platform == "cpu"
-    meets = meetings(program) if platform in PLATFORMS else {}
+    by_rows = held_by_rows(program, platform)
     constants = program.partition.module.constants
 
     lifted, count = program.lifted, len(program.body.args)
@@ -112,7 +112,7 @@ def emit(program: LocalProgram, platform: str | None = None) -> Callable[..., tu
         }
         fixed |= {program.constants[i].id: a for i, a in zip(lifted, args[count:], strict=True)}
         results = _run_block(
-            program.partition, program.body, args[:count], fixed, [], tiles_first, meets
+            program.partition, program.body, args[:count], fixed, [], tiles_first, by_rows
         )
         return tuple(_after_last_use(program, args, results))
 
@@ -147,7 +147,7 @@ def _run_block(
     outer: Mapping[int, Any],
     tokens: list[Any],
     tiles_first: bool,
-    meets: Mapping[int, Sequence[Slot]] = MappingProxyType({}),
+    by_rows: Mapping[int, Sequence[Slot]] = MappingProxyType({}),
 ) -> list[Any]:
     env: dict[int, Any] = dict(outer)
     for slot, arg in zip(block.args, args, strict=True):
@@ -186,7 +186,7 @@ def _run_block(
                 fills.update(slot.id for slot in item.outs)
             if partition.rules[item.op.id].elementwise:
                 remade.update(slot.id for slot in item.outs)
-        for slot in meets.get(i, ()):
+        for slot in by_rows.get(i, ()):
             env[slot.id] = row_major(env[slot.id])
     return [read(r) for r in block.results]
 

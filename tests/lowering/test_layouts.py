@@ -1,4 +1,4 @@
-"""Gradients are held to the layout of the state that they update."""
+"""Gradients are held to the layout of the state that they update, look-ups to rows."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from jax.sharding import AbstractMesh, NamedSharding
 
 import partir_search as ps
 from partir_search.lowering import shard
-from partir_search.lowering.program import LocalProgram
-from partir_search.lowering.updates import meetings
+from partir_search.lowering.layouts import lookups, meetings
+from partir_search.lowering.program import Apply, LocalProgram, Slot
 
 BATCH, WIDTH, VOCAB = 16, 256, 1024
 TACTICS = [
@@ -62,6 +62,19 @@ def test_a_gradient_meets_the_state_where_it_takes_its_shape(mesh: jax.sharding.
     assert not meetings(undonated.plan(*arguments()).program)
 
 
+def test_the_transpose_of_a_square_gradient_is_seen(mesh: jax.sharding.Mesh) -> None:
+    """Its shape is the same before and after."""
+    shapes = [(WIDTH, WIDTH), (WIDTH, WIDTH), (BATCH, WIDTH)]
+    args = [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes]
+    program = planned(mesh, *args, tactics=TACTICS[:1])
+    ((at, (slot,)),) = meetings(program).items()
+    made = program.body.steps[at]
+    assert isinstance(made, Apply)
+    (source,) = (x for x in made.ins if isinstance(x, Slot))
+    assert source.shape == slot.shape
+    assert made.op.prim == "transpose"
+
+
 def test_what_tiles_do_not_fill_is_left_alone(mesh: jax.sharding.Mesh) -> None:
     def heads(w: Any, m: Any, x: Any) -> Any:
         g = jax.grad(lambda w: (jnp.einsum("bi,ihd->bhd", x, w) ** 2).mean())(w)
@@ -102,3 +115,27 @@ def test_state_is_not_copied_to_the_layout_of_its_gradient() -> None:
     assert found.confirmed, str(found)
     turned = [x for x in found.hlo.splitlines() if "f32[256,8192]{0,1" in x and " copy(" in x]
     assert not turned
+
+
+def rows_of(table: Any, at: Any, first: Any) -> Any:
+    """What `at` finds, and a stretch that begins at `first`."""
+    return table[at], jax.lax.dynamic_slice_in_dim(table, first, 64)
+
+
+@pytest.mark.parametrize(("width", "held"), [(256, 1), (64, 0)])
+def test_looked_up_rows_stay_rows(
+    mesh: jax.sharding.Mesh, monkeypatch: pytest.MonkeyPatch, width: int, held: int
+) -> None:
+    """Where rows fill tiles; a stretch of a table is cut out of it as it lies."""
+    random = np.random.default_rng(0)
+    args = [random.normal(size=(VOCAB, width)).astype(np.float32), random.integers(0, VOCAB, 64), 3]
+    tactics = [ps.ManualPartition({"at": 0}, axis="batch")]
+    program = planned(mesh, *args, fn=rows_of, tactics=tactics)
+    assert sum(map(len, lookups(program).values())) == held
+    monkeypatch.setattr(shard, "_platform", lambda mesh: "tpu")
+    specs = [NamedSharding(mesh, s) for s in shard.argument_specs(program)]
+    placed = jax.device_put(args, specs)
+    lowered = jax.jit(shard.sharded(program, mesh)).lower(*placed)
+    assert lowered.as_text().count("@LayoutConstraint") == held
+    for got, want in zip(lowered.compile()(*placed), rows_of(*args), strict=True):
+        np.testing.assert_array_equal(got, want)
