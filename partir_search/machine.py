@@ -113,7 +113,7 @@ class Machine:
 
 
 _EFFICIENCY = (
-    "matmul 0.9, HBM 0.81 of peak (v5p 0.72), 2 us per kernel: XLA:TPU's own cycle estimates",
+    "matmul 0.9, HBM 0.81 of peak (v5p 0.69), 2 us per kernel: XLA:TPU's own cycle estimates",
 )
 _TPU_DOCS = "https://cloud.google.com/tpu/docs/"
 _RING = (
@@ -200,7 +200,7 @@ MACHINES: Mapping[str, Machine] = {
             reuses_buffers=True,
             note="VMEM 1.1 TB/s: XLA:TPU's cycles of Adam's updates on arrays that are there",
         ),
-        _tpu("tpu_v5p", 459, 94.75, 2765, 90, hbm_efficiency=0.72, stores_softmax=True),
+        _tpu("tpu_v5p", 459, 94.75, 2765, 90, hbm_efficiency=0.69, stores_softmax=True),
         _tpu("tpu_v6e", 918, 31.75, 1640, 90, prefetches=True, vector_bytes=2),
         _gpu(
             "a100",

@@ -38,8 +38,15 @@ class Widened:
         self.makers: Mapping[int, Op] = {r.id: op for op in module.ops for r in op.results}
 
     def masked(self, product: Op) -> bool:
-        """Whether something else is combined with a product of matrices before it is reduced."""
-        return _of_matrices(self.rules[product.id]) and self._before_reduction(product)[1]
+        """Whether something else is combined with a product of matrices before its maximum is taken.
+
+        Sums of its squares, say, are no softmax: a product with a bias before a LayerNorm is stored
+        as it is written.
+        """
+        if not _of_matrices(self.rules[product.id]):
+            return False
+        scores, masked = self._before_reduction(product)
+        return masked and any(self._is_maximum(u) for v in scores for u in self.users[v])
 
     def looked_up(self, product: Op) -> bool:
         """Whether something is looked up in what a product becomes before it is reduced."""
