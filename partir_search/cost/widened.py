@@ -38,7 +38,7 @@ class Widened:
         self.makers: Mapping[int, Op] = {r.id: op for op in module.ops for r in op.results}
 
     def masked(self, product: Op) -> bool:
-        """Whether something else is combined with a product of matrices before its maximum is taken.
+        """Whether something else is combined with a product of matrices before its maximum.
 
         Sums of its squares, say, are no softmax: a product with a bias before a LayerNorm is stored
         as it is written.

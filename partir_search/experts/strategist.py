@@ -61,7 +61,7 @@ class Strategist:
         self.graph = graph
         self.roles = (roles or find_roles(graph.module)).of(graph.class_of)
         self._weights = self._find_weights()
-        self._loopable = self._find_loopable()
+        self._not_looped = self._find_not_looped()
 
     def perform(self, move: StrategyMove, state: State) -> list[Decision]:
         """Plays a move; returns the decisions that had an effect."""
@@ -205,17 +205,15 @@ class Strategist:
                     found[cls] = (*found.get(cls, ()), graph.class_of[result.id])
         return found
 
-    def _find_loopable(self) -> set[tuple[int, int]]:
-        """(class, dim) pairs that every user can loop over: scanned leading dims are not."""
-        bad = {
+    def _find_not_looped(self) -> set[tuple[int, int]]:
+        """(class, dim) pairs that some user cannot loop over: scanned leading dims."""
+        return {
             (cls, d)
             for node in self.graph.nodes
             for cls, dims in node.ports
             for d, f in enumerate(dims)
             if f == NONE or not node.sizes[f]
         }
-        shapes = self.graph.shapes
-        return {(c, d) for c in range(len(shapes)) for d in range(len(shapes[c]))} - bad
 
     def first_divisible_dim(self, state: State, cls: int, axes: Axes) -> int:
         """PartIR's FIRST_DIVISIBLE_DIM: the first dim that `axes` divide, or NONE.
@@ -229,8 +227,8 @@ class Strategist:
         alike = [c for c in users if self.graph.shapes[c] == shape and c != cls]
         if cls in self.roles.parameters:
             alike = []
-        useful = [d for d in free if all((c, d) in self._loopable for c in (cls, *alike))]
-        useful = useful or [d for d in free if (cls, d) in self._loopable]
+        useful = [d for d in free if all((c, d) not in self._not_looped for c in (cls, *alike))]
+        useful = useful or [d for d in free if (cls, d) not in self._not_looped]
         return next(iter(useful or free or dims), NONE)
 
     def _model_parallel(self, move: ModelParallel, state: State) -> list[Decision]:

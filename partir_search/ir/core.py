@@ -26,8 +26,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Union
+
+from partir_search.ir.names import source_line
 
 Shape = tuple[int, ...]
 
@@ -115,7 +117,7 @@ class Op:
       id: dense id in program order.
       prim: the primitive's name, the key of its rule.
       params: the primitive's parameters, with global shapes.
-      origin: gives the user's source line, ``file:line (function)``; read it as `source`.
+      origin: where it comes from, as jax keeps it; read it as `source`.
       scope: the name stack under which it was traced.
       backward: whether it was made by reverse-mode differentiation.
       handle: the primitive itself, opaque (see `ir/bind.py`).
@@ -130,7 +132,7 @@ class Op:
     results: tuple[Value, ...]
     params: Mapping[str, Any]
     regions: tuple[Region, ...] = ()
-    origin: Callable[[], str] | None = None
+    origin: Any = None
     scope: str = ""
     backward: bool = False
     handle: Any = None
@@ -140,7 +142,8 @@ class Op:
 
     @property
     def source(self) -> str:
-        return self.origin() if self.origin else ""
+        """The user's source line, ``file:line (function)``, or ""."""
+        return "" if self.origin is None else source_line(self.origin)
 
     def inputs(self) -> Iterator[tuple[int, Value]]:
         """The operands that are values, with their positions."""

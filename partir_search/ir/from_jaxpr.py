@@ -8,7 +8,6 @@ train step). jax 0.11 merged ClosedJaxpr into Jaxpr and gave `scan` flat trees f
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ from jax.sharding import NamedSharding
 
 from partir_search.ir.core import Literal, Module, Op, Operand, Region, TensorType, Value
 from partir_search.ir.manual import Manual, Spec
-from partir_search.ir.names import clean, source_line, value_stem
+from partir_search.ir.names import clean, value_stem
 
 INLINED = {
     "call_hi_primitive": "_prim",
@@ -334,7 +333,7 @@ class _Reader:
             results=results,
             params=params,
             regions=regions,
-            origin=functools.partial(source_line, eqn.source_info),
+            origin=eqn.source_info,
             scope=clean(scope),
             backward=backward,
             handle=eqn.primitive,
@@ -377,17 +376,18 @@ def _abstract(aval: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
 
-def _params(eqn: Any) -> dict[str, Any]:
+def _params(eqn: Any) -> Mapping[str, Any]:
     """Parameters without what became regions; `scan` and `while` keep plain counts."""
-    name, params = eqn.primitive.name, dict(eqn.params)
+    name = eqn.primitive.name
+    if name not in REGIONS and name != "random_bits":
+        return eqn.params  # type: ignore[no-any-return]
+    params = dict(eqn.params)
     for key in REGIONS.get(name, ()):
         params.pop(key, None)
     if name == "scan" and "ft_in" in params:
         consts, carry, _ = (len(part) for part in params.pop("ft_in").unpack())
         params.pop("ft_out", None)
         params |= {"num_consts": consts, "num_carry": carry}
-    if name == "shard_map":
-        params["jaxpr"] = eqn.params["jaxpr"]
     if name == "random_bits":
         params["threefry_partitionable"] = bool(eqn.ctx.threefry_partitionable)
     return params

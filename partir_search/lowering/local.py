@@ -71,8 +71,8 @@ class LocalCache:
     def __init__(self) -> None:
         self.rows: dict[bytes, AxisRows] = {}
         self.slots: dict[tuple[object, ...], Slot] = {}
-        self.rests: dict[tuple[int, ...], list[dict[int, Slot]]] = {}
-        self.plans: dict[tuple[int, ...], list[dict[tuple[int, ...], OpPlan]]] = {}
+        self.rests: dict[tuple[int, ...], dict[int, Slot]] = {}
+        self.plans: dict[tuple[int, ...], dict[tuple[int, ...], OpPlan]] = {}
         self.moves: dict[tuple[object, ...], tuple[Move, ...]] = {}
         self.ends: dict[tuple[object, ...], Ends] = {}
 
@@ -122,10 +122,12 @@ def localize(
 
 
 def _codes(partition: Partition) -> tuple[list[int], list[int]]:
-    """One number per value for its tiles and pending sums, one per op for its loops."""
-    rests: Any = np.zeros(len(partition.module.values), dtype=np.int64)
-    loops: Any = np.zeros(len(partition.module.ops), dtype=np.int64)
-    if len(partition.axes) * CODE_BITS > 62:
+    """One number per value, for it and its tiles and pending sums, and one per op, for it and its
+    loops.
+    """
+    rests: Any = np.arange(len(partition.module.values), dtype=np.int64)
+    loops: Any = np.arange(len(partition.module.ops), dtype=np.int64)
+    if len(partition.axes) * CODE_BITS + max(len(rests), len(loops)).bit_length() > 62:
         rests, loops = rests.astype(object), loops.astype(object)
     for rows in partition.axes:
         of_values, of_ops = rows.codes
@@ -147,20 +149,17 @@ class Localizer:
         self.active = active_ops(partition) if sparse else None
         self.around = partition.index.around
         self.resting, self.looping = _codes(partition)
-        if self.order not in cache.plans:
-            cache.plans[self.order] = [{} for _ in self.module.ops]
-            cache.rests[self.order] = [{} for _ in self.module.values]
-        self.plans = cache.plans[self.order]
-        self.rests = cache.rests[self.order]
+        self.plans = cache.plans.setdefault(self.order, {})
+        self.rests = cache.rests.setdefault(self.order, {})
 
     def rest(self, v: int) -> Slot:
         """The slot in which a value rests."""
-        slot = self.rests[v].get(self.resting[v])
+        slot = self.rests.get(self.resting[v])
         if slot is None:
             value = self.module.values[v]
             layout, pending = self.partition.layout(value), self.pending.get(v, ())
             slot = self.cache.slot(self.partition, value, layout, pending)
-            self.rests[v][self.resting[v]] = slot
+            self.rests[self.resting[v]] = slot
         return slot
 
     def program(self) -> LocalProgram:
@@ -226,10 +225,9 @@ class Localizer:
     def plan(self, op: Op) -> OpPlan:
         n, resting = op.id, self.resting
         key = (self.looping[n], *[resting[v] for v in self.around[n]])
-        plans = self.plans[n]
-        plan = plans.get(key)
+        plan = self.plans.get(key)
         if plan is None:
-            plan = plans[key] = self._plan(op)
+            plan = self.plans[key] = self._plan(op)
         return plan
 
     def _plan(self, op: Op) -> OpPlan:

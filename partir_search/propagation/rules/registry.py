@@ -88,15 +88,16 @@ class RuleTable:
 
     def __init__(self, rules: Mapping[str, RuleFn] = RULES) -> None:
         self._rules = rules
-        self._by_key: dict[Hashable, OpRule] = {}
+        self._by_key: dict[Hashable, tuple[Hashable, OpRule]] = {}
 
     def __call__(self, op: Op) -> OpRule:
         key = rule_key(op)
-        rule = self._by_key.get(key)
-        if rule is None:
+        found = self._by_key.get(key)
+        if found is None:
             fn = self._rules.get(op.prim)
             rule = whole(op, opaque=True) if fn is None else fn(op)
-            self._by_key[key] = rule
+            found = self._by_key[key] = key, rule
+        op.key, rule = found  # ops that are alike hold one key: it is larger than all else of them
         return rule
 
     def opaque(self, ops: Iterable[Op]) -> list[Op]:
