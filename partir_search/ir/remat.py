@@ -48,7 +48,8 @@ def find_segments(module: Module) -> list[Range]:
     if reruns := find_reruns(module, n):
         return [(r.position, r.position + 1) for r in reruns]
     ops = module.body.ops
-    last, late = _uses(module, n)
+    uses = _Uses(module, n)
+    last, late = uses.early, uses.first
     crossing, freed = np.zeros(n + 1), np.zeros(n + 1)
     for at, op in enumerate(ops[:n]):
         for r in op.results:
@@ -79,19 +80,6 @@ def namesake(name: str, known: Container[str]) -> str:
     return next((n for n in (name, first, first + MOVED) if n in known), name)
 
 
-def _uses(module: Module, n: int) -> tuple[dict[int, int], set[int]]:
-    """Position of each value's last use in the first `n` ops; values that later ops use."""
-    last: dict[int, int] = {}
-    late: set[int] = set()
-    for at, op in enumerate(module.body.ops):
-        for _, v in op.inputs():
-            if at < n:
-                last[v.id] = at
-            else:
-                late.add(v.id)
-    return last, late
-
-
 def rematerialize(module: Module, segments: Sequence[Range]) -> Module:
     """The module with these segments of its forward pass computed again in the backward pass.
 
@@ -107,32 +95,51 @@ def rematerialize(module: Module, segments: Sequence[Range]) -> Module:
         segments = [s for s in segments if s not in alone]
     windows: dict[int, tuple[int, list[int]]] = {}
     free = n  # where the next window may begin
+    uses = _Uses(module, n)
     for begin, stop in reversed(segments):
-        found = _window(module, n, begin, stop)
+        found = _window(module, uses, begin, stop)
         if found is not None and found[0] >= free:
             first, last, again = found
             windows[first] = last, again
             free = last + 1
-    return _Rewriter(module).run(windows)
+    return _Rewriter(module).run(windows, uses)
 
 
-def _window(module: Module, n: int, begin: int, stop: int) -> tuple[int, int, list[int]] | None:
+class _Uses:
+    """Where values are used, by id: positions in a module's body.
+
+    Attributes:
+      early: the last use in the first `n` ops.
+      first / last: the first use and the last one after these.
+      results: ids of what the module returns.
+    """
+
+    def __init__(self, module: Module, n: int) -> None:
+        self.early: dict[int, int] = {}
+        self.first: dict[int, int] = {}
+        self.last: dict[int, int] = {}
+        for at, op in enumerate(module.body.ops):
+            for _, v in op.inputs():
+                if at < n:
+                    self.early[v.id] = at
+                else:
+                    self.first.setdefault(v.id, at)
+                    self.last[v.id] = at
+        self.results = {x.id for x in module.body.results if isinstance(x, Value)}
+
+    def after(self, v: int, at: int) -> bool:
+        """Whether a value is returned, or used after a position."""
+        return v in self.results or max(self.early.get(v, -1), self.last.get(v, -1)) > at
+
+
+def _window(
+    module: Module, uses: _Uses, begin: int, stop: int
+) -> tuple[int, int, list[int]] | None:
     """First and last late use of what a segment need not keep, and the ops that make it."""
     ops = module.body.ops
     maker = {r.id: at for at in range(begin, stop) for r in ops[at].results}
-    kept: set[int] = set()
-    late: dict[int, tuple[int, int]] = {}
-    for at, op in enumerate(ops):
-        if begin <= at < stop:
-            continue
-        for _, v in op.inputs():
-            if v.id in maker:
-                if at < n:
-                    kept.add(v.id)
-                else:
-                    late[v.id] = (late.get(v.id, (at, at))[0], at)
-    results = {x.id for x in module.body.results if isinstance(x, Value)}
-    wanted = [v for v in late if v not in kept and v not in results]
+    kept = {v for v in maker if uses.early.get(v, -1) >= stop}
+    wanted = [v for v in maker if v in uses.first and v not in kept and v not in uses.results]
     if not wanted:
         return None
     again: set[int] = set()
@@ -144,14 +151,14 @@ def _window(module: Module, n: int, begin: int, stop: int) -> tuple[int, int, li
                 return None
             again.add(at)
             todo += [v.id for _, v in ops[at].inputs() if v.id in maker and v.id not in kept]
-    first, last = min(late[v][0] for v in wanted), max(late[v][1] for v in wanted)
+    first, last = min(uses.first[v] for v in wanted), max(uses.last[v] for v in wanted)
     return first, last, sorted(again)
 
 
 class _Rewriter(Copier):
     """Copies a module, turning windows of its body into `checkpoint` ops."""
 
-    def run(self, windows: Mapping[int, tuple[int, Sequence[int]]]) -> Module:
+    def run(self, windows: Mapping[int, tuple[int, Sequence[int]]], uses: _Uses) -> Module:
         args = tuple(self.value(v) for v in self.module.body.args)
         ops: list[Op] = []
         at = 0
@@ -159,7 +166,7 @@ class _Rewriter(Copier):
             if at in windows:
                 last, again = windows[at]
                 after = self.growing(at, last)
-                ops.append(self.checkpoint(at, last, again, after))
+                ops.append(self.checkpoint(at, last, again, after, uses))
                 ops += [self.copy(op, {}) for op in after]
                 at = last + 1
             else:
@@ -187,7 +194,9 @@ class _Rewriter(Copier):
                 needed.update(v.id for v in inputs)
         return found[::-1]
 
-    def checkpoint(self, first: int, last: int, again: Sequence[int], after: Sequence[Op]) -> Op:
+    def checkpoint(
+        self, first: int, last: int, again: Sequence[int], after: Sequence[Op], uses: _Uses
+    ) -> Op:
         body = self.module.body.ops
         put_off = {op.id for op in after}
         window = [op for op in body[first : last + 1] if op.id not in put_off]
@@ -205,9 +214,8 @@ class _Rewriter(Copier):
             new = self.copy(op, inside, suffix)
             ops.append(dataclasses.replace(new, backward=True))
             inside |= {r.id: v for r, v in zip(op.results, new.results, strict=True)}
-        used = {v.id for op in (*after, *body[last + 1 :]) for _, v in op.inputs()}
-        used |= {x.id for x in self.module.body.results if isinstance(x, Value)}
-        leaving = [r for op in window for r in op.results if r.id in used]
+        used = {v.id for op in after for _, v in op.inputs()}
+        leaving = [r for op in window for r in op.results if r.id in used or uses.after(r.id, last)]
         return Op(
             id=-1,
             prim="checkpoint",
