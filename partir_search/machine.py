@@ -46,7 +46,7 @@ class Machine:
         a multiple of its payload. XLA:TPU copies the tiles of an all_to_all before and after,
         transposed, each at half of the bandwidth.
       copies_gathered: whether what is gathered for a donated argument's buffer is copied to it
-        (XLA:TPU).
+        (XLA:TPU), unless it fits in half of the memory on the chip: from there it leaves meanwhile.
       sources: where the figures come from.
       axis_bytes_per_s / axis_hop_seconds: overrides of `link_bytes_per_s` and `hop_seconds` by mesh
         axis name, e.g. for an axis that crosses hosts (see `with_axis`).

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from partir_search.cost.collectives import collective_seconds, sent_bytes
-from partir_search.cost.load import Load
+from partir_search.cost.load import LOADED, Load
 from partir_search.cost.memory import Curve
 from partir_search.cost.passes import Passes
 from partir_search.cost.permutes import permute_seconds
@@ -260,7 +260,8 @@ class CostModel:
                 taken = self.transfer(step, move.payload_bytes * width, mesh)
                 copied += self.machine.repacks.get(step.kind, 0.0) * move.payload_bytes * width
             if self.machine.copies_gathered and self.lands(move):
-                copied += 2.0 * grown
+                on_chip = self.machine.vmem_bytes * LOADED  # from there it is copied meanwhile
+                copied += 2.0 * grown if grown >= on_chip else 0.0
             found = Price(width, copied, *taken)
             if move.shared:
                 self._prices[move] = found

@@ -69,6 +69,8 @@ def test_what_is_gathered_for_a_donated_buffer_is_copied_there(donated: bool) ->
     assert plain.bytes_by_kind.keys() == {"all_gather"}
     spent = copied.compute_seconds - plain.compute_seconds
     assert spent == pytest.approx(2 * 4096 / 1e9 if donated else 0.0, abs=1e-12)
+    on_chip = dataclasses.replace(copying, vmem_bytes=2 * 4096 + 2)  # lands there and leaves later
+    assert cost_of(state, on_chip).compute_seconds == pytest.approx(plain.compute_seconds)
 
 
 def test_tiles_of_an_all_to_all_are_packed() -> None:
