@@ -143,6 +143,7 @@ def trace_call(
         donated=frozenset(i for i, d in enumerate(donated) if d),
     )
     weak = tuple(bool(getattr(x, "weak_type", False)) for _, x in out_leaves)
+    _forget(jitted)
     return Traced(module, in_tree, jax.tree.structure(traced.out_info), donated, weak)
 
 
@@ -151,6 +152,16 @@ def donated_leaves(
 ) -> tuple[bool, ...]:
     """Per flat argument, whether `jitted` donates it."""
     return _donated(_trace(jitted, call, args, kwargs))
+
+
+def _forget(jitted: Any) -> None:
+    """Lets go of the jaxpr that jax keeps of `jitted`, as large as the module that was read of it.
+
+    Not if `jitted` was called itself: it would be compiled again.
+    """
+    calls = getattr(jitted, "_cache_size", None)
+    if calls is not None and not calls():
+        jitted.clear_cache()
 
 
 def _donated(traced: Any) -> tuple[bool, ...]:

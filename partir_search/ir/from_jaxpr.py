@@ -157,6 +157,7 @@ class _Reader:
         self.constant_values: dict[int, tuple[Value, Any]] = {}
         self.types: dict[tuple[Any, Any], TensorType] = {}  # one object per type
         self.scopes: dict[tuple[str, Any], str] = {}
+        self.origins: dict[Any, Any] = {}  # by traceback: layers repeat them, and each is large
 
     def type(self, aval: Any) -> TensorType:
         key = getattr(aval, "shape", None), getattr(aval, "dtype", None)
@@ -333,7 +334,7 @@ class _Reader:
             results=results,
             params=params,
             regions=regions,
-            origin=eqn.source_info,
+            origin=self.origins.setdefault(eqn.source_info.traceback, eqn.source_info),
             scope=clean(scope),
             backward=backward,
             handle=eqn.primitive,
