@@ -212,7 +212,7 @@ class Strategist:
             for node in self.graph.nodes
             for cls, dims in node.ports
             for d, f in enumerate(dims)
-            if f == NONE or not node.sizes[f]
+            if f == NONE or not node.form.sizes[f]
         }
 
     def first_divisible_dim(self, state: State, cls: int, axes: Axes) -> int:

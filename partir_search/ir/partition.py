@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -87,18 +88,18 @@ class Partition:
         """Takes loops off ops; the rows are shared with other states and therefore copied."""
         self.axes = list(self.axes)
         for axis in {axis for axis, _ in broken}:
-            loops, tiles = list(self.axes[axis].loops), list(self.axes[axis].tiles)
+            loops, tiles = self.axes[axis].loops[:], self.axes[axis].tiles[:]
             for op in (op for a, op in broken if a == axis):
                 loops[op] = NONE
             self.axes[axis] = axis_rows(self.index, loops, tiles, self.axes[axis].travels)
 
     @property
-    def loops(self) -> list[list[int]]:
+    def loops(self) -> list[array[int]]:
         """[axes][ops] factor or NONE."""
         return [rows.loops for rows in self.axes]
 
     @property
-    def tiles(self) -> list[list[int]]:
+    def tiles(self) -> list[array[int]]:
         """[axes][values] dim, NONE or KEPT."""
         return [rows.tiles for rows in self.axes]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from array import array
 from collections.abc import Mapping
 
 import numpy as np
@@ -17,7 +18,7 @@ from partir_search.ir.index import Index
 from partir_search.ir.rule import NONE
 from partir_search.ir.travel import travel
 
-Ints = npt.NDArray[np.int64]
+Numbers = npt.NDArray[np.int8]  # factors of ops, dims of values
 Bools = npt.NDArray[np.bool_]
 Codes = npt.NDArray[np.int16]
 Sizes = npt.NDArray[np.int32]
@@ -28,18 +29,18 @@ class AxisRows:
     """What one mesh axis does, pending sums already on their way.
 
     Attributes:
-      loops / tiles: per op its factor, per value its dim.
+      loops / tiles: per op its factor, per value its dim, a byte each.
       travelling: how values that rest as pending reductions are finished, by id.
       loop_row / tile_row / pending: the same as arrays; KEPT reads as NONE in `tile_row`.
       travels: whether pending sums may travel.
     """
 
     index: Index
-    loops: list[int]
-    tiles: list[int]
+    loops: array[int]
+    tiles: array[int]
     travelling: Mapping[int, str]
-    loop_row: Ints
-    tile_row: npt.NDArray[np.int8]
+    loop_row: Numbers
+    tile_row: Numbers
     pending: Bools
     travels: bool = True
     _gathered: dict[AxisRows, tuple[int, int]] = dataclasses.field(default_factory=dict)
@@ -103,11 +104,11 @@ class AxisRows:
         return found
 
 
-def axis_rows(index: Index, loops: list[int], tiles: list[int], travels: bool = True) -> AxisRows:
+def axis_rows(index: Index, loops: array[int], tiles: array[int], travels: bool = True) -> AxisRows:
     """The rows of one axis. Takes `loops` and `tiles` over and changes them (see `travel`)."""
     travelling = travel(index, loops, tiles) if travels else {}
     pending = np.zeros(len(tiles), dtype=np.bool_)
     pending[list(travelling)] = True
-    tile_row = np.maximum(np.array(tiles, dtype=np.int8), NONE)
-    loop_row = np.array(loops, dtype=np.int64)
+    tile_row = np.maximum(np.frombuffer(tiles, dtype=np.int8), NONE)
+    loop_row = np.frombuffer(loops, dtype=np.int8)
     return AxisRows(index, loops, tiles, travelling, loop_row, tile_row, pending, travels)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
+from array import array
 from collections.abc import Set
 
 from partir_search.ir.core import Op
@@ -31,7 +32,7 @@ class _Way:
     resting: tuple[int, ...] = ()
 
 
-def travel(index: Index, loops: list[int], tiles: list[int]) -> dict[int, str]:
+def travel(index: Index, loops: array[int], tiles: array[int]) -> dict[int, str]:
     """Values that rest pending on one axis, and how they are finished.
 
     `loops` and `tiles` describe the axis and lose what travelling reductions undo. Ops are visited

@@ -22,12 +22,13 @@ def find_conflicts(state: State) -> Iterator[Conflict]:
     for axis, (tiles, loops) in enumerate(zip(state.tiles, state.loops, strict=True)):
         for n, node in enumerate(state.graph.nodes):
             asked: dict[int, int] = {}
+            form = node.form
             for p, (cls, dims) in enumerate(node.ports):
                 d = tiles[cls]
                 if d < 0:
                     continue
-                f = state.free_factor(n, node.held[p][d], axis) if node.above else dims[d]
-                if f >= 0 and node.sizes[f]:
+                f = state.free_factor(n, form.held[p][d], axis) if form.above else dims[d]
+                if f >= 0 and form.sizes[f]:
                     asked.setdefault(f, cls)
             if loops[n] < 0 and len(asked) > 1:
                 yield Conflict(n, axis, tuple(asked.items()))

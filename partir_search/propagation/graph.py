@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -23,27 +23,45 @@ from partir_search.propagation.rules.registry import RuleTable
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Form:
+    """What nodes alike share: all that does not depend on which classes their ports are of.
+
+    Attributes:
+      flow: whether they are flows in or out of a region, not ops.
+      dims: factor per dim, by port.
+      sizes: extents of factors; blocked ones have extent 0.
+      places: per factor, the (port, dim) pairs that it tiles.
+      above: as in `OpRule`; () for most.
+      held: per port and dim, the factors on it, major to minor.
+      yields: factors that numbers point into: an op loops over one of them for want of others only.
+    """
+
+    flow: bool
+    dims: tuple[Dims, ...]
+    sizes: tuple[int, ...]
+    places: tuple[tuple[tuple[int, int], ...], ...]
+    above: tuple[tuple[int, ...], ...]
+    held: tuple[tuple[tuple[int, ...], ...], ...]
+    yields: frozenset[int]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Node:
     """An op, or a flow in or out of a region, over classes.
 
     Attributes:
       op: id of the op that it stands for (of the region op for a flow).
-      ports: (class, factor per dim) of operands then results.
-      sizes: extents of factors; blocked ones have extent 0.
-      places: per factor, the (class, dim) pairs that it tiles.
-      above: as in `OpRule`; () for most nodes.
-      held: per port and dim, the factors on it, major to minor; () where `above` is.
-      yields: factors that numbers point into: an op loops over one of them for want of others only.
+      classes: by port, operands then results; a class that is read twice in one way has one port.
     """
 
     op: int
-    flow: bool
-    ports: tuple[tuple[int, Dims], ...]
-    sizes: tuple[int, ...]
-    places: tuple[tuple[tuple[int, int], ...], ...]
-    above: tuple[tuple[int, ...], ...] = ()
-    held: tuple[tuple[tuple[int, ...], ...], ...] = ()
-    yields: frozenset[int] = frozenset()
+    classes: tuple[int, ...]
+    form: Form
+
+    @property
+    def ports(self) -> Iterator[tuple[int, Dims]]:
+        """(class, factor per dim) of each port."""
+        return zip(self.classes, self.form.dims, strict=True)
 
     def walks(self, rule: OpRule, factors: tuple[int, ...]) -> bool:
         """Whether it may loop over three factors on two axes and their diagonal: one of them is a
@@ -51,10 +69,10 @@ class Node:
         """
         return (
             rule.walks
-            and not self.flow
+            and not self.form.flow
             and len(set(factors)) == 3
             and sum(bool(rule.reducers[f]) for f in factors) == 1
-            and all(sum(f in dims for f in factors) == 2 for _, dims in self.ports)
+            and all(sum(f in dims for f in factors) == 2 for dims in self.form.dims)
         )
 
 
@@ -103,22 +121,23 @@ class Graph:
         self.shapes: list[Shape] = [module.values[m[0]].type.shape for m in self.members]
         self.nodes: list[Node] = []
         self.node_of = [NONE] * len(module.ops)
-        templates: dict[int, _Template] = {}  # by rule: many ops share one
+        forms: dict[int, _Forms] = {}  # by rule: many ops share one
         for op in module.ops:
             if op.regions:
                 self._add_flows(op)
             elif op.id not in contracted:
                 self.node_of[op.id] = len(self.nodes)
                 rule = self.rules[op.id]
-                template = templates.get(id(rule))
-                if template is None:
+                known = forms.get(id(rule))
+                if known is None:
                     ports = [_spreading(rule, i) for i in range(len(rule.operands))]
-                    template = templates[id(rule)] = _Template(rule, (*ports, *rule.results))
-                self._add(op, (*op.operands, *op.results), template)
-        self.touching: list[list[int]] = [[] for _ in self.members]
+                    known = forms[id(rule)] = _Forms(rule, (*ports, *rule.results))
+                self._add(op, (*op.operands, *op.results), known)
+        touching: list[list[int]] = [[] for _ in self.members]
         for n, node in enumerate(self.nodes):
-            for cls in {cls for cls, _ in node.ports}:
-                self.touching[cls].append(n)
+            for cls in dict.fromkeys(node.classes):
+                touching[cls].append(n)
+        self.touching = list(map(tuple, touching))
         self.spread = np.array(self.class_of, dtype=np.int64)
         self.op_nodes = np.array(self.node_of, dtype=np.int64)
         self.result_of = np.array(
@@ -134,7 +153,8 @@ class Graph:
         known = np.append(np.frombuffer(loops, dtype=np.int8), NONE)[self.op_nodes]
         row = np.where(self.op_nodes >= 0, known, contracted)
         row[self.region_ops] = NONE
-        return axis_rows(self.index, row.tolist(), spread.tolist(), travels)
+        bytes_of = array("b", row.astype(np.int8).tobytes()), array("b", spread.tobytes())
+        return axis_rows(self.index, *bytes_of, travels)
 
     def _merge_ties(self, find: _Union) -> None:
         module = self.module
@@ -179,55 +199,56 @@ class Graph:
             rank = min(len(v.type.shape) - lead for v, lead in group)
             ports = [(v, (NONE,) * lead + tuple(range(rank))) for v, lead in group]
             value, lead = group[0]
-            sizes = value.type.shape[lead:]
-            template = _Template(OpRule(sizes, (), (), ("",) * rank), [dims for _, dims in ports])
-            self._add(op, [v for v, _ in ports], template, flow=True)
+            rule = OpRule(value.type.shape[lead:], (), (), ("",) * rank)
+            self._add(op, [v for v, _ in ports], _Forms(rule, [d for _, d in ports], flow=True))
 
-    def _add(
-        self, op: Op, ports: Sequence[Operand], template: _Template, *, flow: bool = False
-    ) -> None:
-        class_of, held = self.class_of, list[tuple[tuple[int, ...], ...]]()
-        classes: list[tuple[int, Dims]] = []
-        places: list[list[tuple[int, int]]] = [[] for _ in template.sizes]
-        for value, dims, on in zip(ports, template.dims, template.on, strict=True):
-            if not dims or not isinstance(value, Value):
+    def _add(self, op: Op, ports: Sequence[Operand], forms: _Forms) -> None:
+        class_of, dims = self.class_of, forms.dims
+        classes: list[int] = []
+        kept: list[int] = []
+        for p, value in enumerate(ports):
+            if not dims[p] or not isinstance(value, Value):
                 continue
             cls = class_of[value.id]
-            if (cls, dims) in classes:
+            if cls in classes and any(
+                c == cls and dims[q] == dims[p] for c, q in zip(classes, kept, strict=True)
+            ):
                 continue
-            classes.append((cls, dims))
-            held.append(on)
-            for d, factors in enumerate(on):
-                for f in factors:
-                    if template.sizes[f]:
-                        places[f].append((cls, d))
-        self.nodes.append(
-            Node(
-                op.id,
-                flow,
-                tuple(classes),
-                template.sizes,
-                tuple(map(tuple, places)),
-                template.above,
-                tuple(held) if template.above else (),
-                template.yields,
-            )
-        )
+            classes.append(cls)
+            kept.append(p)
+        self.nodes.append(Node(op.id, tuple(classes), forms(tuple(kept))))
 
 
-class _Template:
-    """What the nodes of one rule share.
+class _Forms:
+    """The forms of nodes of one rule, by the ports that they keep."""
 
-    Attributes:
-      dims: factor per dim, by port.
-      on: per port and dim, the factors on it, major to minor.
-      sizes / above / yields: as in `Node`.
-    """
-
-    def __init__(self, rule: OpRule, dims: Sequence[Dims]) -> None:
-        self.dims, self.above, self.yields = dims, rule.above, rule.indexed
+    def __init__(self, rule: OpRule, dims: Sequence[Dims], *, flow: bool = False) -> None:
+        """`dims`: factor per dim, by port."""
+        self.rule, self.dims, self.flow = rule, dims, flow
         self.on = [tuple(rule.factors_on(port, d) for d in range(len(port))) for port in dims]
         self.sizes = tuple(0 if f in rule.blocked else n for f, n in enumerate(rule.sizes))
+        self.known: dict[tuple[int, ...], Form] = {}
+
+    def __call__(self, ports: tuple[int, ...]) -> Form:
+        found = self.known.get(ports)
+        if found is None:
+            held = tuple(self.on[p] for p in ports)
+            places: list[list[tuple[int, int]]] = [[] for _ in self.sizes]
+            for p, on in enumerate(held):
+                for d, factors in enumerate(on):
+                    for f in factors:
+                        if self.sizes[f]:
+                            places[f].append((p, d))
+            found = self.known[ports] = Form(
+                self.flow,
+                tuple(self.dims[p] for p in ports),
+                self.sizes,
+                tuple(map(tuple, places)),
+                self.rule.above,
+                held,
+                self.rule.indexed,
+            )
+        return found
 
 
 def _plain(rule: OpRule) -> tuple[int, ...]:

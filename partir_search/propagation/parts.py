@@ -100,11 +100,12 @@ def _major_factors(graph: Graph) -> list[int]:
     """Factors with others beneath them, as the kv heads in a dim of all heads; largest first."""
     weight: collections.Counter[int] = collections.Counter()
     for node in graph.nodes:
-        if node.above:
+        form = node.form
+        if form.above:
             nbytes = max(r.type.nbytes for r in graph.module.ops[node.op].results)
-            for f, above in enumerate(node.above):
-                beneath = any(f in other for other in node.above)
-                if beneath and not above and node.sizes[f] > 1:
-                    weight[node.sizes[f]] = max(weight[node.sizes[f]], nbytes)
+            for f, above in enumerate(form.above):
+                beneath = any(f in other for other in form.above)
+                if beneath and not above and form.sizes[f] > 1:
+                    weight[form.sizes[f]] = max(weight[form.sizes[f]], nbytes)
     largest = max(weight.values(), default=0)
     return [n for n, nbytes in weight.most_common() if nbytes >= SMALL * largest]

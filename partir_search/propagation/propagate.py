@@ -59,7 +59,7 @@ class State:
         self.modes = NO_MODES
         self.left: set[int] = set()
         self.shapes = [graph.shapes for _ in axes]
-        self._sizes = [node.sizes for node in graph.nodes]
+        self._sizes = [node.form.sizes for node in graph.nodes]
         self._bars: tuple[tuple[int, int, int], ...] = ()
         self._triples = mesh.triples
         self._spreads: Spreads = {} if spreads is None else spreads
@@ -261,7 +261,7 @@ class State:
         if self.causes is not None:
             self.causes[axis, cls] = Cause(self._step, None)
 
-    def _propagate(self, axis: int, start: list[int]) -> None:
+    def _propagate(self, axis: int, start: Sequence[int]) -> None:
         graph, tiles, loops = self.graph, self.tiles[axis], self.loops[axis]
         nodes, touching, shapes = graph.nodes, graph.touching, self.shapes[axis]
         size, triple = self.mesh.sizes[axis], self.mesh.triple(axis)
@@ -281,23 +281,26 @@ class State:
             if loops[n] >= 0:
                 continue
             node = nodes[n]
+            form = node.form
             factor = yielding = NONE
-            if node.above:
+            if form.above:
                 self._stacked.append(n)
-                for (cls, _), held in zip(node.ports, node.held, strict=True):
+                for cls, held in zip(node.classes, form.held, strict=True):
                     if tiles[cls] >= 0:
                         f = self.free_factor(n, held[tiles[cls]], axis)
-                        if f >= 0 and f != factor and node.sizes[f]:
+                        if f >= 0 and f != factor and form.sizes[f]:
                             factor = KEPT if factor >= 0 else f
                             if factor == KEPT:
                                 break
             else:
-                for cls, dims in node.ports:  # the same, in the loop that takes the time
+                for cls, dims in zip(
+                    node.classes, form.dims, strict=True
+                ):  # the same, in the loop that takes the time
                     d = tiles[cls]
                     if d >= 0:
                         f = dims[d]
-                        if f >= 0 and f != factor and node.sizes[f]:
-                            if f in node.yields:
+                        if f >= 0 and f != factor and form.sizes[f]:
+                            if f in form.yields:
                                 yielding = f
                                 continue
                             if factor >= 0:
@@ -311,7 +314,7 @@ class State:
                 factor = yielding
             if factor < 0:
                 continue
-            extent = node.sizes[factor]
+            extent = form.sizes[factor]
             for _, row, other in others:
                 if row[n] == factor:
                     extent //= other
@@ -321,7 +324,8 @@ class State:
             if triple and not self._walks(n, factor, axis, triple):
                 continue
             loops[n] = factor
-            for cls, d in node.places[factor]:
+            for port, d in form.places[factor]:
+                cls = node.classes[port]
                 if tiles[cls] == NONE:  # and `divides`, without the call: this is the hot loop
                     extent = shapes[cls][d]
                     for row, _, other in others:
@@ -344,11 +348,11 @@ class State:
         """The first of a dim's factors that other axes do not use up; NONE if it may not be looped
         over yet, as loops over factors above it leave something of them or are more minor.
         """
-        node = self.graph.nodes[n]
+        form = self.graph.nodes[n].form
         for f in factors:
             if self._left(n, f, axis) == 1:
                 continue
-            for g in node.above[f]:
+            for g in form.above[f]:
                 if self._left(n, g, axis) > 1:
                     return NONE
             return f
@@ -356,7 +360,7 @@ class State:
 
     def _left(self, n: int, factor: int, axis: int) -> int:
         """What other axes' loops leave of a factor's extent."""
-        extent = self.graph.nodes[n].sizes[factor]
+        extent = self.graph.nodes[n].form.sizes[factor]
         for a, row in enumerate(self.loops):
             if a != axis and row[n] == factor:
                 extent //= self.mesh.sizes[a]

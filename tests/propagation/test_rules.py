@@ -100,10 +100,15 @@ def looped_states(module: Module, op: Op) -> Iterator[tuple[int, State]]:
     """
     graph = Graph(module)
     node = graph.nodes[graph.node_of[op.id]]
-    for factor, size in enumerate(node.sizes):
-        if size and size % 2 == 0 and not (node.above and node.above[factor]):
+    form = node.form
+    for factor, size in enumerate(form.sizes):
+        if size and size % 2 == 0 and not (form.above and form.above[factor]):
             state = State(graph, TWO)
-            cls, dim = next(p for p in node.places[factor] if state.may_tile(*p, (0,)))
+            cls, dim = next(
+                (node.classes[p], d)
+                for p, d in form.places[factor]
+                if state.may_tile(node.classes[p], d, (0,))
+            )
             state.tile(cls, dim, (0,))
             yield factor, state
 
