@@ -28,7 +28,7 @@ from partir_search.lowering.early import read_early
 from partir_search.lowering.emit_blocks import block_turn
 from partir_search.lowering.emit_window import coordinate, fetch, permute, stretch
 from partir_search.lowering.layouts import held_by_rows, row_major
-from partir_search.lowering.order import ring_queue
+from partir_search.lowering.order import gather_queue, ring_queue
 from partir_search.lowering.passing import Passing
 from partir_search.lowering.program import (
     Apply,
@@ -98,10 +98,12 @@ def emit(program: LocalProgram, platform: str | None = None) -> Callable[..., tu
       platform: jax's name of what it is for. For "cpu" the tiles of a reduce_scatter come to the
         front before it: the collective is the same, but XLA:CPU runs it four times as fast as one
         along a later dim (eight of 1 MB: 9 ms against 42); on TPU and GPU the transpose would be
-        lost work. Some layouts are held where compilers choose them (`lowering/layouts.py`).
+        lost work. Some layouts are held where compilers choose them (`lowering/layouts.py`), and
+        for "tpu" gathers wait for what would be put off (`lowering/order.py`).
     """
     tiles_first = platform == "cpu"
     by_rows = held_by_rows(program, platform)
+    waits = gather_queue(program.body, program.partition.rules) if platform == "tpu" else {}
     constants = program.partition.module.constants
 
     lifted, count = program.lifted, len(program.body.args)
@@ -112,7 +114,7 @@ def emit(program: LocalProgram, platform: str | None = None) -> Callable[..., tu
         }
         fixed |= {program.constants[i].id: a for i, a in zip(lifted, args[count:], strict=True)}
         results = _run_block(
-            program.partition, program.body, args[:count], fixed, [], tiles_first, by_rows
+            program.partition, program.body, args[:count], fixed, [], tiles_first, by_rows, waits
         )
         return tuple(_after_last_use(program, args, results))
 
@@ -148,6 +150,7 @@ def _run_block(
     tokens: list[Any],
     tiles_first: bool,
     by_rows: Mapping[int, Sequence[Slot]] = MappingProxyType({}),
+    waits: Mapping[int, Sequence[Slot]] = MappingProxyType({}),
 ) -> list[Any]:
     env: dict[int, Any] = dict(outer)
     for slot, arg in zip(block.args, args, strict=True):
@@ -170,6 +173,10 @@ def _run_block(
             moved = env[item.source.id]
             if item.again and item.step.kind in ("all_gather", "collective_permute"):
                 moved = _fence(block, i, item, moved, env, fills, remade)
+            if made := waits.get(i, ()):
+                after = lax.optimization_barrier((moved, *(env[s.id] for s in made)))
+                moved = after[0]
+                env.update(zip((s.id for s in made), after[1:], strict=True))
             blocks = [env[b.id] for b in item.blocks]
             env[item.target.id] = run_step(partition.mesh, item.step, moved, tiles_first, blocks)
         else:
