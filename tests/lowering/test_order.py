@@ -1,0 +1,88 @@
+"""Gathers made again wait for gradients that read much; of rings see test_rings.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+
+import partir_search as ps
+from partir_search.lowering import emit, shard
+from partir_search.lowering.order import gather_queue
+from partir_search.lowering.program import LocalProgram, Move
+
+LAYERS, WIDTH = 6, 16
+ZERO_3 = [
+    ps.ManualPartition({"x": 0}, axis="batch"),
+    ps.ManualPartition({f"w/{i}": 0 for i in range(LAYERS)}, axis="batch"),
+]
+
+
+def step(w: list[Any], x: Any) -> list[Any]:
+    """Each layer's gradient is a product that nothing else waits for."""
+
+    def loss(w: list[Any]) -> Any:
+        h = x
+        for matrix in w:
+            h = jnp.tanh(h @ matrix)
+        return (h.astype(jnp.float32) ** 2).mean()
+
+    return [a - 0.1 * g for a, g in zip(w, jax.grad(loss)(w), strict=True)]
+
+
+def arguments(batch: int) -> tuple[list[Any], Any]:
+    random = np.random.default_rng(0)
+    w = [random.normal(size=(WIDTH, WIDTH)).astype(np.float32) / 4 for _ in range(LAYERS)]
+    return w, random.normal(size=(batch, WIDTH)).astype(np.float32)
+
+
+def planned(mesh: Any, *args: Any) -> LocalProgram:
+    partitioned = ps.auto_partition(mesh, schedule=ZERO_3, machine="tpu_v5e", donate_argnums=0)
+    return partitioned(step).plan(*args).program
+
+
+def waits(program: LocalProgram) -> dict[str, list[str]]:
+    """What is gathered again, and what it waits for."""
+    queue = gather_queue(program.body, program.partition.rules)
+    moves = {i: program.body.steps[i] for i in queue}
+    assert all(isinstance(m, Move) and m.again for m in moves.values())
+    return {
+        m.source.value.name: [s.value.name for s in queue[i]]
+        for i, m in moves.items()
+        if isinstance(m, Move)
+    }
+
+
+def test_gathers_wait_for_the_gradient_before_the_last(mesh: jax.sharding.Mesh) -> None:
+    program = planned(mesh, *arguments(4096))
+    found = waits(program)
+    made = [s for names in found.values() for s in names]
+    assert len(found) == len(made) == len(set(made)) == LAYERS - 1 - 2
+    again = [m for m in program.body.steps if isinstance(m, Move) and m.again]
+    assert list(found) == [m.source.value.name for m in again[2:]]
+
+
+def test_gathers_do_not_wait_for_short_products(mesh: jax.sharding.Mesh) -> None:
+    assert not waits(planned(mesh, *arguments(64)))
+
+
+def test_waiting_changes_no_number(
+    mesh: jax.sharding.Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program as it is emitted for TPUs, run on CPU devices."""
+    args = arguments(4096)
+    program = planned(mesh, *args)
+    specs = [NamedSharding(mesh, s) for s in shard.argument_specs(program)]
+    placed = jax.device_put(jax.tree.leaves(args), specs)
+    monkeypatch.setattr(shard, "_platform", lambda mesh: "tpu")
+    waiting = jax.jit(shard.sharded(program, mesh)).lower(*placed)
+    monkeypatch.setattr(emit, "gather_queue", lambda block, rules: {})
+    free = jax.jit(shard.sharded(program, mesh)).lower(*placed)
+    barriers = [t.as_text().count("optimization_barrier") for t in (waiting, free)]
+    assert barriers[0] - barriers[1] == LAYERS - 1 - 2
+    for got, want in zip(waiting.compile()(*placed), step(*args), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
