@@ -33,7 +33,7 @@ from partir_search.ir.core import Module, Op, Value
 from partir_search.ir.fold import Folded
 from partir_search.ir.manual import OwnCollective
 from partir_search.ir.mesh import MeshShape
-from partir_search.ir.rule import OpRule
+from partir_search.ir.rule import NONE, OpRule
 from partir_search.lowering.program import LocalProgram, Move
 from partir_search.lowering.reshard import COLLECTIVES, Step
 from partir_search.lowering.skew import Shuffle
@@ -221,11 +221,13 @@ class CostModel:
         return frozenset(x.id for x in results if isinstance(x, Value))
 
     @functools.cached_property
-    def made(self) -> dict[int, int]:
-        """By id of a value, the id of the op that makes it: all values but arguments, of regions
-        too.
-        """
-        return {r.id: op.id for op in self.module.ops for r in op.results}
+    def made(self) -> list[int]:
+        """[values] the op that makes each, or NONE: arguments and constants, of regions too."""
+        found = [NONE] * len(self.module.values)
+        for op in self.module.ops:
+            for r in op.results:
+                found[r.id] = op.id
+        return found
 
     @functools.cached_property
     def stored(self) -> frozenset[int]:

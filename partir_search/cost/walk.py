@@ -15,6 +15,7 @@ from partir_search.cost.traffic import Floats, Ints, points
 from partir_search.ir.blockwise import Blockwise
 from partir_search.ir.core import Op, Value
 from partir_search.ir.partition import Partition
+from partir_search.ir.rule import NONE
 from partir_search.lowering.order import in_turns
 from partir_search.lowering.passing import Passing
 from partir_search.lowering.program import Apply, Block, Move, Slot
@@ -210,7 +211,7 @@ class Walk:
     def passed_bytes(self, v: Value) -> float:
         """Bytes of a value as a product reads it; 0 for arguments that it reads as they are."""
         width = self.model.product_width(v)
-        copied = v.id in self.model.made or width < 1.0
+        copied = self.model.made[v.id] != NONE or width < 1.0
         return float(self.nbytes[v.id]) * width if copied else 0.0
 
     def spare(self, item: Apply, share: float, times: float) -> None:
@@ -282,8 +283,8 @@ class Walk:
         """Seconds of compute between what makes a gather's source and what the gather is for."""
         if move.step.kind != "all_gather":
             return 0.0
-        made = self.model.made.get(move.source.value.id)
-        if made is None:
+        made = self.model.made[move.source.value.id]
+        if made == NONE:
             return spent[at]
         first = int(self.index.position[made])
         here = first < at and members[first] == made

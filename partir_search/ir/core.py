@@ -179,7 +179,7 @@ class Module:
     donated: frozenset[int] = frozenset()
     alike: tuple[tuple[int, int], ...] = ()
     _uses: list[int] | None = None
-    _users: list[list[Op]] | None = None
+    _users: list[tuple[Op, ...]] | None = None
     _names: dict[str, Value] | None = None
 
     def value_names(self) -> dict[str, Value]:
@@ -192,13 +192,14 @@ class Module:
         """Ids of closed-over arrays that are not written into the program but passed to it."""
         return [i for i in self.constants if self.values[i].type.nbytes >= LARGE_CONSTANT]
 
-    def users(self) -> list[list[Op]]:
+    def users(self) -> list[tuple[Op, ...]]:
         """By value id, the ops that read it, in order (once per operand)."""
         if self._users is None:
-            self._users = [[] for _ in self.values]
+            users: list[list[Op]] = [[] for _ in self.values]
             for op in self.ops:
                 for _, value in op.inputs():
-                    self._users[value.id].append(op)
+                    users[value.id].append(op)
+            self._users = list(map(tuple, users))  # half as large
         return self._users
 
     def use_counts(self) -> list[int]:

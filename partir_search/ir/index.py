@@ -13,6 +13,8 @@ from partir_search.ir.rule import NONE, TRAVELLING, Dims, OpRule
 
 Ints = npt.NDArray[np.int64]
 
+_REDUCERS = frozenset(TRAVELLING)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Traveller:
@@ -61,8 +63,7 @@ class Index:
 
     Attributes:
       zeros: ids of values known to be all zeros: they may join any pending sum.
-      travellers: by op id, the ops that matter to pending reductions.
-      reducing: those that may make partial results.
+      reducing: the ops that may make partial results.
       consumer: per value, the traveller that is its only user, or NONE.
       around: per op, ids of its operand values and results.
       ports: operands and results as arrays.
@@ -82,10 +83,11 @@ class Index:
         self.growth: dict[tuple[int, str, frozenset[int]], int | None] = {}
         uses = module.use_counts()
         self.around: list[tuple[int, ...]] = []
-        self.travellers: dict[int, Traveller] = {}
+        self._module, self._rules = module, rules
+        self._travellers: dict[int, Traveller] = {}
         self.consumer = [NONE] * len(module.values)
-        reducers = set(TRAVELLING)
         kinds: dict[int, tuple[bool, bool]] = {}  # by rule: many ops share one
+        reducing: list[int] = []
         for op, rule in zip(module.ops, rules, strict=True):
             inputs = tuple([x.id for x in op.operands if isinstance(x, Value)])
             results = tuple([r.id for r in op.results])
@@ -94,15 +96,16 @@ class Index:
                 continue
             kind = kinds.get(id(rule))
             if kind is None:
-                reduces = not reducers.isdisjoint(rule.reducers)
+                reduces = not _REDUCERS.isdisjoint(rule.reducers)
                 kind = kinds[id(rule)] = reduces, bool(rule.linear or rule.monotone)
             reduces, passes = kind
-            single = tuple([v for v in inputs if uses[v] == 1]) if passes else ()
-            if reduces or single:
-                self.travellers[op.id] = Traveller(op, rule, single, results, reduces)
-                for v in single:
-                    self.consumer[v] = op.id
-        self.reducing = tuple(t for t in self.travellers.values() if t.reduces)
+            if reduces:
+                reducing.append(op.id)
+            if passes:
+                for v in inputs:
+                    if uses[v] == 1:
+                        self.consumer[v] = op.id
+        self.reducing = tuple(map(self.traveller, reducing))
         self.ports = _ports(module, rules)
         self.uses = self.ports.only(~self.ports.result)
         self.count = np.array([op.count for op in module.ops], dtype=np.int64)
@@ -123,6 +126,17 @@ class Index:
         for k, i in enumerate(stacked):
             for f, above in enumerate(rules[i].above):
                 self.beneath[k, f + 1] = bool(above)
+
+    def traveller(self, op_id: int) -> Traveller:
+        """An op that matters to pending reductions: most of them are never asked for."""
+        found = self._travellers.get(op_id)
+        if found is None:
+            op, rule = self._module.ops[op_id], self._rules[op_id]
+            single = tuple([v.id for _, v in op.inputs() if self.consumer[v.id] == op_id])
+            reduces = not _REDUCERS.isdisjoint(rule.reducers)
+            results = tuple([r.id for r in op.results])
+            found = self._travellers[op_id] = Traveller(op, rule, single, results, reduces)
+        return found
 
 
 def _always(rule: OpRule) -> bool:

@@ -38,7 +38,7 @@ def travel(index: Index, loops: array[int], tiles: array[int]) -> dict[int, str]
     `loops` and `tiles` describe the axis and lose what travelling reductions undo. Ops are visited
     in program order: the operands of an op are made before it.
     """
-    travellers, consumer = index.travellers, index.consumer
+    consumer = index.consumer
     made: dict[int, _Way] = {}
     resting: dict[int, str] = {}
     queue = [
@@ -57,7 +57,7 @@ def travel(index: Index, loops: array[int], tiles: array[int]) -> dict[int, str]
                 heapq.heappush(queue, user)
 
     while queue:
-        t = travellers[heapq.heappop(queue)]
+        t = index.traveller(heapq.heappop(queue))
         f = loops[t.op.id]
         if f >= 0 and t.reduces and t.rule.reducers[f] in TRAVELLING:
             make(t, _Way(t.rule.reducers[f]))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -33,6 +33,8 @@ from partir_search.lowering.skew import redistribute, straight
 from partir_search.lowering.window import stretched
 
 CODE_BITS = 7  # hold a dim or a factor and whether a sum is pending: up to 62 dims
+
+H = TypeVar("H", bound=Hashable)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -74,15 +76,22 @@ class LocalCache:
         self.rests: dict[tuple[int, ...], dict[int, Slot]] = {}
         self.plans: dict[tuple[int, ...], dict[tuple[int, ...], OpPlan]] = {}
         self.moves: dict[tuple[object, ...], tuple[Move, ...]] = {}
+        self.alike: dict[Hashable, Any] = {}  # layouts and shapes: ops have few, and many the same
         self.ends: dict[tuple[object, ...], Ends] = {}
 
     def slot(self, partition: Partition, value: Value, layout: Layout, pending: Pending) -> Slot:
         key = (value.id, layout, pending)
         slot = self.slots.get(key)
         if slot is None:
-            shape = partition.local_shape(value.type.shape, layout)
-            slot = self.slots[key] = Slot(len(self.slots), value, layout, pending, shape)
+            layout, pending = self.one(layout), self.one(pending)
+            shape = self.one(partition.local_shape(value.type.shape, layout))
+            slot = Slot(len(self.slots), value, layout, pending, shape)
+            self.slots[value.id, layout, pending] = slot
         return slot
+
+    def one(self, x: H) -> H:
+        """The one object of all that equal `x`."""
+        return self.alike.setdefault(x, x)  # type: ignore[no-any-return]
 
     def partial(self, slot: Slot, offset: Hashable) -> Slot:
         """A block of a result that another device adds to."""
@@ -233,7 +242,8 @@ class Localizer:
     def _plan(self, op: Op) -> OpPlan:
         partition = self.partition
         windows = partition.windows(op)
-        needs = self._needs(op, windows)
+        one = self.cache.one
+        needs = one(tuple(map(one, self._needs(op, windows))))
         ins = tuple(self.rest(x.id) if isinstance(x, Value) else x for x in op.operands)
         outs = tuple(
             self.slot(r, layout, partition.made_pending(op, i))
