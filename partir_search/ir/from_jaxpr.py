@@ -156,6 +156,7 @@ class _Reader:
         self.backward = False  # inside a region of the backward pass
         self.constant_values: dict[int, tuple[Value, Any]] = {}
         self.types: dict[tuple[Any, Any], TensorType] = {}  # one object per type
+        self.literals: dict[tuple[type, bytes, TensorType], Literal] = {}
         self.scopes: dict[tuple[str, Any], str] = {}
         self.origins: dict[Any, Any] = {}  # by traceback: layers repeat them, and each is large
 
@@ -202,7 +203,11 @@ class _Reader:
 
     def read(self, env: dict[Any, Operand], atom: Any) -> Operand:
         if is_literal(atom):
-            return Literal(atom.val, self.type(atom.aval))
+            key = type(atom.val), np.asarray(atom.val).tobytes(), self.type(atom.aval)
+            found = self.literals.get(key)
+            if found is None:
+                found = self.literals[key] = Literal(atom.val, key[2])
+            return found
         return env[atom]
 
     def equations(

@@ -12,6 +12,7 @@ from partir_search.ir.core import Literal, Module, Op, Region, Value, walk_regio
 from partir_search.ir.rule import NONE, TRAVELLING, Dims, OpRule
 
 Ints = npt.NDArray[np.int64]
+Places = npt.NDArray[np.int32]
 
 _REDUCERS = frozenset(TRAVELLING)
 
@@ -40,10 +41,10 @@ class Ports:
     and leaves ``unfinished[start[p] + f + 1]`` in it: 0 nothing, 1 a sum, 2 another reduction.
     """
 
-    op: Ints
-    value: Ints
+    op: Places
+    value: Places
     result: npt.NDArray[np.bool_]
-    start: Ints
+    start: Places
     dim: npt.NDArray[np.int8]
     unfinished: npt.NDArray[np.int8]
 
@@ -185,10 +186,10 @@ def _ports(module: Module, rules: Sequence[OpRule]) -> Ports:
             op_of.append(op.id)
             result.append(True)
     return Ports(
-        np.array(op_of, dtype=np.int64),
-        np.array(value, dtype=np.int64),
+        np.array(op_of, dtype=np.int32),
+        np.array(value, dtype=np.int32),
         np.array(result, dtype=np.bool_),
-        np.array(start, dtype=np.int64),
+        np.array(start, dtype=np.int32),
         np.array(dim, dtype=np.int8),
         np.array(unfinished, dtype=np.int8),
     )

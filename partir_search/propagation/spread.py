@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
+Places = npt.NDArray[np.int32]
 Bytes = npt.NDArray[np.int8]
 Bools = npt.NDArray[np.bool_]
 
@@ -29,7 +30,7 @@ class Checks:
       passed: what the answer was.
     """
 
-    at: Ints
+    at: Places
     on: Bytes
     extents: Ints
     passed: Bools
@@ -123,10 +124,10 @@ def _checks(
 ) -> Checks:
     """Checks of what was done, and of what was refused."""
     places = [*zip(at.tolist(), on.tolist(), strict=True), *dict.fromkeys(refused)]
-    both = np.array(places, dtype=np.int64).reshape(-1, 2)
+    both = np.array(places, dtype=np.int32).reshape(-1, 2)
     passed = np.arange(len(places)) < len(at)
     sizes = np.array([extents[i][k] for i, k in places], dtype=np.int64)
-    return Checks(both[:, 0], both[:, 1].astype(np.int8), sizes, passed)
+    return Checks(both[:, 0].copy(), both[:, 1].astype(np.int8), sizes, passed)
 
 
 def beside(axis: int, loops: Sequence[array[int]], nodes: Ints) -> Bytes:
