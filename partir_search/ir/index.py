@@ -66,7 +66,6 @@ class Index:
       zeros: ids of values known to be all zeros: they may join any pending sum.
       reducing: the ops that may make partial results.
       consumer: per value, the traveller that is its only user, or NONE.
-      around: per op, ids of its operand values and results.
       ports: operands and results as arrays.
       uses: the operands among them.
       count: per op, how many ops it stands for.
@@ -83,16 +82,13 @@ class Index:
         self.zeros = zero_values(module, rules)
         self.growth: dict[tuple[int, str, frozenset[int]], int | None] = {}
         uses = module.use_counts()
-        self.around: list[tuple[int, ...]] = []
         self._module, self._rules = module, rules
         self._travellers: dict[int, Traveller] = {}
+        self._around: dict[int, tuple[int, ...]] = {}
         self.consumer = [NONE] * len(module.values)
         kinds: dict[int, tuple[bool, bool]] = {}  # by rule: many ops share one
         reducing: list[int] = []
         for op, rule in zip(module.ops, rules, strict=True):
-            inputs = tuple([x.id for x in op.operands if isinstance(x, Value)])
-            results = tuple([r.id for r in op.results])
-            self.around.append(inputs + results)
             if op.regions:
                 continue
             kind = kinds.get(id(rule))
@@ -103,9 +99,9 @@ class Index:
             if reduces:
                 reducing.append(op.id)
             if passes:
-                for v in inputs:
-                    if uses[v] == 1:
-                        self.consumer[v] = op.id
+                for _, v in op.inputs():
+                    if uses[v.id] == 1:
+                        self.consumer[v.id] = op.id
         self.reducing = tuple(map(self.traveller, reducing))
         self.ports = _ports(module, rules)
         self.uses = self.ports.only(~self.ports.result)
@@ -127,6 +123,15 @@ class Index:
         for k, i in enumerate(stacked):
             for f, above in enumerate(rules[i].above):
                 self.beneath[k, f + 1] = bool(above)
+
+    def around(self, op_id: int) -> tuple[int, ...]:
+        """Ids of an op's operand values and results."""
+        found = self._around.get(op_id)
+        if found is None:
+            op = self._module.ops[op_id]
+            ids = [v.id for _, v in op.inputs()]
+            found = self._around[op_id] = (*ids, *(r.id for r in op.results))
+        return found
 
     def traveller(self, op_id: int) -> Traveller:
         """An op that matters to pending reductions: most of them are never asked for."""

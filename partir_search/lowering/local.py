@@ -233,7 +233,7 @@ class Localizer:
 
     def plan(self, op: Op) -> OpPlan:
         n, resting = op.id, self.resting
-        key = (self.looping[n], *[resting[v] for v in self.around[n]])
+        key = (self.looping[n], *[resting[v] for v in self.around(n)])
         plan = self.plans.get(key)
         if plan is None:
             plan = self.plans[key] = self._plan(op)

@@ -110,14 +110,15 @@ class Graph:
                 find.merge(first, other)
         contracted = self._contract(find) if contract else set()
         self.class_of: list[int] = []
-        self.members: list[list[int]] = []
+        members: list[list[int]] = []
         for v in range(len(module.values)):
             root = find(v)
             if root == v:  # the smallest of its class
-                self.members.append([])
-            cls = self.class_of[root] if root < v else len(self.members) - 1
+                members.append([])
+            cls = self.class_of[root] if root < v else len(members) - 1
             self.class_of.append(cls)
-            self.members[cls].append(v)
+            members[cls].append(v)
+        self.members = list(map(tuple, members))
         self.shapes: list[Shape] = [module.values[m[0]].type.shape for m in self.members]
         self.nodes: list[Node] = []
         self.node_of = [NONE] * len(module.ops)
