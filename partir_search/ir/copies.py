@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from partir_search.ir.core import Module, Op, Operand, Region, Value
-from partir_search.ir.from_jaxpr import number
+from partir_search.ir.numbering import number
 
 
 class Copier:

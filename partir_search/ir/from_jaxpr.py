@@ -8,7 +8,7 @@ train step). jax 0.11 merged ClosedJaxpr into Jaxpr and gave `scan` flat trees f
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,6 +19,7 @@ from jax.sharding import NamedSharding
 from partir_search.ir.core import Literal, Module, Op, Operand, Region, TensorType, Value
 from partir_search.ir.manual import Manual, Spec
 from partir_search.ir.names import clean, value_stem
+from partir_search.ir.numbering import number
 
 INLINED = {
     "call_hi_primitive": "_prim",
@@ -80,58 +81,6 @@ def read_module(
     )
     number(module, reader.constant_values)
     return module
-
-
-def number(module: Module, constants: Mapping[int, tuple[Value, Any]]) -> None:
-    """Drops dead ops, then gives values and ops dense ids in program order."""
-    values: list[Value] = []
-    ops: list[Op] = []
-
-    def add(value: Value) -> None:
-        value.id = len(values)
-        values.append(value)
-
-    def visit(region: Region) -> None:
-        region.ops = _live(region)
-        for op in region.ops:
-            op.id = len(ops)
-            ops.append(op)
-            for inner in op.regions:
-                for arg in inner.args:
-                    add(arg)
-                visit(inner)
-            for result in op.results:
-                add(result)
-
-    for arg in module.body.args:
-        add(arg)
-    module.constants = {}
-    for value, array in constants.values():
-        add(value)
-        module.constants[value.id] = array
-    visit(module.body)
-    module.values, module.ops = values, ops
-
-
-def _live(region: Region) -> tuple[Op, ...]:
-    """The region's ops without those whose results nobody uses (effects are kept)."""
-    used = set(map(id, region.results))
-    kept: list[Op] = []
-    for op in reversed(region.ops):
-        if op.effect or not used.isdisjoint(map(id, op.results)):
-            kept.append(op)
-            used.update(map(id, op.operands))
-            for inner in op.regions:
-                used.update(map(id, _captured(inner)))
-    return tuple(reversed(kept))
-
-
-def _captured(region: Region) -> Iterator[Operand]:
-    """Constants used inside a region; everything else reaches it through its arguments."""
-    for op in region.ops:
-        yield from op.operands
-        for inner in op.regions:
-            yield from _captured(inner)
 
 
 def tensor_type(aval: Any) -> TensorType:
@@ -203,11 +152,9 @@ class _Reader:
 
     def read(self, env: dict[Any, Operand], atom: Any) -> Operand:
         if is_literal(atom):
-            key = type(atom.val), np.asarray(atom.val).tobytes(), self.type(atom.aval)
-            found = self.literals.get(key)
-            if found is None:
-                found = self.literals[key] = Literal(atom.val, key[2])
-            return found
+            kind = self.type(atom.aval)
+            key = type(atom.val), np.asarray(atom.val).tobytes(), kind
+            return self.literals.setdefault(key, Literal(atom.val, kind))
         return env[atom]
 
     def equations(

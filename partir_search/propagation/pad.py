@@ -16,8 +16,8 @@ import numpy as np
 from jax import lax
 
 from partir_search.ir.core import Literal, Module, Op, Operand, Region, Shape, TensorType, Value
-from partir_search.ir.from_jaxpr import number
 from partir_search.ir.monoids import identity, number_of
+from partir_search.ir.numbering import number
 from partir_search.ir.rule import NONE, OpRule
 from partir_search.propagation.padding import DimClasses, Pad
 from partir_search.propagation.rules.control_flow import flows_of

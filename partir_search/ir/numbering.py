@@ -1,0 +1,60 @@
+"""Ids of values and ops: dense and in program order, once what nobody uses is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from partir_search.ir.core import Module, Op, Operand, Region, Value
+
+
+def number(module: Module, constants: Mapping[int, tuple[Value, Any]]) -> None:
+    """Drops dead ops, then gives values and ops dense ids in program order."""
+    values: list[Value] = []
+    ops: list[Op] = []
+
+    def add(value: Value) -> None:
+        value.id = len(values)
+        values.append(value)
+
+    def visit(region: Region) -> None:
+        region.ops = _live(region)
+        for op in region.ops:
+            op.id = len(ops)
+            ops.append(op)
+            for inner in op.regions:
+                for arg in inner.args:
+                    add(arg)
+                visit(inner)
+            for result in op.results:
+                add(result)
+
+    for arg in module.body.args:
+        add(arg)
+    module.constants = {}
+    for value, array in constants.values():
+        add(value)
+        module.constants[value.id] = array
+    visit(module.body)
+    module.values, module.ops = values, ops
+
+
+def _live(region: Region) -> tuple[Op, ...]:
+    """The region's ops without those whose results nobody uses (effects are kept)."""
+    used = set(map(id, region.results))
+    kept: list[Op] = []
+    for op in reversed(region.ops):
+        if op.effect or not used.isdisjoint(map(id, op.results)):
+            kept.append(op)
+            used.update(map(id, op.operands))
+            for inner in op.regions:
+                used.update(map(id, _captured(inner)))
+    return tuple(reversed(kept))
+
+
+def _captured(region: Region) -> Iterator[Operand]:
+    """Constants used inside a region; everything else reaches it through its arguments."""
+    for op in region.ops:
+        yield from op.operands
+        for inner in op.regions:
+            yield from _captured(inner)
