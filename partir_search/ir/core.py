@@ -19,7 +19,7 @@ Grammar (what the printer writes; loops come from a `Partition`, see `ir/partiti
 
 The base module never changes: a partition is a separate object that refers to ops and values by
 their ids, which are dense and in program order (an op's results come after its regions' values).
-A primitive is an opaque handle that only `ir/bind.py` calls, a source line what `ir/names.py` reads.
+A primitive is an opaque handle that only `ir/bind.py` calls; `ir/names.py` reads source lines.
 """
 
 from __future__ import annotations
