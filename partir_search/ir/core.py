@@ -25,8 +25,10 @@ A primitive is an opaque handle that only `ir/bind.py` calls; `ir/names.py` read
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Iterator, Mapping
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Union
 
 from partir_search.ir.names import source_line
@@ -179,7 +181,7 @@ class Module:
     donated: frozenset[int] = frozenset()
     alike: tuple[tuple[int, int], ...] = ()
     _uses: list[int] | None = None
-    _users: list[tuple[Op, ...]] | None = None
+    _users: Users | None = None
     _names: dict[str, Value] | None = None
 
     def value_names(self) -> dict[str, Value]:
@@ -192,14 +194,10 @@ class Module:
         """Ids of closed-over arrays that are not written into the program but passed to it."""
         return [i for i in self.constants if self.values[i].type.nbytes >= LARGE_CONSTANT]
 
-    def users(self) -> list[tuple[Op, ...]]:
+    def users(self) -> Users:
         """By value id, the ops that read it, in order (once per operand)."""
         if self._users is None:
-            users: list[list[Op]] = [[] for _ in self.values]
-            for op in self.ops:
-                for _, value in op.inputs():
-                    users[value.id].append(op)
-            self._users = list(map(tuple, users))  # half as large
+            self._users = Users(self)
         return self._users
 
     def use_counts(self) -> list[int]:
@@ -214,6 +212,31 @@ class Module:
                     if isinstance(x, Value):
                         self._uses[x.id] += 1
         return self._uses
+
+
+class Users(Sequence[Sequence[Op]]):
+    """By value id, the ops that read it. Flat: a list for each value is larger than its op."""
+
+    def __init__(self, module: Module) -> None:
+        self._ops = module.ops
+        counts = [0] * len(module.values)
+        for op in module.ops:
+            for _, value in op.inputs():
+                counts[value.id] += 1
+        self._ends = array("i", itertools.accumulate(counts))
+        at = array("i", [0, *self._ends[:-1]])
+        self._readers = array("i", [0]) * sum(counts)
+        for op in module.ops:
+            for _, value in op.inputs():
+                self._readers[at[value.id]] = op.id
+                at[value.id] += 1
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, value_id: int) -> list[Op]:  # type: ignore[override]
+        first = self._ends[value_id - 1] if value_id else 0
+        return [self._ops[i] for i in self._readers[first : self._ends[value_id]]]
 
 
 def walk_regions(region: Region) -> Iterator[Region]:

@@ -11,6 +11,7 @@ grows.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -88,17 +89,7 @@ def fold(
             if x != y:
                 parent[max(x, y)] = min(x, y)
 
-    def merge_ops(a: Op, b: Op) -> None:
-        for x, y in zip(a.operands, b.operands, strict=True):
-            merge(x, y)
-        for x, y in zip(a.results, b.results, strict=True):
-            merge(x, y)
-        for r, s in zip(a.regions, b.regions, strict=True):
-            for x, y in zip((*r.args, *r.results), (*s.args, *s.results), strict=True):
-                merge(x, y)
-            for p, q in zip(r.ops, s.ops, strict=True):
-                merge_ops(p, q)
-
+    merge_ops = functools.partial(_merge_ops, merge)
     ops = module.body.ops
 
     placed: set[int] = set()  # ids of values in accepted segments
@@ -163,6 +154,19 @@ def fold(
     roots = [find(v.id) for v in module.values]
     quotient, class_of, alike = make_quotient(module, chosen, counts, op_of, roots)
     return Folded(module, quotient, class_of, chosen, op_of, alike)
+
+
+def _merge_ops(merge: Callable[[Operand, Operand], None], a: Op, b: Op) -> None:
+    """Merges what two ops read, make and hold in their regions."""
+    for x, y in zip(a.operands, b.operands, strict=True):
+        merge(x, y)
+    for x, y in zip(a.results, b.results, strict=True):
+        merge(x, y)
+    for r, s in zip(a.regions, b.regions, strict=True):
+        for x, y in zip((*r.args, *r.results), (*s.args, *s.results), strict=True):
+            merge(x, y)
+        for p, q in zip(r.ops, s.ops, strict=True):
+            _merge_ops(merge, p, q)
 
 
 def _twins(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from array import array
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -130,18 +131,21 @@ def localize(
     return Localizer(partition, cache or LocalCache(), sparse).program()
 
 
-def _codes(partition: Partition) -> tuple[list[int], list[int]]:
+def _codes(partition: Partition) -> tuple[Sequence[int], Sequence[int]]:
     """One number per value, for it and its tiles and pending sums, and one per op, for it and its
     loops.
     """
     rests: Any = np.arange(len(partition.module.values), dtype=np.int64)
     loops: Any = np.arange(len(partition.module.ops), dtype=np.int64)
-    if len(partition.axes) * CODE_BITS + max(len(rests), len(loops)).bit_length() > 62:
+    short = len(partition.axes) * CODE_BITS + max(len(rests), len(loops)).bit_length() <= 62
+    if not short:
         rests, loops = rests.astype(object), loops.astype(object)
     for rows in partition.axes:
         of_values, of_ops = rows.codes
         rests = (rests << CODE_BITS) + of_values
         loops = (loops << CODE_BITS) + of_ops
+    if short:  # a fifth of a list's bytes
+        return array("q", rests.tobytes()), array("q", loops.tobytes())
     return rests.tolist(), loops.tolist()
 
 

@@ -139,10 +139,10 @@ class Graph:
             for cls in dict.fromkeys(node.classes):
                 touching[cls].append(n)
         self.touching = list(map(tuple, touching))
-        self.spread = np.array(self.class_of, dtype=np.int64)
-        self.op_nodes = np.array(self.node_of, dtype=np.int64)
+        self.spread = np.array(self.class_of, dtype=np.int32)
+        self.op_nodes = np.array(self.node_of, dtype=np.int32)
         self.result_of = np.array(
-            [op.results[0].id if op.results else NONE for op in module.ops], dtype=np.int64
+            [op.results[0].id if op.results else NONE for op in module.ops], dtype=np.int32
         )
         self.region_ops = np.array([bool(op.regions) for op in module.ops], dtype=bool)
 

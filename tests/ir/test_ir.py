@@ -58,6 +58,24 @@ def test_regions() -> None:
     assert regions == {"scan": 1, "while": 2, "cond": 2, remat: 1}
 
 
+def test_users() -> None:
+    """Once per operand, in order, readers in regions too; results are no readers."""
+
+    def fn(x: jax.Array, unread: jax.Array) -> Any:
+        y = x * x
+        loop, _ = jax.lax.scan(lambda c, _: (c + jnp.sin(c), None), y, length=3)
+        return loop + y, unread
+
+    module = module_of(fn, np.ones(4, np.float32), np.ones(4, np.float32))
+    users = module.users()
+    assert len(users) == len(module.values)
+    for value, readers in zip(module.values, users, strict=True):
+        assert readers == [op for op in module.ops for _, v in op.inputs() if v is value]
+    x, unread = module.body.args
+    assert [op.prim for op in users[x.id]] == ["mul", "mul"]
+    assert users[unread.id] == []
+
+
 def test_names_and_sources() -> None:
     module = module_of(matmuls, *MATMULS)
     assert [v.name for v in module.body.args] == ["a0", "a1", "a2"]
