@@ -95,7 +95,8 @@ class Maker:
         best: tuple[Plan, Traced] | None = None
         for parts in (saved.microbatches,) if saved else self._options.microbatches:
             begin = time.perf_counter()
-            traced = traces.get(parts) or self._trace(call, args, kwargs, parts)
+            donated = best[1].donated if best else None
+            traced = traces.get(parts) or self._trace(call, args, kwargs, parts, donated)
             spent = time.perf_counter() - begin
             fits = False
             for module in self._forms(traced.module, saved):
@@ -122,20 +123,34 @@ class Maker:
             for name, actions in planner.known_actions().items()
         }
 
-    def _trace(self, call: Call, args: Sequence[Any], kwargs: dict[str, Any], parts: int) -> Traced:
-        traced = self._traced(call, args, kwargs, parts)
+    def _trace(
+        self,
+        call: Call,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        parts: int,
+        donated: tuple[bool, ...] | None = None,
+    ) -> Traced:
+        """The call traced in so many parts; `donated` as in `Traced`, if it is known already."""
+        traced = self._traced(call, args, kwargs, parts, donated)
         module = with_groups(traced.module, self._options.groups)
         return dataclasses.replace(traced, module=module)
 
     def _traced(
-        self, call: Call, args: Sequence[Any], kwargs: dict[str, Any], parts: int
+        self,
+        call: Call,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        parts: int,
+        donated: tuple[bool, ...] | None,
     ) -> Traced:
         if parts == 1:
             return trace_call(self._plain, call, args, kwargs, self._name)
         accumulated = microbatched(self._fun, parts)
         static = {k: v for k, v in kwargs.items() if k not in call.kwargs}
         split = jax.jit(lambda *a, **k: accumulated(*_bind(call, args, a), **k, **static))
-        donated = donated_leaves(self._plain, call, args, kwargs)
+        if donated is None:
+            donated = donated_leaves(self._plain, call, args, kwargs)
         return trace_call(split, call, call.args, call.kwargs, self._name, donated)
 
     def _planner(self, module: Module) -> Planner:

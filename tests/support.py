@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
+from partir_search.cost.simulator import Cost, CostModel
 from partir_search.ir.core import Module
 from partir_search.ir.evaluate import evaluate
 from partir_search.ir.from_jaxpr import read_module
@@ -60,6 +61,15 @@ def module_of(fn: Callable[..., Any], *args: Any, ties: Sequence[tuple[int, int]
 
 def state_of(module: Module, mesh: MeshShape = MESH, *, contract: bool = False) -> State:
     return State(Graph(module, contract=contract), mesh, record=True)
+
+
+def cost_of(state: State, machine: Machine = ROUND) -> Cost:
+    graph = state.graph
+    return CostModel(graph.module, graph.rules, machine).evaluate(localize(state.partition()))
+
+
+def ones(*shape: int) -> Any:
+    return np.ones(shape, np.float32)
 
 
 def tile_arg(state: State, arg: int, dim: int, axis: str) -> None:

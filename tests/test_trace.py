@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import weakref
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import AbstractMesh
 
 import partir_search as ps
+from partir_search import planning
 
 MESH = AbstractMesh((2,), ("batch",))
 TACTICS = [ps.ManualPartition({"x": 0}, axis="batch")]
@@ -81,3 +84,14 @@ def test_equal_literals_are_one() -> None:
     assert [float(x.value) for x in literals] == [3.0, 0.0, 3.0, -0.0]
     assert literals[0] is literals[2]
     assert literals[1] is not literals[3]
+
+
+def test_microbatches_do_not_trace_the_whole_step_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is donated is known of the step in one part, whose trace is gone."""
+    monkeypatch.setattr(planning, "donated_leaves", None)
+    machine = dataclasses.replace(ps.MACHINES["cpu"], hbm_bytes=100)
+    partitioned = ps.auto_partition(
+        MESH, machine=machine, microbatches=(1, 2), episodes=1, on_overflow="warn"
+    )(jax.jit(lambda w, x: w - jax.grad(lambda w: ((x @ w) ** 2).mean())(w), donate_argnums=0))
+    plan = partitioned.plan(np.ones((4, 4), "f4"), np.ones((8, 4), "f4"))
+    assert plan.module.donated == {0}

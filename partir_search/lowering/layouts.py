@@ -5,13 +5,14 @@ works out the whole update the other way round: it copies a shard of the weight 
 to the gradient's layout when the step begins, holds the copies through the step and copies all
 three back when it ends. So a gradient is held to the layout of the state where it takes the state's
 shape. By XLA:TPU's cycles and memory for v5e: a mixture of experts under
-`BP(data+model)+Z3(model)` 24.0 to 21.1 ms, 1.92 to 1.55 GB, a LLaMA under `BP(data+model)+Z3(data)`
-19.7 to 18.0 ms, 1.85 to 1.62 GB; where nothing was copied it changes nothing.
+`BP(data+model)+Z3(model)` 24.0 to 20.8 ms, 1.92 to 1.51 GB, a LLaMA under `BP(data+model)+Z3(data)`
+19.7 to 17.8 ms, 1.85 to 1.59 GB; where nothing was copied it changes nothing.
 
 *Look-ups.* They take rows and make rows. XLA:TPU lays out what is worked out of them by columns if
 one product likes that better, and transposes each array of edges of a graph network on its way
 from and to the nodes. Held to rows where they are made, they stay so: `BP(data)` on v5e 85.8 to
-69.5 ms, 4.30 to 4.03 GB, edges tiled on both axes 21.3 to 18.2 ms; nothing else changes.
+69.2 ms, 4.30 to 3.95 GB, edges tiled on both axes 21.3 to 17.9 ms; look-ups of tokens change
+little.
 """
 
 from __future__ import annotations

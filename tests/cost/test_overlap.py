@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from partir_search.cost.overlap import Behind, Sending, unawaited
@@ -16,7 +15,7 @@ from partir_search.ir.core import Module
 from partir_search.lowering.local import localize
 from partir_search.machine import Machine
 from partir_search.propagation.rules.registry import RuleTable
-from tests.support import ROUND, module_of, state_of, tile_arg
+from tests.support import ROUND, module_of, ones, state_of, tile_arg
 
 N = 64
 MACHINE = dataclasses.replace(ROUND, hbm_bytes_per_s=1e15, link_bytes_per_s=1e8, puts_off=True)
@@ -47,10 +46,6 @@ def products(module: Module) -> list[tuple[tuple[int, ...], bool]]:
     late = unawaited(module, [RuleTable()(op) for op in module.ops])
     found = [op.results[0] for op in module.ops if op.prim == "dot_general"]
     return [(v.type.shape, v.id not in late) for v in found]
-
-
-def ones(*shape: int) -> Any:
-    return np.ones(shape, np.float32)
 
 
 def test_products_wait_for_all_but_gradients_of_parameters() -> None:

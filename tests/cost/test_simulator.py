@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from experiments.schedules import schedule
 from models.transformer import TransformerConfig, example_args, make_train_step, optimizer
 from partir_search.cost.collectives import collective_seconds, sent_bytes
-from partir_search.cost.simulator import Cost, CostModel
-from partir_search.cost.storage import stored_widths, usage_of
-from partir_search.cost.traffic import analyse
+from partir_search.cost.simulator import CostModel
 from partir_search.ir.fold import fold
 from partir_search.ir.mesh import MeshShape
 from partir_search.lowering.local import localize
@@ -26,20 +22,11 @@ from partir_search.propagation.graph import Graph
 from partir_search.propagation.propagate import State
 from partir_search.propagation.rules.registry import RuleTable, rule_key
 from partir_search.signature import split_call, trace_call
-from tests.support import ROUND, module_of, state_of, tile_arg
+from tests.support import ROUND, cost_of, module_of, ones, state_of, tile_arg
 
 OVERLAPPING = dataclasses.replace(
     ROUND, name="overlapping", link_bytes_per_s=1e7, prefetches=True, puts_off=True
 )
-
-
-def cost_of(state: State, machine: Machine = ROUND) -> Cost:
-    graph = state.graph
-    return CostModel(graph.module, graph.rules, machine).evaluate(localize(state.partition()))
-
-
-def ones(*shape: int) -> Any:
-    return np.ones(shape, np.float32)
 
 
 def matmul(x: Any, w: Any) -> Any:
@@ -203,215 +190,3 @@ def test_machines_name_their_sources() -> None:
     assert machine_of_kind("cpu").name == "cpu"
     with pytest.raises(ValueError, match="no figures for device kind 'Gaudi'"):
         machine_of_kind("Gaudi")
-
-
-TPU = dataclasses.replace(ROUND, bf16_products=True)
-
-
-def peaks(fn: Any, *args: Any) -> tuple[float, float]:
-    """Peak bytes beyond the arguments: as the program is written, and as XLA:TPU stores it."""
-    state = state_of(module_of(fn, *args))
-    a, b = cost_of(state), cost_of(state, TPU)
-    return a.peak_bytes - a.argument_bytes, b.peak_bytes - b.argument_bytes
-
-
-def test_operands_of_products_are_stored_narrow() -> None:
-    """The hidden f32 [64, 512] is read by a product only: half of its bytes."""
-    written, stored = peaks(lambda x, a, b: (x @ a) @ b, ones(64, 32), ones(32, 512), ones(512, 32))
-    result = 64 * 32 * 4
-    assert written == 64 * 512 * 4 + result
-    assert stored == 64 * 512 * 2 + result
-
-
-def test_operands_of_products_are_stored_where_products_do_not_make_them() -> None:
-    """The activation between two products, whose input is needed later too: beside that on
-    machines whose products read stored operands, made inside of the product on others.
-    """
-
-    def f(x: Any, a: Any, b: Any) -> Any:
-        hidden = x @ a
-        return jnp.tanh(hidden).T.T @ b + hidden.max()
-
-    state = state_of(module_of(f, ones(64, 32), ones(32, 512), ones(512, 32)))
-    fused, stored = cost_of(state), cost_of(state, dataclasses.replace(ROUND, fuses_operands=False))
-    assert stored.peak_bytes - fused.peak_bytes == pytest.approx(64 * 512 * 4, abs=8)
-    assert not MACHINES["h100"].fuses_operands
-    assert MACHINES["tpu_v5e"].fuses_operands
-
-
-@pytest.mark.parametrize(
-    "queries, masked, wide",
-    [("bhgqd", True, True), ("bhgqd", False, False), ("bqhgd", True, False)],
-)
-def test_masked_scores_are_stored_wide(queries: str, masked: bool, wide: bool) -> None:
-    """Rounding to bf16 before the softmax is left out where a mask lies between. Groups of heads
-    that lie apart from the positions make no product of matrices: with that nothing is fused.
-    """
-    sizes = {"b": 2, "q": 64, "h": 4, "g": 2, "d": 16}
-
-    def f(q: Any, k: Any, mask: Any) -> Any:
-        scores = (jnp.einsum(f"{queries},bkhd->bhgqk", q, k) / 8).astype(jnp.float32)
-        scores = jnp.where(mask, scores, -1e9) if masked else scores
-        weights = jax.nn.softmax(scores)
-        return jnp.sort(scores, axis=0).sum() + jax.lax.cumsum(weights, axis=4).sum()
-
-    q, k = (np.ones([sizes[c] for c in dims], jnp.bfloat16) for dims in (queries, "bqhd"))
-    module = module_of(f, q, k, np.ones((64, 64), bool))
-    widths = stored_widths(module, state_of(module).graph.rules)
-    (scores,) = (op.results[0].id for op in module.ops if op.prim == "dot_general")
-    assert widths.width[scores] == (2.0 if wide else 1.0)
-
-
-def test_logits_are_stored_wide_until_labels_are_looked_up() -> None:
-    def f(x: Any, w: Any, labels: Any) -> Any:
-        logits = (x @ w).astype(jnp.float32)
-        found = jnp.take_along_axis(logits, labels, axis=1)
-        return (jax.nn.logsumexp(logits, axis=1) - found[:, 0]).sum()
-
-    x, w = (np.ones(s, jnp.bfloat16) for s in ((64, 32), (32, 512)))
-    module = module_of(f, x, w, np.zeros((64, 1), np.int32))
-    widths = stored_widths(module, state_of(module).graph.rules)
-    (logits,) = (op.results[0].id for op in module.ops if op.prim == "dot_general")
-    assert widths.width[logits] == 1.0
-    assert widths.storage.wide == {logits}
-
-
-@pytest.mark.parametrize("masked", [True, False])
-def test_a_masked_softmax_is_stored_for_v5p(masked: bool) -> None:
-    def f(q: Any, k: Any, v: Any) -> Any:
-        scores = (q @ k.T).astype(jnp.float32)
-        mask = jnp.tril(jnp.ones(scores.shape, bool))
-        scores = jnp.where(mask, scores, -1e9) if masked else scores
-        return jax.nn.softmax(scores).astype(jnp.bfloat16) @ v
-
-    module = module_of(f, *(np.ones((64, 32), jnp.bfloat16) for _ in range(3)))
-    rules = state_of(module).graph.rules
-    weights = module.ops[-1].operands[0]
-    for name, stored in (("tpu_v5p", masked), ("tpu_v5e", False)):
-        traffic = usage_of(module, rules, MACHINES[name]).traffic
-        assert (weights.id in traffic.value.tolist()) == stored
-
-
-@pytest.mark.parametrize("read_later", [True, False])
-def test_what_is_kept_anyway_is_multiplied_again(read_later: bool) -> None:
-    """A product of two stored values is stored if only it keeps them, but not if both are read
-    after its last use.
-    """
-
-    def f(x: Any, a: Any, b: Any) -> Any:
-        gate, up = jnp.sort(x, axis=0), jnp.sort(x, axis=1)
-        hidden = gate * up
-        first = hidden @ a
-        second = jnp.sort(jnp.sort(first, axis=0), axis=1) + hidden @ b
-        if read_later:
-            return jnp.sort(second, axis=0) @ gate + jnp.sort(second, axis=1) @ up
-        return second
-
-    module = module_of(f, ones(64, 64), ones(64, 64), ones(64, 64))
-    rules = state_of(module).graph.rules
-    stored = {module.values[v].name for v in analyse(module, rules).value.tolist()}
-    assert ("mul" in stored) != read_later
-
-
-def test_one_hot_updates_are_not_stored() -> None:
-    """The gradient of taking one logit of each row is made where it is used."""
-
-    def f(logits: Any, ids: Any) -> Any:
-        def loss(x: Any) -> Any:
-            return jnp.take_along_axis(x, ids[:, None], axis=1).sum()
-
-        return (jax.grad(loss)(logits) * logits).sum()
-
-    written, stored = peaks(f, ones(64, 512), np.zeros(64, np.int32))
-    assert written - stored == 64 * 512 * 4
-
-
-def test_epilogues_join_their_product() -> None:
-    """X @ w, its relu (used twice, so stored) and the relu's sum over rows are one kernel."""
-
-    def f(x: Any, w: Any) -> Any:
-        y = jnp.maximum(x @ w, 0.0)
-        return y, y.sum(0), jnp.sin(y) @ w.T
-
-    state = state_of(module_of(f, ones(64, 128), ones(128, 32)))
-    model = CostModel(state.graph.module, state.graph.rules, ROUND)
-    kernels = model.kernels
-    names = [state.graph.module.ops[op].prim for op in kernels.op.tolist()]
-    product, relu, total = names.index("dot_general"), names.index("max"), names.index("reduce_sum")
-    assert kernels.leader[relu] == kernels.leader[total] == product
-    second = len(names) - 1 - names[::-1].index("dot_general")
-    assert kernels.leader[second] == second
-    touched = [kernels.touched[a:b] for a, b in itertools.pairwise(kernels.offsets.tolist())]
-    y = state.graph.module.ops[int(kernels.op[relu])].results[0].id
-    before = state.graph.module.ops[int(kernels.op[product])].results[0].id
-    assert before not in np.concatenate(touched)  # what only the epilogue reads never leaves
-    assert y in touched[relu]
-    assert y not in touched[total]
-    assert y in touched[second]
-
-
-def test_narrow_elements_take_vector_units_as_long() -> None:
-    """Tanh of bf16 moves half the bytes of f32 and takes as long where vectors are 4 bytes wide."""
-    wide = dataclasses.replace(ROUND, vector_bytes=4)
-    seconds = {}
-    for dtype in (jnp.float32, jnp.bfloat16):
-        state = state_of(module_of(jnp.tanh, jnp.ones((64, 128), dtype)))
-        seconds[dtype] = [cost_of(state, machine).seconds for machine in (ROUND, wide)]
-    plain, narrow = seconds[jnp.float32], seconds[jnp.bfloat16]
-    assert plain[0] == plain[1] == pytest.approx(2 * 4 * 64 * 128 / 1e9)
-    assert narrow == pytest.approx([plain[0] / 2, plain[0]])
-
-
-def test_what_dies_soon_lives_on_the_chip() -> None:
-    """Between two products only VMEM holds the hidden layer, if it is small enough."""
-
-    def f(x: Any, v: Any, w: Any) -> Any:
-        return (x @ v) @ w
-
-    state = state_of(module_of(f, ones(64, 16), ones(16, 256), ones(256, 16)))
-    hidden = 4 * 64 * 256
-    peaks = [
-        cost_of(state, dataclasses.replace(ROUND, vmem_bytes=size)).peak_bytes
-        for size in (0, 3 * hidden, 8 * hidden)
-    ]
-    assert peaks[0] == peaks[1]  # a value may take a quarter of it
-    assert peaks[0] - peaks[2] >= hidden
-
-
-def test_elementwise_results_take_the_buffer_of_what_dies() -> None:
-    """Sorted (stored), then doubled in place and sorted again: two buffers, not three."""
-
-    def f(x: Any) -> Any:
-        y = jnp.sort(x, axis=0)
-        z = jnp.tanh(y) * 2.0
-        return jnp.sort(z, axis=0), jnp.sort(z, axis=1)
-
-    state = state_of(module_of(f, ones(64, 128)))
-    one = 4 * 64 * 128
-    assert cost_of(state).peak_bytes == 4 * one  # argument, z, and both results
-
-
-@pytest.mark.parametrize(
-    "machine, masked, held",
-    [
-        *(("tpu_v5e", False, 2), ("tpu_v5e", True, 4)),
-        *((name, masked, 3 + masked) for name in ("tpu_v4", "tpu_v5p") for masked in (False, True)),
-    ],
-)
-def test_gradients_of_scores(machine: str, masked: bool, held: int) -> None:
-    """At most so many times the bf16 scores as XLA holds: them (in f32 under a mask), the gradient
-    of the weights, and that of the scores where it is a buffer of its own.
-    """
-
-    def loss(q: Any, k: Any, v: Any) -> Any:
-        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k).astype(jnp.float32)
-        mask = jnp.tril(jnp.ones(scores.shape[2:], bool))
-        weights = jax.nn.softmax(jnp.where(mask, scores, -1e9) if masked else scores)
-        out = jnp.einsum("bhqk,bkhd->bqhd", weights.astype(jnp.bfloat16), v)
-        return (out.astype(jnp.float32) ** 2).sum()
-
-    q = np.ones((4, 512, 8, 16), jnp.bfloat16)
-    state = state_of(module_of(jax.grad(loss, argnums=(0, 1, 2)), q, q, q))
-    machine_without_vmem = dataclasses.replace(MACHINES[machine], vmem_bytes=0)
-    peak = cost_of(state, machine_without_vmem).peak_bytes
-    assert peak / (4 * 8 * 512 * 512 * 2) == pytest.approx(held, abs=0.3)

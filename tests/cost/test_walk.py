@@ -6,23 +6,9 @@ import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
-from partir_search.cost.simulator import Cost, CostModel
-from partir_search.lowering.local import localize
-from partir_search.machine import Machine
-from partir_search.propagation.propagate import State
-from tests.support import ROUND, module_of, state_of, tile_arg
-
-
-def cost_of(state: State, machine: Machine = ROUND) -> Cost:
-    graph = state.graph
-    return CostModel(graph.module, graph.rules, machine).evaluate(localize(state.partition()))
-
-
-def ones(*shape: int) -> Any:
-    return np.ones(shape, np.float32)
+from tests.support import ROUND, cost_of, module_of, ones, state_of, tile_arg
 
 
 def test_gathers_of_arguments_hide_where_the_machine_prefetches() -> None:
