@@ -25,12 +25,12 @@ A primitive is an opaque handle that only `ir/bind.py` calls; `ir/names.py` read
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Union
 
+from partir_search.ir.groups import Groups
 from partir_search.ir.names import source_line
 
 Shape = tuple[int, ...]
@@ -180,7 +180,7 @@ class Module:
     ties: tuple[tuple[int, int], ...] = ()
     donated: frozenset[int] = frozenset()
     alike: tuple[tuple[int, int], ...] = ()
-    _uses: list[int] | None = None
+    _uses: array[int] | None = None
     _users: Users | None = None
     _names: dict[str, Value] | None = None
 
@@ -200,10 +200,10 @@ class Module:
             self._users = Users(self)
         return self._users
 
-    def use_counts(self) -> list[int]:
+    def use_counts(self) -> array[int]:
         """How often each value is used, by ops and as a result of a region."""
         if self._uses is None:
-            self._uses = [0] * len(self.values)
+            self._uses = array("i", [0]) * len(self.values)
             for op in self.ops:
                 for _, value in op.inputs():
                     self._uses[value.id] += 1
@@ -215,28 +215,20 @@ class Module:
 
 
 class Users(Sequence[Sequence[Op]]):
-    """By value id, the ops that read it. Flat: a list for each value is larger than its op."""
+    """By value id, the ops that read it, in order (once per operand)."""
 
     def __init__(self, module: Module) -> None:
         self._ops = module.ops
-        counts = [0] * len(module.values)
-        for op in module.ops:
-            for _, value in op.inputs():
-                counts[value.id] += 1
-        self._ends = array("i", itertools.accumulate(counts))
-        at = array("i", [0, *self._ends[:-1]])
-        self._readers = array("i", [0]) * sum(counts)
-        for op in module.ops:
-            for _, value in op.inputs():
-                self._readers[at[value.id]] = op.id
-                at[value.id] += 1
+        self._ids = Groups(
+            lambda: ((v.id, op.id) for op in module.ops for _, v in op.inputs()),
+            len(module.values),
+        )
 
     def __len__(self) -> int:
-        return len(self._ends)
+        return len(self._ids)
 
     def __getitem__(self, value_id: int) -> list[Op]:  # type: ignore[override]
-        first = self._ends[value_id - 1] if value_id else 0
-        return [self._ops[i] for i in self._readers[first : self._ends[value_id]]]
+        return [self._ops[i] for i in self._ids[value_id]]
 
 
 def walk_regions(region: Region) -> Iterator[Region]:

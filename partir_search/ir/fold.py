@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from array import array
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -56,9 +57,9 @@ class Folded:
 
     original: Module
     module: Module
-    class_of: list[int]
+    class_of: array[int]
     positions: list[int]
-    op_of: list[int]
+    op_of: array[int]
     alike: tuple[tuple[int, ...], ...]
 
 
@@ -75,7 +76,7 @@ def fold(
     """
     prints = _fingerprints(module, key_of)
     names = leaf_names(module, prints.tolist(), marks)
-    parent = list(range(len(module.values)))
+    parent = array("i", range(len(module.values)))
 
     def find(x: int) -> int:
         while parent[x] != x:
@@ -133,7 +134,7 @@ def fold(
             accept(segment)
     segments.sort(key=lambda s: s.start)
     chosen: list[int] = []  # original positions
-    op_of = [-1] * len(ops)
+    op_of = array("i", [-1]) * len(ops)
     at = 0
     for segment in (*segments, Segment(len(ops), 0, 0)):
         for i in range(at, segment.start):
@@ -148,10 +149,10 @@ def fold(
     twins = _twins([ops[i] for i in chosen], prints[chosen].tolist(), names, find, merge_ops)
     kept = [q for q, twin in enumerate(twins) if twin == q]
     place = {q: n for n, q in enumerate(kept)}
-    op_of = [place[twins[q]] for q in op_of]
+    op_of = array("i", [place[twins[q]] for q in op_of])
     counts = np.bincount(op_of, minlength=len(kept)).tolist()
     chosen = [chosen[q] for q in kept]
-    roots = [find(v.id) for v in module.values]
+    roots = array("i", [find(v.id) for v in module.values])
     quotient, class_of, alike = make_quotient(module, chosen, counts, op_of, roots)
     return Folded(module, quotient, class_of, chosen, op_of, alike)
 

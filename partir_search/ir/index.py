@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from array import array
 from collections.abc import Sequence, Set
 
 import numpy as np
@@ -85,7 +86,7 @@ class Index:
         self._module, self._rules = module, rules
         self._travellers: dict[int, Traveller] = {}
         self._around: dict[int, tuple[int, ...]] = {}
-        self.consumer = [NONE] * len(module.values)
+        self.consumer = array("i", [NONE]) * len(module.values)
         kinds: dict[int, tuple[bool, bool]] = {}  # by rule: many ops share one
         reducing: list[int] = []
         for op, rule in zip(module.ops, rules, strict=True):
@@ -151,10 +152,8 @@ def _always(rule: OpRule) -> bool:
 
 
 def _ports(module: Module, rules: Sequence[OpRule]) -> Ports:
-    op_of: list[int] = []
-    value: list[int] = []
-    result: list[bool] = []
-    start: list[int] = []
+    op_of, value, start = array("i"), array("i"), array("i")  # four of each op: lists are large
+    result = array("b")
     dim: list[int] = []
     unfinished: list[int] = []
     tables: dict[tuple[object, ...], int] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from array import array
 from collections.abc import Sequence
 
 from partir_search.ir.core import Module, Op, Operand, Region, Value
@@ -14,7 +15,7 @@ def make_quotient(
     counts: Sequence[int],
     op_of: Sequence[int],
     roots: Sequence[int],
-) -> tuple[Module, list[int], tuple[tuple[int, ...], ...]]:
+) -> tuple[Module, array[int], tuple[tuple[int, ...], ...]]:
     """Keeps the chosen ops of a module's body.
 
     Args:
@@ -88,15 +89,15 @@ def make_quotient(
         alike=tuple(dict.fromkeys(p for p in alike if p[0] != p[1])),
         donated=frozenset(renumber[first[args[i].id]] for i in module.donated),
     )
-    class_of = [fresh[i].id if i in fresh else -1 for i in image]
+    class_of = array("i", [fresh[i].id if i in fresh else -1 for i in image])
     return quotient, class_of, tuple(tuple(c) for c in classes.values() if len(c) > 1)
 
 
 def _images(
     module: Module, chosen: Sequence[int], op_of: Sequence[int], roots: Sequence[int]
-) -> list[int]:
+) -> array[int]:
     """Per value, the one that stands for it: the same result of the op that stands for its op."""
-    image = list(roots)
+    image = array("i", roots)
 
     def pair(kept: Op, old: Op) -> None:
         for x, y in zip(kept.results, old.results, strict=True):

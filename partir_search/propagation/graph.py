@@ -9,12 +9,14 @@ smaller graph, on which search was twice as fast and its answers better in a pro
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from array import array
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from partir_search.ir.core import Module, Op, Operand, Shape, Value
+from partir_search.ir.groups import Groups
 from partir_search.ir.index import Index
 from partir_search.ir.rows import AxisRows, axis_rows
 from partir_search.ir.rule import NONE, Dims, OpRule
@@ -109,19 +111,17 @@ class Graph:
             for other in rest:
                 find.merge(first, other)
         contracted = self._contract(find) if contract else set()
-        self.class_of: list[int] = []
-        members: list[list[int]] = []
+        self.class_of = array("i")
+        heads: list[int] = []  # the smallest of each class
         for v in range(len(module.values)):
             root = find(v)
-            if root == v:  # the smallest of its class
-                members.append([])
-            cls = self.class_of[root] if root < v else len(members) - 1
-            self.class_of.append(cls)
-            members[cls].append(v)
-        self.members = list(map(tuple, members))
-        self.shapes: list[Shape] = [module.values[m[0]].type.shape for m in self.members]
+            if root == v:
+                heads.append(v)
+            self.class_of.append(self.class_of[root] if root < v else len(heads) - 1)
+        self.members = Groups(lambda: zip(self.class_of, itertools.count()), len(heads))
+        self.shapes: list[Shape] = [module.values[v].type.shape for v in heads]
         self.nodes: list[Node] = []
-        self.node_of = [NONE] * len(module.ops)
+        self.node_of = array("i", [NONE]) * len(module.ops)
         forms: dict[int, _Forms] = {}  # by rule: many ops share one
         for op in module.ops:
             if op.regions:
@@ -134,7 +134,7 @@ class Graph:
                     ports = [_spreading(rule, i) for i in range(len(rule.operands))]
                     known = forms[id(rule)] = _Forms(rule, (*ports, *rule.results))
                 self._add(op, (*op.operands, *op.results), known)
-        touching: list[list[int]] = [[] for _ in self.members]
+        touching: list[list[int]] = [[] for _ in heads]
         for n, node in enumerate(self.nodes):
             for cls in dict.fromkeys(node.classes):
                 touching[cls].append(n)
@@ -273,7 +273,7 @@ class _Union:
     """Union-find; the smaller id is the root, so that arguments name their classes."""
 
     def __init__(self, n: int) -> None:
-        self.parent = list(range(n))
+        self.parent = array("i", range(n))
 
     def __call__(self, x: int) -> int:
         while self.parent[x] != x:
