@@ -7,6 +7,7 @@ partition costs less: searches ask for it first.
 from __future__ import annotations
 
 import functools
+from collections.abc import Set
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -72,8 +73,19 @@ class Load:
 
     @functools.cached_property
     def live(self) -> Floats:
-        """[R] bytes of stored values along the model's curve, arguments apart."""
-        return self._model.curve.bytes_at(self.nbytes)
+        """[R] bytes of stored values along the model's curve, arguments apart, if none of the
+        model's casts are stored.
+        """
+        casts = self._model.casts.mask
+        return self._model.curve.bytes_at(np.where(casts, 0.0, self.nbytes))
+
+    def live_with(self, casts: Set[int]) -> Floats:
+        """The same if some of the casts are stored."""
+        if not casts:
+            return self.live
+        left = self._model.casts.mask.copy()
+        left[list(casts)] = False
+        return self._model.curve.bytes_at(np.where(left, 0.0, self.nbytes))
 
     @property
     def least_bytes(self) -> float:

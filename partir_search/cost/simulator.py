@@ -14,6 +14,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from partir_search.cost.casts import Casts
 from partir_search.cost.collectives import collective_seconds, sent_bytes
 from partir_search.cost.load import LOADED, Load
 from partir_search.cost.memory import Curve
@@ -152,6 +153,7 @@ class CostModel:
         self.unawaited = frozenset(late)
         self.unawaited_runs = self._unawaited_runs()
         self.curve = Curve(self.traffic, folded, machine.vmem_bytes)
+        self.casts = Casts(usage.casts, self.traffic.value.tolist(), class_of, len(module.values))
         self.inner_curves: dict[int, list[tuple[RegionTraffic, Curve]]] = {}
         if folded is None:
             self._collect(self.traffic)
@@ -364,7 +366,7 @@ class CostModel:
         extra = walk.block(program.body, 1.0)
         compute = float(load.seconds.sum()) - walk.spared_seconds
         compute += walk.copied / machine.attained_hbm_bytes_per_s
-        live = load.live + extra[self.curve.position]
+        live = load.live_with(walk.sent_casts) + extra[self.curve.position]
         peak = load.argument_bytes + float(np.max(live))
         cost = Cost(
             seconds=compute + walk.exposed,

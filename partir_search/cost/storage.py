@@ -10,14 +10,16 @@ Found by compiling transformers for v5e (`experiments.verify`).
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
 
+from partir_search.cost.casts import changes_width, find_casts, is_float
 from partir_search.cost.overlap import unawaited
 from partir_search.cost.traffic import AS_WRITTEN, Floats, RegionTraffic, Storage, analyse
 from partir_search.cost.widened import Widened, sums_few
-from partir_search.ir.core import Module, Op, TensorType, Value, walk_regions
+from partir_search.ir.core import Module, Value, walk_regions
 from partir_search.ir.index import is_zero, zero_values
 from partir_search.ir.rule import OpRule
 from partir_search.machine import Machine
@@ -53,7 +55,7 @@ def stored_widths(module: Module, rules: list[OpRule]) -> Widths:
         results = [r.id for r in op.results]
         products = not op.regions and (
             rule.contracts
-            or _changes_width(op, rule) < 0
+            or changes_width(op, rule) < 0
             or (
                 rule.elementwise
                 and not rule.flops_per_point
@@ -62,22 +64,22 @@ def stored_widths(module: Module, rules: list[OpRule]) -> Widths:
         )
         widening = not op.regions and (
             rule.elementwise
-            and (_changes_width(op, rule) > 0 or all(for_widening[r] and used[r] for r in results))
+            and (changes_width(op, rule) > 0 or all(for_widening[r] and used[r] for r in results))
         )
         for _, v in op.inputs():
             used[v.id] = True
             for_products[v.id] &= products
             for_widening[v.id] &= widening
-            converted[v.id] &= not op.regions and _changes_width(op, rule) > 0
+            converted[v.id] &= not op.regions and changes_width(op, rule) > 0
     width, wide, at_once = np.ones(n), set[int](), dict[int, bool]()
     narrow = np.array(for_products) & np.array(used)
     widened = Widened(module, rules)
     for op in module.ops:
         rule, gradient = rules[op.id], op.id in widened.gradients
         for r in op.results:
-            if narrow[r.id] and _is_float(r.type, 4):
+            if narrow[r.id] and is_float(r.type, 4):
                 width[r.id] = 0.5
-            elif rule.contracts and used[r.id] and for_widening[r.id] and _is_float(r.type, 2):
+            elif rule.contracts and used[r.id] and for_widening[r.id] and is_float(r.type, 2):
                 if not converted[r.id] if gradient else widened.masked(op):
                     width[r.id] = 2.0
                     if not gradient:
@@ -91,7 +93,7 @@ def stored_widths(module: Module, rules: list[OpRule]) -> Widths:
         op.id for op in module.ops if rules[op.id].one_hot and is_zero(op.operands[0], zeros)
     )
     narrowed = {v: float(width[v]) for v in np.flatnonzero(width != 1.0).tolist()}
-    products = narrow & np.array([_is_float(v.type, 4) for v in module.values])
+    products = narrow & np.array([is_float(v.type, 4) for v in module.values])
     return Widths(width, products, Storage(one_hot, wide=wide, width=narrowed, at_once=at_once))
 
 
@@ -102,11 +104,13 @@ class Usage:
     Attributes:
       widths: None where values are stored as the program says.
       unawaited: values that no product waits for, where the machine makes use of that.
+      casts: values that products make themselves, with the argument that each is made of.
     """
 
     widths: Widths | None
     traffic: RegionTraffic
     unawaited: frozenset[int] = frozenset()
+    casts: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
 
 def usage_of(module: Module, rules: list[OpRule], machine: Machine) -> Usage:
@@ -114,7 +118,8 @@ def usage_of(module: Module, rules: list[OpRule], machine: Machine) -> Usage:
     widths = stored_widths(module, rules) if machine.bf16_products else None
     storage = storage_of(module, rules, machine, widths)
     late = unawaited(module, rules) if machine.puts_off else frozenset[int]()
-    return Usage(widths, analyse(module, rules, storage), late)
+    traffic = analyse(module, rules, storage)
+    return Usage(widths, traffic, late, find_casts(module, rules, traffic) if widths else {})
 
 
 def storage_of(
@@ -137,7 +142,7 @@ def _softmax(module: Module, rules: list[OpRule]) -> frozenset[int]:
     found, widened = set[int](), Widened(module, rules)
     for op in module.ops:
         scores = rules[op.id].contracts and op.id not in widened.gradients
-        if scores and _is_float(op.results[0].type, 2):
+        if scores and is_float(op.results[0].type, 2):
             found.update(widened.softmax(op))
     return frozenset(found)
 
@@ -153,25 +158,8 @@ def _operands(module: Module, rules: list[OpRule]) -> frozenset[int]:
                 maker = made.get(value.id)
                 if maker is None or not rules[maker.id].elementwise:
                     break
-                if rules[maker.id].flops_per_point or _changes_width(maker, rules[maker.id]):
+                if rules[maker.id].flops_per_point or changes_width(maker, rules[maker.id]):
                     found.add(value.id)
                     break
                 value = next((x for _, x in maker.inputs()), None)
     return frozenset(found)
-
-
-def _is_float(kind: TensorType, itemsize: int) -> bool:
-    """Whether it is a floating-point type of that size. PRNG keys are no numpy type."""
-    if kind.itemsize != itemsize or not isinstance(kind.dtype, np.dtype):
-        return False
-    return kind.dtype.kind not in "iub"
-
-
-def _changes_width(op: Op, rule: OpRule) -> int:
-    """1 for a conversion to a wider type, -1 to a narrower one, else 0."""
-    if not rule.elementwise or len(op.operands) != 1 or len(op.results) != 1:
-        return 0
-    a, b = op.operands[0].type, op.results[0].type
-    if a.shape != b.shape or not (_is_float(a, a.itemsize) and _is_float(b, b.itemsize)):
-        return 0
-    return (b.itemsize > a.itemsize) - (b.itemsize < a.itemsize)

@@ -53,6 +53,7 @@ class Walk:
         self.worked = 0.0  # seconds of these turns
         self.behind = Behind()  # of the region that is being looked at
         self.spared_seconds = self.spared_flops = 0.0  # of blocks that mask each other out
+        self.sent_casts: set[int] = set()  # forms of arguments that are stored to be sent
         self.copied = 0.0  # bytes moved because a copy is larger than its source
         self.by_axis: dict[str, float] = {}
         self.by_kind: dict[str, float] = {}
@@ -308,6 +309,8 @@ class Walk:
             return slack
         seconds = price.seconds
         self.add(kind, price.axes, price.sent, times)
+        if not move.step.monoid:
+            self.sent_casts |= model.casts.of(move.source.value.id)
         prefetched = model.machine.prefetches and (argument or not model.machine.puts_off)
         if kind == "all_gather" and prefetched:
             exposed = max(0.0, seconds - early) * times
