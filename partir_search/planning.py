@@ -13,11 +13,12 @@ import jax
 
 from partir_search.agreement import plan_first, spans_processes
 from partir_search.constraints import fixed_actions
+from partir_search.cost.simulator import Cost
 from partir_search.following import following_actions
 from partir_search.groups import with_groups
 from partir_search.ir.core import Module
 from partir_search.ir.remat import Range, find_segments, rematerialize
-from partir_search.mcts.goals import scorer
+from partir_search.mcts.goals import Goal, scorer
 from partir_search.microbatch import microbatched
 from partir_search.options import Options
 from partir_search.parallelism import ContextParallel
@@ -186,8 +187,12 @@ class Maker:
             follows = following_actions(module, o.follow) if o.follow else []
             return [*fixed_actions(module, o.shape.unsplit, *leaves), *follows]
 
-        def search(module: Module, hints: Sequence[Action] = ()) -> Planned:
-            return self._run(self._planner(module), fixed(module), hints)
+        def search(
+            module: Module, hints: Sequence[Action] = (), goals: Sequence[Goal[Cost]] = ()
+        ) -> Planned:
+            planner = self._planner(module)
+            planner.goals = (*planner.goals, *goals)
+            return self._run(planner, fixed(module), hints)
 
         def replay(module: Module, actions: Sequence[Action]) -> Planned:
             return self._planner(module).replay_what_holds(actions)[0]

@@ -8,6 +8,7 @@ remedies and their figures.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,7 @@ from partir_search.ir.core import Module
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.remat import Range, find_segments, namesake, rematerialize
 from partir_search.machine import Machine
+from partir_search.mcts.goals import Goal, Spare
 from partir_search.planned import Planned
 from partir_search.planner import Planner
 from partir_search.propagation.actions import Action, renamed
@@ -53,7 +55,7 @@ def relieve(
     module: Module,
     planned: Planned,
     limit: float,
-    plan: Callable[[Module, Sequence[Action]], Planned],
+    plan: Callable[[Module, Sequence[Action], Sequence[Goal[Cost]]], Planned],
     replay: Callable[[Module, Sequence[Action]], Planned],
 ) -> tuple[Planned, tuple[Range, ...]]:
     """A plan that fits by computing segments again, or the tightest one, and those segments.
@@ -63,24 +65,27 @@ def relieve(
 
     Args:
       planned: what does not fit.
-      plan: plans a rewritten module as `module` was planned, starting from a plan's actions too.
+      plan: plans a rewritten module as `module` was planned, starting from a plan's actions too
+        and with goals besides.
       replay: what a plan's actions, as many as it admits, make of a rewritten module.
     """
     segments = find_segments(module)
     if not segments:
         return planned, ()
-    every = plan(rematerialize(module, segments), planned.actions)
+
+    def played(actions: Sequence[Action], some: Sequence[Range]) -> Planned:
+        rewritten = rematerialize(module, sorted(some))
+        known = {v.name for v in rewritten.values}
+        return replay(rewritten, [renamed(a, lambda name: namesake(name, known)) for a in actions])
+
+    spare = _worth(planned.cost, played(planned.actions, segments).cost, limit)
+    every = plan(rematerialize(module, segments), planned.actions, spare)
     if planned.cost.peak_bytes <= every.cost.peak_bytes:
         return planned, ()
     if every.cost.peak_bytes > limit:
         return every, tuple(segments)
 
-    def at(some: Sequence[Range]) -> Planned:
-        rewritten = rematerialize(module, sorted(some))
-        known = {v.name for v in rewritten.values}
-        actions = [renamed(a, lambda name: namesake(name, known)) for a in every.actions]
-        return replay(rewritten, actions)
-
+    at = functools.partial(played, every.actions)
     ordered, known = _cheapest_first(module, segments, at)
     known[len(segments)] = every
     few, n = _fewest(lambda n: at(ordered[:n]), known, limit)
@@ -88,6 +93,16 @@ def relieve(
         reports = tuple(dataclasses.replace(r, proven=False) for r in every.reports)
         few = dataclasses.replace(few, reports=reports, seconds=every.seconds)
     return few, tuple(sorted(ordered[:n]))
+
+
+def _worth(none: Cost, every: Cost, limit: float) -> list[Goal[Cost]]:
+    """What memory is worth to a plan with all segments computed again: fewer will be.
+
+    Args:
+      none, every: costs of the same decisions with no segment and with all.
+    """
+    freed, seconds = none.peak_bytes - every.peak_bytes, every.seconds - none.seconds
+    return [Spare(limit, seconds / freed, seconds)] if freed > 0 and seconds > 0 else []
 
 
 def _cheapest_first(

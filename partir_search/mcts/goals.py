@@ -70,6 +70,24 @@ class Fastest:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Spare:
+    """Memory left free below `bytes`, where it is worth something: each byte `worth` of the other
+    goals' objective (seconds, say), all of it at most `most`.
+    """
+
+    monotone: ClassVar[bool] = True
+    bytes: float
+    worth: float
+    most: float
+
+    def excess(self, cost: _Sized) -> float:
+        return 0.0
+
+    def objective(self, cost: _Sized) -> float:
+        return -min(max(0.0, self.bytes - cost.peak_bytes) * self.worth, self.most)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class FewestBytes:
     """Fewest bytes sent along an axis of the mesh by one device, e.g. one that crosses hosts."""
 
