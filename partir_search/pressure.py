@@ -24,6 +24,7 @@ from partir_search.planner import Planner
 from partir_search.propagation.actions import Action, renamed
 
 PROBES = 5  # numbers of segments at which a plan is costed; peaks fall nearly on a line
+HEADROOM = 0.05  # of the limit: XLA:TPU loses 1 to 5 % of the memory between buffers, and to code
 KINDS = 6  # of segments, at most, that are told apart by what they free and cost
 SHORTEST = 1e-6  # of a step that computing segments again may be taken for
 MOST_DEVICES = 64  # times as many, at most, are tried as a remedy
@@ -78,17 +79,18 @@ def relieve(
         known = {v.name for v in rewritten.values}
         return replay(rewritten, [renamed(a, lambda name: namesake(name, known)) for a in actions])
 
-    spare = _worth(planned.cost, played(planned.actions, segments).cost, limit)
+    aim = limit * (1.0 - HEADROOM)
+    spare = _worth(planned.cost, played(planned.actions, segments).cost, aim)
     every = plan(rematerialize(module, segments), planned.actions, spare)
     if planned.cost.peak_bytes <= every.cost.peak_bytes:
         return planned, ()
-    if every.cost.peak_bytes > limit:
+    if every.cost.peak_bytes > aim:
         return every, tuple(segments)
 
     at = functools.partial(played, every.actions)
     ordered, known = _cheapest_first(module, segments, at)
     known[len(segments)] = every
-    few, n = _fewest(lambda n: at(ordered[:n]), known, limit)
+    few, n = _fewest(lambda n: at(ordered[:n]), known, aim)
     if few is not every:  # of which nothing was proven
         reports = tuple(dataclasses.replace(r, proven=False) for r in every.reports)
         few = dataclasses.replace(few, reports=reports, seconds=every.seconds)
