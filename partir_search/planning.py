@@ -229,7 +229,10 @@ class Maker:
                 remat = tuple(find_segments(module))
                 planned = search(rematerialize(module, remat), hints)
             elif o.remat == "auto" and planned.reports and planned.cost.peak_bytes > limit:
-                planned, remat = relieve(module, planned, limit, search, replay)
+                score = scorer(planner.goals)
+                planned, remat = relieve(
+                    module, planned, limit, search, replay, lambda cost: score(cost).objective
+                )
         return self._plan(planned, traced, limit, remat, parts, pads, attention)
 
     def _padded(

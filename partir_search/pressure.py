@@ -58,6 +58,7 @@ def relieve(
     limit: float,
     plan: Callable[[Module, Sequence[Action], Sequence[Goal[Cost]]], Planned],
     replay: Callable[[Module, Sequence[Action]], Planned],
+    objective: Callable[[Cost], float],
 ) -> tuple[Planned, tuple[Range, ...]]:
     """A plan that fits by computing segments again, or the tightest one, and those segments.
 
@@ -69,6 +70,7 @@ def relieve(
       plan: plans a rewritten module as `module` was planned, starting from a plan's actions too
         and with goals besides.
       replay: what a plan's actions, as many as it admits, make of a rewritten module.
+      objective: what the goals make small.
     """
     segments = find_segments(module)
     if not segments:
@@ -80,7 +82,7 @@ def relieve(
         return replay(rewritten, [renamed(a, lambda name: namesake(name, known)) for a in actions])
 
     aim = limit * (1.0 - HEADROOM)
-    spare = _worth(planned.cost, played(planned.actions, segments).cost, aim)
+    spare = _worth(planned.cost, played(planned.actions, segments).cost, aim, objective)
     every = plan(rematerialize(module, segments), planned.actions, spare)
     if planned.cost.peak_bytes <= every.cost.peak_bytes:
         return planned, ()
@@ -97,14 +99,16 @@ def relieve(
     return few, tuple(sorted(ordered[:n]))
 
 
-def _worth(none: Cost, every: Cost, limit: float) -> list[Goal[Cost]]:
+def _worth(
+    none: Cost, every: Cost, limit: float, objective: Callable[[Cost], float]
+) -> list[Goal[Cost]]:
     """What memory is worth to a plan with all segments computed again: fewer will be.
 
     Args:
       none, every: costs of the same decisions with no segment and with all.
     """
-    freed, seconds = none.peak_bytes - every.peak_bytes, every.seconds - none.seconds
-    return [Spare(limit, seconds / freed, seconds)] if freed > 0 and seconds > 0 else []
+    freed, spent = none.peak_bytes - every.peak_bytes, objective(every) - objective(none)
+    return [Spare(limit, spent / freed, spent)] if freed > 0 and spent > 0 else []
 
 
 def _cheapest_first(

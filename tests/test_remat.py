@@ -250,14 +250,16 @@ def test_spare_memory_is_worth_what_segments_cost() -> None:
     def cost(seconds: float, peak_bytes: float) -> Any:
         return types.SimpleNamespace(seconds=seconds, peak_bytes=peak_bytes)
 
-    (spare,) = _worth(cost(8.0, 150.0), cost(10.0, 100.0), 120.0)
+    (spare,) = _worth(cost(8.0, 150.0), cost(10.0, 100.0), 120.0, lambda c: c.seconds)
     score = scorer((ps.Fastest(), spare))
     assert score(cost(10.0, 120.0)).objective == score(cost(10.0, 130.0)).objective == 10.0
     assert score(cost(10.0, 100.0)).objective == pytest.approx(10.0 - 20 * 0.04)
     assert score(cost(10.0, 50.0)).objective == pytest.approx(8.0)  # none is left to spare
     assert score(cost(10.0, 100.0)) < score(cost(9.5, 118.0))
     assert is_monotone(spare)
-    assert _worth(cost(8.0, 150.0), cost(10.0, 160.0), 120.0) == []  # they free nothing
+    assert (
+        _worth(cost(8.0, 150.0), cost(10.0, 160.0), 120.0, lambda c: c.seconds) == []
+    )  # they free nothing
 
 
 @pytest.mark.devices

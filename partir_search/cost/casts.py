@@ -17,6 +17,8 @@ from partir_search.cost.traffic import RegionTraffic
 from partir_search.ir.core import Module, Op, TensorType, Value
 from partir_search.ir.rule import OpRule
 
+NOTHING: Set[int] = frozenset()
+
 
 def find_casts(module: Module, rules: Sequence[OpRule], traffic: RegionTraffic) -> dict[int, int]:
     """By id of each such value that would be stored else, the argument that it is made of.
@@ -89,10 +91,7 @@ class Casts:
 
     def of(self, value: int) -> Set[int]:
         """Those that are stored if a value is sent: itself, or what is made of it."""
-        return self._of.get(value, _NONE)
-
-
-_NONE: Set[int] = frozenset()
+        return self._of.get(value, NOTHING)
 
 
 def is_float(kind: TensorType, itemsize: int) -> bool:

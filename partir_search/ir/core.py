@@ -30,7 +30,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Union
 
-from partir_search.ir.groups import Groups
+from partir_search.ir.flat import FlatLists
 from partir_search.ir.names import source_line
 
 Shape = tuple[int, ...]
@@ -219,7 +219,7 @@ class Users(Sequence[Sequence[Op]]):
 
     def __init__(self, module: Module) -> None:
         self._ops = module.ops
-        self._ids = Groups(
+        self._ids = FlatLists(
             lambda: ((v.id, op.id) for op in module.ops for _, v in op.inputs()),
             len(module.values),
         )

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from partir_search.ir.core import Module, Op, Operand, Shape, Value
-from partir_search.ir.groups import Groups
+from partir_search.ir.flat import FlatLists
 from partir_search.ir.index import Index
 from partir_search.ir.rows import AxisRows, axis_rows
 from partir_search.ir.rule import NONE, Dims, OpRule
@@ -118,7 +118,7 @@ class Graph:
             if root == v:
                 heads.append(v)
             self.class_of.append(self.class_of[root] if root < v else len(heads) - 1)
-        self.members = Groups(lambda: zip(self.class_of, itertools.count()), len(heads))
+        self.members = FlatLists(lambda: zip(self.class_of, itertools.count()), len(heads))
         self.shapes: list[Shape] = [module.values[v].type.shape for v in heads]
         self.nodes: list[Node] = []
         self.node_of = array("i", [NONE]) * len(module.ops)

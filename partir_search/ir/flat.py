@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 
 
-class Groups(Sequence[tuple[int, ...]]):
+class FlatLists(Sequence[tuple[int, ...]]):
     """Lists of numbers by index: those given for it, in the order given."""
 
     def __init__(self, pairs: Callable[[], Iterable[tuple[int, int]]], length: int) -> None:
