@@ -248,6 +248,6 @@ def test_folded_costs_are_the_whole_programs(name: str) -> None:
         if "MP(" in strategy and name == "graph-net-tiny":
             tolerance = 0.08
         elif "MP(" in strategy and name == "unet-tiny":
-            tolerance, slower = (0.15, 0.12) if strategy == "MP(data+model)" else (0.13, 0.1)
+            tolerance, slower = (0.15, 0.12) if strategy == "MP(data+model)" else (0.14, 0.1)
         assert cost.peak_bytes == pytest.approx(found.peak_bytes, rel=tolerance), strategy
         assert cost.seconds == pytest.approx(found.seconds, rel=slower), strategy

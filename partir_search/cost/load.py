@@ -6,6 +6,7 @@ partition costs less: searches ask for it first.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Set
 from typing import TYPE_CHECKING
@@ -21,6 +22,24 @@ if TYPE_CHECKING:
 LOADED = 0.5  # of the memory on the chip: what is no larger is there before kernels read it
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Parts:
+    """What the seconds of each of K kernels come from, per step.
+
+    Attributes:
+      products / vectors / moves: [K] seconds of matrix units, of vector units, and of what moves;
+        of all that is fused into one kernel, at its leader.
+      own: [K] seconds of what each moves alone.
+      runs: [K] in a step.
+    """
+
+    products: Floats
+    vectors: Floats
+    moves: Floats
+    own: Floats
+    runs: Floats
+
+
 class Load:
     """Kernels and memory of one device under a partition.
 
@@ -28,6 +47,7 @@ class Load:
       nbytes: [values] bytes of each value where it rests.
       flops / moved / seconds: [K] operations, bytes moved and seconds per step of each kernel. A
         fused kernel's seconds stand at its leader.
+      parts: what the seconds come from.
       least_seconds: of all kernels; 0 where modes of axes may spare some of them.
       argument_bytes: bytes of arguments and large constants.
     """
@@ -57,19 +77,43 @@ class Load:
             worked = (ends[k.offsets[1:]] - ends[k.offsets[:-1]]) * k.times * turns
         passes = model.passes
         walked = np.where(passes.of_result < 0, share, of_value[passes.of_result])
-        products = np.bincount(k.leader, self.flops / model.rates, n)
-        moves = np.bincount(k.leader, worked / bandwidth, n)
-        walks = passes.nbytes * walked * k.times * turns
-        vectors = np.bincount(k.leader, walks / bandwidth, n)
+        own, walks = worked / bandwidth, passes.nbytes * walked * k.times * turns / bandwidth
+        products, vectors, moves = (
+            np.bincount(k.leader, each, n).astype(np.float64)
+            for each in (self.flops / model.rates, walks, own)
+        )
         seconds: Floats = np.where(
             passes.batched,
             np.maximum(products, vectors) + moves,
             np.maximum(products, vectors + moves),
         )
-        starts = k.times * turns * machine.kernel_seconds
+        runs = k.times * turns
+        self.parts = Parts(products, vectors, moves, own, runs)
+        starts = runs * machine.kernel_seconds
         self.seconds: Floats = seconds + np.where(k.leader == np.arange(n), starts, 0.0)
         self.least_seconds = 0.0 if partition.modes.streams else float(self.seconds.sum())
         self.argument_bytes = float(model.argument_counts @ self.nbytes)
+
+    @property
+    def kernel_seconds(self) -> float:
+        """That a kernel takes to start."""
+        return self._model.machine.kernel_seconds
+
+    def stored_bytes(self, v: int) -> float:
+        """Bytes of a value where it rests, in the width that it is stored in."""
+        return float(self.nbytes[v]) * float(self._model.width_of[v])
+
+    def move_seconds(self, nbytes: float) -> float:
+        """To read or write a value once."""
+        machine = self._model.machine
+        on_chip = machine.vmem_bytes_per_s and nbytes <= machine.vmem_bytes * LOADED
+        return nbytes / (machine.vmem_bytes_per_s if on_chip else machine.attained_hbm_bytes_per_s)
+
+    def walk_seconds(self, points: float, itemsize: int) -> float:
+        """That vector units take to store so many elements (see `cost/passes.py`)."""
+        machine = self._model.machine
+        narrow = itemsize < machine.vector_bytes
+        return narrow * points * machine.vector_bytes / machine.attained_hbm_bytes_per_s
 
     @functools.cached_property
     def live(self) -> Floats:

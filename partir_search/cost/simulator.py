@@ -16,6 +16,7 @@ import numpy as np
 
 from partir_search.cost.casts import Casts
 from partir_search.cost.collectives import collective_seconds, sent_bytes
+from partir_search.cost.cuts import Cuts
 from partir_search.cost.load import LOADED, Load
 from partir_search.cost.memory import Curve
 from partir_search.cost.passes import Passes
@@ -163,6 +164,7 @@ class CostModel:
                     self._collect_op(op, rules, storage)
         self.rates = np.array([machine.matmul_flops_per_s(d) for d in self.kernels.dtype])
         self.passes = Passes(module, rules, self.kernels, self.width_of, machine)
+        self.cuts = Cuts(module, rules, self.kernels, self.passes)
         counts = np.zeros(len(module.values))
         if folded is None:
             for v in module.body.args:
@@ -182,7 +184,7 @@ class CostModel:
         stand; 0 for all other ops.
         """
         found, k = np.zeros(len(self.module.ops)), self.kernels
-        if not self.unawaited:
+        if not self.machine.puts_off:
             return found
         for op_id, leader in zip(k.op.tolist(), k.op[k.leader].tolist(), strict=True):
             op = self.module.ops[op_id]
@@ -301,7 +303,14 @@ class CostModel:
         """
         partition, k = program.partition, self.kernels
         load, rows = Load(self, partition), list[OpCost]()
-        spent = (load.flops.tolist(), load.moved.tolist(), load.seconds.tolist())
+        partial: dict[int, int] = {}
+        for move, _ in program.moves():
+            if move.step.monoid:
+                partial.setdefault(move.source.value.id, move.source.nbytes)
+        seconds_of = load.seconds.copy()
+        for kernel, longer in self.cuts.seconds(load, partial).items():
+            seconds_of[kernel] += longer
+        spent = (load.flops.tolist(), load.moved.tolist(), seconds_of.tolist())
         for op_id, times, *total in zip(k.op.tolist(), k.times.tolist(), *spent, strict=True):
             op = self.module.ops[op_id]
             flops, moved, seconds = total
@@ -365,6 +374,8 @@ class CostModel:
         walk.notes = {} if notes else None
         extra = walk.block(program.body, 1.0)
         compute = float(load.seconds.sum()) - walk.spared_seconds
+        walk.cuts = self.cuts.seconds(load, walk.partial)
+        compute += sum(walk.cuts.values())
         compute += walk.copied / machine.attained_hbm_bytes_per_s
         live = load.live_with(walk.sent_casts) + extra[self.curve.position]
         peak = load.argument_bytes + float(np.max(live))

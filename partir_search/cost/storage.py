@@ -117,7 +117,8 @@ def usage_of(module: Module, rules: list[OpRule], machine: Machine) -> Usage:
     """Usage of a program that is not folded; models of it and of its fold may share it."""
     widths = stored_widths(module, rules) if machine.bf16_products else None
     storage = storage_of(module, rules, machine, widths)
-    late = unawaited(module, rules) if machine.puts_off else frozenset[int]()
+    scheduled = machine.puts_off or machine.prefetches
+    late = unawaited(module, rules) if scheduled else frozenset[int]()
     traffic = analyse(module, rules, storage)
     return Usage(widths, traffic, late, find_casts(module, rules, traffic) if widths else {})
 

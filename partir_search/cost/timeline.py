@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 
 from partir_search.cost.simulator import CostModel
+from partir_search.cost.walk import Walk
 from partir_search.ir.core import Op, walk_regions
 from partir_search.lowering.program import Apply, LocalProgram
 
@@ -68,7 +69,7 @@ def timeline(model: CostModel, program: LocalProgram, most: int = 40) -> Timelin
       most: values to list at the peak.
     """
     cost, walk, live = model.walked(program, notes=True)
-    spent = _seconds_of_ops(model, program, walk.by_op)
+    spent = _seconds_of_ops(model, program, walk)
     position = walk.index.position
     began = np.zeros(len(program.body.region.ops) + 1)
     events: list[Event] = []
@@ -101,11 +102,13 @@ def timeline(model: CostModel, program: LocalProgram, most: int = 40) -> Timelin
     )
 
 
-def _seconds_of_ops(model: CostModel, program: LocalProgram, by_op: np.ndarray) -> dict[int, float]:
+def _seconds_of_ops(model: CostModel, program: LocalProgram, walk: Walk) -> dict[int, float]:
     """Seconds of each op of the body, with all that its regions do."""
     times = np.zeros(len(model.module.ops))
     times[model.kernels.op] = model.kernels.times
-    total = by_op * times
+    total = walk.by_op * times
+    for kernel, longer in walk.cuts.items():
+        total[model.kernels.op[kernel]] += longer
 
     def whole(op: Op) -> float:
         inner = (o for r in op.regions for region in walk_regions(r) for o in region.ops)

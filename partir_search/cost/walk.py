@@ -9,18 +9,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from partir_search.cost.held import Held
 from partir_search.cost.overlap import Behind, Sending
 from partir_search.cost.permutes import Sent, permute_seconds
 from partir_search.cost.traffic import Floats, Ints, points
-from partir_search.ir.blockwise import Blockwise
-from partir_search.ir.core import Op, Value
+from partir_search.ir.core import Op
 from partir_search.ir.partition import Partition
 from partir_search.ir.rule import NONE
-from partir_search.lowering.order import in_turns
 from partir_search.lowering.passing import Passing
-from partir_search.lowering.program import Apply, Block, Move, Slot
+from partir_search.lowering.program import Apply, Block, Move
 from partir_search.lowering.reshard import COLLECTIVES
-from partir_search.lowering.skew import Shuffle
 from partir_search.lowering.streams import RESULT, Part
 from partir_search.propagation.rules.control_flow import flows_of
 
@@ -54,6 +52,8 @@ class Walk:
         self.behind = Behind()  # of the region that is being looked at
         self.spared_seconds = self.spared_flops = 0.0  # of blocks that mask each other out
         self.sent_casts: set[int] = set()  # forms of arguments that are stored to be sent
+        self.partial: dict[int, int] = {}  # by value, local bytes of partial sums that are sent
+        self.cuts: dict[int, float] = {}  # by kernel, seconds that these cost it, when all is known
         self.copied = 0.0  # bytes moved because a copy is larger than its source
         self.by_axis: dict[str, float] = {}
         self.by_kind: dict[str, float] = {}
@@ -79,16 +79,12 @@ class Walk:
     def block(self, block: Block, times: float) -> Floats:
         """Adds up a block, sparse or not; returns extra live bytes by op position."""
         members, position = self.index.members[block.region], self.index.position
-        extra = np.zeros(len(members) + 2)  # the last two: at the results, and before all ops
         by_op = self.by_op[members]
         spent = np.concatenate(([0.0], np.cumsum(by_op))).tolist()
         freed, last = self.freed(members, by_op, times)
         outer, self.behind = self.behind, Behind()
-        born: dict[int, int] = {}
-        held: dict[int, float] = {}
+        held = Held(self.model, self.partition, self.nbytes, members, spent)
         available = {s.id for s in block.args}
-        passed: dict[int, Op] = {}  # of operands that rings made a value of, by id: the last ring
-        ring: Op | None = None  # the last one
         slack = 0.0
         at = seen = 0  # the next op's position, and up to where compute was added to the slack
         done: Op | None = None
@@ -107,37 +103,17 @@ class Walk:
             seen = at
             if isinstance(item, Move) and item.turn and item.op:
                 self.pass_on(item, times * item.op.count)
-                # No more than two copies are there at once: one in use, one on its way.
-                extra[at] += item.target.nbytes * self.model.width(item) * (item.turn <= 2)
+                held.passes(item, at)
                 continue
             if isinstance(item, Move):
                 count = times * (item.op.count if item.op else 1)
                 argument = item.source.id in available
-                if argument and item.rests and isinstance(item.step.detail, Shuffle):
-                    # Blocks of an argument where rings use them, beside the argument.
-                    last = self.model.last_use.get(item.target.value.id, at)
-                    extra[at : last + 1] += item.target.nbytes
                 price = self.model.price(item, self.mesh)
                 early = slack if argument else min(slack, self.since(item, members, spent, at))
                 slack = self.move(item, price, count, slack, argument, early)
-                for piece in item.blocks:
-                    extra[born[piece.id] + 1 : at + 1] += held[piece.id]
-                    born[piece.id] = at
-                if item.rests or item.step.kind == "reduce_scatter":
-                    if item.target.nbytes != item.source.nbytes:
-                        extra[at - 1] += item.source.nbytes  # beside the value at rest
-                elif item.target.nbytes > item.source.nbytes or item.step.detail is not None:
-                    held[item.target.id] = item.target.nbytes * price.width
-                    born[item.target.id] = at
-                    extra[at] += held[item.target.id]
+                held.moves(item, price, at, argument)
                 continue
-            for source in item.ins:
-                if isinstance(source, Slot) and source.id in born:
-                    extra[born[source.id] + 1 : at + 1] += held[source.id]
-                    born[source.id] = at
-            how = self.rules[item.op.id].blockwise
-            if how and item.turn + 1 == item.turns:
-                extra[at] += self.scratch(item, how)
+            held.reads(item, at)
             if item.turns > 1:
                 share = item.part.share if isinstance(item.part, Passing) else 1.0
                 seconds = float(self.by_op[item.op.id]) / item.turns
@@ -146,17 +122,11 @@ class Walk:
                 if item.turn + 1 < item.turns:
                     continue
                 self.arrive(times * item.op.count)
-                if in_turns(item):
-                    self.keep_operands(item.op, passed, extra)
-                    ring = self.put_off(item.op, ring, extra)
                 if isinstance(item.part, Part):
                     self.copied += self.again(item, item.part) * times * item.op.count
-                for out in item.outs if item.part is None else ():
-                    # The sum so far and the turn's product, in 32 bits.
-                    size = max(out.value.type.itemsize, 1)
-                    extra[at] += out.nbytes * (2 * max(4, size) - size) / size
+                held.ends(item, at)
             if item.blocks:
-                extra[at] += self.regions(item, times)
+                held.extra[at] += self.regions(item, times)
             elif item.op.id in self.model.manual:
                 for own in self.model.manual[item.op.id]:
                     seconds, sent, name = self.model.own_seconds(own, self.mesh)
@@ -173,7 +143,7 @@ class Walk:
             self.exposed += s.left
             self.note(s.kind, s.axes, s.seconds, s.left, s.op, s.at)
         self.behind = outer
-        return extra
+        return held.extra
 
     def freed(self, members: Ints, by_op: Floats, times: float) -> tuple[list[float], int]:
         """Seconds of products that nothing waits for before each op of a block, and where the last
@@ -184,36 +154,6 @@ class Walk:
             return [], 0
         sums = np.concatenate(([0.0], np.cumsum(by_op * free * times)))
         return sums.tolist(), int(np.flatnonzero(free)[-1]) + 1
-
-    def keep_operands(self, op: Op, passed: dict[int, Op], extra: Floats) -> None:
-        """Adds operands of a ring that are fused into their users elsewhere: what passes around or
-        is worked on in parts is a value, and kept for the next ring that passes it.
-        """
-        position = self.index.position
-        for v in dict.fromkeys(v for _, v in op.inputs()):
-            size = self.passed_bytes(v)
-            if v.id in self.model.stored or not size:
-                continue
-            at, before = int(position[op.id]), passed.get(v.id)
-            if before and op.backward and not before.backward:
-                size *= op.count  # those of all layers, by the end of the forward pass
-            extra[int(position[before.id]) + 1 if before else at : at + 1] += size
-            passed[v.id] = op
-
-    def put_off(self, op: Op, before: Op | None, extra: Floats) -> Op:
-        """Adds what the ring before used last: it may be put off until this one is done."""
-        if before is not None:
-            at, used = int(self.index.position[op.id]), int(self.index.position[before.id])
-            for v in dict.fromkeys(v for _, v in before.inputs()):
-                if self.model.last_use.get(v.id) == used:
-                    extra[used + 1 : at + 1] += self.passed_bytes(v)
-        return op
-
-    def passed_bytes(self, v: Value) -> float:
-        """Bytes of a value as a product reads it; 0 for arguments that it reads as they are."""
-        width = self.model.product_width(v)
-        copied = self.model.made[v.id] != NONE or width < 1.0
-        return float(self.nbytes[v.id]) * width if copied else 0.0
 
     def spare(self, item: Apply, share: float, times: float) -> None:
         """A share of an op's work is not done."""
@@ -232,15 +172,6 @@ class Walk:
         if part.walk.moving == RESULT:
             return float(out.nbytes * (item.turns - 1))  # sums arrive
         return 2.0 * out.nbytes * (item.turns - 1)  # the sum so far is read and written
-
-    def scratch(self, item: Apply, how: Blockwise) -> float:
-        """Bytes that are there during one turn of an op that works on blocks."""
-        sizes = self.rules[item.op.id].sizes
-        tiles = [self.partition.tiles_of(item.op, f) for f in how.scratch_factors]
-        points = math.prod(sizes[f] for f in how.scratch_factors) / math.prod(tiles)
-        part = item.part
-        parts = part.parts * (1 + part.zigzag) if isinstance(part, Passing) else 1
-        return how.scratch * points / (item.turns * parts)
 
     def regions(self, item: Apply, times: float) -> float:
         """Peak bytes inside an op's regions."""
@@ -309,7 +240,9 @@ class Walk:
             return slack
         seconds = price.seconds
         self.add(kind, price.axes, price.sent, times)
-        if not move.step.monoid:
+        if move.step.monoid:
+            self.partial.setdefault(move.source.value.id, move.source.nbytes)
+        else:
             self.sent_casts |= model.casts.of(move.source.value.id)
         prefetched = model.machine.prefetches and (argument or not model.machine.puts_off)
         if kind == "all_gather" and prefetched:

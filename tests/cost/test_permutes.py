@@ -77,9 +77,10 @@ def test_large_blocks_hide_their_permutes() -> None:
 
 def test_what_turns_move_beside_one_product() -> None:
     """Collective matmul: a gathered operand is not read as a copy, but what is put together
-    from blocks is read again, and so are sums that arrive.
+    from blocks is read again. Sums that arrive are read instead of the partial sums that one
+    product writes.
     """
-    machine = dataclasses.replace(V5E, bf16_products=False)
+    machine = dataclasses.replace(V5E, bf16_products=False, vmem_bytes=0)
     rows, inner, columns = 64, 256, 32
     x, w = (jax.ShapeDtypeStruct(s, jnp.float32) for s in ((rows, inner), (inner, columns)))
 
@@ -100,4 +101,4 @@ def test_what_turns_move_beside_one_product() -> None:
 
     gathered, assembled = 4 * rows * inner, 4 * rows * columns / N
     assert bytes_saved(False) == pytest.approx(gathered - assembled)
-    assert bytes_saved(True) == pytest.approx(-(N - 1) * 4 * rows * columns / N)
+    assert bytes_saved(True) == pytest.approx(0.0, abs=1e-6)

@@ -1,0 +1,87 @@
+"""What is live beside the values that a program stores, by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from partir_search.cost.load import Load
+from partir_search.cost.simulator import CostModel
+from partir_search.ir.mesh import MeshShape
+from partir_search.lowering.local import localize
+from partir_search.machine import Machine
+from tests.support import ROUND, module_of, ones, state_of, tile_arg
+
+N = 4
+SIZE = 64
+BYTES = 4 * SIZE * SIZE
+
+
+def held(state: Any, machine: Machine = ROUND) -> list[float]:
+    """Bytes that are live beside stored values, by position of the module's ops."""
+    model = CostModel(state.graph.module, state.graph.rules, machine)
+    partition = state.partition()
+    load = Load(model, partition)
+    _, walk, live = model.walked(localize(partition))
+    beside = live - load.argument_bytes - load.live_with(walk.sent_casts)
+    return np.round(beside, 3).tolist()
+
+
+def at(state: Any, prim: str) -> list[int]:
+    """Positions of the ops of a primitive."""
+    return [i for i, op in enumerate(state.graph.module.body.ops) if op.prim == prim]
+
+
+@pytest.mark.parametrize("reduces", [True, False])
+def test_what_is_reduced_is_not_written_over(reduces: bool) -> None:
+    """A product's partial sums are summed up; what follows makes a masked copy, and sums of it."""
+
+    def fn(x: Any, w: Any, mask: Any) -> Any:
+        masked = (x @ w) * mask
+        return masked, jnp.sum(masked, 0) if reduces else jnp.tanh(masked)
+
+    state = state_of(module_of(fn, *(ones(SIZE, SIZE) for _ in range(3))), MeshShape(("a",), (N,)))
+    tile_arg(state, 0, 1, "a")
+    assert max(held(state)) == (BYTES if reduces else 0.0)
+
+
+def gradients() -> Any:
+    """Rows are tiled, and gathered for a product whose columns are tiled: in both passes."""
+
+    def loss(x: Any, w: Any, wide: Any) -> Any:
+        return jnp.sum((jnp.sin(x @ w) @ wide) ** 2)
+
+    args = [ones(SIZE, SIZE) for _ in range(3)]
+    state = state_of(module_of(jax.grad(loss, argnums=(1, 2)), *args), MeshShape(("a",), (N,)))
+    tile_arg(state, 2, 1, "a")
+    tile_arg(state, 0, 0, "a")
+    return state
+
+
+def test_shards_are_kept_for_the_second_gather() -> None:
+    """The sine is stored nowhere else: where no gather needs it, it is made again."""
+    state = gradients()
+    _, first, second, _, last = at(state, "dot_general")
+    found = held(state)
+    assert found[first] == found[second] == BYTES + BYTES / N
+    assert set(found[first + 1 : second]) == {BYTES / N}
+    assert found[last] == 0.0
+
+
+@pytest.mark.parametrize(("link", "late"), [(1e6, True), (1e15, False)])
+def test_products_wait_for_gathers_with_what_they_read(link: float, late: bool) -> None:
+    """The gather for the gradient begins when the product's other operand is there. Nothing waits
+    for the gradient: behind slow links the copy is there until the step ends.
+    """
+    state = gradients()
+    _, _, gradient, _, last = at(state, "dot_general")
+    machine = dataclasses.replace(ROUND, prefetches=True, link_bytes_per_s=link)
+    found, sooner = held(state, machine), held(state)
+    assert found[gradient - 1] == sooner[gradient - 1] + BYTES
+    assert found[last] == (BYTES if late else 0.0)
+    assert found[: gradient - 1] == sooner[: gradient - 1]
