@@ -291,23 +291,21 @@ def _fence(
     fills: Set[int],
     remade: Set[int],
 ) -> Any:
-    """Ties the shard to another operand of the op that the gather is made for.
+    """Keeps the gather from being merged with the one before, and where that costs nothing ties
+    the shard to another operand of the op that the gather is made for.
 
     Not to one of `fills` (the zeros that a scatter adds to, say): it would wait for nothing, and
-    what the compiler would never store would be. Of what is `remade` one number is made for it,
-    that the rest need not be stored (XLA:TPU made logits' gradients inside of two products before
-    a barrier was on them).
+    what the compiler would never store would be. Nor to what is `remade`: tied, even by one number
+    of it, it is stored. XLA:TPU makes the logits' gradient inside of the two products that read it.
     """
     user = next((x for x in block.steps[at:] if isinstance(x, Apply) and x.op is move.op), None)
     for source in user.ins if user else ():
         if isinstance(source, Literal) or source.id not in env or source is move.source:
             continue
         if source.value.type.shape and source.id not in fills:
-            x = env[source.id]
-            if source.id in remade and x.size:
-                first = lax.slice(x, (0,) * x.ndim, (1,) * x.ndim)
-                return lax.optimization_barrier((moved, first))[0]
-            moved, env[source.id] = lax.optimization_barrier((moved, x))
+            if source.id in remade:
+                break
+            moved, env[source.id] = lax.optimization_barrier((moved, env[source.id]))
             return moved
     return lax.optimization_barrier(moved)
 
