@@ -127,9 +127,9 @@ class Held:
         self._sent[v] = at, op
 
     def _wait(self, move: Move, op: Op, price: Price, at: int) -> None:
-        """A gather that is made again for a product begins when the product's other operand is
-        there (`lowering/emit.py` ties them). If nothing waits for the product, XLA puts it off,
-        with what it reads, until others have run beside the gather.
+        """A gather that is made again for a product begins about when the product's other operand
+        is there. If nothing waits for the product, XLA puts it off, with what it reads, until
+        others have run beside the gather.
         """
         model, spent = self._model, self._spent
         if not model.contracts[op.id]:
