@@ -248,6 +248,7 @@ class Planner:
         starts = [*(moves for _, moves in known), folded_moves(hints, folded, self.module, game)]
         with self._timed("search"):
             result = search(game, episodes=episodes, seed=seed, starts=starts, progress=progress)
+        game.let_go()
         with self._timed("finalists"):
             best, path = self._finalist(game, folded, before, result, starts)
         report = SearchReport(

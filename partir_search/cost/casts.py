@@ -8,7 +8,7 @@ million elements and more), but for the first qkv of one transformer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 
 import numpy as np
 import numpy.typing as npt
@@ -74,17 +74,19 @@ class Casts:
     def __init__(
         self,
         found: Mapping[int, int],
-        stored: Iterable[int],
+        stored: npt.NDArray[np.int64],
         class_of: npt.NDArray[np.int64],
         values: int,
     ) -> None:
         """`found` and `stored` are ids of the original's values, `class_of` gives the model's."""
-        others = {int(class_of[v]) for v in stored if v not in found}
+        others = np.zeros(values, dtype=np.bool_)
+        of = class_of[stored[~np.isin(stored, list(found))]]
+        others[of[of >= 0]] = True
         self.mask = np.zeros(values, dtype=np.bool_)
         self._of: dict[int, set[int]] = {}
         for value, argument in found.items():
             cast = int(class_of[value])
-            if cast >= 0 and cast not in others:
+            if cast >= 0 and not others[cast]:
                 self.mask[cast] = True
                 for source in (cast, int(class_of[argument])):
                     self._of.setdefault(source, set()).add(cast)

@@ -38,9 +38,9 @@ class Cuts:
         self, module: Module, rules: Sequence[OpRule], kernels: Kernels, passes: Passes
     ) -> None:
         self._passes = passes
-        self._itemsize = [v.type.itemsize for v in module.values]
+        self._values = module.values
         ops, leaders = kernels.op.tolist(), kernels.leader.tolist()
-        ends, touched = kernels.offsets.tolist(), kernels.touched.tolist()
+        ends, touched = kernels.offsets.tolist(), kernels.touched
         joined = np.flatnonzero(kernels.leader != np.arange(len(ops))).tolist()
         self.follows = frozenset(leaders[k] for k in joined)
         sums = frozenset(leaders[k] for k in joined if reduces(rules[ops[k]]))
@@ -51,7 +51,7 @@ class Cuts:
                 continue
             for r in module.ops[op_id].results:
                 self.kernel[r.id] = k
-                if r.id in touched[ends[k] : ends[k + 1]]:
+                if r.id in touched[ends[k] : ends[k + 1]].tolist():
                     stored.add(r.id)
                 if k in sums:
                     summed.add(r.id)
@@ -78,7 +78,8 @@ class Cuts:
         first = own + runs * load.move_seconds(partial)
         if v in self.stored:
             first -= runs * load.move_seconds(whole)
-        storing = runs * load.walk_seconds(partial / max(self._itemsize[v], 1), self._itemsize[v])
+        itemsize = max(self._values[v].type.itemsize, 1)
+        storing = runs * load.walk_seconds(partial / itemsize, itemsize)
         longer = _together(products, storing, first, batched)
         longer -= _together(products, vectors, moves, batched)
         if k in self.follows:

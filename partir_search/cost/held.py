@@ -72,8 +72,8 @@ class Held:
         source, target, step = move.source, move.target, move.step
         if argument and move.rests and isinstance(step.detail, Shuffle):
             # Blocks of an argument where rings use them, beside the argument.
-            last = self._model.last_use.get(target.value.id, at)
-            self.extra[at : last + 1] += target.nbytes
+            last = self._model.last_use[target.value.id]
+            self.extra[at : max(at, last) + 1] += target.nbytes
         if step.monoid and source.value.id in self._model.cuts.summed:
             self.extra[at] += self._nbytes[source.value.id]
         if step.kind == "all_gather" and move.op is not None and not argument:
@@ -118,7 +118,7 @@ class Held:
         is gathered again.
         """
         v = shard.value.id
-        if v in self._model.stored:
+        if self._model.stored[v]:
             return
         size, before = shard.nbytes * price.width, self._sent.get(v)
         if before and op.backward and not before[1].backward:
@@ -142,7 +142,7 @@ class Held:
             return
         left = BESIDE * price.seconds - (spent[at] - spent[begun])
         until = bisect.bisect_left(spent, spent[at + 1] + left, lo=at + 1, hi=len(spent) - 1)
-        dying = (v.id for v in others if model.last_use.get(v.id) == at and v.id in model.stored)
+        dying = (v.id for v in others if model.last_use[v.id] == at and model.stored[v.id])
         self.extra[at + 1 : until] += size + sum(float(self._nbytes[v]) for v in dying)
 
     def _made(self, v: Value) -> int:
@@ -157,7 +157,7 @@ class Held:
         """
         for v in dict.fromkeys(v for _, v in op.inputs()):
             size = self._passed_bytes(v)
-            if v.id in self._model.stored or not size:
+            if self._model.stored[v.id] or not size:
                 continue
             at, before = int(self._position[op.id]), self._passed.get(v.id)
             if before and op.backward and not before.backward:
@@ -171,7 +171,7 @@ class Held:
         if before is not None:
             at, used = int(self._position[op.id]), int(self._position[before.id])
             for v in dict.fromkeys(v for _, v in before.inputs()):
-                if self._model.last_use.get(v.id) == used:
+                if self._model.last_use[v.id] == used:
                     self.extra[used + 1 : at + 1] += self._passed_bytes(v)
 
     def _passed_bytes(self, v: Value) -> float:

@@ -64,20 +64,19 @@ class Load:
         self.nbytes: Floats = model.nbytes * of_value
         share = of_op[k.op]
         turns = _turns(partition, ops)[k.op]
-        self.flops: Floats = k.flops * (share * turns) * k.times
+        runs = k.times * turns
+        self.flops: Floats = k.flops * (share * runs)
         stored = (self.nbytes * model.width_of)[k.touched]
         bandwidth = machine.attained_hbm_bytes_per_s
-        ends = np.concatenate(([0.0], np.cumsum(stored)))
-        self.moved: Floats = (ends[k.offsets[1:]] - ends[k.offsets[:-1]]) * k.times * turns
+        self.moved: Floats = k.sums(stored) * runs
         worked = self.moved
         if machine.vmem_bytes_per_s:
             small = stored <= machine.vmem_bytes * LOADED
-            spent = stored * np.where(small, bandwidth / machine.vmem_bytes_per_s, 1.0)
-            ends = np.concatenate(([0.0], np.cumsum(spent)))
-            worked = (ends[k.offsets[1:]] - ends[k.offsets[:-1]]) * k.times * turns
+            np.multiply(stored, bandwidth / machine.vmem_bytes_per_s, out=stored, where=small)
+            worked = k.sums(stored) * runs
         passes = model.passes
         walked = np.where(passes.of_result < 0, share, of_value[passes.of_result])
-        own, walks = worked / bandwidth, passes.nbytes * walked * k.times * turns / bandwidth
+        own, walks = worked / bandwidth, passes.nbytes * walked * runs / bandwidth
         products, vectors, moves = (
             np.bincount(k.leader, each, n).astype(np.float64)
             for each in (self.flops / model.rates, walks, own)
@@ -87,7 +86,6 @@ class Load:
             np.maximum(products, vectors) + moves,
             np.maximum(products, vectors + moves),
         )
-        runs = k.times * turns
         self.parts = Parts(products, vectors, moves, own, runs)
         starts = runs * machine.kernel_seconds
         self.seconds: Floats = seconds + np.where(k.leader == np.arange(n), starts, 0.0)

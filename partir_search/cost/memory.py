@@ -70,9 +70,14 @@ class Curve:
         """[R] live bytes of stored values, from the local bytes of each value (or class)."""
         nbytes = nbytes[: self._values]
         small = np.where(nbytes <= self._on_chip * PIECE, nbytes, 0.0)
-        far: Floats = np.cumsum(self._far @ nbytes + self._near @ (nbytes - small))[:-1]
-        near: Floats = np.cumsum(self._near @ small)[:-1]
-        return far + np.maximum(near - self._on_chip, 0.0)
+        far: Floats = self._far @ nbytes
+        far += self._near @ (nbytes - small)
+        near: Floats = self._near @ small
+        for changes in (far, near):  # in place: programs of 1,000 layers have large curves
+            np.cumsum(changes, out=changes)
+        near -= self._on_chip
+        far += np.maximum(near, 0.0, out=near)
+        return far[:-1]
 
 
 def _rows(folded: Folded, ends: Ints) -> Ints:

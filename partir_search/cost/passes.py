@@ -48,13 +48,13 @@ class Passes:
             return
         largest: dict[int, int] = {}
         wide = set[int]()  # products that are stored so
-        ends, touched = kernels.offsets.tolist(), kernels.touched.tolist()
+        ends, touched = kernels.offsets.tolist(), kernels.touched
         for at, op_id in enumerate(kernels.op.tolist()):
             op, rule, leader = module.ops[op_id], rules[op_id], int(kernels.leader[at])
             if rule.contracts:
                 self.batched[at] = _batched(rule)
                 self.of_result[at] = op.results[0].id
-            stored = touched[ends[at] : ends[at + 1]]
+            stored = touched[ends[at] : ends[at + 1]].tolist()
             widths = [r.type.itemsize * width_of[r.id] for r in op.results if r.id in stored]
             narrow = any(w < machine.vector_bytes for w in widths)
             if rule.contracts and widths and not narrow:

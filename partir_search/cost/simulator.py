@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from array import array
 from collections.abc import Mapping
 
 import numpy as np
@@ -150,11 +151,11 @@ class CostModel:
             self.for_products[class_of[known]] = usage.widths.for_products[known]
         awaited = np.ones(len(class_of), dtype=np.bool_)
         awaited[list(usage.unawaited)] = False
-        late = set(class_of[~awaited].tolist()) - set(class_of[awaited].tolist())
-        self.unawaited = frozenset(late)
+        late = np.setdiff1d(class_of[~awaited], class_of[awaited])
+        self.unawaited = frozenset(late.tolist())
         self.unawaited_runs = self._unawaited_runs()
         self.curve = Curve(self.traffic, folded, machine.vmem_bytes)
-        self.casts = Casts(usage.casts, self.traffic.value.tolist(), class_of, len(module.values))
+        self.casts = Casts(usage.casts, self.traffic.value, class_of, len(module.values))
         self.inner_curves: dict[int, list[tuple[RegionTraffic, Curve]]] = {}
         if folded is None:
             self._collect(self.traffic)
@@ -211,10 +212,13 @@ class CostModel:
             self._collect(part)
 
     @functools.cached_property
-    def last_use(self) -> dict[int, int]:
-        """Position of the body's op that uses each value last."""
-        ops = enumerate(self.module.body.ops)
-        return {v.id: at for at, op in ops for _, v in op.inputs()}
+    def last_use(self) -> array[int]:
+        """[values] position of the body's op that uses each last, or NONE."""
+        found = array("i", [NONE]) * len(self.module.values)
+        for at, op in enumerate(self.module.body.ops):
+            for _, v in op.inputs():
+                found[v.id] = at
+        return found
 
     @functools.cached_property
     def in_place(self) -> frozenset[int]:
@@ -225,20 +229,24 @@ class CostModel:
         return frozenset(x.id for x in results if isinstance(x, Value))
 
     @functools.cached_property
-    def made(self) -> list[int]:
+    def made(self) -> array[int]:
         """[values] the op that makes each, or NONE: arguments and constants, of regions too."""
-        found = [NONE] * len(self.module.values)
+        found = array("i", [NONE]) * len(self.module.values)
         for op in self.module.ops:
             for r in op.results:
                 found[r.id] = op.id
         return found
 
     @functools.cached_property
-    def stored(self) -> frozenset[int]:
-        """Ids of values that are stored somewhere: others are made where they are used."""
-        inner = [t for parts in self.inner_curves.values() for t, _ in parts]
-        ids = self._class_of[self.traffic.value].tolist()
-        return frozenset([*ids, *(v for t in inner for v in t.value.tolist())])
+    def stored(self) -> bytearray:
+        """[values] whether each is stored somewhere: others are made where they are used."""
+        found = np.zeros(len(self.module.values), dtype=np.bool_)
+        known = self._class_of[self.traffic.value]
+        found[known[known >= 0]] = True
+        for parts in self.inner_curves.values():
+            for traffic, _ in parts:
+                found[traffic.value] = True
+        return bytearray(found)
 
     def width(self, move: Move) -> float:
         """Bytes that a move carries and leaves in a copy, as a multiple of the program's."""

@@ -238,6 +238,13 @@ class Kernels:
     offsets: Ints
     dtype: list[str]
 
+    def sums(self, each: Floats) -> Floats:
+        """[K] sums of what stands for each value touched."""
+        upto = np.zeros(len(each) + 1)
+        np.cumsum(each, out=upto[1:])
+        found: Floats = upto[self.offsets[1:]] - upto[self.offsets[:-1]]
+        return found
+
 
 def points(op: Op, rule: OpRule) -> float:
     """Floating-point operations of the whole op."""

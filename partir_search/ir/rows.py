@@ -21,7 +21,7 @@ from partir_search.ir.travel import travel
 Numbers = npt.NDArray[np.int8]  # factors of ops, dims of values
 Bools = npt.NDArray[np.bool_]
 Codes = npt.NDArray[np.int16]
-Sizes = npt.NDArray[np.int32]
+Sizes = npt.NDArray[np.unsignedinteger]
 
 
 @dataclasses.dataclass(eq=False)
@@ -98,7 +98,7 @@ class AxisRows:
         """[values] and [ops] tiles that an axis of a size cuts each into."""
         found = self._tiles_of.get(size)
         if found is None:
-            tiles = np.array([1, size], dtype=np.int32)
+            tiles = np.array([1, size], dtype=np.min_scalar_type(size))
             found = tiles[(self.tile_row >= 0).astype(int)], tiles[(self.loop_row >= 0).astype(int)]
             self._tiles_of[size] = found
         return found

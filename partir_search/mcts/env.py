@@ -208,6 +208,12 @@ class PlanningGame:
     def score(self) -> Score:
         return self.goal(self.cost())
 
+    def let_go(self) -> None:
+        """Forgets what looking at many states takes, once only a few are asked for again."""
+        self.cache = LocalCache()
+        self.state.let_go()
+        self._legal.clear()
+
     def describe(self, move: Move) -> str:
         """A move in words: an argument by its path, in a fold that of its first layer."""
         if isinstance(move, TileAlike):

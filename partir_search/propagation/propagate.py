@@ -84,6 +84,10 @@ class State:
             memoryview(row).cast("B")[:] = key[at : at + len(row)]
             at += len(row)
 
+    def let_go(self) -> None:
+        """Forgets what was propagated before: it would be worked out again."""
+        self._spreads = {}
+
     # Legality ----------------------------------------------------------------------------------
 
     def divides(self, cls: int, dim: int, axes: Sequence[int]) -> bool:
