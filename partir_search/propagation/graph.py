@@ -9,6 +9,7 @@ smaller graph, on which search was twice as fast and its answers better in a pro
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from array import array
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ from partir_search.ir.flat import FlatLists
 from partir_search.ir.index import Index
 from partir_search.ir.rows import AxisRows, axis_rows
 from partir_search.ir.rule import NONE, Dims, OpRule
+from partir_search.propagation.reach import Reach
 from partir_search.propagation.rules.control_flow import flows_of, outer_inner
 from partir_search.propagation.rules.registry import RuleTable
 
@@ -145,6 +147,11 @@ class Graph:
             [op.results[0].id if op.results else NONE for op in module.ops], dtype=np.int32
         )
         self.region_ops = np.array([bool(op.regions) for op in module.ops], dtype=bool)
+
+    @functools.cached_property
+    def reach(self) -> Reach:
+        """What propagation looks at."""
+        return Reach(self.touching, [node.classes for node in self.nodes])
 
     def rows(self, tiles: array[int], loops: array[int], travels: bool) -> AxisRows:
         """What an axis does to every op and value: classes spread to values, nodes to ops."""

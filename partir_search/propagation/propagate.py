@@ -24,6 +24,8 @@ from partir_search.propagation.causes import Cause
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.spread import Spread, Spreads, beside
 
+KNOWN = 8  # ways that a decision went, kept to be repeated
+
 
 class State:
     """Tilings of a graph's classes and loops of its nodes on every mesh axis.
@@ -167,22 +169,19 @@ class State:
             if self.causes is not None:
                 self._tile(cls, dim, axis, also, barriers)
                 continue
-            before = (self.tiles[axis].tobytes(), self.loops[axis].tobytes())
-            kind = axis if self.mesh.triple(axis) or self._bars else -self.mesh.sizes[axis]
-            key = (kind, *before, cls, dim, *also, "barriers", *barriers, *self._bars)
-            spread = self._spreads.get(key)
-            if spread is None:
-                self._spreads[key] = self._record(cls, dim, axis, also, barriers)
-                continue
-            if spread.holds(axis, self.tiles, self.loops, self.mesh.sizes):
-                self._perform(axis, spread)
-                continue
-            whole = (axis, self.key(), *key)
-            spread = self._spreads.get(whole)
-            if spread is None:
-                self._spreads[whole] = self._record(cls, dim, axis, also, barriers)
+            entangled = bool(self.mesh.triple(axis))
+            kind = axis if entangled or self._bars else -self.mesh.sizes[axis]
+            state = self.key() if entangled else b""
+            key = (kind, state, cls, dim, *also, "barriers", *barriers, *self._bars)
+            known = self._spreads.setdefault(key, [])
+            for i, spread in enumerate(known):
+                if spread.holds(axis, self.tiles, self.loops, self.mesh.sizes):
+                    spread.repeat(self.tiles[axis], self.loops[axis])
+                    known.insert(0, known.pop(i))
+                    break
             else:
-                self._perform(axis, spread)
+                known.insert(0, self._record(cls, dim, axis, also, barriers))
+                del known[KNOWN:]
 
     def _tile(
         self, cls: int, dim: int, axis: int, also: Sequence[int], barriers: Sequence[int]
@@ -210,10 +209,16 @@ class State:
         tiled, looped = tiles.copy(), loops.copy()
         self._refused, self._stacked = ([], []), []
         self._tile(cls, dim, axis, also, barriers)
-        classes, nodes = np.flatnonzero(tiles != tiled), np.flatnonzero(loops != looped)
-        stacked = np.array(self._stacked, dtype=np.int64)
+        classes = np.flatnonzero(tiles != tiled).astype(np.int32)
+        nodes = np.flatnonzero(loops != looped).astype(np.int32)
+        reach, stacked = self.graph.reach, np.array(self._stacked, dtype=np.int32)
+        near = reach.nodes(classes)
+        asked = np.array([cls, *also, *barriers], dtype=np.int32)
+        around = np.concatenate((asked, reach.classes(near)))
         return Spread(
             axis,
+            (around, near),
+            (tiled[around].tobytes(), looped[near].tobytes()),
             classes,
             tiles[classes],
             nodes,
@@ -225,13 +230,6 @@ class State:
             beside(axis, self.loops, stacked),
             bool(self.mesh.triple(axis)),
         )
-
-    def _perform(self, axis: int, spread: Spread) -> None:
-        for data, at, new in (
-            (self.tiles[axis], spread.classes, spread.dims),
-            (self.loops[axis], spread.nodes, spread.factors),
-        ):
-            np.frombuffer(data, dtype=np.int8)[at] = new
 
     def keep(self, cls: int, axes: Sequence[int], also: Sequence[int] = ()) -> None:
         """Decides that a class, and those of `also` that are undecided, stay whole on axes."""
