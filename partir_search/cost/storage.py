@@ -52,25 +52,19 @@ def stored_widths(module: Module, rules: list[OpRule]) -> Widths:
     converted = [True] * n  # every use is a conversion itself
     for op in reversed(module.ops):
         rule = rules[op.id]
-        results = [r.id for r in op.results]
-        products = not op.regions and (
-            rule.contracts
-            or changes_width(op, rule) < 0
-            or (
-                rule.elementwise
-                and not rule.flops_per_point
-                and all(for_products[r] and used[r] for r in results)
+        products, widening, converts = rule.contracts and not op.regions, False, False
+        if rule.elementwise and not op.regions:
+            change, results = changes_width(op, rule), [r.id for r in op.results]
+            converts = change > 0
+            widening = converts or all(for_widening[r] and used[r] for r in results)
+            products |= change < 0 or (
+                not rule.flops_per_point and all(for_products[r] and used[r] for r in results)
             )
-        )
-        widening = not op.regions and (
-            rule.elementwise
-            and (changes_width(op, rule) > 0 or all(for_widening[r] and used[r] for r in results))
-        )
         for _, v in op.inputs():
             used[v.id] = True
             for_products[v.id] &= products
             for_widening[v.id] &= widening
-            converted[v.id] &= not op.regions and changes_width(op, rule) > 0
+            converted[v.id] &= converts
     width, wide, at_once = np.ones(n), set[int](), dict[int, bool]()
     narrow = np.array(for_products) & np.array(used)
     widened = Widened(module, rules)
