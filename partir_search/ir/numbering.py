@@ -12,16 +12,14 @@ def number(module: Module, constants: Mapping[int, tuple[Value, Any]]) -> None:
     """Drops dead ops, then gives values and ops dense ids in program order."""
     values: list[Value] = []
     ops: list[Op] = []
-    numbers: list[int] = []  # that ops share with values: they take as much memory as the values
 
     def add(value: Value) -> None:
         value.id = len(values)
         values.append(value)
-        numbers.append(value.id)
 
     def number_op(op: Op) -> None:
         at = len(ops)
-        op.id = numbers[at] if at < len(numbers) else at
+        op.id = values[at].id if at < len(values) else at  # one int for both: a million are large
         ops.append(op)
 
     def visit(region: Region) -> None:

@@ -28,7 +28,6 @@ from partir_search.experts.moves import (
 )
 from partir_search.experts.strategist import Strategist
 from partir_search.ir.mesh import MeshShape
-from partir_search.ir.rule import NONE
 from partir_search.lowering.local import LocalCache, localize
 from partir_search.mcts.game import Move, Score
 from partir_search.mcts.goals import Scorer
@@ -146,14 +145,9 @@ class PlanningGame:
         """Legal moves by kind."""
         legal = self._legal.get(self._here)
         if legal is None:
-            may, tiles = self.state.may_tile, self.state.tiles
+            may = self.state.may_tile
             legal = self._legal[self._here] = [
-                [
-                    m
-                    for m in k
-                    if not isinstance(m, TileClass)
-                    or (tiles[m.axes[0]][m.cls] == NONE and may(m.cls, m.dim, m.axes))
-                ]
+                [m for m in k if not isinstance(m, TileClass) or may(m.cls, m.dim, m.axes)]
                 for k in self._candidates
             ]
         return legal
