@@ -14,17 +14,23 @@ ROUNDS = 3  # times that the temperature starts again, from the best answer then
 REHEAT = 2  # looks at known states that double the temperature: a way out of a small basin
 HOTTEST = 32.0  # doublings at most: everything is accepted long before
 STERNER = 4.0  # growth of the penalty, round by round, while no answer keeps the limits
+SETTLED = 0.002  # in log cost: a round after the first that gains less is the last
 
 
-def anneal(game: Game, record: Record, rng: random.Random) -> None:
-    """Spends the rest of the record's budget; the game returns to its state."""
+def anneal(game: Game, record: Record, rng: random.Random) -> bool:
+    """Spends the rest of the record's budget; the game returns to its state.
+
+    Returns:
+      Whether it ended before that, as little was to be gained any more: a whole round found
+      nothing that is better by 0.2 % though it met new states.
+    """
     played: list[Move] = []
     start = record.used
     for turn in range(ROUNDS):
         if record.best.score.excess > 0:
             record.penalty *= STERNER
         current = list(record.best.path)
-        score = record.best.score
+        first = score = record.best.score
         begin, stop = record.used, start + (1.0 - start) * (turn + 1) / ROUNDS
         stale = 0  # looks since the last state that was new
         while record.used < stop:
@@ -39,7 +45,12 @@ def anneal(game: Game, record: Record, rng: random.Random) -> None:
             new = record.look(taken, allowed)
             if record.scalar(new) <= allowed:
                 current, score = list(taken), new
+        gained = record.scalar(first) - record.scalar(record.best.score)
+        settled = turn > 0 and gained < SETTLED and record.best.score.excess == 0
+        if settled and record.novel and not record.spent:
+            break
     rewind(game, len(played))
+    return not record.spent
 
 
 def _propose(

@@ -112,6 +112,11 @@ class Record:
     def spent(self) -> bool:
         return self.used >= 1.0
 
+    @property
+    def novel(self) -> bool:
+        """Whether looks still find states that are new, so that the budget ends with them."""
+        return self.looks < LOOKS * self.episodes
+
     def scalar(self, score: Score) -> float:
         return score.scalar(self.penalty)
 

@@ -75,7 +75,8 @@ def search(
     """Searches from the game's current state (to which it returns).
 
     Args:
-      episodes: distinct answers to score. A search that finds little that is new ends earlier.
+      episodes: distinct answers to score at most. A search that finds little that is new, or
+        nothing that is better, ends earlier.
       starts: paths to evaluate first (expert strategies, elites of an earlier goal); they do
         not count as episodes.
     """
@@ -92,8 +93,8 @@ def search(
         rng = random.Random(seed)
         share = record.used + (1.0 - record.used) * settings.tree_share
         grow(game, record, tree, rng, settings, share)
-        anneal(game, record, rng)
-        best_first(game, record)
+        if not anneal(game, record, rng):
+            best_first(game, record)
     return Result(
         tuple(record.ranked()),
         proven,
