@@ -230,6 +230,7 @@ def compare(
     changes += [*_whole_reductions(missing, extra), *_halos(extra, found, mesh)]
     changes += _combined(missing, extra, compiled)
     changes += [*_merged(missing, extra, compiled), *_combined(missing, extra, compiled)]
+    changes += _again(extra, found, mesh)
     changes += [
         f"{n} {kind} along {', '.join(axes)} move narrower elements than predicted"
         for (kind, axes), n in _narrowed(planned, compiled).items()
@@ -321,6 +322,19 @@ def _halos(extra: Rest, found: list[CompiledCollective], mesh: MeshShape) -> Ite
                 f"{counts.total()} collective_permute of {sum(counts.elements()):,} elements along"
                 f" {', '.join(axes)}: halo of reduce_scatters whose tiles it pads"
             )
+
+
+def _again(extra: Rest, found: list[CompiledCollective], mesh: MeshShape) -> Iterator[str]:
+    """Near the memory's limit XLA makes some values again, by what they were gathered with."""
+    repeated: Rest = collections.defaultdict(collections.Counter)
+    for c in found:
+        if c.again:
+            repeated[c.kind, axes_of(c.groups, mesh) or ("?",)][c.elements] += 1
+    for (kind, axes), counts in repeated.items():
+        both = counts & extra[kind, axes]
+        if both:
+            extra[kind, axes] = extra[kind, axes] - both
+            yield f"{both.total()} {kind} along {', '.join(axes)} made again to save memory"
 
 
 def _merged(

@@ -202,6 +202,22 @@ def test_combined_beside_merged_reductions_are_named() -> None:
     assert (changes, rest) == ((f"4 {along}",), ())
 
 
+def test_what_is_made_again_is_named(small_plan: ps.Plan) -> None:
+    """XLA:TPU gathers once more what it let go of: that instruction's name ends in `.remat`."""
+    gathers = [
+        f"  %all-gather.{name} = f32[9]{{0}} all-gather(%x), replica_groups={{{{0,1,2,3,4,5,6,7}}}}"
+        for name in ("5", "5.remat", "6.remat2")
+    ]
+    text = "\n".join(("ENTRY %main (x: f32[9]) -> f32[9] {", *gathers, "}"))
+    once, *again = hlo_collectives(text)
+    assert [c.again for c in (once, *again)] == [False, True, True]
+    changes, rest = compare(small_plan.program, [*compiled_as(small_plan), *again])[1:]
+    assert changes == ("2 all_gather along batch made again to save memory",)
+    assert not rest
+    _, rest = compare(small_plan.program, [*compiled_as(small_plan), once])[1:]
+    assert "1 all_gather of 9 elements along batch compiled, not predicted" in rest
+
+
 def test_what_is_not_known_is_said(small_plan: ps.Plan) -> None:
     kind = small_plan.collectives[0].kind
     _, _, rest = compare(small_plan.program, compiled_as(small_plan, (kind, "", 4)))

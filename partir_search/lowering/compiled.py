@@ -30,6 +30,7 @@ _GROUPS = re.compile(
     r"|mesh\[[^\]]*\]\s*\{[^}]*\})"
 )
 _PAIRS = re.compile(r"source_target_pairs=\{(?P<pairs>.*?)\}\}")
+_AGAIN = re.compile(r"^\s*(?:ROOT )?%?[\w.-]+\.remat\d*(?:\.[\w.-]+)? =")
 _CHAIN = re.compile(r'chain_id="(?P<chain>\d+)"')
 _CALLED = re.compile(r"\b(?:body|calls|to_apply|computation)=%?(?P<name>[\w.-]+)")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(?P<n>\d+)"')
@@ -47,6 +48,7 @@ class CompiledCollective:
       groups: participants, by position in the mesh; None if all.
       padded: a reduce_scatter whose tiles the compiler padded.
       times: runs per step; 0 where it lies in a loop whose trip count the text does not tell.
+      again: whether the compiler does it once more rather than keep what it made before.
     """
 
     kind: str
@@ -55,6 +57,7 @@ class CompiledCollective:
     groups: Groups | None
     padded: bool = False
     times: int = 1
+    again: bool = False
 
     @property
     def bytes(self) -> int:
@@ -121,8 +124,9 @@ class Computation:
                 padded = whole != arrays
             else:
                 arrays = _payloads(match, groups)
+            again = _AGAIN.match(line) is not None
             for n, size in arrays:
-                yield CompiledCollective(kind, n, size, groups, padded, times)
+                yield CompiledCollective(kind, n, size, groups, padded, times, again)
 
 
 def computations(text: str) -> list[Computation]:
