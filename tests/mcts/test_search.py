@@ -16,7 +16,7 @@ from partir_search.mcts.anneal import anneal
 from partir_search.mcts.exact import enumerate_states
 from partir_search.mcts.game import Record, Score
 from partir_search.mcts.goals import Fastest, Fit, Weighted, scorer
-from partir_search.mcts.search import Settings, grow, search
+from partir_search.mcts.search import Result, Settings, grow, search
 from partir_search.mcts.tree import Tree
 
 
@@ -98,6 +98,29 @@ def test_subset_sum(seed: int) -> None:
     assert not result.proven
     assert result.best.score.objective <= game.exact() + 0.001 * game.target
     assert result.states <= 2000 + settings.rollout + 2
+
+
+def test_a_round_that_gains_little_is_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The third of three rounds is left out if the second finds nothing better, unless no answer
+    keeps the limits.
+    """
+
+    class TooLarge(Subset):
+        def score(self) -> Score:
+            return dataclasses.replace(super().score(), excess=0.5)
+
+    def run(kind: type[Subset] = Subset) -> Result:
+        game = kind(list(range(3, 60, 3)), 200)
+        result = search(game, episodes=1000, seed=1, settings=Settings(exact_states=0))
+        assert game.taken == []
+        return result
+
+    result = run()
+    assert result.best.score.objective == 2.0  # 200 is no multiple of 3
+    assert 600 < result.states < 800
+    assert run(TooLarge).states >= 1000
+    monkeypatch.setattr("partir_search.mcts.anneal.SETTLED", -1.0)
+    assert run().states >= 1000
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(i, marks=pytest.mark.long) for i in (1, 2))])
