@@ -60,17 +60,6 @@ class OpPlan:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Form:
-    """What ops of one rule under the same loops have in common: the layouts that they need their
-    operands in and make their results in, and the stretches that they read.
-    """
-
-    needs: tuple[Layout, ...]
-    makes: tuple[Layout, ...]
-    windows: Mapping[int, tuple[Window, ...]]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class Ends:
     """How a program's arguments and constants come, and the layouts that its results leave in."""
 
@@ -80,14 +69,13 @@ class Ends:
 
 
 class LocalCache:
-    """What the states of one module, with its rules, on one mesh share."""
+    """What the states of one module on one mesh share: rows of axes, slots and op plans."""
 
     def __init__(self) -> None:
         self.rows: dict[bytes, AxisRows] = {}
         self.slots: dict[tuple[object, ...], Slot] = {}
         self.rests: dict[tuple[int, ...], dict[int, Slot]] = {}
         self.plans: dict[tuple[int, ...], dict[tuple[int, ...], OpPlan]] = {}
-        self.forms: dict[tuple[int, ...], dict[tuple[int, int], Form]] = {}  # by order
         self.moves: dict[tuple[object, ...], tuple[Move, ...]] = {}
         self.alike: dict[Hashable, Any] = {}  # layouts and shapes: ops have few, and many the same
         self.ends: dict[tuple[object, ...], Ends] = {}
@@ -175,7 +163,6 @@ class Localizer:
         self.around = partition.index.around
         self.resting, self.looping = _codes(partition)
         self.plans = cache.plans.setdefault(self.order, {})
-        self.forms = cache.forms.setdefault(self.order, {})
         self.rests = cache.rests.setdefault(self.order, {})
 
     def rest(self, v: int) -> Slot:
@@ -257,13 +244,14 @@ class Localizer:
         return plan
 
     def _plan(self, op: Op) -> OpPlan:
-        partition, form = self.partition, self._form(op)
-        windows = form.windows
-        needs = self._needs(op, form) if windows else form.needs
+        partition = self.partition
+        windows = partition.windows(op)
+        one = self.cache.one
+        needs = one(tuple(map(one, self._needs(op, windows))))
         ins = tuple(self.rest(x.id) if isinstance(x, Value) else x for x in op.operands)
         outs = tuple(
             self.slot(r, layout, partition.made_pending(op, i))
-            for i, (r, layout) in enumerate(zip(op.results, form.makes, strict=True))
+            for i, (r, layout) in enumerate(zip(op.results, partition.makes(op), strict=True))
         )
         moved = tuple(
             i
@@ -273,22 +261,12 @@ class Localizer:
         settles = any(out is not self.rest(out.value.id) for out in outs)
         return OpPlan(needs, Apply(op, ins, outs), moved, settles, windows)
 
-    def _form(self, op: Op) -> Form:
-        loops = self.looping[op.id] & ((1 << CODE_BITS * len(self.partition.axes)) - 1)
-        key = (id(self.partition.rules[op.id]), loops)  # the module's rules outlive the cache
-        form = self.forms.get(key)
-        if form is None:
-            partition, one = self.partition, self.cache.one
-            needs, makes = (tuple(map(one, f(op))) for f in (partition.needs, partition.makes))
-            form = self.forms[key] = Form(one(needs), one(makes), partition.windows(op))
-        return form
-
-    def _needs(self, op: Op, form: Form) -> tuple[Layout, ...]:
+    def _needs(self, op: Op, windows: Mapping[int, tuple[Window, ...]]) -> tuple[Layout, ...]:
         """Layouts that the operands are needed in. A stretch of what every device holds is taken
         from that, rather than from tiles of it.
         """
-        needs = list(form.needs)
-        for i, each in form.windows.items():
+        needs = list(self.partition.needs(op))
+        for i, each in windows.items():
             rest = self.layout(op.operands[i])
             used = {a for axes in rest for a in axes}
             for w in each:

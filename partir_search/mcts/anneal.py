@@ -14,18 +14,19 @@ ROUNDS = 3  # times that the temperature starts again, from the best answer then
 REHEAT = 2  # looks at known states that double the temperature: a way out of a small basin
 HOTTEST = 32.0  # doublings at most: everything is accepted long before
 STERNER = 4.0  # growth of the penalty, round by round, while no answer keeps the limits
-SETTLED = 0.002  # in log cost: a round after the first that gains less is the last
+SETTLED = 0.002  # in log cost: a round that gains less, after others that gained more, is the last
 
 
 def anneal(game: Game, record: Record, rng: random.Random) -> bool:
     """Spends the rest of the record's budget; the game returns to its state.
 
     Returns:
-      Whether it ended before that, as little was to be gained any more: a whole round found
-      nothing that is better by 0.2 % though it met new states.
+      Whether it ended before that, as little was to be gained any more: rounds before had found
+      what is better, and a whole one no longer did though it met new states. (Where nothing
+      better was found at all, the search may as well be stuck.)
     """
     played: list[Move] = []
-    start = record.used
+    start, given = record.used, record.best.score
     for turn in range(ROUNDS):
         if record.best.score.excess > 0:
             record.penalty *= STERNER
@@ -45,8 +46,11 @@ def anneal(game: Game, record: Record, rng: random.Random) -> bool:
             new = record.look(taken, allowed)
             if record.scalar(new) <= allowed:
                 current, score = list(taken), new
-        gained = record.scalar(first) - record.scalar(record.best.score)
-        settled = turn > 0 and gained < SETTLED and record.best.score.excess == 0
+        best = record.best.score
+        before, now = (
+            record.scalar(a) - record.scalar(b) for a, b in ((given, first), (first, best))
+        )
+        settled = before >= SETTLED > now and best.excess == 0
         if settled and record.novel and not record.spent:
             break
     rewind(game, len(played))
