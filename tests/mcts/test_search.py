@@ -101,17 +101,18 @@ def test_subset_sum(seed: int) -> None:
 
 
 def test_a_round_that_gains_little_is_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The third of three rounds is left out if the second finds nothing better, unless no answer
-    keeps the limits.
+    """The third of three rounds is left out if the first found something better and the second
+    nothing, unless no answer keeps the limits.
     """
 
     class TooLarge(Subset):
         def score(self) -> Score:
             return dataclasses.replace(super().score(), excess=0.5)
 
-    def run(kind: type[Subset] = Subset) -> Result:
+    def run(kind: type[Subset] = Subset, tree_share: float = 0.0) -> Result:
         game = kind(list(range(3, 60, 3)), 200)
-        result = search(game, episodes=1000, seed=1, settings=Settings(exact_states=0))
+        settings = Settings(exact_states=0, tree_share=tree_share)
+        result = search(game, episodes=1000, seed=1, settings=settings)
         assert game.taken == []
         return result
 
@@ -119,6 +120,7 @@ def test_a_round_that_gains_little_is_the_last(monkeypatch: pytest.MonkeyPatch) 
     assert result.best.score.objective == 2.0  # 200 is no multiple of 3
     assert 600 < result.states < 800
     assert run(TooLarge).states >= 1000
+    assert run(tree_share=0.5).states >= 1000  # the tree has found it: annealing betters nothing
     monkeypatch.setattr("partir_search.mcts.anneal.SETTLED", -1.0)
     assert run().states >= 1000
 
