@@ -109,10 +109,9 @@ def test_a_round_that_gains_little_is_the_last(monkeypatch: pytest.MonkeyPatch) 
         def score(self) -> Score:
             return dataclasses.replace(super().score(), excess=0.5)
 
-    def run(kind: type[Subset] = Subset, tree_share: float = 0.0) -> Result:
-        game = kind(list(range(3, 60, 3)), 200)
-        settings = Settings(exact_states=0, tree_share=tree_share)
-        result = search(game, episodes=1000, seed=1, settings=settings)
+    def run(kind: type[Subset] = Subset, starts: Sequence[tuple[Any, ...]] = ()) -> Result:
+        game, settings = kind(list(range(3, 60, 3)), 200), Settings(exact_states=0, tree_share=0.0)
+        result = search(game, episodes=1000, seed=1, starts=starts, settings=settings)
         assert game.taken == []
         return result
 
@@ -120,7 +119,7 @@ def test_a_round_that_gains_little_is_the_last(monkeypatch: pytest.MonkeyPatch) 
     assert result.best.score.objective == 2.0  # 200 is no multiple of 3
     assert 600 < result.states < 800
     assert run(TooLarge).states >= 1000
-    assert run(tree_share=0.5).states >= 1000  # the tree has found it: annealing betters nothing
+    assert run(starts=[result.best.path]).states >= 1000  # nothing is better than what is given
     monkeypatch.setattr("partir_search.mcts.anneal.SETTLED", -1.0)
     assert run().states >= 1000
 
