@@ -110,13 +110,14 @@ def test_a_round_that_gains_little_is_the_last(monkeypatch: pytest.MonkeyPatch) 
             return dataclasses.replace(super().score(), excess=0.5)
 
     def run(kind: type[Subset] = Subset, starts: Sequence[tuple[Any, ...]] = ()) -> Result:
-        game, settings = kind(list(range(3, 60, 3)), 200), Settings(exact_states=0, tree_share=0.0)
+        game = kind(list(range(3, 120, 3)), 1000)
+        settings = Settings(exact_states=0, tree_share=0.0)
         result = search(game, episodes=1000, seed=1, starts=starts, settings=settings)
         assert game.taken == []
         return result
 
     result = run()
-    assert result.best.score.objective == 2.0  # 200 is no multiple of 3
+    assert result.best.score.objective == 2.0  # 1,000 is no multiple of 3
     assert 600 < result.states < 800
     assert run(TooLarge).states >= 1000
     assert run(starts=[result.best.path]).states >= 1000  # nothing is better than what is given
