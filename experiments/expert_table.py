@@ -34,6 +34,22 @@ PER_DEVICE = {  # examples on a device: without and with memory pressure on one 
     "t5-3b": (4, 16),
     "unet": (4, 32),
     "graph-net": (0.25, 1),
+    "gpt2-1.5b": (1, 8),
+    "gpt3-13b": (0.5, 4),
+    "bert-large": (16, 128),
+    "opt-13b": (0.5, 4),
+    "bloom-7.1b": (0.5, 4),
+    "lora-opt-13b": (1, 4),
+    "master-opt-13b": (0.5, 2),
+    "nnx-1b": (1, 8),
+    "nnx-scan-1b": (1, 8),
+    "vit-h14": (8, 64),
+    "mixer-l16": (32, 256),
+    "resnet152": (32, 256),
+    "ssm-370m": (2, 16),
+    "lstm-2x1500": (32, 512),
+    "dlrm-criteo": (1024, 32768),
+    "it32": (4, 32),
 }
 flags.DEFINE_list("models", list(PER_DEVICE), "Models of the catalog.")
 flags.DEFINE_list("machines", ["tpu_v5e", "tpu_v5p", "h100"], "Machines.")
