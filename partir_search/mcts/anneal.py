@@ -47,9 +47,8 @@ def anneal(game: Game, record: Record, rng: random.Random) -> bool:
             if record.scalar(new) <= allowed:
                 current, score = list(taken), new
         best = record.best.score
-        before, now = (
-            record.scalar(a) - record.scalar(b) for a, b in ((given, first), (first, best))
-        )
+        before = record.scalar(given) - record.scalar(first)
+        now = record.scalar(first) - record.scalar(best)
         settled = before >= SETTLED > now and best.excess == 0
         if settled and record.novel and not record.spent:
             break
