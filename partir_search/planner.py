@@ -43,6 +43,7 @@ from partir_search.propagation.actions import (
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.parts import split_axes
 from partir_search.propagation.propagate import State
+from partir_search.propagation.rules.control_flow import outer_inner
 from partir_search.propagation.rules.registry import RuleTable, rule_key
 from partir_search.propagation.spread import Spreads
 from partir_search.tactics import AutomaticPartition, Tactic, check_schedule, manual_actions, named
@@ -294,7 +295,8 @@ class Planner:
           leave: globs of arguments that no move of the game tiles or keeps.
         """
         left = [v.id for glob in leave for _, v in named(self.module, glob)]
-        folded = fold(self.module, rule_key, self._marks(before) | dict.fromkeys(left, "left"))
+        marks = self._marks(before) | dict.fromkeys(left, "left")
+        folded = fold(self.module, rule_key, marks, outer_inner)
         game = self._game(folded, before, axes)
         game.state.left = {game.graph.class_of[folded.class_of[v]] for v in left}
         return folded, game

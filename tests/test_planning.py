@@ -222,14 +222,20 @@ FOLDED = {
     "graph-net-tiny": {"steps": 5, "mlp_layers": 5},
     "moe-tiny": {"layers": 6, "d_model": 512, "d_ff": 2048, "seq": 512, "vocab": 8192},
     "unet-tiny": {"blocks": 3},
+    "microbatch-tiny": {"base": dataclasses.replace(MODELS["gpt-tiny"].config, layers=6)},
 }
 
 
 @pytest.mark.parametrize(
-    "name", ["graph-net-tiny", pytest.param("moe-tiny", marks=pytest.mark.long), "unet-tiny"]
+    "name",
+    [
+        *("graph-net-tiny", "unet-tiny", "microbatch-tiny"),
+        pytest.param("moe-tiny", marks=pytest.mark.long),
+    ],
 )
 def test_folded_costs_are_the_whole_programs(name: str) -> None:
-    """Equal matrices inside a layer, layers of two kinds in turn, levels of unlike width.
+    """Equal matrices inside a layer, layers of two kinds in turn, levels of unlike width, layers in
+    a loop over microbatches.
 
     Tensor parallelism tiles every second matrix of the graph network's MLPs of five: of two copies
     one begins with rows and one with columns, and peaks differ by a few percent. So do the U-Net's,

@@ -70,21 +70,22 @@ class Held:
         for piece in move.blocks:
             self._use(piece, at)
         source, target, step = move.source, move.target, move.step
+        together = self._model.inside.at_once(move.op, source.value)
         if argument and move.rests and isinstance(step.detail, Shuffle):
             # Blocks of an argument where rings use them, beside the argument.
             last = self._model.last_use[target.value.id]
             self.extra[at : max(at, last) + 1] += target.nbytes
         if step.monoid and source.value.id in self._model.cuts.summed:
-            self.extra[at] += self._nbytes[source.value.id]
+            self.extra[at] += self._nbytes[source.value.id] * together
         if step.kind == "all_gather" and move.op is not None and not argument:
             self._send(source, move.op, price, at)
             if move.again and self._model.machine.prefetches:
                 self._wait(move, move.op, price, at)
         if move.rests or step.kind == "reduce_scatter":
             if target.nbytes != source.nbytes:
-                self.extra[at - 1] += source.nbytes  # beside the value at rest
+                self.extra[at - 1] += source.nbytes * together  # beside the value at rest
         elif target.nbytes > source.nbytes or step.detail is not None:
-            size = target.nbytes * price.width
+            size = target.nbytes * price.width * together
             self._copies[target.id] = size, at
             self.extra[at] += size
 

@@ -15,6 +15,7 @@ from scipy.sparse import coo_array, csr_array
 from partir_search.cost.traffic import Floats, Ints, RegionTraffic
 from partir_search.ir.core import Value
 from partir_search.ir.fold import Folded
+from partir_search.ir.linear import Places
 
 EDGE_REPEATS = 2  # repeats of an op looked at, on either end
 NEAR = 6  # kernels that a value may outlive and still be kept on the chip
@@ -29,11 +30,17 @@ class Curve:
     """
 
     def __init__(
-        self, traffic: RegionTraffic, folded: Folded | None = None, on_chip: float = 0.0
+        self,
+        traffic: RegionTraffic,
+        folded: Folded | None = None,
+        on_chip: float = 0.0,
+        places: Places | None = None,
     ) -> None:
         """The curve of a region's traffic.
 
         Args:
+          folded: what the region is folded in.
+          places: what is left of it there, if it is not the body.
           on_chip: bytes beside the main memory that hold what is used up soon (VMEM).
         """
         self._on_chip = on_chip
@@ -46,11 +53,13 @@ class Curve:
         rows = np.arange(max(len(traffic.region.ops), 1), dtype=np.int64)
         classes = traffic.value
         if folded is not None:
-            rows = _rows(folded, np.concatenate((traffic.start, traffic.stop)))
+            places = places or folded.body
+            # What is made is moved at the next row, if its op is told to.
+            rows = _rows(places, np.concatenate((traffic.start, traffic.start + 1, traffic.stop)))
             classes = np.array([folded.class_of[v] for v in traffic.value], dtype=np.int64)
         self.position: Ints = rows
-        if folded is not None:
-            self.position = np.array([folded.op_of[r] for r in rows], dtype=np.int64)
+        if places is not None:
+            self.position = np.array([places.op_of[r] for r in rows], dtype=np.int64)
         values = len(folded.module.values) if folded else int(traffic.value.max(initial=-1)) + 1
         first = np.searchsorted(rows, traffic.start, side="left")
         last = np.searchsorted(rows, traffic.stop, side="right")
@@ -80,16 +89,16 @@ class Curve:
         return far[:-1]
 
 
-def _rows(folded: Folded, ends: Ints) -> Ints:
-    """Positions at which the curve of a folded program can peak: where something dies, or is made
-    from operands that were copied for it.
+def _rows(places: Places, ends: Ints) -> Ints:
+    """Positions at which the curve of a folded program can peak: where something dies, is made
+    from operands that were copied for it, or is copied itself.
     """
-    length = len(folded.original.body.ops)
+    length = len(places.op_of)
     keep = np.zeros(length, dtype=bool)
     keep[ends[ends < length]] = True
     members: dict[int, list[int]] = {}
     for row in np.flatnonzero(keep).tolist():
-        members.setdefault(folded.op_of[row], []).append(row)
+        members.setdefault(places.op_of[row], []).append(row)
     for rows in members.values():
         keep[rows[EDGE_REPEATS : max(EDGE_REPEATS, len(rows) - EDGE_REPEATS)]] = False
     if not keep.any():

@@ -18,6 +18,7 @@ import numpy as np
 from partir_search.cost.casts import Casts
 from partir_search.cost.collectives import collective_seconds, sent_bytes
 from partir_search.cost.cuts import Cuts
+from partir_search.cost.inside import Inside
 from partir_search.cost.load import LOADED, Load
 from partir_search.cost.memory import Curve
 from partir_search.cost.passes import Passes
@@ -26,13 +27,10 @@ from partir_search.cost.storage import Usage, storage_of, stored_widths, usage_o
 from partir_search.cost.traffic import (
     Floats,
     Ints,
-    RegionTraffic,
-    Storage,
     kernels,
-    region_traffic,
 )
 from partir_search.cost.walk import Walk
-from partir_search.ir.core import Module, Op, Value
+from partir_search.ir.core import Module, Value
 from partir_search.ir.fold import Folded
 from partir_search.ir.manual import OwnCollective
 from partir_search.ir.mesh import MeshShape
@@ -156,13 +154,12 @@ class CostModel:
         self.unawaited_runs = self._unawaited_runs()
         self.curve = Curve(self.traffic, folded, machine.vmem_bytes)
         self.casts = Casts(usage.casts, self.traffic.value, class_of, len(module.values))
-        self.inner_curves: dict[int, list[tuple[RegionTraffic, Curve]]] = {}
+        self.inside = Inside(module, machine.vmem_bytes)
         if folded is None:
-            self._collect(self.traffic)
+            self.inside.add(self.traffic)
         else:
-            for op in module.body.ops:
-                if op.regions:
-                    self._collect_op(op, rules, storage)
+            at = module.body, folded, folded.body
+            self.inside.add_folded(self.traffic, *at, rules, storage)
         self.rates = np.array([machine.matmul_flops_per_s(d) for d in self.kernels.dtype])
         self.passes = Passes(module, rules, self.kernels, self.width_of, machine)
         self.cuts = Cuts(module, rules, self.kernels, self.passes)
@@ -192,24 +189,6 @@ class CostModel:
             if self.contracts[op_id] and all(r.id in self.unawaited for r in op.results):
                 found[leader] = op.count
         return found
-
-    def _collect(self, traffic: RegionTraffic) -> None:
-        for at, parts in traffic.inner.items():
-            op = traffic.region.ops[at]
-            self.inner_curves[op.id] = [
-                (part, Curve(part, None, self.machine.vmem_bytes)) for part in parts
-            ]
-            for part in parts:
-                self._collect(part)
-
-    def _collect_op(self, op: Op, rules: list[OpRule], storage: Storage) -> None:
-        users = self.module.users()
-        parts = [region_traffic(r, rules, users, storage=storage) for r in op.regions]
-        self.inner_curves[op.id] = [
-            (part, Curve(part, None, self.machine.vmem_bytes)) for part in parts
-        ]
-        for part in parts:
-            self._collect(part)
 
     @functools.cached_property
     def last_use(self) -> array[int]:
@@ -243,9 +222,8 @@ class CostModel:
         found = np.zeros(len(self.module.values), dtype=np.bool_)
         known = self._class_of[self.traffic.value]
         found[known[known >= 0]] = True
-        for parts in self.inner_curves.values():
-            for traffic, _ in parts:
-                found[traffic.value] = True
+        for values in self.inside.stored:
+            found[values] = True
         return bytearray(found)
 
     def width(self, move: Move) -> float:
@@ -326,7 +304,7 @@ class CostModel:
             rows.append(OpCost(op.prim, name, op.source, times, seconds, flops, moved))
         for move, trips in program.moves():
             if move.step.kind in COLLECTIVES:
-                times = trips * (move.op.count if move.op else 1)
+                times = trips * self.inside.runs(move.op, move.source.value)
                 step, payload = move.step, move.payload_bytes * self.width(move)
                 seconds = self.transfer(step, payload, partition.mesh)[0]
                 source = move.op.source if move.op else ""

@@ -21,6 +21,7 @@ from partir_search.cost.fusion import Fused, fuse, reduces
 from partir_search.cost.kept import Readers, Users
 from partir_search.ir.core import Module, Op, Operand, Region, Value
 from partir_search.ir.fold import Folded
+from partir_search.ir.linear import Places
 from partir_search.ir.rule import OpRule
 from partir_search.propagation.rules.control_flow import flows_of
 
@@ -297,26 +298,35 @@ def kernels(
             else:
                 add(o, table[o.id], fused.touched[at], place[fused.leader[at]], trips)
 
+    def visit_folded(
+        whole: RegionTraffic, region: Region, places: Places, table: list[OpRule], trips: float
+    ) -> None:
+        assert folded is not None
+        fused, place = whole.fused, dict[int, int]()
+        for q, at in enumerate(places.positions):
+            if at not in whole.reads:
+                continue
+            place[q] = len(op)
+            o = region.ops[q]
+            if at in places.opened:
+                parts = zip(whole.inner[at], o.regions, places.opened[at], strict=True)
+                for (part, inner, left), n in zip(parts, flows_of(o).trips, strict=True):
+                    visit_folded(part, inner, left, table, trips * n)
+            elif at in whole.inner:
+                users = folded.module.users()
+                for inner, n in zip(o.regions, flows_of(o).trips, strict=True):
+                    part = region_traffic(inner, table, users, storage=storage)
+                    visit(part, table, trips * n)
+            else:
+                values = tuple(folded.class_of[v] for v in fused.touched[at])
+                head = place.get(places.op_of[fused.leader[at]], len(op))
+                add(o, table[o.id], tuple(v for v in values if v >= 0), head, trips)
+
     if folded is None:
         visit(traffic, rules, 1.0)
     else:
         assert rules_of_folded is not None
-        fused, places = traffic.fused, dict[int, int]()
-        for q, at in enumerate(folded.positions):
-            if at not in traffic.reads:
-                continue
-            places[q] = len(op)
-            o = folded.module.body.ops[q]
-            if at in traffic.inner:
-                each = flows_of(o).trips
-                users = folded.module.users()
-                for region, n in zip(o.regions, each, strict=True):
-                    part = region_traffic(region, rules_of_folded, users, storage=storage)
-                    visit(part, rules_of_folded, n)
-            else:
-                values = tuple(folded.class_of[v] for v in fused.touched[at])
-                head = places.get(folded.op_of[fused.leader[at]], len(op))
-                add(o, rules_of_folded[o.id], tuple(v for v in values if v >= 0), head, 1.0)
+        visit_folded(traffic, folded.module.body, folded.body, rules_of_folded, 1.0)
     return Kernels(
         np.array(op, dtype=np.int64),
         np.array(times),

@@ -106,7 +106,7 @@ class Walk:
                 held.passes(item, at)
                 continue
             if isinstance(item, Move):
-                count = times * (item.op.count if item.op else 1)
+                count = times * self.model.inside.runs(item.op, item.source.value)
                 argument = item.source.id in available
                 price = self.model.price(item, self.mesh)
                 early = slack if argument else min(slack, self.since(item, members, spent, at))
@@ -176,13 +176,12 @@ class Walk:
     def regions(self, item: Apply, times: float) -> float:
         """Peak bytes inside an op's regions."""
         peak = 0.0
-        parts = self.model.inner_curves[item.op.id]
+        parts = self.model.inside.curves[item.op.id]
         trips = flows_of(item.op).trips
         self._depth += 1
-        for block, (_, curve), n in zip(item.blocks, parts, trips, strict=True):
+        for block, curve, n in zip(item.blocks, parts, trips, strict=True):
             extra = self.block(block, times * n)
-            live = curve.bytes_at(self.nbytes)
-            live += extra[: len(live)]
+            live = curve.bytes_at(self.nbytes) + extra[curve.position]
             peak = max(peak, float(live.max()) if len(live) else 0.0)
         self._depth -= 1
         return peak

@@ -1,6 +1,7 @@
 """Folding: one representative for ops that repeat (a layer's forward, backward, optimizer update).
 
-Tandem repeats of equation fingerprints are found in the program's op list; values at equal
+Tandem repeats of equation fingerprints are found in the program's op list (with those of large
+loops' bodies in it, `ir/linear.py`); values at equal
 positions of the repeats become one class (results, operands, hence arguments and loop carries),
 unless it is known of some that they are unlike: by name (`ir/layers.py`), or because earlier
 repeats told them apart. The quotient is a module again, a few hundred ops at any depth, on which
@@ -22,6 +23,7 @@ import numpy as np
 
 from partir_search.ir.core import Literal, Module, Op, Operand, Value
 from partir_search.ir.layers import leaf_names
+from partir_search.ir.linear import Linear, Places, Ties, linearize, places_of, weight
 from partir_search.ir.quotient import make_quotient
 
 SHORT = 6  # periods below this many ops occur by chance (two adjacent broadcasts, say)
@@ -50,16 +52,14 @@ class Folded:
       original: the module that was folded.
       module: the quotient; `op.count` says how many ops one stands for.
       class_of: quotient value id per original value id (-1: inside a repeat that was dropped).
-      positions: original body position of each op of the quotient's body.
-      op_of: quotient body position per original body position.
+      body: which ops are left of the module's body, and of bodies that were opened.
       alike: quotient values that are to be tiled alike: the same of copies that were kept apart.
     """
 
     original: Module
     module: Module
     class_of: array[int]
-    positions: list[int]
-    op_of: array[int]
+    body: Places
     alike: tuple[tuple[int, ...], ...]
 
 
@@ -67,15 +67,18 @@ def fold(
     module: Module,
     key_of: Callable[[Op], Hashable],
     marks: Mapping[int, Hashable] = MappingProxyType({}),
+    ties_of: Callable[[Op], Ties] | None = None,
 ) -> Folded:
     """Folds the repeats of `module`.
 
     Args:
       key_of: gives equal keys to ops of equal rule.
       marks: by value id; values with different marks are not merged.
+      ties_of: ties of a region op; without, all bodies stay closed.
     """
-    prints = _fingerprints(module, key_of)
-    names = leaf_names(module, prints.tolist(), marks)
+    linear = linearize(module, key_of, ties_of)
+    prints = _fingerprints(linear, key_of)
+    names = leaf_names(module, linear, prints.tolist(), marks)
     parent = array("i", range(len(module.values)))
 
     def find(x: int) -> int:
@@ -91,7 +94,7 @@ def fold(
                 parent[max(x, y)] = min(x, y)
 
     merge_ops = functools.partial(_merge_ops, merge)
-    ops = module.body.ops
+    ops = linear.ops
 
     placed: set[int] = set()  # ids of values in accepted segments
 
@@ -124,8 +127,8 @@ def fold(
             told_apart = _with_roles(prints, ops, found.start, found.stop, role)
             within = find_repeats(told_apart, found.start)
         for segment in within:
-            weight = sum(map(_weight, ops[segment.start : segment.start + segment.period]))
-            if weight >= SHORT or told(segment):
+            heavy = sum(map(weight, ops[segment.start : segment.start + segment.period]))
+            if heavy >= SHORT or told(segment):
                 accept(segment)
             else:
                 doubtful.append(segment)
@@ -133,6 +136,7 @@ def fold(
         if all(find(x.id) == find(y.id) for x, y in _entering(segment, ops)):
             accept(segment)
     segments.sort(key=lambda s: s.start)
+    _merge_tied(linear, find, merge)
     chosen: list[int] = []  # original positions
     op_of = array("i", [-1]) * len(ops)
     at = 0
@@ -147,14 +151,34 @@ def fold(
             chosen.append(middle + offset)
         at = segment.stop
     twins = _twins([ops[i] for i in chosen], prints[chosen].tolist(), names, find, merge_ops)
+    _merge_tied(linear, find, merge)
     kept = [q for q, twin in enumerate(twins) if twin == q]
     place = {q: n for n, q in enumerate(kept)}
     op_of = array("i", [place[twins[q]] for q in op_of])
     counts = np.bincount(op_of, minlength=len(kept)).tolist()
     chosen = [chosen[q] for q in kept]
     roots = array("i", [find(v.id) for v in module.values])
-    quotient, class_of, alike = make_quotient(module, chosen, counts, op_of, roots)
-    return Folded(module, quotient, class_of, chosen, op_of, alike)
+    body = places_of(linear, chosen, op_of)
+    count_of = {ops[i].id: n for i, n in zip(chosen, counts, strict=True)}
+    quotient, class_of, alike = make_quotient(module, body, count_of, roots)
+    return Folded(module, quotient, class_of, body, alike)
+
+
+def _merge_tied(
+    linear: Linear, find: Callable[[int], int], merge: Callable[[Operand, Operand], None]
+) -> None:
+    """Merges what is tied to arguments and results of an opened region that have been merged."""
+    for op_at, opened in linear.opened.items():
+        op = linear.ops[op_at]
+        own = {v.id for r in op.regions for v in r.args}
+        own |= {v.id for r in op.regions for v in r.results if isinstance(v, Value)}
+        first: dict[Hashable, Sequence[tuple[Value, int]]] = {}
+        for group in opened.ties:
+            held = next((v.id for v, _ in group if v.id in own), None)
+            form = tuple((v.type.shape, v.type.dtype, lead) for v, lead in group)
+            other = group if held is None else first.setdefault((find(held), form), group)
+            for (x, _), (y, _) in zip(other, group, strict=True):
+                merge(x, y)
 
 
 def _merge_ops(merge: Callable[[Operand, Operand], None], a: Op, b: Op) -> None:
@@ -223,8 +247,8 @@ def _twins(
     return twins
 
 
-def _fingerprints(module: Module, key_of: Callable[[Op], Hashable]) -> np.ndarray[Any, Any]:
-    """Equal numbers for ops of equal rule and literals."""
+def _fingerprints(linear: Linear, key_of: Callable[[Op], Hashable]) -> np.ndarray[Any, Any]:
+    """Equal numbers for ops of equal rule and literals in one region."""
     ids: dict[Hashable, int] = {}
 
     def of(op: Op) -> int:
@@ -236,7 +260,9 @@ def _fingerprints(module: Module, key_of: Callable[[Op], Hashable]) -> np.ndarra
         )
         return ids.setdefault((key_of(op), literals, inner, op.backward), len(ids))
 
-    return np.array([of(op) for op in module.body.ops], dtype=np.int64)
+    kinds = np.array([of(op) for op in linear.ops], dtype=np.int64)
+    found: np.ndarray[Any, Any] = kinds * len(linear.regions) + np.array(linear.region)
+    return found
 
 
 def _with_roles(
@@ -283,11 +309,6 @@ def _entering(segment: Segment, ops: Sequence[Op]) -> Iterator[tuple[Value, Valu
                     continue
                 if x.type.shape and x.id not in inside:
                     yield x, y
-
-
-def _weight(op: Op) -> int:
-    """The op and all ops inside it."""
-    return 1 + sum(_weight(o) for region in op.regions for o in region.ops)
 
 
 def _literal_key(literal: Literal) -> Hashable:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Hashable, Mapping, Sequence
 
 from partir_search.ir.core import Module, Value
+from partir_search.ir.linear import Linear, Ties
 
 _LAST_NUMBER = re.compile(r"\d+(?=\D*$)")
 MIXED = 2  # gradients, say, that may enter what is still taken for a leaf of an optimizer's state
@@ -20,7 +21,7 @@ CHAIN = 4  # chains of more single matrices than this fold, every other one
 
 
 def leaf_names(
-    module: Module, prints: Sequence[int], marks: Mapping[int, Hashable]
+    module: Module, linear: Linear, prints: Sequence[int], marks: Mapping[int, Hashable]
 ) -> dict[int, int]:
     """Numbers by value id, equal for those in the same role of like layers.
 
@@ -28,10 +29,12 @@ def leaf_names(
     state and of gradients, and those gradients.
 
     Args:
-      prints: per op of the body; equal for ops of equal rule.
+      linear: the module's ops, with those of opened regions.
+      prints: per such op; equal for ops of equal rule.
       marks: by value id; values with different marks have different names.
     """
-    args, ops = module.body.args, module.body.ops
+    args, ops = module.body.args, linear.ops
+    enters = {opened.start: opened.ties for opened in linear.opened.values()}
     paths = layer_names(module.arg_paths, [v.type.shape for v in args])
     ids: dict[Hashable, int] = {}
     names = {
@@ -41,8 +44,28 @@ def leaf_names(
     # What has the shape and role of a leaf of the state, and how much else is in it.
     leaves = {args[i].id: 0 for i, _ in module.ties}
 
+    def tie(ties: Ties) -> None:
+        """What is one value in and outside of a region has one name, and its stack another."""
+        for group in ties:
+            known = next(((v.id, lead) for v, lead in group if v.id in names), None)
+            if known is None:
+                continue
+            one, depth = known
+            for v, lead in group:
+                stacked = ("stacked", lead - depth, names[one])
+                name = names[one] if lead == depth else ids.setdefault(stacked, len(ids))
+                names.setdefault(v.id, name)
+                if lead == depth and one in leaves:
+                    leaves.setdefault(v.id, leaves[one])
+
     def forward(start: int) -> None:
-        for fingerprint, op in zip(prints[start:], ops[start:], strict=True):
+        for at in range(start, len(ops)):
+            fingerprint, op = prints[at], ops[at]
+            if at in enters:
+                tie(enters[at])
+            if at in linear.opened:
+                tie(linear.opened[at].ties)
+                continue
             arrays = [x for x in op.operands if isinstance(x, Value) and x.type.shape]
             known = [x.id in names for x in arrays]
             if not any(known) or not op.results or op.results[0].id in names:
@@ -63,6 +86,9 @@ def leaf_names(
     forward(0)
     first = len(ops)
     for i in range(len(ops) - 1, -1, -1):
+        if i in linear.opened:
+            tie(linear.opened[i].ties)
+            continue
         result = ops[i].results[0] if ops[i].results else None
         if result is None or not leaves.get(result.id, 0):
             continue

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from partir_search.ir.core import Module, Op, Operand, Region, Value
+from partir_search.ir.linear import Places
 
 
 def make_quotient(
     module: Module,
-    chosen: Sequence[int],
-    counts: Sequence[int],
-    op_of: Sequence[int],
+    body: Places,
+    count_of: Mapping[int, int],
     roots: Sequence[int],
 ) -> tuple[Module, array[int], tuple[tuple[int, ...], ...]]:
-    """Keeps the chosen ops of a module's body.
+    """Keeps the chosen ops of a module.
 
     Args:
-      chosen: body positions that are kept.
-      counts: how many ops each stands for.
-      op_of: per body position, which of the chosen stands for it.
-      roots: per value id, the id of one value in its class. Arguments of one class become one.
+      body: which are kept of its body, and of regions that were opened.
+      count_of: how many ops each of them stands for, by id.
+      roots: per value id, the id of one value in its class. Arguments of one class become one; a
+        region that was opened has one as an argument as often as there are values in the class.
 
     Returns:
       the quotient; its value per value of the module; values of one class that it has twice.
     """
-    image = _images(module, chosen, op_of, roots)
+    image = _images(module, body, roots)
     values: list[Value] = []
     ops: list[Op] = []
     fresh: dict[int, Value] = {}
@@ -45,23 +45,30 @@ def make_quotient(
     def operand(old: Operand) -> Operand:
         return value(old) if isinstance(old, Value) else old
 
-    def copy_op(old: Op, count: int) -> Op:
+    def copy_op(old: Op, count: int, inner: Sequence[Places | None]) -> Op:
         new = dataclasses.replace(old, id=len(ops), count=count)
         ops.append(new)
         new.operands = tuple(operand(x) for x in old.operands)
-        new.regions = tuple(copy_region(r, count) for r in old.regions)
+        pairs = zip(old.regions, inner or [None] * len(old.regions), strict=True)
+        new.regions = tuple(copy_region(r, count, places) for r, places in pairs)
         new.results = tuple(value(x) for x in old.results)
         return new
 
-    def copy_region(old: Region, count: int) -> Region:
+    def copy_region(old: Region, count: int, places: Places | None) -> Region:
         args = tuple(value(x) for x in old.args)
-        inner = tuple(copy_op(o, count) for o in old.ops)
+        if places is None:
+            inner = tuple(copy_op(o, count, ()) for o in old.ops)
+        else:
+            inner = kept_ops(old, places)
         return Region(args, inner, tuple(operand(x) for x in old.results))
+
+    def kept_ops(old: Region, places: Places) -> tuple[Op, ...]:
+        kept = [(old.ops[at], places.opened.get(at, ())) for at in places.positions]
+        return tuple(copy_op(op, count_of[op.id], inner) for op, inner in kept)
 
     args = [value(v) for v in module.body.args]
     constants = {value(module.values[i]).id: a for i, a in module.constants.items()}
-    body = module.body.ops
-    body_ops = tuple(copy_op(body[i], n) for i, n in zip(chosen, counts, strict=True))
+    body_ops = kept_ops(module.body, body)
     all_results = [operand(x) for x in module.body.results]
     first = {v.id: i for i, v in reversed(list(enumerate(args)))}
     place: dict[int, int] = {}  # of each distinct result
@@ -93,9 +100,7 @@ def make_quotient(
     return quotient, class_of, tuple(tuple(c) for c in classes.values() if len(c) > 1)
 
 
-def _images(
-    module: Module, chosen: Sequence[int], op_of: Sequence[int], roots: Sequence[int]
-) -> array[int]:
+def _images(module: Module, body: Places, roots: Sequence[int]) -> array[int]:
     """Per value, the one that stands for it: the same result of the op that stands for its op."""
     image = array("i", roots)
 
@@ -108,7 +113,13 @@ def _images(
             for p, q in zip(r.ops, s.ops, strict=True):
                 pair(p, q)
 
-    ops = module.body.ops
-    for q, old in zip(op_of, ops, strict=True):
-        pair(ops[chosen[q]], old)
+    def visit(region: Region, places: Places) -> None:
+        for at, (q, old) in enumerate(zip(places.op_of, region.ops, strict=True)):
+            if at in places.opened:  # its arguments and results: one of each class
+                for inner, kept in zip(old.regions, places.opened[at], strict=True):
+                    visit(inner, kept)
+            else:
+                pair(region.ops[places.positions[q]], old)
+
+    visit(module.body, body)
     return image

@@ -203,7 +203,7 @@ class Graph:
         return gone
 
     def _add_flows(self, op: Op) -> None:
-        for group in outer_inner(op):
+        for group in dict.fromkeys(outer_inner(op)):  # folded: the same for all of a class
             rank = min(len(v.type.shape) - lead for v, lead in group)
             ports = [(v, (NONE,) * lead + tuple(range(rank))) for v, lead in group]
             value, lead = group[0]

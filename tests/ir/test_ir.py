@@ -15,6 +15,7 @@ from partir_search.ir.fold import find_repeats, fold
 from partir_search.ir.layers import layer_names
 from partir_search.ir.printer import print_partition
 from partir_search.ir.verify import InvalidIR, verify, verify_partition
+from partir_search.propagation.rules.control_flow import outer_inner
 from partir_search.propagation.rules.registry import rule_key
 from partir_search.signature import split_call, trace_call
 from tests.support import check_partition, module_of, state_of, tile_arg
@@ -169,6 +170,42 @@ def test_fold_does_not_depend_on_depth() -> None:
         for value, cls in zip(module.values, folded.class_of, strict=True):
             if cls >= 0:
                 assert folded.module.values[cls].type == value.type
+    assert sizes[0] == sizes[1] == sizes[2]
+
+
+def over_microbatches(gradients: Callable[..., Any], *args: Any) -> Any:
+    """A module of a step that adds up gradients in a scan over four parts of a batch."""
+
+    def step(xs: Any, *ws: Any) -> Any:
+        def add(total: Any, x: Any) -> Any:
+            return tuple(map(jnp.add, total, gradients(x, *ws))), None
+
+        total, _ = jax.lax.scan(add, tuple(map(jnp.zeros_like, ws)), xs)
+        return tuple(w - g for w, g in zip(ws, total, strict=True))
+
+    x, *ws = args
+    ties = tuple((i + 1, i) for i in range(len(ws)))
+    return module_of(step, np.stack([x] * 4), *ws, ties=ties)
+
+
+def test_fold_looks_into_loops_over_microbatches() -> None:
+    """Layers inside of a scan fold as those outside do, and with them what enters and leaves it."""
+    sizes = []
+    for layers in (16, 24, 32):
+        gradients, args = deep(layers)
+        module = over_microbatches(gradients, *args)
+        folded = fold(module, rule_key, ties_of=outer_inner)
+        sizes.append((len(folded.module.ops), len(folded.module.values)))
+        assert len(fold(module, rule_key).module.ops) > 16 * layers  # if it stays closed
+        for value, cls in zip(module.values, folded.class_of, strict=True):
+            if cls >= 0:
+                assert folded.module.values[cls].type == value.type
+        (body,) = [op.regions[0] for op in module.body.ops if op.prim == "scan"]
+        (kept,) = [op.regions[0] for op in folded.module.body.ops if op.prim == "scan"]
+        assert sum(op.count for op in kept.ops) == len(body.ops)
+        classes = {v.id for v in kept.args}
+        assert {folded.class_of[v.id] for v in body.args} == classes
+        assert len(classes) < 10 < len(kept.args) == len(body.args)
     assert sizes[0] == sizes[1] == sizes[2]
 
 
