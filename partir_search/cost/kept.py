@@ -60,10 +60,13 @@ class Readers:
           leaves: the stored values that the op's result is made of, `made` by ops or arguments.
         """
         until = self.last.get(op.results[0].id, op.id)
+        # What is read after the result is, something else reads.
+        doubtful = {s for s in leaves if s in made and self.last.get(s, until) <= until}
         chain: dict[int, int] = {}  # by op between, the last read of its results but for `op`
-        for between in self._between(op, leaves):
+        for between in self._between(op, leaves) if doubtful else ():
             chain[between.id] = max(self._other(r.id, op, chain) for r in between.results)
-        return [s for s in leaves if s not in made or self._other(s, op, chain) < until]
+        last = {s: self._other(s, op, chain) for s in doubtful}
+        return [s for s in leaves if s not in made or last.get(s, until) < until]
 
     def _between(self, op: Op, leaves: Sequence[int]) -> list[Op]:
         """The ops between the leaves and an op, last first."""

@@ -80,6 +80,7 @@ def fold(
     prints = _fingerprints(linear, key_of)
     names = leaf_names(module, linear, prints.tolist(), marks)
     parent = array("i", range(len(module.values)))
+    merged: set[int] = set()  # ids that have stood for others
 
     def find(x: int) -> int:
         while parent[x] != x:
@@ -92,6 +93,7 @@ def fold(
             x, y = find(a.id), find(b.id)
             if x != y:
                 parent[max(x, y)] = min(x, y)
+                merged.add(min(x, y))
 
     merge_ops = functools.partial(_merge_ops, merge)
     ops = linear.ops
@@ -150,7 +152,8 @@ def fold(
                 op_of[segment.start + k * segment.period + offset] = len(chosen)
             chosen.append(middle + offset)
         at = segment.stop
-    twins = _twins([ops[i] for i in chosen], prints[chosen].tolist(), names, find, merge_ops)
+    left = [ops[i] for i in chosen], prints[chosen].tolist()
+    twins = _twins(*left, names, find, lambda v: find(v) in merged, merge_ops)
     _merge_tied(linear, find, merge)
     kept = [q for q, twin in enumerate(twins) if twin == q]
     place = {q: n for n, q in enumerate(kept)}
@@ -199,6 +202,7 @@ def _twins(
     prints: Sequence[int],
     names: Mapping[int, int],
     find: Callable[[int], int],
+    shared: Callable[[int], bool],
     merge_ops: Callable[[Op, Op], None],
 ) -> list[int]:
     """Per op, the first one that does the same to the same classes of values; merges them.
@@ -207,7 +211,9 @@ def _twins(
     leaf in the order of names) is found so. Arguments that differ in their paths' numbers, and
     what is made of arguments only, count as the same beside an operand that is the same.
     """
-    maker = {r.id: i for i, op in enumerate(ops) for r in op.results}
+    maker = {r.id: (i, k) for i, op in enumerate(ops) for k, r in enumerate(op.results)}
+
+    unmade = -1, -1
 
     def merge(a: int, b: int) -> None:
         """Ops, and those that make their shallow operands."""
@@ -216,8 +222,8 @@ def _twins(
             if not isinstance(x, Value) or not isinstance(y, Value):
                 continue
             if x.id in names and names[x.id] == names.get(y.id):
-                one, other = maker.get(x.id), maker.get(y.id)
-                if one is not None and other is not None and one != other:
+                (one, k), (other, j) = maker.get(x.id, unmade), maker.get(y.id, unmade)
+                if one != other and k == j >= 0 and prints[one] == prints[other]:
                     merge(one, other)
 
     twins = list(range(len(ops)))
@@ -225,17 +231,23 @@ def _twins(
         seen: dict[Hashable, int] = {}
         before = list(twins)
         for i, op in enumerate(ops):
-            held = [x.id for x in op.operands if isinstance(x, Value)]
+            held = [x for x in op.operands if isinstance(x, Value)]
             if not held or twins[i] != i:
                 continue
             what = (prints[i], *(names.get(r.id) for r in op.results))
-            first = seen.setdefault((what, tuple(find(v) for v in held)), i)
-            deep = [v for v in held if v not in names]
-            if first == i and deep:
-                loose = tuple(("named", names[v]) if v in names else find(v) for v in held)
-                first = seen.setdefault((what, loose), i)
+            first = seen.setdefault((what, tuple(find(v.id) for v in held)), i)
+            arrays = [v.id for v in held if v.type.shape]
+            deep = [v for v in arrays if v not in names or shared(v)]
+            for v in deep:
+                if first == i:
+                    loose = tuple(
+                        ("named", names[x.id]) if x.id in names and x.id != v else find(x.id)
+                        for x in held
+                    )
+                    first = seen.setdefault((what, loose), i)
             other = {x.id for x in ops[first].operands if isinstance(x, Value)}
-            if any(v in other for v in deep or held):  # two uses of one value are no repetition
+            told = deep or arrays or [v.id for v in held]
+            if any(v in other for v in told):  # two uses of one value are no repetition
                 continue
             if first != i:
                 merge(first, i)

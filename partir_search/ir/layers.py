@@ -135,10 +135,22 @@ def layer_names(paths: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> list
         if len(matrices) >= 2
     }
 
+    kind_elsewhere: dict[str, int] = {}
+    for layer, found_kind in kind_of.items():
+        for end in _ends(layer):
+            kind_elsewhere.setdefault(end, found_kind)
+
+    def kind_at(place: _Place) -> int | None:
+        """What has no matrices (a layer's running means) is of the kind of what is named so."""
+        for layer in (place.inside, place.beside):
+            if layer in kind_of:
+                return kind_of[layer]
+        return next((kind_elsewhere[e] for e in _ends(place.inside) if e in kind_elsewhere), None)
+
     def name(path: str, found: Sequence[_Place]) -> str:
         out, at, nested = "", 0, False
         for place in found:
-            kind = kind_of.get(place.inside, kind_of.get(place.beside))
+            kind = kind_at(place)
             if kind is not None:
                 shown, nested = f"#{kind}", True
             elif not nested and len(chains[place.parent, _pattern(path, place)]) > CHAIN:
@@ -180,6 +192,13 @@ def _numbers(path: str) -> list[_Place]:
             found.append(_Place(parent, start, start + number.start(), n, inside, beside))
         start += len(component) + 1
     return found
+
+
+def _ends(path: str) -> list[str]:
+    """Ends of a path that say more than a number, the longest first."""
+    parts = path.split("/")
+    ends = ("/".join(parts[i:]) for i in range(1, len(parts)))
+    return [end for end in ends if not end.isdecimal()]
 
 
 def _pattern(path: str, place: _Place) -> str:
