@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 
 from partir_search.cost.memory import Curve
-from partir_search.cost.traffic import Ints, RegionTraffic, Storage, region_traffic
+from partir_search.cost.traffic import Ints, RegionTraffic, Storage, inner_traffic
 from partir_search.ir.core import Module, Op, Region, Value
 from partir_search.ir.fold import Folded
 from partir_search.ir.linear import Places
@@ -64,8 +64,7 @@ class Inside:
                     self.stored.append(values[values >= 0])
                     self.add_folded(part, inner, folded, left, rules, storage)
             elif op.regions:
-                parts = [region_traffic(r, rules, users, storage=storage) for r in op.regions]
-                self._add_op(op, parts)
+                self._add_op(op, inner_traffic(op, rules, users, storage=storage))
 
     def runs(self, op: Op | None, value: Value) -> int:
         """How often a value is moved for an op, or for a region's results, where the op's region

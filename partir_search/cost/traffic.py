@@ -17,6 +17,7 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
+from partir_search.cost.carries import Carried, carried, in_place, lent
 from partir_search.cost.fusion import Fused, fuse, reduces
 from partir_search.cost.kept import Readers, Users
 from partir_search.ir.core import Module, Op, Operand, Region, Value
@@ -108,6 +109,7 @@ def region_traffic(
     free: frozenset[int] = frozenset(),
     outside: Mapping[int, tuple[int, ...]] = MappingProxyType({}),
     storage: Storage = AS_WRITTEN,
+    carries: Carried = (),
 ) -> RegionTraffic:
     """Traffic of one region; `free` results take no bytes, `outside` gives captured values."""
     sources: dict[int, tuple[int, ...]] = dict(outside)
@@ -148,10 +150,7 @@ def region_traffic(
     for at, op in enumerate(region.ops):
         leaves = tuple(dict.fromkeys(s for x in op.operands for s in of(x)))
         if op.regions:
-            inner[at] = [
-                region_traffic(r, rules, users, outside=outside, storage=storage)
-                for r in op.regions
-            ]
+            inner[at] = inner_traffic(op, rules, users, outside, storage)
         if (rules[op.id].elementwise or op.id in storage.one_hot) and not op.regions:
             result = op.results[0]
             keep = len(op.results) == 1 and not (
@@ -184,6 +183,9 @@ def region_traffic(
         if isinstance(x, Value) and x.id in made:
             last[x.id] = end
     ends = dict(last)
+    for at in inner:
+        ends.update((v, at - 1) for v in lent(region.ops[at], at, made, last) if made[v] < at)
+    free |= set(in_place(region, carries, rules, made, last))
     for at in reads if storage.in_place else ():
         if any(storage.width.get(v, 1.0) > 1.0 for v in reads[at]):
             continue
@@ -197,6 +199,22 @@ def region_traffic(
     start, stop, value = columns[:, 0], columns[:, 1], columns[:, 2]
     fused = fuse(region, rules, reads, nbytes, storage.epilogues, storage.at_once)
     return RegionTraffic(region, reads, start, stop, value, weights, inner, fused)
+
+
+def inner_traffic(
+    op: Op,
+    rules: list[OpRule],
+    users: Users,
+    outside: Mapping[int, tuple[int, ...]] = MappingProxyType({}),
+    storage: Storage = AS_WRITTEN,
+) -> list[RegionTraffic]:
+    """Traffic of an op's regions."""
+    return [
+        region_traffic(
+            r, rules, users, outside=outside, storage=storage, carries=carried(op, number)
+        )
+        for number, r in enumerate(op.regions)
+    ]
 
 
 def _reused(
@@ -309,13 +327,13 @@ def kernels(
             place[q] = len(op)
             o = region.ops[q]
             if at in places.opened:
-                parts = zip(whole.inner[at], o.regions, places.opened[at], strict=True)
-                for (part, inner, left), n in zip(parts, flows_of(o).trips, strict=True):
+                pairs = zip(whole.inner[at], o.regions, places.opened[at], strict=True)
+                for (part, inner, left), n in zip(pairs, flows_of(o).trips, strict=True):
                     visit_folded(part, inner, left, table, trips * n)
             elif at in whole.inner:
                 users = folded.module.users()
-                for inner, n in zip(o.regions, flows_of(o).trips, strict=True):
-                    part = region_traffic(inner, table, users, storage=storage)
+                parts = inner_traffic(o, table, users, storage=storage)
+                for part, n in zip(parts, flows_of(o).trips, strict=True):
                     visit(part, table, trips * n)
             else:
                 values = tuple(folded.class_of[v] for v in fused.touched[at])
