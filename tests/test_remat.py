@@ -26,12 +26,15 @@ from models.transformer import (
     optimizer,
 )
 from partir_search.ir.core import Module
+from partir_search.ir.fold import fold
 from partir_search.ir.remat import find_segments, forward_length, namesake, rematerialize
 from partir_search.ir.verify import verify
 from partir_search.mcts.goals import is_monotone, scorer
 from partir_search.planner import Planner
 from partir_search.pressure import HEADROOM, PROBES, _cheapest_first, _fewest, _worth
 from partir_search.propagation.actions import Hold, Tile, renamed
+from partir_search.propagation.rules.control_flow import outer_inner
+from partir_search.propagation.rules.registry import rule_key
 from partir_search.signature import split_call, trace_call
 from partir_search.tactics import ManualPartition
 from tests.support import assert_same, check_partition, module_of, state_of, tile_arg
@@ -387,3 +390,16 @@ def test_scanned_models_run_again(name: str, mesh: jax.sharding.Mesh) -> None:
     assert bool(scans) == (name in ("gpt-scan-tiny", "lstm-tiny"))
     want = jax.tree.leaves(jax.jit(entry.step)(*args))
     assert_same(jax.tree.leaves(step(*args)), want, 2e-2 if name == "microbatch-tiny" else 2e-3)
+
+
+def test_layers_run_again_in_pairs_fold() -> None:
+    """Updates go by the order of names (0, 1, 10 to 19, 2, 20, ...), in which even and odd layers
+    do not take turns: beside gradients of one class they merge all the same.
+    """
+    entry = MODELS["ssm-tiny"].resized(layers=24)
+    step, args = jax.jit(entry.step), entry.abstract_args(4)
+    module = trace_call(step, split_call(step, args, {}, (), ()), args, {}, "step").module
+    segments = find_segments(module)
+    pairs = [(a[0], b[1]) for a, b in zip(segments[::2], segments[1::2], strict=True)]
+    folded = fold(rematerialize(module, pairs), rule_key, ties_of=outer_inner)
+    assert len(folded.module.body.args) < len(module.body.args) / 10

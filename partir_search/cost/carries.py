@@ -23,19 +23,19 @@ def carried(op: Op, region: int) -> Carried:
     return [(result, arg) for of, result, to, arg in flows if of == to == region]
 
 
-def lent(op: Op, at: int, made: Mapping[int, int], last: Mapping[int, int]) -> list[int]:
+def lent(op: Op, at: int, made: Mapping[int, int], dies: Mapping[int, int]) -> list[int]:
     """Ids of operands that lend their buffers to a region op's results.
 
     Args:
       at: the op's position.
-      made / last: by value id, where it is made and read last.
+      made / dies: by value id, where it is made and, if it is not returned, read last.
     """
     flows = flows_of(op)
     starts = {(region, arg): operand for operand, region, arg, _ in flows.enters}
     found = []
     for region, arg, _ in flows.finals:
         x = op.operands[starts[region, arg]]
-        if isinstance(x, Value) and x.id in made and last[x.id] == at:
+        if isinstance(x, Value) and x.id in made and dies.get(x.id) == at:
             found.append(x.id)
     return [v for v in dict.fromkeys(found) if found.count(v) == 1]
 
@@ -45,19 +45,19 @@ def in_place(
     carries: Carried,
     rules: Sequence[OpRule],
     made: Mapping[int, int],
-    last: Mapping[int, int],
+    dies: Mapping[int, int],
 ) -> Iterator[int]:
     """Ids of results that take the place of the carry whose next value they are.
 
     Args:
-      made / last: by value id, where it is made and read last.
+      made / dies: by value id, where it is made and, if it is not returned, read last.
     """
-    results = [x.id for x in region.results if isinstance(x, Value)]
+    returned = [x.id for x in region.results if isinstance(x, Value)]
     for result, arg in carries:
         x, old = region.results[result], region.args[arg]
-        if not isinstance(x, Value) or x.id not in made or old.id in results:
+        if not isinstance(x, Value) or x.id not in made or old.id in returned:
             continue
-        at, read = made[x.id], last.get(old.id, -1)
+        at, read = made[x.id], dies.get(old.id, -1)
         over = rules[region.ops[at].id].elementwise
-        if results.count(x.id) == 1 and (read < at or (read == at and over)):
+        if returned.count(x.id) == 1 and (read < at or (read == at and over)):
             yield x.id

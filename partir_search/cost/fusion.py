@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
 from partir_search.ir.core import Op, Region, Value
@@ -29,7 +29,7 @@ class Fused:
       leader: the kernel that each kernel has become part of, often itself.
       touched: ids of values that a kernel reads or writes itself. A look-up reads no more of a
         table than it makes: it has its result twice instead. What a kernel writes over (see
-        `at_once` below) is there twice as well.
+        `at_once` below) is there twice as well; of what it writes into, only the part is there.
     """
 
     leader: Mapping[int, int]
@@ -43,6 +43,7 @@ def fuse(
     nbytes: Mapping[int, int],
     epilogues: bool = True,
     at_once: Mapping[int, bool] = MappingProxyType({}),
+    in_place: Collection[int] = (),
 ) -> Fused:
     """Fuses the kernels of a region.
 
@@ -54,6 +55,7 @@ def fuse(
       at_once: values of which a maximum is known where it is taken, so that what needs it can be in
         the same kernel: by whether that is the kernel which makes the value. If not, what is made
         of it is stored in its place.
+      in_place: positions of ops that write a part into their first operand where it is stored.
     """
     made: dict[int, int] = {}  # by value, the kernel that makes it
     ready: dict[int, int] = {}  # by value, after which kernel: a number as soon as it can be
@@ -113,7 +115,11 @@ def fuse(
             read = tuple(v if nbytes.get(v, 0) <= result.type.nbytes else result.id for v in read)
         if leader[at] == at and reduces(rules[op.id]):
             read += tuple(v for v in read if not at_once.get(v, True))
-        touched[at] = read + tuple(r.id for r in op.results if r.id in kept)
+        written = tuple(r.id for r in op.results if r.id in kept)
+        if at in in_place:
+            whole, part = (x.id for x in op.operands[:2] if isinstance(x, Value))
+            read, written = tuple(v for v in read if v != whole), written and (part,)
+        touched[at] = read + written
     return Fused(leader, touched)
 
 

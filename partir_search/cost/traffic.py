@@ -179,17 +179,16 @@ def region_traffic(
             nbytes[r.id] = r.type.nbytes
             made[r.id] = last[r.id] = until[r.id] = at
     end = max(len(region.ops) - 1, 0)
-    for x in region.results:
-        if isinstance(x, Value) and x.id in made:
-            last[x.id] = end
-    ends = dict(last)
+    returned = {x.id for x in region.results if isinstance(x, Value)}
+    dies = {v: at for v, at in last.items() if v not in returned}
+    ends = last | {v: end for v in returned if v in made}
     for at in inner:
-        ends.update((v, at - 1) for v in lent(region.ops[at], at, made, last) if made[v] < at)
-    free |= set(in_place(region, carries, rules, made, last))
+        ends.update((v, at - 1) for v in lent(region.ops[at], at, made, dies) if made[v] < at)
+    free |= set(in_place(region, carries, rules, made, dies))
     for at in reads if storage.in_place else ():
         if any(storage.width.get(v, 1.0) > 1.0 for v in reads[at]):
             continue
-        for v in _reused(region.ops[at], rules[region.ops[at].id], reads[at], nbytes, made, last):
+        for v in _reused(region.ops[at], rules[region.ops[at].id], reads[at], nbytes, made, dies):
             ends[v] = max(at - 1, made[v])
     live = [(made[v], ends[v], v) for v in made if v not in free]
     weight = [storage.width.get(v, 1.0) for v in made if v not in free]
@@ -197,7 +196,9 @@ def region_traffic(
     columns = np.array(live + wide, dtype=np.int64).reshape(-1, 3)
     weights = np.array(weight + [2.0] * len(wide))
     start, stop, value = columns[:, 0], columns[:, 1], columns[:, 2]
-    fused = fuse(region, rules, reads, nbytes, storage.epilogues, storage.at_once)
+    owned = made.keys() | {region.args[arg].id for _, arg in carries}
+    updates = [at for at in reads if _updates(region.ops[at], rules, at, owned, dies)]
+    fused = fuse(region, rules, reads, nbytes, storage.epilogues, storage.at_once, updates)
     return RegionTraffic(region, reads, start, stop, value, weights, inner, fused)
 
 
@@ -217,18 +218,29 @@ def inner_traffic(
     ]
 
 
+def _updates(
+    op: Op, rules: list[OpRule], at: int, owned: Set[int], dies: Mapping[int, int]
+) -> bool:
+    """Whether an op writes a part into a stored value that is not needed any more."""
+    if not rules[op.id].writes_into:
+        return False
+    whole, part = op.operands[:2]
+    held = isinstance(whole, Value) and whole.id in owned and dies.get(whole.id) == at
+    return held and isinstance(part, Value)
+
+
 def _reused(
     op: Op,
     rule: OpRule,
     leaves: tuple[int, ...],
     nbytes: Mapping[int, int],
     made: Mapping[int, int],
-    last: Mapping[int, int],
+    dies: Mapping[int, int],
 ) -> list[int]:
     """Values whose buffers the results of an elementwise kernel take: they die in it."""
     if not rule.elementwise:
         return []
-    dying = [v for v in leaves if v in made and last[v] == made[op.results[0].id]]
+    dying = [v for v in leaves if v in made and dies.get(v) == made[op.results[0].id]]
     taken: list[int] = []
     for r in op.results:
         same = (v for v in dying if nbytes[v] == r.type.nbytes and v not in taken)

@@ -145,6 +145,12 @@ class OpRule:
         return bool(self.indexed) and not any(self.indexed & set(dims) for dims in self.results)
 
     @property
+    def writes_into(self) -> bool:
+        """Whether numbers say where its second operand is written in its first."""
+        held = self.operands[:1] == self.results and self.indexed <= set(self.results[0])
+        return self.elementwise and bool(self.indexed) and held and len(self.operands) > 1
+
+    @property
     def walks(self) -> bool:
         """Whether a summed factor may be walked in time: tiles of the operands are multiplied as
         they are, whichever they are.

@@ -56,6 +56,17 @@ def test_narrow_results_and_reductions_take_one_more_pass(
     assert seconds(VECTORS, fn, *args) - seconds(FAST, fn, *args) == pytest.approx(written)
 
 
+@pytest.mark.parametrize("rows", [1, 8])
+def test_products_with_vectors_walk_all_their_points(rows: int) -> None:
+    """A row by a matrix, one for each of 64: vector units multiply and reduce. Eight rows by a
+    matrix are work for matrix units, whose wide result takes no pass.
+    """
+    x, w = np.ones((64, rows, 128), np.float32), np.ones((64, 128, 32), np.float32)
+    fn = jnp.matmul if rows > 1 else lambda x, w: jnp.einsum("bk,bkn->bn", x[:, 0], w)
+    more = seconds(VECTORS, fn, x, w) - seconds(FAST, fn, x, w)
+    assert more == pytest.approx(64 * 128 * 32 * 4e-9 if rows == 1 else 0.0, abs=1e-8)
+
+
 def test_a_tile_takes_its_share() -> None:
     whole = seconds(VECTORS, jnp.tanh, narrow())
     assert seconds(VECTORS, jnp.tanh, narrow(), tile=0) == pytest.approx(whole / 2)

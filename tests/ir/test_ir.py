@@ -262,6 +262,11 @@ def test_layers_are_told_from_their_parts() -> None:
     names = layer_names(blocks, wide)
     assert names[2:4] == names[4:6]
     assert len(set(names)) == 4
+    means = [f"stats/block_{i}/norm/mean" for i in range(6)]
+    held = [f"params/block_{i}/{name}/kernel" for i in range(6) for name in ("one", "two")]
+    names = layer_names([*means, *held], [(8,)] * 6 + [(8, 8)] * 12)
+    assert len(set(names[:6])) == 1  # as their layers are
+    assert len(set(layer_names(means, [(8,)] * 6))) == 2  # of which nothing else is known
     chain = layer_names([f"dense_{i}/kernel" for i in range(9)], [(8, 8)] * 9)
     assert len(set(chain)) == 2
     assert chain[0] == chain[2] != chain[1]
