@@ -78,7 +78,7 @@ def _by_vectors(rule: OpRule) -> bool:
     if not rule.walks or rule.blockwise or len(rule.operands) != 2:
         return False
     one, other = ({f for f in dims if f >= 0 and rule.sizes[f] > 1} for dims in rule.operands)
-    return one < other or other < one
+    return one <= other or other <= one
 
 
 def _batched(rule: OpRule) -> bool:

@@ -1,12 +1,11 @@
 """Folding: one representative for ops that repeat (a layer's forward, backward, optimizer update).
 
 Tandem repeats of equation fingerprints are found in the program's op list (with those of large
-loops' bodies in it, `ir/linear.py`); values at equal
-positions of the repeats become one class (results, operands, hence arguments and loop carries),
-unless it is known of some that they are unlike: by name (`ir/layers.py`), or because earlier
-repeats told them apart. The quotient is a module again, a few hundred ops at any depth, on which
-search works. Tried against colour refinement, which mixes unlike layers or stops folding as depth
-grows.
+loops' bodies in it, `ir/linear.py`); values at equal positions of the repeats become one class
+(results, operands, hence arguments and loop carries), unless it is known of some that they are
+unlike: by name (`ir/layers.py`), or because earlier repeats told them apart. The quotient is a
+module again, a few hundred ops at any depth, on which search works. Tried against colour
+refinement, which mixes unlike layers or stops folding as depth grows.
 """
 
 from __future__ import annotations

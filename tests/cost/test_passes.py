@@ -65,6 +65,8 @@ def test_products_with_vectors_walk_all_their_points(rows: int) -> None:
     fn = jnp.matmul if rows > 1 else lambda x, w: jnp.einsum("bk,bkn->bn", x[:, 0], w)
     more = seconds(VECTORS, fn, x, w) - seconds(FAST, fn, x, w)
     assert more == pytest.approx(64 * 128 * 32 * 4e-9 if rows == 1 else 0.0, abs=1e-8)
+    rowwise = [seconds(m, lambda x: jnp.einsum("bk,bk->b", x, x), wide()) for m in (VECTORS, FAST)]
+    assert rowwise[0] - rowwise[1] == pytest.approx(POINTS * 4e-9)
 
 
 def test_a_tile_takes_its_share() -> None:
