@@ -218,6 +218,35 @@ def test_known_plans() -> None:
     assert again.plan(*args).cost == edges.cost
 
 
+def test_gradients_of_shared_weights_are_reduced_once() -> None:
+    """A scan over four weights, each used in 24 layers: the fold has one of these, whose part of
+    the gradient is added to the others'. Reduced are the total, and the last layer's part, which
+    the fold keeps apart.
+    """
+
+    def step(w: Any, x: Any) -> Any:
+        def body(y: Any, w: Any) -> Any:
+            for _ in range(24):
+                y = y + jnp.tanh(jnp.sin(y @ w["in"]) * 2 + 1) @ w["out"]
+            return y, None
+
+        def loss(w: Any) -> Any:
+            return (jax.lax.scan(body, x, w)[0] ** 2).mean()
+
+        return jax.tree.map(lambda p, g: p - 0.1 * g, w, jax.grad(loss)(w))
+
+    shapes = {"in": (4, 64, 256), "out": (4, 256, 64)}
+    w = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+    args = w, jax.ShapeDtypeStruct((32, 64), jnp.float32)
+    mesh = AbstractMesh((8,), ("batch",))
+    planner = ps.auto_partition(mesh, machine="tpu_v5e", episodes=1, donate_argnums=0)(step)
+    (report,) = planner.plan(*args).searches
+    folded = dict(report.experts)["BP(batch)"].bytes_by_kind["all_reduce"]
+    whole = planner.known_plans(*args)["BP(batch)"].cost.bytes_by_kind["all_reduce"]
+    assert whole == 2 * 7 / 8 * 2 * 4 * 4 * 64 * 256
+    assert whole <= folded <= 2 * whole
+
+
 FOLDED = {
     "graph-net-tiny": {"steps": 5, "mlp_layers": 5},
     "moe-tiny": {"layers": 6, "d_model": 512, "d_ff": 2048, "seq": 512, "vocab": 8192},

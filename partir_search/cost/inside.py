@@ -12,6 +12,7 @@ from partir_search.ir.core import Module, Op, Region, Value
 from partir_search.ir.fold import Folded
 from partir_search.ir.linear import Places
 from partir_search.ir.rule import NONE, OpRule
+from partir_search.lowering.program import Move
 
 
 class Inside:
@@ -32,6 +33,7 @@ class Inside:
         self.curves: dict[int, list[Curve]] = {}
         self.stored: list[Ints] = []
         self._ends: dict[tuple[int, int], int] = {}
+        self._added: frozenset[int] = frozenset()
 
     def add(self, traffic: RegionTraffic) -> None:
         """Takes in what is inside of a region."""
@@ -66,10 +68,28 @@ class Inside:
             elif op.regions:
                 self._add_op(op, inner_traffic(op, rules, users, storage=storage))
 
-    def runs(self, op: Op | None, value: Value) -> int:
-        """How often a value is moved for an op, or for a region's results, where the op's region
-        runs once.
+    def find_sums(self, rules: list[OpRule]) -> None:
+        """Finds what a quotient adds up over repeats, and does nothing else with: each layer's part
+        of a shared parameter's gradient, say, added to a total that only what follows reads. The
+        whole program reduces the total alone (`ir/travel.py`).
         """
+        uses, users, found = self._module.use_counts(), self._module.users(), set[int]()
+        for op in reversed(self._module.ops):
+            if op.regions or not rules[op.id].linear:
+                continue
+            own = {r.id for r in op.results}
+            held = [v.id for _, v in op.inputs()]
+            totals = own & set(held) if op.count > 1 else set()
+            alone = all(u is op or u.count == 1 for v in totals for u in users[v])
+            if own & found or (totals and alone):
+                found.update(v for v in held if v not in own and uses[v] == 1)
+        self._added = frozenset(found)
+
+    def runs(self, move: Move) -> int:
+        """How often a move is made where its region runs once."""
+        op, value = move.op, move.source.value
+        if move.step.monoid and value.id in self._added:
+            return 1
         return self._ends.get((op.id if op else NONE, value.id), op.count if op else 1)
 
     def at_once(self, op: Op | None, value: Value) -> int:

@@ -160,6 +160,7 @@ class CostModel:
         else:
             at = module.body, folded, folded.body
             self.inside.add_folded(self.traffic, *at, rules, storage)
+            self.inside.find_sums(rules)
         self.rates = np.array([machine.matmul_flops_per_s(d) for d in self.kernels.dtype])
         self.passes = Passes(module, rules, self.kernels, self.width_of, machine)
         self.cuts = Cuts(module, rules, self.kernels, self.passes)
@@ -304,7 +305,7 @@ class CostModel:
             rows.append(OpCost(op.prim, name, op.source, times, seconds, flops, moved))
         for move, trips in program.moves():
             if move.step.kind in COLLECTIVES:
-                times = trips * self.inside.runs(move.op, move.source.value)
+                times = trips * self.inside.runs(move)
                 step, payload = move.step, move.payload_bytes * self.width(move)
                 seconds = self.transfer(step, payload, partition.mesh)[0]
                 source = move.op.source if move.op else ""

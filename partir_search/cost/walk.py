@@ -106,7 +106,7 @@ class Walk:
                 held.passes(item, at)
                 continue
             if isinstance(item, Move):
-                count = times * self.model.inside.runs(item.op, item.source.value)
+                count = times * self.model.inside.runs(item)
                 argument = item.source.id in available
                 price = self.model.price(item, self.mesh)
                 early = slack if argument else min(slack, self.since(item, members, spent, at))
