@@ -50,6 +50,11 @@ PER_DEVICE = {  # examples on a device: without and with memory pressure on one 
     "lstm-2x1500": (32, 512),
     "dlrm-criteo": (1024, 32768),
     "it32": (4, 32),
+    "it32-multiquery": (4, 32),
+    "gan": (32, 1024),
+    "ppo": (32, 1024),
+    "ensemble": (32, 1024),
+    "deep-linear": (32, 1024),
 }
 flags.DEFINE_list("models", list(PER_DEVICE), "Models of the catalog.")
 flags.DEFINE_list("machines", ["tpu_v5e", "tpu_v5p", "h100"], "Machines.")
