@@ -69,7 +69,8 @@ def row(name: str, machine: str, mesh: str, pressure: str) -> dict[str, Any]:
     sizes = tuple(int(n) for n in mesh.split("x"))
     shape = ps.MeshShape(AXES[: len(sizes)], sizes)
     entry = MODELS[name]
-    batch = max(1, int(PER_DEVICE[name][pressure == "high"] * shape.devices))
+    least = getattr(entry.config, "microbatches", 1)
+    batch = max(least, int(PER_DEVICE[name][pressure == "high"] * shape.devices))
     step = ps.auto_partition(
         AbstractMesh(shape.device_sizes, shape.device_names),
         machine=machine,
