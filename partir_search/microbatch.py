@@ -15,7 +15,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var, jaxpr_as_fun
+from jax.extend import core
+from jax.extend.core import Jaxpr, Literal, Var, jaxpr_as_fun
 
 from partir_search.signature import abstract
 
@@ -92,7 +93,7 @@ def _data_leaves(args: Any, kwargs: Any, out: Any, parts: int) -> set[int]:
     return found
 
 
-def _run(closed: ClosedJaxpr, leaves: Sequence[Any], data: set[int], parts: int) -> list[Any]:
+def _run(closed: Any, leaves: Sequence[Any], data: set[int], parts: int) -> list[Any]:
     jaxpr, consts = _innermost(closed)
     cut = max((i for i, e in enumerate(jaxpr.eqns) if _backward(e)), default=-1) + 1
     if not cut:
@@ -151,14 +152,14 @@ def _stack(x: Any, parts: int) -> Any:
     return jnp.swapaxes(x.reshape(x.shape[0] // parts, parts, *x.shape[1:]), 0, 1)
 
 
-def _innermost(closed: ClosedJaxpr) -> tuple[Jaxpr, Sequence[Any]]:
+def _innermost(closed: Any) -> tuple[Jaxpr, Sequence[Any]]:
     """The jaxpr inside wrappers that only call it, as `jax.jit` does."""
     jaxpr, consts = closed.jaxpr, closed.consts
     while len(jaxpr.eqns) == 1 and "jaxpr" in jaxpr.eqns[0].params and not consts:
         (eqn,) = jaxpr.eqns
         inner = eqn.params["jaxpr"]
         same = list(eqn.invars) == jaxpr.invars and list(eqn.outvars) == jaxpr.outvars
-        if not same or not isinstance(inner, ClosedJaxpr):
+        if not same or not hasattr(inner, "consts"):
             break
         jaxpr, consts = inner.jaxpr, inner.consts
     return jaxpr, consts
@@ -168,12 +169,7 @@ def _backward(eqn: Any) -> bool:
     """Whether the equation, or one in it, belongs to a backward pass."""
     if "transpose(" in str(eqn.source_info.name_stack):
         return True
-    return any(
-        _backward(e)
-        for p in eqn.params.values()
-        if isinstance(p, ClosedJaxpr | Jaxpr)
-        for e in (p.jaxpr if isinstance(p, ClosedJaxpr) else p).eqns
-    )
+    return any(_backward(e) for p in eqn.params.values() if hasattr(p, "eqns") for e in p.eqns)
 
 
 def _evaluate(jaxpr: Jaxpr, eqns: Sequence[Any], env: dict[Any, Any]) -> None:
@@ -187,7 +183,8 @@ def _evaluate(jaxpr: Jaxpr, eqns: Sequence[Any], env: dict[Any, Any]) -> None:
 
 def _subset(
     jaxpr: Jaxpr, eqns: Sequence[Any], inputs: Sequence[Any], outputs: Sequence[Any]
-) -> ClosedJaxpr:
+) -> Any:
+    """A closed jaxpr of some equations. Since jax 0.11 both are one class."""
     new = jaxpr.replace(
         constvars=[],
         invars=list(inputs),
@@ -195,4 +192,5 @@ def _subset(
         eqns=list(eqns),
         debug_info=jaxpr.debug_info.with_unknown_names(),
     )
-    return ClosedJaxpr(new, ())
+    closed: Any = getattr(core, "ClosedJaxpr", Jaxpr)
+    return closed(new, ())

@@ -140,5 +140,5 @@ def _turns(partition: Partition, length: int) -> Floats:
     turns = np.ones(length)
     for axes in partition.mesh.triples:
         looped = [partition.axes[a].loop_row >= 0 for a in axes]
-        turns[np.logical_and.reduce(looped)] = partition.mesh.sizes[axes[0]]
+        turns[np.all(looped, axis=0)] = partition.mesh.sizes[axes[0]]
     return turns

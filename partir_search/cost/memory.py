@@ -60,7 +60,7 @@ class Curve:
         self.position: Ints = rows
         if places is not None:
             self.position = np.array([places.op_of[r] for r in rows], dtype=np.int64)
-        values = len(folded.module.values) if folded else int(traffic.value.max(initial=-1)) + 1
+        values = len(folded.module.values) if folded else int(np.max(traffic.value, initial=-1)) + 1
         first = np.searchsorted(rows, traffic.start, side="left")
         last = np.searchsorted(rows, traffic.stop, side="right")
 

@@ -182,7 +182,7 @@ class Walk:
         for block, curve, n in zip(item.blocks, parts, trips, strict=True):
             extra = self.block(block, times * n)
             live = curve.bytes_at(self.nbytes) + extra[curve.position]
-            peak = max(peak, float(live.max()) if len(live) else 0.0)
+            peak = max(peak, float(np.max(live)) if len(live) else 0.0)
         self._depth -= 1
         return peak
 

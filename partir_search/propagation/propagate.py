@@ -394,4 +394,4 @@ class State:
 
 def _most(row: array[int]) -> int:
     """The largest entry."""
-    return int(np.frombuffer(row, dtype=np.int8).max(initial=NONE))
+    return int(np.max(np.frombuffer(row, dtype=np.int8), initial=NONE))

@@ -1,0 +1,1 @@
+"""Programs of kinds that users reported, each against the plain function."""
