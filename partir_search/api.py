@@ -5,44 +5,23 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-import warnings
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, Mesh
 
-from partir_search.agreement import check_agreement
 from partir_search.checking import Check, compared, concrete, cpu_mesh
 from partir_search.cost.simulator import Cost
+from partir_search.executables import Executables
 from partir_search.groups import Group
-from partir_search.lowering.program import LocalProgram
-from partir_search.lowering.shard import lifted_shardings, sharded
 from partir_search.machine import Machine, find_machine, machine_of_kind
 from partir_search.mcts.goals import Goal
 from partir_search.options import AnyMesh, Options, Remat, Schedule
-from partir_search.placement import place, struct_of
 from partir_search.plan import Plan, saved_plan
 from partir_search.plan_cache import PlanCache
-from partir_search.planned import collector_paused
 from partir_search.planner import DEFAULT_EPISODES, Progress
-from partir_search.planning import Maker
-from partir_search.pressure import DoesNotFit, refusal
-from partir_search.signature import Call, Traced, abstract, split_call, weaken
-
-
-@dataclasses.dataclass(frozen=True)
-class _Entry:
-    """A plan and its executable for one signature.
-
-    Attributes:
-      lifted: large closed-over arrays, as the first argument of `jitted`; () if there are none.
-    """
-
-    plan: Plan
-    jitted: Any
-    shardings: tuple[NamedSharding, ...]
-    lifted: tuple[list[Any], ...]
+from partir_search.signature import Call, abstract, split_call
 
 
 def auto_partition(
@@ -191,10 +170,7 @@ class AutoPartitioned:
                 donate_argnames=donate[1] or None,
             )
         )
-        self._maker = Maker(fun, self._plain, self.__name__, options)
-        self._plans: dict[Hashable, tuple[Plan, Traced]] = {}
-        self._by_shape: dict[Hashable, Plan] = {}
-        self._entries: dict[Hashable, _Entry] = {}
+        self._kept = Executables(fun, self._plain, self.__name__, options)
 
     @property
     def plain(self) -> Any:
@@ -218,15 +194,12 @@ class AutoPartitioned:
                 f"{self.__name__} is partitioned over an AbstractMesh, which has no devices to run"
                 " on; use .plan(...), or a mesh from jax.make_mesh"
             )
-        entry = self._entry(call, args, kwargs)
-        tree = jax.tree.structure((call.args, call.kwargs))
-        placed = [place(x, s) for x, s in zip(leaves, entry.shardings, strict=True)]
-        new_args, new_kwargs = jax.tree.unflatten(tree, placed)
-        return entry.jitted(*entry.lifted, *new_args, **new_kwargs)
+        entry = self._kept.entry(call, args, kwargs)
+        return entry.run(call, leaves)
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """Searches only. Arguments may be arrays or `jax.ShapeDtypeStruct`s."""
-        return self._planned(self._split(args, kwargs), args, kwargs)[0]
+        return self._kept.planned(self._split(args, kwargs), args, kwargs)[0]
 
     def init(self, init_fn: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
         """The step's first argument (the train state), made where the plan wants it.
@@ -273,8 +246,7 @@ class AutoPartitioned:
         The search starts from them; here they are whole, to look at, to run
         (``schedule=plan``) and to compare with.
         """
-        with collector_paused():
-            return self._maker.known_plans(self._split(args, kwargs), args, kwargs)
+        return self._kept.known_plans(self._split(args, kwargs), args, kwargs)
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
         """`jax.stages.Traced` of the partitioned program (static arguments are bound).
@@ -289,8 +261,8 @@ class AutoPartitioned:
                 " AbstractMesh with axis_types=(jax.sharding.AxisType.Auto, ...)"
             )
         call = self._split(args, kwargs)
-        entry = self._entry(call, args, kwargs)
-        new_args, new_kwargs = self._structs(call, entry)
+        entry = self._kept.entry(call, args, kwargs)
+        new_args, new_kwargs = entry.structs(call)
         return entry.jitted.trace(*entry.lifted, *new_args, **new_kwargs)
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
@@ -310,89 +282,9 @@ class AutoPartitioned:
     def clear_cache(self) -> None:
         """Forgets all plans, traces and executables."""
         self._plain.clear_cache()
-        self._plans.clear()
-        self._by_shape.clear()
-        self._entries.clear()
+        self._kept.clear()
 
     # Inside ------------------------------------------------------------------------------------
 
     def _split(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Call:
         return split_call(self._fun, args, kwargs, *self._static)
-
-    def _planned(
-        self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> tuple[Plan, Traced]:
-        key = call.key()
-        if key not in self._plans:
-            known = self._by_shape.get(call.plan_key())
-            with collector_paused():
-                self._plans[key] = self._maker.make(call, args, kwargs, known)
-            self._by_shape[call.plan_key()] = self._plans[key][0]
-        return self._plans[key]
-
-    def _entry(self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> _Entry:
-        key = call.key()
-        entry = self._entries.get(key)
-        if entry is None:
-            plan, traced = self._planned(call, args, kwargs)
-            entry = self._entries[key] = self._build(call, plan, traced)
-        return entry
-
-    def _check_fit(self, plan: Plan) -> None:
-        """DoesNotFit, or a warning, if the plan needs more memory than there is."""
-        if plan.fits:
-            return
-        message = refusal(plan.memory_limit, plan.cost, plan.remedies())
-        if self._options.on_overflow == "raise" and plan.searches:
-            raise DoesNotFit(message)
-        warnings.warn(message, stacklevel=2)
-
-    def _build(self, call: Call, plan: Plan, traced: Traced) -> _Entry:
-        self._check_fit(plan)
-        mesh = self._options.mesh
-        check_agreement(plan, mesh)
-        mapped = sharded(plan.program, mesh)
-
-        lifted: tuple[list[Any], ...] = ()
-        if plan.program.lifted:
-            lifted = (_lifted(plan.program, mesh),)
-
-        def partitioned(*args: Any, **kwargs: Any) -> Any:
-            own, args = args[: len(lifted)], args[len(lifted) :]
-            out = mapped(*jax.tree.leaves((args, kwargs)), *jax.tree.leaves(own))
-            out = [weaken(x) if w else x for x, w in zip(out, traced.weak, strict=True)]
-            return jax.tree.unflatten(traced.out_tree, out)
-
-        partitioned.__name__ = partitioned.__qualname__ = self.__name__
-        flags = jax.tree.unflatten(traced.in_tree, traced.donated)
-        donate = [i + len(lifted) for i, a in enumerate(flags[0]) if _all(a)]
-        donate_names = [k for k, a in flags[1].items() if _all(a)]
-        jitted = jax.jit(
-            partitioned,
-            donate_argnums=donate or None,
-            donate_argnames=donate_names or None,
-            out_shardings=None if isinstance(mesh, AbstractMesh) else plan.out_shardings,
-            keep_unused=True,
-        )
-        return _Entry(plan, jitted, tuple(plan.flat_in_shardings()), lifted)
-
-    def _structs(self, call: Call, entry: _Entry) -> Any:
-        """The call's arguments as ShapeDtypeStructs that carry the plan's shardings."""
-        leaves, tree = jax.tree.flatten((call.args, call.kwargs))
-        structs = [struct_of(x, s) for x, s in zip(leaves, entry.shardings, strict=True)]
-        return jax.tree.unflatten(tree, structs)
-
-
-def _lifted(program: LocalProgram, mesh: AnyMesh) -> list[Any]:
-    """Large closed-over arrays on the mesh's devices, or their shapes where it has none."""
-    if isinstance(mesh, Mesh):
-        shardings = lifted_shardings(program, mesh)
-        constants = program.partition.module.constants
-        return [place(constants[i], s) for i, s in zip(program.lifted, shardings, strict=True)]
-    values = (program.partition.module.values[i] for i in program.lifted)
-    return [jax.ShapeDtypeStruct(v.type.shape, v.type.dtype) for v in values]
-
-
-def _all(tree: Any) -> bool:
-    leaves = jax.tree.leaves(tree)
-    return bool(leaves) and all(leaves)

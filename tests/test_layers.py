@@ -32,6 +32,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         *("constraints", "placement", "signature", "user_rules", "microbatch", "planning"),
         *("wishes", "communication", "comparison", "questions", "options", "page"),
         *("agreement", "checking", "following", "groups", "layouts", "leaving", "plan_cache"),
+        "executables",
     ),
     ("api",),
     ("known",),
@@ -87,6 +88,10 @@ SIDEWAYS = {  # within the fourth and fifth floor, who may import whom
             "plan",
         ),
         *("planned", "planner", "pressure", "report", "saved", "signature", "tactics"),
+    },
+    "executables": {
+        *("agreement", "options", "placement", "plan", "planned", "planning", "pressure"),
+        "signature",
     },
     "machine": set(),
     "paths": set(),

@@ -1,0 +1,152 @@
+"""Plans and compiled programs of one function, by the signature of its calls."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
+
+from partir_search.agreement import check_agreement
+from partir_search.lowering.program import LocalProgram
+from partir_search.lowering.shard import lifted_shardings, sharded
+from partir_search.options import AnyMesh, Options
+from partir_search.placement import place, struct_of
+from partir_search.plan import Plan
+from partir_search.planned import collector_paused
+from partir_search.planning import Maker
+from partir_search.pressure import DoesNotFit, refusal
+from partir_search.signature import Call, Traced, weaken
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A plan and its executable for one signature.
+
+    Attributes:
+      lifted: large closed-over arrays, as the first argument of `jitted`; () if there are none.
+    """
+
+    plan: Plan
+    jitted: Any
+    shardings: tuple[NamedSharding, ...]
+    lifted: tuple[list[Any], ...]
+
+    def run(self, call: Call, leaves: Sequence[Any]) -> Any:
+        """Results of the executable for the leaves of a call, placed first."""
+        tree = jax.tree.structure((call.args, call.kwargs))
+        placed = [place(x, s) for x, s in zip(leaves, self.shardings, strict=True)]
+        args, kwargs = jax.tree.unflatten(tree, placed)
+        return self.jitted(*self.lifted, *args, **kwargs)
+
+    def structs(self, call: Call) -> Any:
+        """The call's arguments as ShapeDtypeStructs that carry the plan's shardings."""
+        leaves, tree = jax.tree.flatten((call.args, call.kwargs))
+        structs = [struct_of(x, s) for x, s in zip(leaves, self.shardings, strict=True)]
+        return jax.tree.unflatten(tree, structs)
+
+
+class Executables:
+    """Plans and executables of one function, made when a signature is first asked for."""
+
+    def __init__(self, fun: Callable[..., Any], plain: Any, name: str, options: Options) -> None:
+        """Executables of `fun`, which `plain` jits with the user's static and donated arguments."""
+        self._name, self._options = name, options
+        self._maker = Maker(fun, plain, name, options)
+        self._plans: dict[Hashable, tuple[Plan, Traced]] = {}
+        self._by_shape: dict[Hashable, Plan] = {}
+        self._entries: dict[Hashable, Entry] = {}
+
+    def planned(
+        self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[Plan, Traced]:
+        """The plan of a call, and the call traced."""
+        key = call.key()
+        if key not in self._plans:
+            known = self._by_shape.get(call.plan_key())
+            with collector_paused():
+                self._plans[key] = self._maker.make(call, args, kwargs, known)
+            self._by_shape[call.plan_key()] = self._plans[key][0]
+        return self._plans[key]
+
+    def known_plans(
+        self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> dict[str, Plan]:
+        """The known strategies as plans, by name."""
+        with collector_paused():
+            return self._maker.known_plans(call, args, kwargs)
+
+    def entry(self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> Entry:
+        """The executable of a call.
+
+        Raises:
+          DoesNotFit: the plan needs more memory than the goals allow, and `on_overflow="raise"`.
+        """
+        key = call.key()
+        entry = self._entries.get(key)
+        if entry is None:
+            plan, traced = self.planned(call, args, kwargs)
+            entry = self._entries[key] = self._build(plan, traced)
+        return entry
+
+    def clear(self) -> None:
+        """Forgets all plans and executables."""
+        self._plans.clear()
+        self._by_shape.clear()
+        self._entries.clear()
+
+    def _check_fit(self, plan: Plan) -> None:
+        """DoesNotFit, or a warning, if the plan needs more memory than there is."""
+        if plan.fits:
+            return
+        message = refusal(plan.memory_limit, plan.cost, plan.remedies())
+        if self._options.on_overflow == "raise" and plan.searches:
+            raise DoesNotFit(message)
+        warnings.warn(message, stacklevel=2)
+
+    def _build(self, plan: Plan, traced: Traced) -> Entry:
+        self._check_fit(plan)
+        mesh = self._options.mesh
+        check_agreement(plan, mesh)
+        mapped = sharded(plan.program, mesh)
+
+        lifted: tuple[list[Any], ...] = ()
+        if plan.program.lifted:
+            lifted = (_lifted(plan.program, mesh),)
+
+        def partitioned(*args: Any, **kwargs: Any) -> Any:
+            own, args = args[: len(lifted)], args[len(lifted) :]
+            out = mapped(*jax.tree.leaves((args, kwargs)), *jax.tree.leaves(own))
+            out = [weaken(x) if w else x for x, w in zip(out, traced.weak, strict=True)]
+            return jax.tree.unflatten(traced.out_tree, out)
+
+        partitioned.__name__ = partitioned.__qualname__ = self._name
+        flags = jax.tree.unflatten(traced.in_tree, traced.donated)
+        donate = [i + len(lifted) for i, a in enumerate(flags[0]) if _all(a)]
+        donate_names = [k for k, a in flags[1].items() if _all(a)]
+        jitted = jax.jit(
+            partitioned,
+            donate_argnums=donate or None,
+            donate_argnames=donate_names or None,
+            out_shardings=None if isinstance(mesh, AbstractMesh) else plan.out_shardings,
+            keep_unused=True,
+        )
+        return Entry(plan, jitted, tuple(plan.flat_in_shardings()), lifted)
+
+
+def _lifted(program: LocalProgram, mesh: AnyMesh) -> list[Any]:
+    """Large closed-over arrays on the mesh's devices, or their shapes where it has none."""
+    if isinstance(mesh, Mesh):
+        shardings = lifted_shardings(program, mesh)
+        constants = program.partition.module.constants
+        return [place(constants[i], s) for i, s in zip(program.lifted, shardings, strict=True)]
+    values = (program.partition.module.values[i] for i in program.lifted)
+    return [jax.ShapeDtypeStruct(v.type.shape, v.type.dtype) for v in values]
+
+
+def _all(tree: Any) -> bool:
+    leaves = jax.tree.leaves(tree)
+    return bool(leaves) and all(leaves)
