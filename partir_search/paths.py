@@ -1,4 +1,4 @@
-"""Argument paths, and globs on them: `*` within one part, `**` across parts."""
+"""Argument paths, and globs on them: `*` within one part, `**` for zero or more parts."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ import jax
 
 @functools.lru_cache(maxsize=1024)
 def _pattern(glob: str) -> re.Pattern[str]:
+    """The regular expression of a glob, for paths with a `/` behind each part."""
     parts = []
     for part in glob.strip("/").split("/"):
         if part == "**":
-            parts.append("(?:[^/]+(?:/[^/]+)*)")
+            parts.append("(?:[^/]+/)*")
         else:
-            parts.append("[^/]*".join(map(re.escape, part.split("*"))))
-    return re.compile("/".join(parts) + "(?:/.*)?")
+            parts.append("[^/]*".join(map(re.escape, part.split("*"))) + "/")
+    return re.compile("".join(parts) + "(?:.*/)?", re.DOTALL)
 
 
 def matches(glob: str, path: str) -> bool:
     """Whether the glob names the path or a subtree that holds it."""
-    return _pattern(glob).fullmatch(path) is not None
+    return _pattern(glob).fullmatch(path + "/") is not None
 
 
 def leaf_path(prefix: str, keys: Sequence[Any]) -> str:

@@ -49,7 +49,7 @@ class ManualPartition:
     """Tiles named arguments on one axis.
 
     Attributes:
-      dims: glob on argument paths (`*` within a part, `**` across parts; a subtree's path names
+      dims: glob on argument paths (`*` within a part, `**` for zero or more; a subtree's path names
         all of it) to a dim, `FIRST_DIVISIBLE_DIM`, `REPLICATED`, None (leave), or a function of
         (path, shape) that returns one of these. In order; later globs see what earlier ones did.
       axis: mesh axis.
