@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from partir_search.constraints.wishes import Wish, together
 from partir_search.ir.core import Module, Value
 from partir_search.ir.partition import Layout
 from partir_search.plan import Plan
 from partir_search.propagation.actions import Action
-from partir_search.wishes import Wish, together
 
 
 def following_actions(module: Module, plan: Plan) -> list[Action]:

@@ -12,7 +12,8 @@ from typing import Any
 import jax
 
 from partir_search.agreement import plan_first, spans_processes
-from partir_search.constraints import fixed_actions
+from partir_search.constraints.ends import untied
+from partir_search.constraints.shardings import fixed_actions
 from partir_search.cost.simulator import Cost
 from partir_search.following import following_actions
 from partir_search.groups import with_groups
@@ -185,7 +186,8 @@ class Maker:
         def fixed(module: Module) -> list[Action]:
             leaves = (call.args, o.in_shardings), (traced.out_tree, o.out_shardings)
             follows = following_actions(module, o.follow) if o.follow else []
-            return [*fixed_actions(module, o.shape.unsplit, *leaves), *follows]
+            tied = dataclasses.replace(module, ties=traced.module.ties)
+            return [*fixed_actions(tied, o.shape.unsplit, *leaves), *follows]
 
         def search(
             module: Module, hints: Sequence[Action] = (), goals: Sequence[Goal[Cost]] = ()
@@ -197,6 +199,7 @@ class Maker:
         def replay(module: Module, actions: Sequence[Action]) -> Planned:
             return self._planner(module).replay_what_holds(actions)[0]
 
+        module = untied(module, saved.actions if saved else fixed(module))
         planner = self._planner(module)
         self._warn_opaque(planner)
         _warn_constants(module)

@@ -12,8 +12,10 @@ from partir_search.paths import nearest
 from partir_search.propagation.actions import (
     Action,
     Bar,
+    Enter,
     Hold,
     IllegalAction,
+    Leave,
     Mode,
     Nest,
     Replicate,
@@ -32,6 +34,9 @@ def apply_action(state: State, graph: Graph, action: Action, path: str | None = 
     """
     if isinstance(action, Stream | Hold | RingForm | Nest):
         state.modes = with_mode(state.modes, state.mesh.axes(action.axis), action)
+        return
+    if isinstance(action, Enter | Leave):
+        state.modes = _with_end(state, graph.module, action)
         return
     value = value_named(graph.module, action.value)
     cls, axes = graph.class_of[value.id], state.mesh.axes(action.axis)
@@ -158,6 +163,27 @@ def with_mode(modes: Modes, axes: tuple[int, ...], action: Mode) -> Modes:
         streams = {**modes.streams, **dict.fromkeys(axes, action.zigzag)}
         return dataclasses.replace(modes, streams=streams)
     return dataclasses.replace(modes, forms={**modes.forms, **dict.fromkeys(axes, action.form)})
+
+
+def _with_end(state: State, module: Module, action: Enter | Leave) -> Modes:
+    """Modes with one more argument or result that has a layout of its own."""
+    enters = isinstance(action, Enter)
+    ends = module.body.args if enters else module.body.results
+    number = action.argument if isinstance(action, Enter) else action.result
+    shape = ends[number].type.shape if 0 <= number < len(ends) else None
+    axes = [state.mesh.axes(label) if label else () for label in action.layout]
+    used = [a for each in axes for a in each]
+    if (
+        shape is None
+        or len(shape) != len(axes)
+        or len(set(used)) < len(used)
+        or any(n % state.mesh.size(each) for n, each in zip(shape, axes, strict=True))
+    ):
+        raise IllegalAction(f"{action} does not fit: the shape there is {shape}")
+    layout = number, tuple(axes)
+    if enters:
+        return dataclasses.replace(state.modes, enters=(*state.modes.enters, layout))
+    return dataclasses.replace(state.modes, leaves=(*state.modes.leaves, layout))
 
 
 def decided(path: str, now: int, axis: str, wish: str) -> str:

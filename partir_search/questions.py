@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from jax.sharding import NamedSharding, PartitionSpec
 
-from partir_search.constraints import spec_wish
+from partir_search.constraints.shardings import spec_wish
+from partir_search.constraints.wishes import together
 from partir_search.ir.core import Op, Value
 from partir_search.ir.rule import KEPT
 from partir_search.paths import matches, nearest
 from partir_search.planned import Planned, varied
 from partir_search.propagation.actions import Action
 from partir_search.propagation.conflicts import Conflict, find_conflicts
-from partir_search.wishes import together
 
 
 def explain(planned: Planned, path: str) -> str:

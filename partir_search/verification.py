@@ -26,9 +26,8 @@ from partir_search.ir.core import Module
 from partir_search.ir.mesh import MeshShape
 from partir_search.lowering.compiled import CompiledCollective, axes_of, hlo_collectives
 from partir_search.lowering.program import LocalProgram, Move
-from partir_search.lowering.reshard import COLLECTIVES, Step
+from partir_search.lowering.reshard import COLLECTIVES, Shuffle, Step
 from partir_search.lowering.shard import argument_specs, lifted_specs, result_specs, sharded
-from partir_search.lowering.skew import Shuffle
 from partir_search.lowering.window import Fetch, crossed
 from partir_search.targets import TPUS, Target
 

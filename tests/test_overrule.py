@@ -144,7 +144,9 @@ def test_a_search_tiles_no_barred_dim(mesh: jax.sharding.Mesh, seed: int) -> Non
 
 @pytest.mark.devices
 def test_fixed_shardings_stand_beside_each_other(mesh: jax.sharding.Mesh) -> None:
-    """What one says does not spread to what another says otherwise; axes keep their order."""
+    """What one says does not spread to what another says otherwise; axes keep their order, and
+    where two orders meet, tiles are permuted.
+    """
     inputs, outputs = (P(None, ("model", "batch")), P("batch")), P(("model", "batch"))
     one = fixed(mesh, inputs, outputs, schedule=[])
     assert one.plan(W, X).partition_specs[0] == inputs
@@ -152,8 +154,12 @@ def test_fixed_shardings_stand_beside_each_other(mesh: jax.sharding.Mesh) -> Non
     assert result.sharding.spec == outputs
     np.testing.assert_allclose(result, EXPECTED, rtol=1e-5)
     other = fixed(mesh, (P(), P(("batch", "model"))), P(("model", "batch")), schedule=[])
-    with pytest.raises(ValueError, match="axes have one order in a program"):
-        other.plan(W, X)
+    plan = other.plan(W, X)
+    assert plan.partition_specs[0] == (P(), P(("batch", "model")))
+    assert plan.collective_counts["collective_permute"] == 1
+    result = other(W, X)
+    assert result.sharding.spec == P(("model", "batch"))
+    np.testing.assert_allclose(result, EXPECTED, rtol=1e-5)
 
 
 def test_constraints_in_a_row(mesh: jax.sharding.Mesh) -> None:
@@ -172,8 +178,10 @@ def test_constraints_in_a_row(mesh: jax.sharding.Mesh) -> None:
     assert plan.partition_specs[0] == (P("batch"),)
 
 
-def test_fixed_shardings_that_contradict(mesh: jax.sharding.Mesh) -> None:
-    """A state has one sharding, going in and coming out."""
+@pytest.mark.devices
+@pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
+def test_state_that_leaves_otherwise(mesh: jax.sharding.Mesh) -> None:
+    """A state whose shardings are fixed otherwise going in than coming out has both."""
 
     def step(state: Any, x: Any) -> Any:
         return {"w": state["w"] - x.sum() * 0.1}, x
@@ -181,8 +189,12 @@ def test_fixed_shardings_that_contradict(mesh: jax.sharding.Mesh) -> None:
     donating = jax.jit(step, donate_argnums=0)
     shardings = {"in_shardings": ({"w": P("batch")}, None), "out_shardings": ({"w": P()}, None)}
     one = ps.auto_partition(mesh, machine="tpu_v5e", **shardings)(donating)
-    with pytest.raises(ValueError, match=r"state.w cannot be tiled .* need one sharding"):
-        one.plan({"w": jax.numpy.asarray(W)}, X)
+    state = {"w": jax.numpy.asarray(W)}
+    assert one.plan(state, X).partition_specs[0][0]["w"] == P("batch")
+    assert one.plan(state, X).collective_counts["all_gather"] == 1
+    after, _ = one(state, X)
+    assert after["w"].sharding.spec == P()
+    np.testing.assert_allclose(after["w"], W - X.sum() * 0.1, rtol=1e-5)
 
 
 def test_what_is_fixed_is_kept_in_files(mesh: jax.sharding.Mesh, tmp_path: pathlib.Path) -> None:

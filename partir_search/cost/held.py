@@ -17,7 +17,7 @@ from partir_search.ir.rule import NONE
 from partir_search.lowering.order import in_turns
 from partir_search.lowering.passing import Passing
 from partir_search.lowering.program import Apply, Move, Slot
-from partir_search.lowering.skew import Shuffle
+from partir_search.lowering.reshard import Shuffle
 
 if TYPE_CHECKING:
     from partir_search.cost.simulator import CostModel, Price

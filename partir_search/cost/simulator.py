@@ -36,8 +36,7 @@ from partir_search.ir.manual import OwnCollective
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.rule import NONE, OpRule
 from partir_search.lowering.program import LocalProgram, Move
-from partir_search.lowering.reshard import COLLECTIVES, Step
-from partir_search.lowering.skew import Shuffle
+from partir_search.lowering.reshard import COLLECTIVES, Shuffle, Step
 from partir_search.machine import Machine
 
 
@@ -365,7 +364,7 @@ class CostModel:
         compute += sum(walk.cuts.values())
         compute += walk.copied / machine.attained_hbm_bytes_per_s
         live = load.live_with(walk.sent_casts) + extra[self.curve.position]
-        peak = load.argument_bytes + float(np.max(live))
+        peak = load.argument_bytes + float(np.max(live, initial=0.0))
         cost = Cost(
             seconds=compute + walk.exposed,
             compute_seconds=compute,

@@ -16,12 +16,16 @@ class Modes:
       holds: axes along which gathered copies are held from the forward to the backward pass.
       forms: how rings walk, by diagonal (see `ir/ring.py`); on others results stay in place.
       nests: (major, minor) of axes whose order on a dim that both tile is not ours to choose.
+      enters / leaves: layouts in which arguments come and results leave where these are not those
+        in which they rest, by their numbers.
     """
 
     streams: Mapping[int, bool] = dataclasses.field(default_factory=dict)
     holds: frozenset[int] = frozenset()
     forms: Mapping[int, str] = dataclasses.field(default_factory=dict)
     nests: frozenset[tuple[int, int]] = frozenset()
+    enters: tuple[tuple[int, tuple[tuple[int, ...], ...]], ...] = ()
+    leaves: tuple[tuple[int, tuple[tuple[int, ...], ...]], ...] = ()
 
     def nested(self, axes: Sequence[int]) -> list[int]:
         """Axes in this order, but for what `nests` says.

@@ -103,6 +103,8 @@ class OpRule:
         tile: a convolution's image with its halo, a reversed dim. Only loops change what is read.
       indexed: factors that an operand's numbers point into; nothing is read beyond their extent.
       manual: what a `shard_map` of the user's own needs and makes, whatever the loops.
+      fixes: the user may have fixed the tilings of its results, which need not be those of what is
+        worked out of them.
       pads: longer factors change nothing within the extents that the program says.
       blockwise: how it works on one block of a factor after the other, if it can.
       opaque: the primitive has no rule; it runs replicated and the report names it.
@@ -124,6 +126,7 @@ class OpRule:
     reads: tuple[Reads, ...] = ()
     indexed: frozenset[int] = frozenset()
     manual: Manual | None = None
+    fixes: bool = False
     pads: bool = True
     blockwise: Blockwise | None = None
     opaque: bool = False

@@ -38,8 +38,7 @@ from partir_search.lowering.program import (
     Slot,
     Source,
 )
-from partir_search.lowering.reshard import Step
-from partir_search.lowering.skew import Shuffle
+from partir_search.lowering.reshard import Shuffle, Step
 from partir_search.lowering.streams import RESULT, Walk
 from partir_search.propagation.rules.control_flow import EMITTERS
 

@@ -179,7 +179,8 @@ class Localizer:
         body = self.module.body
         boundary = [*self.module.constants, *(v.id for v in body.args)]
         boundary += [r.id for r in body.results if isinstance(r, Value)]
-        key = (self.order, *[self.resting[v] for v in boundary])
+        modes = self.partition.modes
+        key = (self.order, modes.enters, modes.leaves, *[self.resting[v] for v in boundary])
         ends = self.cache.ends.get(key)
         if ends is None:
             ends = self.cache.ends[key] = self._ends()
@@ -204,11 +205,19 @@ class Localizer:
             else self.slot(v, straight(mesh, self.rest(v.id).layout), ())
             for i, v in enumerate(body.args)
         )
+        modes = self.partition.modes
+        if modes.enters:
+            own = dict(modes.enters)
+            args = tuple(
+                self.slot(s.value, own[i], ()) if i in own else s for i, s in enumerate(args)
+            )
         targets = list(map(self.layout, body.results))
         if mesh.diagonals:
             targets = [straight(mesh, layout) for layout in targets]
         for arg, result in self.module.ties:
             targets[result] = args[arg].layout
+        for result, layout in modes.leaves:
+            targets[result] = layout
         return Ends(constants, args, tuple(targets))
 
     def moves(
@@ -331,9 +340,9 @@ class Localizer:
         self, region: Region, args: Sequence[Slot], targets: Sequence[Layout]
     ) -> dict[int, list[Slot]]:
         """Arguments that come otherwise than they rest, by position of the op that uses them
-        first; last those that are only returned. None without diagonals.
+        first; last those that are only returned. None where all come as they rest.
         """
-        if not self.partition.mesh.diagonals:
+        if not self.partition.mesh.diagonals and not self.partition.modes.enters:
             return {}
         left = {s.value.id: s for s in args if s is not self.rest(s.value.id)}
         found: dict[int, list[Slot]] = {}
@@ -341,11 +350,12 @@ class Localizer:
             for _, v in op.inputs():
                 if v.id in left:
                     found.setdefault(at, []).append(left.pop(v.id))
-        found[len(region.ops)] = [
-            left[r.id]
+        returned = {
+            r.id: left[r.id]
             for r, target in zip(region.results, targets, strict=True)
             if isinstance(r, Value) and r.id in left and left[r.id].layout != target
-        ]
+        }
+        found[len(region.ops)] = list(returned.values())
         return found
 
     def _leaving(

@@ -2,8 +2,9 @@
 
 In that order (the normal form of arXiv 2112.01075, section 4.3: never more memory than the larger
 side) as long as no axis must change places with another on its dim. Where one must, the axes
-minor to it are gathered first: right, but dearer than the permutes of the paper. A pending sum is
-finished first, by reduce_scatter where the target tiles a dim on its axis.
+minor to it are gathered first: right, but dearer than the permutes of the paper, which stand in
+`lowering/reorder.py`. A pending sum is finished first, by reduce_scatter where the target tiles a
+dim on its axis.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import functools
 from typing import Any
 
 from partir_search.ir.partition import Layout, Pending
+from partir_search.ir.ring import Edge
 
 COLLECTIVES = (
     "all_gather",
@@ -47,6 +49,17 @@ class Step:
     layout: Layout
     pending: Pending
     detail: Any = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Shuffle:
+    """A permute of whole blocks.
+
+    Attributes:
+      pairs: (source, target), positions along the step's axes jointly.
+    """
+
+    pairs: tuple[Edge, ...]
 
 
 @functools.lru_cache(maxsize=65536)

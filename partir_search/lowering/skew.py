@@ -8,7 +8,6 @@ same blocks differ.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 from collections.abc import Iterator
@@ -16,20 +15,10 @@ from collections.abc import Iterator
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import Layout, Pending
 from partir_search.ir.ring import COORDINATES, Edge
-from partir_search.lowering.reshard import SLICE, Step, reshard
+from partir_search.lowering.reorder import crosses, reorder
+from partir_search.lowering.reshard import SLICE, Shuffle, Step, reshard
 
 Triple = tuple[int, int, int, int]  # two axes, their diagonal, and the size of each
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Shuffle:
-    """A permute of whole blocks.
-
-    Attributes:
-      pairs: (source, target), positions along the step's axes jointly.
-    """
-
-    pairs: tuple[Edge, ...]
 
 
 def shuffle(
@@ -42,8 +31,12 @@ def shuffle(
 def redistribute(
     mesh: MeshShape, source: Layout, pending: Pending, target: Layout, keep: Pending = ()
 ) -> tuple[Step, ...]:
-    """`reshard`, which knows no diagonals, with permutes of blocks where there are some."""
+    """`reshard`, which knows no diagonals, with permutes of blocks where there are some, and where
+    axes change places on a dim.
+    """
     if not mesh.diagonals:
+        if crosses(source, target):
+            return reorder(mesh.sizes, source, pending, target, keep)
         return reshard(source, pending, target, keep)
     triples = tuple((*t, mesh.sizes[t[0]]) for t in mesh.triples)
     return _redistribute(triples, source, pending, target, keep)

@@ -145,13 +145,61 @@ class Nest:
         return f"Nest(axis={self.axis!r})"
 
 
+@dataclasses.dataclass(frozen=True, slots=True, order=True)
+class Enter:
+    """The argument number `argument` comes in a layout of its own, in which it need not rest.
+
+    Attributes:
+      layout: per dim the mesh axes that tile it, major to minor ("a+b"; "" for none).
+    """
+
+    argument: int
+    layout: tuple[str, ...]
+
+    @property
+    def axis(self) -> str:
+        """All axes that it names."""
+        return "+".join(label for label in self.layout if label)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"enter": self.argument, "layout": list(self.layout)}
+
+    def __str__(self) -> str:
+        return f"Enter(argument={self.argument}, layout={self.layout})"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, order=True)
+class Leave:
+    """The result number `result` leaves in a layout of its own, in which it need not rest. It is
+    not tied to an argument.
+
+    Attributes:
+      layout: per dim the mesh axes that tile it, major to minor ("a+b"; "" for none).
+    """
+
+    result: int
+    layout: tuple[str, ...]
+
+    @property
+    def axis(self) -> str:
+        """All axes that it names."""
+        return "+".join(label for label in self.layout if label)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"leave": self.result, "layout": list(self.layout)}
+
+    def __str__(self) -> str:
+        return f"Leave(result={self.result}, layout={self.layout})"
+
+
 def _alike(also: tuple[str, ...]) -> str:
     return f" and {len(also)} alike" if also else ""
 
 
 Tiling = Union[Tile, Replicate, Bar]
 Mode = Union[Stream, Hold, RingForm, Nest]
-Action = Union[Tiling, Mode]
+End = Union[Enter, Leave]
+Action = Union[Tiling, Mode, End]
 
 
 class IllegalAction(ValueError):
@@ -176,6 +224,10 @@ def action_from_json(data: dict[str, Any]) -> Action:
         return RingForm(str(data["ring"]), str(data["form"]))
     if "nest" in data:
         return Nest(str(data["nest"]))
+    if "enter" in data:
+        return Enter(int(data["enter"]), tuple(map(str, data["layout"])))
+    if "leave" in data:
+        return Leave(int(data["leave"]), tuple(map(str, data["layout"])))
     raise ValueError(f"not an action: {data!r}")
 
 

@@ -183,8 +183,8 @@ class Graph:
         fixed = {v.id for v in module.body.args}
         fixed |= {v.id for v in module.body.results if isinstance(v, Value)}
         for op in module.ops:  # a region's boundary is where layouts may differ
-            if op.prim == "sharding_constraint":
-                fixed.add(op.results[0].id)
+            if self.rules[op.id].fixes:
+                fixed |= {v.id for v in op.results}
             for region in op.regions:
                 fixed |= {v.id for v in region.args}
                 fixed |= {v.id for v in region.results if isinstance(v, Value)}

@@ -26,10 +26,14 @@ def _same(_: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
     "layout_constraint",
 )
 def constraint(op: Op) -> OpRule:
-    """Identity; what the user constrains is decided before any tactic (see `constraints.py`).
+    """Identity; what the user constrains is decided before any tactic (see `constraints/`).
 
     Not elementwise, so that search does not merge the value before with the value after.
     """
+    return _identity(op, fixes=True)
+
+
+def _identity(op: Op, **fields: Any) -> OpRule:
     rank = len(result_shape(op))
     return OpRule(
         sizes=result_shape(op),
@@ -37,6 +41,7 @@ def constraint(op: Op) -> OpRule:
         results=(tuple(range(rank)),),
         reducers=("",) * rank,
         local=_same,
+        **fields,
     )
 
 
@@ -56,7 +61,7 @@ def shard_alike(op: Op) -> OpRule:
 @register("device_put")
 def device_put(op: Op) -> OpRule:
     """Where a value lives is ours to say; a memory space (pinned_host) is kept."""
-    return dataclasses.replace(constraint(op), local=_local_put, linear=((0,),))
+    return dataclasses.replace(_identity(op), local=_local_put, linear=((0,),))
 
 
 def _local_put(_: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:

@@ -9,10 +9,11 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from partir_search.constraints.ends import meeting
+from partir_search.constraints.wishes import Wish
 from partir_search.ir.core import Module, Value
 from partir_search.ir.mesh import MeshShape
 from partir_search.propagation.actions import Action
-from partir_search.wishes import Wish, together
 
 
 def spec_wish(path: str, value: Value, spec: PartitionSpec, mesh: MeshShape) -> Wish:
@@ -93,13 +94,14 @@ def broadcast_prefix(prefix: Any, tree: Any, what: str) -> list[Any]:
 
 def sharding_wishes(
     paths: Sequence[str], values: Sequence[Any], shardings: Sequence[Any], mesh: MeshShape
-) -> list[Wish]:
+) -> list[Wish | None]:
     """What one sharding (or None) per value says."""
-    wishes: list[Wish] = []
+    wishes: list[Wish | None] = []
     for path, value, sharding in zip(paths, values, shardings, strict=True):
-        spec = _spec(path, sharding)
+        spec, wish = _spec(path, sharding), None
         if spec is not None and isinstance(value, Value) and value.type.shape:
-            wishes.append(spec_wish(path, value, spec, mesh))
+            wish = spec_wish(path, value, spec, mesh)
+        wishes.append(wish)
     return wishes
 
 
@@ -131,18 +133,19 @@ def fixed_actions(
       inputs: positional arguments and their shardings (a prefix, or None).
       outputs: the results' tree and their shardings, likewise.
     """
-    wishes: list[Wish] = []
+    entering: list[Wish | None] = []
+    leaving: list[Wish | None] = []
     args, wanted = inputs
     if wanted is not None:
         if len(args) == 1 and not isinstance(wanted, tuple | list):
             wanted = (wanted,)
         spread = broadcast_prefix(tuple(wanted), tuple(args), "in_shardings")
         n = len(spread)
-        wishes += sharding_wishes(module.arg_paths[:n], module.body.args[:n], spread, mesh)
+        entering = sharding_wishes(module.arg_paths[:n], module.body.args[:n], spread, mesh)
     out_tree, wanted = outputs
     if wanted is not None:
         results = jax.tree.unflatten(out_tree, list(module.body.results))
         spread = broadcast_prefix(wanted, results, "out_shardings")
         paths = [f"result {p}".strip() for p in module.result_paths]
-        wishes += sharding_wishes(paths, module.body.results, spread, mesh)
-    return together([*wishes, *constraint_wishes(module, mesh)], mesh)
+        leaving = sharding_wishes(paths, module.body.results, spread, mesh)
+    return meeting(module, mesh, entering, leaving, constraint_wishes(module, mesh))

@@ -1,0 +1,1 @@
+"""Shardings that the user fixed, as actions."""
