@@ -20,6 +20,7 @@ from partir_search.ir.core import Literal, Module, Op, Operand, Region, TensorTy
 from partir_search.ir.manual import Manual, Spec
 from partir_search.ir.names import clean, value_stem
 from partir_search.ir.numbering import number
+from partir_search.ir.refs import READ, carried, has_effect, write_back, written
 
 INLINED = {
     "call_hi_primitive": "_prim",
@@ -137,18 +138,25 @@ class _Reader:
     def region_of(
         self, jaxpr: Any, names: Sequence[str] | None = None, scope: str = ""
     ) -> tuple[Region, dict[int, Any]]:
-        inner = getattr(jaxpr, "jaxpr", jaxpr)
-        env: dict[Any, Operand] = {}
-        constants = getattr(jaxpr, "consts", None) or ()
-        for var, array in zip(inner.constvars, constants, strict=True):
-            env[var] = self.constant(array, var.aval)
-        names = names or [f"{scope}arg{i}" for i in range(len(inner.invars))]
-        args = tuple(self.value(v.aval, n) for v, n in zip(inner.invars, names, strict=True))
-        env.update(zip(inner.invars, args, strict=True))
+        invars = getattr(jaxpr, "jaxpr", jaxpr).invars
+        names = names or [f"{scope}arg{i}" for i in range(len(invars))]
+        args = tuple(self.value(v.aval, n) for v, n in zip(invars, names, strict=True))
         ops: list[Op] = []
-        self.equations(inner.eqns, env, ops, prefix="")
+        inner, env = self.run(jaxpr, args, ops, prefix="")
         results = tuple(self.read(env, v) for v in inner.outvars)
         return Region(args, tuple(ops), results), {}
+
+    def run(
+        self, jaxpr: Any, args: Sequence[Operand], ops: list[Op], prefix: str
+    ) -> tuple[Any, dict[Any, Operand]]:
+        """Appends the ops of a jaxpr to `ops`; the open jaxpr and its variables' values."""
+        inner = getattr(jaxpr, "jaxpr", jaxpr)
+        env: dict[Any, Operand] = {}
+        for var, array in zip(inner.constvars, getattr(jaxpr, "consts", None) or (), strict=True):
+            env[var] = self.constant(array, var.aval)
+        env.update(zip(inner.invars, args, strict=True))
+        self.equations(inner.eqns, env, ops, prefix)
+        return inner, env
 
     def read(self, env: dict[Any, Operand], atom: Any) -> Operand:
         if is_literal(atom):
@@ -170,20 +178,19 @@ class _Reader:
                 self.pieces(eqn, env, ops, prefix)
             elif name == "shard_map":
                 self.manual(eqn, env, ops, prefix)
+            elif name in READ:
+                READ[name](self, eqn, env, ops, prefix)
             else:
                 ops.append(self.op(eqn, env, prefix))
 
     def inline(self, eqn: Any, env: dict[Any, Operand], ops: list[Op], prefix: str) -> None:
         jaxpr, atoms = _callee(eqn)
-        inner = getattr(jaxpr, "jaxpr", jaxpr)
-        local: dict[Any, Operand] = {}
-        for var, array in zip(inner.constvars, getattr(jaxpr, "consts", None) or (), strict=True):
-            local[var] = self.constant(array, var.aval)
-        for var, atom in zip(inner.invars, atoms, strict=True):
-            local[var] = self.read(env, atom)
-        self.equations(inner.eqns, local, ops, self.scope(prefix, eqn))
+        args = [self.read(env, atom) for atom in atoms]
+        inner, local = self.run(jaxpr, args, ops, self.scope(prefix, eqn))
         for var, atom in zip(eqn.outvars, inner.outvars, strict=True):
             env[var] = self.read(local, atom)
+        if eqn.effects:
+            write_back(atoms, env, inner, local)
 
     def puts(self, eqn: Any, env: dict[Any, Operand], ops: list[Op], prefix: str) -> None:
         """One op per array: each may be tiled its own way."""
@@ -215,11 +222,12 @@ class _Reader:
     def manual(self, eqn: Any, env: dict[Any, Operand], ops: list[Op], prefix: str) -> None:
         """A `shard_map` between constraints on what it needs and makes."""
         op, p = self.op(eqn, env, prefix), eqn.params
-        body = self.region_of(p["jaxpr"], scope=f"{op.results[0].name}.")[0]
+        (body,) = op.regions or self.region_of(p["jaxpr"], scope=f"{op.results[0].name}.")[:1]
+        specs = [*p["out_specs"], *(p["in_specs"][eqn.invars.index(v)] for v in written(eqn))]
         manual = Manual(
             axes=tuple((n, p["mesh"].shape[n]) for n in sorted(p["newly_manual_axes"])),
             needs=tuple(map(_spec, p["in_specs"], (x.type for x in op.operands))),
-            makes=tuple(map(_spec, p["out_specs"], (r.type for r in op.results))),
+            makes=tuple(map(_spec, specs, (r.type for r in op.results))),
             text=str(p["jaxpr"]),
             body=body,
             constants={id(v): array for v, array in self.constant_values.values()},
@@ -235,9 +243,10 @@ class _Reader:
                 operands=tuple(ins),
                 results=made,
                 params={**op.params, "manual": manual},
+                regions=(),
             )
         )
-        for old, new, spec in zip(op.results, made, p["out_specs"], strict=True):
+        for old, new, spec in zip(op.results, made, specs, strict=True):
             self.constrained(op, ops, new, p["mesh"], spec, old)
 
     def constrained(
@@ -266,19 +275,22 @@ class _Reader:
         stem = value_stem(scope, name)
         backward = self.backward or "transpose(" in scope
         regions: tuple[Region, ...] = ()
-        if name in REGIONS:
-            outer, self.backward = self.backward, backward
+        params, invars, outvars = _params(eqn), eqn.invars, eqn.outvars
+        outer, self.backward = self.backward, backward
+        if eqn.effects and written(eqn):
+            new = carried(self, eqn, params, stem)
+            regions, params, invars, outvars = new.regions, new.params, new.invars, new.outvars
+        elif name in REGIONS:
             parts = [eqn.params[key] for key in REGIONS[name]]
             bodies = [j for p in parts for j in (p if isinstance(p, tuple) else (p,))]
             regions = tuple(self.region_of(j, scope=f"{stem}.")[0] for j in bodies)
-            self.backward = outer
+        self.backward = outer
         if name == "optimization_barrier":  # each operand passes through in its own tiling
             args = tuple(self.value(v.aval, f"{stem}.arg{i}") for i, v in enumerate(eqn.invars))
             regions = (Region(args, (), args),)
-        operands = tuple([self.read(env, v) for v in eqn.invars])
-        results = tuple([self.value(v.aval, stem) for v in eqn.outvars])
-        env.update(zip(eqn.outvars, results, strict=True))
-        params = _params(eqn)
+        operands = tuple([self.read(env, v) for v in invars])
+        results = tuple([self.value(v.aval, stem) for v in outvars])
+        env.update(zip(outvars, results, strict=True))
         return Op(
             id=-1,
             prim=name,
@@ -290,7 +302,7 @@ class _Reader:
             scope=clean(scope),
             backward=backward,
             handle=eqn.primitive,
-            effect=bool(eqn.effects),
+            effect=bool(eqn.effects) and has_effect(eqn),
         )
 
 

@@ -6,6 +6,7 @@ import collections
 import pathlib
 
 from partir_search.ir.from_jaxpr import INLINED, REGIONS, TAKEN_APART
+from partir_search.ir.refs import READ
 from partir_search.propagation.rules import RULES
 from partir_search.propagation.rules.unruled import UNRULED
 from tests.propagation.cases import CASES
@@ -55,6 +56,7 @@ def page() -> str:
     out += ["## Read through", ""]
     out += ["Calls whose body takes their place: " + _list(INLINED) + ".", ""]
     out += ["Read as slices: " + _list(TAKEN_APART) + ".", ""]
+    out += ["Mutable refs, read as the values that they hold: " + _list(READ) + ".", ""]
     out += ["Ops with regions, into which tilings flow: " + _list(REGIONS) + ".", ""]
     out += ["## Without a rule", "", "| primitives | why |", "|---|---|"]
     reasons: dict[str, list[str]] = {}

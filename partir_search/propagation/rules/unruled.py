@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 _SCOPE = "needs a mesh axis in scope, which only code inside of a shard_map has"
-_REF = "reads or writes mutable memory, whose tiling no value shows"
 _FOREIGN = "foreign code of fixed shapes: wrap the function that calls it in `with_rule`"
 _SCALES = "blocks share scales across dims: wrap the call in `with_rule`"
 
@@ -22,13 +21,6 @@ UNRULED: Mapping[str, str] = {
             *("unreduced_psum", "unreduced_reduce_scatter", "vary_unreduced_cast_p"),
         ),
         _SCOPE,
-    ),
-    **dict.fromkeys(
-        (
-            *("accum_grad_in_ref", "addupdate", "empty_ref", "free_ref", "freeze", "get"),
-            *("new_ref", "run_state", "swap"),
-        ),
-        _REF,
     ),
     **dict.fromkeys(
         (

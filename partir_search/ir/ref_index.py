@@ -1,0 +1,256 @@
+"""Reads and writes of part of a ref as array ops: slices, dynamic slices, gathers and scatters.
+
+A ref is read and written through indexers, one per `.at[...]`: per dim a slice (start, size,
+stride) or an integer, all integers of one common shape. Results are laid out as numpy's advanced
+indexing has it. Where vmap counts along a dim of the ref (an integer that is an iota), the dim is
+mapped over, as in the vmap of the same program without refs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+Label = tuple[str, int]  # ("index", axis of the integers) or ("dim", dim of the array)
+
+
+def take(x: jax.Array, indexers: Sequence[Any], counts: Sequence[Any]) -> jax.Array:
+    """What is read of `x`.
+
+    Args:
+      indexers: objects with `indices`, one after the other.
+      counts: alike; an integer's entry is the axis along which it is an iota, or None.
+    """
+    for indexer, count in zip(indexers, counts, strict=True):
+        x = _take(x, indexer.indices, count.indices)
+    return x
+
+
+def put(
+    x: jax.Array, indexers: Sequence[Any], counts: Sequence[Any], value: jax.Array, add: bool
+) -> jax.Array:
+    """`x` with `value` written to, or added to, what the indexers name."""
+    if not indexers:
+        return lax.add(x, value) if add else value
+    indices, count = indexers[0].indices, counts[0].indices
+    if len(indexers) > 1:
+        inner = _take(x, indices, count)
+        value, add = put(inner, indexers[1:], counts[1:], value, add), False
+    return _put(x, indices, count, value, add)
+
+
+def is_slice(index: Any) -> bool:
+    return hasattr(index, "stride")
+
+
+def _take(x: jax.Array, indices: Sequence[Any], counts: Sequence[Any]) -> jax.Array:
+    if not _arrays(indices):
+        return lax.squeeze(_window(x, indices), _scalars(indices))
+    if _moving(indices):
+        x, indices = _window(x, _slices_only(x, indices)), _whole_slices(indices)
+    at = _indexing(indices)
+    return _Mapped(at, counts).take(x)
+
+
+def _put(
+    x: jax.Array, indices: Sequence[Any], counts: Sequence[Any], value: jax.Array, add: bool
+) -> jax.Array:
+    if not _arrays(indices):
+        value = lax.expand_dims(value, _scalars(indices))
+        if value.shape == x.shape and not _moving(indices):  # all of it
+            return lax.add(x, value) if add else value
+        return _put_window(x, indices, value, add)
+    if _moving(indices):
+        slices = _slices_only(x, indices)
+        inner = _put(_window(x, slices), _whole_slices(indices), counts, value, add)
+        return _put_window(x, slices, inner, False)
+    return _Mapped(_indexing(indices), counts).put(x, value, add)
+
+
+def _arrays(indices: Sequence[Any]) -> bool:
+    return any(not is_slice(i) and jax.numpy.ndim(i) for i in indices)
+
+
+def _scalars(indices: Sequence[Any]) -> tuple[int, ...]:
+    return tuple(d for d, i in enumerate(indices) if not is_slice(i))
+
+
+def _moving(indices: Sequence[Any]) -> bool:
+    """Whether a slice, or an integer of no dims, begins where only a run tells."""
+    return any(is_slice(i) and not isinstance(i.start, int) for i in indices)
+
+
+class _Part:
+    """A slice of one dim."""
+
+    def __init__(self, start: Any, size: int, stride: int = 1) -> None:
+        self.start, self.size, self.stride = start, size, stride
+
+
+def _slices_only(x: jax.Array, indices: Sequence[Any]) -> list[Any]:
+    return [i if is_slice(i) else _Part(0, n) for i, n in zip(indices, x.shape, strict=True)]
+
+
+def _whole_slices(indices: Sequence[Any]) -> list[Any]:
+    return [_Part(0, i.size) if is_slice(i) else i for i in indices]
+
+
+def _indexing(indices: Sequence[Any]) -> list[Any]:
+    """The indices as numpy writes them."""
+    return [_python_slice(i) if is_slice(i) else i for i in indices]
+
+
+def _python_slice(part: Any) -> slice:
+    return slice(part.start, part.start + _span(part), part.stride)
+
+
+def _span(part: Any) -> int:
+    return max(0, int((part.size - 1) * part.stride + 1))
+
+
+def _window(x: jax.Array, indices: Sequence[Any]) -> jax.Array:
+    """Slices and single points of each dim; points keep their dim."""
+    parts = [i if is_slice(i) else _Part(i, 1) for i in indices]
+    spans, strides = [_span(p) for p in parts], [p.stride for p in parts]
+    if all(isinstance(p.start, int) for p in parts):
+        ends = [p.start + span for p, span in zip(parts, spans, strict=True)]
+        if tuple(spans) == x.shape and max(strides, default=1) == 1:
+            return x
+        return lax.slice(x, [p.start for p in parts], ends, strides)
+    out = lax.dynamic_slice(x, _starts(parts), spans, allow_negative_indices=_signed(parts))
+    return lax.slice(out, [0] * x.ndim, spans, strides) if max(strides) > 1 else out
+
+
+def _starts(parts: Sequence[Any]) -> list[Any]:
+    int32 = np.dtype(np.int32)
+    starts = [p.start for p in parts]
+    return [
+        np.int32(s) if isinstance(s, int) else lax.convert_element_type(s, int32) for s in starts
+    ]
+
+
+def _signed(parts: Sequence[Any]) -> list[bool]:
+    """Of which starts only a run tells whether they count from the end."""
+    return [not isinstance(p.start, int) for p in parts]
+
+
+def _put_window(x: jax.Array, indices: Sequence[Any], value: jax.Array, add: bool) -> jax.Array:
+    parts = [i if is_slice(i) else _Part(i, 1) for i in indices]
+    steps = tuple(slice(None, None, p.stride) for p in parts)
+    dense = [_Part(p.start, _span(p)) for p in parts]
+    if max((p.stride for p in parts), default=1) > 1:
+        at = _window(x, dense).at[steps]
+        value = at.add(value) if add else at.set(value)
+    elif add:
+        value = lax.add(_window(x, dense), value)
+    return lax.dynamic_update_slice(x, value, _starts(dense), allow_negative_indices=_signed(dense))
+
+
+class _Mapped:
+    """Numpy's indexing with the dims mapped over along which vmap counts."""
+
+    def __init__(self, at: Sequence[Any], counts: Sequence[Any]) -> None:
+        self.at = dict(enumerate(at))
+        integers = [d for d, i in self.at.items() if not isinstance(i, slice)]
+        rank = max(jax.numpy.ndim(self.at[d]) for d in integers)
+        self.counts: dict[int, int] = {}  # dim to axis of the integers
+        for d in integers:
+            axis = counts[d] if jax.numpy.ndim(self.at[d]) == rank else None
+            if axis is not None and axis not in self.counts.values():
+                self.counts[d] = axis
+        self.axes = list(range(rank))
+        self.order = _order(self.at, list(self.at), self.axes)
+
+    def take(self, x: jax.Array) -> jax.Array:
+        out, labels = self._take(x, list(self.at), self.at, self.axes, list(self.counts.items()))
+        return _transposed(out, labels, self.order)
+
+    def put(self, x: jax.Array, value: jax.Array, add: bool) -> jax.Array:
+        pairs = list(self.counts.items())
+        return self._put(x, list(self.at), self.at, self.axes, pairs, value, self.order, add)
+
+    def _split(
+        self, dims: list[int], at: dict[int, Any], axes: list[int], dim: int, axis: int
+    ) -> tuple[Any, ...]:
+        """Without one dim and one axis of the integers, and where each integer is mapped."""
+        rest = [d for d in dims if d != dim]
+        place = axes.index(axis)
+        arrays = [at[d] for d in rest if not isinstance(at[d], slice)]
+        maps = [place if jax.numpy.ndim(a) else None for a in arrays]
+
+        def rebuilt(values: Sequence[Any]) -> dict[int, Any]:
+            left = iter(values)
+            return {d: at[d] if isinstance(at[d], slice) else next(left) for d in rest}
+
+        return rest, [k for k in axes if k != axis], arrays, maps, rebuilt
+
+    def _take(
+        self,
+        x: jax.Array,
+        dims: list[int],
+        at: dict[int, Any],
+        axes: list[int],
+        pairs: list[tuple[int, int]],
+    ) -> tuple[jax.Array, list[Label]]:
+        if not pairs:
+            return x[tuple(at[d] for d in dims)], _order(at, dims, axes)
+        (dim, axis), *more = pairs
+        rest, left, arrays, maps, rebuilt = self._split(dims, at, axes, dim, axis)
+        labels: list[Label] = []
+
+        def inner(x: jax.Array, arrays: list[Any]) -> jax.Array:
+            out, labels[:] = self._take(x, rest, rebuilt(arrays), left, more)
+            return out
+
+        out = jax.vmap(inner, in_axes=(dims.index(dim), maps))(x, arrays)
+        return out, [("index", axis), *labels]
+
+    def _put(
+        self,
+        x: jax.Array,
+        dims: list[int],
+        at: dict[int, Any],
+        axes: list[int],
+        pairs: list[tuple[int, int]],
+        value: jax.Array,
+        labels: list[Label],
+        add: bool,
+    ) -> jax.Array:
+        if not pairs:
+            value = _transposed(value, labels, _order(at, dims, axes))
+            if all(isinstance(i, slice) for i in at.values()) and value.shape == x.shape:
+                return lax.add(x, value) if add else value
+            where = x.at[tuple(at[d] for d in dims)]
+            return where.add(value) if add else where.set(value)
+        (dim, axis), *more = pairs
+        rest, left, arrays, maps, rebuilt = self._split(dims, at, axes, dim, axis)
+        mapped = labels.index(("index", axis))
+        inner_labels = labels[:mapped] + labels[mapped + 1 :]
+
+        def inner(x: jax.Array, arrays: list[Any], value: jax.Array) -> jax.Array:
+            return self._put(x, rest, rebuilt(arrays), left, more, value, inner_labels, add)
+
+        place = dims.index(dim)
+        return jax.vmap(inner, in_axes=(place, maps, mapped), out_axes=place)(x, arrays, value)
+
+
+def _order(at: dict[int, Any], dims: list[int], axes: list[int]) -> list[Label]:
+    """Dims of what numpy's indexing gives: integers stand together where they are neighbours."""
+    slices: list[Label] = [("dim", d) for d in dims if isinstance(at[d], slice)]
+    integers = [p for p, d in enumerate(dims) if not isinstance(at[d], slice)]
+    space: list[Label] = [("index", k) for k in axes]
+    if not integers:
+        return slices
+    if integers[-1] - integers[0] >= len(integers):  # slices between them
+        return space + slices
+    return slices[: integers[0]] + space + slices[integers[0] :]
+
+
+def _transposed(x: jax.Array, labels: list[Label], wanted: list[Label]) -> jax.Array:
+    if labels == wanted:
+        return x
+    return lax.transpose(x, [labels.index(label) for label in wanted])
