@@ -53,7 +53,7 @@ def _take(x: jax.Array, indices: Sequence[Any], counts: Sequence[Any]) -> jax.Ar
     if _moving(indices):
         x, indices = _window(x, _slices_only(x, indices)), _whole_slices(indices)
     at = _indexing(indices)
-    return _Mapped(at, counts).take(x)
+    return _Mapped(x.shape, at, counts).take(x)
 
 
 def _put(
@@ -68,7 +68,7 @@ def _put(
         slices = _slices_only(x, indices)
         inner = _put(_window(x, slices), _whole_slices(indices), counts, value, add)
         return _put_window(x, slices, inner, False)
-    return _Mapped(_indexing(indices), counts).put(x, value, add)
+    return _Mapped(x.shape, _indexing(indices), counts).put(x, value, add)
 
 
 def _arrays(indices: Sequence[Any]) -> bool:
@@ -153,14 +153,16 @@ def _put_window(x: jax.Array, indices: Sequence[Any], value: jax.Array, add: boo
 class _Mapped:
     """Numpy's indexing with the dims mapped over along which vmap counts."""
 
-    def __init__(self, at: Sequence[Any], counts: Sequence[Any]) -> None:
+    def __init__(self, shape: Sequence[int], at: Sequence[Any], counts: Sequence[Any]) -> None:
         self.at = dict(enumerate(at))
         integers = [d for d, i in self.at.items() if not isinstance(i, slice)]
         rank = max(jax.numpy.ndim(self.at[d]) for d in integers)
         self.counts: dict[int, int] = {}  # dim to axis of the integers
         for d in integers:
             axis = counts[d] if jax.numpy.ndim(self.at[d]) == rank else None
-            if axis is not None and axis not in self.counts.values():
+            if axis is None or axis in self.counts.values():
+                continue
+            if self.at[d].shape[axis] == shape[d]:
                 self.counts[d] = axis
         self.axes = list(range(rank))
         self.order = _order(self.at, list(self.at), self.axes)

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from partir_search.ir.core import Op, Operand, Region, Value
+from partir_search.ir.core import Literal, Op, Operand, Region, Value
 from partir_search.ir.names import source_line
 from partir_search.ir.ref_index import is_slice, put, take
 
@@ -321,7 +321,7 @@ class _Place:
         return self._apply(lambda x, at: take(x, at, self.counts), ref, [])
 
     def put(self, ref: Any, value: Operand, add: bool) -> Operand:
-        if self.trivial() and not add:
+        if self.trivial() and (not add or _is_zeros(self.env[ref], self.ops)):
             return value
         return self._apply(lambda x, at, v: put(x, at, self.counts, v, add), ref, [value])
 
@@ -358,9 +358,22 @@ def _inlined(
     return [reader.read(local, v) for v in inner.outvars]
 
 
+def _maker(x: Operand, ops: Sequence[Op]) -> Op | None:
+    return next((o for o in reversed(ops) if any(r is x for r in o.results)), None)
+
+
+def _is_zeros(x: Operand, ops: Sequence[Op]) -> bool:
+    """Whether a ref was just filled with zeros, as transposed reads do before they add to it."""
+    op = None if isinstance(x, Literal) else _maker(x, ops)
+    if op is None:
+        return isinstance(x, Literal) and x.is_zero()
+    filled = op.operands[0] if op.prim == "broadcast_in_dim" else None
+    return isinstance(filled, Literal) and filled.is_zero()
+
+
 def _counts_along(x: Operand, ops: Sequence[Op]) -> int | None:
     """The dim along which an integer array counts from 0 (and is equal along others), if any."""
-    op = next((o for o in reversed(ops) if any(r is x for r in o.results)), None)
+    op = _maker(x, ops)
     if op is None:
         return None
     if op.prim == "iota":
