@@ -5,19 +5,20 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
+from partir_search.arguments.axes import AnyMesh, within
 from partir_search.checking import Check, compared, concrete, cpu_mesh
 from partir_search.cost.simulator import Cost
-from partir_search.executables import Executables
+from partir_search.executables import Entry, Executables
 from partir_search.groups import Group
 from partir_search.machine import Machine, find_machine, machine_of_kind
 from partir_search.mcts.goals import Goal
-from partir_search.options import AnyMesh, Options, Remat, Schedule
+from partir_search.options import Options, Remat, Schedule
 from partir_search.plan import Plan, saved_plan
 from partir_search.plan_cache import PlanCache
 from partir_search.planner import DEFAULT_EPISODES, Progress
@@ -47,6 +48,7 @@ def auto_partition(
     cache: str | os.PathLike[str] | None = None,
     plan_on: Literal["every", "first"] = "every",
     groups: Sequence[Group] = (),
+    explicit_results: bool | None = None,
     on_overflow: Literal["raise", "warn"] = "raise",
     progress: bool | Progress | None = None,
 ) -> Callable[[Callable[..., Any]], AutoPartitioned]:
@@ -87,6 +89,9 @@ def auto_partition(
         does and the others replay its plan: then all must call. Plans are compared before anything
         compiles.
       groups: arguments that must be tiled alike, ``[ps.group("state/**/q", "state/**/k")]``.
+      explicit_results: whether arguments and results keep the Explicit axes of `mesh`, and so
+        their shardings as types. By default the same mesh with Auto axes has them, so that
+        ordinary code runs on them, except within `jax.set_mesh(mesh)`.
       on_overflow: what a call does if the plan needs more memory than the goals allow: raise
         `DoesNotFit` with remedies, or warn. Plans of a schedule without a search only warn.
       progress: True or False for a progress bar (default: on a terminal), or a function that is
@@ -121,6 +126,7 @@ def auto_partition(
         None if cache is None else PlanCache(cache),
         plan_on,
         tuple(groups),
+        explicit_results,
     )
     static = (_ints(static_argnums), _names(static_argnames))
     donate = (_ints(donate_argnums), _names(donate_argnames))
@@ -173,6 +179,11 @@ class AutoPartitioned:
         self._kept = Executables(fun, self._plain, self.__name__, options)
 
     @property
+    def _entries(self) -> Mapping[Hashable, Entry]:
+        """The executables, by the signature of their calls."""
+        return self._kept.entries
+
+    @property
     def plain(self) -> Any:
         """The function for one device, jitted."""
         return self._plain
@@ -212,7 +223,8 @@ class AutoPartitioned:
           args, kwargs: the step's other arguments, arrays or ShapeDtypeStructs.
         """
         plan = self.plan(jax.eval_shape(init_fn), *args, **kwargs)
-        state = jax.jit(init_fn, out_shardings=plan.in_shardings[0][0])()
+        with within(plan.mesh):
+            state = jax.jit(init_fn, out_shardings=plan.in_shardings[0][0])()
         return plan.skew(state) if plan.mesh_shape.skewed_state else state
 
     def check(self, *args: Any, plan: Plan | None = None, **kwargs: Any) -> Check:
@@ -253,21 +265,23 @@ class AutoPartitioned:
 
         Where the function closes over large arrays, a list of them comes before the arguments.
         """
-        mesh = self._options.mesh
+        mesh = self._options.here
         if isinstance(mesh, AbstractMesh) and AxisType.Explicit in mesh.axis_types:
             raise ValueError(
-                f"{self.__name__} cannot be lowered over an AbstractMesh with Explicit axes, as jax"
-                " asks for its devices; use .plan(...), a mesh from jax.make_mesh, or an"
-                " AbstractMesh with axis_types=(jax.sharding.AxisType.Auto, ...)"
+                f"{self.__name__} cannot be lowered with explicit_results over an AbstractMesh, as"
+                " jax asks for its devices; use .plan(...), a mesh from jax.make_mesh, or"
+                " explicit_results=False"
             )
         call = self._split(args, kwargs)
         entry = self._kept.entry(call, args, kwargs)
         new_args, new_kwargs = entry.structs(call)
-        return entry.jitted.trace(*entry.lifted, *new_args, **new_kwargs)
+        with within(mesh):
+            return entry.jitted.trace(*entry.lifted, *new_args, **new_kwargs)
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """`jax.stages.Lowered` of the partitioned program; `.compile()` gives the executable."""
-        return self.trace(*args, **kwargs).lower()
+        with within(self._options.here):
+            return self.trace(*args, **kwargs).lower()
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """Shapes and types of the results, as `jax.jit(f).eval_shape`."""

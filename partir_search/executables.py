@@ -11,9 +11,11 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from partir_search.agreement import check_agreement
+from partir_search.arguments import Buffers, Moves, Returned, check_alive
+from partir_search.arguments.axes import AnyMesh, within
 from partir_search.lowering.program import LocalProgram
-from partir_search.lowering.shard import lifted_shardings, sharded
-from partir_search.options import AnyMesh, Options
+from partir_search.lowering.shard import lifted_shardings, sharded, without_context
+from partir_search.options import Options
 from partir_search.placement import place, struct_of
 from partir_search.plan import Plan
 from partir_search.planned import collector_paused
@@ -30,17 +32,29 @@ class Entry:
       lifted: large closed-over arrays, as the first argument of `jitted`; () if there are none.
     """
 
+    name: str
     plan: Plan
     jitted: Any
     shardings: tuple[NamedSharding, ...]
     lifted: tuple[list[Any], ...]
+    paths: tuple[str, ...]
+    buffers: Buffers
+    moves: Moves
 
     def run(self, call: Call, leaves: Sequence[Any]) -> Any:
         """Results of the executable for the leaves of a call, placed first."""
-        tree = jax.tree.structure((call.args, call.kwargs))
-        placed = [place(x, s) for x, s in zip(leaves, self.shardings, strict=True)]
-        args, kwargs = jax.tree.unflatten(tree, placed)
-        return self.jitted(*self.lifted, *args, **kwargs)
+        try:
+            placed = list(map(place, leaves, self.shardings))
+        except RuntimeError:
+            check_alive(self.name, leaves, self.paths)
+            raise
+        self.buffers.check(leaves)
+        self.moves.note(id(self), leaves, placed, self.paths)
+        args, kwargs = jax.tree.unflatten(call.flat[1], placed)
+        with within(self.plan.mesh):
+            results = self.jitted(*self.lifted, *args, **kwargs)
+        self.buffers.returned(results)
+        return results
 
     def structs(self, call: Call) -> Any:
         """The call's arguments as ShapeDtypeStructs that carry the plan's shardings."""
@@ -56,21 +70,26 @@ class Executables:
         """Executables of `fun`, which `plain` jits with the user's static and donated arguments."""
         self._name, self._options = name, options
         self._maker = Maker(fun, plain, name, options)
+        self._moves, self._returned = Moves(name), Returned()
         self._plans: dict[Hashable, tuple[Plan, Traced]] = {}
         self._by_shape: dict[Hashable, Plan] = {}
-        self._entries: dict[Hashable, Entry] = {}
+        self.entries: dict[Hashable, Entry] = {}
 
     def planned(
         self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> tuple[Plan, Traced]:
         """The plan of a call, and the call traced."""
-        key = call.key()
+        key, here = call.key(), self._options.here
         if key not in self._plans:
             known = self._by_shape.get(call.plan_key())
             with collector_paused():
                 self._plans[key] = self._maker.make(call, args, kwargs, known)
             self._by_shape[call.plan_key()] = self._plans[key][0]
-        return self._plans[key]
+        plan, traced = self._plans[key]
+        if plan.mesh != here:
+            plan = plan.on(here)
+            self._plans[key] = plan, traced
+        return plan, traced
 
     def known_plans(
         self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]
@@ -85,18 +104,19 @@ class Executables:
         Raises:
           DoesNotFit: the plan needs more memory than the goals allow, and `on_overflow="raise"`.
         """
-        key = call.key()
-        entry = self._entries.get(key)
+        key = call.key(), self._options.here
+        entry = self.entries.get(key)
         if entry is None:
+            check_alive(self._name, call.leaves(), call.paths())
             plan, traced = self.planned(call, args, kwargs)
-            entry = self._entries[key] = self._build(plan, traced)
+            entry = self.entries[key] = self._build(plan, traced)
         return entry
 
     def clear(self) -> None:
         """Forgets all plans and executables."""
         self._plans.clear()
         self._by_shape.clear()
-        self._entries.clear()
+        self.entries.clear()
 
     def _check_fit(self, plan: Plan) -> None:
         """DoesNotFit, or a warning, if the plan needs more memory than there is."""
@@ -109,7 +129,7 @@ class Executables:
 
     def _build(self, plan: Plan, traced: Traced) -> Entry:
         self._check_fit(plan)
-        mesh = self._options.mesh
+        mesh = plan.mesh
         check_agreement(plan, mesh)
         mapped = sharded(plan.program, mesh)
 
@@ -128,13 +148,29 @@ class Executables:
         donate = [i + len(lifted) for i, a in enumerate(flags[0]) if _all(a)]
         donate_names = [k for k, a in flags[1].items() if _all(a)]
         jitted = jax.jit(
-            partitioned,
+            without_context(partitioned),
             donate_argnums=donate or None,
             donate_argnames=donate_names or None,
             out_shardings=None if isinstance(mesh, AbstractMesh) else plan.out_shardings,
             keep_unused=True,
         )
-        return Entry(plan, jitted, tuple(plan.flat_in_shardings()), lifted)
+        arguments, paths = plan.module.body.args, plan.module.arg_paths
+        return Entry(
+            self._name,
+            plan,
+            jitted,
+            tuple(plan.flat_in_shardings()),
+            lifted,
+            paths,
+            Buffers(
+                self._name,
+                paths,
+                [v.type.nbytes for v in arguments],
+                traced.donated,
+                self._returned,
+            ),
+            self._moves,
+        )
 
 
 def _lifted(program: LocalProgram, mesh: AnyMesh) -> list[Any]:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from partir_search.api import AutoPartitioned, auto_partition
+from partir_search.arguments.axes import AnyMesh
 from partir_search.comparison import Experts
 from partir_search.machine import Machine
-from partir_search.options import AnyMesh
 
 
 def experts(

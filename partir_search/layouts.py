@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import copy
+from typing import Any, Self
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
@@ -27,9 +28,20 @@ class Layouts:
         self._planned, self._mesh = planned, mesh
         self._in_tree, self._out_tree = in_tree, out_tree
 
+    def on(self, mesh: Any) -> Self:
+        """The same on a mesh with the same axes, of other types."""
+        other = copy.copy(self)
+        other._mesh = mesh
+        return other
+
     @property
     def module(self) -> Module:
         return self._planned.graph.module
+
+    @property
+    def mesh(self) -> Any:
+        """The mesh of the shardings below."""
+        return self._mesh
 
     @property
     def mesh_shape(self) -> MeshShape:

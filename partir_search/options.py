@@ -7,8 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import Any, Literal, Union
 
-from jax.sharding import AbstractMesh, Mesh
-
+from partir_search.arguments.axes import AnyMesh, auto_axes, is_context
 from partir_search.cost.simulator import Cost
 from partir_search.groups import Group
 from partir_search.ir.mesh import MeshShape
@@ -21,7 +20,6 @@ from partir_search.saved import SavedPlan
 from partir_search.tactics import Tactic, diagonals
 
 Schedule = Union[Sequence[Tactic], Plan, SavedPlan, None]
-AnyMesh = Union[Mesh, AbstractMesh]
 Remat = Union[bool, Literal["auto"]]
 
 
@@ -48,6 +46,7 @@ class Options:
     cache: PlanCache | None = None
     plan_on: Literal["every", "first"] = "every"
     groups: tuple[Group, ...] = ()
+    explicit_results: bool | None = None
 
     def __post_init__(self) -> None:
         for name, known in (
@@ -56,6 +55,7 @@ class Options:
             ("rings", (True, False)),
             ("skewed_state", (True, False)),
             ("plan_on", ("every", "first")),
+            ("explicit_results", (None, True, False)),
             ("on_overflow", ("raise", "warn")),
         ):
             given = getattr(self, name)
@@ -84,6 +84,17 @@ class Options:
             return _like(plain, given.mesh_shape if isinstance(given, Plan) else given.mesh)
         named = diagonals(given or ()) or (plain.equal_pairs() if self.rings else ())
         return plain.with_diagonals(named, self.skewed_state)
+
+    @property
+    def here(self) -> AnyMesh:
+        """The mesh on which arguments and results of a call live that is made here: the user's, or
+        the same with Auto axes. Within `jax.set_mesh` of the user's mesh it is that one, as jax
+        refuses arrays of any other.
+        """
+        explicit = self.explicit_results
+        if explicit is None:
+            explicit = is_context(self.mesh)
+        return self.mesh if explicit else auto_axes(self.mesh)
 
     def facts(self) -> list[Any]:
         """What plans depend on besides the program and the mesh."""

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from partir_search.signature import abstract
+from partir_search.signature import abstract, is_array
 
 
 def struct_of(x: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
@@ -20,9 +20,21 @@ def struct_of(x: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
 
 
 def place(x: Any, sharding: NamedSharding) -> Any:
-    """The leaf with the plan's sharding; no copy if it has it already."""
-    if isinstance(x, jax.Array):
-        if x.sharding == sharding or x.sharding.is_equivalent_to(sharding, x.ndim):
+    """The leaf with the plan's sharding; no copy if it has it already.
+
+    RuntimeError if it is deleted.
+
+    The same blocks on a mesh of other axis names or types are not enough: the type of an array on
+    Explicit axes names its mesh, which the program does not know.
+    """
+    if is_array(x):
+        if x.is_deleted():
+            raise RuntimeError("array has been deleted")
+        now = x.sharding
+        if now == sharding:
+            return x
+        same = now.mesh == sharding.mesh if isinstance(now, NamedSharding) else False
+        if same and now.is_equivalent_to(sharding, x.ndim):
             return x
         if not x.is_fully_addressable:
             return jax.device_put(x, sharding)

@@ -268,7 +268,7 @@ class Maker:
         o = self._options
         return Plan(
             planned,
-            mesh=o.mesh,
+            mesh=o.here,
             machine=o.machine,
             in_tree=traced.in_tree,
             out_tree=traced.out_tree,

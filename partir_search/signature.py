@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -28,9 +29,19 @@ def abstract(x: Any) -> Any:
     return jax.ShapeDtypeStruct(tuple(x.shape), dtype, weak_type=weak)
 
 
+@functools.cache
+def _array_type(kind: Any) -> bool:
+    return issubclass(kind, jax.Array)
+
+
+def is_array(x: Any) -> bool:
+    """Whether a leaf is a jax array; remembers classes, as `isinstance` asks an abstract one."""
+    return _array_type(x.__class__)
+
+
 def leaf_key(x: Any) -> tuple[tuple[int, ...], Any, bool]:
     """Shape, type and weakness of a leaf: what decides which executable a call uses."""
-    if isinstance(x, jax.Array):
+    if is_array(x):
         return x.shape, x.dtype, bool(getattr(x, "weak_type", False))
     x = abstract(x)
     return x.shape, x.dtype, x.weak_type
@@ -50,16 +61,21 @@ class Call:
     names: tuple[str, ...]
     statics: tuple[tuple[str, Any], ...]
 
+    @functools.cached_property
+    def flat(self) -> tuple[list[Any], Any]:
+        """Leaves and structure of (args, kwargs)."""
+        return jax.tree.flatten((self.args, self.kwargs))
+
     def leaves(self) -> list[Any]:
-        return jax.tree.leaves((self.args, self.kwargs))
+        return self.flat[0]
 
     def key(self) -> Hashable:
-        leaves, tree = jax.tree.flatten((self.args, self.kwargs))
+        leaves, tree = self.flat
         return tree, tuple(map(leaf_key, leaves)), self.statics
 
     def plan_key(self) -> Hashable:
         """The key without weakness of types, on which a plan does not depend."""
-        leaves, tree = jax.tree.flatten((self.args, self.kwargs))
+        leaves, tree = self.flat
         return tree, tuple(leaf_key(x)[:2] for x in leaves), self.statics
 
     def paths(self) -> list[str]:

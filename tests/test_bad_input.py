@@ -173,7 +173,10 @@ def test_large_constants_are_named() -> None:
 def test_explicit_axes_without_devices_cannot_be_lowered() -> None:
     explicit = (jax.sharding.AxisType.Explicit,) * 2
     mesh = jax.sharding.AbstractMesh((2, 4), ("batch", "model"), axis_types=explicit)
-    step = ps.auto_partition(mesh, machine="cpu", episodes=5)(lambda x: x * 2)
+    parts = ps.auto_partition(mesh, machine="cpu", episodes=5, explicit_results=True)
+    step = parts(lambda x: x * 2)
     assert step.plan(jnp.ones((8, 8))).cost.seconds > 0
-    with pytest.raises(ValueError, match="cannot be lowered over an AbstractMesh with Explicit"):
+    with pytest.raises(ValueError, match="explicit_results over an AbstractMesh, as jax asks"):
         step.lower(jnp.ones((8, 8)))
+    plain = ps.auto_partition(mesh, machine="cpu", episodes=5)(lambda x: x * 2)
+    assert "sharding" in plain.lower(jnp.ones((8, 8))).as_text()

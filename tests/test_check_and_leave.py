@@ -121,5 +121,6 @@ def test_what_cannot_be_checked_or_left_says_so(mesh: jax.sharding.Mesh) -> None
     plan = partitioned.plan(x)
     with pytest.raises(TypeError, match="check takes what auto_partition returned"):
         plan.check(step, x)
+    explicit = ps.auto_partition(mesh, machine="tpu_v5e", schedule=[], explicit_results=True)
     with pytest.raises(ValueError, match=r"plan on jax.sharding.Mesh\(mesh.devices"):
-        plan.constrained()
+        explicit(step).plan(x).constrained()

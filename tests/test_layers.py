@@ -32,7 +32,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         *("constraints", "placement", "signature", "user_rules", "microbatch", "planning"),
         *("communication", "comparison", "questions", "options", "page"),
         *("agreement", "checking", "following", "groups", "layouts", "leaving", "plan_cache"),
-        "executables",
+        *("arguments", "executables"),
     ),
     ("api",),
     ("known",),
@@ -74,7 +74,7 @@ SIDEWAYS = {  # within the fourth and fifth floor, who may import whom
     "layouts": {"placement", "planned"},
     "plan_cache": {"plan", "saved"},
     "groups": {"tactics"},
-    "options": {"groups", "plan", "plan_cache", "planner", "saved", "tactics"},
+    "options": {"arguments", "groups", "plan", "plan_cache", "planner", "saved", "tactics"},
     "planning": {
         *(
             "agreement",
@@ -88,8 +88,18 @@ SIDEWAYS = {  # within the fourth and fifth floor, who may import whom
         ),
         *("planned", "planner", "pressure", "report", "saved", "signature", "tactics"),
     },
+    "arguments": {"signature"},
     "executables": {
-        *("agreement", "options", "placement", "plan", "planned", "planning", "pressure"),
+        *(
+            "agreement",
+            "arguments",
+            "options",
+            "placement",
+            "plan",
+            "planned",
+            "planning",
+            "pressure",
+        ),
         "signature",
     },
     "machine": set(),

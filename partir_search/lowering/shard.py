@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import Layout
 from partir_search.lowering.emit import emit, run_step
 from partir_search.lowering.program import LocalProgram, Slot, Source
 from partir_search.lowering.skew import redistribute, straight
+
+NO_MESH = AbstractMesh((), ())
 
 
 def partition_spec(mesh: MeshShape, layout: Layout, *, user: bool = False) -> PartitionSpec:
@@ -94,12 +97,14 @@ def sharded(program: LocalProgram, mesh: Any) -> Any:
         of explicit ones are moved to and from the split mesh, which costs nothing) or the plan's.
     """
     parts = split_mesh(mesh, program.partition.mesh)
-    mapped = jax.shard_map(
-        emit(program, _platform(mesh)),
-        mesh=parts,
-        in_specs=(*argument_specs(program), *lifted_specs(program)),
-        out_specs=tuple(result_specs(program)),
-        check_vma=False,
+    mapped = without_context(
+        jax.shard_map(
+            emit(program, _platform(mesh)),
+            mesh=parts,
+            in_specs=(*argument_specs(program), *lifted_specs(program)),
+            out_specs=tuple(result_specs(program)),
+            check_vma=False,
+        )
     )
     if parts is mesh or AxisType.Explicit not in mesh.axis_types:
         return mapped
@@ -111,7 +116,18 @@ def sharded(program: LocalProgram, mesh: Any) -> Any:
     def renamed(*args: Any) -> Any:
         return jax.device_put(mapped(*jax.device_put(args, enter)), leave)
 
-    return renamed
+    return without_context(renamed)
+
+
+def without_context(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """`fun` traced as outside of `jax.set_mesh`: jax refuses any mesh but the one that is set."""
+
+    @functools.wraps(fun)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with jax.sharding.use_abstract_mesh(NO_MESH):
+            return fun(*args, **kwargs)
+
+    return run
 
 
 def reorder(
@@ -145,4 +161,4 @@ def reorder(
     placed = [
         jax.device_put(v, NamedSharding(parts, s)) for v, s in zip(values, specs, strict=True)
     ]
-    return list(jax.jit(mapped)(*placed))
+    return list(jax.jit(without_context(mapped))(*placed))

@@ -1,0 +1,6 @@
+"""What a call's arguments must be before the partitioned program takes them."""
+
+from partir_search.arguments.buffers import Buffers, Returned, check_alive
+from partir_search.arguments.moves import Moves
+
+__all__ = ["Buffers", "Moves", "Returned", "check_alive"]

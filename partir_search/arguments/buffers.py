@@ -1,0 +1,127 @@
+"""Checks of donated buffers: XLA ends the process where one is gone, or is passed twice.
+
+The results of a function have buffers of their own, so of a step that takes back what it returned
+only arrays from elsewhere are looked at; the others cost some tenths of a microsecond each.
+"""
+
+from __future__ import annotations
+
+import collections
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+
+from partir_search.signature import is_array
+
+
+def check_alive(name: str, leaves: Sequence[Any], paths: Sequence[str]) -> None:
+    """Looks for arguments whose buffer is gone.
+
+    Args:
+      name: of the function that is called.
+
+    Raises:
+      RuntimeError: an array was donated before, or deleted.
+    """
+    for i, x in enumerate(leaves):
+        if is_array(x) and x.is_deleted():
+            raise RuntimeError(
+                f"{name}: {paths[i]} was donated to an earlier call, or deleted, and its buffer is"
+                " gone: pass what that call returned, copy it before (jnp.copy), or leave its"
+                " argument out of donate_argnums"
+            )
+
+
+class Returned:
+    """What the last call of a function returned: arrays whose buffers are nobody else's."""
+
+    def __init__(self) -> None:
+        self._refs: list[weakref.ref[Any]] = []
+
+    def note(self, results: Any) -> None:
+        """Keeps the results of a call in mind, without keeping them alive."""
+        self._refs = list(map(weakref.ref, jax.tree.leaves(results)))
+
+    def ids(self) -> set[int]:
+        """`id` of those that are still there."""
+        return set(map(id, [ref() for ref in self._refs]))
+
+
+class Buffers:
+    """The buffers that one executable's calls donate."""
+
+    def __init__(
+        self,
+        name: str,
+        paths: Sequence[str],
+        sizes: Sequence[int],
+        donated: Sequence[bool],
+        returned: Returned,
+    ) -> None:
+        """Checks for a function of this name.
+
+        Args:
+          paths, sizes, donated: per flat argument its path, bytes and whether it is donated.
+          returned: results of the function, shared by its executables.
+        """
+        self._name, self._paths, self._donated = name, paths, donated
+        groups: dict[int, list[int]] = collections.defaultdict(list)
+        for i, size in enumerate(sizes):
+            groups[size].append(i)
+        shared = [g for size, g in groups.items() if size and any(donated[i] for i in g)]
+        self._rivals = {i: g for g in shared if len(g) > 1 for i in g}
+        self._returned = returned
+
+    def check(self, leaves: Sequence[Any]) -> None:
+        """Looks for donated buffers that are passed twice. None of the leaves may be deleted.
+
+        Raises:
+          ValueError: two leaves are one buffer, and one of them is donated.
+        """
+        if not self._rivals:
+            return
+        places = dict(zip(map(id, leaves), range(len(leaves)), strict=True))
+        if len(places) < len(leaves):
+            self._check_same(leaves, range(len(leaves)), lambda x: (id(x),))
+        foreign = [places[i] for i in places.keys() - self._returned.ids()]
+        strangers = [i for i in foreign if i in self._rivals and is_array(leaves[i])]
+        if strangers:
+            near = sorted({j for i in strangers for j in self._rivals[i]})
+            self._check_same(leaves, near, pointers)
+
+    def returned(self, results: Any) -> None:
+        """Notes what a call returned."""
+        if self._rivals:
+            self._returned.note(results)
+
+    def _check_same(
+        self,
+        leaves: Sequence[Any],
+        places: Iterable[int],
+        keys: Callable[[Any], Iterable[Any]],
+    ) -> None:
+        seen: dict[Any, int] = {}
+        for i in places:
+            if not is_array(leaves[i]) or i not in self._rivals:
+                continue
+            for key in keys(leaves[i]):
+                first = seen.setdefault(key, i)
+                if first != i and (self._donated[first] or self._donated[i]):
+                    raise ValueError(self._twice(first, i))
+
+    def _twice(self, first: int, second: int) -> str:
+        one, other = (first, second) if self._donated[first] else (second, first)
+        argument = self._paths[one].partition("/")[0]
+        return (
+            f"{self._name}: {self._paths[first]} and {self._paths[second]} are one buffer, and"
+            f" {argument} is donated: copy one of them (jnp.copy({self._paths[other]})), or make"
+            f" {argument} by step.init"
+        )
+
+
+def pointers(x: Any) -> list[tuple[Any, int]]:
+    """Device and address of each block of an array that this process holds."""
+    blocks = map(x.addressable_data, range(len(x.sharding.addressable_devices)))
+    return [(block.device, block.unsafe_buffer_pointer()) for block in blocks]

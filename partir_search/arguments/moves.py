@@ -1,0 +1,75 @@
+"""One warning where every call moves arguments that the user has put somewhere else."""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from jax.sharding import NamedSharding, SingleDeviceSharding
+
+from partir_search.signature import is_array
+
+
+class Moves:
+    """Arguments of one function that its calls move between devices."""
+
+    def __init__(self, name: str) -> None:
+        """Moves of the function of this name: it is warned of once."""
+        self._name, self._warned = name, False
+        self._before: dict[int, dict[int, Any]] = {}
+
+    def note(
+        self, entry: int, leaves: Sequence[Any], placed: Sequence[Any], paths: Sequence[str]
+    ) -> None:
+        """Warns if an argument was committed to the same other place in two calls running.
+
+        The first call alone says nothing: a restored or loaded state is moved once.
+
+        Args:
+          entry: tells the function's executables apart.
+          leaves, placed: the call's arguments as they came and where the plan wants them.
+        """
+        if self._warned:
+            return
+        changed = [i for i, stays in enumerate(map(operator.is_, leaves, placed)) if not stays]
+        if not changed and entry not in self._before:
+            return
+        now = {i: leaves[i].sharding for i in changed if moves(leaves[i], placed[i])}
+        again = sorted(dict(now.items() & self._before.pop(entry, {}).items()))
+        if now:
+            self._before[entry] = now
+        if again:
+            self._warned = True
+            i = again[0]
+            others = f" ({len(again)} arguments are)" if len(again) > 1 else ""
+            warnings.warn(
+                f"{self._name}: {paths[i]} lives on {_place(leaves[i])}, and the plan has it on"
+                f" {_place(placed[i])}: it is moved in every call{others}; place it once"
+                " (jax.device_put with plan.in_shardings), make it by step.init, or pass what the"
+                " step returned",
+                stacklevel=4,
+            )
+
+
+def moves(x: Any, placed: Any) -> bool:
+    """Whether bytes of an array that the user committed to devices go elsewhere."""
+    if not is_array(x) or not x.committed:
+        return False
+    return not x.sharding.is_equivalent_to(placed.sharding, x.ndim)
+
+
+def _place(x: Any) -> str:
+    """Devices and layout of an array, in words."""
+    sharding = x.sharding
+    if isinstance(sharding, SingleDeviceSharding):
+        text = str(next(iter(sharding.device_set)))
+    elif isinstance(sharding, NamedSharding):
+        axes = ", ".join(f"{n}:{s}" for n, s in sharding.mesh.shape.items())
+        text = f"mesh<{axes}> as {sharding.spec}"
+    else:
+        text = str(sharding)
+    default = next(iter(sharding.device_set)).default_memory().kind
+    kind = sharding.memory_kind
+    return text if kind in (None, default) else f"{text} in {kind} memory"
