@@ -108,6 +108,7 @@ class OpRule:
       pads: longer factors change nothing within the extents that the program says.
       blockwise: how it works on one block of a factor after the other, if it can.
       opaque: the primitive has no rule; it runs replicated and the report names it.
+      together: its local form holds collectives, so that all devices must run it.
     """
 
     sizes: tuple[int, ...]
@@ -130,6 +131,7 @@ class OpRule:
     pads: bool = True
     blockwise: Blockwise | None = None
     opaque: bool = False
+    together: bool = False
 
     def __post_init__(self) -> None:
         for factor in range(len(self.sizes)):

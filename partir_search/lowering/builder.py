@@ -13,6 +13,7 @@ from partir_search.lowering.passing import alone, pass_around
 from partir_search.lowering.program import Apply, Move, Slot, Source
 from partir_search.lowering.reshard import Step
 from partir_search.lowering.skew import redistribute, shuffle
+from partir_search.lowering.stopping import stop_alone
 from partir_search.lowering.streams import RESULT, Part, Walk, gather_walk, scatter_walk
 from partir_search.lowering.window import window_steps
 from partir_search.propagation.rules.control_flow import flows_of
@@ -297,5 +298,5 @@ class BlockBuilder:
         outs = tuple(
             owner.slot(result, layout, ()) for result, layout in zip(op.results, made, strict=True)
         )
-        self.steps.append(Apply(op, ins, outs, blocks))
+        self.steps.append(Apply(op, ins, outs, stop_alone(owner.partition, op, blocks)))
         self.settle(outs, op)

@@ -21,6 +21,21 @@ Block = Callable[..., Sequence[Any]]  # emits a region: block(*args) -> results
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Examples:
+    """A loop over a batch of examples that keep their values once they have finished.
+
+    Attributes:
+      decides: region whose result says whether any example goes on.
+      body: region of an iteration.
+      first: its first argument that is a carry; the last one says which examples go on.
+    """
+
+    decides: int
+    body: int
+    first: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Flows:
     """How values pass in and out of an op's regions.
 
@@ -31,6 +46,7 @@ class Flows:
       finals: (region, argument, op result): the op's result is the last value of an argument.
       same: (region, argument, region, argument): two arguments that are one value.
       trips: times that each region runs (an estimate for `while`).
+      examples: of a loop whose examples stop each by itself; else None.
     """
 
     enters: tuple[tuple[int, int, int, int], ...]
@@ -39,6 +55,7 @@ class Flows:
     finals: tuple[tuple[int, int, int], ...] = ()
     same: tuple[tuple[int, int, int, int], ...] = ()
     trips: tuple[int, ...] = (1,)
+    examples: Examples | None = None
 
 
 FLOWS: dict[str, Callable[[Op], Flows]] = {}
@@ -99,6 +116,7 @@ def _while_flows(op: Op) -> Flows:
         finals=tuple((1, body_consts + j, j) for j in range(carries)),
         same=tuple((0, cond_consts + j, 1, body_consts + j) for j in range(carries)),
         trips=(WHILE_TRIPS, WHILE_TRIPS),
+        examples=Examples(0, 1, body_consts) if "examples_stop" in op.params else None,
     )
 
 

@@ -23,7 +23,7 @@ from partir_search.propagation.rules.registry import register, whole
 @register("debug_callback", "debug_print", "io_callback")
 def callback(op: Op) -> OpRule:
     """Operands are needed whole."""
-    return whole(op, local=local_callback)
+    return whole(op, local=local_callback, together=True)
 
 
 def local_callback(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:

@@ -1,0 +1,72 @@
+"""Loops over a batch of examples that each device leaves as soon as its own examples have finished.
+
+Such a loop goes on while any example does, which is an all_reduce of a bool in every iteration if
+the batch is tiled. Examples that have finished keep their values, so a device may stop as soon as
+its own have: unless an iteration holds collectives, for which all devices must be there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from partir_search.ir.core import Op, Region, Value
+from partir_search.ir.partition import Layout, Partition
+from partir_search.lowering.program import Apply, Block, Move, Slot, Source
+from partir_search.lowering.reshard import COLLECTIVES
+from partir_search.propagation.rules.control_flow import flows_of
+
+
+def stop_alone(partition: Partition, op: Op, blocks: Sequence[Block]) -> tuple[Block, ...]:
+    """The blocks of a loop, its decision without the all_reduce where each device may decide alone.
+
+    That is where no iteration holds another collective, and all carries are tiled over the examples
+    as the predicate is: a device then reads and writes nothing but what belongs to its examples.
+    """
+    examples = flows_of(op).examples
+    if examples is None:
+        return tuple(blocks)
+    decision = blocks[examples.decides]
+    own = _undecided(decision.steps, decision.results[0])
+    if own is None or own is decision.results[0]:
+        return tuple(blocks)
+    body = op.regions[examples.body]
+    layouts = [partition.layout(v) for v in body.args[examples.first :]]
+    over = layouts[-1]
+    alike = all(layout[: len(over)] == over for layout in layouts)
+    tiled = {axis for axes in over for axis in axes}
+    summed = {axis for axis, _ in own.pending}
+    if not alike or not summed <= tiled or _meets(partition, blocks[examples.body]):
+        return tuple(blocks)
+    steps = [s for s in decision.steps if not isinstance(s, Move)]
+    alone = Block(decision.region, decision.args, steps, (own,))
+    return tuple(alone if b is decision else b for b in blocks)
+
+
+def _undecided(steps: Iterable[Apply | Move], result: Source) -> Slot | None:
+    """The decision as a device makes it, before it is combined with those of the others; None if
+    more is moved than the decision.
+    """
+    moves = [s for s in steps if isinstance(s, Move)]
+    for move in reversed(moves):
+        if move.target is not result or move.step.monoid != "or":
+            return None
+        result = move.source
+    return result if isinstance(result, Slot) else None
+
+
+def _meets(partition: Partition, block: Block) -> bool:
+    """Whether devices meet in a block: in a collective, or in an op that all run together."""
+
+    def moves(block: Block) -> bool:
+        return any(
+            s.step.kind in COLLECTIVES if isinstance(s, Move) else any(map(moves, s.blocks))
+            for s in block.steps
+        )
+
+    def together(region: Region) -> bool:
+        return any(
+            rule.together or rule.manual or any(map(together, op.regions))
+            for op, rule in ((op, partition.rules[op.id]) for op in region.ops)
+        )
+
+    return moves(block) or together(block.region)
