@@ -49,6 +49,7 @@ def auto_partition(
     plan_on: Literal["every", "first"] = "every",
     groups: Sequence[Group] = (),
     explicit_results: bool | None = None,
+    trip_counts: Mapping[str, int] | None = None,
     on_overflow: Literal["raise", "warn"] = "raise",
     progress: bool | Progress | None = None,
 ) -> Callable[[Callable[..., Any]], AutoPartitioned]:
@@ -92,6 +93,10 @@ def auto_partition(
       explicit_results: whether arguments and results keep the Explicit axes of `mesh`, and so
         their shardings as types. By default the same mesh with Auto axes has them, so that
         ordinary code runs on them, except within `jax.set_mesh(mesh)`.
+      trip_counts: iterations of loops whose number depends on data, which costs are counted with:
+        by glob on the loop's source line, name stack or name, as the report shows them,
+        ``{"*solver.py:41*": 12}``. Default: 100, shared by loops in each other, or the program's
+        own limit if that is less.
       on_overflow: what a call does if the plan needs more memory than the goals allow: raise
         `DoesNotFit` with remedies, or warn. Plans of a schedule without a search only warn.
       progress: True or False for a progress bar (default: on a terminal), or a function that is
@@ -127,6 +132,7 @@ def auto_partition(
         plan_on,
         tuple(groups),
         explicit_results,
+        dict(trip_counts or {}),
     )
     static = (_ints(static_argnums), _names(static_argnames))
     donate = (_ints(donate_argnums), _names(donate_argnames))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Union
 
 from partir_search.arguments.axes import AnyMesh, auto_axes, is_context
@@ -47,6 +47,7 @@ class Options:
     plan_on: Literal["every", "first"] = "every"
     groups: tuple[Group, ...] = ()
     explicit_results: bool | None = None
+    trip_counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, known in (
@@ -69,6 +70,13 @@ class Options:
         for one in self.groups:
             if not isinstance(one, Group):
                 raise TypeError(f"groups are made by partir_search.group(...), not {one!r}")
+        for glob, count in self.trip_counts.items():
+            whole = isinstance(count, int) and not isinstance(count, bool)
+            if not isinstance(glob, str) or not whole or count < 1:
+                raise ValueError(
+                    "trip_counts maps globs on loops to whole numbers of at least 1,"
+                    f" {{'*solver.py:41*': 12}}, not {glob!r} to {count!r}"
+                )
         if self.episodes < 1:
             raise ValueError(f"episodes must be at least 1, not {self.episodes}")
         if not self.microbatches or min(self.microbatches) < 1:
@@ -103,6 +111,7 @@ class Options:
             *(self.schedule, self.machine, self.goals, self.episodes, self.seed),
             *(self.in_shardings, self.out_shardings, self.pad, self.remat, self.microbatches),
             *(self.rings, self.skewed_state, follow, self.groups),
+            *sorted(self.trip_counts.items()),
         ]
 
 

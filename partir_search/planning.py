@@ -146,14 +146,15 @@ class Maker:
         parts: int,
         donated: tuple[bool, ...] | None,
     ) -> Traced:
+        said = self._options.trip_counts
         if parts == 1:
-            return trace_call(self._plain, call, args, kwargs, self._name)
+            return trace_call(self._plain, call, args, kwargs, self._name, trip_counts=said)
         accumulated = microbatched(self._fun, parts)
         static = {k: v for k, v in kwargs.items() if k not in call.kwargs}
         split = jax.jit(lambda *a, **k: accumulated(*_bind(call, args, a), **k, **static))
         if donated is None:
             donated = donated_leaves(self._plain, call, args, kwargs)
-        return trace_call(split, call, call.args, call.kwargs, self._name, donated)
+        return trace_call(split, call, call.args, call.kwargs, self._name, donated, said)
 
     def _planner(self, module: Module) -> Planner:
         o = self._options

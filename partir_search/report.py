@@ -13,6 +13,7 @@ from rich.console import Console, Group
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from partir_search.ir.trips import Trips, data_loops
 from partir_search.mcts.game import Record
 
 if TYPE_CHECKING:
@@ -57,7 +58,8 @@ def plan_tables(plan: Plan) -> Group:
     """What `Plan.report` prints."""
     tables = [figures_table(plan), arguments_table(plan)]
     tables += [experts_table(plan)] if plan.searches else []
-    tables += [collectives_table(plan, {}), collective_lines_table(plan), not_tiled_table(plan)]
+    tables += [collectives_table(plan, {}), collective_lines_table(plan)]
+    tables += [loops_table(plan), not_tiled_table(plan)]
     return Group(*(t for t in tables if t.row_count))
 
 
@@ -101,6 +103,32 @@ def collective_lines_table(plan: Plan, rows: int = 15) -> Table:
         table.add_row(*key, str(count[key]), f"{volume[key]:,.0f}")
     if len(ranked) > rows:
         table.caption = f"and {len(ranked) - rows} lines more"
+    return table
+
+
+def loops_table(plan: Plan) -> Table:
+    """Loops whose trip count depends on data, and the counts that the figures rest on."""
+    table = Table(
+        title="loops whose trip count depends on data",
+        title_justify="left",
+        caption="auto_partition(trip_counts={'*file.py:41*': 12}) says how often a loop runs,"
+        " by a glob on where or loop",
+        caption_justify="left",
+    )
+    for column in ("loop", "where"):
+        table.add_column(column)
+    for column in ("trips", "in all"):
+        table.add_column(column, justify="right")
+    table.add_column("why")
+    rows: dict[tuple[str, Trips, int], list[str]] = {}
+    for loop in data_loops(plan.module):
+        rows.setdefault((loop.source, loop.trips, loop.runs), []).append(loop.name)
+    for (source, trips, runs), names in rows.items():
+        name = f"{names[0]} (x{len(names)})" if len(names) > 1 else names[0]
+        why = "trip_counts" if trips.said == "user" else "assumed"
+        if trips.most is not None:
+            why += f"; the program allows {trips.most:,}"
+        table.add_row(name, source, f"{trips.count:,}", f"{runs:,}", why)
     return table
 
 

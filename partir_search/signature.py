@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+<<<<<<< HEAD
 import functools
 from collections.abc import Callable, Hashable, Sequence
+=======
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from types import MappingProxyType
+>>>>>>> 58f286a (Trip counts: read off, said, or assumed once for a nest)
 from typing import Any
 
 import jax
@@ -139,11 +144,13 @@ def trace_call(
     kwargs: dict[str, Any],
     name: str,
     donated: tuple[bool, ...] | None = None,
+    trip_counts: Mapping[str, int] = MappingProxyType({}),
 ) -> Traced:
     """Traces `jitted(*args, **kwargs)` abstractly. `call` holds its dynamic arguments.
 
     Args:
       donated: per flat argument; None if `jitted` itself knows.
+      trip_counts: of loops that depend on data, by glob.
     """
     traced = _trace(jitted, call, args, kwargs)
     in_tree = traced.in_tree
@@ -157,6 +164,7 @@ def trace_call(
         result_paths=[leaf_path("", keys) for keys, _ in out_leaves],
         ties=find_ties(call, traced.out_info, donated),
         donated=frozenset(i for i, d in enumerate(donated) if d),
+        trip_counts=trip_counts,
     )
     weak = tuple(bool(getattr(x, "weak_type", False)) for _, x in out_leaves)
     _forget(jitted)

@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from tests.generated.batched_loops import batched_loop
+
 SIZES = (2, 3, 4, 6, 8)
 KINDS = (
     *("unary", "binary", "dot", "dot", "reduce", "max", "transpose", "reshape", "broadcast"),
@@ -18,11 +20,14 @@ KINDS = (
     *("scatter", "sort", "cumulative", "rows", "update", "pad", "reverse", "repeat", "conv"),
     *("strided_conv", "overlapping_pool", "roll", "middle"),
     *("pool", "argmax", "batched", "narrow", "whiles", "reduce_in_scan", "solve"),
+    "batched_loop",
 )
 
 
 class Builder:
     """Grows a program value by value from a seeded generator."""
+
+    batched_loop = batched_loop
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)

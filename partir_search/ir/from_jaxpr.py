@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -16,11 +17,14 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding
 
+from partir_search.ir.batched_loops import is_batched, write_out
 from partir_search.ir.core import Literal, Module, Op, Operand, Region, TensorType, Value
+from partir_search.ir.counting import Counted, counted_while
 from partir_search.ir.manual import Manual, Spec
 from partir_search.ir.names import clean, value_stem
 from partir_search.ir.numbering import number
 from partir_search.ir.refs import READ, carried, has_effect, write_back, written
+from partir_search.ir.trips import set_trips
 
 INLINED = {
     "call_hi_primitive": "_prim",
@@ -59,6 +63,7 @@ def read_module(
     result_paths: Sequence[str],
     ties: Sequence[tuple[int, int]] = (),
     donated: frozenset[int] = frozenset(),
+    trip_counts: Mapping[str, int] = MappingProxyType({}),
 ) -> Module:
     """The module of a traced function's jaxpr (`jax.jit(f).trace(...).jaxpr`).
 
@@ -66,6 +71,7 @@ def read_module(
       jaxpr: closed jaxpr; one path per argument and per result.
       ties: pairs of argument and result index that keep one tiling.
       donated: indices of donated arguments.
+      trip_counts: of loops that depend on data, by glob (see `ir/trips.py`).
     """
     reader = _Reader()
     body, constants = reader.region_of(jaxpr, names=[_identifier(p) for p in arg_paths])
@@ -81,6 +87,7 @@ def read_module(
         donated=donated,
     )
     number(module, reader.constant_values)
+    set_trips(module, reader.counted, trip_counts)
     return module
 
 
@@ -108,6 +115,7 @@ class _Reader:
         self.types: dict[tuple[Any, Any], TensorType] = {}  # one object per type
         self.literals: dict[tuple[type, bytes, TensorType], Literal] = {}
         self.scopes: dict[tuple[str, Any], str] = {}
+        self.counted: dict[int, Counted | None] = {}  # by id of a `while`
         self.origins: dict[Any, Any] = {}  # by traceback: layers repeat them, and each is large
 
     def type(self, aval: Any) -> TensorType:
@@ -180,8 +188,16 @@ class _Reader:
                 self.manual(eqn, env, ops, prefix)
             elif name in READ:
                 READ[name](self, eqn, env, ops, prefix)
+            elif name == "while":
+                self.loop(self.op(eqn, env, prefix), ops)
             else:
                 ops.append(self.op(eqn, env, prefix))
+
+    def loop(self, op: Op, ops: list[Op]) -> None:
+        """A `while`, and what it counts."""
+        found = write_out(self, op, ops) if is_batched(op) else (op, counted_while(op, ops))
+        self.counted[id(found[0])] = found[1]
+        ops.append(found[0])
 
     def inline(self, eqn: Any, env: dict[Any, Operand], ops: list[Op], prefix: str) -> None:
         jaxpr, atoms = _callee(eqn)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from partir_search.ir.core import Op, Region, Value
-from partir_search.ir.partition import Layout, Partition
-from partir_search.lowering.program import Apply, Block, Move, Slot, Source
+from partir_search.ir.core import Op, Region
+from partir_search.ir.partition import Partition
+from partir_search.lowering.program import Block, Instruction, Move, Slot, Source
 from partir_search.lowering.reshard import COLLECTIVES
 from partir_search.propagation.rules.control_flow import flows_of
 
@@ -37,12 +37,12 @@ def stop_alone(partition: Partition, op: Op, blocks: Sequence[Block]) -> tuple[B
     summed = {axis for axis, _ in own.pending}
     if not alike or not summed <= tiled or _meets(partition, blocks[examples.body]):
         return tuple(blocks)
-    steps = [s for s in decision.steps if not isinstance(s, Move)]
+    steps: list[Instruction] = [s for s in decision.steps if not isinstance(s, Move)]
     alone = Block(decision.region, decision.args, steps, (own,))
     return tuple(alone if b is decision else b for b in blocks)
 
 
-def _undecided(steps: Iterable[Apply | Move], result: Source) -> Slot | None:
+def _undecided(steps: Iterable[Instruction], result: Source) -> Slot | None:
     """The decision as a device makes it, before it is combined with those of the others; None if
     more is moved than the decision.
     """

@@ -15,6 +15,7 @@ from jax import lax
 
 from partir_search.ir.core import Op, Value
 from partir_search.ir.rule import OpRule
+from partir_search.ir.trips import trips_of
 from partir_search.propagation.rules.registry import register, whole
 
 Block = Callable[..., Sequence[Any]]  # emits a region: block(*args) -> results
@@ -63,8 +64,6 @@ FLOWS: dict[str, Callable[[Op], Flows]] = {}
 
 EMITTERS: dict[str, Callable[[Op, Sequence[Block], Sequence[Any]], Sequence[Any]]] = {}
 """How each region primitive runs, given emitters of its (local) regions."""
-
-WHILE_TRIPS = 100  # as XLA's auto-sharding pass assumes when the count depends on data
 
 
 @register("scan", "while", "cond", "remat2", "checkpoint", "optimization_barrier")
@@ -115,7 +114,7 @@ def _while_flows(op: Op) -> Flows:
         carries=tuple((1, j, 1, body_consts + j) for j in range(carries)),
         finals=tuple((1, body_consts + j, j) for j in range(carries)),
         same=tuple((0, cond_consts + j, 1, body_consts + j) for j in range(carries)),
-        trips=(WHILE_TRIPS, WHILE_TRIPS),
+        trips=(trips_of(op),) * 2,
         examples=Examples(0, 1, body_consts) if "examples_stop" in op.params else None,
     )
 

@@ -1,0 +1,159 @@
+"""Trip counts of `while` loops that count: `i < 10` for an `i` that starts at 0 and goes up by 1.
+
+A loop that also stops for another reason (`(i < 10) & (error > tol)`) runs at most as often.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from partir_search.ir.core import Literal, Op, Operand, Value
+
+_FLIPPED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
+_COPIES = frozenset({"broadcast_in_dim", "convert_element_type", "copy", "reshape", "squeeze"})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Counted:
+    """Iterations that a loop makes at most; `exact` if nothing else stops it."""
+
+    most: int
+    exact: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Iteration:
+    """A loop whose counters are looked for.
+
+    Attributes:
+      predicate: whether the loop goes on, made by some of `deciding`.
+      carries: the carries that the predicate is made of, as `deciding` have them.
+      old / new: the carries before and after an iteration, which `body` makes.
+      starts: the carries before the first iteration.
+      before: the ops before the loop; `outside` gives what constants of the loop are there.
+    """
+
+    predicate: Operand
+    deciding: Sequence[Op]
+    carries: Sequence[Operand]
+    old: Sequence[Value]
+    new: Sequence[Operand]
+    body: Sequence[Op]
+    starts: Sequence[Operand]
+    before: Sequence[Op]
+    outside: Mapping[int, Operand]
+
+
+def counted_while(op: Op, before: Sequence[Op]) -> Counted | None:
+    """What a `while` with a scalar predicate counts; `before` are the ops before it."""
+    (decide, body), operands = op.regions, op.operands
+    asked, consts = op.params["cond_nconsts"], op.params["body_nconsts"]
+    outside = dict(zip(map(id, decide.args[:asked]), operands, strict=False))
+    return counted(
+        Iteration(
+            decide.results[0],
+            decide.ops,
+            decide.args[asked:],
+            body.args[consts:],
+            body.results,
+            body.ops,
+            operands[asked + consts :],
+            before,
+            outside,
+        )
+    )
+
+
+def counted(loop: Iteration) -> Counted | None:
+    """Iterations at most, by the tightest of the conditions that must all hold."""
+    deciding, body = _makers(loop.deciding), _makers(loop.body)
+    place = {id(v): i for i, v in enumerate(loop.carries)}
+    found: list[int] = []
+    others = 0
+    for condition in _all_of(loop.predicate, deciding):
+        limit: int | None = None
+        if _turned_off(condition, place, loop, body):
+            limit = 1
+        op = deciding.get(id(condition))
+        if op is not None and op.prim in _FLIPPED:
+            (x, y), how = op.operands, op.prim
+            if id(_copied(y, deciding)) in place:
+                x, y, how = y, x, _FLIPPED[how]
+            at = place.get(id(_copied(x, deciding)))
+            end = _number(y, deciding, loop)
+            if at is not None and end is not None:
+                start = _number(loop.starts[at], {}, loop)
+                step = _step(loop.new[at], loop.old[at], body)
+                limit = _trips(how, start, end, step)
+        if limit is None:
+            others += 1
+        else:
+            found.append(limit)
+    return Counted(min(found), not others) if found else None
+
+
+def _turned_off(
+    condition: Operand, place: Mapping[int, int], loop: Iteration, body: Mapping[int, Op]
+) -> bool:
+    """Whether the condition is a carry that each iteration sets to False."""
+    at = place.get(id(condition))
+    return at is not None and _number(loop.new[at], body, loop) == 0
+
+
+def _trips(how: str, start: Any, end: Any, step: Any) -> int | None:
+    """Iterations while `i how end` holds, for an `i` from `start` on in steps of `step`."""
+    if start is None or not step or (step > 0) != (how in ("lt", "le")):
+        return None
+    n = float((end - start) / step)
+    return max(0, math.floor(n) + 1 if how in ("le", "ge") else math.ceil(n))
+
+
+def _makers(ops: Sequence[Op]) -> dict[int, Op]:
+    return {id(r): op for op in ops for r in op.results}
+
+
+def _all_of(predicate: Operand, makers: Mapping[int, Op]) -> Iterator[Operand]:
+    """The conditions that must all hold."""
+    predicate = _copied(predicate, makers)
+    op = makers.get(id(predicate))
+    if op is not None and op.prim == "and":
+        for x in op.operands:
+            yield from _all_of(x, makers)
+    else:
+        yield predicate
+
+
+def _copied(x: Operand, makers: Mapping[int, Op]) -> Operand:
+    """The value that `x` repeats in another shape or type."""
+    while (op := makers.get(id(x))) is not None and op.prim in _COPIES:
+        x = op.operands[0]
+    return x
+
+
+def _number(x: Operand, makers: Mapping[int, Op], loop: Iteration) -> Any:
+    """A number of the program; None for what is worked out as it runs."""
+    x = _copied(x, makers)
+    x = loop.outside.get(id(x), x)
+    while isinstance(x, Value):
+        op = next((o for o in reversed(loop.before) if any(r is x for r in o.results)), None)
+        if op is None or op.prim not in _COPIES:
+            return None
+        x = op.operands[0]
+    number = x.number
+    return number if isinstance(number, int | float) and math.isfinite(number) else None
+
+
+def _step(new: Operand, old: Value, makers: Mapping[int, Op]) -> Any:
+    """How much an iteration adds to a carry; None if that is no number of the program."""
+    op = makers.get(id(_copied(new, makers)))
+    if op is None or op.prim not in ("add", "sub"):
+        return None
+    x, y = op.operands
+    if op.prim == "add" and isinstance(x, Literal):
+        x, y = y, x
+    if _copied(x, makers) is not old or not isinstance(y, Literal):
+        return None
+    return y.number if op.prim == "add" else -y.number
