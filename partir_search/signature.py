@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-<<<<<<< HEAD
 import functools
-from collections.abc import Callable, Hashable, Sequence
-=======
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import MappingProxyType
->>>>>>> 58f286a (Trip counts: read off, said, or assumed once for a nest)
 from typing import Any
 
 import jax
