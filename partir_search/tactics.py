@@ -78,11 +78,6 @@ Tactic = Union[ManualPartition, AutomaticPartition, Parallelism]
 
 def check_schedule(schedule: Sequence[Tactic], module: Module, mesh: MeshShape) -> None:
     """Everything that can be wrong with a schedule before any search runs."""
-    automatic = bool(schedule) and all(isinstance(t, AutomaticPartition) for t in schedule)
-    for path, value in zip(module.arg_paths, module.body.args, strict=True):
-        if automatic and 0 in value.type.shape:
-            at = f"{path} has shape {value.type.shape}"
-            raise ValueError(f"{at}: it is empty; pass a non-empty batch, there is nothing to plan")
     for tactic in schedule:
         if isinstance(tactic, ContextParallel):
             mesh.axes(tactic.axis)
@@ -129,7 +124,10 @@ def check_dim(path: str, value: Value, dim: Dim, axis: str, mesh: MeshShape) -> 
         )
     size, n = mesh.size(mesh.axes(axis)), shape[dim]
     if n == 0:
-        raise ValueError(f"{path} has shape {shape}: dim {dim} is empty; pass a non-empty batch")
+        raise ValueError(
+            f"{path} has shape {shape}: dim {dim} is empty and cannot be tiled on axis {axis!r};"
+            " use FIRST_DIVISIBLE_DIM or None for arguments that may be empty"
+        )
     if n % size:
         hint = (
             f"it is smaller than the axis; use at least {size}"

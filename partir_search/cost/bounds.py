@@ -37,7 +37,7 @@ def products_bytes(module: Module, rules: Sequence[OpRule], devices: int) -> flo
     for op in module.ops:
         rule = rules[op.id]
         inputs = [(i, v) for i, v in op.inputs() if v.type.shape]
-        if not rule.contracts or len(inputs) != 2 or len(op.results) != 1:
+        if not rule.contracts or len(inputs) != 2 or len(op.results) != 1 or 0 in rule.sizes:
             continue
         (a, left), (b, right) = inputs
         held = [

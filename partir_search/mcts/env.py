@@ -125,9 +125,12 @@ class PlanningGame:
         return [TileAlike(tuple(t.cls for t in g), g[0].dim, g[0].axes) for g in groups]
 
     def _tilings(self, axes: Axes, classes: Sequence[int]) -> list[TileClass]:
-        shapes, size = self.graph.shapes, self.mesh.size(axes)
+        extents, size = self.graph.extents, self.mesh.size(axes)
         return [
-            TileClass(c, d, axes) for c in classes for d, n in enumerate(shapes[c]) if n % size == 0
+            TileClass(c, d, axes)
+            for c in classes
+            for d, n in enumerate(extents[c])
+            if n and n % size == 0
         ]
 
     def _runs(self) -> list[tuple[int, ...]]:

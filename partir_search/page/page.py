@@ -187,7 +187,7 @@ def _searches(plan: Plan) -> list[str]:
             (
                 name,
                 duration(c.seconds),
-                f"{c.seconds / best - 1:+.1%}",
+                f"{c.seconds / best - 1:+.1%}" if best else "",
                 amount(c.peak_bytes),
                 duration(c.collective_seconds),
             )

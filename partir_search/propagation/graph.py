@@ -86,6 +86,8 @@ class Graph:
     Attributes:
       class_of: class per value id.
       shapes: shape per class.
+      extents: the same with zeros, which nothing divides, where there are no elements: jax gives
+        arrays without elements back whole.
       nodes: all nodes; `node_of[op.id]` is the op's node, or NONE where it was contracted.
       touching: per class, the nodes with a port on it.
     """
@@ -122,6 +124,7 @@ class Graph:
             self.class_of.append(self.class_of[root] if root < v else len(heads) - 1)
         self.members = FlatLists(lambda: zip(self.class_of, itertools.count()), len(heads))
         self.shapes: list[Shape] = [module.values[v].type.shape for v in heads]
+        self.extents = [(0,) * len(shape) if 0 in shape else shape for shape in self.shapes]
         self.nodes: list[Node] = []
         self.node_of = array("i", [NONE]) * len(module.ops)
         forms: dict[int, _Forms] = {}  # by rule: many ops share one

@@ -60,7 +60,7 @@ class State:
         self.loops = [array("b", [NONE]) * len(graph.nodes) for _ in axes]
         self.modes = NO_MODES
         self.left: set[int] = set()
-        self.shapes = [graph.shapes for _ in axes]
+        self.shapes = [graph.extents for _ in axes]
         self._sizes = [node.form.sizes for node in graph.nodes]
         self._bars: tuple[tuple[int, int, int], ...] = ()
         self._triples = mesh.triples
