@@ -51,7 +51,7 @@ def _alike(
         end = other.endswith(f"/{path}") or (rest and other.endswith(f"/{rest}"))
         if (same or end) and str(known.type) == str(value.type):
             yield layout
-        elif same and len(known.type.shape) == len(value.type.shape):
+        elif same and 0 not in value.type.shape and len(known.type.shape) == len(value.type.shape):
             sizes = [plan.mesh_shape.size(axes) for axes in layout]
             if not any(n % s for n, s in zip(value.type.shape, sizes, strict=True)):
                 yield layout

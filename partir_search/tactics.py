@@ -46,7 +46,7 @@ DimOrFn = Union[Dim, Callable[[str, tuple[int, ...]], Dim]]
 
 @dataclasses.dataclass(frozen=True)
 class ManualPartition:
-    """Tiles named arguments on one axis.
+    """Tiles named arguments on one axis; arrays without elements stay whole.
 
     Attributes:
       dims: glob on argument paths (`*` within a part, `**` for zero or more; a subtree's path names
@@ -123,12 +123,7 @@ def check_dim(path: str, value: Value, dim: Dim, axis: str, mesh: MeshShape) -> 
             else f"{path} is a scalar and cannot be tiled"
         )
     size, n = mesh.size(mesh.axes(axis)), shape[dim]
-    if n == 0:
-        raise ValueError(
-            f"{path} has shape {shape}: dim {dim} is empty and cannot be tiled on axis {axis!r};"
-            " use FIRST_DIVISIBLE_DIM or None for arguments that may be empty"
-        )
-    if n % size:
+    if 0 not in shape and n % size:
         hint = (
             f"it is smaller than the axis; use at least {size}"
             if n < size
@@ -162,7 +157,7 @@ def manual_actions(
     done: list[Action] = []
     for glob, spec in tactic.dims.items():
         for path, value in zip(module.arg_paths, module.body.args, strict=True):
-            if not matches(glob, path) or not value.type.shape:
+            if not matches(glob, path) or not value.type.shape or 0 in value.type.shape:
                 continue
             cls = graph.class_of[value.id]
             dim = spec(path, value.type.shape) if callable(spec) else spec

@@ -92,10 +92,16 @@ def test_batch_smaller_than_axis(mesh: jax.sharding.Mesh) -> None:
 
 
 def test_empty_batch(mesh: jax.sharding.Mesh) -> None:
-    with pytest.raises(ValueError, match=r"x has shape .0, 16.: dim 0 is empty; pass a non-empty"):
-        plan(mesh, X[:0], schedule=manual({"x": 0}, "batch"))
-    with pytest.raises(ValueError, match=r"x has shape .0, 16.: it is empty; pass a non-empty"):
-        plan(mesh, X[:0])
+    """It is whole, whatever a tactic or the user says of it (see `reported/test_empty_arrays`)."""
+    tiled: list[dict[str, Any]] = [
+        {},
+        {"schedule": manual({"x": 0}, "batch")},
+        {"in_shardings": (P("batch"), None)},
+    ]
+    for options in tiled:
+        step = ps.auto_partition(mesh, machine="cpu", episodes=3, **options)(f)
+        found = step.plan(X[:0], W)
+        assert [spec for path, _, spec in found.arguments() if path == "x"] == [P()]
 
 
 def test_contradicting_tactics(mesh: jax.sharding.Mesh) -> None:

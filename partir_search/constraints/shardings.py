@@ -46,12 +46,14 @@ def spec_wish(path: str, value: Value, spec: PartitionSpec, mesh: MeshShape) -> 
             used[axis] = dim
             axes.append(axis)
         tiles = mesh.size(axes)
-        if shape[dim] % tiles or (tiles > 1 and not shape[dim]):
+        if shape[dim] % tiles:
             raise ValueError(
                 f"{path}: dim {dim} of shape {shape} does not divide by {tiles}, the size of"
                 f" {entry!r} in {spec}; choose another dim or axis"
             )
         layout.append(tuple(axes))
+    if 0 in shape:  # no elements: whole
+        return Wish(value.name, ((),) * len(shape), ())
     others = tuple(a for a in range(len(mesh.names)) if a not in used)
     free = [dim for dim, entry in enumerate(entries) if entry is PartitionSpec.UNCONSTRAINED]
     if not free:

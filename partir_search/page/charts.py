@@ -112,7 +112,7 @@ def memory_chart(timeline: Timeline, limit: float) -> str:
     shown = limit if most * 0.4 < limit < most * 2.5 else most * 1.12
 
     def y(nbytes: float) -> float:
-        return 10 + (height - 10) * (1 - nbytes / max(shown, most))
+        return 10 + (height - 10) * (1 - nbytes / max(shown, most, 1))
 
     points = [f"{LEFT},{height}"]
     before = timeline.memory[0][1]
