@@ -180,6 +180,8 @@ class _Reader:
             name = eqn.primitive.name
             if name in INLINED:
                 self.inline(eqn, env, ops, prefix)
+            elif _keeps_type(eqn):
+                env[eqn.outvars[0]] = self.read(env, eqn.invars[0])
             elif name == "device_put":
                 self.puts(eqn, env, ops, prefix)
             elif name == "split":
@@ -320,6 +322,15 @@ class _Reader:
             handle=eqn.primitive,
             effect=bool(eqn.effects) and has_effect(eqn),
         )
+
+
+def _keeps_type(eqn: Any) -> bool:
+    """Whether an equation converts nothing but the weakness of a type, which values do not have:
+    a step is one program, whether its state was made by `jnp.full` or restored as numpy.
+    """
+    if eqn.primitive.name != "convert_element_type":
+        return False
+    return bool(eqn.invars[0].aval.dtype == eqn.outvars[0].aval.dtype)
 
 
 def _callee(eqn: Any) -> tuple[Any, Sequence[Any]]:
