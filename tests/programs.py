@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax
 
 from tests.generated.batched_loops import batched_loop
+from tests.generated.refs import ref_form
 
 SIZES = (2, 3, 4, 6, 8)
 KINDS = (
@@ -21,6 +22,7 @@ KINDS = (
     *("strided_conv", "overlapping_pool", "roll", "middle"),
     *("pool", "argmax", "batched", "narrow", "whiles", "reduce_in_scan", "solve"),
     "batched_loop",
+    "refs",
 )
 
 
@@ -379,6 +381,12 @@ class Builder:
                 return lax.linalg.triangular_solve(root, v[i], left_side=True, lower=True)
 
             self.emit(s, run)
+
+    def refs(self) -> None:
+        """Mutable refs, which are read as values."""
+        i = self.pick()
+        run = ref_form(self.rng, self.shapes[i])
+        self.emit(self.shapes[i], lambda v: run(v[i]))
 
 
 def build(seed: int) -> tuple[Callable[..., Any], list[jax.Array]]:

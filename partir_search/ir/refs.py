@@ -132,57 +132,77 @@ def _scan(reader: Reader, eqn: Any, params: Mapping[str, Any], stem: str) -> Car
     )
 
 
+class _Unread:
+    """A result that nothing reads."""
+
+    def __init__(self, aval: Any) -> None:
+        self.aval = aval
+
+
 def _while(reader: Reader, eqn: Any, params: Mapping[str, Any], stem: str) -> Carried:
-    """As jax has it, what the condition writes is kept only where the body runs after it."""
+    """A loop whose condition and body have refs of their own, as `jax.jit` runs it.
+
+    Each sees what it writes itself, and of what the other one writes the value before the loop.
+    What the condition writes is kept where the body runs after it.
+    """
     tested, bodied = params["cond_nconsts"], params["body_nconsts"]
-    refs = written(eqn)
-    consts = [eqn.invars[:tested], eqn.invars[tested : tested + bodied]]
-    kept = [[i for i, v in enumerate(part) if v not in refs] for part in consts]
-    jaxprs = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
+    cond, body = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
+    atoms = eqn.invars[:tested], eqn.invars[tested : tested + bodied]
+    wrote = _written_inside(cond)[:tested], _written_inside(body)[:bodied]
+    kept, refs = (
+        [
+            [v for v, w in zip(*side, strict=True) if w is wanted]
+            for side in zip(atoms, wrote, strict=True)
+        ]
+        for wanted in (False, True)
+    )
+    if set(refs[0]) & set(refs[1]):
+        raise NotImplementedError(
+            f"condition and body of a while loop write to the same Ref{_where(eqn)}, which jax does"
+            " not run: let only the body write to it"
+        )
 
-    def run(which: int, args: list[Any], held: dict[Any, Operand], ops: list[Op]) -> Any:
-        full = [held.get(v, a) for v, a in zip(consts[which], args, strict=False)]
-        inner, local = reader.run(jaxprs[which], [*full, *args[len(full) :]], ops, "")
-        after = dict(held)
-        for v, var in zip(consts[which], inner.invars, strict=False):
-            if v in held:
-                after[v] = local[var]
-        return [reader.read(local, v) for v in inner.outvars], after
+    def fresh(atoms: Sequence[Any], name: str) -> list[Any]:
+        return [reader.value(v.aval, f"{stem}.{name}") for v in atoms]
 
-    def region(which: int, first: int | None) -> Region:
-        """A region; `first` is one to run before it, for what it writes."""
+    def run(which: int, jaxpr: Any, consts: Any, refs: Any, carry: Any, ops: list[Op]) -> Any:
+        left = iter(refs), iter(consts)
+        args = [next(left[0] if w else left[1]) for w in wrote[which]]
+        inner, local = reader.run(jaxpr, [*args, *carry], ops, "")
+        outs = [reader.read(local, v) for v in inner.outvars]
+        final = [local[v] for v, w in zip(inner.invars, wrote[which], strict=False) if w]
+        return outs, final
+
+    regions = []
+    for which in (0, 1):
         ops: list[Op] = []
-        own = [reader.value(v.aval, f"{stem}.ref") for v in refs]
-        held: dict[Any, Operand] = dict(zip(refs, own, strict=True))
-        skip = [i for i in range(len(consts[which])) if i not in kept[which]]
-        args = _args(reader, jaxprs[which], stem, skip)
-        carry = args[len(consts[which]) :]
-        taken = [args[i] for i in kept[which]]
-        if first is not None:
-            skip = [i for i in range(len(args)) if i not in kept[first]]
-            before = _args(reader, jaxprs[first], stem, [*skip, *range(len(consts[first]), 10**6)])
-            before[len(consts[first]) :] = carry
-            taken = [before[i] for i in kept[first]] + taken
-            _, held = run(first, before, held, ops)
-        outs, held = run(which, args, held, ops)
-        results = (*outs, *(held[v] for v in refs)) if which else tuple(outs)
-        return Region((*taken, *carry, *own), tuple(ops), results)
-
-    tests = any(v in refs for v in consts[0])
-    writes = tests and _writes_any(getattr(jaxprs[0], "jaxpr", jaxprs[0]))
-    regions = region(0, None), region(1, 0 if writes else None)
-    ins = [[part[i] for i in keep] for part, keep in zip(consts, kept, strict=True)]
-    body = [*ins[0], *ins[1]] if writes else ins[1]
+        consts = [fresh(kept[0], "arg"), fresh(kept[1], "arg")]
+        carry = fresh(eqn.outvars, "arg")
+        held = [fresh(refs[0], "ref"), fresh(refs[1], "ref")]
+        taken = [*(consts[0] if refs[0] or not which else ()), *(consts[1] if which else ())]
+        after: list[Any] = held[0]
+        if not which or refs[0]:
+            results, after = run(0, cond, consts[0], held[0], carry, ops)
+        if which:
+            outs, final = run(1, body, consts[1], held[1], carry, ops)
+            results = [*outs, *after, *final]
+        regions.append(Region((*taken, *carry, *held[0], *held[1]), tuple(ops), tuple(results)))
+    given = [*(kept[0] if refs[0] else ()), *kept[1]]
     return Carried(
-        regions,
-        (*ins[0], *body, *eqn.invars[tested + bodied :], *refs),
-        (*eqn.outvars, *refs),
-        {**params, "cond_nconsts": len(ins[0]), "body_nconsts": len(body)},
+        tuple(regions),
+        (*kept[0], *given, *eqn.invars[tested + bodied :], *refs[0], *refs[1]),
+        (*eqn.outvars, *(_Unread(v.aval) if v in atoms[1] else v for v in refs[0]), *refs[1]),
+        {**params, "cond_nconsts": len(kept[0]), "body_nconsts": len(given)},
     )
 
 
-def _writes_any(jaxpr: Any) -> bool:
-    return any(_writes(e) for eqn in jaxpr.eqns for e in eqn.effects)
+def _written_inside(jaxpr: Any) -> list[bool]:
+    """Per argument of a jaxpr, whether it is a ref to which an equation writes."""
+    inner = getattr(jaxpr, "jaxpr", jaxpr)
+    touched = {
+        id(getattr(e, "input", None)) for eqn in inner.eqns for e in eqn.effects if _writes(e)
+    }
+    return [id(v) in touched for v in inner.invars]
 
 
 def _straight(reader: Reader, eqn: Any, params: Mapping[str, Any], stem: str) -> Carried:

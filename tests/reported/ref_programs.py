@@ -200,28 +200,27 @@ def history_carry(w: Any, x: Array) -> Array:
 # A loop that ends when what it holds is small.
 
 
+def _large(state: tuple[Array, ...]) -> Array:
+    return (state[0] < 5) & (state[1] > 0.1)
+
+
 def until_small_ref(w: Any, x: Array) -> Array:
     held = jax.new_ref(x)
 
-    def small(i: Array) -> Array:
-        return (i < 5) & ((held[...] ** 2).sum() > 0.1)
-
-    def body(i: Array) -> Array:
+    def body(state: tuple[Array, Array]) -> tuple[Array, Array]:
         held[...] = 0.3 * jnp.tanh(held[...] @ w["up"]) @ w["down"]
-        return i + 1
+        return state[0] + 1, (held[...] ** 2).sum()
 
-    lax.while_loop(small, body, jnp.int32(0))
+    lax.while_loop(_large, body, (jnp.int32(0), jnp.float32(1)))
     return held[...]
 
 
 def until_small_carry(w: Any, x: Array) -> Array:
-    def small(state: tuple[Array, Array]) -> Array:
-        return (state[0] < 5) & ((state[1] ** 2).sum() > 0.1)
+    def body(state: tuple[Array, ...]) -> tuple[Array, ...]:
+        held = 0.3 * jnp.tanh(state[2] @ w["up"]) @ w["down"]
+        return state[0] + 1, (held**2).sum(), held
 
-    def body(state: tuple[Array, Array]) -> tuple[Array, Array]:
-        return state[0] + 1, 0.3 * jnp.tanh(state[1] @ w["up"]) @ w["down"]
-
-    return lax.while_loop(small, body, (jnp.int32(0), x))[1]
+    return lax.while_loop(_large, body, (jnp.int32(0), jnp.float32(1), x))[2]
 
 
 # A step that is skipped where the gradient is not finite.
