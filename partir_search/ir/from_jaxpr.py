@@ -23,7 +23,8 @@ from partir_search.ir.counting import Counted, counted_while
 from partir_search.ir.manual import Manual, Spec
 from partir_search.ir.names import clean, value_stem
 from partir_search.ir.numbering import number
-from partir_search.ir.refs import READ, carried, has_effect, write_back, written
+from partir_search.ir.ref_regions import carried, has_effect, write_back, written
+from partir_search.ir.refs import READ
 from partir_search.ir.trips import set_trips
 
 INLINED = {
