@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from partir_search.constraints.spreading import begin
 from partir_search.cost.simulator import Cost, CostModel
 from partir_search.cost.storage import Usage, usage_of
 from partir_search.experts.moves import ContextParallel
@@ -30,7 +31,7 @@ from partir_search.mcts.goals import Fastest, Fit, Goal, scorer
 from partir_search.mcts.search import Result, search
 from partir_search.parallelism import PARALLELISM, parallel_actions
 from partir_search.planned import Planned, SearchReport
-from partir_search.playing import apply_action, fix, play_what_holds, value_named
+from partir_search.playing import apply_action, play_what_holds, value_named
 from partir_search.propagation.actions import (
     Action,
     Bar,
@@ -137,9 +138,8 @@ class Planner:
           hints: a plan of a program much like this one: searches start from it too.
         """
         check_schedule(schedule, self.module, self.mesh)
-        state = State(self.graph, self.mesh, spreads=self.spreads)
+        state, actions = begin(self.graph, self.mesh, self.spreads, fixed, schedule)
         strategist = Strategist(self.graph, self.roles)
-        actions = fix(state, self.graph, fixed)
         reports: list[SearchReport] = []
         for tactic in schedule:
             if isinstance(tactic, AutomaticPartition):

@@ -13,11 +13,12 @@ import jax
 
 from partir_search.agreement import plan_first, spans_processes
 from partir_search.constraints.ends import untied
-from partir_search.constraints.shardings import fixed_actions
+from partir_search.constraints.shardings import fixed_actions, fixed_mesh, warn_of_constraints
 from partir_search.cost.simulator import Cost
 from partir_search.following import following_actions
 from partir_search.groups import with_groups
 from partir_search.ir.core import Module
+from partir_search.ir.mesh import MeshShape
 from partir_search.ir.remat import Range, find_segments, rematerialize
 from partir_search.mcts.goals import Goal, scorer
 from partir_search.microbatch import microbatched
@@ -158,7 +159,12 @@ class Maker:
 
     def _planner(self, module: Module) -> Planner:
         o = self._options
-        return Planner(module, o.shape, o.machine, goals=o.goals, streams=o.rings)
+        return Planner(module, self._mesh(module), o.machine, goals=o.goals, streams=o.rings)
+
+    def _mesh(self, module: Module) -> MeshShape:
+        """The mesh, with axes split where shardings on other meshes are fixed."""
+        o = self._options
+        return fixed_mesh(module, o.shape, o.mesh, o.in_shardings, o.out_shardings)
 
     def _forms(self, module: Module, saved: SavedPlan | None) -> list[Module]:
         """The program as it is, with each attention as one op, or both to choose from."""
@@ -188,7 +194,7 @@ class Maker:
             leaves = (call.args, o.in_shardings), (traced.out_tree, o.out_shardings)
             follows = following_actions(module, o.follow) if o.follow else []
             tied = dataclasses.replace(module, ties=traced.module.ties)
-            return [*fixed_actions(tied, o.shape.unsplit, *leaves), *follows]
+            return [*fixed_actions(tied, self._mesh(module), o.mesh, *leaves), *follows]
 
         def search(
             module: Module, hints: Sequence[Action] = (), goals: Sequence[Goal[Cost]] = ()
@@ -203,6 +209,7 @@ class Maker:
         module = untied(module, saved.actions if saved else fixed(module))
         planner = self._planner(module)
         self._warn_opaque(planner)
+        warn_of_constraints(module, self._mesh(module), self._options.mesh)
         _warn_constants(module)
         limit, remat, pads = planner.memory_limit, tuple[Range, ...](), tuple[Pad, ...]()
         if saved is not None:

@@ -389,9 +389,11 @@ class Builder:
         self.emit(self.shapes[i], lambda v: run(v[i]))
 
 
-def build(seed: int) -> tuple[Callable[..., Any], list[jax.Array]]:
+def build(
+    seed: int, make: Callable[[int], Builder] = Builder
+) -> tuple[Callable[..., Any], list[jax.Array]]:
     """A program and its arguments; results are the last value, a sum and sometimes gradients."""
-    builder = Builder(seed)
+    builder = make(seed)
     args = [builder.shape() for _ in range(builder.rng.randint(1, 3))]
     for shape in args:
         builder.emit(shape, lambda v: v)

@@ -78,9 +78,12 @@ def tile_arg(state: State, arg: int, dim: int, axis: str) -> None:
 
 
 @functools.cache
-def device_mesh(shape: MeshShape) -> jax.sharding.Mesh:
+def device_mesh(
+    shape: MeshShape, kind: jax.sharding.AxisType = jax.sharding.AxisType.Explicit
+) -> jax.sharding.Mesh:
     devices = jax.devices()[: shape.devices]
-    return jax.make_mesh(shape.device_sizes, shape.device_names, devices=devices)
+    kinds = (kind,) * len(shape.device_sizes)
+    return jax.make_mesh(shape.device_sizes, shape.device_names, kinds, devices=devices)
 
 
 def run_evaluator(partition: Partition, args: Sequence[Any]) -> list[Any]:
@@ -133,11 +136,22 @@ def assert_same(got: Sequence[Any], want: Sequence[Any], tolerance: float = 2e-5
             np.testing.assert_array_equal(x, y, err_msg=f"result {i}")
 
 
-def check_partition(partition: Partition, fn: Callable[..., Any], args: Sequence[Any]) -> None:
-    """Evaluator, emitted program and plain function agree."""
+def check_partition(
+    partition: Partition,
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    plain: Callable[..., Any] | None = None,
+) -> None:
+    """Evaluator, emitted program and plain function agree.
+
+    Args:
+      plain: what to compare with; then without the evaluator, which gives all that `fn` has fixed
+        to XLA's partitioner.
+    """
     verify_partition(partition)
-    want = [jnp.asarray(x) for x in jax.tree.leaves(jax.jit(fn)(*args))]
-    assert_same(run_evaluator(partition, args), want)
+    want = [jnp.asarray(x) for x in jax.tree.leaves(jax.jit(plain or fn)(*args))]
+    if plain is None:
+        assert_same(run_evaluator(partition, args), want)
     assert_same(run_emitted(partition, args), want)
 
 

@@ -9,22 +9,29 @@ import dataclasses
 import random
 from collections.abc import Callable
 
+import jax
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from jax.sharding import PartitionSpec
 
+from partir_search.constraints.ends import untied
+from partir_search.constraints.shardings import constraint_wishes, fixed_actions
 from partir_search.cost.load import Load
 from partir_search.cost.simulator import CostModel
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.verify import verify
 from partir_search.lowering.local import LocalCache, localize
+from partir_search.lowering.shard import argument_specs, result_specs
 from partir_search.machine import MACHINES
+from partir_search.playing import fix
 from partir_search.propagation.pad import pad_module
 from partir_search.propagation.padding import Pad
 from partir_search.propagation.propagate import State
 from partir_search.propagation.rules import RuleTable
+from tests.generated.constrained import constrained, random_spec
 from tests.programs import build
-from tests.support import check_partition, module_of, state_of
+from tests.support import check_partition, device_mesh, module_of, state_of
 
 MESHES = (
     MeshShape(("x",), (2,)),
@@ -90,6 +97,61 @@ def check_padded(seed: int) -> None:
     check_partition(state.partition(), fn, args)
 
 
+def check_constrained(seed: int) -> None:
+    """Random shardings fixed inside and at the ends, then random actions: each one is kept."""
+    rng = random.Random(seed)
+    mesh = rng.choice([m for m in MESHES if not m.diagonals])
+    devices = device_mesh(mesh, jax.sharding.AxisType.Auto)
+    fn, args = constrained(seed, devices)
+    plain, _ = constrained(seed, devices, plainly=True)
+    module = module_of(fn, *args)
+    ties = [
+        (i, r)
+        for i, a in enumerate(module.body.args)
+        for r, b in enumerate(module.body.results)
+        if a.type == b.type and rng.random() < 0.5
+    ]
+    module.ties = tuple({r: (i, r) for i, r in {i: (i, r) for i, r in ties}.values()}.values())
+    verify(module)
+    ends = [
+        [
+            random_spec(rng, devices, x.type.shape, even=True, loose=False)
+            if x.type.shape and rng.random() < 0.6
+            else None
+            for x in values
+        ]
+        for values in (module.body.args, module.body.results)
+    ]
+    tree = jax.tree.structure(ends[1], is_leaf=lambda x: x is None or isinstance(x, PartitionSpec))
+    fixed = fixed_actions(module, mesh, devices, (args, ends[0]), (tree, ends[1]))
+    state = state_of(untied(module, fixed), mesh, contract=rng.random() < 0.5)
+    fix(state, state.graph, fixed)
+    act(state, rng, rng.randint(0, 4))
+    partition = state.partition()
+    program = localize(partition)
+    said = constraint_wishes(module, mesh, devices)
+    for wish in said:
+        layout = partition.layout(module.value_names()[wish.value])
+        for dim, axes in enumerate(wish.layout):
+            assert set(axes) <= set(layout[dim])
+            assert wish.bars or len(axes) == len(layout[dim])
+    specs = argument_specs(program), result_specs(program)
+    for wanted, found in zip(ends, specs, strict=True):
+        for want, spec in zip(wanted, found, strict=True):
+            assert want is None or _same_spec(want, spec)
+    check_partition(partition, fn, args, plain)
+
+
+def _same_spec(one: PartitionSpec, other: PartitionSpec) -> bool:
+    def entries(spec: PartitionSpec) -> list[tuple[str, ...]]:
+        found = [e if isinstance(e, tuple) else (e,) if e else () for e in spec]
+        while found and not found[-1]:
+            found.pop()
+        return found
+
+    return entries(one) == entries(other)
+
+
 @settings(max_examples=80, deadline=None, derandomize=True, database=None)
 @given(st.integers(0, 2**31 - 1))
 def test_sparse_programs(seed: int) -> None:
@@ -134,7 +196,11 @@ def test_states_come_back_by_their_keys(seed: int) -> None:
 
 
 @pytest.mark.devices
-@pytest.mark.parametrize("checked", [check, check_padded], ids=["as_is", "padded"])
+@pytest.mark.parametrize(
+    "checked",
+    [check, check_padded, check_constrained],
+    ids=["as_is", "padded", "constrained"],
+)
 def test_random_programs(checked: Callable[[int], None], request: pytest.FixtureRequest) -> None:
     examples = request.config.getoption("--programs")
 

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from partir_search.constraints.ends import meeting
+from partir_search.constraints.foreign import AnyMesh, spec_on, split_for
 from partir_search.constraints.wishes import Wish
-from partir_search.ir.core import Module, Value
+from partir_search.ir.core import Module, Op, Value
 from partir_search.ir.mesh import MeshShape
 from partir_search.propagation.actions import Action
 
 
-def spec_wish(path: str, value: Value, spec: PartitionSpec, mesh: MeshShape) -> Wish:
+def spec_wish(
+    path: str, value: Value, spec: PartitionSpec, mesh: MeshShape, *, uneven: bool = False
+) -> Wish:
     """What `spec` says of `value`: tiled on the axes that it names and on no others.
 
     With UNCONSTRAINED dims axes that are not named may tile these, and no other dim. ValueErrors
     name `path`.
+
+    Args:
+      uneven: leave out axes that do not divide their dim.
     """
     entries = tuple(spec)
     shape = value.type.shape
@@ -30,31 +37,33 @@ def spec_wish(path: str, value: Value, spec: PartitionSpec, mesh: MeshShape) -> 
     layout: list[tuple[int, ...]] = []
     used: dict[int, int] = {}
     for dim, entry in enumerate(entries):
-        loose = entry is None or entry is PartitionSpec.UNCONSTRAINED
-        names = () if loose else entry if isinstance(entry, tuple) else (entry,)
         axes: list[int] = []
-        for name in names:
+        for name in _names(entry):
             try:
-                axis = mesh.index(name)
+                found = mesh.axes(name)
             except ValueError as error:
                 raise ValueError(f"{path}: {spec}: {error}") from None
-            if axis in used:
-                raise ValueError(
-                    f"{path}: {spec} uses axis {name!r} on dims {used[axis]} and {dim};"
-                    " an axis can tile one dim of a value"
-                )
-            used[axis] = dim
-            axes.append(axis)
-        tiles = mesh.size(axes)
-        if shape[dim] % tiles:
+            for axis in found:
+                if axis in used:
+                    raise ValueError(
+                        f"{path}: {spec} uses axis {name!r} on dims {used[axis]} and {dim};"
+                        " an axis can tile one dim of a value"
+                    )
+                used[axis] = dim
+            axes += found
+        fit = len(axes)
+        while shape[dim] % mesh.size(axes[:fit]):
+            fit -= 1
+        if fit < len(axes) and not uneven:
             raise ValueError(
-                f"{path}: dim {dim} of shape {shape} does not divide by {tiles}, the size of"
-                f" {entry!r} in {spec}; choose another dim or axis"
+                f"{path}: dim {dim} of shape {shape} does not divide by {mesh.size(axes)}, the size"
+                f" of {entry!r} in {spec}; choose another dim or axis"
             )
-        layout.append(tuple(axes))
+        layout.append(tuple(axes[:fit]))
     if 0 in shape:  # no elements: whole
         return Wish(value.name, ((),) * len(shape), ())
-    others = tuple(a for a in range(len(mesh.names)) if a not in used)
+    tiling = {a for axes in layout for a in axes}
+    others = tuple(a for a in range(len(mesh.names)) if a not in tiling)
     free = [dim for dim, entry in enumerate(entries) if entry is PartitionSpec.UNCONSTRAINED]
     if not free:
         return Wish(value.name, tuple(layout), others)
@@ -62,11 +71,21 @@ def spec_wish(path: str, value: Value, spec: PartitionSpec, mesh: MeshShape) -> 
     return Wish(value.name, tuple(layout), (), tuple((d, a) for d in barred for a in others))
 
 
-def _spec(path: str, sharding: Any) -> PartitionSpec | None:
+def _names(entry: Any) -> tuple[str, ...]:
+    """The axes that an entry of a spec names."""
+    if entry is None or entry is PartitionSpec.UNCONSTRAINED:
+        return ()
+    return entry if isinstance(entry, tuple) else (entry,)
+
+
+def _spec(
+    path: str, value: Value, sharding: Any, mesh: MeshShape, devices: AnyMesh
+) -> PartitionSpec | None:
     if sharding is None or isinstance(sharding, PartitionSpec):
         return sharding
     if isinstance(sharding, NamedSharding):
-        return sharding.spec
+        spec = spec_on(sharding, len(value.type.shape), mesh, devices)
+        return sharding.spec if spec is None else spec
     raise TypeError(
         f"{path}: shardings are NamedSharding, PartitionSpec or None (free), not {sharding!r}"
     )
@@ -95,43 +114,114 @@ def broadcast_prefix(prefix: Any, tree: Any, what: str) -> list[Any]:
 
 
 def sharding_wishes(
-    paths: Sequence[str], values: Sequence[Any], shardings: Sequence[Any], mesh: MeshShape
+    paths: Sequence[str],
+    values: Sequence[Any],
+    shardings: Sequence[Any],
+    mesh: MeshShape,
+    devices: AnyMesh,
 ) -> list[Wish | None]:
     """What one sharding (or None) per value says."""
     wishes: list[Wish | None] = []
     for path, value, sharding in zip(paths, values, shardings, strict=True):
-        spec, wish = _spec(path, sharding), None
-        if spec is not None and isinstance(value, Value) and value.type.shape:
-            wish = spec_wish(path, value, spec, mesh)
+        wish = None
+        if isinstance(value, Value):
+            spec = _spec(path, value, sharding, mesh, devices)
+            if spec is not None and value.type.shape:
+                wish = spec_wish(path, value, spec, mesh)
         wishes.append(wish)
     return wishes
 
 
-def constraint_wishes(module: Module, mesh: MeshShape) -> list[Wish]:
-    """What `with_sharding_constraint` in the user's code says."""
-    wishes: list[Wish] = []
+def _constraints(module: Module) -> Iterator[tuple[Op, Any]]:
+    """Constraints on arrays, with their shardings.
+
+    Of `jax.sharding.reshard` the axes that it names: a step is traced for arguments that lie
+    nowhere yet, so that None is often no word of the user's but the type of some cotangent.
+    """
     for op in module.ops:
-        sharding = op.params.get("sharding")
-        if op.prim == "sharding_constraint" and isinstance(sharding, NamedSharding):
-            value = op.results[0]
-            where = f"with_sharding_constraint at {op.source}"
-            if value.type.shape:
-                spec = sharding.spec
-                loose = op.params.get("unconstrained_dims") or ()
-                entries = [
-                    PartitionSpec.UNCONSTRAINED if d in loose else e
-                    for d, e in enumerate((*spec, *(None,) * (len(value.type.shape) - len(spec))))
-                ]
-                wishes.append(spec_wish(where, value, PartitionSpec(*entries), mesh))
-    return wishes
+        if op.prim == "sharding_constraint" and op.results[0].type.shape:
+            yield op, op.params["sharding"]
+        elif op.prim == "reshard" and any(op.params["dst_sharding"].spec):
+            yield op, op.params["dst_sharding"]
+
+
+_CALLS = {"sharding_constraint": "with_sharding_constraint", "reshard": "reshard"}
+
+
+def _constraint_wish(
+    op: Op, sharding: Any, mesh: MeshShape, devices: AnyMesh
+) -> tuple[Wish | None, str]:
+    """What a constraint says, and what of that is not kept, if anything."""
+    (value,) = op.results
+    where = f"{_CALLS[op.prim]} at {op.source}"
+    spec = spec_on(sharding, len(value.type.shape), mesh, devices)
+    if spec is None and isinstance(sharding, NamedSharding):
+        names = {n for entry in sharding.spec for n in _names(entry)}
+        if names <= set(mesh.whole):
+            spec = sharding.spec  # on some of the devices, or on all of them in another order
+    if spec is None:
+        ours = f"of the mesh<{mesh.user}>"
+        return None, f"{where}: {sharding} does not lie along axes {ours}; it is left out"
+    loose = op.params.get("unconstrained_dims") or ()
+    entries: list[Any] = [*spec, *(None,) * (len(value.type.shape) - len(spec))]
+    for dim, entry in enumerate(entries):
+        if dim in loose or (op.prim == "reshard" and entry is None):
+            entries[dim] = PartitionSpec.UNCONSTRAINED
+    wish = spec_wish(where, value, PartitionSpec(*entries), mesh, uneven=True)
+    for dim, entry in enumerate(entries):
+        axes = [a for name in _names(entry) for a in mesh.axes(name)]
+        if axes != list(wish.layout[dim]):
+            n, tiles = value.type.shape[dim], mesh.size(axes)
+            near = " or ".join(str(m) for m in (n - n % tiles, n - n % tiles + tiles) if m)
+            return wish, (
+                f"{where}: dim {dim} of size {n} does not divide by {tiles}, the size of"
+                f" {mesh.label(axes)!r}, and is tiled by {mesh.size(wish.layout[dim])} unless it is"
+                f" padded; {near} would divide"
+            )
+    return wish, ""
+
+
+def constraint_wishes(module: Module, mesh: MeshShape, devices: AnyMesh) -> list[Wish]:
+    """What `with_sharding_constraint` in the user's code says."""
+    found = [_constraint_wish(op, s, mesh, devices)[0] for op, s in _constraints(module)]
+    return [wish for wish in found if wish is not None]
+
+
+def warn_of_constraints(module: Module, mesh: MeshShape, devices: AnyMesh) -> None:
+    """Names each line whose constraints are not wholly kept, once."""
+    notes = (_constraint_wish(op, s, mesh, devices)[1] for op, s in _constraints(module))
+    for note in dict.fromkeys(n for n in notes if n):
+        warnings.warn(note, stacklevel=2)
+
+
+def fixed_mesh(
+    module: Module, mesh: MeshShape, devices: AnyMesh, inputs: Any, outputs: Any
+) -> MeshShape:
+    """The mesh, its axes split where fixed shardings on other meshes need that.
+
+    Args:
+      inputs, outputs: pytrees of shardings.
+    """
+    ends = [s for s in jax.tree.leaves((inputs, outputs), is_leaf=_is_leaf) if s is not None]
+    pairs = [(s, len(s.spec)) for s in ends if isinstance(s, NamedSharding)]
+    pairs += [(s, len(op.results[0].type.shape)) for op, s in _constraints(module)]
+    if not pairs:
+        return mesh
+    named = {n for op in module.ops if "manual" in op.params for n, _ in op.params["manual"].axes}
+    return split_for(dict.fromkeys(pairs), mesh, devices, named)
 
 
 def fixed_actions(
-    module: Module, mesh: MeshShape, inputs: tuple[Sequence[Any], Any], outputs: tuple[Any, Any]
+    module: Module,
+    mesh: MeshShape,
+    devices: AnyMesh,
+    inputs: tuple[Sequence[Any], Any],
+    outputs: tuple[Any, Any],
 ) -> list[Action]:
     """Actions for everything that the user fixed.
 
     Args:
+      mesh: as `fixed_mesh` says; `devices` is the user's.
       inputs: positional arguments and their shardings (a prefix, or None).
       outputs: the results' tree and their shardings, likewise.
     """
@@ -142,12 +232,12 @@ def fixed_actions(
         if len(args) == 1 and not isinstance(wanted, tuple | list):
             wanted = (wanted,)
         spread = broadcast_prefix(tuple(wanted), tuple(args), "in_shardings")
-        n = len(spread)
-        entering = sharding_wishes(module.arg_paths[:n], module.body.args[:n], spread, mesh)
+        values = module.body.args[: len(spread)]
+        entering = sharding_wishes(module.arg_paths[: len(spread)], values, spread, mesh, devices)
     out_tree, wanted = outputs
     if wanted is not None:
         results = jax.tree.unflatten(out_tree, list(module.body.results))
         spread = broadcast_prefix(wanted, results, "out_shardings")
         paths = [f"result {p}".strip() for p in module.result_paths]
-        leaving = sharding_wishes(paths, module.body.results, spread, mesh)
-    return meeting(module, mesh, entering, leaving, constraint_wishes(module, mesh))
+        leaving = sharding_wishes(paths, module.body.results, spread, mesh, devices)
+    return meeting(module, mesh, entering, leaving, constraint_wishes(module, mesh, devices))

@@ -20,7 +20,7 @@ from jax.sharding import NamedSharding
 from partir_search.ir.batched_loops import is_batched, write_out
 from partir_search.ir.core import Literal, Module, Op, Operand, Region, TensorType, Value
 from partir_search.ir.counting import Counted, counted_while
-from partir_search.ir.manual import Manual, Spec
+from partir_search.ir.manual import Manual, manual_axes, spec_of
 from partir_search.ir.names import clean, value_stem
 from partir_search.ir.numbering import number
 from partir_search.ir.ref_regions import carried, has_effect, write_back, written
@@ -244,9 +244,9 @@ class _Reader:
         (body,) = op.regions or self.region_of(p["jaxpr"], scope=f"{op.results[0].name}.")[:1]
         specs = [*p["out_specs"], *(p["in_specs"][eqn.invars.index(v)] for v in written(eqn))]
         manual = Manual(
-            axes=tuple((n, p["mesh"].shape[n]) for n in sorted(p["newly_manual_axes"])),
-            needs=tuple(map(_spec, p["in_specs"], (x.type for x in op.operands))),
-            makes=tuple(map(_spec, specs, (r.type for r in op.results))),
+            axes=manual_axes(p, body),
+            needs=tuple(map(spec_of, p["in_specs"], (x.type for x in op.operands))),
+            makes=tuple(map(spec_of, specs, (r.type for r in op.results))),
             text=str(p["jaxpr"]),
             body=body,
             constants={id(v): array for v, array in self.constant_values.values()},
@@ -357,12 +357,6 @@ def _callee(eqn: Any) -> tuple[Any, Sequence[Any]]:
     if name == "composite" and "jaxpr" in params:  # before jax 0.12
         return params["jaxpr"], eqn.invars
     return params[INLINED[name]], eqn.invars
-
-
-def _spec(spec: Any, kind: TensorType) -> Spec:
-    """A PartitionSpec with one tuple of axes per dim."""
-    entries = [*spec, *(None,) * (len(kind.shape) - len(spec))]
-    return tuple(() if e is None else e if isinstance(e, tuple) else (e,) for e in entries)
 
 
 def _abstract(aval: Any) -> jax.ShapeDtypeStruct:

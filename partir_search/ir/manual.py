@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from partir_search.ir.bind import bind, constant
-from partir_search.ir.core import Literal, Op, Operand, Region
+from partir_search.ir.core import Literal, Op, Operand, Region, TensorType, walk_regions
 
 Spec = tuple[tuple[str, ...], ...]  # per dim, the axes that tile it, major to minor
 Emitters = Mapping[str, Callable[..., Sequence[Any]]]
@@ -60,6 +60,22 @@ class Manual:
     collectives: tuple[OwnCollective, ...] = ()
 
 
+def manual_axes(params: Mapping[str, Any], body: Region) -> tuple[tuple[str, int], ...]:
+    """Names and sizes of the axes that a `shard_map`, or one inside of it, is manual over."""
+    found = {name: params["mesh"].shape[name] for name in params["newly_manual_axes"]}
+    for region in walk_regions(body):
+        for op in region.ops:
+            if "manual" in op.params:
+                found.update(op.params["manual"].axes)
+    return tuple(sorted(found.items()))
+
+
+def spec_of(spec: Any, kind: TensorType) -> Spec:
+    """A PartitionSpec with one tuple of axes per dim."""
+    entries = [*spec, *(None,) * (len(kind.shape) - len(spec))]
+    return tuple(() if e is None else e if isinstance(e, tuple) else (e,) for e in entries)
+
+
 def run_manual(manual: Manual, args: Sequence[Any], emitters: Emitters) -> list[Any]:
     """The results of a body on local tiles, inside of a manual region over its axes."""
     held = {i: constant(array) for i, array in manual.constants.items()}
@@ -80,19 +96,41 @@ def _region(
         if op.regions:
             blocks = [lambda *inner, r=r: _region(r, inner, emitters, outer) for r in op.regions]
             outs = emitters[op.prim](op, blocks, ins)
+        elif inner := op.params.get("manual"):
+            outs = _nested(inner, ins, emitters)
         else:
             outs = _run(op, ins)
         env.update((id(r), o) for r, o in zip(op.results, outs, strict=True))
     return [read(r) for r in region.results]
 
 
+def _nested(manual: Manual, ins: Sequence[Any], emitters: Emitters) -> list[Any]:
+    """A region over other axes inside of one: along these all devices hold the operands whole, and
+    are to hold the results.
+    """
+    sizes, args = dict(manual.axes), list(ins)
+    for i, spec in enumerate(manual.needs):
+        for dim, axes in enumerate(spec):
+            for name in axes:
+                n = args[i].shape[dim] // sizes[name]
+                args[i] = lax.dynamic_slice_in_dim(args[i], lax.axis_index(name) * n, n, dim)
+    outs = run_manual(manual, args, emitters)
+    for i, spec in enumerate(manual.makes):
+        for dim, axes in enumerate(spec):
+            if axes:
+                outs[i] = lax.all_gather(outs[i], axes, axis=dim, tiled=True)
+    return outs
+
+
 def _psum(op: Op, args: Sequence[Any]) -> Sequence[Any]:
     return [lax.psum(x, op.params["axes"]) for x in args]
 
 
-# What jax writes where it checks which axes values vary over, without the check.
+# What jax writes where it checks which axes values vary over, without the check; and constraints
+# along axes that a region leaves to the compiler, along which arrays are whole in ours.
 _UNCHECKED: Mapping[str, Callable[[Op, Sequence[Any]], Sequence[Any]]] = {
     "pvary": lambda _, args: args,
+    "sharding_constraint": lambda _, args: args,
     "psum_invariant": _psum,
 }
 

@@ -231,3 +231,130 @@ def test_ends_are_kept_in_files(tmp_path: Any) -> None:
     assert again.plan(X).actions == plan.actions
     assert tuple(s.spec for s in again.plan(X).out_shardings) == ends["out_shardings"]
     np.testing.assert_array_equal(again(X)[0], X * 2)
+
+
+def region(body: Step, spec: PartitionSpec, **manual: Any) -> Step:
+    return jax.shard_map(body, mesh=MESH, in_specs=spec, out_specs=spec, check_vma=False, **manual)
+
+
+def numbered(x: Any) -> Any:
+    """Depends on the device: on which order of axes its tile lies along."""
+    return x * 2 + lax.axis_index("rows") * 10 + lax.axis_index("cols")
+
+
+@pytest.mark.devices
+def test_regions_see_their_own_order() -> None:
+    """A `shard_map` runs on tiles in its own order of axes, whatever the program's is."""
+    one = region(numbered, P(("rows", "cols")))
+    other = region(numbered, P(("cols", "rows")))
+    plan = check(lambda x, y: one(x) + other(y), X, Y)
+    assert counts(plan) == {"collective_permute": 2}
+    check(lambda x, y: jax.grad(lambda x: (one(x) * other(x * y)).sum())(x), X, Y)
+    ends = {"in_shardings": (P(("cols", "rows")),), "out_shardings": P(("rows", "cols"))}
+    assert counts(check(other, X, **ends)) == {"collective_permute": 1}
+
+
+@pytest.mark.devices
+def test_regions_that_leave_axes() -> None:
+    """Constraints on the axes that a region leaves to the compiler, and a region inside of one."""
+
+    def body(a: Any) -> Any:
+        a = lax.with_sharding_constraint(a * 2, P(None, "cols"))
+        return a @ jnp.ones((8, 8)) + lax.axis_index("rows")
+
+    partly = region(body, P("rows"), axis_names={"rows"})
+    check(lambda x, y: partly(fix(x, "cols")) + fix(y, None, "rows"), X, Y)
+
+    def around(a: Any) -> Any:
+        inner = jax.shard_map(
+            lambda a: a * 2 + lax.axis_index("cols"),
+            in_specs=P("cols"),
+            out_specs=P("cols"),
+            axis_names={"cols"},
+        )
+        return inner(a) + lax.axis_index("rows")
+
+    nested = check(region(around, P("rows"), axis_names={"rows"}), jnp.tile(X, (2, 1)))
+    assert nested.collective_counts["all_gather"] == 1
+
+
+@pytest.mark.devices
+def test_other_meshes_of_the_same_devices() -> None:
+    """What a device holds counts, not what axes are called; an axis falls into parts for it."""
+    kind = jax.sharding.AxisType.Auto
+    devices = jax.devices()[:8]
+    flat = jax.make_mesh((8,), ("all",), (kind,), devices=devices)
+    renamed = jax.make_mesh((4, 2), ("a", "b"), (kind,) * 2, devices=devices)
+    turned = jax.make_mesh((2, 4), ("a", "b"), (kind,) * 2, devices=devices)
+    same = check(lambda x: fix(x * 2, "all", mesh=flat) + 1, X)
+    assert rests(same) == [P(("rows", "cols"), None)]
+    same = check(lambda x: fix(x * 2, "b", "a", mesh=renamed) + 1, X)
+    assert rests(same) == [P(("cols",), ("rows",))]
+    parts = check(
+        lambda x, y: (fix(x * 2, "a", mesh=turned) + fix(y, None, ("b", "a"), mesh=turned)).sum(0),
+        X,
+        Y,
+    )
+    assert [str(s) for s in rests(parts)] == [
+        str(P(("rows.0",), None)),
+        str(P(None, ("rows.1", "cols", "rows.0"))),
+    ]
+    given = NamedSharding(turned, P("b", "a"))
+    ends = check(lambda x: x * 2, X, in_shardings=(given,), out_shardings=NamedSharding(flat, P()))
+    assert ends.in_shardings[0][0].is_equivalent_to(given, 2)
+    assert ends.out_shardings.spec == P()
+
+
+@pytest.mark.devices
+def test_dims_that_do_not_divide() -> None:
+    """They are tiled by the axes that divide them, and the line is named."""
+
+    def step(x: Any) -> Any:
+        return (fix(x[:6] * 2, ("cols", "rows")) + fix(x[:6] * 3, None, "rows")).sum(1)
+
+    partitioned = ps.auto_partition(MESH, machine="tpu_v5e", schedule=[])(step)
+    with pytest.warns(
+        UserWarning,
+        match=r"test_constraints_that_differ\.py.* dim 0 of size 6 does not divide by 8",
+    ):
+        plan = partitioned.plan(X)
+    assert rests(plan) == [P(("cols",), None), P(None, ("rows",))]
+    np.testing.assert_allclose(partitioned(X), jax.jit(step)(X), rtol=1e-5)
+
+
+@pytest.mark.devices
+def test_beside_tactics() -> None:
+    """A tactic's word on an argument counts for more than what spreads there from a constraint."""
+
+    def step(x: Any, y: Any) -> Any:
+        return (fix(x * 2, "rows") + fix(x @ y, None, "cols")).sum(0)
+
+    for dim, axis, spec in ((1, "rows", P(None, "rows")), (0, "rows", P("rows"))):
+        plan = check(step, X, Y, schedule=[ps.ManualPartition({"x": dim}, axis=axis)])
+        assert plan.partition_specs[0][0] == spec
+    whole = check(step, X, Y, schedule=[ps.ManualPartition({"x": ps.REPLICATED}, axis="rows")])
+    assert whole.partition_specs[0][0] == P()
+    fixed = ps.auto_partition(
+        MESH,
+        machine="tpu_v5e",
+        in_shardings=(P(None, "rows"), None),
+        schedule=[ps.ManualPartition({"x": 0}, axis="rows")],
+    )
+    with pytest.raises(ps.IllegalAction, match="x cannot be tiled on dim 0 along axis 'rows'"):
+        fixed(step).plan(X, Y)
+
+
+@pytest.mark.devices
+def test_reshard_on_explicit_axes(mesh: jax.sharding.Mesh) -> None:
+    """The axes that `jax.sharding.reshard` names are kept, where two of them meet as well."""
+
+    def step(x: Any, y: Any) -> Any:
+        rows = jax.sharding.reshard(jax.sharding.reshard(x * 2, P("model")), P("batch"))
+        return rows + jax.sharding.reshard(y, P(("model", "batch"))).sum()
+
+    with jax.set_mesh(mesh):
+        partitioned = ps.auto_partition(mesh, machine="tpu_v5e", schedule=[])(step)
+        plan = partitioned.plan(X, Y)
+        assert plan.partition_specs[0] == (P("model"), P(("model", "batch")))
+        assert counts(plan) == {"all_gather": 1, "all_reduce": 1}
+        assert_same([partitioned(X, Y)], [X * 2 + Y.sum()])

@@ -34,6 +34,8 @@ def manual_region(op: Op) -> OpRule:
 def _ops(region: Region, times: int = 1) -> Iterator[tuple[Op, int]]:
     """The ops of a body that have no regions, and how often each runs."""
     for op in region.ops:
+        if inner := op.params.get("manual"):
+            yield from _ops(inner.body, times)
         if not op.regions:
             yield op, times
         else:
@@ -44,7 +46,7 @@ def _ops(region: Region, times: int = 1) -> Iterator[tuple[Op, int]]:
 def _flops(region: Region) -> Iterator[float]:
     """Operations of a body's ops."""
     for op, times in _ops(region):
-        if op.prim in RULES:
+        if op.prim in RULES and "manual" not in op.params:
             rule = RULES[op.prim](op)
             yield times * rule.flops_per_point * math.prod(rule.sizes)
 
@@ -72,6 +74,13 @@ def _collectives(region: Region) -> Iterator[OwnCollective]:
                 nbytes = max(x.type.nbytes, result.type.nbytes)
                 kind, size = _KINDS[op.prim], x.type.itemsize
                 yield OwnCollective(kind, axes, result.name, nbytes, size, times)
+        elif inner := op.params.get("manual"):  # its results are gathered
+            for result, spec in zip(op.results, inner.makes, strict=True):
+                for axes in filter(None, spec):
+                    made = result.type
+                    yield OwnCollective(
+                        "all_gather", axes, result.name, made.nbytes, made.itemsize, times
+                    )
 
 
 def local_region(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
