@@ -14,6 +14,8 @@ import numpy as np
 from partir_search.ir.core import Module
 from partir_search.ir.from_jaxpr import read_module
 from partir_search.paths import leaf_path, parameter_names
+from partir_search.propagation.rules import RULES
+from partir_search.propagation.rules.unruled import UNRULED
 
 
 def abstract(x: Any) -> Any:
@@ -161,6 +163,7 @@ def trace_call(
         ties=find_ties(call, traced.out_info, donated),
         donated=frozenset(i for i, d in enumerate(donated) if d),
         trip_counts=trip_counts,
+        ruled=(*RULES, *UNRULED),
     )
     weak = tuple(bool(getattr(x, "weak_type", False)) for _, x in out_leaves)
     _forget(jitted)

@@ -46,6 +46,9 @@ class _Iteration:
     def ran(self, token: Any) -> None:
         pass
 
+    def shardings(self) -> Sequence[Any]:
+        return ()
+
 
 RunOp = Callable[[Op, Sequence[Any]], Sequence[Any]]
 Seen = Callable[[Value, Any], Any]

@@ -8,7 +8,7 @@ train step). jax 0.11 merged ClosedJaxpr into Jaxpr and gave `scan` flat trees f
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -20,6 +20,7 @@ from jax.sharding import NamedSharding
 from partir_search.ir.batched_loops import is_batched, write_out
 from partir_search.ir.core import Literal, Module, Op, Operand, Region, TensorType, Value
 from partir_search.ir.counting import Counted, counted_while
+from partir_search.ir.foreign import Bodies
 from partir_search.ir.manual import Manual, manual_axes, spec_of
 from partir_search.ir.names import clean, value_stem
 from partir_search.ir.numbering import number
@@ -47,6 +48,7 @@ INLINED = {
     "xla_metadata_call": "jaxpr",
 }
 TAKEN_APART = frozenset({"split"})  # into slices
+OWN = frozenset({"device_put", "shard_map", *TAKEN_APART})  # read here
 REGIONS: Mapping[str, tuple[str, ...]] = {
     "scan": ("jaxpr",),
     "while": ("cond_jaxpr", "body_jaxpr"),
@@ -65,6 +67,7 @@ def read_module(
     ties: Sequence[tuple[int, int]] = (),
     donated: frozenset[int] = frozenset(),
     trip_counts: Mapping[str, int] = MappingProxyType({}),
+    ruled: Iterable[str] | None = None,
 ) -> Module:
     """The module of a traced function's jaxpr (`jax.jit(f).trace(...).jaxpr`).
 
@@ -73,8 +76,11 @@ def read_module(
       ties: pairs of argument and result index that keep one tiling.
       donated: indices of donated arguments.
       trip_counts: of loops that depend on data, by glob (see `ir/trips.py`).
+      ruled: primitives that stay ops; others are read through their definitions. None: all do.
     """
     reader = _Reader()
+    if ruled is not None:
+        reader.bodies = Bodies({*ruled, *INLINED, *REGIONS, *OWN, *READ})
     body, constants = reader.region_of(jaxpr, names=[_identifier(p) for p in arg_paths])
     module = Module(
         name=name,
@@ -111,6 +117,7 @@ class _Reader:
 
     def __init__(self) -> None:
         self.taken: dict[str, int] = {}
+        self.bodies: Bodies | None = None  # of primitives without a rule
         self.backward = False  # inside a region of the backward pass
         self.constant_values: dict[int, tuple[Value, Any]] = {}
         self.types: dict[tuple[Any, Any], TensorType] = {}  # one object per type
@@ -193,7 +200,7 @@ class _Reader:
                 READ[name](self, eqn, env, ops, prefix)
             elif name == "while":
                 self.loop(self.op(eqn, env, prefix), ops)
-            else:
+            elif not (self.bodies and self.bodies.read(self, eqn, env, ops, prefix)):
                 ops.append(self.op(eqn, env, prefix))
 
     def loop(self, op: Op, ops: list[Op]) -> None:

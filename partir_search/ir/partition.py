@@ -137,6 +137,8 @@ class Partition:
         rule = self.rules[op.id]
         if rule.manual is not None:
             return tuple(map(self._spec_layout, rule.manual.needs))
+        if rule.rests:
+            return tuple(self.layout(x) if isinstance(x, Value) else () for x in op.operands)
         layouts = tuple(self.op_layout(op, dims) for dims in rule.operands)
         for r in rule.reads:
             layout, n = layouts[r.operand], op.operands[r.operand].type.shape[r.dim]

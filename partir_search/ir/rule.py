@@ -45,6 +45,9 @@ class LocalContext(Protocol):
     def ran(self, token: Any) -> None:
         """An ordered effect gave back `token`."""
 
+    def shardings(self) -> Sequence[Any]:
+        """The op's operands' shardings as they rest; empty where there are no devices."""
+
 
 Localize = Callable[[Mapping[str, Any], Sequence[Shape], Sequence[Shape]], dict[str, Any]]
 LocalForm = Callable[[LocalContext, Op, Sequence[Any]], Sequence[Any]]
@@ -107,6 +110,7 @@ class OpRule:
         worked out of them.
       pads: longer factors change nothing within the extents that the program says.
       blockwise: how it works on one block of a factor after the other, if it can.
+      rests: takes its operands as they are tiled, whichever way.
       opaque: the primitive has no rule; it runs replicated and the report names it.
       together: its local form holds collectives, so that all devices must run it.
     """
@@ -130,6 +134,7 @@ class OpRule:
     fixes: bool = False
     pads: bool = True
     blockwise: Blockwise | None = None
+    rests: bool = False
     opaque: bool = False
     together: bool = False
 

@@ -22,7 +22,7 @@ from partir_search.ir.bind import constant
 from partir_search.ir.core import Literal, Op
 from partir_search.ir.local_form import run_local, widened
 from partir_search.ir.mesh import MeshShape
-from partir_search.ir.partition import Partition
+from partir_search.ir.partition import Layout, Partition
 from partir_search.ir.rule import Dims
 from partir_search.lowering.early import read_early
 from partir_search.lowering.emit_blocks import block_turn
@@ -42,18 +42,33 @@ from partir_search.lowering.reshard import Shuffle, Step
 from partir_search.lowering.streams import RESULT, Walk
 from partir_search.propagation.rules.control_flow import EMITTERS
 
+Shardings = Callable[[Layout], Any]
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Device:
-    """`LocalContext` inside a manual region: tile indices come from `lax.axis_index`.
+class _Effects:
+    """Surroundings of effects in one region.
 
     Attributes:
+      sharding: the sharding of a layout on the mesh that the program is for.
       tokens: scalars that the next ordered effect of this region waits for; shared by its ops.
     """
 
+    sharding: Shardings
+    tokens: list[Any] = dataclasses.field(default_factory=list)
+
+    def inside(self) -> _Effects:
+        """Those of a region inside of this one."""
+        return _Effects(self.sharding, list(self.tokens))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Device:
+    """`LocalContext` inside a manual region: tile indices come from `lax.axis_index`."""
+
     partition: Partition
     op: Op
-    tokens: list[Any]
+    effects: _Effects
     on_mesh: bool = True
 
     def _axes(self, factor: int) -> list[int]:
@@ -83,13 +98,18 @@ class _Device:
         ]
 
     def last_effects(self) -> Sequence[Any]:
-        return self.tokens
+        return self.effects.tokens
 
     def ran(self, token: Any) -> None:
-        self.tokens[:] = [token]
+        self.effects.tokens[:] = [token]
+
+    def shardings(self) -> Sequence[Any]:
+        return [self.effects.sharding(self.partition.layout(v)) for _, v in self.op.inputs()]
 
 
-def emit(program: LocalProgram, platform: str | None = None) -> Callable[..., tuple[Any, ...]]:
+def emit(
+    program: LocalProgram, platform: str | None, sharding: Shardings
+) -> Callable[..., tuple[Any, ...]]:
     """A function of the local arguments and the lifted constants (`LocalProgram.lifted`), to be run
     inside `jax.shard_map` over the mesh.
 
@@ -99,6 +119,7 @@ def emit(program: LocalProgram, platform: str | None = None) -> Callable[..., tu
         along a later dim (eight of 1 MB: 9 ms against 42); on TPU and GPU the transpose would be
         lost work. Some layouts are held where compilers choose them (`lowering/layouts.py`), and
         for "tpu" gathers wait for what would be put off (`lowering/order.py`).
+      sharding: the sharding of a layout on the mesh's devices.
     """
     tiles_first = platform == "cpu"
     by_rows = held_by_rows(program, platform)
@@ -112,8 +133,16 @@ def emit(program: LocalProgram, platform: str | None = None) -> Callable[..., tu
             program.constants[i].id: constant(a) for i, a in constants.items() if i not in lifted
         }
         fixed |= {program.constants[i].id: a for i, a in zip(lifted, args[count:], strict=True)}
+        effects = _Effects(sharding)
         results = _run_block(
-            program.partition, program.body, args[:count], fixed, [], tiles_first, by_rows, waits
+            program.partition,
+            program.body,
+            args[:count],
+            fixed,
+            effects,
+            tiles_first,
+            by_rows,
+            waits,
         )
         return tuple(_after_last_use(program, args, results))
 
@@ -146,7 +175,7 @@ def _run_block(
     block: Block,
     args: Sequence[Any],
     outer: Mapping[int, Any],
-    tokens: list[Any],
+    effects: _Effects,
     tiles_first: bool,
     by_rows: Mapping[int, Sequence[Slot]] = MappingProxyType({}),
     waits: Mapping[int, Sequence[Slot]] = MappingProxyType({}),
@@ -179,7 +208,7 @@ def _run_block(
             blocks = [env[b.id] for b in item.blocks]
             env[item.target.id] = run_step(partition.mesh, item.step, moved, tiles_first, blocks)
         else:
-            outs = _apply(partition, item, read, env, tokens, tiles_first)
+            outs = _apply(partition, item, read, env, effects, tiles_first)
             for slot, out in zip(item.outs, outs, strict=True):
                 env[slot.id] = out
             if item.turn + 1 < item.turns:
@@ -202,33 +231,37 @@ def _apply(
     item: Apply,
     read: Callable[[Source], Any],
     env: Mapping[int, Any],
-    tokens: list[Any],
+    effects: _Effects,
     tiles_first: bool,
 ) -> Sequence[Any]:
     args = [read(x) for x in item.ins]
     if item.turns > 1 or item.part:
-        return _turn(partition, item, args, env)
+        return _turn(partition, item, args, env, effects)
     if not item.blocks:
-        device = _Device(partition, item.op, tokens)
+        device = _Device(partition, item.op, effects)
         return run_local(device, partition.rules[item.op.id], item.op, args)
     blocks = [
-        lambda *inner, b=b: _run_block(partition, b, inner, env, list(tokens), tiles_first)
+        lambda *inner, b=b: _run_block(partition, b, inner, env, effects.inside(), tiles_first)
         for b in item.blocks
     ]
     outs = EMITTERS[item.op.prim](item.op, blocks, args)
     if item.op.effect:  # what follows waits for the region's end
         plain = (x for x in outs if not jnp.issubdtype(x.dtype, jax.dtypes.extended) and x.size)
-        tokens += [jnp.ravel(x)[0] for x in itertools.islice(plain, 1)]
+        effects.tokens.extend(jnp.ravel(x)[0] for x in itertools.islice(plain, 1))
     return outs
 
 
 def _turn(
-    partition: Partition, item: Apply, args: Sequence[Any], env: Mapping[int, Any]
+    partition: Partition,
+    item: Apply,
+    args: Sequence[Any],
+    env: Mapping[int, Any],
+    effects: _Effects,
 ) -> Sequence[Any]:
     """One product of a ring with those before, in 32 bits where the result has fewer."""
     part, rule = item.part, partition.rules[item.op.id]
     if isinstance(part, Passing):
-        device = _Device(partition, item.op, [])
+        device = _Device(partition, item.op, effects)
         return block_turn(device, item, part, args, env)
     op = widened(item.op)
     index: Any = None
@@ -239,7 +272,7 @@ def _turn(
             _part(x, dims, walk, index) if i != walk.moving else x
             for i, (x, dims) in enumerate(zip(args, rule.operands, strict=True))
         ]
-    (out,) = run_local(_Device(partition, op, []), rule, op, args)
+    (out,) = run_local(_Device(partition, op, effects), rule, op, args)
     (slot,) = item.outs
     narrow = slot.value.type.dtype
     for sums in item.arrived:  # in the type of the result

@@ -96,10 +96,15 @@ def sharded(program: LocalProgram, mesh: Any) -> Any:
       mesh: a `jax.sharding.Mesh` or `AbstractMesh` with the user's axes (arguments and results
         of explicit ones are moved to and from the split mesh, which costs nothing) or the plan's.
     """
-    parts = split_mesh(mesh, program.partition.mesh)
+    shape = program.partition.mesh
+    parts = split_mesh(mesh, shape)
+
+    def sharding(layout: Layout) -> NamedSharding:
+        return named_sharding(mesh, shape, partition_spec(shape, layout, user=True))
+
     mapped = without_context(
         jax.shard_map(
-            emit(program, _platform(mesh)),
+            emit(program, _platform(mesh), sharding),
             mesh=parts,
             in_specs=(*argument_specs(program), *lifted_specs(program)),
             out_specs=tuple(result_specs(program)),
@@ -108,7 +113,6 @@ def sharded(program: LocalProgram, mesh: Any) -> Any:
     )
     if parts is mesh or AxisType.Explicit not in mesh.axis_types:
         return mapped
-    shape = program.partition.mesh
     specs = (*argument_specs(program), *lifted_specs(program))
     enter = tuple(NamedSharding(parts, s) for s in specs)
     leave = tuple(named_sharding(mesh, shape, s) for s in result_specs(program, user=True))

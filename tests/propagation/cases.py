@@ -190,6 +190,7 @@ CASES: dict[str, Case] = {
     ),
     "gather_batched": ("gather", batched_take, (floats(4, 2, 8), ints(4, 2))),
     "integer_pow": ("integer_pow", lambda x: x**3, (floats(4, 6),)),
+    "empty": ("empty", lambda x: x + 0 * lax.empty((4, 6), jnp.float32), (floats(4, 6),)),
     "iota": ("iota", lambda x: x + lax.broadcasted_iota(jnp.float32, (4, 6), 1), (floats(4, 6),)),
     "logistic": ("logistic", lax.logistic, (floats(4, 6),)),
     "max": ("max", lax.max, (floats(4, 6), floats(4, 6))),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import pathlib
 
+from partir_search.ir.foreign import CHOSEN, IDENTITIES, REDUCED
 from partir_search.ir.from_jaxpr import INLINED, REGIONS, TAKEN_APART
 from partir_search.ir.refs import READ
 from partir_search.propagation.rules import RULES
@@ -28,6 +29,11 @@ a dim. `.`: needed whole, or not tiled.
 The examples are tests of `tests/propagation/test_rules.py`: each is printed, run by the evaluator
 and run on devices in every loop that its rule allows.
 """
+
+FOREIGN = """Any other primitive is read through its definition: the Python function that jax
+lowers, or `impl`. So are jax's sparse arrays and the primitives of equinox, diffrax, lineax and
+optimistix. It stays one op, replicated and named in a warning, if its lowering calls Python on the
+host, if it has effects, or if the definition does not trace."""
 
 
 def page() -> str:
@@ -58,6 +64,10 @@ def page() -> str:
     out += ["Read as slices: " + _list(TAKEN_APART) + ".", ""]
     out += ["Mutable refs, read as the values that they hold: " + _list(READ) + ".", ""]
     out += ["Ops with regions, into which tilings flow: " + _list(REGIONS) + ".", ""]
+    out += ["Identities, which pass their operands (or one of them) on: "]
+    out[-1] += _list({*IDENTITIES, *CHOSEN}) + "."
+    out += ["", "Reductions over dims by position, as `vmap` leaves them: " + _list(REDUCED) + "."]
+    out += ["", FOREIGN, ""]
     out += ["## Without a rule", "", "| primitives | why |", "|---|---|"]
     reasons: dict[str, list[str]] = {}
     for prim, why in UNRULED.items():

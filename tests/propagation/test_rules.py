@@ -132,7 +132,8 @@ def test_every_rule_is_tested() -> None:
         RULES[p]
         for p in (
             *("random_bits", "scan", "sharding_constraint", "shard_alike", "debug_print"),
-            *("platform_index", "threefry2x32", "ruled_call", "shard_map", "attention"),
+            *("platform_index", "threefry2x32", "ruled_call", "shard_map", "attention", "check"),
+            "inspect_sharding",
         )
     }
     missing = {fn.__name__ for fn in RULES.values()} - {f.__name__ for f in covered | elsewhere}

@@ -111,6 +111,9 @@ class _Inside:
     def ran(self, token: Any) -> None:
         pass
 
+    def shardings(self) -> Sequence[Any]:
+        return ()
+
 
 def run_members(
     ctx: LocalContext | None,

@@ -68,6 +68,20 @@ def iota(op: Op) -> OpRule:
     )
 
 
+@register("empty", "empty2")
+def empty(op: Op) -> OpRule:
+    """Memory of any content."""
+    result = result_shape(op)
+    return OpRule(
+        sizes=result,
+        operands=(),
+        results=(tuple(range(len(result))),),
+        reducers=("",) * len(result),
+        elementwise=True,
+        localize=_local_shape if "shape" in op.params else None,
+    )
+
+
 def local_iota(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
     """`iota` of the tile plus the tile's offset along the counted dim."""
     shape = tuple(n // ctx.tiles(d) for d, n in enumerate(result_shape(op)))
