@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-import functools
 import os
+import types
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -12,17 +13,29 @@ import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from partir_search.arguments.axes import AnyMesh, within
+from partir_search.callables import (
+    Marks,
+    are_several,
+    bring,
+    copy_names,
+    takes_self,
+    without_self,
+)
 from partir_search.checking import Check, compared, concrete, cpu_mesh
 from partir_search.cost.simulator import Cost
 from partir_search.executables import Entry, Executables
+from partir_search.forms import Adapter, Form, Initial
+from partir_search.frontends.registry import claimed
 from partir_search.groups import Group
+from partir_search.inside import Within
 from partir_search.machine import Machine, find_machine, machine_of_kind
 from partir_search.mcts.goals import Goal
 from partir_search.options import Options, Remat, Schedule
+from partir_search.plainly import is_plain, plainly
 from partir_search.plan import Plan, saved_plan
 from partir_search.plan_cache import PlanCache
 from partir_search.planner import DEFAULT_EPISODES, Progress
-from partir_search.signature import Call, abstract, split_call
+from partir_search.signature import abstract, split_call
 
 
 def auto_partition(
@@ -158,19 +171,19 @@ class AutoPartitioned:
     """A partitioned function: call it like the one it wraps.
 
     The first call of each signature traces, searches, lowers and compiles; plan and executable
-    are kept. Inside another jax transformation it is the plain jitted function.
+    are kept. Under `jax.jit` and in the loops of `jax.lax` the partitioned program runs as well;
+    where it is differentiated or batched (`jax.grad`, `jax.vmap`), the plain function does.
     """
 
     def __init__(
-        self,
-        fun: Callable[..., Any],
-        options: Options,
-        static: tuple[tuple[int, ...], tuple[str, ...]],
-        donate: tuple[tuple[int, ...], tuple[str, ...]],
+        self, fun: Callable[..., Any], options: Options, static: Marks, donate: Marks
     ) -> None:
-        functools.update_wrapper(self, fun)
-        self.__name__: str = getattr(fun, "__name__", "step")
-        self._fun, self._options, self._static = fun, options, static
+        brought = bring(fun, static, donate)
+        copy_names(self, fun)
+        self.__name__: str
+        self._brought, self._options = brought, options
+        fun, static, donate = brought.fun, brought.static, brought.donate
+        self._fun, self._static, self._given = fun, static, brought.given
         self._plain: Any = (
             fun
             if isinstance(fun, jax.stages.Wrapped)
@@ -183,6 +196,29 @@ class AutoPartitioned:
             )
         )
         self._kept = Executables(fun, self._plain, self.__name__, options)
+        self._adapter = Adapter(brought.inner, self.__name__, options)
+        self._within = Within(self.__name__)
+        self._methods: dict[int, tuple[Any, AutoPartitioned]] = {}
+
+    def __get__(self, instance: Any, owner: type | None = None) -> AutoPartitioned:
+        """The method of an object.
+
+        The object is an argument if it is a pytree or static (`static_argnums=0`); else the method
+        closes over it.
+        """
+        if instance is None:
+            return self
+        if takes_self(self._fun, instance, self._static):
+            bound = copy.copy(self)
+            bound._given = (*self._given, instance)
+            return bound
+        if id(instance) not in self._methods:
+            method = types.MethodType(self._fun, instance)
+            marks = without_self(self._static), without_self(self._brought.donate)
+            step = AutoPartitioned(method, self._options, *marks)
+            step._brought = dataclasses.replace(step._brought, fronts=self._brought.fronts)
+            self._methods[id(instance)] = instance, step
+        return self._methods[id(instance)][1]
 
     @property
     def _entries(self) -> Mapping[Hashable, Entry]:
@@ -197,10 +233,11 @@ class AutoPartitioned:
     # Stages ------------------------------------------------------------------------------------
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        call = self._split(args, kwargs)
-        leaves = call.leaves()
-        if any(isinstance(x, jax.core.Tracer) for x in leaves):
-            return self._plain(*args, **kwargs)
+        form = self._form(args, kwargs)
+        leaves = form.call.leaves()
+        traced = any(isinstance(x, jax.core.Tracer) for x in leaves)
+        if is_plain() or (traced and self._within.plain(leaves)):
+            return form.direct()
         if any(isinstance(x, jax.ShapeDtypeStruct) for x in leaves):
             raise TypeError(
                 f"{self.__name__} was called with a ShapeDtypeStruct; use .plan(...) or .lower(...)"
@@ -211,12 +248,15 @@ class AutoPartitioned:
                 f"{self.__name__} is partitioned over an AbstractMesh, which has no devices to run"
                 " on; use .plan(...), or a mesh from jax.make_mesh"
             )
-        entry = self._kept.entry(call, args, kwargs)
-        return entry.run(call, leaves)
+        if traced:
+            return self._within.call(form, leaves, self._options.mesh)
+        entry = form.kept.entry(form.call, form.args, form.kwargs)
+        return form.finish(entry.run(form.call, leaves))
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """Searches only. Arguments may be arrays or `jax.ShapeDtypeStruct`s."""
-        return self._kept.planned(self._split(args, kwargs), args, kwargs)[0]
+        form = self._form(args, kwargs)
+        return form.kept.planned(form.call, form.args, form.kwargs)[0]
 
     def init(self, init_fn: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
         """The step's first argument (the train state), made where the plan wants it.
@@ -225,13 +265,21 @@ class AutoPartitioned:
         shardings. Of `skewed_state=True` it is as the step takes it.
 
         Args:
-          init_fn: makes the state; ``lambda: create_state(jax.random.key(0))``.
+          init_fn: makes the state; ``lambda: create_state(jax.random.key(0))``. Or a tuple of the
+            step's first arguments (a model and its optimizer), if the step takes so many.
           args, kwargs: the step's other arguments, arrays or ShapeDtypeStructs.
         """
-        plan = self.plan(jax.eval_shape(init_fn), *args, **kwargs)
+        initial = Initial(init_fn)
+        several = are_several(self._fun, self._given, initial.shapes, args, kwargs)
+        first = initial.shapes if several else (initial.shapes,)
+        plan = self.plan(*first, *args, **kwargs)
+        own = len(split_call(self._fun, self._given, {}, *self._static).args)
+        wanted = jax.tree.leaves(plan.in_shardings[0][own : own + len(first)])
         with within(plan.mesh):
-            state = jax.jit(init_fn, out_shardings=plan.in_shardings[0][0])()
-        return plan.skew(state) if plan.mesh_shape.skewed_state else state
+            found = initial.arrays(wanted)
+        if plan.mesh_shape.skewed_state:
+            found = initial.changed(found, plan.skew, several)
+        return initial.objects(found)
 
     def check(self, *args: Any, plan: Plan | None = None, **kwargs: Any) -> Check:
         """Runs the function partitioned and plain on CPU devices; how much results differ.
@@ -255,8 +303,14 @@ class AutoPartitioned:
             follow=None,
             cache=None,
         )
-        other = AutoPartitioned(self._fun, options, self._static, ((), ()))
-        return compared(other, self._plain, concrete(args), concrete(kwargs))
+        form = self._form(args, kwargs)
+        other = AutoPartitioned(form.fun, options, form.static, ((), ()))
+
+        def plain(*args: Any, **kwargs: Any) -> Any:
+            with plainly():
+                return form.plain(*args, **kwargs)
+
+        return compared(other, plain, concrete(form.args), concrete(form.kwargs))
 
     def known_plans(self, *args: Any, **kwargs: Any) -> dict[str, Plan]:
         """The known strategies (data, tensor, sequence parallelism, ZeRO) as plans, by name.
@@ -264,7 +318,8 @@ class AutoPartitioned:
         The search starts from them; here they are whole, to look at, to run
         (``schedule=plan``) and to compare with.
         """
-        return self._kept.known_plans(self._split(args, kwargs), args, kwargs)
+        form = self._form(args, kwargs)
+        return form.kept.known_plans(form.call, form.args, form.kwargs)
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
         """`jax.stages.Traced` of the partitioned program (static arguments are bound).
@@ -278,9 +333,9 @@ class AutoPartitioned:
                 " jax asks for its devices; use .plan(...), a mesh from jax.make_mesh, or"
                 " explicit_results=False"
             )
-        call = self._split(args, kwargs)
-        entry = self._kept.entry(call, args, kwargs)
-        new_args, new_kwargs = entry.structs(call)
+        form = self._form(args, kwargs)
+        entry = form.kept.entry(form.call, form.args, form.kwargs)
+        new_args, new_kwargs = entry.structs(form.call)
         with within(mesh):
             return entry.jitted.trace(*entry.lifted, *new_args, **new_kwargs)
 
@@ -291,20 +346,32 @@ class AutoPartitioned:
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """Shapes and types of the results, as `jax.jit(f).eval_shape`."""
-        call = self._split(args, kwargs)
-        dynamic = {id(a) for a in (*call.args, *call.kwargs.values())}
+        form = self._form(args, kwargs)
+        dynamic = {id(a) for a in (*form.call.args, *form.call.kwargs.values())}
 
         def lift(x: Any) -> Any:
             return jax.tree.map(abstract, x) if id(x) in dynamic else x
 
-        return self._plain.eval_shape(*map(lift, args), **{k: lift(v) for k, v in kwargs.items()})
+        named = {k: lift(v) for k, v in form.kwargs.items()}
+        return form.finish(form.plain.eval_shape(*map(lift, form.args), **named), fresh=True)
 
     def clear_cache(self) -> None:
         """Forgets all plans, traces and executables."""
         self._plain.clear_cache()
         self._kept.clear()
+        self._adapter.clear()
+        self._methods.clear()
 
     # Inside ------------------------------------------------------------------------------------
 
-    def _split(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Call:
-        return split_call(self._fun, args, kwargs, *self._static)
+    def _form(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Form:
+        args = (*self._given, *args)
+        call = split_call(self._fun, args, kwargs, *self._static)
+        fronts = self._brought.fronts or claimed((call.args, call.kwargs))
+        if fronts:
+            return self._adapter.form(fronts, call, args, kwargs, self._brought.donated)
+        plain = self._plain
+        return Form(
+            *(self._fun, plain, self._kept, self._static, call, args, kwargs),
+            lambda: plain(*args, **kwargs),
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import warnings
 from collections.abc import Callable, Hashable, Sequence
@@ -14,9 +15,17 @@ from partir_search.agreement import check_agreement
 from partir_search.arguments import Buffers, Moves, Returned, check_alive
 from partir_search.arguments.axes import AnyMesh, within
 from partir_search.lowering.program import LocalProgram
-from partir_search.lowering.shard import lifted_shardings, sharded, without_context
+from partir_search.lowering.shard import (
+    argument_specs,
+    lifted_shardings,
+    lifted_specs,
+    sharded,
+    split_mesh,
+    without_context,
+)
 from partir_search.options import Options
 from partir_search.placement import place, struct_of
+from partir_search.plainly import plainly
 from partir_search.plan import Plan
 from partir_search.planned import collector_paused
 from partir_search.planning import Maker
@@ -34,12 +43,28 @@ class Entry:
 
     name: str
     plan: Plan
+    traced: Traced
     jitted: Any
     shardings: tuple[NamedSharding, ...]
     lifted: tuple[list[Any], ...]
     paths: tuple[str, ...]
     buffers: Buffers
     moves: Moves
+
+    def on(self, mesh: Mesh) -> tuple[Callable[..., Any], list[NamedSharding]]:
+        """The program for traced leaves, followed by lifted arrays, and their shardings.
+
+        Args:
+          mesh: as the step's, perhaps with other types of axes.
+        """
+        program = self.plan.program
+        parts = split_mesh(mesh, program.partition.mesh)
+        specs = (*argument_specs(program), *lifted_specs(program))
+        return sharded(program, mesh), [NamedSharding(parts, s) for s in specs]
+
+    def weakened(self, out: Sequence[Any]) -> list[Any]:
+        """Results of the program, those with weak types that are to have them."""
+        return [weaken(x) if w else x for x, w in zip(out, self.traced.weak, strict=True)]
 
     def run(self, call: Call, leaves: Sequence[Any]) -> Any:
         """Results of the executable for the leaves of a call, placed first."""
@@ -66,8 +91,21 @@ class Entry:
 class Executables:
     """Plans and executables of one function, made when a signature is first asked for."""
 
-    def __init__(self, fun: Callable[..., Any], plain: Any, name: str, options: Options) -> None:
-        """Executables of `fun`, which `plain` jits with the user's static and donated arguments."""
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        plain: Any,
+        name: str,
+        options: Options,
+        similar: dict[Hashable, Plan] | None = None,
+    ) -> None:
+        """Executables of `fun`, which `plain` jits with the user's static and donated arguments.
+
+        Args:
+          similar: plans of functions that may be the same program (an optimizer that was made anew
+            is another object), by signature. Plans are added to it.
+        """
+        self._similar = {} if similar is None else similar
         self._name, self._options = name, options
         self._maker = Maker(fun, plain, name, options)
         self._moves, self._returned = Moves(name), Returned()
@@ -82,20 +120,29 @@ class Executables:
         key, here = call.key(), self._options.here
         if key not in self._plans:
             known = self._by_shape.get(call.plan_key())
-            with collector_paused():
-                self._plans[key] = self._maker.make(call, args, kwargs, known)
-            self._by_shape[call.plan_key()] = self._plans[key][0]
+            with collector_paused(), plainly():
+                self._plans[key] = self._make(call, args, kwargs, known)
+            self._by_shape[call.plan_key()] = self._similar[call.plan_key()] = self._plans[key][0]
         plan, traced = self._plans[key]
         if plan.mesh != here:
             plan = plan.on(here)
             self._plans[key] = plan, traced
         return plan, traced
 
+    def _make(
+        self, call: Call, args: Sequence[Any], kwargs: dict[str, Any], known: Plan | None
+    ) -> tuple[Plan, Traced]:
+        similar = self._similar.get(call.plan_key())
+        if known is None and similar is not None:
+            with contextlib.suppress(ValueError):  # another program
+                return self._maker.make(call, args, kwargs, similar)
+        return self._maker.make(call, args, kwargs, known)
+
     def known_plans(
         self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> dict[str, Plan]:
         """The known strategies as plans, by name."""
-        with collector_paused():
+        with collector_paused(), plainly():
             return self._maker.known_plans(call, args, kwargs)
 
     def entry(self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> Entry:
@@ -147,17 +194,19 @@ class Executables:
         flags = jax.tree.unflatten(traced.in_tree, traced.donated)
         donate = [i + len(lifted) for i, a in enumerate(flags[0]) if _all(a)]
         donate_names = [k for k, a in flags[1].items() if _all(a)]
+        shardings = jax.tree.unflatten(traced.out_tree, plan.flat_out_shardings())
         jitted = jax.jit(
             without_context(partitioned),
             donate_argnums=donate or None,
             donate_argnames=donate_names or None,
-            out_shardings=None if isinstance(mesh, AbstractMesh) else plan.out_shardings,
+            out_shardings=None if isinstance(mesh, AbstractMesh) else shardings,
             keep_unused=True,
         )
         arguments, paths = plan.module.body.args, plan.module.arg_paths
         return Entry(
             self._name,
             plan,
+            traced,
             jitted,
             tuple(plan.flat_in_shardings()),
             lifted,

@@ -8,6 +8,7 @@ from typing import Any, Self
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from partir_search.frontends.protocol import Returned
 from partir_search.ir.core import Module, Value
 from partir_search.ir.mesh import MeshShape
 from partir_search.lowering.shard import argument_specs, named_sharding, reorder, result_specs
@@ -62,9 +63,15 @@ class Layouts:
 
     @property
     def out_shardings(self) -> Any:
-        """Pytree of NamedShardings of the results."""
-        specs = result_specs(self._planned.sketch, user=True)
-        return jax.tree.unflatten(self._out_tree, [self._named(s) for s in specs])
+        """Pytree of NamedShardings of the results.
+
+        Of a function that changes arguments in place a pair: those of its result, and those of the
+        changed arguments by name.
+        """
+        found = jax.tree.unflatten(self._out_tree, self.flat_out_shardings())
+        if isinstance(found, Returned):
+            return (found.out, found.updates) if found.updates else found.out
+        return found
 
     @property
     def abstract_args(self) -> Any:
@@ -103,6 +110,10 @@ class Layouts:
             f"no argument of {self.module.name!r} has the structure {tree} with"
             f" {[str(x.dtype) for x in leaves][:4]}; pass what this process has of a whole argument"
         )
+
+    def flat_out_shardings(self) -> list[NamedSharding]:
+        specs = result_specs(self._planned.sketch, user=True)
+        return [self._named(s) for s in specs]
 
     def flat_in_shardings(self) -> list[NamedSharding]:
         return [self._named(s) for s in argument_specs(self._planned.sketch, user=True)]

@@ -18,6 +18,7 @@ from jax import lax
 from jax.extend import core
 from jax.extend.core import Jaxpr, Literal, Var, jaxpr_as_fun
 
+from partir_search.frontends.protocol import Returned
 from partir_search.signature import abstract
 
 
@@ -69,7 +70,10 @@ def _data_leaves(args: Any, kwargs: Any, out: Any, parts: int) -> set[int]:
         leaves, structure = jax.tree.flatten(tree)
         return structure, tuple((abstract(x).shape, abstract(x).dtype) for x in leaves)
 
-    again = {signature(x) for x in (out if isinstance(out, tuple) else (out,))}
+    changed: tuple[Any, ...] = ()
+    if isinstance(out, Returned):
+        changed, out = tuple(out.updates.values()), out.out
+    again = {signature(x) for x in (*changed, *(out if isinstance(out, tuple) else (out,)))}
     found: set[int] = set()
     at = 0
     batch = None

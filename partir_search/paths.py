@@ -36,7 +36,13 @@ def leaf_path(prefix: str, keys: Sequence[Any]) -> str:
 
 
 def parameter_names(fun: Callable[..., Any], positional: int) -> list[str]:
-    """Names of the first `positional` positional arguments of a call."""
+    """Names of the first `positional` positional arguments of a call.
+
+    A function of arrays that stands for another one says them itself (`argument_paths`).
+    """
+    said: Sequence[str] | None = getattr(fun, "argument_paths", None)
+    if said is not None:
+        return list(said)[:positional]
     try:
         parameters = list(inspect.signature(fun).parameters.values())
     except (TypeError, ValueError):

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from partir_search.frontends.protocol import Returned
 from partir_search.ir.core import Module
 from partir_search.ir.from_jaxpr import read_module
 from partir_search.paths import leaf_path, parameter_names
@@ -81,6 +82,14 @@ class Call:
         leaves, tree = self.flat
         return tree, tuple(leaf_key(x)[:2] for x in leaves), self.statics
 
+    def places(self, args: Sequence[Any]) -> list[int]:
+        """Positions of the dynamic arguments among all positional ones."""
+        places: list[int] = []
+        for i, given in enumerate(args):
+            if len(places) < len(self.args) and given is self.args[len(places)]:
+                places.append(i)
+        return places
+
     def paths(self) -> list[str]:
         out = []
         for keys, _ in jax.tree_util.tree_leaves_with_path((self.args, self.kwargs)):
@@ -135,6 +144,10 @@ def weaken(x: jax.Array) -> jax.Array:
     return jax.lax.convert_element_type_p.bind(x, **params)  # type: ignore[no-any-return]
 
 
+class ClosesOverTraced(ValueError):
+    """The function closes over a value of a transformation around it."""
+
+
 def trace_call(
     jitted: Any,
     call: Call,
@@ -151,6 +164,10 @@ def trace_call(
       trip_counts: of loops that depend on data, by glob.
     """
     traced = _trace(jitted, call, args, kwargs)
+    if len(traced.jaxpr.jaxpr.invars) > traced.in_tree.num_leaves:
+        raise ClosesOverTraced(
+            f"{name} closes over a traced value, which cannot be planned; pass it as an argument"
+        )
     in_tree = traced.in_tree
     if donated is None:
         donated = _donated(traced)
@@ -215,7 +232,12 @@ def find_ties(call: Call, out_info: Any, donated: Sequence[bool]) -> list[tuple[
     """Train state: arguments whose whole pytree comes out again, with equal types.
 
     An argument that is a single array is tied only if it is donated. Each result is tied once.
+    Arguments that a function changed in place are tied leaf by leaf.
     """
+    ties: list[tuple[int, int]] = []
+    if isinstance(out_info, Returned):
+        ties, out_info = _changed(call, out_info), out_info.out
+    changed = {i for i, _ in ties}
     outputs: list[tuple[Any, list[Any], int]] = []
     whole, tree = jax.tree.flatten(out_info)
     outputs.append((tree, whole, 0))
@@ -231,14 +253,14 @@ def find_ties(call: Call, out_info: Any, donated: Sequence[bool]) -> list[tuple[
             leaves, tree = jax.tree.flatten(out_info[key])
             outputs.append((tree, leaves, at))
             at += len(leaves)
-    ties: list[tuple[int, int]] = []
     used: set[int] = set()
     first = 0
     for part in (*call.args, *(call.kwargs[k] for k in sorted(call.kwargs))):
         leaves, tree = jax.tree.flatten(part)
         types = [_type(x) for x in leaves]
         single = jax.tree_util.treedef_is_leaf(tree)
-        if leaves and (not single or donated[first]):
+        own = set(range(first, first + len(leaves)))
+        if leaves and (not single or donated[first]) and not own & changed:
             for out_tree, out_leaves, start in outputs:
                 span = set(range(start, start + len(out_leaves)))
                 if out_tree == tree and not span & used and types == [_type(x) for x in out_leaves]:
@@ -246,6 +268,20 @@ def find_ties(call: Call, out_info: Any, donated: Sequence[bool]) -> list[tuple[
                     used |= span
                     break
         first += len(leaves)
+    return ties
+
+
+def _changed(call: Call, returned: Returned) -> list[tuple[int, int]]:
+    """Ties of arguments and what they were changed to, by path."""
+    leaves = zip(call.paths(), call.leaves(), strict=True)
+    given = {(path, _type(x)): i for i, (path, x) in enumerate(leaves)}
+    at, ties = len(jax.tree.leaves(returned.out)), []
+    for name, argument in returned.updates.items():
+        for keys, x in jax.tree_util.tree_leaves_with_path(argument):
+            found = given.get((leaf_path(name, keys), _type(x)))
+            if found is not None:
+                ties.append((found, at))
+            at += 1
     return ties
 
 

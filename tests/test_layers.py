@@ -10,7 +10,7 @@ PACKAGE = ROOT / "partir_search"
 
 # Lowest first. A file may import from its own floor's folder and from lower floors.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("ir", "machine", "paths", "targets"),
+    ("ir", "machine", "paths", "targets", "frontends", "plainly"),
     ("propagation",),
     ("lowering",),
     ("cost", "experts", "mcts"),
@@ -32,7 +32,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         *("constraints", "placement", "signature", "user_rules", "microbatch", "planning"),
         *("communication", "comparison", "questions", "options", "page"),
         *("agreement", "checking", "following", "groups", "layouts", "leaving", "plan_cache"),
-        *("arguments", "executables"),
+        *("arguments", "callables", "executables", "forms", "inside"),
     ),
     ("api",),
     ("known",),
@@ -102,6 +102,11 @@ SIDEWAYS = {  # within the fourth and fifth floor, who may import whom
         ),
         "signature",
     },
+    "callables": set(),
+    "forms": {"executables", "options", "plan", "signature"},
+    "inside": {"arguments", "executables", "forms", "signature"},
+    "frontends": {"paths"},
+    "plainly": set(),
     "machine": set(),
     "paths": set(),
     "targets": {"machine", "ir"},

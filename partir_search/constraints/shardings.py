@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from partir_search.constraints.ends import meeting
 from partir_search.constraints.foreign import AnyMesh, spec_on, split_for
 from partir_search.constraints.wishes import Wish
+from partir_search.frontends.protocol import Returned
 from partir_search.ir.core import Module, Op, Value
 from partir_search.ir.mesh import MeshShape
 from partir_search.propagation.actions import Action
@@ -237,7 +238,9 @@ def fixed_actions(
     out_tree, wanted = outputs
     if wanted is not None:
         results = jax.tree.unflatten(out_tree, list(module.body.results))
+        results = results.out if isinstance(results, Returned) else results
         spread = broadcast_prefix(wanted, results, "out_shardings")
-        paths = [f"result {p}".strip() for p in module.result_paths]
-        leaving = sharding_wishes(paths, module.body.results, spread, mesh, devices)
+        n = len(spread)
+        paths = [f"result {p}".strip() for p in module.result_paths[:n]]
+        leaving = sharding_wishes(paths, module.body.results[:n], spread, mesh, devices)
     return meeting(module, mesh, entering, leaving, constraint_wishes(module, mesh, devices))

@@ -1,0 +1,145 @@
+"""Functions as people bring them: methods, modules that are called, under a library's own jit."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from partir_search.frontends.protocol import FrontEnd, Unwrapped
+from partir_search.frontends.registry import claimed, unwrapped
+from partir_search.paths import parameter_names
+
+Marks = tuple[tuple[int, ...], tuple[str, ...]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Brought:
+    """A function and what was said of its arguments.
+
+    Attributes:
+      given: objects that it is bound to, its first arguments.
+      static, donate: positions (counting those of `given`) and names.
+      fronts: front ends that every call goes through.
+      told: what a library's `jit` around it said.
+    """
+
+    fun: Callable[..., Any]
+    given: tuple[Any, ...]
+    static: Marks
+    donate: Marks
+    fronts: tuple[FrontEnd, ...] = ()
+    told: Unwrapped | None = None
+
+    @property
+    def inner(self) -> Callable[..., Any]:
+        """The function under `jax.jit`, which gives objects back unchanged."""
+        wrapped = isinstance(self.fun, jax.stages.Wrapped)
+        return getattr(self.fun, "__wrapped__", self.fun) if wrapped else self.fun
+
+    def donated(
+        self, names: Sequence[str], args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> frozenset[str]:
+        """Names of donated arguments of a call.
+
+        Args:
+          names: of all dynamic arguments, positional ones first.
+          args, kwargs: all arguments.
+        """
+        every = parameter_names(self.inner, len(args))
+        found = {every[i] for i in self.donate[0] if -len(every) <= i < len(every)}
+        found |= set(self.donate[1])
+        if self.told is not None:
+            found |= set(names[:1]) if self.told.donate_first else set()
+            found |= set(names[1:]) if self.told.donate_rest else set()
+            if self.told.donated_by is not None:
+                positions, by_name = self.told.donated_by(args, kwargs)
+                found |= {names[i] for i in positions} | by_name
+        return frozenset(found)
+
+
+def bring(fun: Callable[..., Any], static: Marks, donate: Marks) -> Brought:
+    """A function that calls of objects can be made of.
+
+    Methods of objects that a front end claims, and such objects that are called themselves, become
+    functions of the object.
+    """
+    fronts: tuple[FrontEnd, ...] = ()
+    told = None
+    found = unwrapped(fun)
+    if found is not None:
+        front, told = found
+        fun, fronts = told.fun, (front,) if told.everything else ()
+        static = (tuple(dict.fromkeys((*static[0], *told.static_argnums))), static[1])
+    bound = getattr(fun, "__self__", None)
+    unbound = getattr(fun, "__func__", None)
+    if bound is not None and unbound is not None and claimed(bound):
+        given, fun = bound, unbound
+    elif claimed(fun):
+        given, fun = fun, type(fun).__call__
+    else:
+        return Brought(fun, (), static, donate, fronts, told)
+    return Brought(fun, (given,), _shifted(static, 1), _shifted(donate, 1), fronts, told)
+
+
+def without_self(marks: Marks) -> Marks:
+    """Positions that count `self`, without it."""
+    return _shifted((tuple(i for i in marks[0] if i), marks[1]), -1)
+
+
+def takes_self(fun: Callable[..., Any], instance: Any, static: Marks) -> bool:
+    """Whether a method's object can be an argument of it: a pytree, or static by the user's word.
+
+    Other objects are what the method closes over.
+    """
+    named = parameter_names(fun, 1)
+    if 0 in static[0] or named[0] in static[1]:
+        return True
+    leaf = jax.tree_util.treedef_is_leaf(jax.tree.structure(instance, is_leaf=_whole))
+    return bool(claimed(instance)) or not leaf or hasattr(instance, "dtype")
+
+
+def _whole(x: Any) -> bool:
+    return bool(claimed(x))
+
+
+def _shifted(marks: Marks, by: int) -> Marks:
+    return tuple(i + by if i >= 0 else i for i in marks[0]), marks[1]
+
+
+def copy_names(target: Any, fun: Callable[..., Any]) -> None:
+    """Gives an object a function's name and docstring, but none of its attributes."""
+    for name in ("__module__", "__name__", "__qualname__", "__doc__"):
+        value = getattr(fun, name, None)
+        if value is not None or name == "__doc__":
+            setattr(target, name, value)
+    target.__wrapped__ = fun
+    target.__name__ = getattr(fun, "__name__", "step")
+    if inspect.ismethod(fun):
+        target.__name__ = fun.__func__.__name__
+
+
+def are_several(
+    fun: Callable[..., Any],
+    given: Sequence[Any],
+    state: Any,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+) -> bool:
+    """Whether a tuple is the first arguments of a function, rather than the first one."""
+    if type(state) is not tuple or _binds(fun, (*given, state, *args), kwargs):
+        return False
+    return _binds(fun, (*given, *state, *args), kwargs)
+
+
+def _binds(fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    try:
+        inspect.signature(fun).bind(*args, **kwargs)
+    except TypeError:
+        return False
+    except ValueError:  # no signature
+        return True
+    return True

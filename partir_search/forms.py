@@ -1,0 +1,222 @@
+"""A call as one of a function of arrays, whatever the arguments are."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import jax
+
+from partir_search.executables import Executables
+from partir_search.frontends.protocol import FrontEnd, Parts, Returned
+from partir_search.frontends.registry import claimed
+from partir_search.options import Options
+from partir_search.plan import Plan
+from partir_search.signature import Call
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """A call of a function of arrays.
+
+    Attributes:
+      fun, plain: the function, and jitted with what is static and donated.
+      kept: its plans and executables.
+      static: positions and names of static arguments.
+      call: without static arguments.
+      args, kwargs: as `plain` takes them.
+      direct: computes the call without planning, in place, on whatever the caller passed.
+      finish: from the function's result to the caller's. With `fresh=True` objects among the
+        arguments stay as they are.
+    """
+
+    fun: Callable[..., Any]
+    plain: Any
+    kept: Executables
+    static: tuple[tuple[int, ...], tuple[str, ...]]
+    call: Call
+    args: Sequence[Any]
+    kwargs: dict[str, Any]
+    direct: Callable[[], Any]
+    finish: Callable[..., Any] = lambda out, fresh=False: out
+
+
+class Adapter:
+    """Functions of arrays that stand for a function of objects, one for all that is not static."""
+
+    def __init__(self, fun: Callable[..., Any], name: str, options: Options) -> None:
+        """An adapter for `fun`, which takes objects of libraries."""
+        self._fun, self._name, self._options = fun, name, options
+        self._similar: dict[Hashable, Plan] = {}
+        self._made: dict[Hashable, tuple[Callable[..., Any], Any, Executables]] = {}
+
+    def form(
+        self,
+        fronts: tuple[FrontEnd, ...],
+        call: Call,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        donated: Callable[..., frozenset[str]],
+    ) -> Form:
+        """The call, whose arguments the front ends split.
+
+        Args:
+          donated: names of donated arguments, of all names and arguments.
+        """
+        names = (*call.names, *call.kwargs)
+        values: tuple[Any, ...] = (*call.args, *call.kwargs.values())
+        layers: list[tuple[FrontEnd, Parts]] = []
+        for front in fronts:
+            layers.append((front, front.split(values, names)))
+            values = layers[-1][1].arrays
+        count = len(call.args)
+        arrays = dict(zip(call.kwargs, values[count:], strict=True))
+        key = names, call.statics, tuple((f.module, p.static) for f, p in layers)
+        if key not in self._made:
+            static = [(f, p.static) for f, p in layers]
+            self._made[key] = self._make(static, call, args, kwargs, donated(names, args, kwargs))
+        fun, plain, kept = self._made[key]
+        new = dataclasses.replace(call, args=values[:count], kwargs=arrays, statics=())
+
+        def finish(returned: Returned, fresh: bool = False) -> Any:
+            return rebuilt(layers, names, returned, fresh)
+
+        def direct() -> Any:
+            return self._fun(*args, **kwargs)
+
+        return Form(fun, plain, kept, ((), ()), new, new.args, new.kwargs, direct, finish)
+
+    def clear(self) -> None:
+        """Forgets all functions, with their plans and executables."""
+        self._made.clear()
+        self._similar.clear()
+
+    def _make(
+        self,
+        static: list[tuple[FrontEnd, Any]],
+        call: Call,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        donated: frozenset[str],
+    ) -> tuple[Callable[..., Any], Any, Executables]:
+        """The function of arrays, jitted and with what will be kept of it."""
+        names = (*call.names, *call.kwargs)
+        flags = tuple(n in donated for n in names)
+        places = call.places(args)
+        given = {k: v for k, v in kwargs.items() if k not in call.kwargs}
+        keywords = tuple(call.kwargs)
+        fixed = list(args)
+        for i in places:
+            fixed[i] = None
+
+        def pure(*arrays: Any, **named: Any) -> Returned:
+            values: tuple[Any, ...] = (*arrays, *(named[k] for k in keywords))
+            merged: list[Any] = []
+            for front, rest in reversed(static):
+                values, held = front.merge(rest, values)
+                merged.append(held)
+            bound = list(fixed)
+            for i, x in zip(places, values, strict=False):
+                bound[i] = x
+            by_name = dict(zip(keywords, values[len(places) :], strict=True))
+            out = self._fun(*bound, **given, **by_name)
+            layers = [(f, s, m) for (f, s), m in zip(static, reversed(merged), strict=True)]
+            return returned(layers, names, out, flags)
+
+        pure.__name__ = pure.__qualname__ = self._name
+        pure.argument_paths = call.names  # type: ignore[attr-defined]
+        plain = jax.jit(
+            pure,
+            donate_argnums=[i for i, n in enumerate(call.names) if n in donated] or None,
+            donate_argnames=[k for k in keywords if k in donated] or None,
+        )
+        kept = Executables(pure, plain, self._name, self._options, self._similar)
+        return pure, plain, kept
+
+
+def returned(
+    layers: Sequence[tuple[FrontEnd, Any, Any]],
+    names: Sequence[str],
+    out: Any,
+    donated: Sequence[bool],
+) -> Returned:
+    """What leaves a trace: the result and the arguments that changed, as arrays.
+
+    Args:
+      layers: front ends, what was static of their arguments, and what they merged of them.
+    """
+    updates: dict[int, Any] = {}
+    static: list[Any] = []
+    for front, given, merged in layers:
+        # What one front end updates may hold what is static to the next one.
+        (out, before), more, rest = front.results(given, merged, (out, updates), donated)
+        static.append((tuple(before), rest))
+        updates = {**before, **more}
+    return Returned(out, {names[i]: x for i, x in updates.items()}, tuple(static))
+
+
+def rebuilt(
+    layers: Sequence[tuple[FrontEnd, Parts]], names: Sequence[str], found: Returned, fresh: bool
+) -> Any:
+    """The result of a call, after objects among its arguments were given their new arrays."""
+    out = found.out
+    updates: dict[int, Any] = {names.index(n): x for n, x in found.updates.items()}
+    for (front, parts), (first, static) in zip(
+        reversed(layers), reversed(found.static), strict=True
+    ):
+        before = {i: updates[i] for i in first}
+        own = {i: x for i, x in updates.items() if i not in before}
+        out, updates = front.update(parts, static, (out, before), own, fresh)
+    return out
+
+
+class Initial:
+    """The state that a function makes, first as shapes, then where a plan wants it.
+
+    Attributes:
+      shapes: the state, with ShapeDtypeStructs for arrays.
+    """
+
+    def __init__(self, init_fn: Callable[[], Any]) -> None:
+        """The state that `init_fn` makes, objects of libraries or a pytree of arrays."""
+        self._layers: list[tuple[FrontEnd, Parts]] = []
+        self._make: Callable[[], Any] = init_fn
+        try:
+            self._abstract = self.shapes = jax.eval_shape(init_fn)
+        except TypeError:  # results that are no arrays
+            self._abstract = None
+        if self._abstract is None or claimed(self._abstract):
+            self._make = lambda: self._arrays(init_fn())
+            self._abstract = jax.eval_shape(self._make)
+            self.shapes = self.objects(self._abstract)
+
+    def arrays(self, shardings: list[Any]) -> Any:
+        """The state as arrays.
+
+        Args:
+          shardings: of its leaves.
+        """
+        tree: Any = jax.tree.structure(self._abstract)
+        if not isinstance(self._abstract, Returned):
+            return jax.jit(self._make, out_shardings=tree.unflatten(shardings))()
+        # What is static may be another object each time: it stays that of the shapes.
+        make = self._make
+        return tree.unflatten(jax.jit(lambda: jax.tree.leaves(make()), out_shardings=shardings)())
+
+    def changed(self, arrays: Any, change: Callable[[Any], Any], several: bool) -> Any:
+        """The state as arrays, each argument (or the only one) changed."""
+        out = arrays.out if isinstance(arrays, Returned) else arrays
+        out = tuple(map(change, out)) if several else change(out)
+        return dataclasses.replace(arrays, out=out) if isinstance(arrays, Returned) else out
+
+    def objects(self, arrays: Any) -> Any:
+        """The state as `init_fn` makes it."""
+        if not isinstance(arrays, Returned):
+            return arrays
+        return rebuilt(self._layers, (), arrays, True)
+
+    def _arrays(self, out: Any) -> Returned:
+        self._layers = [(front, front.split((), ())) for front in claimed(out)]
+        held = [(front, p.static, front.merge(p.static, ())[1]) for front, p in self._layers]
+        return returned(held, (), out, ())

@@ -1,0 +1,253 @@
+"""Flax nnx: modules, optimizers, metrics and random streams that a function reads and mutates.
+
+References are kept as `nnx.jit` keeps them: Variables that several objects share are one array, and
+what the function does to the graph (new Variables, other attributes) is done to the objects.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from partir_search.frontends.protocol import Parts, Unwrapped
+
+
+@dataclasses.dataclass(frozen=True)
+class _Static:
+    """The arguments without arrays.
+
+    Attributes:
+      tree: their pytree, of which graph nodes are leaves.
+      places: positions of the nodes among its leaves.
+      owners: position of the argument that each node is a part of.
+      paths: of the arrays: the node's position, then attribute names.
+    """
+
+    tree: Any
+    places: tuple[int, ...]
+    owners: tuple[int, ...]
+    graphdef: Any
+    paths: tuple[tuple[Any, ...], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Objects:
+    """The call's nodes by graph index, and their arrays as `_Static.paths` has them."""
+
+    index: Any
+    arrays: list[Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Merged:
+    """Nodes inside of the trace, by graph index, and the arrays that they were made of."""
+
+    nodes: list[Any]
+    index: Any
+    arrays: list[Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Out:
+    """The results without arrays.
+
+    Attributes:
+      tree, places: as of `_Static`, of the result.
+      sources: per array of `graphdef` its place: ("kept", position) as it was given,
+        ("update", argument, node, path) or ("out", node, path).
+    """
+
+    tree: Any
+    places: tuple[int, ...]
+    graphdef: Any
+    sources: tuple[tuple[Any, ...], ...]
+
+
+class Nnx:
+    """The front end of flax nnx; see `FrontEnd`."""
+
+    module = "flax.nnx"
+
+    def claims(self, kind: type) -> bool | None:
+        """Whether a type is a graph node: a Module, an Optimizer, a Metric, Rngs, a Variable."""
+        nnx = _nnx()
+        if issubclass(kind, nnx.State):
+            return None
+        return issubclass(kind, nnx.Pytree | nnx.Variable)
+
+    def unwrap(self, fun: Any) -> Unwrapped | None:
+        """The function under `nnx.jit`."""
+        if type(fun) not in {type(_nnx().jit(_same, graph_updates=u)) for u in (True, False)}:
+            return None
+        static = getattr(fun, "static_argnums", None)
+        static = () if static is None else (static,) if isinstance(static, int) else tuple(static)
+        return Unwrapped(fun.fun, static, donated_by=_donated_by(fun))
+
+    def split(self, values: tuple[Any, ...], names: Sequence[str]) -> Parts:
+        """Nested dicts of arrays in place of graph nodes, a shared Variable in the first of them.
+
+        Keys are names of attributes.
+        """
+        nnx = _nnx()
+        leaves, tree = self._flatten(values)
+        owners = [i for i, v in enumerate(values) for _ in self._flatten(v)[0]]
+        places = tuple(i for i, x in enumerate(leaves) if self.claims(type(x)))
+        nodes = [leaves[i] for i in places]
+        index = nnx.graphlib.RefMap()
+        graphdef, state = nnx.flatten(nodes, ref_index=index, graph=True)
+        paths, arrays = tuple(state.paths), [_raw(x) for x in state.leaves]
+        for i, made in zip(places, _nested(len(nodes), paths, arrays), strict=True):
+            leaves[i] = made
+        static = _Static(tree, places, tuple(owners[i] for i in places), graphdef, paths)
+        return Parts(tree.unflatten(leaves), static, _Objects(index, arrays))
+
+    def merge(self, static: _Static, arrays: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
+        """The arguments with new nodes of the given arrays."""
+        nnx = _nnx()
+        leaves = static.tree.flatten_up_to(arrays)
+        given = [_at(leaves[static.places[node]], path) for node, *path in static.paths]
+        index = nnx.graphlib.IndexMap()
+        nodes = nnx.unflatten(static.graphdef, list(given), index_ref=index)
+        for i, node in zip(static.places, nodes, strict=True):
+            leaves[i] = node
+        return static.tree.unflatten(leaves), _Merged(nodes, index, given)
+
+    def results(
+        self, static: _Static, merged: _Merged, out: Any, donated: Sequence[bool]
+    ) -> tuple[Any, Mapping[int, Any], Hashable]:
+        """Arrays of the nodes in the result and of the arguments whose nodes changed."""
+        nnx = _nnx()
+        leaves, tree = self._flatten(out)
+        places = tuple(i for i, x in enumerate(leaves) if self.claims(type(x)))
+        first, made = len(merged.nodes), [leaves[i] for i in places]
+        graphdef, state = nnx.flatten(
+            [*merged.nodes, *made],
+            ref_index=nnx.graphlib.RefMap(),
+            ref_outer_index=nnx.graphlib.RefMap.from_indexmap(merged.index),
+            graph=True,
+        )
+        paths, arrays = state.paths, [_raw(x) for x in state.leaves]
+        given = dict(zip(static.paths, range(len(merged.arrays)), strict=True))
+        changed = {
+            static.owners[path[0]]
+            for path, x in zip(paths, arrays, strict=True)
+            if path[0] < first and not (path in given and x is merged.arrays[given[path]])
+        }
+        changed |= {static.owners[path[0]] for path in set(given) - set(paths)}
+        changed |= {o for o in static.owners if donated[o]}
+        sources: list[tuple[Any, ...]] = []
+        for node, *path in paths:
+            if node >= first:
+                sources.append(("out", node - first, tuple(path)))
+            elif static.owners[node] in changed:
+                sources.append(("update", static.owners[node], node, tuple(path)))
+            else:
+                sources.append(("kept", given[node, *path]))
+        nested = _nested(first + len(made), paths, arrays)
+        for i, x in zip(places, nested[first:], strict=True):
+            leaves[i] = x
+        updates = {o: self._argument(static, nested, o) for o in sorted(changed)}
+        return tree.unflatten(leaves), updates, _Out(tree, places, graphdef, tuple(sources))
+
+    def update(
+        self, parts: Parts, static: _Out, out: Any, updates: Mapping[int, Any], fresh: bool
+    ) -> Any:
+        """The result, after its arrays and changes were given to the arguments' nodes."""
+        nnx = _nnx()
+        given, objects = parts.static, parts.objects
+        assert isinstance(given, _Static)
+        leaves = static.tree.flatten_up_to(out)
+        found = {o: self._nodes(given, x, o) for o, x in updates.items()}
+        arrays = []
+        for kind, *where in static.sources:
+            if kind == "kept":
+                arrays.append(objects.arrays[where[0]])
+            elif kind == "update":
+                arrays.append(_at(found[where[0]][where[1]], where[2]))
+            else:
+                arrays.append(_at(leaves[static.places[where[0]]], where[1]))
+        outer = None if fresh else nnx.graphlib.IndexMap.from_refmap(objects.index)
+        nodes = nnx.unflatten(
+            static.graphdef,
+            arrays,
+            index_ref=nnx.graphlib.IndexMap(),
+            outer_index_outer_ref=outer,
+        )
+        for i, node in zip(static.places, nodes[len(given.places) :], strict=True):
+            leaves[i] = node
+        return static.tree.unflatten(leaves)
+
+    def _flatten(self, tree: Any) -> tuple[list[Any], Any]:
+        """Leaves, of which nodes and States are some, and the pytree around them."""
+        return jax.tree.flatten(tree, is_leaf=lambda x: self.claims(type(x)) is not False)
+
+    def _argument(self, static: _Static, nested: Sequence[Any], owner: int) -> Any:
+        """An argument's nodes as nested dicts, with None for what else it holds."""
+        at = {place: n for n, place in enumerate(static.places)}
+        leaves = [nested[at[i]] if i in at else None for i in range(static.tree.num_leaves)]
+        return static.tree.unflatten(leaves)[owner]
+
+    def _nodes(self, static: _Static, argument: Any, owner: int) -> dict[int, Any]:
+        """By position, the nested dicts of an argument's nodes; inverse of `_argument`."""
+        children = static.tree.children()
+        start = sum(t.num_leaves for t in children[:owner])
+        leaves = children[owner].flatten_up_to(argument)
+        mine = [n for n, o in enumerate(static.owners) if o == owner]
+        return {n: leaves[static.places[n] - start] for n in mine}
+
+
+def _nnx() -> Any:
+    return sys.modules["flax.nnx"]
+
+
+def _same(x: Any) -> Any:
+    return x
+
+
+def _raw(x: Any) -> Any:
+    """The array of a Variable; other leaves as they are."""
+    return x.get_raw_value() if isinstance(x, _nnx().Variable) else x
+
+
+def _nested(count: int, paths: Iterable[tuple[Any, ...]], arrays: Iterable[Any]) -> list[Any]:
+    """Per node, its arrays in nested dicts; the array itself if the node is a Variable."""
+    found: list[Any] = [{} for _ in range(count)]
+    for path, x in zip(paths, arrays, strict=True):
+        at: Any = found
+        for key in path[:-1]:
+            at = at.setdefault(key, {}) if isinstance(at, dict) else at[key]
+        at[path[-1]] = x
+    return [_sortable(x) for x in found]
+
+
+def _sortable(tree: Any) -> Any:
+    """Dicts whose keys are all of one type, as pytrees ask for."""
+    if type(tree) is not dict:
+        return tree
+    mixed = len({type(k) for k in tree}) > 1
+    return {str(k) if mixed else k: _sortable(x) for k, x in tree.items()}
+
+
+def _at(tree: Any, path: Iterable[Any]) -> Any:
+    for key in path:
+        tree = tree[key] if key in tree else tree[str(key)]
+    return tree
+
+
+def _donated_by(fun: Any) -> Any:
+    """Finds the positions that `nnx.jit` was told to donate, which it shows of a trace only."""
+
+    def donated(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[set[int], set[str]]:
+        args_info, kwargs_info = fun.lower(*args, **kwargs).args_info
+        positions = {i for i, x in enumerate(args_info) if _any(x)}
+        return positions, {k for k, x in kwargs_info.items() if _any(x)}
+
+    return donated
+
+
+def _any(tree: Any) -> bool:
+    return any(getattr(x, "donated", False) for x in jax.tree.leaves(tree))

@@ -1,0 +1,210 @@
+"""A partitioned function inside of another transformation: what runs there, and its derivatives.
+
+Under `jax.jit`, and in the loops and conditionals of `jax.lax`, it is the partitioned program.
+Where it is differentiated or batched it is the plain function, whether that happens to the call
+itself or to a jaxpr that holds it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from partir_search.arguments.axes import auto_axes
+from partir_search.executables import Entry
+from partir_search.forms import Form
+from partir_search.ir.core import Op
+from partir_search.signature import ClosesOverTraced
+
+
+class Within:
+    """Calls of one partitioned function with traced arguments."""
+
+    def __init__(self, name: str) -> None:
+        """Calls of the function of that name."""
+        self._name, self._warned = name, False
+
+    def plain(self, leaves: Sequence[Any]) -> bool:
+        """Whether a call with traced leaves is of the plain function; warns once if so."""
+        reason = _why_plain(leaves)
+        if reason:
+            self._warn(reason)
+        return bool(reason)
+
+    def call(self, form: Form, leaves: Sequence[Any], mesh: Mesh) -> Any:
+        """The result of a call, some of whose leaves are traced, by the partitioned program."""
+        try:
+            with jax.ensure_compile_time_eval():
+                entry = form.kept.entry(form.call, form.args, form.kwargs)
+        except ClosesOverTraced:
+            self._warn("a transformation and closes over a traced value (pass it as an argument)")
+            return form.direct()
+        typed, run, plain = _typed(leaves, entry, mesh), _program(entry, mesh), _plain_of(form)
+
+        def program(*leaves: Any) -> list[Any]:
+            return typed(run(*leaves))
+
+        if not _effects(entry.traced.module.ops):  # jax differentiates and batches none
+            program = self._differentiable(program, plain, typed)
+        return form.finish(jax.tree.unflatten(entry.traced.out_tree, program(*leaves)))
+
+    def _differentiable(
+        self,
+        program: Callable[..., list[Any]],
+        plain: Callable[..., list[Any]],
+        typed: Callable[[Sequence[Any]], list[Any]],
+    ) -> Callable[..., list[Any]]:
+        """The program, with derivatives and batches of the plain function."""
+
+        @jax.custom_batching.custom_vmap  # type: ignore[untyped-decorator]
+        def batched(*leaves: Any) -> list[Any]:
+            return program(*leaves)
+
+        @batched.def_vmap  # type: ignore[untyped-decorator]
+        def _(size: int, axes: Sequence[bool], *leaves: Any) -> tuple[list[Any], list[bool]]:
+            self._warn("jax.vmap")
+            return _vmapped(plain, size, axes, leaves)
+
+        @jax.custom_jvp
+        def run(*leaves: Any) -> list[Any]:
+            out: list[Any] = batched(*leaves)
+            return out
+
+        @run.defjvp
+        def _(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+            self._warn("jax.grad, jvp or vjp")
+            return jax.jvp(lambda *leaves: typed(plain(*leaves)), primals, tangents)
+
+        return run
+
+    def _warn(self, reason: str) -> None:
+        if self._warned:
+            return
+        self._warned = True
+        warnings.warn(
+            f"{self._name} is not partitioned where it is called under {reason}: the plain function"
+            " runs there. Partition the function around it instead:"
+            f" auto_partition(mesh)(the function that calls {self._name} so)",
+            stacklevel=4,
+        )
+
+
+def _why_plain(leaves: Sequence[Any]) -> str:
+    """The transformation for which a call must be plain, or nothing."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if not mesh.empty and AxisType.Manual in mesh.axis_types:
+        return "jax.shard_map"
+    kinds = {type(x).__name__ for x in leaves if isinstance(x, jax.core.Tracer)}
+    for kind, name in _TRANSFORMATIONS.items():
+        if kind in kinds:
+            return name
+    other = kinds - {"DynamicJaxprTracer"}
+    return f"a transformation ({', '.join(sorted(other))})" if other else ""
+
+
+_TRANSFORMATIONS = {
+    "JVPTracer": "jax.grad, jvp or vjp",
+    "LinearizeTracer": "jax.grad, linearize or vjp",
+    "BatchTracer": "jax.vmap",
+    "ShardMapTracer": "jax.shard_map",
+}
+
+
+def _program(entry: Entry, mesh: Mesh) -> Callable[..., list[Any]]:
+    """The partitioned program over flat leaves that lie anywhere."""
+    # Of Auto axes: a trace's types may name another mesh, or none.
+    auto = auto_axes(mesh)
+    assert isinstance(auto, Mesh)
+    mapped, enter = entry.on(auto)
+
+    def program(*leaves: Any) -> list[Any]:
+        with jax.sharding.use_abstract_mesh(auto.abstract_mesh):
+            held = jax.tree.leaves(entry.lifted)
+            return entry.weakened(mapped(*jax.device_put([*leaves, *held], enter)))
+
+    return program
+
+
+def _plain_of(form: Form) -> Callable[..., list[Any]]:
+    """The plain function over flat leaves."""
+    call, plain, kwargs = form.call, form.plain, dict(form.kwargs)
+    tree = jax.tree.structure((call.args, call.kwargs))
+    places = call.places(form.args)
+    bound = [None if i in places else x for i, x in enumerate(form.args)]
+    kwargs = {k: v for k, v in kwargs.items() if k not in call.kwargs}
+
+    def flat(*leaves: Any) -> list[Any]:
+        args, named = jax.tree.unflatten(tree, leaves)
+        every = list(bound)
+        for i, x in zip(places, args, strict=True):
+            every[i] = x
+        out: list[Any] = jax.tree.leaves(plain(*every, **kwargs, **named))
+        return out
+
+    return flat
+
+
+def _vmapped(
+    plain: Callable[..., list[Any]], size: int, axes: Sequence[bool], leaves: Sequence[Any]
+) -> tuple[list[Any], list[bool]]:
+    """The plain function over a batch, and which of its results depend on the batch."""
+    in_axes = [0 if a else None for a in axes]
+    found: list[bool] = []
+
+    def look(*leaves: Any) -> list[Any]:
+        out = plain(*leaves)
+        found[:] = [type(x).__name__ == "BatchTracer" for x in out]
+        return out
+
+    jax.eval_shape(jax.vmap(look, in_axes=in_axes, axis_size=size), *leaves)
+    out_axes = [0 if f else None for f in found]
+    out = jax.vmap(plain, in_axes=in_axes, out_axes=out_axes, axis_size=size)(*leaves)
+    return out, found
+
+
+def _typed(leaves: Sequence[Any], entry: Entry, mesh: Mesh) -> Callable[[Sequence[Any]], list[Any]]:
+    """Gives results the types that code around the call expects.
+
+    On Explicit axes types name shardings: train state leaves with those of the arguments that it
+    came as (as `lax.scan` asks for), other results with the plan's.
+    """
+    types = [jax.typeof(x).sharding for x in leaves]
+    context = jax.sharding.get_abstract_mesh()
+    meshes = [m for m in (context, *(t.mesh for t in types)) if _explicit(m)]
+    if not meshes:
+        return list
+    around = mesh if meshes[0] == mesh.abstract_mesh else meshes[0]
+    planned = [s.spec for s in entry.plan.flat_out_shardings()]
+    known = set(around.axis_names)
+    specs = [s if set(_names(s)) <= known else PartitionSpec() for s in planned]
+    kept = set[int]()
+    for i, o in entry.traced.module.ties:
+        if _explicit(types[i].mesh):
+            specs[o] = types[i].spec
+        elif not types[i].mesh.empty:
+            kept.add(o)
+    shardings = [NamedSharding(around, s) for s in specs]
+    move: Any = jax.device_put if isinstance(around, Mesh) else jax.sharding.reshard
+
+    def typed(out: Sequence[Any]) -> list[Any]:
+        moves = enumerate(zip(out, shardings, strict=True))
+        return [x if o in kept else move(x, s) for o, (x, s) in moves]
+
+    return typed
+
+
+def _effects(ops: Sequence[Op]) -> bool:
+    return any(op.effect or any(_effects(r.ops) for r in op.regions) for op in ops)
+
+
+def _explicit(mesh: Any) -> bool:
+    return AxisType.Explicit in mesh.axis_types
+
+
+def _names(spec: PartitionSpec) -> list[str]:
+    parts = (entry if isinstance(entry, tuple) else (entry,) for entry in spec)
+    return [name for part in parts for name in part if name]
