@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from partir_search.constraints.wishes import Wish, together
+from partir_search.constraints.wishes import Wish
 from partir_search.ir.core import Module, Value
 from partir_search.ir.partition import Layout
 from partir_search.plan import Plan
-from partir_search.propagation.actions import Action
 
 
-def following_actions(module: Module, plan: Plan) -> list[Action]:
-    """Actions that tile the arguments of `module` as `plan` tiles those that go by the same path.
+def following_wishes(module: Module, plan: Plan) -> list[Wish]:
+    """What has the arguments of `module` lie as `plan` has those that go by the same path.
 
     The name of the parameter may differ, and a path may be the end of the other one: `params/w`
     follows `state/params/w`. Types must be equal; of an argument whose whole path is the same
@@ -21,7 +20,11 @@ def following_actions(module: Module, plan: Plan) -> list[Action]:
     Raises:
       ValueError: no argument goes by a path of the plan's.
     """
-    theirs = [(p, v, plan.partition.layout(v)) for p, v, _ in plan.arguments()]
+    enters = dict(plan.partition.modes.enters)
+    theirs = [
+        (p, v, enters.get(i, plan.partition.layout(v)))
+        for i, (p, v, _) in enumerate(plan.arguments())
+    ]
     found: dict[str, Layout] = {}
     for path, value in zip(module.arg_paths, module.body.args, strict=True):
         layouts = set(_alike(path, value, theirs, plan))
@@ -34,12 +37,11 @@ def following_actions(module: Module, plan: Plan) -> list[Action]:
             f" {', '.join(plan.module.arg_paths[:5])} ..."
         )
     axes = range(len(plan.mesh_shape.device_names))
-    wishes = [
+    return [
         Wish(name, layout, tuple(a for a in axes if not any(a in d for d in layout)))
         for name, layout in found.items()
         if layout
     ]
-    return together(wishes, plan.mesh_shape)
 
 
 def _alike(

@@ -14,7 +14,7 @@ from partir_search.lowering.program import LocalProgram
 from partir_search.mcts.game import Move, Score
 from partir_search.mcts.tree import Tree
 from partir_search.playing import apply_action, fulfilled, play_what_holds
-from partir_search.propagation.actions import Action
+from partir_search.propagation.actions import Action, Enter, tilings
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.propagate import State
 
@@ -85,7 +85,12 @@ def varied(planned: Planned, first: Sequence[Action]) -> tuple[Planned, tuple[Ac
     for action in first:
         if not fulfilled(state, graph, action):
             apply_action(state, graph, action)
-    played, dropped = play_what_holds(state, graph, planned.actions)
+    names = {name for action in tilings(first) for name in action.values}
+    args = graph.module.body.args
+    kept = [
+        a for a in planned.actions if not (isinstance(a, Enter) and args[a.argument].name in names)
+    ]
+    played, dropped = play_what_holds(state, graph, kept)
     program = localize(state.partition(cache.rows), cache, sparse=True)
     changed = dataclasses.replace(
         planned,

@@ -15,7 +15,7 @@ from partir_search.agreement import plan_first, spans_processes
 from partir_search.constraints.ends import untied
 from partir_search.constraints.shardings import fixed_actions, fixed_mesh, warn_of_constraints
 from partir_search.cost.simulator import Cost
-from partir_search.following import following_actions
+from partir_search.following import following_wishes
 from partir_search.groups import with_groups
 from partir_search.ir.core import Module
 from partir_search.ir.mesh import MeshShape
@@ -192,9 +192,9 @@ class Maker:
 
         def fixed(module: Module) -> list[Action]:
             leaves = (call.args, o.in_shardings), (traced.out_tree, o.out_shardings)
-            follows = following_actions(module, o.follow) if o.follow else []
+            follows = following_wishes(module, o.follow) if o.follow else []
             tied = dataclasses.replace(module, ties=traced.module.ties)
-            return [*fixed_actions(tied, self._mesh(module), o.mesh, *leaves), *follows]
+            return fixed_actions(tied, self._mesh(module), o.mesh, *leaves, follows)
 
         def search(
             module: Module, hints: Sequence[Action] = (), goals: Sequence[Goal[Cost]] = ()

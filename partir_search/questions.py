@@ -10,7 +10,7 @@ from partir_search.ir.core import Op, Value
 from partir_search.ir.rule import KEPT
 from partir_search.paths import matches, nearest
 from partir_search.planned import Planned, varied
-from partir_search.propagation.actions import Action
+from partir_search.propagation.actions import Action, tilings
 from partir_search.propagation.conflicts import Conflict, find_conflicts
 
 
@@ -32,6 +32,7 @@ def explain(planned: Planned, path: str) -> str:
 def _explain(planned: Planned, path: str, value: Value) -> list[str]:
     graph, state = planned.graph, planned.state
     cls = graph.class_of[value.id]
+    steps = tilings(planned.actions)  # what causes count
     lines = [f"{path}: {value.type}"]
     for axis, name in enumerate(state.mesh.names):
         dim = state.tiles[axis][cls]
@@ -45,10 +46,10 @@ def _explain(planned: Planned, path: str, value: Value) -> list[str]:
             lines.append(f"  {name}: whole (nothing reached it{why})")
             continue
         what = f"dim {dim}" if dim >= 0 else "kept whole"
-        by = f"by {planned.actions[cause.step]}"
+        by = f"by {steps[cause.step]}"
         if cause.node is not None:
             op = graph.module.ops[graph.nodes[cause.node].op]
-            by = f"by propagation of {planned.actions[cause.step]} through {_where(op)}"
+            by = f"by propagation of {steps[cause.step]} through {_where(op)}"
         lines.append(f"  {name}: {what}, {by}")
     return lines
 

@@ -134,7 +134,8 @@ def check_constrained(seed: int) -> None:
         layout = partition.layout(module.value_names()[wish.value])
         for dim, axes in enumerate(wish.layout):
             assert set(axes) <= set(layout[dim])
-            assert wish.bars or len(axes) == len(layout[dim])
+            assert not set(wish.whole) & set(layout[dim])
+            assert not {(dim, axis) for axis in layout[dim]} & set(wish.bars)
     specs = argument_specs(program), result_specs(program)
     for wanted, found in zip(ends, specs, strict=True):
         for want, spec in zip(wanted, found, strict=True):

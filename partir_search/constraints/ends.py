@@ -29,12 +29,11 @@ def meeting(
 
     Args:
       mesh: whose axes the wishes mean.
-      args: a wish per argument, or None; fewer if the last arguments have none.
-      results: a wish per result, or None; () if none has one.
+      args, results: a wish each, or None; fewer where the last have none.
       inside: of values that ops make.
     """
-    given = list(args) + [None] * (len(module.body.args) - len(args))
-    wanted = list(results) or [None] * len(module.body.results)
+    given = [*args, *[None] * (len(module.body.args) - len(args))]
+    wanted = [*results, *[None] * (len(module.body.results) - len(results))]
     found = _Meeting(module, mesh, given, wanted, {w.value: w for w in inside})
     order = _order(module, mesh, [*given, *wanted], inside)
     wishes = [dataclasses.replace(w, layout=_ordered(w.layout, order)) for w in found.kept]

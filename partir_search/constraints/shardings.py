@@ -218,11 +218,13 @@ def fixed_actions(
     devices: AnyMesh,
     inputs: tuple[Sequence[Any], Any],
     outputs: tuple[Any, Any],
+    follows: Sequence[Wish] = (),
 ) -> list[Action]:
     """Actions for everything that the user fixed.
 
     Args:
       mesh: as `fixed_mesh` says; `devices` is the user's.
+      follows: of arguments, where nothing else is said of them.
       inputs: positional arguments and their shardings (a prefix, or None).
       outputs: the results' tree and their shardings, likewise.
     """
@@ -243,4 +245,9 @@ def fixed_actions(
         n = len(spread)
         paths = [f"result {p}".strip() for p in module.result_paths[:n]]
         leaving = sharding_wishes(paths, module.body.results[:n], spread, mesh, devices)
+    followed = {wish.value: wish for wish in follows}
+    entering += [None] * (len(module.body.args) - len(entering))
+    entering = [
+        wish or followed.get(v.name) for wish, v in zip(entering, module.body.args, strict=True)
+    ]
     return meeting(module, mesh, entering, leaving, constraint_wishes(module, mesh, devices))

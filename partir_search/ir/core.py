@@ -15,7 +15,7 @@ Grammar (what the printer writes; loops come from a `Partition`, see `ir/partiti
               "{" stmt* yield "}"                        -- blocks pass around (ir/blockwise.py)
     operand = "%" name | literal | "(" "slice" dim operand "[" index "]" ")"
             | "(" "window" dim operand "[" start "," size "]" ")"     -- zeros beyond the ends
-    return  = "return" operand*
+    return  = "return" (operand [ ":" type ])*                       -- where it does not rest so
 
 The base module never changes: a partition is a separate object that refers to ops and values by
 their ids, which are dense and in program order (an op's results come after its regions' values).

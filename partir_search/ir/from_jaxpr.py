@@ -20,6 +20,7 @@ from jax.sharding import NamedSharding
 from partir_search.ir.batched_loops import is_batched, write_out
 from partir_search.ir.core import Literal, Module, Op, Operand, Region, TensorType, Value
 from partir_search.ir.counting import Counted, counted_while
+from partir_search.ir.fixed import constrained, laid
 from partir_search.ir.foreign import Bodies
 from partir_search.ir.manual import Manual, manual_axes, spec_of
 from partir_search.ir.names import clean, value_stem
@@ -212,9 +213,11 @@ class _Reader:
     def inline(self, eqn: Any, env: dict[Any, Operand], ops: list[Op], prefix: str) -> None:
         jaxpr, atoms = _callee(eqn)
         args = [self.read(env, atom) for atom in atoms]
+        args = laid(self, eqn, ops, args, "in_shardings", prefix)
         inner, local = self.run(jaxpr, args, ops, self.scope(prefix, eqn))
-        for var, atom in zip(eqn.outvars, inner.outvars, strict=True):
-            env[var] = self.read(local, atom)
+        made = [self.read(local, atom) for atom in inner.outvars]
+        made = laid(self, eqn, ops, made, "out_shardings", prefix)
+        env.update(zip(eqn.outvars, made, strict=True))
         if eqn.effects:
             write_back(atoms, env, inner, local)
 
@@ -259,7 +262,7 @@ class _Reader:
             constants={id(v): array for v, array in self.constant_values.values()},
         )
         ins = [
-            self.constrained(op, ops, x, p["mesh"], spec)
+            constrained(self, op, ops, x, NamedSharding(p["mesh"], spec))
             for x, spec in zip(op.operands, p["in_specs"], strict=True)
         ]
         made = tuple(Value(-1, r.type, f"{r.name}_made") for r in op.results)
@@ -273,27 +276,7 @@ class _Reader:
             )
         )
         for old, new, spec in zip(op.results, made, specs, strict=True):
-            self.constrained(op, ops, new, p["mesh"], spec, old)
-
-    def constrained(
-        self, op: Op, ops: list[Op], x: Operand, mesh: Any, spec: Any, to: Value | None = None
-    ) -> Operand:
-        """`x` behind a sharding constraint; `to` is the value to make."""
-        if not isinstance(x, Value):
-            return x
-        made = to or self.value(x.type, f"{x.name}_in")
-        params = {"sharding": NamedSharding(mesh, spec), "unconstrained_dims": frozenset()}
-        ops.append(
-            dataclasses.replace(
-                op,
-                prim="sharding_constraint",
-                operands=(x,),
-                results=(made,),
-                params=params,
-                effect=False,
-            )
-        )
-        return made
+            constrained(self, op, ops, new, NamedSharding(p["mesh"], spec), old)
 
     def op(self, eqn: Any, env: dict[Any, Operand], prefix: str) -> Op:
         name = eqn.primitive.name

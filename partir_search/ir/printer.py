@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from partir_search.ir.core import Literal, Op, Operand, Region, Value
-from partir_search.ir.partition import Partition
+from partir_search.ir.partition import Layout, Partition
 from partir_search.ir.ring import Ring
 from partir_search.ir.rule import NONE, Reads
 
@@ -44,11 +44,18 @@ def print_partition(partition: Partition, keep: Keep | None = None) -> str:
     """The module under `partition`; with `keep`, only the body's ops that it accepts."""
     printer = _Printer(partition)
     module = partition.module
-    args = ", ".join(f"%{v.name}: {printer.type(v)}" for v in module.body.args)
+    enters, leaves = dict(partition.modes.enters), dict(partition.modes.leaves)
+    args = ", ".join(
+        f"%{v.name}: {printer.lying(v, enters[i]) if i in enters else printer.type(v)}"
+        for i, v in enumerate(module.body.args)
+    )
     head = f"func {module.name}({args if keep is None else '...'}) mesh<{partition.mesh}> {{"
     ops = [op for op in module.body.ops if keep is None or keep(op)]
     lines = printer.ops(ops, 0, _used_outside(module.body, ops))
-    results = ", ".join(printer.operand(r) for r in module.body.results)
+    results = ", ".join(
+        printer.operand(r) + (f": {printer.lying(r, leaves[i])}" if i in leaves else "")
+        for i, r in enumerate(module.body.results)
+    )
     tail = [f"  return {results}"] if keep is None else []
     return "\n".join([head, *("  " + line for line in lines), *tail, "}"])
 
@@ -78,6 +85,11 @@ class _Printer:
         ]
         notes += [f"{self.mesh.names[a]}:{monoid}" for a, monoid in p.rest_pending(value)]
         return f"{value.type}{{{', '.join(notes)}}}" if notes else str(value.type)
+
+    def lying(self, x: Operand, layout: Layout) -> str:
+        """The type of what enters or leaves in a layout of its own."""
+        notes = [f"{self.mesh.names[a]}:{d}" for d, axes in enumerate(layout) for a in axes]
+        return f"{x.type}{{{', '.join(notes)}}}"
 
     def nest(self, op: Op) -> list[Loop]:
         p, loops = self.partition, list[Loop]()

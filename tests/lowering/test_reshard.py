@@ -17,8 +17,10 @@ from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import Layout
 from partir_search.lowering.compiled import hlo_counts, stablehlo_counts
 from partir_search.lowering.emit import run_step
+from partir_search.lowering.reorder import crosses, reorder
 from partir_search.lowering.reshard import Step, reshard
 from partir_search.lowering.shard import partition_spec
+from partir_search.lowering.skew import redistribute
 from tests.support import device_mesh
 
 MESH = MeshShape(("x", "y", "z"), (2, 2, 2))
@@ -113,6 +115,64 @@ def test_every_pair_on_devices() -> None:
 
         spec = partition_spec(MESH, source)
         outs = tuple(partition_spec(MESH, t) for t in targets)
+        f = jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=outs, check_vma=False)
+        for y in jax.jit(f)(jax.device_put(x, NamedSharding(mesh, spec))):
+            np.testing.assert_array_equal(y, x)
+
+
+SIZES = (2, 3, 2)
+
+
+def orders() -> list[tuple[Layout, Layout]]:
+    """Pairs of layouts that have axes of one dim in different orders."""
+    return [(a, b) for a, b in itertools.product(layouts(), repeat=2) if crosses(a, b)]
+
+
+def test_orders_by_permutes() -> None:
+    """Where the order alone differs one permute does; else no more moves than by gathers."""
+
+    def moved(source: Layout, steps: tuple[Step, ...]) -> float:
+        shares = [1 / math.prod(SIZES[a] for axes in x for a in axes) for x in (source,)]
+        for step in steps:
+            shares.append(1 / math.prod(SIZES[a] for axes in step.layout for a in axes))
+        sent = zip(steps, itertools.pairwise(shares), strict=True)
+        return sum(max(pair) for step, pair in sent if step.kind != "slice")
+
+    pairs = orders()
+    assert len(pairs) > 100
+    for a, b in pairs:
+        steps = reorder(SIZES, a, (), b, ())
+        assert steps[-1].layout == b
+        if all(set(x) == set(y) for x, y in zip(a, b, strict=True)):
+            assert [s.kind for s in steps] == ["collective_permute"]
+        assert moved(a, steps) <= moved(a, reshard(a, (), b))
+    one = reorder((2, 1, 2), ((0, 1), ()), (), ((1, 0), ()), ())
+    assert [s.kind for s in one] == ["slice"]  # an axis of one device: nothing moves
+    pending = reorder(SIZES, ((0, 1), ()), ((2, "sum"),), ((1, 0, 2), ()), ())
+    assert [s.kind for s in pending] == ["reduce_scatter", "collective_permute"]
+    held = reorder(SIZES, ((0, 1), ()), ((2, "sum"),), ((1, 0), ()), ((2, "sum"),))
+    assert [s.pending for s in held] == [((2, "sum"),)]
+
+
+@pytest.mark.devices
+def test_orders_on_devices() -> None:
+    shape = MeshShape(("x", "y", "z"), SIZES)
+    mesh, x = device_mesh(shape), jnp.arange(144.0).reshape(12, 12)
+    pairs = orders()[::20]
+    for source, each in itertools.groupby(pairs, key=lambda pair: pair[0]):
+        targets = [b for _, b in each]
+
+        def body(tile: Any, source: Layout = source, targets: Any = targets) -> Any:
+            out = []
+            for target in targets:
+                y = tile
+                for step in redistribute(shape, source, (), target):
+                    y = run_step(shape, step, y)
+                out.append(y)
+            return tuple(out)
+
+        spec = partition_spec(shape, source)
+        outs = tuple(partition_spec(shape, t) for t in targets)
         f = jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=outs, check_vma=False)
         for y in jax.jit(f)(jax.device_put(x, NamedSharding(mesh, spec))):
             np.testing.assert_array_equal(y, x)

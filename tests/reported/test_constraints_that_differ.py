@@ -13,6 +13,8 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 import partir_search as ps
+from partir_search.lowering.compiled import hlo_collectives
+from partir_search.verification import compare
 from tests.support import assert_same, floats_of
 
 P = jax.P
@@ -358,3 +360,36 @@ def test_reshard_on_explicit_axes(mesh: jax.sharding.Mesh) -> None:
         assert plan.partition_specs[0] == (P("model"), P(("model", "batch")))
         assert counts(plan) == {"all_gather": 1, "all_reduce": 1}
         assert_same([partitioned(X, Y)], [X * 2 + Y.sum()])
+
+
+@pytest.mark.devices
+def test_shardings_of_a_jit_inside() -> None:
+    inner = jax.jit(
+        jnp.sin,
+        in_shardings=NamedSharding(MESH, P("rows")),
+        out_shardings=NamedSharding(MESH, P(None, "cols")),
+    )
+    plan = check(lambda x, y: inner(x) + fix(y, "rows"), X, Y)
+    assert rests(plan) == [P(("rows",), None), P(None, ("cols",)), P(("rows",), None)]
+    check(jax.grad(lambda x, y: (inner(x) * fix(y, "cols")).sum()), X, Y)
+
+
+@pytest.mark.devices
+def test_ends_elsewhere() -> None:
+    """What enters or leaves in its own way is printed, followed and compiled as predicted."""
+    one, other = P(("rows", "cols")), P(("cols", "rows"))
+    ends = {"in_shardings": (one, other), "out_shardings": (other, one)}
+    partitioned = ps.auto_partition(MESH, machine="tpu_v5e", schedule=[], **ends)(
+        lambda x, y: (x * 2, y + x)
+    )
+    plan = partitioned.plan(X, Y)
+    compiled = partitioned.lower(X, Y).compile().as_text()
+    assert not compare(plan.program, hlo_collectives(compiled))[2]
+    text = plan.ir()
+    assert "%x: f32[8,8]{rows:0, cols:0}, %y: f32[8,8]{cols:0, rows:0}" in text
+    assert "return %mul: f32[8,8]{cols:0, rows:0}, %add" in text
+    again = ps.auto_partition(MESH, machine="tpu_v5e", follow=plan)(lambda x, y: x - y)
+    assert again.plan(X, Y).partition_specs[0] == (one, other)
+    assert_same([again(X, Y)], [X - Y])
+    here = plan.what_if("y", P("rows")).after
+    assert here.partition_specs[0][1] == P("rows")
