@@ -12,6 +12,7 @@ from typing import Any, Literal
 import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
+from partir_search import option_checks as checks
 from partir_search.arguments.axes import AnyMesh, within
 from partir_search.callables import (
     Marks,
@@ -31,6 +32,7 @@ from partir_search.inside import Within
 from partir_search.machine import Machine, find_machine, machine_of_kind
 from partir_search.mcts.goals import Goal
 from partir_search.options import Options, Remat, Schedule
+from partir_search.pickling import Unpickled
 from partir_search.plainly import is_plain, plainly
 from partir_search.plan import Plan, saved_plan
 from partir_search.plan_cache import PlanCache
@@ -39,7 +41,7 @@ from partir_search.signature import abstract, split_call
 
 
 def auto_partition(
-    mesh: AnyMesh,
+    mesh: AnyMesh | None = None,
     *,
     schedule: Schedule = None,
     machine: Machine | str | None = None,
@@ -69,7 +71,8 @@ def auto_partition(
     """Partitions a function written for one device over `mesh`.
 
     Args:
-      mesh: a `jax.sharding.Mesh`, or an `AbstractMesh` to plan without devices.
+      mesh: a `jax.sharding.Mesh`, or an `AbstractMesh` to plan without devices; None takes the
+        one of `jax.set_mesh`.
       schedule: tactics in order, a `Plan` or a saved one to apply; None searches over all axes.
       machine: figures to plan with, or their name; default: what the mesh's devices are.
       goals: limits to keep and objectives to minimise, whose sum counts; default: fit in the
@@ -118,12 +121,7 @@ def auto_partition(
     Returns:
       A decorator for plain or jitted functions; see `AutoPartitioned`.
     """
-    if not isinstance(mesh, Mesh | AbstractMesh):
-        raise TypeError(
-            f"auto_partition takes a jax.sharding.Mesh or AbstractMesh, not {type(mesh).__name__};"
-            ' make one with jax.make_mesh((2, 4), ("batch", "model"))'
-        )
-    parts = (microbatches,) if isinstance(microbatches, int) else tuple(microbatches)
+    mesh = checks.mesh_of(mesh)
     options = Options(
         mesh,
         schedule,
@@ -135,7 +133,7 @@ def auto_partition(
         out_shardings,
         pad,
         remat,
-        parts,
+        checks.microbatch_numbers(microbatches),
         on_overflow,
         progress,
         rings,
@@ -143,13 +141,13 @@ def auto_partition(
         follow,
         None if cache is None else PlanCache(cache),
         plan_on,
-        tuple(groups),
+        checks.group_list(groups),
         explicit_results,
-        dict(trip_counts or {}),
+        checks.counts_of_trips(trip_counts),
     )
-    static = (_ints(static_argnums), _names(static_argnames))
-    donate = (_ints(donate_argnums), _names(donate_argnames))
-    return lambda fun: AutoPartitioned(fun, options, static, donate)
+    static = checks.chosen("static", static_argnums, static_argnames)
+    donate = checks.chosen("donate", donate_argnums, donate_argnames)
+    return lambda fun: AutoPartitioned(checks.checked_function(fun), options, static, donate)
 
 
 def _machine(mesh: AnyMesh, machine: Machine | str | None) -> Machine:
@@ -159,15 +157,7 @@ def _machine(mesh: AnyMesh, machine: Machine | str | None) -> Machine:
     return machine_of_kind(device.device_kind)
 
 
-def _ints(x: int | Sequence[int] | None) -> tuple[int, ...]:
-    return () if x is None else (x,) if isinstance(x, int) else tuple(x)
-
-
-def _names(x: str | Sequence[str] | None) -> tuple[str, ...]:
-    return () if x is None else (x,) if isinstance(x, str) else tuple(x)
-
-
-class AutoPartitioned:
+class AutoPartitioned(Unpickled):
     """A partitioned function: call it like the one it wraps.
 
     The first call of each signature traces, searches, lowers and compiles; plan and executable
@@ -269,6 +259,7 @@ class AutoPartitioned:
             step's first arguments (a model and its optimizer), if the step takes so many.
           args, kwargs: the step's other arguments, arrays or ShapeDtypeStructs.
         """
+        checks.check_maker(init_fn)
         initial = Initial(init_fn)
         several = are_several(self._fun, self._given, initial.shapes, args, kwargs)
         first = initial.shapes if several else (initial.shapes,)
@@ -347,6 +338,7 @@ class AutoPartitioned:
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """Shapes and types of the results, as `jax.jit(f).eval_shape`."""
         form = self._form(args, kwargs)
+        form.call.key()  # errors for leaves that are no arrays
         dynamic = {id(a) for a in (*form.call.args, *form.call.kwargs.values())}
 
         def lift(x: Any) -> Any:

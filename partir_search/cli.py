@@ -11,7 +11,9 @@ import argparse
 import importlib
 import os
 import pathlib
+import re
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,10 +22,13 @@ from jax.sharding import AbstractMesh
 from rich.console import Console
 
 from partir_search.api import AutoPartitioned, auto_partition
+from partir_search.files import make_folder
 from partir_search.ir.mesh import MeshShape
 from partir_search.known import experts
-from partir_search.machine import MACHINES
+from partir_search.machine import MACHINES, find_machine
 from partir_search.planner import DEFAULT_EPISODES
+from partir_search.targets import Target
+from partir_search.wording import did_you_mean, shown
 
 
 class UsageError(Exception):
@@ -32,17 +37,67 @@ class UsageError(Exception):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; 0, or 2 with a message on stderr for bad input."""
-    args = _parser().parse_args(argv)
+    args = _parser().parse_args(joined_positions(sys.argv[1:] if argv is None else argv))
     sys.path.insert(0, os.getcwd())
     try:
         step, inputs = _step(args)
         mesh = MeshShape.parse(args.mesh)
+        _check(args, mesh)
         console = Console()
         {"plan": _plan, "experts": _experts}[args.command](args, step, inputs, mesh, console)
-    except (UsageError, ValueError, TypeError, RuntimeError) as error:
+    except (UsageError, OSError, ValueError, TypeError, RuntimeError) as error:
         print(f"partir-search: {error}", file=sys.stderr)
         return 2
+    except (ArithmeticError, AttributeError, LookupError) as error:
+        told = _told(error)
+        if not told.endswith(")"):  # no line of the user's: it is ours
+            raise
+        print(f"partir-search: {args.step} failed: {told}", file=sys.stderr)
+        return 2
     return 0
+
+
+def joined_positions(argv: Sequence[str]) -> list[str]:
+    """Arguments with ``--donate 0 1`` written as ``--donate=0,1``, so that what follows the
+    positions is the step.
+    """
+    words, found = list(argv), list[str]()
+    while words:
+        word = words.pop(0)
+        if word == "--donate" and words and _POSITIONS.fullmatch(words[0]):
+            given = [words.pop(0)]
+            while words and _POSITIONS.fullmatch(words[0]):
+                given.append(words.pop(0))
+            word = f"--donate={','.join(given)}"
+        found.append(word)
+    return found
+
+
+_POSITIONS = re.compile(r"-?\d+(,-?\d+)*")
+
+
+def _positions(text: str) -> tuple[int, ...]:
+    """Positions of arguments, ``0`` or ``0,1``."""
+    if not _POSITIONS.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no position of an argument; write 0 or 0,1")
+    return tuple(map(int, text.split(",")))
+
+
+def _check(args: argparse.Namespace, mesh: MeshShape) -> None:
+    """Errors for flags whose work comes after the search: folders, and the compiler to verify
+    with.
+    """
+    find_machine(args.machine)
+    if args.command != "plan":
+        return
+    if args.out is not None:
+        folder = make_folder(args.out, "--out")
+        if not os.access(folder, os.W_OK):
+            raise UsageError(f"--out: {folder} cannot be written to; choose another folder")
+    if args.cache is not None:
+        make_folder(args.cache, "--cache")
+    if args.verify:
+        Target.parse(args.verify).mesh(mesh)
 
 
 def _plan(
@@ -61,8 +116,7 @@ def _plan(
     plan = partitioned.plan(*inputs)
     plan.report(console)
     if args.out:
-        folder = pathlib.Path(args.out)
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = make_folder(args.out, "--out")
         plan.save(folder / "plan.json")
         (folder / "plan.ir").write_text(plan.ir() + "\n")
         plan.save_report(folder / "report.html")
@@ -89,12 +143,15 @@ def _step(args: argparse.Namespace) -> tuple[Callable[..., Any], tuple[Any, ...]
     if isinstance(step, AutoPartitioned):
         step = step.plain
     make = named_object(args.args)
-    if not callable(step) or not callable(make):
-        raise UsageError(f"{args.step} and {args.args} must both be functions")
+    for name, given in ((args.step, step), (args.args, make)):
+        if not callable(given):
+            raise UsageError(
+                f"{args.step} and {args.args} must both be functions: {name} is {shown(given)}"
+            )
     try:
         inputs = jax.eval_shape(make)
     except Exception as error:  # the user's own code
-        raise UsageError(f"{args.args}() failed: {type(error).__name__}: {error}") from error
+        raise UsageError(f"--args: {args.args}() failed: {_told(error)}") from error
     if not isinstance(inputs, tuple | list):
         raise UsageError(
             f"{args.args}() returns {type(inputs).__name__}; return the step's arguments as a tuple"
@@ -102,20 +159,39 @@ def _step(args: argparse.Namespace) -> tuple[Callable[..., Any], tuple[Any, ...]
     return step, tuple(inputs)
 
 
+def _told(error: Exception) -> str:
+    """An error of the user's own code, with the innermost line that is neither ours nor jax's."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if not any(part in f.filename for part in _OTHERS)]
+    where = f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}{where}"
+
+
+_OTHERS = ("<frozen", f"{os.sep}site-packages{os.sep}", str(pathlib.Path(__file__).parent))
+
+
 def named_object(name: str) -> Any:
     """What ``module:attribute`` names. UsageError that says which part is not there."""
     module, colon, attribute = name.partition(":")
     if not colon or not attribute:
         raise UsageError(f"{name!r} names no function; write it as package.module:function")
+    if module.endswith(".py") or not all(part.isidentifier() for part in module.split(".")):
+        file = module.removesuffix(".py").strip("./").replace(os.sep, ".")
+        hint = f"; did you mean {file}:{attribute}?" if module.endswith(".py") else ""
+        raise UsageError(f"{module!r} names no module; write it as package.module:function{hint}")
     try:
         found: Any = importlib.import_module(module)
     except ImportError as error:
         raise UsageError(f"{module!r} cannot be imported from {os.getcwd()}: {error}") from error
+    except Exception as error:  # the user's own code
+        raise UsageError(f"importing {module!r} failed: {_told(error)}") from error
     for part in attribute.split("."):
         if not hasattr(found, part):
             own = (n for n, x in vars(found).items() if getattr(x, "__module__", "") == module)
-            shown = ", ".join(n for n in list(own)[:8] if not n.startswith("_"))
-            raise UsageError(f"{module} has no {attribute!r}; it has {shown}")
+            names = [n for n in own if not n.startswith("_")]
+            near = did_you_mean(part, names)
+            has = f"; it has {', '.join(names[:8])}" if names else ""
+            raise UsageError(f"{module} has no {attribute!r}{has}{near}")
         found = getattr(found, part)
     return found
 
@@ -135,7 +211,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--machine", required=True, help=f"{names}, or a calibration's file")
     plan.add_argument("--episodes", type=int, default=DEFAULT_EPISODES, help="strategies to score")
     plan.add_argument("--seed", type=int, default=0, help="of the search")
-    plan.add_argument("--donate", type=int, nargs="*", help="positions of donated arguments")
+    plan.add_argument("--donate", type=_positions, help="positions of donated arguments: 0 or 0,1")
     plan.add_argument("--rings", action="store_true", help="partition in time as well")
     plan.add_argument("--cache", help="folder of plans")
     plan.add_argument("--verify", help="compile for a target and compare: tpu_v5e:4x4")

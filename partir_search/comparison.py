@@ -11,6 +11,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
 from partir_search.propagation.actions import Action
+from partir_search.wording import amount, did_you_mean, shown
 
 if TYPE_CHECKING:
     from partir_search.plan import Plan
@@ -133,6 +134,14 @@ def compare(before: Plan, after: Plan) -> Comparison:
 
     They may be of different meshes, machines or functions; arguments go by their paths.
     """
+    for name, plan in (("before", before), ("after", after)):
+        if not hasattr(plan, "cost") or not hasattr(plan, "arguments"):
+            loaded = (
+                ""
+                if not hasattr(plan, "actions")
+                else ("; a loaded plan has no figures: pass it as schedule=, compare .plan(...)")
+            )
+            raise TypeError(f"compare: {name} is a Plan, not {shown(plan)}{loaded}")
     return Comparison(before, after)
 
 
@@ -143,6 +152,10 @@ class Experts(Shown, Mapping[str, "Plan"]):
     plans: Mapping[str, Plan]
 
     def __getitem__(self, name: str) -> Plan:
+        if name not in self.plans:
+            near = did_you_mean(str(name), self.plans)
+            first = ", ".join(list(self)[:6])
+            raise KeyError(f"no strategy {name!r}; there are {first}, ...{near}")
         return self.plans[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -159,7 +172,7 @@ class Experts(Shown, Mapping[str, "Plan"]):
         machine = next(iter(self.plans.values())).machine.name if self.plans else "?"
         table = Table(title=f"known strategies, simulated on {machine}", title_justify="left")
         table.add_column("strategy")
-        for column in ("ms", "of them collectives", "peak GB", "fits", "collectives"):
+        for column in ("ms", "of them collectives", "peak", "fits", "collectives"):
             table.add_column(column, justify="right")
         alike: dict[tuple[str, ...], list[str]] = {}  # strategies that come to the same
         for name in self:
@@ -167,7 +180,7 @@ class Experts(Shown, Mapping[str, "Plan"]):
             c, counts = plan.cost, plan.collective_counts
             numbers = f"{c.seconds * 1e3:.3f}", f"{c.collective_seconds * 1e3:.3f}"
             fits = "yes" if plan.fits else "no"
-            figures = (*numbers, f"{c.peak_bytes / 1e9:.3f}", fits, str(sum(counts.values())))
+            figures = (*numbers, amount(c.peak_bytes), fits, str(sum(counts.values())))
             alike.setdefault(figures, []).append(name)
         for row, names in alike.items():
             more = f" (and {len(names) - 1} alike)" if len(names) > 1 else ""

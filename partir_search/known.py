@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from jax.sharding import AbstractMesh, Mesh
+
 from partir_search.api import AutoPartitioned, auto_partition
 from partir_search.arguments.axes import AnyMesh
 from partir_search.comparison import Experts
@@ -29,6 +31,8 @@ def experts(
     Returns:
       Plans by name, the fastest that fits first; print it for a table.
     """
+    if isinstance(step, Mesh | AbstractMesh):
+        raise TypeError("experts takes the step first: experts(step, mesh, *args)")
     plain = step.plain if isinstance(step, AutoPartitioned) else step
     partitioned = auto_partition(mesh, machine=machine)(plain)
     return Experts(partitioned.known_plans(*args, **kwargs))

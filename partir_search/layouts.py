@@ -6,6 +6,7 @@ import copy
 from typing import Any, Self
 
 import jax
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from partir_search.frontends.protocol import Returned
@@ -101,14 +102,15 @@ class Layouts:
         tree: Any = jax.tree.structure(local)
         for part in (*self.abstract_args[0], *self.abstract_args[1].values()):
             wanted: list[Any] = jax.tree.leaves(part)
-            kinds = [[(x.dtype, x.ndim) for x in each] for each in (leaves, wanted)]
+            kinds = [[(_dtype(x), np.ndim(x)) for x in each] for each in (leaves, wanted)]
             if jax.tree.structure(part) == tree and kinds[0] == kinds[1]:
                 pairs = zip(leaves, wanted, strict=True)
                 made = [from_local(x, w.shape, w.sharding) for x, w in pairs]
                 return jax.tree.unflatten(tree, made)
         raise ValueError(
             f"no argument of {self.module.name!r} has the structure {tree} with"
-            f" {[str(x.dtype) for x in leaves][:4]}; pass what this process has of a whole argument"
+            f" {[str(_dtype(x)) for x in leaves][:4]}; pass what this process has of a whole"
+            " argument"
         )
 
     def flat_out_shardings(self) -> list[NamedSharding]:
@@ -149,10 +151,15 @@ class Layouts:
         for subtree in (*args, *kwargs.values()):
             places = jax.tree.leaves(subtree)
             shapes = [self.module.body.args[i].type.shape for i in places]
-            if tree == jax.tree.structure(subtree) and shapes == [x.shape for x in leaves]:
+            if tree == jax.tree.structure(subtree) and shapes == list(map(np.shape, leaves)):
                 found = reorder(self._planned.program, self._mesh, places, leaves, into)
                 return jax.tree.unflatten(tree, found)
         raise ValueError(
             f"no argument of {self.module.name!r} has the structure and shapes of {tree}; pass a"
             " whole argument of the step"
         )
+
+
+def _dtype(leaf: Any) -> Any:
+    """A leaf's type; of what is no array, its class."""
+    return getattr(leaf, "dtype", type(leaf).__name__)

@@ -12,7 +12,9 @@ from partir_search.ir.core import Module, Op, Value
 from partir_search.ir.evaluate import interpret, run_whole
 from partir_search.ir.partition import Partition
 from partir_search.lowering.shard import named_sharding, partition_spec
+from partir_search.paths import nearest
 from partir_search.propagation.rules.control_flow import EMITTERS
+from partir_search.wording import shown
 
 MeshAxes = Union[str, tuple[str, ...], None]
 
@@ -96,6 +98,14 @@ def paths_of(module: Module, prefix: str, tree: Any) -> dict[str, Any]:
         inner = jax.tree_util.keystr(keys, simple=True, separator="/")
         path = f"{prefix}/{inner}" if prefix else inner
         if path not in module.arg_paths:
-            raise ValueError(f"no argument {path!r} to give logical names to")
+            near = nearest(path, module.arg_paths)
+            raise ValueError(f"no argument {path!r} to give logical names to; near it are: {near}")
+        shape = module.body.args[module.arg_paths.index(path)].type.shape
+        short = isinstance(leaf, PartitionSpec) and len(leaf) <= len(shape)
+        if not short and (not isinstance(leaf, tuple) or len(leaf) != len(shape)):
+            raise ValueError(
+                f"logical names of {path}, of shape {shape}, are a tuple of a name or None for each"
+                f" of {len(shape)} dims, not {shown(leaf)}"
+            )
         found[path] = leaf
     return found

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import pathlib
+import os
 from collections.abc import Mapping
+
+from partir_search import validation
+from partir_search.device_kinds import machine_name, memory_of, nearest_names
+from partir_search.files import read_text, write_text
+from partir_search.wording import did_you_mean, shown
 
 GB = 1e9
 GIB = 2**30
@@ -77,6 +82,29 @@ class Machine:
     axis_bytes_per_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
     axis_hop_seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        def named(field: str) -> str:
+            return f"Machine({self.name!r}): {field}"
+
+        validation.text("Machine: name", self.name, "'my_chip'")
+        for field in ("flops_per_s", "repacks", "axis_bytes_per_s"):
+            validation.rates(named(field), getattr(self, field))
+        if "default" not in self.flops_per_s:
+            raise ValueError(
+                f"{named('flops_per_s')} has no 'default' rate, for types without one of their own:"
+                f" it has {sorted(self.flops_per_s)}"
+            )
+        for field in _ABOVE_ZERO:
+            validation.number(named(field), getattr(self, field), above=0)
+        for field in _NOT_NEGATIVE:
+            validation.number(named(field), getattr(self, field))
+        if not isinstance(self.axis_hop_seconds, Mapping):
+            raise TypeError(f"{named('axis_hop_seconds')} maps axes to seconds")
+        for axis, seconds in self.axis_hop_seconds.items():
+            validation.number(named(f"axis_hop_seconds[{axis!r}]"), seconds)
+        for field in _FLAGS:
+            validation.flag(named(field), getattr(self, field))
+
     def matmul_flops_per_s(self, dtype: str) -> float:
         """Attained matrix rate for operands of `dtype` (a numpy dtype name)."""
         peak = self.flops_per_s.get(dtype, self.flops_per_s["default"])
@@ -101,15 +129,29 @@ class Machine:
             devices, divides by their number).
           hop_seconds: latency of one step of a collective.
         """
+        validation.text("with_axis: axis", axis, "'hosts'")
+        validation.number("with_axis: bytes_per_s", bytes_per_s, above=0)
+        validation.number("with_axis: hop_seconds", hop_seconds)
         return dataclasses.replace(
             self,
             axis_bytes_per_s={**self.axis_bytes_per_s, axis: bytes_per_s},
             axis_hop_seconds={**self.axis_hop_seconds, axis: hop_seconds},
         )
 
-    def save(self, path: str | pathlib.Path) -> None:
+    def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the figures as JSON; `find_machine` reads them from a path."""
-        pathlib.Path(path).write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n")
+        write_text(path, json.dumps(dataclasses.asdict(self), indent=1) + "\n")
+
+
+_ABOVE_ZERO = (
+    *("hbm_bytes", "hbm_bytes_per_s", "link_bytes_per_s"),
+    *("matmul_efficiency", "hbm_efficiency"),
+)
+_NOT_NEGATIVE = ("hop_seconds", "kernel_seconds", "vector_bytes", "vmem_bytes", "vmem_bytes_per_s")
+_FLAGS = (
+    *("prefetches", "copies_gathered", "puts_off", "bf16_products", "fuses_operands"),
+    *("reuses_buffers", "stores_softmax", "torus"),
+)
 
 
 _EFFICIENCY = (
@@ -211,6 +253,14 @@ MACHINES: Mapping[str, Machine] = {
             "https://www.nvidia.com/en-us/data-center/a100/ (80 GB SXM; f32 as TF32)",
         ),
         _gpu(
+            "a100_40gb",
+            {"default": 312, "float32": 156},
+            40,
+            1555,
+            300,
+            "NVIDIA A100 Tensor Core GPU datasheet of 2021 (40 GB SXM, HBM2; f32 as TF32)",
+        ),
+        _gpu(
             "h100",
             {"default": 989, "float32": 494},
             80,
@@ -234,6 +284,14 @@ MACHINES: Mapping[str, Machine] = {
             150,
             "https://www.nvidia.com/en-us/data-center/v100/ (SXM2 32 GB; bf16 runs as f16)",
         ),
+        _gpu(
+            "v100_16gb",
+            {"default": 125, "float32": 15.7},
+            16,
+            900,
+            150,
+            "https://www.nvidia.com/en-us/data-center/v100/ (SXM2 16 GB; bf16 runs as f16)",
+        ),
         Machine(
             name="cpu",
             flops_per_s={"default": 50e9},
@@ -251,7 +309,7 @@ MACHINES: Mapping[str, Machine] = {
 }
 
 
-def find_machine(machine: Machine | str) -> Machine:
+def find_machine(machine: Machine | str | os.PathLike[str]) -> Machine:
     """The machine itself, the one of that name, or the one saved at a path ending in `.json`.
 
     Raises:
@@ -259,41 +317,62 @@ def find_machine(machine: Machine | str) -> Machine:
     """
     if isinstance(machine, Machine):
         return machine
-    if machine.endswith(".json"):
-        try:
-            return Machine(**json.loads(pathlib.Path(machine).read_text()))
-        except (OSError, TypeError, ValueError) as error:
-            raise ValueError(f"{machine} holds no machine: {error}") from error
-    if machine not in MACHINES:
-        raise ValueError(f"unknown machine {machine!r}; known are {', '.join(sorted(MACHINES))}")
-    return MACHINES[machine]
+    if not isinstance(machine, str | os.PathLike):
+        raise TypeError(
+            "machine is a partir_search.Machine, a name such as 'tpu_v5e' or the path of a"
+            f" machine's JSON file, not {shown(machine)}"
+        )
+    name = os.fspath(machine)
+    if name.endswith(".json") or not isinstance(machine, str):
+        return _saved_machine(name)
+    if name not in MACHINES:
+        near = did_you_mean(name, MACHINES) or did_you_mean(machine_name(name), MACHINES)
+        known = ", ".join(sorted(MACHINES))
+        raise ValueError(f"unknown machine {name!r}; known are {known}{near}")
+    return MACHINES[name]
 
 
-_KINDS = (
-    ("v5 lite", "tpu_v5e"),
-    ("v5litepod", "tpu_v5e"),
-    ("v5e", "tpu_v5e"),
-    ("v6 lite", "tpu_v6e"),
-    ("v6e", "tpu_v6e"),
-    ("v5p", "tpu_v5p"),
-    ("tpu v5", "tpu_v5p"),
-    ("tpu v4", "tpu_v4"),
-    ("tpu v3", "tpu_v3"),
-    ("h200", "h200"),
-    ("h100", "h100"),
-    ("a100", "a100"),
-    ("v100", "v100"),
-    ("cpu", "cpu"),
-)
+def _saved_machine(path: str) -> Machine:
+    """The machine in a file that `Machine.save` wrote."""
+    try:
+        data = json.loads(read_text(path, "machine"))
+        if not isinstance(data, dict):
+            raise TypeError(f"it holds a {type(data).__name__}, and no object of figures")
+        if "actions" in data:
+            raise TypeError("it holds a plan: pass it as schedule=partir_search.load_plan(...)")
+        fields = {f.name for f in dataclasses.fields(Machine)}
+        for name in data:
+            if name not in fields:
+                raise TypeError(f"it has a figure {name!r}{did_you_mean(name, fields)}")
+        missing = [
+            repr(f.name)
+            for f in dataclasses.fields(Machine)
+            if f.default is f.default_factory is dataclasses.MISSING and f.name not in data
+        ]
+        if missing:
+            raise TypeError(f"figures are missing: {', '.join(missing)}")
+        return Machine(**data)
+    except (OSError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} holds no machine: {error}") from error
 
 
 def machine_of_kind(device_kind: str) -> Machine:
-    """The machine of a jax device kind such as ``TPU v5 lite`` or ``NVIDIA H100 80GB HBM3``."""
-    kind = device_kind.lower()
-    for part, name in _KINDS:
-        if part in kind:
-            return MACHINES[name]
-    raise ValueError(
-        f"no figures for device kind {device_kind!r}; pass machine=, one of {sorted(MACHINES)}"
-        " or a partir_search.Machine"
-    )
+    """The machine of a jax device kind such as ``TPU v5 lite`` or ``NVIDIA H100 80GB HBM3``.
+
+    Where the kind tells the memory, the machine has as much: an A100 of 40 GB is no A100 of 80.
+
+    Raises:
+      ValueError: there are no figures for it; lists the nearest machines.
+    """
+    name = machine_name(device_kind)
+    if not name:
+        near = ", ".join(nearest_names(device_kind, MACHINES))
+        raise ValueError(
+            f"no figures for device kind {device_kind!r}; the nearest are of {near}:"
+            f" pass machine=, one of {sorted(MACHINES)}, or a partir_search.Machine"
+        )
+    machine, told = MACHINES[name], memory_of(device_kind)
+    if not told or told * GB >= machine.hbm_bytes:
+        return machine
+    other = f"{name}_{told}gb"
+    return MACHINES.get(other) or dataclasses.replace(machine, name=other, hbm_bytes=told * int(GB))

@@ -19,7 +19,10 @@ from jax.extend import core
 from jax.extend.core import Jaxpr, Literal, Var, jaxpr_as_fun
 
 from partir_search.frontends.protocol import Returned
+from partir_search.paths import leaf_path, parameter_names
 from partir_search.signature import abstract
+from partir_search.validation import whole_number
+from partir_search.wording import multiples, shown
 
 
 def microbatched(fun: Callable[..., Any], parts: int) -> Callable[..., Any]:
@@ -32,14 +35,17 @@ def microbatched(fun: Callable[..., Any], parts: int) -> Callable[..., Any]:
       ValueError: the batch does not split, the step has no backward pass, or something but a
         floating-point mean leaves it.
     """
-    if parts == 1:
+    if not callable(fun):
+        raise TypeError(f"microbatched takes a train step, not {shown(fun)}")
+    if whole_number("microbatched: parts", parts, 1) == 1:
         return fun
 
     @functools.wraps(fun)
     def accumulated(*args: Any, **kwargs: Any) -> Any:
         leaves, tree = jax.tree.flatten((args, kwargs))
         out = jax.eval_shape(fun, *args, **kwargs)
-        data = _data_leaves(args, kwargs, out, parts)
+        names = [*parameter_names(fun, len(args)), *sorted(kwargs)]
+        data = _data_leaves(args, kwargs, out, parts, names)
 
         def flat(*leaves: Any) -> Any:
             new_args, new_kwargs = jax.tree.unflatten(tree, leaves)
@@ -63,8 +69,8 @@ def _part(x: Any, parts: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((x.shape[0] // parts, *x.shape[1:]), x.dtype)
 
 
-def _data_leaves(args: Any, kwargs: Any, out: Any, parts: int) -> set[int]:
-    """Positions of the leaves that hold the batch."""
+def _data_leaves(args: Any, kwargs: Any, out: Any, parts: int, names: Sequence[str]) -> set[int]:
+    """Positions of the leaves that hold the batch; `names` are those of the arguments."""
 
     def signature(tree: Any) -> Any:
         leaves, structure = jax.tree.flatten(tree)
@@ -76,25 +82,42 @@ def _data_leaves(args: Any, kwargs: Any, out: Any, parts: int) -> set[int]:
     again = {signature(x) for x in (*changed, *(out if isinstance(out, tuple) else (out,)))}
     found: set[int] = set()
     at = 0
-    batch = None
-    for argument in (*args, *(kwargs[k] for k in sorted(kwargs))):
-        leaves = jax.tree.leaves(argument)
+    batch, first = None, ""
+    arguments = (*args, *(kwargs[k] for k in sorted(kwargs)))
+    for name, argument in zip(names, arguments, strict=True):
+        flat = jax.tree_util.tree_leaves_with_path(argument)
+        leaves = [x for _, x in flat]
         if signature(argument) not in again:
             for i, x in enumerate(map(abstract, leaves)):
                 key = x.shape == (2,) and x.dtype == jnp.uint32
                 if not x.shape or key or jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
                     continue
                 batch = x.shape[0] if batch is None else batch
-                if x.shape[0] != batch or batch % parts:
+                path = leaf_path(name, flat[i][0])
+                if x.shape[0] != batch:
                     raise ValueError(
-                        f"microbatches={parts}: the leading dim of data of shape {x.shape} must be"
-                        f" the batch's, {batch}, and divide by {parts}"
+                        f"microbatches={parts}: the leading dim of {path} of shape {x.shape} must"
+                        f" be the batch's, {batch} as of {first}: close over {path}, or give"
+                        " it such a dim"
+                    )
+                first = first or path
+                if batch % parts:
+                    raise ValueError(
+                        f"microbatches={parts}: {path} has shape {x.shape}: its leading dim, the"
+                        f" batch of {batch}, does not divide by {parts};"
+                        f" {multiples(batch, parts)} would divide, or use {_divisors(batch)}"
                     )
                 found.add(at + i)
         at += len(leaves)
     if not found:
         raise ValueError(f"microbatches={parts}: no argument but the train state has a batch")
     return found
+
+
+def _divisors(batch: int) -> str:
+    """Numbers of microbatches that a batch splits into."""
+    found = [n for n in range(2, min(batch, 64) + 1) if batch % n == 0][:6]
+    return f"microbatches of {', '.join(map(str, found))}" if found else "microbatches=1"
 
 
 def _run(closed: Any, leaves: Sequence[Any], data: set[int], parts: int) -> list[Any]:

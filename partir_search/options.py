@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Union
 
@@ -13,6 +12,7 @@ from partir_search.groups import Group
 from partir_search.ir.mesh import MeshShape
 from partir_search.machine import Machine
 from partir_search.mcts.goals import Goal
+from partir_search.option_checks import check_options
 from partir_search.plan import Plan
 from partir_search.plan_cache import PlanCache
 from partir_search.planner import Progress
@@ -50,38 +50,7 @@ class Options:
     trip_counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, known in (
-            ("pad", (True, False)),
-            ("remat", ("auto", True, False)),
-            ("rings", (True, False)),
-            ("skewed_state", (True, False)),
-            ("plan_on", ("every", "first")),
-            ("explicit_results", (None, True, False)),
-            ("on_overflow", ("raise", "warn")),
-        ):
-            given = getattr(self, name)
-            if given not in known:
-                raise ValueError(f"{name} is one of {known}, not {given!r}")
-        if isinstance(self.schedule, str | os.PathLike):
-            path = os.fspath(self.schedule)
-            raise TypeError(f"schedule is a path: pass partir_search.load_plan({path!r})")
-        if not isinstance(self.schedule, Sequence | Plan | SavedPlan | None):
-            raise TypeError(f"schedule is a list of tactics or a plan, not {self.schedule!r}")
-        for one in self.groups:
-            if not isinstance(one, Group):
-                raise TypeError(f"groups are made by partir_search.group(...), not {one!r}")
-        for glob, count in self.trip_counts.items():
-            whole = isinstance(count, int) and not isinstance(count, bool)
-            if not isinstance(glob, str) or not whole or count < 1:
-                raise ValueError(
-                    "trip_counts maps globs on loops to whole numbers of at least 1,"
-                    f" {{'*solver.py:41*': 12}}, not {glob!r} to {count!r}"
-                )
-        if self.episodes < 1:
-            raise ValueError(f"episodes must be at least 1, not {self.episodes}")
-        if not self.microbatches or min(self.microbatches) < 1:
-            given = self.microbatches
-            raise ValueError(f"microbatches are numbers of at least 1, not {given!r}")
+        check_options(self)
 
     @property
     def shape(self) -> MeshShape:

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Literal, Union
 
+from partir_search import validation
 from partir_search.experts.moves import (
     AlternateParallel,
     DataParallel,
@@ -56,6 +57,7 @@ class SpatialTemporal:
     form: Literal["result", "least", "paper"] = "result"
 
     def __post_init__(self) -> None:
+        _check_axes(self, "('data', 'model')", 2)
         if self.form not in FORMS:
             raise ValueError(f"form is one of {', '.join(FORMS)}, not {self.form!r}")
 
@@ -79,6 +81,9 @@ class CollectiveMatmul:
     """
 
     axes: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        _check_axes(self, "('model',)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,6 +109,13 @@ class ContextParallel:
     ring: bool = True
     zigzag: bool = False
 
+    def __post_init__(self) -> None:
+        if isinstance(self.axis, tuple | list):
+            raise TypeError(f"ContextParallel: axis is the name of one axis, not {self.axis!r}")
+        validation.text("ContextParallel: axis", self.axis, "'context'")
+        validation.flag("ContextParallel: ring", self.ring)
+        validation.flag("ContextParallel: zigzag", self.zigzag)
+
 
 @dataclasses.dataclass(frozen=True)
 class TensorParallel3D:
@@ -126,6 +138,10 @@ class TensorParallel3D:
     axes: tuple[str, str, str]
     hold: bool = True
 
+    def __post_init__(self) -> None:
+        _check_axes(self, "('i', 'j', 'l')", 3)
+        validation.flag("TensorParallel3D: hold", self.hold)
+
 
 @dataclasses.dataclass(frozen=True)
 class Summa:
@@ -144,6 +160,25 @@ class Summa:
 
     axes: tuple[str, str]
     hold: bool = True
+
+    def __post_init__(self) -> None:
+        _check_axes(self, "('data', 'model')", 2)
+        validation.flag("Summa: hold", self.hold)
+
+
+def _check_axes(
+    tactic: SpatialTemporal | CollectiveMatmul | TensorParallel3D | Summa,
+    example: str,
+    count: int = 0,
+) -> None:
+    """Errors for axes that are no tuple of names, `count` of them or at least one, all unlike."""
+    what = f"{type(tactic).__name__}: axes"
+    axes = validation.names(what, tactic.axes, example)
+    if len(axes) != count if count else not axes:
+        raise ValueError(f"{what} are {count or 'one or more'} axes, {example}, not {axes}")
+    if len(set(axes)) < len(axes):
+        raise ValueError(f"{what} are different axes, {example}, not {axes}")
+    object.__setattr__(tactic, "axes", axes)
 
 
 Parallelism = Union[SpatialTemporal, CollectiveMatmul, ContextParallel, TensorParallel3D, Summa]

@@ -57,6 +57,16 @@ def parameter_names(fun: Callable[..., Any], positional: int) -> list[str]:
     return names[:positional]
 
 
+def as_path(name: str, known: Iterable[str]) -> str:
+    """A value's name as a path, `batch/x` of `batch.x`, where its first part is an argument's.
+
+    Args:
+      known: paths of arguments.
+    """
+    first = {path.partition("/")[0] for path in known}
+    return name.replace(".", "/") if name.partition(".")[0] in first else name
+
+
 def nearest(wanted: str, known: Iterable[str], limit: int = 8) -> str:
     """A few known paths for an error message, those that share most with `wanted` first."""
     parts = {p for p in re.split(r"[/*]+", wanted) if p}

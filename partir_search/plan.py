@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import json
 import math
+import os
 import pathlib
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
@@ -16,13 +17,14 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 from rich.console import Console
 
-from partir_search import report
+from partir_search import report, validation
 from partir_search.checking import Check
 from partir_search.communication import Collective, collectives_of
 from partir_search.comparison import Comparison
 from partir_search.cost.bounds import products_bytes
 from partir_search.cost.simulator import Cost, OpCost
 from partir_search.cost.timeline import Timeline, timeline
+from partir_search.files import make_folder, write_text
 from partir_search.ir.core import Module, Value
 from partir_search.ir.partition import Partition
 from partir_search.ir.printer import print_partition
@@ -33,6 +35,8 @@ from partir_search.lowering.program import LocalProgram
 from partir_search.lowering.reshard import COLLECTIVES
 from partir_search.machine import Machine
 from partir_search.page import report_page
+from partir_search.paths import nearest
+from partir_search.pickling import SavedInstead
 from partir_search.planned import Planned, SearchReport
 from partir_search.pressure import Remedy, remedies
 from partir_search.propagation.actions import Action
@@ -42,9 +46,10 @@ from partir_search.saved import FORMAT, SavedPlan, arguments_of, fingerprint
 from partir_search.search_record import save_search
 from partir_search.targets import Target
 from partir_search.verification import Verification, verify
+from partir_search.wording import shown
 
 
-class Plan(Layouts):
+class Plan(Layouts, SavedInstead):
     """What `auto_partition(...).plan(...)` returns.
 
     Attributes:
@@ -106,6 +111,11 @@ class Plan(Layouts):
         """The program as tile and sum loops; with `scope`, only ops traced under that name."""
         if scope is None:
             return print_partition(self.partition)
+        validation.text("ir: scope", scope, "the name of a jax.named_scope")
+        scopes = {op.scope for op in self.module.ops}
+        if not any(scope in s for s in scopes):
+            near = nearest(scope, scopes - {""}, limit=4) or "none"
+            raise ValueError(f"ir: no op was traced under {scope!r}; scopes near it are: {near}")
         return print_partition(self.partition, lambda op: scope in op.scope)
 
     @property
@@ -184,6 +194,11 @@ class Plan(Layouts):
 
     def report(self, console: Console | None = None) -> None:
         """Prints tables of arguments, strategies, collectives and memory in the terminal."""
+        if console is not None and not isinstance(console, Console):
+            raise TypeError(
+                f"report prints to a rich.console.Console, not to {shown(console)}; a page is"
+                " written by save_report(path)"
+            )
         (console or Console()).print(report.plan_tables(self))
 
     @functools.cached_property
@@ -191,9 +206,10 @@ class Plan(Layouts):
         """The simulated step: compute, collectives per axis, live memory."""
         return timeline(self._planned.model, self.program)
 
-    def save_report(self, path: str | pathlib.Path) -> None:
+    def save_report(self, path: str | os.PathLike[str]) -> None:
         """Writes the report with pictures as one HTML page, which needs nothing else."""
-        pathlib.Path(path).write_text(report_page(self, self.timeline))
+        make_folder(pathlib.Path(validation.path("path", path)).parent, "path")
+        write_text(path, report_page(self, self.timeline))
 
     def conflicts(self) -> list[str]:
         """Ops at which several factors were asked for, with what asks for them."""
@@ -201,6 +217,11 @@ class Plan(Layouts):
 
     def why_whole(self, value: Value) -> str:
         """Why no axis tiles a value."""
+        if not isinstance(value, Value):
+            raise TypeError(
+                f"why_whole takes a value of plan.arguments(), not {shown(value)}; explain(path)"
+                " takes an argument's path"
+            )
         return why_whole(self._planned, value)
 
     def opaque(self) -> Mapping[str, tuple[int, str]]:
@@ -312,21 +333,29 @@ class Plan(Layouts):
             "versions": {"partir_search": version("partir_search"), "jax": jax.__version__},
         }
 
-    def save(self, path: str | pathlib.Path) -> None:
-        """Writes the plan as readable JSON."""
-        pathlib.Path(path).write_text(json.dumps(self.to_json(), indent=1) + "\n")
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the plan as readable JSON; `load_plan` reads it."""
+        write_text(path, json.dumps(self.to_json(), indent=1) + "\n")
 
-    def save_search(self, folder: str | pathlib.Path) -> None:
+    def save_search(self, folder: str | os.PathLike[str]) -> None:
         """Writes each automatic tactic's search: `search.json`, and `search.svg` to look at."""
+        where = make_folder(folder)
         for i, search in enumerate(self.searches):
-            save_search(search, pathlib.Path(folder) / (f"search_{i}" if i else ""))
+            save_search(search, where / (f"search_{i}" if i else ""))
+
+    def __copy__(self) -> Plan:
+        return self._with(self._planned)
 
     def __repr__(self) -> str:
         return f"Plan({self.module.name}, mesh<{self.mesh_shape}>, {self.cost})"
 
 
 def saved_plan(plan: Plan) -> SavedPlan:
-    """What a plan would be after saving and loading."""
+    """What a plan would be after saving and loading; one that was loaded as it is."""
+    if isinstance(plan, SavedPlan):
+        return plan
+    if not isinstance(plan, Plan):
+        raise TypeError(f"plan is a Plan or what load_plan reads, not {shown(plan)}")
     return SavedPlan(
         plan.module.name,
         plan.fingerprint,

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 
+from partir_search.files import make_folder
 from partir_search.ir.core import Module
 from partir_search.ir.mesh import MeshShape
 from partir_search.plan import Plan
@@ -28,7 +29,12 @@ class PlanCache:
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self.folder = pathlib.Path(folder).expanduser()
+        """The cache of a folder, which is made.
+
+        Raises:
+          OSError: it cannot be.
+        """
+        self.folder = make_folder(folder, "cache")
 
     def path(self, module: Module, mesh: MeshShape, options: Sequence[Any]) -> pathlib.Path:
         """Where the plan of a program is, or would be.
@@ -49,13 +55,23 @@ class PlanCache:
             return None
         try:
             return load_plan(path)
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             warnings.warn(f"{error}; planned again", stacklevel=2)
             return None
 
     def store(self, path: pathlib.Path, plan: Plan) -> None:
-        """Writes a plan whole or not at all: several processes may do so at once."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            file.write(json.dumps(plan.to_json(), indent=1) + "\n")
-        os.replace(file.name, path)
+        """Writes a plan whole or not at all: several processes may do so at once.
+
+        Where it cannot be written it warns: the plan is there and the step runs.
+        """
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+                file.write(json.dumps(plan.to_json(), indent=1) + "\n")
+            os.replace(file.name, path)
+        except OSError as error:
+            warnings.warn(
+                f"cache: the plan cannot be stored at {path}: {error.strerror}; the next start will"
+                " search again",
+                stacklevel=2,
+            )

@@ -17,6 +17,7 @@ from partir_search.experts.moves import ContextParallel
 from partir_search.experts.plans import expert_plans
 from partir_search.experts.roles import Roles, find_roles
 from partir_search.experts.strategist import Strategist
+from partir_search.interruption import search_noted
 from partir_search.ir.core import Module
 from partir_search.ir.fold import Folded, fold
 from partir_search.ir.mesh import MeshShape
@@ -28,7 +29,7 @@ from partir_search.machine import Machine
 from partir_search.mcts.env import PlanningGame
 from partir_search.mcts.game import Move, Record, Score, play, rewind
 from partir_search.mcts.goals import Fastest, Fit, Goal, scorer
-from partir_search.mcts.search import Result, search
+from partir_search.mcts.search import Result
 from partir_search.parallelism import PARALLELISM, parallel_actions
 from partir_search.planned import Planned, SearchReport
 from partir_search.playing import apply_action, play_what_holds, value_named
@@ -47,7 +48,8 @@ from partir_search.propagation.propagate import State
 from partir_search.propagation.rules.control_flow import outer_inner
 from partir_search.propagation.rules.registry import RuleTable, rule_key
 from partir_search.propagation.spread import Spreads
-from partir_search.tactics import AutomaticPartition, Tactic, check_schedule, manual_actions, named
+from partir_search.schedule_checks import check_schedule
+from partir_search.tactics import AutomaticPartition, Tactic, manual_actions, named
 from partir_search.unfold import expand, folded_moves, play_folded
 
 DEFAULT_EPISODES = 1000
@@ -248,7 +250,7 @@ class Planner:
             experts = [(name, self._folded(game, moves)[1]) for name, moves in known]
         starts = [*(moves for _, moves in known), folded_moves(hints, folded, self.module, game)]
         with self._timed("search"):
-            result = search(game, episodes=episodes, seed=seed, starts=starts, progress=progress)
+            result = search_noted(game, episodes, seed, starts, progress)
         game.let_go()
         with self._timed("finalists"):
             best, path = self._finalist(game, folded, before, result, starts)

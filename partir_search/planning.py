@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from partir_search.agreement import plan_first, spans_processes
+from partir_search.batch_checks import warn_uneven
 from partir_search.constraints.ends import untied
 from partir_search.constraints.shardings import fixed_actions, fixed_mesh, warn_of_constraints
 from partir_search.cost.simulator import Cost
@@ -111,6 +112,7 @@ class Maker:
             if fits:
                 break
         assert best is not None
+        warn_uneven(best[0], self._options)
         return best
 
     def known_plans(

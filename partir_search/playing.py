@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from partir_search.ir.core import Module, Value
 from partir_search.ir.modes import Modes
 from partir_search.ir.rule import KEPT, NONE
-from partir_search.paths import nearest
+from partir_search.paths import as_path, nearest
 from partir_search.propagation.actions import (
     Action,
     Bar,
@@ -200,8 +200,8 @@ def value_named(module: Module, name: str) -> Value:
     names = module.value_names()
     found = names.get(name) or names.get(name.replace("/", "."))
     if found is None:
+        path = as_path(name, module.arg_paths)
         raise IllegalAction(
-            f"the program has no value {name!r}; near it are:"
-            f" {nearest(name, (v.name for v in module.body.args))}"
+            f"the program has no value {path!r}; near it are: {nearest(path, module.arg_paths)}"
         )
     return found

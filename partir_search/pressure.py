@@ -22,6 +22,7 @@ from partir_search.mcts.goals import Goal, Spare
 from partir_search.planned import Planned
 from partir_search.planner import Planner
 from partir_search.propagation.actions import Action, renamed
+from partir_search.wording import amount, duration
 
 PROBES = 5  # numbers of segments at which a plan is costed; peaks fall nearly on a line
 HEADROOM = 0.05  # of the limit: XLA:TPU loses 1 to 5 % of the memory between buffers, and to code
@@ -48,8 +49,8 @@ class Remedy:
     seconds: float = 0.0
 
     def __str__(self) -> str:
-        cost = f", {self.seconds * 1e3:.1f} ms a step" if self.seconds else ""
-        return f"{self.what}: {self.peak_bytes / 1e9:.2f} GB{cost}"
+        cost = f", {duration(self.seconds)} a step" if self.seconds else ""
+        return f"{self.what}: {amount(self.peak_bytes)}{cost}"
 
 
 def relieve(
@@ -234,9 +235,9 @@ def _tightest(module: Module, mesh: MeshShape, machine: Machine) -> Cost:
 def refusal(limit: float, cost: Cost, ways: Sequence[Remedy]) -> str:
     """The message of `DoesNotFit`."""
     lines = [
-        f"the step does not fit: the tightest plan found needs {cost.peak_bytes / 1e9:.2f} GB on a"
-        f" device ({cost.argument_bytes / 1e9:.2f} GB of it arguments), the limit is"
-        f" {limit / 1e9:.2f} GB"
+        f"the step does not fit: the tightest plan found needs {amount(cost.peak_bytes, 4)} on"
+        f" a device ({amount(cost.argument_bytes, 4)} of it arguments), the limit is"
+        f" {amount(limit, 4)}"
     ]
     lines += [f"  {i}. {way}" for i, way in enumerate(ways, 1)]
     if not ways:

@@ -12,10 +12,13 @@ from partir_search.paths import matches, nearest
 from partir_search.planned import Planned, varied
 from partir_search.propagation.actions import Action, tilings
 from partir_search.propagation.conflicts import Conflict, find_conflicts
+from partir_search.validation import text
+from partir_search.wording import shown
 
 
 def explain(planned: Planned, path: str) -> str:
     """Which action and which op brought every axis to the arguments that `path` names."""
+    text("explain: path", path, "an argument's path such as 'state/params/w'")
     module = planned.graph.module
     named = zip(module.arg_paths, module.body.args, strict=True)
     found = [(p, v) for p, v in named if matches(path, p)]
@@ -90,6 +93,14 @@ def with_sharding(
     contradict them.
     """
     graph, mesh = planned.graph, planned.sketch.partition.mesh
+    text("what_if: path", path, "an argument's path such as 'state/params/w'")
+    if not isinstance(spec, PartitionSpec | NamedSharding):
+        entry = f"; write jax.P({spec!r})" if isinstance(spec, str) else ""
+        entry = f"; write jax.P{spec!r}" if isinstance(spec, tuple) else entry
+        raise TypeError(
+            f"what_if: spec is a PartitionSpec or NamedSharding for {path!r}, not {shown(spec)}"
+            f"{entry}"
+        )
     spec = spec.spec if isinstance(spec, NamedSharding) else spec
     named = zip(graph.module.arg_paths, graph.module.body.args, strict=True)
     found = [(p, v) for p, v in named if matches(path, p)]

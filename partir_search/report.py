@@ -15,6 +15,7 @@ from rich.table import Table
 
 from partir_search.ir.trips import Trips, data_loops
 from partir_search.mcts.game import Record
+from partir_search.wording import amount
 
 if TYPE_CHECKING:
     from partir_search.plan import Plan
@@ -72,9 +73,9 @@ def figures_table(plan: Plan) -> Table:
     table.add_column("simulated", justify="right")
     table.add_row("milliseconds", f"{c.seconds * 1e3:.3f}")
     table.add_row("of them exposed collectives", f"{c.collective_seconds * 1e3:.3f}")
-    limit = f" of {plan.memory_limit / 1e9:.1f}" if math.isfinite(plan.memory_limit) else ""
-    table.add_row("peak GB", f"{c.peak_bytes / 1e9:.3f}{limit}")
-    table.add_row("GB of arguments", f"{c.argument_bytes / 1e9:.3f}")
+    limit = f" of {amount(plan.memory_limit)}" if math.isfinite(plan.memory_limit) else ""
+    table.add_row("peak memory", f"{amount(c.peak_bytes)}{limit}")
+    table.add_row("arguments", amount(c.argument_bytes))
     table.add_row("TFLOP", f"{c.flops / 1e12:.3f}")
     if plan.remat:
         table.add_row("stretches computed again", str(len(plan.remat)))
@@ -216,12 +217,12 @@ def experts_table(plan: Plan) -> Table:
     table = Table(title=f"strategies, simulated on {plan.machine.name}", title_justify="left")
     table.add_column("strategy")
     table.add_column("ms", justify="right")
-    table.add_column("peak GB", justify="right")
+    table.add_column("peak", justify="right")
     for report in plan.searches:
         ranked = sorted(report.experts, key=lambda e: e[1].seconds)
         for name, cost in ranked[:6]:
-            table.add_row(name, f"{cost.seconds * 1e3:.3f}", f"{cost.peak_bytes / 1e9:.3f}")
+            table.add_row(name, f"{cost.seconds * 1e3:.3f}", amount(cost.peak_bytes))
         name = "chosen (proven best)" if report.proven else "chosen"
         c = report.cost
-        table.add_row(f"[bold]{name}", f"{c.seconds * 1e3:.3f}", f"{c.peak_bytes / 1e9:.3f}")
+        table.add_row(f"[bold]{name}", f"{c.seconds * 1e3:.3f}", amount(c.peak_bytes))
     return table

@@ -5,15 +5,22 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import pathlib
+import os
+import warnings
 from collections.abc import Mapping
 from typing import Any, Literal
 
+import jax
+
+from partir_search.files import read_text
 from partir_search.ir.core import Module
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.remat import Range
+from partir_search.paths import as_path
 from partir_search.propagation.actions import Action, action_from_json, tilings
 from partir_search.propagation.padding import Pad
+from partir_search.validation import choice
+from partir_search.wording import did_you_mean, shown
 
 FORMAT = 2
 SHOWN = 12  # differences that a message lists
@@ -53,7 +60,7 @@ def fingerprint(module: Module) -> str:
 
 
 def load_plan(
-    path: str | pathlib.Path, *, on_change: Literal["raise", "apply"] = "raise"
+    path: str | os.PathLike[str], *, on_change: Literal["raise", "apply"] = "raise"
 ) -> SavedPlan:
     """Reads a plan that `Plan.save` wrote; pass it as `schedule=` to `auto_partition`.
 
@@ -63,19 +70,81 @@ def load_plan(
       on_change: what to do if the function or the shapes of its arguments are others than those
         that the plan was made for: raise a ValueError that says what differs, or apply what still
         holds and warn with the same text.
+
+    Raises:
+      OSError: there is no such file, or it cannot be read.
+      ValueError: it holds no plan, or one of another version's format.
+
+    A plan that another version of jax made is read with a warning.
     """
-    if on_change not in ("raise", "apply"):
-        raise ValueError(f"on_change is 'raise' or 'apply', not {on_change!r}")
+    choice("on_change", on_change, ("raise", "apply"))
+    text = read_text(path, "plan")
     try:
-        return from_json(json.loads(pathlib.Path(path).read_text()), on_change)
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is not a plan that can be read: {error}") from error
+        data = json.loads(text)
+        _check_kind(data)
+        plan = from_json(data, on_change)
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f"{path} is not a plan that can be read: it is no JSON, or was cut off ({error}); write"
+            " plans with plan.save(path)"
+        ) from error
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        what = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise ValueError(f"{path} is not a plan that can be read: {what}") from error
+    _warn_version(path, data)
+    return plan
+
+
+def _check_kind(data: Any) -> None:
+    """A ValueError for JSON that is something else, or of another format."""
+    if not isinstance(data, dict):
+        raise ValueError(f"it holds {shown(data)}; write plans with plan.save(path)")
+    if "hbm_bytes" in data:
+        raise ValueError("it holds a machine: pass its path as machine=")
+    if "format" not in data:
+        has = ", ".join(list(data)[:5]) or "nothing"
+        raise ValueError(f"it has no 'format' (it has {has}); write plans with plan.save(path)")
+    if data["format"] != FORMAT:
+        raise ValueError(
+            f"format {data['format']!r}, this version of partir_search reads {FORMAT}; plan again"
+            " and save that, or install the version that wrote it"
+            f" ({_versions(data).get('partir_search', 'not said')})"
+        )
+    for key, kind, words in (
+        ("mesh", dict, "axes and their sizes"),
+        ("actions", list, "a list of actions"),
+        ("arguments", dict, "arguments by path"),
+        ("microbatches", int, "a whole number"),
+        ("padding", list, "a list of padded dims"),
+        ("remat", list, "a list of pairs"),
+        ("parts", dict, "axes and the sizes of their parts"),
+    ):
+        if key in data and not isinstance(data[key], kind):
+            raise ValueError(f"its {key!r} are {words}, not {shown(data[key])}")
+    if data.get("mesh") == {}:
+        raise ValueError("its mesh has no axes")
+    for pair in data.get("remat", ()):
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise ValueError(f"its 'remat' are pairs of positions, not {shown(pair)}")
+
+
+def _versions(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    given = data.get("versions")
+    return given if isinstance(given, Mapping) else {}
+
+
+def _warn_version(path: Any, data: Mapping[str, Any]) -> None:
+    made = _versions(data).get("jax")
+    if made and made != jax.__version__:
+        warnings.warn(
+            f"{path} was made with jax {made}, this is {jax.__version__}: its decisions are applied"
+            " as they are, its figures are of that version; save the plan again once it is checked",
+            stacklevel=3,
+        )
 
 
 def from_json(data: Mapping[str, Any], on_change: Literal["raise", "apply"] = "raise") -> SavedPlan:
     """Inverse of `Plan.to_json`; KeyError, TypeError or ValueError for anything else."""
-    if data["format"] != FORMAT:
-        raise ValueError(f"format {data['format']}, this version reads {FORMAT}")
     mesh: Mapping[str, int] = data["mesh"]
     return SavedPlan(
         data["function"],
@@ -98,10 +167,11 @@ def check_mesh(saved: SavedPlan, mesh: MeshShape) -> None:
     """A ValueError if a plan's mesh has other axes than this one."""
     theirs, ours = saved.mesh.user.names, mesh.user.names
     if theirs != ours:
+        near = [did_you_mean(axis, theirs) for axis in ours if axis not in theirs]
         raise ValueError(
             f"the saved plan is for mesh<{saved.mesh.user}> with axes {list(theirs)}, this is"
             f" mesh<{mesh.user}> with {list(ours)}; plan again with schedule=None, or name the axes"
-            " alike"
+            f" alike{next(filter(None, near), '')}"
         )
 
 
@@ -120,7 +190,8 @@ def changes(saved: SavedPlan, module: Module) -> str:
     names = module.value_names()
     gone = [n for a in tilings(saved.actions) for n in a.values if n not in names]
     if gone:
-        lines.append(f"it names {gone[:3]}, which this program does not have")
+        paths = [as_path(n, now) for n in gone[:3]]
+        lines.append(f"it names {paths}, which this program does not have")
     if not lines:
         lines.append("its arguments are the same, its ops are not")
     shown = lines[:SHOWN] + [f"and {len(lines) - SHOWN} more"] * (len(lines) > SHOWN)

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from partir_search.argument_checks import NotAnArray, check_statics, not_numeric, numeric
 from partir_search.frontends.protocol import Returned
 from partir_search.ir.core import Module
 from partir_search.ir.from_jaxpr import read_module
@@ -25,8 +26,10 @@ def abstract(x: Any) -> Any:
         dtype = jax.dtypes.canonicalize_dtype(np.dtype(type(x)))
         return jax.ShapeDtypeStruct((), dtype, weak_type=not isinstance(x, bool))
     if not hasattr(x, "shape") or not hasattr(x, "dtype"):
-        x = np.asarray(x)
+        x = numeric(x)
     dtype = x.dtype
+    if not_numeric(dtype):
+        raise NotAnArray(x)
     if isinstance(dtype, np.dtype):
         dtype = jax.dtypes.canonicalize_dtype(dtype)
     weak = bool(getattr(x, "weak_type", False))
@@ -75,7 +78,12 @@ class Call:
 
     def key(self) -> Hashable:
         leaves, tree = self.flat
-        return tree, tuple(map(leaf_key, leaves)), self.statics
+        if self.statics:
+            check_statics(self.statics)
+        try:
+            return tree, tuple(map(leaf_key, leaves)), self.statics
+        except NotAnArray as error:
+            raise error.at(self.paths(), leaves) from None
 
     def plan_key(self) -> Hashable:
         """The key without weakness of types, on which a plan does not depend."""
@@ -213,7 +221,10 @@ def _trace(jitted: Any, call: Call, args: Sequence[Any], kwargs: dict[str, Any])
     leaves, in_tree = jax.tree.flatten((call.args, call.kwargs))
     # Python scalars are passed on as they are: jit may hold them static.
     scalar = (bool, int, float, complex)
-    shapes = {id(x): x if isinstance(x, scalar) else abstract(x) for x in leaves}
+    try:
+        shapes = {id(x): x if isinstance(x, scalar) else abstract(x) for x in leaves}
+    except NotAnArray as error:
+        raise error.at(call.paths(), leaves) from None
     dynamic = {id(a) for a in (*call.args, *call.kwargs.values())}
 
     def lift(x: Any) -> Any:

@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import inspect
+import numbers
 from collections.abc import Callable, Mapping, Sequence
-from typing import Union
+from typing import Any, Union
 
+from jax.sharding import NamedSharding, PartitionSpec
+
+from partir_search import validation
 from partir_search.experts.strategist import Strategist
 from partir_search.ir.core import Module, Value
-from partir_search.ir.mesh import DIAGONAL, MeshShape
+from partir_search.ir.mesh import DIAGONAL
 from partir_search.ir.rule import NONE
 from partir_search.parallelism import (
     PARALLELISM,
-    ContextParallel,
     Parallelism,
     SpatialTemporal,
 )
@@ -25,6 +29,7 @@ from partir_search.playing import apply_action, decided
 from partir_search.propagation.actions import Action, IllegalAction, Replicate, Tile
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.propagate import State
+from partir_search.wording import shown
 
 
 class Special(enum.Enum):
@@ -58,6 +63,24 @@ class ManualPartition:
     dims: Mapping[str, DimOrFn]
     axis: str
 
+    def __post_init__(self) -> None:
+        if isinstance(self.axis, tuple | list):
+            raise TypeError(
+                f"ManualPartition: axis is the name of one axis, not {self.axis!r}; write a tactic"
+                " for each axis, one after the other (AutomaticPartition takes several as axes=)"
+            )
+        validation.text("ManualPartition: axis", self.axis, "'batch'")
+        if not isinstance(self.dims, Mapping):
+            raise TypeError(
+                "ManualPartition: dims maps argument paths to dims, {'batch/x': 0}, not"
+                f" {shown(self.dims)}"
+            )
+        for glob, dim in self.dims.items():
+            validation.text("ManualPartition: an argument's path in dims", glob, "'batch/x'")
+            check_kind(f"ManualPartition: dims[{glob!r}]", dim)
+            if callable(dim):
+                _check_signature(f"ManualPartition: dims[{glob!r}]", dim)
+
 
 @dataclasses.dataclass(frozen=True)
 class AutomaticPartition:
@@ -72,31 +95,51 @@ class AutomaticPartition:
     episodes: int | None = None
     leave: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        if self.axes is not None:
+            axes = validation.names("AutomaticPartition: axes", self.axes, "('batch',)")
+            object.__setattr__(self, "axes", axes)
+        if self.episodes is not None:
+            validation.whole_number("AutomaticPartition: episodes", self.episodes, 1)
+        leave = validation.names("AutomaticPartition: leave", self.leave, "('state/**',)")
+        object.__setattr__(self, "leave", leave)
+
 
 Tactic = Union[ManualPartition, AutomaticPartition, Parallelism]
+TACTICS = (ManualPartition, AutomaticPartition, *PARALLELISM)
 
 
-def check_schedule(schedule: Sequence[Tactic], module: Module, mesh: MeshShape) -> None:
-    """Everything that can be wrong with a schedule before any search runs."""
-    for tactic in schedule:
-        if isinstance(tactic, ContextParallel):
-            mesh.axes(tactic.axis)
-            continue
-        if isinstance(tactic, (AutomaticPartition, *PARALLELISM)):
-            for axis in tactic.axes or ():
-                mesh.axes(axis)
-            if isinstance(tactic, AutomaticPartition):
-                for glob in tactic.leave:
-                    named(module, glob)
-            continue
-        if not isinstance(tactic, ManualPartition):
-            kinds = [t.__name__ for t in (ManualPartition, AutomaticPartition, *PARALLELISM)]
-            raise TypeError(f"a schedule holds {', '.join(kinds)}, not {tactic!r}")
-        mesh.axes(tactic.axis)
-        for glob, dim in tactic.dims.items():
-            for path, value in named(module, glob):
-                wanted = dim(path, value.type.shape) if callable(dim) else dim
-                check_dim(path, value, wanted, tactic.axis, mesh)
+def check_kind(what: str, dim: Any) -> None:
+    """A TypeError if something is neither a dim nor a function that gives one.
+
+    Args:
+      what: names it in the message.
+    """
+    if dim is None or isinstance(dim, Special) or (callable(dim) and not isinstance(dim, type)):
+        return
+    if isinstance(dim, numbers.Integral) and not isinstance(dim, bool):
+        return
+    remedy = "write the number of a dim, FIRST_DIVISIBLE_DIM, REPLICATED, None or a function"
+    if isinstance(dim, PartitionSpec | NamedSharding):
+        remedy = "write the number of the dim here; PartitionSpecs go to in_shardings"
+    elif isinstance(dim, str):
+        remedy = f"write {dim}" if dim.lstrip("-").isdecimal() else remedy
+    elif isinstance(dim, tuple | list):
+        remedy = "write one dim; a second one takes another tactic on another axis"
+    raise TypeError(f"{what}: a dim is an int, not {shown(dim)}; {remedy}")
+
+
+def _check_signature(what: str, dim: Callable[..., Any]) -> None:
+    """A TypeError if a function of dims cannot be called with a path and a shape."""
+    try:
+        inspect.signature(dim).bind("path", ())
+    except ValueError:  # builtins without a signature
+        return
+    except TypeError as error:
+        raise TypeError(
+            f"{what}: the function is called with an argument's path and shape, (path, shape):"
+            f" {error}"
+        ) from None
 
 
 def named(module: Module, glob: str) -> list[tuple[str, Value]]:
@@ -108,31 +151,6 @@ def named(module: Module, glob: str) -> list[tuple[str, Value]]:
             f"{glob!r} matches no argument; near it are: {nearest(glob, module.arg_paths)}"
         )
     return found
-
-
-def check_dim(path: str, value: Value, dim: Dim, axis: str, mesh: MeshShape) -> None:
-    """A ValueError that names path, shape and remedy if `dim` cannot be tiled on `axis`."""
-    shape = value.type.shape
-    if dim is None or isinstance(dim, Special):
-        return
-    if not isinstance(dim, int) or not -len(shape) <= dim < len(shape):
-        raise ValueError(
-            f"{path} has shape {shape}: there is no dim {dim} to tile on axis {axis!r};"
-            f" use 0 to {len(shape) - 1}"
-            if shape
-            else f"{path} is a scalar and cannot be tiled"
-        )
-    size, n = mesh.size(mesh.axes(axis)), shape[dim]
-    if 0 not in shape and n % size:
-        hint = (
-            f"it is smaller than the axis; use at least {size}"
-            if n < size
-            else f"{n - n % size} or {n + size - n % size} would divide"
-        )
-        raise ValueError(
-            f"{path} has shape {shape}: dim {dim} of size {n} does not divide by axis {axis!r} of"
-            f" size {size}; {hint}, or tile another dim"
-        )
 
 
 def diagonals(schedule: Sequence[Tactic]) -> list[str]:
@@ -175,7 +193,7 @@ def manual_actions(
                     continue
             if dim is None or isinstance(dim, Special):
                 continue
-            dim %= len(value.type.shape)
+            dim = int(dim) % len(value.type.shape)
             if all(state.tiles[a][cls] == dim for a in axes):
                 continue
             if now not in (NONE, dim):

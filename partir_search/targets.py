@@ -18,6 +18,7 @@ from jax.sharding import AxisType, Mesh
 
 from partir_search.ir.mesh import MeshShape
 from partir_search.machine import MACHINES, Machine
+from partir_search.wording import did_you_mean, shown
 
 # Without these libtpu asks the cloud's metadata server who it is, and refuses a second process.
 _LIBTPU = {
@@ -76,6 +77,10 @@ class Target:
     @classmethod
     def parse(cls, text: str) -> Target:
         """``tpu_v5e:4x4`` to a target; a ValueError lists the machines."""
+        if not isinstance(text, str):
+            raise TypeError(
+                f"a target is a machine and its topology, 'tpu_v5e:4x4', not {shown(text)}"
+            )
         name, _, topology = text.partition(":")
         if name in TPUS and topology:
             return cls(name, MACHINES[name], topology)
@@ -85,6 +90,7 @@ class Target:
             f"unknown target {text!r}: write a machine and its topology, as tpu_v5e:4x4, or a"
             f" number of GPUs (up to {GPUS_PER_HOST}, or hosts of as many), as gpu_h100:8; machines"
             f" with a compiler are {', '.join((*TPUS, *GPUS))}"
+            + ("" if name in (*TPUS, *GPUS) else did_you_mean(name, (*TPUS, *GPUS)))
         )
 
     @property
@@ -94,12 +100,12 @@ class Target:
 
     def devices(self) -> list[Any]:
         """Descriptions of the slice's devices, which programs can be compiled for."""
-        package = "jax-cuda13-plugin" if self.name in GPUS else "libtpu"
+        package = "jax-cuda13-plugin jax-cuda13-pjrt" if self.name in GPUS else "libtpu"
         try:
             return list(self._topology().devices)
         except Exception as error:
             raise RuntimeError(
-                f"cannot compile for {self}: {error}; the compilers are in the package {package}"
+                f"cannot compile for {self}: {error}; the compilers come with"
                 f" (pip install {package}), and a topology must be one that is sold, e.g. v5e:4x4;"
                 " set JAX_PLATFORMS=cpu on a machine without the hardware"
             ) from error

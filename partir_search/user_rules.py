@@ -15,6 +15,8 @@ from jax.interpreters import ad, batching, mlir
 from partir_search.ir.core import Op, TensorType
 from partir_search.ir.rule import NONE, OpRule
 from partir_search.propagation.rules.registry import register
+from partir_search.validation import number
+from partir_search.wording import shown
 
 _NAME = re.compile(r"[A-Za-z]\w*")
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -32,6 +34,8 @@ class Equation:
     @classmethod
     def parse(cls, of: str, text: str) -> Equation:
         """Raises ValueError where `text` is no equation; `of` names what it is for."""
+        if not isinstance(text, str):
+            raise TypeError(f"the rule of {of!r} is a string, 'a b, b c -> a c', not {shown(text)}")
         if text.count("->") != 1:
             raise ValueError(f"write the rule of {of!r} as 'a b, b c -> a c', not {text!r}")
         left, right = (
@@ -99,7 +103,13 @@ def register_rule(primitive: object, equation: str, *, flops_per_point: float = 
     Raises:
       ValueError: the equation cannot be read, or the primitive has a rule already.
     """
-    name = str(getattr(primitive, "name", primitive))
+    name = primitive if isinstance(primitive, str) else getattr(primitive, "name", None)
+    if not isinstance(name, str) or not name:
+        raise TypeError(
+            f"register_rule takes a jax primitive or its name, not {shown(primitive)}; a function"
+            " is given a rule by @with_rule('a b, b c -> a c')"
+        )
+    number(f"register_rule: flops_per_point of {name!r}", flops_per_point)
     parsed = Equation.parse(name, equation)
     register(name)(lambda op: parsed.rule(op, flops_per_point))
 
@@ -123,6 +133,14 @@ def with_rule(equation: str, *, flops_per_point: float = 1.0) -> Callable[[_F], 
     Raises:
       ValueError: the equation cannot be read, or does not fit the arrays of a call.
     """
+    if callable(equation):
+        raise TypeError(
+            "with_rule takes a rule and returns a decorator: write @with_rule('a b, b c -> a c')"
+            f" above {getattr(equation, '__name__', 'the function')}, not @with_rule"
+        )
+    number("with_rule: flops_per_point", flops_per_point)
+    if not isinstance(equation, str):
+        Equation.parse("a function", equation)
 
     def decorate(fun: _F) -> _F:
         parsed = Equation.parse(getattr(fun, "__name__", "function"), equation)

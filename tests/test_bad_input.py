@@ -122,7 +122,7 @@ def test_not_a_mesh() -> None:
 
 
 def test_unknown_machine(mesh: jax.sharding.Mesh) -> None:
-    with pytest.raises(ValueError, match="unknown machine 'tpu_v99'; known are a100, cpu"):
+    with pytest.raises(ValueError, match="unknown machine 'tpu_v99'; known are a100, a100_40gb"):
         ps.auto_partition(mesh, machine="tpu_v99")
 
 

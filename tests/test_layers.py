@@ -10,6 +10,7 @@ PACKAGE = ROOT / "partir_search"
 
 # Lowest first. A file may import from its own floor's folder and from lower floors.
 FLOORS: tuple[tuple[str, ...], ...] = (
+    ("wording", "validation", "files", "device_kinds"),
     ("ir", "machine", "paths", "targets", "frontends", "plainly"),
     ("propagation",),
     ("lowering",),
@@ -33,13 +34,17 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         *("communication", "comparison", "questions", "options", "page"),
         *("agreement", "checking", "following", "groups", "layouts", "leaving", "plan_cache"),
         *("arguments", "callables", "executables", "forms", "inside"),
+        *("argument_checks", "batch_checks", "option_checks", "schedule_checks"),
+        *("interruption", "pickling"),
     ),
     ("api",),
     ("known",),
     ("cli",),
     ("__init__",),
 )
-SIDEWAYS = {  # within the fourth and fifth floor, who may import whom
+SIDEWAYS = {  # within the fifth and sixth floor, who may import whom
+    "validation": {"wording"},
+    "files": {"validation"},
     "cost": set(),
     "experts": set(),
     "mcts": {"cost", "experts"},
@@ -47,14 +52,24 @@ SIDEWAYS = {  # within the fourth and fifth floor, who may import whom
     "parallelism": {"experts", "playing"},
     "tactics": {"parallelism", "playing"},
     "planned": {"playing"},
-    "planner": {"constraints", "parallelism", "planned", "playing", "tactics", "unfold"},
+    "planner": {
+        *("constraints", "interruption", "parallelism", "planned", "playing", "schedule_checks"),
+        *("tactics", "unfold"),
+    },
+    "schedule_checks": {"parallelism", "tactics"},
+    "option_checks": {"groups", "plan", "saved", "schedule_checks", "tactics"},
+    "batch_checks": {"options", "plan", "saved", "tactics"},
+    "argument_checks": set(),
+    "interruption": set(),
+    "pickling": set(),
     "unfold": {"playing"},
     "saved": set(),
     "communication": set(),
     "comparison": set(),
     "questions": {"constraints", "planned"},
     "plan": {
-        *("checking", "communication", "comparison", "layouts", "leaving", "page", "planned"),
+        *("checking", "communication", "comparison", "layouts", "leaving", "page", "pickling"),
+        "planned",
         *("pressure", "questions", "report", "saved", "search_record", "verification"),
     },
     "pressure": {"planned", "planner"},
@@ -63,7 +78,7 @@ SIDEWAYS = {  # within the fourth and fifth floor, who may import whom
     "report": set(),
     "constraints": {"playing", "tactics"},
     "placement": {"signature"},
-    "signature": set(),
+    "signature": {"argument_checks"},
     "user_rules": set(),
     "microbatch": {"signature"},
     "agreement": {"plan", "saved"},
@@ -74,10 +89,14 @@ SIDEWAYS = {  # within the fourth and fifth floor, who may import whom
     "layouts": {"placement", "planned"},
     "plan_cache": {"plan", "saved"},
     "groups": {"tactics"},
-    "options": {"arguments", "groups", "plan", "plan_cache", "planner", "saved", "tactics"},
+    "options": {
+        *("arguments", "groups", "option_checks", "plan", "plan_cache", "planner", "saved"),
+        "tactics",
+    },
     "planning": {
         *(
             "agreement",
+            "batch_checks",
             "constraints",
             "following",
             "groups",

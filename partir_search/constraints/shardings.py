@@ -12,11 +12,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from partir_search.constraints.ends import meeting
 from partir_search.constraints.foreign import AnyMesh, spec_on, split_for
+from partir_search.constraints.prefixes import check_prefix, is_leaf, positional
 from partir_search.constraints.wishes import Wish
 from partir_search.frontends.protocol import Returned
 from partir_search.ir.core import Module, Op, Value
 from partir_search.ir.mesh import MeshShape
 from partir_search.propagation.actions import Action
+from partir_search.wording import multiples
 
 
 def spec_wish(
@@ -58,7 +60,8 @@ def spec_wish(
         if fit < len(axes) and not uneven:
             raise ValueError(
                 f"{path}: dim {dim} of shape {shape} does not divide by {mesh.size(axes)}, the size"
-                f" of {entry!r} in {spec}; choose another dim or axis"
+                f" of {entry!r} in {spec}; {multiples(shape[dim], mesh.size(axes))} would divide,"
+                " or choose another dim or axis"
             )
         layout.append(tuple(axes[:fit]))
     if 0 in shape:  # no elements: whole
@@ -87,13 +90,11 @@ def _spec(
     if isinstance(sharding, NamedSharding):
         spec = spec_on(sharding, len(value.type.shape), mesh, devices)
         return sharding.spec if spec is None else spec
+    remedy = f"; write jax.P({sharding!r})" if isinstance(sharding, str) else ""
     raise TypeError(
         f"{path}: shardings are NamedSharding, PartitionSpec or None (free), not {sharding!r}"
+        f"{remedy}"
     )
-
-
-def _is_leaf(x: Any) -> bool:
-    return x is None or isinstance(x, PartitionSpec | jax.sharding.Sharding)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +108,7 @@ def broadcast_prefix(prefix: Any, tree: Any, what: str) -> list[Any]:
     """Leaves of `prefix` spread over the leaves of `tree`, as jit spreads in_shardings."""
     try:
         spread = jax.tree.map(
-            lambda s, sub: jax.tree.map(lambda _: _Boxed(s), sub), prefix, tree, is_leaf=_is_leaf
+            lambda s, sub: jax.tree.map(lambda _: _Boxed(s), sub), prefix, tree, is_leaf=is_leaf
         )
     except (ValueError, TypeError) as error:
         raise ValueError(f"{what} is no pytree prefix of the function's: {error}") from error
@@ -203,7 +204,7 @@ def fixed_mesh(
     Args:
       inputs, outputs: pytrees of shardings.
     """
-    ends = [s for s in jax.tree.leaves((inputs, outputs), is_leaf=_is_leaf) if s is not None]
+    ends = [s for s in jax.tree.leaves((inputs, outputs), is_leaf=is_leaf) if s is not None]
     pairs = [(s, len(s.spec)) for s in ends if isinstance(s, NamedSharding)]
     pairs += [(s, len(op.results[0].type.shape)) for op, s in _constraints(module)]
     if not pairs:
@@ -232,8 +233,7 @@ def fixed_actions(
     leaving: list[Wish | None] = []
     args, wanted = inputs
     if wanted is not None:
-        if len(args) == 1 and not isinstance(wanted, tuple | list):
-            wanted = (wanted,)
+        wanted = positional(wanted, args, module.arg_paths)
         spread = broadcast_prefix(tuple(wanted), tuple(args), "in_shardings")
         values = module.body.args[: len(spread)]
         entering = sharding_wishes(module.arg_paths[: len(spread)], values, spread, mesh, devices)
@@ -241,6 +241,7 @@ def fixed_actions(
     if wanted is not None:
         results = jax.tree.unflatten(out_tree, list(module.body.results))
         results = results.out if isinstance(results, Returned) else results
+        check_prefix("out_shardings", wanted, results, "result")
         spread = broadcast_prefix(wanted, results, "out_shardings")
         n = len(spread)
         paths = [f"result {p}".strip() for p in module.result_paths[:n]]

@@ -38,6 +38,7 @@ from partir_search.ir.rule import NONE, OpRule
 from partir_search.lowering.program import LocalProgram, Move
 from partir_search.lowering.reshard import COLLECTIVES, Shuffle, Step
 from partir_search.machine import Machine
+from partir_search.wording import amount
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ class Cost:
     def __str__(self) -> str:
         return (
             f"{self.seconds * 1e3:.3f} ms ({self.collective_seconds * 1e3:.3f} ms exposed"
-            f" communication), peak {self.peak_bytes / 1e9:.3f} GB"
+            f" communication), peak {amount(self.peak_bytes)}"
         )
 
 

@@ -15,6 +15,10 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
+from partir_search.validation import names as as_names
+from partir_search.validation import whole_number
+from partir_search.wording import did_you_mean, shown
+
 DIAGONAL = "~"  # between the names of the two axes
 
 
@@ -42,10 +46,11 @@ class MeshShape:
     def __post_init__(self) -> None:
         if not self.whole:
             object.__setattr__(self, "whole", self.names)
+        as_names("names of mesh axes", self.names, "('batch', 'model')")
         if len(set(self.names)) != len(self.names) or len(self.names) != len(self.sizes):
             raise ValueError(f"mesh axes must be unique and each have a size: {self.names}")
         for name, size in zip(self.names, self.sizes, strict=True):
-            if size < 1:
+            if whole_number(f"the size of mesh axis {name!r}", size) < 1:
                 raise ValueError(f"mesh axis {name!r} has size {size}; it must be at least 1")
         first = len(self.names) - len(self.diagonals)
         triples = tuple((r, c, first + i) for i, (r, c) in enumerate(self.diagonals))
@@ -54,13 +59,17 @@ class MeshShape:
     @classmethod
     def parse(cls, text: str) -> MeshShape:
         """`"batch:2,model:4"` to a mesh shape."""
+        if not isinstance(text, str):
+            raise TypeError(f"a mesh is written as batch:2,model:4, not {shown(text)}")
+        pairs = [tuple(s.strip() for s in part.split(":")) for part in text.split(",")]
+        about = f"cannot read the mesh {text!r} (write it as batch:2,model:4)"
+        for part, pair in zip(text.split(","), pairs, strict=True):
+            if len(pair) != 2 or not pair[0] or not pair[1].isdecimal():
+                raise ValueError(f"{about}: {part.strip()!r} is no axis and size")
         try:
-            pairs = [part.split(":") for part in text.split(",")]
-            return cls(tuple(n.strip() for n, _ in pairs), tuple(int(s) for _, s in pairs))
+            return cls(tuple(n for n, _ in pairs), tuple(int(s) for _, s in pairs))
         except ValueError as error:
-            raise ValueError(
-                f"cannot read the mesh {text!r} (write it as batch:2,model:4): {error}"
-            ) from error
+            raise ValueError(f"{about}: {error}") from error
 
     @property
     def devices(self) -> int:
@@ -121,7 +130,7 @@ class MeshShape:
     def index(self, name: str) -> int:
         """Position of the axis `name`; a ValueError that lists the axes if there is none."""
         if name not in self.names:
-            raise ValueError(f"axis {name!r} is not in the mesh; its axes are {list(self.names)}")
+            raise ValueError(self._unknown(name))
         return self.names.index(name)
 
     def axes(self, name: str) -> tuple[int, ...]:
@@ -137,9 +146,14 @@ class MeshShape:
             elif one in self.whole:
                 found += [a for a, whole in enumerate(self.whole) if whole == one]
             else:
-                axes = list(dict.fromkeys(self.whole))
-                raise ValueError(f"axis {one!r} is not in the mesh; its axes are {axes}")
+                raise ValueError(self._unknown(one))
         return tuple(found)
+
+    def _unknown(self, name: str) -> str:
+        """A message for an axis that there is not."""
+        axes = list(dict.fromkeys(self.whole))
+        near = did_you_mean(str(name), axes)
+        return f"axis {name!r} is not in the mesh; its axes are {axes}{near}"
 
     def label(self, axes: Sequence[int]) -> str:
         """Inverse of `axes`: all parts of an axis in their order go by its name."""

@@ -14,6 +14,7 @@ import numpy as np
 
 from partir_search.ir.mesh import MeshShape
 from partir_search.lowering.reshard import COLLECTIVES
+from partir_search.wording import shown
 
 _STABLEHLO = re.compile(
     r'"?stablehlo\.(all_gather|all_reduce|reduce_scatter|all_to_all|collective_permute)"?\('
@@ -66,6 +67,7 @@ class CompiledCollective:
 
 def stablehlo_counts(text: str) -> dict[str, int]:
     """Collectives by kind in StableHLO text (`lowered.as_text()`): exactly what was emitted."""
+    _check_text("stablehlo_counts", text, "lowered.as_text()")
     found = collections.Counter(m.group(1) for m in _STABLEHLO.finditer(text))
     return {kind: found[kind] for kind in COLLECTIVES}
 
@@ -76,8 +78,14 @@ def hlo_counts(text: str) -> dict[str, int]:
     Operands, not ops: XLA combines several collectives into one with many operands. An all-to-all
     of XLA:CPU has one operand per participant and counts once.
     """
+    _check_text("hlo_counts", text, "compiled.as_text()")
     found = collections.Counter(c.kind for c in hlo_collectives(text))
     return {kind: found[kind] for kind in COLLECTIVES}
+
+
+def _check_text(name: str, text: object, source: str) -> None:
+    if not isinstance(text, str):
+        raise TypeError(f"{name} takes the text of a program, {source}, not {shown(text)}")
 
 
 def hlo_collectives(text: str) -> list[CompiledCollective]:

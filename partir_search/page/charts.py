@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from partir_search.cost.timeline import COMPUTE, Event, Timeline
+from partir_search.wording import amount, duration
 
 WIDTH, LEFT, RIGHT = 1040, 130, 16
 COLORS = ("#c2410c", "#0f766e", "#7c3aed", "#be185d", "#1d4ed8", "#4d7c0f")
@@ -20,22 +21,6 @@ def _svg(height: float, body: str, label: str) -> str:
 
 def _text(x: float, y: float, text: str, anchor: str = "start", style: str = "") -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" {style}>{escape(text)}</text>'
-
-
-def duration(seconds: float) -> str:
-    """In the unit that reads best."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds / 1e-9:.3g} ns" if seconds else "0"
-
-
-def amount(nbytes: float) -> str:
-    """Bytes in the unit that reads best."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if nbytes >= size:
-            return f"{nbytes / size:.3g} {unit}"
-    return f"{nbytes:.0f} B"
 
 
 def _axis(y: float, seconds: float) -> str:

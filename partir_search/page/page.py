@@ -13,13 +13,12 @@ from rich.text import Text
 from partir_search import report
 from partir_search.cost.timeline import Timeline
 from partir_search.page.charts import (
-    amount,
-    duration,
     memory_chart,
     progress_chart,
     timeline_chart,
 )
 from partir_search.page.shards import shards_picture
+from partir_search.wording import amount, duration
 
 if TYPE_CHECKING:
     from partir_search.plan import Plan

@@ -179,7 +179,7 @@ def test_fold_costs_what_the_whole_costs(name: str, remat: bool, machine: Machin
 
 def test_machines_name_their_sources() -> None:
     wanted = {*("tpu_v3", "tpu_v4", "tpu_v5e", "tpu_v5p", "tpu_v6e"), "cpu"}
-    wanted |= {"a100", "h100", "h200", "v100"}
+    wanted |= {"a100", "a100_40gb", "h100", "h200", "v100", "v100_16gb"}
     assert set(MACHINES) == wanted
     for machine in MACHINES.values():
         assert machine.sources

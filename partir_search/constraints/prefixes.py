@@ -1,0 +1,119 @@
+"""Pytree prefixes of shardings: errors that name the path where a prefix and its tree part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec, Sharding
+
+from partir_search.paths import leaf_path
+from partir_search.wording import did_you_mean, shown
+
+
+def is_leaf(x: Any) -> bool:
+    """Whether something stands for the sharding of all below it."""
+    return x is None or isinstance(x, PartitionSpec | Sharding)
+
+
+def by_position(wanted: Any, count: int) -> tuple[Any, ...]:
+    """What `in_shardings` says of each of `count` positional arguments.
+
+    One sharding is for all of them, as in `jax.jit`.
+
+    Raises:
+      TypeError: it goes by name, or is no tuple.
+      ValueError: it has another number of entries.
+    """
+    if is_leaf(wanted):
+        return (wanted,) * count
+    if isinstance(wanted, Mapping) and count != 1:
+        raise TypeError(
+            f"in_shardings goes by position, not by name: a tuple of {count} entries, one for each"
+            f" positional argument, not {shown(wanted)}"
+        )
+    if count == 1 and not isinstance(wanted, tuple | list):
+        return (wanted,)
+    if not isinstance(wanted, tuple | list):
+        raise TypeError(
+            "in_shardings is a tuple with a sharding, or a pytree of them, for each positional"
+            f" argument, not {shown(wanted)}"
+        )
+    if len(wanted) != count:
+        raise ValueError(
+            f"in_shardings is no pytree prefix of the function's: it has {len(wanted)} entries, the"
+            f" call has {count} positional arguments; give each one a sharding, or None"
+        )
+    return tuple(wanted)
+
+
+def positional(wanted: Any, args: Sequence[Any], paths: Sequence[str]) -> tuple[Any, ...]:
+    """What `in_shardings` says of each positional argument, held against its pytree.
+
+    Args:
+      paths: of the leaves of all arguments.
+
+    Raises:
+      TypeError: it goes by name, or is no tuple.
+      ValueError: it is no prefix; names the path where they part.
+    """
+    found, at = by_position(wanted, len(args)), 0
+    for i, (prefix, arg) in enumerate(zip(found, args, strict=True)):
+        leaves = len(jax.tree.leaves(arg))
+        name = paths[at].partition("/")[0] if leaves else f"argument {i}"
+        check_prefix("in_shardings", prefix, arg, name)
+        at += leaves
+    return found
+
+
+def check_prefix(what: str, prefix: Any, tree: Any, path: str) -> None:
+    """A ValueError with the path where `prefix` is no prefix of `tree`."""
+    if where := parting(prefix, tree, path):
+        raise ValueError(f"{what} is no pytree prefix of the function's: {where}")
+
+
+def parting(prefix: Any, tree: Any, path: str = "") -> str:
+    """Where a prefix stops being one of `tree`, and how; "" if it is one.
+
+    Args:
+      path: of `tree`, for the message.
+    """
+    if is_leaf(prefix):
+        return ""
+    ours, theirs = _children(prefix), _children(tree)
+    at = path or "the whole tree"
+    if ours is None:
+        if theirs is not None and not isinstance(prefix, str):
+            return f"{at} has {shown(prefix)} where a sharding or {_kind(tree)} is"
+        return ""
+    if theirs is None:
+        return f"{at} is an array, and is given {_kind(prefix)}: give it one sharding"
+    for key in ours:
+        if key not in theirs:
+            return f"{at} has no {key!r}; it has {_listed(theirs)}{did_you_mean(key, theirs)}"
+    for key in theirs:
+        if key not in ours:
+            return f"{at} has {key!r}, which is given no sharding; None leaves it free"
+    if type(prefix) is not type(tree):
+        return f"{at} is {_kind(tree)}, and is given {_kind(prefix)}"
+    pairs = ((ours[key], theirs[key], leaf_path(path, (key,))) for key in ours)
+    return next((found for pair in pairs if (found := parting(*pair))), "")
+
+
+def _kind(tree: Any) -> str:
+    name = type(tree).__name__
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+
+
+def _listed(names: Sequence[str] | Mapping[str, Any]) -> str:
+    several = list(names)
+    return ", ".join(several[:8]) + (", ..." if len(several) > 8 else "")
+
+
+def _children(tree: Any) -> dict[str, Any] | None:
+    """A node's children by key; None of a leaf."""
+    flat, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: x is not tree)
+    if len(flat) == 1 and not flat[0][0]:
+        return None
+    return {jax.tree_util.keystr(keys, simple=True, separator="/"): x for keys, x in flat}

@@ -1,0 +1,54 @@
+"""What jax's device kinds say: ``TPU v5 lite``, ``NVIDIA A100-SXM4-40GB``."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+
+_KINDS = (
+    ("v5 lite", "tpu_v5e"),
+    ("v5litepod", "tpu_v5e"),
+    ("v5e", "tpu_v5e"),
+    ("v6 lite", "tpu_v6e"),
+    ("v6e", "tpu_v6e"),
+    ("v5p", "tpu_v5p"),
+    ("tpu v5", "tpu_v5p"),
+    ("tpu v4", "tpu_v4"),
+    ("tpu v3", "tpu_v3"),
+    ("h200", "h200"),
+    ("h100", "h100"),
+    ("a100", "a100"),
+    ("v100", "v100"),
+    ("cpu", "cpu"),
+)
+_MEMORY = re.compile(r"(?<!\d)(\d+) ?gb\b")
+
+
+def machine_name(device_kind: str) -> str:
+    """Name of the machine that a device kind speaks of; "" if it is none that is known.
+
+    Kinds begin words: a GH200 is no H200.
+    """
+    kind = device_kind.lower()
+    found = (n for part, n in _KINDS if re.search(rf"(?<![a-z0-9]){part}", kind))
+    return next(found, "")
+
+
+def memory_of(device_kind: str) -> int:
+    """Gigabytes of memory that a device kind names, the least if several; 0 if none."""
+    return min(map(int, _MEMORY.findall(device_kind.lower())), default=0)
+
+
+def nearest_names(device_kind: str, machines: Iterable[str]) -> list[str]:
+    """The three known machines of the same maker whose names are most like a device kind."""
+    kind = device_kind.lower()
+    alike = [n for n in machines if n.startswith("tpu") == ("tpu" in kind) and n != "cpu"]
+    words = re.findall(r"[a-z0-9]+", re.sub(r"tpu|nvidia|tesla", " ", kind))
+
+    def likeness(name: str) -> float:
+        short = name.removeprefix("tpu_")
+        return max((difflib.SequenceMatcher(None, w, short).ratio() for w in words), default=0.0)
+
+    ranked = sorted(alike, key=lambda name: (likeness(name), alike.index(name)))
+    return ranked[-1:-4:-1]

@@ -1,0 +1,60 @@
+"""Words that messages share: near names, values, amounts of bytes."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+from typing import Any
+
+LONGEST = 80  # characters of a value that a message shows
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """``; did you mean 'tpu_v5e'?``, or "" where no known name is near.
+
+    Capitals, spaces and punctuation count for nothing.
+    """
+    names = {_plain(name): name for name in known}
+    near = difflib.get_close_matches(_plain(given), names, n=1, cutoff=0.6)
+    return f"; did you mean {names[near[0]]!r}?" if near else ""
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def shown(value: Any) -> str:
+    """A value as a message shows it: short, and arrays by their types."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if isinstance(shape, tuple) and dtype is not None:
+        return f"an array of type {dtype}{list(shape)}"
+    if callable(value) and hasattr(value, "__name__"):
+        return f"the function {value.__name__}"
+    text = repr(value)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+
+
+def amount(nbytes: float, digits: int = 3) -> str:
+    """Bytes in the unit that reads best, in so many significant digits."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= size:
+            number = f"{nbytes / size:.{digits}g}"
+            return f"{number if 'e' not in number else f'{nbytes / size:,.0f}'} {unit}"
+    return f"{nbytes:.0f} B"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the unit that reads best."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-9:.3g} ns" if seconds else "0"
+
+
+def multiples(size: int, by: int) -> str:
+    """The sizes next to `size` that `by` divides: ``4000 or 4002``."""
+    below = size - size % by
+    return f"{below} or {below + by}" if below else f"{by}"
