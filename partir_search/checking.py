@@ -14,6 +14,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from partir_search.comparison import Shown
+from partir_search.frontends.refs import is_ref, value
 from partir_search.paths import leaf_path
 
 TOLERANCE = {2: 2e-2, 4: 1e-4, 8: 1e-9}  # of a leaf's largest element, by bytes of an element
@@ -80,6 +81,8 @@ def concrete(tree: Any, seed: int = 0) -> Any:
     rng = np.random.default_rng(seed)
 
     def draw(x: Any) -> Any:
+        if is_ref(x):
+            x = value(x)
         if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
             data = jax.device_get(jax.random.key_data(x))
             return jax.random.wrap_key_data(data, impl=str(jax.random.key_impl(x)))

@@ -14,6 +14,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from partir_search.agreement import check_agreement
 from partir_search.arguments import Buffers, Moves, Returned, check_alive
 from partir_search.arguments.axes import AnyMesh, within
+from partir_search.frontends.refs import value, written
 from partir_search.lowering.program import LocalProgram
 from partir_search.lowering.shard import (
     argument_specs,
@@ -186,9 +187,10 @@ class Executables:
 
         def partitioned(*args: Any, **kwargs: Any) -> Any:
             own, args = args[: len(lifted)], args[len(lifted) :]
-            out = mapped(*jax.tree.leaves((args, kwargs)), *jax.tree.leaves(own))
+            leaves = jax.tree.leaves((args, kwargs))
+            out = mapped(*map(value, leaves), *jax.tree.leaves(own))
             out = [weaken(x) if w else x for x, w in zip(out, traced.weak, strict=True)]
-            return jax.tree.unflatten(traced.out_tree, out)
+            return jax.tree.unflatten(traced.out_tree, written(leaves, plan.module.ties, out))
 
         partitioned.__name__ = partitioned.__qualname__ = self._name
         flags = jax.tree.unflatten(traced.in_tree, traced.donated)

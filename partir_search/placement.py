@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
+from partir_search.frontends.refs import is_ref, moved
 from partir_search.signature import abstract, is_array
 
 
@@ -38,6 +39,8 @@ def place(x: Any, sharding: NamedSharding) -> Any:
             return x
         if not x.is_fully_addressable:
             return jax.device_put(x, sharding)
+    elif is_ref(x):
+        return moved(x, sharding, place)
     if jax.process_count() > 1:
         return _place_globally(x, sharding)
     return jax.device_put(x, sharding)

@@ -13,6 +13,7 @@ import numpy as np
 
 from partir_search.argument_checks import NotAnArray, check_statics, not_numeric, numeric
 from partir_search.frontends.protocol import Returned
+from partir_search.frontends.refs import in_place
 from partir_search.ir.core import Module
 from partir_search.ir.from_jaxpr import read_module
 from partir_search.paths import leaf_path, parameter_names
@@ -180,13 +181,15 @@ def trace_call(
     if donated is None:
         donated = _donated(traced)
     out_leaves = jax.tree_util.tree_leaves_with_path(traced.out_info)
+    ties = find_ties(call, traced.out_info, donated)
+    in_refs = _in_refs(call, traced.out_info) & {i for i, _ in ties}
     module = read_module(
         traced.jaxpr,
         name=name,
         arg_paths=call.paths(),
         result_paths=[leaf_path("", keys) for keys, _ in out_leaves],
-        ties=find_ties(call, traced.out_info, donated),
-        donated=frozenset(i for i, d in enumerate(donated) if d),
+        ties=ties,
+        donated=frozenset(in_refs | {i for i, d in enumerate(donated) if d}),
         trip_counts=trip_counts,
         ruled=(*RULES, *UNRULED),
     )
@@ -280,6 +283,18 @@ def find_ties(call: Call, out_info: Any, donated: Sequence[bool]) -> list[tuple[
                     break
         first += len(leaves)
     return ties
+
+
+def _in_refs(call: Call, out_info: Any) -> set[int]:
+    """Flat positions of the leaves of arguments that hold refs."""
+    if not isinstance(out_info, Returned):
+        return set()
+    owners = in_place(out_info)
+    values = (*call.args, *call.kwargs.values())
+    marks = [jax.tree.map(lambda _, i=i: i in owners, v) for i, v in enumerate(values)]
+    named = dict(zip(call.kwargs, marks[len(call.args) :], strict=True))
+    flat = jax.tree.leaves((tuple(marks[: len(call.args)]), named))
+    return {i for i, mark in enumerate(flat) if mark}
 
 
 def _changed(call: Call, returned: Returned) -> list[tuple[int, int]]:

@@ -11,8 +11,10 @@ import jax
 from partir_search.frontends.equinox import Equinox
 from partir_search.frontends.nnx import Nnx
 from partir_search.frontends.protocol import FrontEnd, Unwrapped
+from partir_search.frontends.refs import Refs, hold_refs
 
 _FRONT_ENDS: list[FrontEnd] = [Nnx(), Equinox()]
+_REFS = Refs()  # behind all others, whose objects may hold refs
 
 
 def register_front_end(front: FrontEnd) -> None:
@@ -48,9 +50,10 @@ def _owner(kind: type, count: int) -> FrontEnd | bool:
 
 def claimed(tree: Any) -> tuple[FrontEnd, ...]:
     """Front ends of the objects in a pytree."""
+    refs = hold_refs(jax.tree.leaves(tree))
     count = len(imported())
     if not count:
-        return ()
+        return (_REFS,) if refs else ()
     found = set[str]()
 
     def stops(x: Any) -> bool:
@@ -61,7 +64,8 @@ def claimed(tree: Any) -> tuple[FrontEnd, ...]:
         return owner is not False
 
     jax.tree.leaves(tree, is_leaf=stops)
-    return tuple(front for front in imported() if front.module in found)
+    fronts = tuple(front for front in imported() if front.module in found)
+    return (*fronts, _REFS) if refs else fronts
 
 
 def unwrapped(fun: Any) -> tuple[FrontEnd, Unwrapped] | None:
