@@ -184,7 +184,7 @@ class Initial:
         self._make: Callable[[], Any] = init_fn
         try:
             self._abstract = self.shapes = jax.eval_shape(init_fn)
-        except TypeError:  # results that are no arrays
+        except (TypeError, ValueError):  # results that are no arrays, or refs
             self._abstract = None
         if self._abstract is None or claimed(self._abstract):
             self._make = lambda: self._arrays(init_fn())

@@ -33,7 +33,8 @@ def abstract(x: Any) -> Any:
         raise NotAnArray(x)
     if isinstance(dtype, np.dtype):
         dtype = jax.dtypes.canonicalize_dtype(dtype)
-    weak = bool(getattr(x, "weak_type", False))
+    kind = x if hasattr(x, "weak_type") else getattr(x, "aval", None)  # that of a ref
+    weak = bool(getattr(kind, "weak_type", False))
     return jax.ShapeDtypeStruct(tuple(x.shape), dtype, weak_type=weak)
 
 

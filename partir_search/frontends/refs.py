@@ -52,7 +52,7 @@ class Refs:
         Raises:
           ValueError: one ref is passed twice.
         """
-        leaves, tree = jax.tree.flatten(values)
+        leaves, tree = _flat(values)
         owners = [i for i, v in enumerate(values) for _ in jax.tree.leaves(v)]
         places = tuple(i for i, x in enumerate(leaves) if is_ref(x))
         refs = {i: leaves[i] for i in places}
@@ -65,7 +65,7 @@ class Refs:
 
     def merge(self, static: _Held, arrays: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
         """The arguments with refs of the traced values."""
-        leaves, tree = jax.tree.flatten(arrays)
+        leaves, tree = _flat(arrays)
         for i in static.places:
             leaves[i] = jax.new_ref(leaves[i])
         values: tuple[Any, ...] = tree.unflatten(leaves)
@@ -79,7 +79,7 @@ class Refs:
         Raises:
           ValueError: a step returns a ref.
         """
-        leaves, tree = jax.tree.flatten(out)
+        leaves, tree = _flat(out)
         places = tuple(i for i, x in enumerate(leaves) if is_ref(x))
         if places and static.places:
             raise ValueError(
@@ -102,12 +102,12 @@ class Refs:
         Others have been written by the executable.
         """
         values, refs = parts.objects
-        found = {i: jax.tree.structure(values[i]).flatten_up_to(x) for i, x in updates.items()}
+        found = {i: _flat(values[i])[1].flatten_up_to(x) for i, x in updates.items()}
         flat = [x for i, v in enumerate(values) for x in found.get(i, [None] * _count(v))]
         for i, ref in refs.items():
             if isinstance(ref, jax.core.Tracer) and not fresh:
                 ref[...] = flat[i]
-        leaves, tree = jax.tree.flatten(out)
+        leaves, tree = _flat(out)
         for i in static.places:
             leaves[i] = _made(leaves[i])
         return tree.unflatten(leaves)
@@ -175,7 +175,8 @@ def _objects(refs: Mapping[int, Any]) -> list[Any]:
 
 def _leaf(ref: Any) -> Any:
     if isinstance(ref, jax.ref.AbstractRef):
-        return jax.ShapeDtypeStruct(ref.shape, ref.dtype)
+        weak = bool(ref.weak_type)  # type: ignore[attr-defined]
+        return jax.ShapeDtypeStruct(ref.shape, ref.dtype, weak_type=weak)
     return ref[...] if isinstance(ref, jax.core.Tracer) else ref
 
 
@@ -184,6 +185,11 @@ def _made(x: Any) -> Any:
     if not isinstance(x, jax.ShapeDtypeStruct):
         return jax.new_ref(x)
     return jax.make_jaxpr(lambda x: jax.new_ref(x)[...])(x).eqns[0].outvars[0].aval
+
+
+def _flat(tree: Any) -> tuple[list[Any], Any]:
+    leaves, structure = jax.tree.flatten(tree)
+    return leaves, structure
 
 
 def _count(tree: Any) -> int:
@@ -204,5 +210,6 @@ def _twice(values: Sequence[Any], names: Sequence[str], refs: Mapping[int, Any])
             break
     return (
         "only one reference to a mutable array may be passed as an argument to a function, but the"
-        f" {jax.typeof(ref)} appeared at both {paths[first]} and {paths[i]}"
+        f" mutable array reference of type {jax.typeof(ref)} appeared at both {paths[first]} and"
+        f" {paths[i]}"
     )

@@ -25,7 +25,7 @@ from partir_search.ir.foreign import Bodies
 from partir_search.ir.manual import Manual, manual_axes, spec_of
 from partir_search.ir.names import clean, value_stem
 from partir_search.ir.numbering import number
-from partir_search.ir.ref_regions import carried, has_effect, write_back, written
+from partir_search.ir.ref_regions import carried, check_no_ref, has_effect, write_back, written
 from partir_search.ir.refs import READ
 from partir_search.ir.trips import set_trips
 
@@ -149,6 +149,7 @@ class _Reader:
 
     def constant(self, array: Any, aval: Any) -> Value:
         if id(array) not in self.constant_values:
+            check_no_ref(array)
             self.constant_values[id(array)] = (self.value(aval, "constant"), array)
         return self.constant_values[id(array)][0]
 

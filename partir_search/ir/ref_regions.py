@@ -46,6 +46,19 @@ def is_ref(atom: Any) -> bool:
     return isinstance(atom.aval, jax.ref.AbstractRef)
 
 
+def check_no_ref(constant: Any) -> None:
+    """Looks for a ref that a function closes over.
+
+    Raises:
+      ValueError: the constant is a ref, which is passed as an argument instead.
+    """
+    if isinstance(constant, jax.ref.Ref):
+        raise ValueError(
+            f"the function closes over a {jax.typeof(constant)}, whose tiling no argument shows:"
+            " pass it to the function as an argument, which the call changes in place"
+        )
+
+
 def written(eqn: Any) -> tuple[Any, ...]:
     """Variables of the refs that an equation with effects writes, in the order of its operands."""
     touched = {id(getattr(e, "input", None)) for e in eqn.effects if _writes(e)}
