@@ -2,7 +2,8 @@
 
 Nothing is known of a loop that depends on data, but what it costs depends on its count. Loops of
 unknown count that lie in each other share one assumption: the innermost body runs `ASSUMED` times
-in all, not that number to the power of their depth.
+in all, not that number to the power of their depth. A loop with a limit takes no more than that of
+the assumption, and leaves the rest to the others.
 """
 
 from __future__ import annotations
@@ -124,10 +125,29 @@ def _most(counts: Mapping[int, Counted | None], op: Op) -> int | None:
     return None if found is None else found.most
 
 
-def _depth(op: Op, unknown: Mapping[int, Any]) -> int:
-    """Loops of unknown count in each other, from `op` inward."""
-    inner = (_depth(o, unknown) for r in op.regions for o in r.ops if o.regions)
-    return (id(op) in unknown) + max(inner, default=0)
+def _limits(
+    op: Op, unknown: Mapping[int, Any], counts: Mapping[int, Counted | None]
+) -> list[int | None]:
+    """Limits of the loops of unknown count in each other, from `op` inward; None without one."""
+    inner = [_limits(o, unknown, counts) for r in op.regions for o in r.ops if o.regions]
+    own = [_most(counts, op)] if id(op) in unknown else []
+    return own + max(inner, key=len, default=[])
+
+
+def _share(limits: list[int | None], runs: float) -> float:
+    """The count that loops in each other have in common, but for those of smaller limits, for
+    `runs` of the innermost body in all.
+    """
+    free = list(limits)
+    while free:
+        share = float(runs ** (1 / len(free)))
+        small = [m for m in free if m is not None and m < share]
+        if not small:
+            return share
+        for m in small:
+            runs /= max(1, m)
+            free.remove(m)
+    return max(1.0, runs)
 
 
 def _assume(
@@ -138,7 +158,7 @@ def _assume(
         return
     if id(op) in unknown:
         most = _most(counts, op)
-        count = max(1, round(runs ** (1 / _depth(op, unknown))))
+        count = max(1, round(_share(_limits(op, unknown, counts), runs)))
         count = count if most is None else max(1, min(count, most))
         _give(op, Trips(count, most, "assumed"))
         runs = max(1.0, runs / count)

@@ -119,6 +119,13 @@ def test_nests_share_one_assumption() -> None:
         )[1]
 
     assert runs(limited) == [(4, 4), (25, 100)]
+    assert runs(_until(limited)) == [(5, 5), (4, 20), (5, 100)]
+    inside = _until(
+        lambda y: lax.while_loop(
+            lambda c: (c[0] < 4) & (c[1].sum() > 0), lambda c: (c[0] + 1, c[1] / 2), (0, y)
+        )[1]
+    )
+    assert runs(inside) == [(25, 25), (4, 100)]
     scanned = lambda x: lax.scan(lambda c, _: (half(c), None), x, None, length=3)[0]  # noqa: E731
     assert runs(scanned) == [(100, 300)]
 
