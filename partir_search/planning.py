@@ -30,6 +30,7 @@ from partir_search.planned import Planned
 from partir_search.planner import Planner
 from partir_search.pressure import relieve
 from partir_search.propagation.actions import Action
+from partir_search.propagation.aligning import apart, find_aligned
 from partir_search.propagation.attention import with_attention
 from partir_search.propagation.pad import pad_module
 from partir_search.propagation.padding import Pad, find_pads
@@ -121,10 +122,10 @@ class Maker:
         """The known strategies as plans."""
         parts = self._options.microbatches[0]
         traced = self._trace(call, args, kwargs, parts)
-        planner = self._planner(traced.module)
+        planner, pads, _ = self._aligned(self._planner(traced.module))
         limit = planner.memory_limit
         return {
-            name: self._plan(planner.replay(actions), traced, limit, parts=parts)
+            name: self._plan(planner.replay(actions), traced, limit, parts=parts, pads=pads)
             for name, actions in planner.known_actions().items()
         }
 
@@ -232,11 +233,15 @@ class Maker:
                 planned = _replay(planner, saved)
         else:
             uneven = find_pads(module, planner.graph.rules, planner.mesh) if o.pad else ()
+            plain = planner
+            planner, pads, uneven = self._aligned(plain, uneven)
+            module = planner.module
             hints: Sequence[Action] = ()
             if uneven or o.remat is not True:
                 planned = self._run(planner, fixed(module))
                 if uneven and planned.reports:
-                    planned, module, pads = self._padded(planner, planned, fixed, uneven)
+                    both = pads, uneven
+                    planned, module, pads = self._padded(plain, planner, planned, fixed, *both)
                 hints = planned.actions if planned.reports else ()
             if o.remat is True:
                 remat = tuple(find_segments(module))
@@ -248,22 +253,37 @@ class Maker:
                 )
         return self._plan(planned, traced, limit, remat, parts, pads, attention)
 
+    def _aligned(
+        self, planner: Planner, uneven: tuple[Pad, ...] = ()
+    ) -> tuple[Planner, tuple[Pad, ...], tuple[Pad, ...]]:
+        """A planner of the program with its stencils' dims padded to those of the grid, what was
+        padded, and what is left of `uneven`.
+        """
+        module, rules = planner.module, planner.graph.rules
+        pads = find_aligned(module, rules, self._options.shape) if self._options.pad else ()
+        if not pads:
+            return planner, (), uneven
+        left = apart(module, rules, pads, uneven) if uneven else ()
+        return self._planner(pad_module(module, rules, pads)), pads, left
+
     def _padded(
         self,
+        plain: Planner,
         planner: Planner,
         planned: Planned,
         fixed: Callable[[Module], list[Action]],
+        pads: tuple[Pad, ...],
         uneven: tuple[Pad, ...],
     ) -> tuple[Planned, Module, tuple[Pad, ...]]:
-        """The better of a plan and one of the program with its uneven dims padded."""
-        padded = pad_module(planner.module, planner.graph.rules, uneven)
+        """The better of a plan, which has `pads`, and one with its uneven dims padded as well."""
+        padded = pad_module(plain.module, plain.graph.rules, (*pads, *uneven))
         other = self._planner(padded)
         hints = planned.actions if other.mesh == planner.mesh else ()
         found = self._run(other, fixed(padded), hints)
         score = scorer(planner.goals)
         if score(found.cost) < score(planned.cost):
-            return found, padded, uneven
-        return planned, planner.module, ()
+            return found, padded, (*pads, *uneven)
+        return planned, planner.module, pads
 
     def _plan(
         self,

@@ -19,6 +19,7 @@ from partir_search.ir.from_jaxpr import read_module
 from partir_search.paths import leaf_path, parameter_names
 from partir_search.propagation.rules import RULES
 from partir_search.propagation.rules.unruled import UNRULED
+from partir_search.propagation.views import with_views
 
 
 def abstract(x: Any) -> Any:
@@ -194,6 +195,7 @@ def trace_call(
         trip_counts=trip_counts,
         ruled=(*RULES, *UNRULED),
     )
+    module = with_views(module)
     weak = tuple(bool(getattr(x, "weak_type", False)) for _, x in out_leaves)
     _forget(jitted)
     return Traced(module, in_tree, jax.tree.structure(traced.out_info), donated, weak)

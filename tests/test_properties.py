@@ -25,11 +25,14 @@ from partir_search.lowering.local import LocalCache, localize
 from partir_search.lowering.shard import argument_specs, result_specs
 from partir_search.machine import MACHINES
 from partir_search.playing import fix
+from partir_search.propagation.aligning import aligned
 from partir_search.propagation.pad import pad_module
 from partir_search.propagation.padding import Pad
 from partir_search.propagation.propagate import State
 from partir_search.propagation.rules import RuleTable
 from tests.generated.constrained import constrained, random_spec
+from partir_search.propagation.views import with_views
+from tests.generated.stencils import stencil
 from tests.programs import build
 from tests.support import check_partition, device_mesh, module_of, state_of
 
@@ -68,6 +71,9 @@ def check(seed: int) -> None:
     module = module_of(fn, *args)
     rng = random.Random(seed)
     mesh = rng.choice(MESHES)
+    if rng.random() < 0.5:
+        module = with_views(module)
+        verify(module)
     state = state_of(module, mesh, contract=rng.random() < 0.5)
     act(state, rng, rng.randint(1, 6))
     partition = state.partition()
@@ -153,6 +159,22 @@ def _same_spec(one: PartitionSpec, other: PartitionSpec) -> bool:
     return entries(one) == entries(other)
 
 
+def check_stencil(seed: int) -> None:
+    """Shifted reads of a grid, as a plan has them: dims aligned with it, and tiled."""
+    fn, args = stencil(seed)
+    rng = random.Random(seed)
+    mesh = rng.choice([m for m in MESHES if not m.diagonals])
+    module, _ = aligned(with_views(module_of(fn, *args)), mesh)
+    verify(module)
+    state = state_of(module, mesh, contract=rng.random() < 0.5)
+    for axis in range(len(mesh.names)):
+        dim = rng.randrange(2)
+        if state.may_tile(state.graph.class_of[module.body.args[0].id], dim, (axis,)):
+            state.tile(state.graph.class_of[module.body.args[0].id], dim, (axis,))
+    act(state, rng, rng.randint(0, 3))
+    check_partition(state.partition(), fn, args)
+
+
 @settings(max_examples=80, deadline=None, derandomize=True, database=None)
 @given(st.integers(0, 2**31 - 1))
 def test_sparse_programs(seed: int) -> None:
@@ -201,6 +223,7 @@ def test_states_come_back_by_their_keys(seed: int) -> None:
     "checked",
     [check, check_padded, check_constrained],
     ids=["as_is", "padded", "constrained"],
+    "checked", [check, check_padded, check_stencil], ids=["as_is", "padded", "stencils"]
 )
 def test_random_programs(checked: Callable[[int], None], request: pytest.FixtureRequest) -> None:
     examples = request.config.getoption("--programs")

@@ -14,7 +14,8 @@ Grammar (what the printer writes; loops come from a `Partition`, see `ir/partiti
             | "pass" ["zigzag"] axis "(" index "," "%t" ":" "steps<" size ">" ")"
               "{" stmt* yield "}"                        -- blocks pass around (ir/blockwise.py)
     operand = "%" name | literal | "(" "slice" dim operand "[" index "]" ")"
-            | "(" "window" dim operand "[" start "," size "]" ")"     -- zeros beyond the ends
+            | "(" "window" dim operand "[" start "," size [ modes ] "]" ")"
+                                       -- zeros beyond the ends, or as modes say (ir/beyond.py)
     return  = "return" (operand [ ":" type ])*                       -- where it does not rest so
 
 The base module never changes: a partition is a separate object that refers to ops and values by

@@ -15,6 +15,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from partir_search.ir.beyond import taken
 from partir_search.ir.core import Literal, Module, Op, Operand, Region, Value
 from partir_search.ir.local_form import run_local
 from partir_search.ir.partition import Partition
@@ -145,18 +146,11 @@ def _slice(
                 continue
             if reads := rule.reads_on(operand, d):
                 start, size = reads.stretch(tile[f], rule.sizes[f] // count[f])
-                x = _stretch(x, d, start, size)
+                x = taken(x, d, start, size, reads.beyond)
             else:
                 size = x.shape[d] // count[f]
                 x = lax.slice_in_dim(x, tile[f] * size, (tile[f] + 1) * size, axis=d)
     return x
-
-
-def _stretch(x: Any, dim: int, start: int, size: int) -> Any:
-    """Elements from `start` on; zeros beyond the ends."""
-    config = [(0, 0, 0)] * x.ndim
-    config[dim] = (-start, start + size - x.shape[dim], 0)
-    return lax.pad(x, jnp.zeros((), x.dtype), config)
 
 
 def _join(parts: Sequence[Any], dim: int, monoid: str) -> Any:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from partir_search.ir.beyond import Beyond
 from partir_search.ir.core import Module, Op, Shape, Value
 from partir_search.ir.index import Index
 from partir_search.ir.manual import Spec
@@ -31,16 +32,18 @@ Pending = tuple[tuple[int, str], ...]  # (axis, monoid) of unfinished reductions
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Window:
-    """The stretch of one dim that each device needs: zeros beyond the dim's ends.
+    """The stretch of one dim that each device needs.
 
     Attributes:
       axes: major to minor; `starts` is by position along them jointly.
+      beyond: what stands beyond the dim's ends; zeros if None.
     """
 
     dim: int
     axes: tuple[int, ...]
     starts: tuple[int, ...]
     size: int
+    beyond: Beyond | None = None
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -155,7 +158,8 @@ class Partition:
             tiles = self.mesh.size(axes)
             if axes:
                 each = [r.stretch(i, rule.sizes[f] // tiles) for i in range(tiles)]
-                window = Window(r.dim, axes, tuple(start for start, _ in each), each[0][1])
+                starts = tuple(start for start, _ in each)
+                window = Window(r.dim, axes, starts, each[0][1], r.beyond)
                 found[r.operand] = (*found.get(r.operand, ()), window)
         return found
 

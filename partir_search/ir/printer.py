@@ -224,7 +224,9 @@ class _Printer:
         return text
 
     def window(self, op: Op, factor: int, reads: Reads, text: str) -> str:
-        """`(window 1 %x[4*%b-1, 6])`: from there on, so many elements."""
+        """`(window 1 %x[4*%b-1, 6 wrap/wrap])`: from there on, so many elements, and what stands
+        beyond the ends if not zeros.
+        """
         p = self.partition
         points = p.rules[op.id].sizes[factor] // p.tiles_of(op, factor)
         start, size = reads.stretch(0, points)
@@ -232,7 +234,8 @@ class _Printer:
         for axis in [a for a in p.order if p.loops[a][op.id] == factor]:
             name = f"%{self.mesh.names[axis]}"
             index = f"({index}*{self.mesh.sizes[axis]}+{name})" if index else name
-        return f"(window {reads.dim} {text}[{reads.step * points}*{index}{start:+}, {size}])"
+        ends = f" {reads.beyond}" if reads.beyond else ""
+        return f"(window {reads.dim} {text}[{reads.step * points}*{index}{start:+}, {size}{ends}])"
 
     def operand(self, operand: Operand) -> str:
         if isinstance(operand, Literal):

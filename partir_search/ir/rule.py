@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from partir_search.ir.beyond import Beyond
 from partir_search.ir.blockwise import Blockwise
 from partir_search.ir.core import Op, Shape
 from partir_search.ir.manual import Manual
@@ -58,7 +59,7 @@ class Reads:
     """The stretch of an operand's dim that a tile of the dim's factor reads, halo included.
 
     Point p of the factor reads ``width`` elements from ``step * p + first`` on. Beyond the ends of
-    the dim there are zeros.
+    the dim there are zeros, or what `beyond` says.
 
     Attributes:
       spreads: whether a tiling of the operand and one of the factor bring each other about. Not
@@ -71,11 +72,33 @@ class Reads:
     first: int = 0
     width: int = 1
     spreads: bool = True
+    beyond: Beyond | None = None
 
     def stretch(self, tile: int, points: int) -> tuple[int, int]:
         """Start and size of what tile number `tile` of `points` points reads."""
         start = min(self.step * tile * points, self.step * ((tile + 1) * points - 1)) + self.first
         return start, abs(self.step) * (points - 1) + self.width
+
+
+Resize = Callable[[Op, Sequence[Shape], Sequence[Shape]], Op]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Resizing:
+    """How an op that reads stretches works on dims that are longer than the program says.
+
+    Attributes:
+      resize: the op for other shapes of operands and results. Its results are right within the
+        extents that the program says.
+      filler: monoid whose identity has to stand beyond the extent of a dim in `masked`.
+      masked: (operand, dim) of which results read elements beyond the extent.
+      barred: (operand, dim) that may not be longer.
+    """
+
+    resize: Resize
+    filler: str = "sum"
+    masked: frozenset[tuple[int, int]] = frozenset()
+    barred: frozenset[tuple[int, int]] = frozenset()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -109,6 +132,7 @@ class OpRule:
       fixes: the user may have fixed the tilings of its results, which need not be those of what is
         worked out of them.
       pads: longer factors change nothing within the extents that the program says.
+      resizing: how the dims of `reads` get longer; None if they may not.
       blockwise: how it works on one block of a factor after the other, if it can.
       rests: takes its operands as they are tiled, whichever way.
       opaque: the primitive has no rule; it runs replicated and the report names it.
@@ -133,6 +157,7 @@ class OpRule:
     manual: Manual | None = None
     fixes: bool = False
     pads: bool = True
+    resizing: Resizing | None = None
     blockwise: Blockwise | None = None
     rests: bool = False
     opaque: bool = False
@@ -221,7 +246,8 @@ class OpRule:
         for r in self.reads:
             point = f"{r.step}*{_letter(self.operands[r.operand][r.dim])}{r.first:+}"
             apart = "" if r.spreads else " apart"
-            text += f" reads={{{r.operand}.{r.dim}: {r.width} from {point}{apart}}}"
+            ends = f" {r.beyond}" if r.beyond else ""
+            text += f" reads={{{r.operand}.{r.dim}: {r.width} from {point}{ends}{apart}}}"
         return text
 
 

@@ -41,13 +41,17 @@ def permute(x: Any, pairs: Sequence[Edge], sizes: Mapping[str, int], order: Sequ
 
 def stretch(blocks: Sequence[Any], detail: Stretch, dim: int, names: tuple[str, ...]) -> Any:
     """The stretch out of the own tile and what was fetched."""
-    if detail.uniform:
-        parts = []
-        for piece in detail.pieces:
-            at, _, n = piece.takes[0]
-            parts.append(lax.slice_in_dim(blocks[piece.block], at, at + n, axis=dim))
-        return lax.concatenate(parts, dim) if len(parts) > 1 else parts[0]
     x = blocks[0]
+    if detail.uniform:
+        parts: dict[int, Any] = {}
+        for piece in detail.pieces:
+            at, to, n = next(take for take in piece.takes if take[2])
+            part = lax.slice_in_dim(blocks[piece.block], at, at + n, axis=dim)
+            if to in parts:
+                mine = jnp.asarray([take[2] > 0 for take in piece.takes])[lax.axis_index(names)]
+                part = jnp.where(mine, part, parts[to])
+            parts[to] = part
+        return lax.concatenate(list(parts.values()), dim) if len(parts) > 1 else part
     device = lax.axis_index(names)
     size, rank = detail.size, x.ndim
     shape = list(x.shape)

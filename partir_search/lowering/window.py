@@ -19,11 +19,13 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_bipartite_matching
 
+from partir_search.ir.beyond import Run, runs
 from partir_search.ir.partition import Layout, Pending, Window
 from partir_search.ir.ring import Edge
 from partir_search.lowering.reshard import WINDOW, Step
 
 Take = tuple[int, int, int]  # from, to, length
+Sided = tuple[int, int, int]  # source, target, side of the target's own part
 Axis = TypeVar("Axis")
 NOTHING: Take = (0, 0, 0)
 
@@ -59,7 +61,8 @@ class Stretch:
     """Puts a stretch of `size` elements together; zeros where no piece goes.
 
     Attributes:
-      uniform: all devices take alike, and the pieces, which are in order, fill the stretch.
+      uniform: the pieces, which are in order, fill the stretch, and all devices that take a piece
+        take it alike. Pieces that go to one place follow each other: of those each device has one.
     """
 
     pieces: tuple[Piece, ...]
@@ -80,20 +83,28 @@ def window_steps(
     make = functools.partial(
         Step, dim=window.dim, to_dim=-1, monoid="", layout=layout, pending=pending
     )
+    stretches = [runs(s, window.size, extent, window.beyond) for s in window.starts]
     if not tiled:
-        piece = Piece(0, tuple(_overlap(s, window.size, 0, extent) for s in window.starts))
-        return (make(WINDOW, window.axes, detail=_stretch([piece], window.size)),)
-    if all(s == i * tile for i, s in enumerate(window.starts)) and window.size == tile:
+        pieces = _pieces(0, [[(at, to, n) for to, at, n in found] for found in stretches])
+        return (make(WINDOW, window.axes, detail=_stretch(pieces, window.size)),)
+    if all(found == ((0, i * tile, tile),) for i, found in enumerate(stretches)) and (
+        window.size == tile
+    ):
         return ()
-    own, wanted = _demands(window, tile)
-    fetches, pieces = [], [Piece(0, own)]
-    for group in _rounds(sorted(wanted), tiles):
-        start = min(wanted[e][0] for e in group)
-        length = max(wanted[e][0] + wanted[e][2] for e in group) - start
-        taken = {e[1]: (wanted[e][0] - start, *wanted[e][1:]) for e in group}
-        takes = tuple(taken.get(i, NOTHING) for i in range(tiles))
-        fetches.append(Fetch(tuple(group), start, length))
-        pieces.append(Piece(len(fetches), takes))
+    own, wanted = _demands(stretches, tile)
+    fetches, pieces = [], _pieces(0, own)
+    ragged = False
+    for group in _groups(wanted, tiles, window.beyond is not None):
+        parts = [take for edge in group for take in wanted[edge]]
+        start = min(at for at, _, _ in parts)
+        length = max(at + n for at, _, n in parts) - start
+        takes: list[list[Take]] = [[] for _ in range(tiles)]
+        for edge in group:
+            takes[edge[1]] = [(at - start, to, n) for at, to, n in wanted[edge]]
+        ragged |= len({len(wanted[edge]) for edge in group}) > 1
+        pairs = tuple((source, target) for source, target, _ in group)
+        fetches.append(Fetch(pairs, start, length))
+        pieces += _pieces(len(fetches), takes)
     rest = (tiles - 1) * tile
     if sum(f.length for f in fetches) >= rest + (len(fetches) == 1):  # no less than all there is
         whole = (*layout[: window.dim], (), *layout[window.dim + 1 :])
@@ -101,27 +112,61 @@ def window_steps(
         return (gather, *window_steps(window, extent, False, whole, pending))
     return (
         *(make("collective_permute", window.axes, detail=f) for f in fetches),
-        make(WINDOW, window.axes, detail=_stretch(pieces, window.size)),
+        make(WINDOW, window.axes, detail=_stretch(pieces, window.size, ragged)),
     )
 
 
-def _overlap(start: int, size: int, low: int, high: int) -> Take:
-    """(offset in [low, high), offset in the stretch, length) of what both have."""
-    first, last = max(start, low), min(start + size, high)
-    return (first - low, first - start, last - first) if first < last else NOTHING
+def _pieces(block: int, takes: Sequence[Sequence[Take]]) -> list[Piece]:
+    """Pieces of one block, by device what each takes: the largest first, then what is there twice.
+
+    Several takes of one device are several pieces.
+    """
+    ordered = [sorted(each, key=lambda t: (-t[2], t[1])) for each in takes]
+    most = max(map(len, ordered), default=0)
+    if most == 0:
+        return [Piece(block, (NOTHING,) * len(takes))] if block == 0 else []
+    return [
+        Piece(block, tuple(each[k] if k < len(each) else NOTHING for each in ordered))
+        for k in range(most)
+    ]
 
 
-def _demands(window: Window, tile: int) -> tuple[tuple[Take, ...], dict[Edge, Take]]:
-    """What each device takes of its own tile, and of others' by (source, target)."""
-    tiles = len(window.starts)
-    own = []
-    wanted = {}
-    for to, start in enumerate(window.starts):
-        own.append(_overlap(start, window.size, to * tile, (to + 1) * tile))
-        for by in range(max(0, start // tile), min(tiles, -(-(start + window.size) // tile))):
-            if by != to:
-                wanted[by, to] = _overlap(start, window.size, by * tile, (by + 1) * tile)
-    return tuple(own), wanted
+def _demands(
+    stretches: Sequence[Sequence[Run]], tile: int
+) -> tuple[list[list[Take]], dict[Sided, list[Take]]]:
+    """What each device takes of its own tile, and of others' by (source, target, side): whether it
+    stands before what the device has itself, or after.
+    """
+    own: list[list[Take]] = [[] for _ in stretches]
+    wanted: dict[Sided, list[Take]] = {}
+    for to, found in enumerate(stretches):
+        others: list[tuple[int, Take]] = []
+        for at, start, length in found:
+            for by in range(start // tile, (start + length - 1) // tile + 1):
+                first, last = max(start, by * tile), min(start + length, (by + 1) * tile)
+                take = (first - by * tile, at + first - start, last - first)
+                if by == to:
+                    own[to].append(take)
+                else:
+                    others.append((by, take))
+        middle = max(own[to], key=lambda t: t[2], default=NOTHING)[1]
+        for by, take in others:
+            side = int(take[1] > middle) if own[to] else int(by > to)
+            wanted.setdefault((by, to, side), []).append(take)
+    return own, wanted
+
+
+def _groups(wanted: Mapping[Sided, Sequence[Take]], tiles: int, around: bool) -> list[list[Sided]]:
+    """Edges in groups in which nobody sends or receives twice. Those of a dim with neighbours
+    `around` its ends go together by side and distance along the ring.
+    """
+    if not around:
+        sides = {(source, target): side for source, target, side in wanted}
+        return [[(s, t, sides[s, t]) for s, t in g] for g in _rounds(sorted(sides), tiles)]
+    apart: dict[tuple[int, int], list[Sided]] = collections.defaultdict(list)
+    for source, target, side in sorted(wanted):
+        apart[side, (source - target) % tiles].append((source, target, side))
+    return [apart[key] for key in sorted(apart)]
 
 
 def _rounds(edges: Sequence[Edge], tiles: int) -> list[list[Edge]]:
@@ -150,24 +195,35 @@ def _rounds(edges: Sequence[Edge], tiles: int) -> list[list[Edge]]:
     return rounds
 
 
-def _stretch(pieces: Sequence[Piece], size: int) -> Stretch:
-    """Nobody takes what it does not get: zeros arrive where nobody sends."""
-    alike = []
-    for piece in pieces:
+def _stretch(pieces: Sequence[Piece], size: int, ragged: bool = False) -> Stretch:
+    """Nobody takes what it does not get: zeros arrive where nobody sends.
+
+    Args:
+      ragged: some device takes less of what it is sent than others do.
+    """
+    used = tuple(p for p in pieces if any(t[2] for t in p.takes))
+    alike: dict[tuple[int, int], list[Piece]] = {}
+    for piece in used:
         taken = {t for t in piece.takes if t[2]}
-        if len(taken) == 1:
-            take = taken.pop()
-            alike.append(dataclasses.replace(piece, takes=(take,) * len(piece.takes)))
-    alike.sort(key=lambda p: p.takes[0][1])
+        if ragged or len(taken) != 1:
+            return Stretch(used, size, False)
+        alike.setdefault(taken.pop()[1:], []).append(piece)
     at = 0
-    for piece in alike:
-        if piece.takes[0][1] != at:
-            break
-        at += piece.takes[0][2]
-    received = all(p.block or all(t[2] for t in p.takes) for p in pieces)
-    if at == size and len(alike) == sum(any(t[2] for t in p.takes) for p in pieces) and received:
-        return Stretch(tuple(alike), size, True)
-    return Stretch(tuple(p for p in pieces if any(t[2] for t in p.takes)), size, False)
+    for (to, n), group in sorted(alike.items()):
+        full = all(any(p.takes[i][2] for p in group) for i in range(len(group[0].takes)))
+        sent = [p for p in group if p.block]
+        if to != at or not (full or len(sent) == len(group) == 1):
+            return Stretch(used, size, False)
+        at += n
+    if at != size:
+        return Stretch(used, size, False)
+    ordered: list[Piece] = []
+    for _, group in sorted(alike.items()):
+        if len(group) == 1:
+            take = next(t for t in group[0].takes if t[2])
+            group = [Piece(group[0].block, (take,) * len(group[0].takes))]
+        ordered += group
+    return Stretch(tuple(ordered), size, True)
 
 
 def stretched(shape: Sequence[int], step: Step) -> tuple[int, ...]:

@@ -199,37 +199,55 @@ class _Rewriter:
     def op(self, op: Op, scope: _Scope) -> None:
         rule, classes = self.rules[op.id], self.classes
 
-        def shape(x: Operand, dims: Sequence[int]) -> Shape:
-            if not isinstance(x, Value):
-                return x.type.shape
-            return tuple(
-                classes.size(x, d) if classes.carries(op, f) else x.type.shape[d]
-                for d, f in enumerate(dims)
-            )
-
         ins: list[Operand] = []
-        shapes = [shape(x, dims) for x, dims in zip(op.operands, rule.operands, strict=True)]
-        for x, dims, wanted in zip(op.operands, rule.operands, shapes, strict=True):
+        shapes = [
+            tuple(classes.read_size(op, i, d) for d in range(len(x.type.shape)))
+            if rule.operands[i]
+            else x.type.shape
+            for i, x in enumerate(op.operands)
+        ]
+        for i, (x, dims, wanted) in enumerate(zip(op.operands, rule.operands, shapes, strict=True)):
             new = scope.read(x, wanted, op)
             for d, f in enumerate(dims):
                 if f == NONE or f in rule.indexed or wanted[d] == x.type.shape[d]:
                     continue
-                monoid = rule.reducers[f]
+                monoid = self.filler(rule, i, d)
                 if monoid and not (monoid == "sum" and self.zeros_beyond(x, d)):
                     assert isinstance(new, Value)
                     new = scope.masked(new, x.type.shape[d], d, monoid, op)
             ins.append(new)
-        made = [shape(r, dims) for r, dims in zip(op.results, rule.results, strict=True)]
+        made = [
+            tuple(
+                classes.size(r, d) if classes.carries(op, f) else r.type.shape[d]
+                for d, f in enumerate(dims)
+            )
+            for r, dims in zip(op.results, rule.results, strict=True)
+        ]
         results = tuple(self.make(r, s) for r, s in zip(op.results, made, strict=True))
-        params = dict(op.params)
         before = [*(x.type.shape for x in op.operands), *(r.type.shape for r in op.results)]
-        if rule.localize is not None and [*shapes, *made] != before:
-            params = rule.localize(params, shapes, made)
+        changed = [*shapes, *made] != before
+        new_op = dataclasses.replace(op, operands=tuple(ins), key=None)
+        if changed and rule.resizing is not None:
+            resized = rule.resizing.resize(op, shapes, made)
+            kept = tuple(ins) + resized.operands[len(ins) :]
+            new_op = dataclasses.replace(resized, operands=kept, key=None)
+        elif changed and rule.localize is not None:
+            params = rule.localize(dict(op.params), shapes, made)
+            new_op = dataclasses.replace(new_op, params=params)
         if rule.indexed and shapes[0] != op.operands[0].type.shape:
-            params["bounds"] = op.operands[0].type.shape
-        scope.ops.append(
-            dataclasses.replace(op, operands=tuple(ins), results=results, params=params, key=None)
-        )
+            bounds = {"bounds": op.operands[0].type.shape}
+            new_op = dataclasses.replace(new_op, params={**new_op.params, **bounds})
+        scope.ops.append(dataclasses.replace(new_op, results=results))
+
+    @staticmethod
+    def filler(rule: OpRule, operand: int, dim: int) -> str:
+        """The monoid whose identity has to stand beyond the end of a dim that is read; "" if
+        anything may.
+        """
+        if rule.reads_on(operand, dim) is None:
+            return rule.reducers[rule.operands[operand][dim]]
+        how = rule.resizing
+        return how.filler if how and (operand, dim) in how.masked else ""
 
     def region_op(self, op: Op, scope: _Scope) -> None:
         flows = flows_of(op)

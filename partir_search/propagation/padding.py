@@ -71,7 +71,11 @@ class DimClasses:
         for f, able in enumerate(self._able[op.id]):
             if able:
                 yield [
-                    (v, dims.index(f)) for v, dims in values if isinstance(v, Value) and f in dims
+                    (v, dims.index(f))
+                    for at, (v, dims) in enumerate(values)
+                    if isinstance(v, Value)
+                    and f in dims
+                    and not (at < len(op.operands) and rule.reads_on(at, dims.index(f)))
                 ]
 
     def _merge(self, one: tuple[Value, int], two: tuple[Value, int]) -> None:
@@ -91,6 +95,19 @@ class DimClasses:
         """Whether the op can carry a padded factor along."""
         return factor >= 0 and self._able[op.id][factor]
 
+    def read_size(self, op: Op, operand: int, dim: int) -> int:
+        """Extent at which an op takes an operand's dim: padded if it may be, and its class is."""
+        x, rule = op.operands[operand], self.rules[op.id]
+        f, n = rule.operands[operand][dim], x.type.shape[dim]
+        if not isinstance(x, Value) or f == NONE:
+            return n
+        if not rule.reads_on(operand, dim):
+            return self.size(x, dim) if self.carries(op, f) else n
+        how = rule.resizing
+        if how is None or (operand, dim) in how.barred or not self.carries(op, f):
+            return n
+        return self.size(x, dim)
+
     def size(self, value: Value, dim: int) -> int:
         """Extent of a dim, padded if its class is."""
         return self.padded.get(self.of(value, dim), value.type.shape[dim])
@@ -102,17 +119,14 @@ def _may_pad(op: Op, rule: OpRule, f: int) -> bool:
     Dims of size 1 may not: they broadcast and are squeezed.
     """
     able = rule.pads and f not in rule.blocked and rule.reducers[f] in _MASKED
-    if (
-        not able
-        or rule.sizes[f] == 1
-        or any(rule.operands[r.operand][r.dim] == f for r in rule.reads)
-    ):
+    read = {(r.operand, r.dim) for r in rule.reads if rule.operands[r.operand][r.dim] == f}
+    if not able or rule.sizes[f] == 1 or (read and rule.resizing is None):
         return False
     types = [*(x.type for x in op.operands), *(r.type for r in op.results)]
     found = False
-    for kind, dims in zip(types, (*rule.operands, *rule.results), strict=True):
+    for at, (kind, dims) in enumerate(zip(types, (*rule.operands, *rule.results), strict=True)):
         d = rule.dim_of(dims, f)
-        if d != NONE:
+        if d != NONE and (at, d) not in read:
             found = True
             if rule.factors_on(dims, d) != (f,) or kind.shape[d] != rule.sizes[f]:
                 return False

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+from partir_search.ir.beyond import MODES, Beyond
 from partir_search.ir.core import Module
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import Window
@@ -49,7 +50,8 @@ def put_together(blocks: list[Any], detail: Stretch, device: int) -> Any:
         assert at + n <= len(blocks[piece.block])
         out[to : to + n] = blocks[piece.block][at:][:n]
         filled += n
-    assert not detail.uniform or filled == detail.size
+    single = len({p.takes[device][1] for p in detail.pieces}) == len(detail.pieces)
+    assert not (detail.uniform and single) or filled == detail.size
     return out
 
 
@@ -74,6 +76,49 @@ def test_every_stretch_is_put_together() -> None:
             np.testing.assert_array_equal(put_together([x], whole[0].detail, i), want)
         kinds.update(s.kind for s in steps)
     assert kinds == {"window", "collective_permute", "all_gather"}
+
+
+def test_every_stretch_with_boundaries_is_put_together() -> None:
+    rng = random.Random(1)
+    uniform = 0
+    for _ in range(600):
+        tiles, tile = rng.choice([2, 3, 4, 8]), rng.choice([1, 2, 5])
+        n = tiles * tile
+        below, above = rng.choice(MODES), rng.choice(MODES)
+        extent = n - rng.choice([0, 0, 0, 1])
+        beyond = Beyond(extent, below, above)
+        size = rng.choice([tile, tile + 1, tile + 2, tile + 3])
+        first = rng.randrange(-3, 4) if rng.random() < 0.8 else rng.randrange(n)
+        starts = tuple(tile * i + first for i in range(tiles))
+        window = Window(0, (0,), starts, size, beyond)
+        x = np.arange(1.0, n + 1)
+        sources = [beyond.sources(s, size) for s in starts]
+        wanted = [np.where(s < 0, 0.0, x[s]) for s in sources]
+        steps = window_steps(window, n, True, ((0,),), ())
+        for got, want in zip(simulate(x, tiles, steps), wanted, strict=True):
+            np.testing.assert_array_equal(got, want)
+        for i, want in enumerate(wanted):
+            whole = window_steps(window, n, False, ((),), ())
+            np.testing.assert_array_equal(put_together([x], whole[0].detail, i), want)
+        uniform += bool(steps) and steps[-1].kind == "window" and steps[-1].detail.uniform
+    assert uniform > 100
+
+
+def test_boundaries_are_those_of_numpy() -> None:
+    x = np.arange(1, 8)
+    for mode in MODES:
+        wanted = np.pad(x, 3, mode=mode or "constant")  # type: ignore[call-overload]
+        sources = Beyond(7, mode, mode).sources(-3, 13)
+        np.testing.assert_array_equal(np.where(sources < 0, 0, x[sources]), wanted)
+
+
+def test_a_ring_is_one_permute_a_side() -> None:
+    window = Window(0, (0,), (-1, 9, 19, 29), 12, Beyond(40, "wrap", "wrap"))
+    left, right, last = window_steps(window, 40, True, ((0,),), ())
+    assert left.detail.pairs == ((0, 1), (1, 2), (2, 3), (3, 0))
+    assert right.detail.pairs == ((0, 3), (1, 0), (2, 1), (3, 2))
+    assert (left.detail.length, right.detail.length) == (1, 1)
+    assert last.detail.uniform
 
 
 def test_a_halo_is_two_permutes_of_its_width() -> None:

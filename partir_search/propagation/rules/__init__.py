@@ -2,6 +2,7 @@
 
 from partir_search.propagation.rules import (
     attention,
+    boundaries,
     contraction,
     control_flow,
     dynamic,
@@ -23,6 +24,7 @@ __all__ = [
     "RULES",
     "RuleTable",
     "attention",
+    "boundaries",
     "contraction",
     "control_flow",
     "dynamic",

@@ -18,6 +18,7 @@ from partir_search.ir.core import Op
 from partir_search.ir.monoids import identity
 from partir_search.ir.rule import NONE, OpRule, Reads
 from partir_search.propagation.rules.registry import register, result_shape, shape_of
+from partir_search.propagation.rules.resizing import windows
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -78,7 +79,10 @@ def _pooling(op: Op, slides: Sequence[_Slide], **fields: Any) -> OpRule:
 def pooling(op: Op) -> OpRule:
     """Tiles of dims that the window slides over read a halo."""
     linear = ((0,),) if op.prim == "reduce_window_sum" else ()
-    return _pooling(op, _slides(op, 0), linear=linear, local=_local_pooling)
+    how = op.prim.removeprefix("reduce_window_")
+    resizing = windows(op, how) if how in ("sum", "max", "min") else None
+    slides = _slides(op, 0)
+    return _pooling(op, slides, linear=linear, local=_local_pooling, resizing=resizing)
 
 
 def _local_pooling(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:

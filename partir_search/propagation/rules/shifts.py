@@ -5,6 +5,7 @@ A tile of their result reads another stretch of the operand than the tile of the
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Mapping, Sequence
@@ -12,17 +13,20 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from partir_search.ir.bind import bind
 from partir_search.ir.core import Literal, Op, Shape
 from partir_search.ir.rule import NONE, OpRule, Reads
 from partir_search.propagation.rules.registry import register, result_shape, shape_of
+from partir_search.propagation.rules.resizing import SLICE, pads
 from partir_search.propagation.rules.shape import identity
 
 Params = Mapping[str, Any]
 
 LITTLE = 1 / 8  # of a dim: so far off, most of a tile's stretch is the operand's own tile
+FEW = 4  # elements: too few to be tiled
 MOST_JOINED = 8  # operands of a concatenation whose joined dim may be tiled: each is read for it
 
 
@@ -36,10 +40,13 @@ def rev(op: Op) -> OpRule:
 
 @register("slice")
 def slice_(op: Op) -> OpRule:
-    """A tile of a cut dim reads the stretch that it is cut from."""
+    """A tile of a cut dim reads the stretch that it is cut from. A few elements of a dim are summed
+    over its tiles, all but one of which have zeros.
+    """
     shape, result = shape_of(op, 0), result_shape(op)
     starts, strides = op.params["start_indices"], op.params["strides"] or (1,) * len(shape)
     cut = [d for d in range(len(shape)) if shape[d] != result[d]]
+    few = [d for d in cut if _is_few(op, d)]
 
     def localize(p: Params, operands: Sequence[Shape], results: Sequence[Shape]) -> dict[str, Any]:
         tiled = {d for d in cut if results[0][d] != result[d]}
@@ -53,8 +60,54 @@ def slice_(op: Op) -> OpRule:
             "limit_indices": tuple(limits),
         }
 
-    reads = [_reads(0, d, strides[d], starts[d], shape[d], result[d]) for d in cut]
-    return _stretching(op, reads, localize=localize)
+    reads = [_reads(0, d, strides[d], starts[d], shape[d], result[d]) for d in cut if d not in few]
+    plain = all(strides[d] == 1 for d in range(len(shape)))
+    resizing = SLICE if plain and not few else None
+    rule = _stretching(op, reads, localize=localize, resizing=resizing)
+    if not few:
+        return rule
+    return dataclasses.replace(
+        rule,
+        sizes=tuple(shape[d] if d in few else n for d, n in enumerate(result)),
+        results=(tuple(NONE if d in few else d for d in range(len(result))),),
+        reducers=tuple("sum" if d in few else "" for d in range(len(result))),
+        local=functools.partial(_local_few, few, localize),
+    )
+
+
+def _is_few(op: Op, dim: int) -> bool:
+    shape, result = shape_of(op, 0), result_shape(op)
+    numbers = jnp.issubdtype(op.results[0].type.dtype, np.number)
+    stride = (op.params["strides"] or (1,) * len(shape))[dim]
+    return numbers and stride == 1 and result[dim] <= FEW and result[dim] <= LITTLE * shape[dim]
+
+
+def _local_few(
+    few: Sequence[int], localize: Any, ctx: Any, op: Op, args: Sequence[Any]
+) -> Sequence[Any]:
+    """What lies in this tile of a few elements; zeros for the others."""
+    (x,), result, starts = args, result_shape(op), op.params["start_indices"]
+    for d in few:
+        if ctx.tiles(d) > 1:
+            at = starts[d] - ctx.tile_index(d) * x.shape[d]
+            config = [(0, 0, 0)] * x.ndim
+            config[d] = (result[d], result[d], 0)
+            x = lax.pad(x, jnp.zeros((), x.dtype), config)
+            at = jnp.clip(at + result[d], 0, x.shape[d] - result[d])
+            x = lax.dynamic_slice_in_dim(x, at, result[d], d)
+    made = tuple(n if d in few else n // ctx.tiles(d) for d, n in enumerate(result))
+    whole = [
+        shape_of(op, 0)[d] if d in few and ctx.tiles(d) == 1 else n for d, n in enumerate(x.shape)
+    ]
+    params = localize(op.params, [tuple(whole)], [made])
+    params["start_indices"] = tuple(
+        0 if d in few and ctx.tiles(d) > 1 else n for d, n in enumerate(params["start_indices"])
+    )
+    params["limit_indices"] = tuple(
+        result[d] if d in few and ctx.tiles(d) > 1 else n
+        for d, n in enumerate(params["limit_indices"])
+    )
+    return bind(op, params, (x,))
 
 
 def _reads(operand: int, dim: int, step: int, first: int, extent: int, points: int) -> Reads:
@@ -138,6 +191,7 @@ def pad(op: Op) -> OpRule:
         reads=tuple(reads),
         linear=((0,),) if zero else (),
         elementwise=True,
+        resizing=pads(op),
         localize=_longer_end,
         local=functools.partial(_local_pad, frozenset(r.dim for r in reads), zero),
     )

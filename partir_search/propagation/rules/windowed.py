@@ -16,11 +16,13 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from partir_search.ir.beyond import ZERO, Beyond, taken
 from partir_search.ir.bind import bind
 from partir_search.ir.core import Op, Shape
 from partir_search.ir.local_form import local_result_shapes
 from partir_search.ir.rule import NONE, LocalContext, OpRule, Reads
 from partir_search.propagation.rules.registry import register, result_shape, shape_of
+from partir_search.propagation.rules.resizing import convolutions
 
 
 @register("conv_general_dilated")
@@ -80,7 +82,9 @@ def convolution(op: Op) -> OpRule:
         elif slide.points:
             walked = (rhs_dims, k) if slide.along_window else (out_dims, o)
             factor(slide.points, (lhs_dims, d), walked, reducer="sum" * slide.along_window)
-            reads.append(Reads(0, d, slide.step, slide.first, slide.width))
+            reads.append(
+                Reads(0, d, slide.step, slide.first, slide.width, beyond=_beyond(op, i, lhs[d]))
+            )
             work *= slide.touches / slide.points
         else:
             inner(slide.touches)
@@ -93,9 +97,21 @@ def convolution(op: Op) -> OpRule:
         reads=tuple(reads),
         linear=((0,), (1,)),
         pads=p["feature_group_count"] == p["batch_group_count"] == 1,
+        resizing=convolutions(op),
         flops_per_point=2.0 * max(work, 1.0),
         local=_local,
     )
+
+
+def _ends(op: Op, i: int) -> tuple[str, str]:
+    """Modes of what stands beyond both ends of the image along one dim."""
+    ends = op.params.get("ends")
+    return ends[i] if ends else (ZERO, ZERO)
+
+
+def _beyond(op: Op, i: int, extent: int) -> Beyond | None:
+    ends = _ends(op, i)
+    return None if ends == (ZERO, ZERO) else Beyond(extent, *ends)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -149,9 +165,12 @@ def _slide(op: Op, i: int) -> _Slide:
 
 def _touches(image: int, window: int, out: int, i: int, p: Mapping[str, Any]) -> int:
     """Pairs of a window's element and a pixel that it meets: not padding, no hole of dilation."""
+    low, high = p["padding"][i]
+    if p.get("ends") and p["ends"][i] != (ZERO, ZERO):  # no zeros are met there
+        image, low = image + low + high, 0
     met = 0
     for k in range(window):
-        start = k * p["rhs_dilation"][i] - p["padding"][i][0]
+        start = k * p["rhs_dilation"][i] - low
         at = (start + o * p["window_strides"][i] for o in range(out))
         dilation = p["lhs_dilation"][i]
         met += sum(a % dilation == 0 and 0 <= a // dilation < image for a in at)
@@ -159,11 +178,19 @@ def _touches(image: int, window: int, out: int, i: int, p: Mapping[str, Any]) ->
 
 
 def _local(ctx: LocalContext, op: Op, args: Sequence[Any]) -> Sequence[Any]:
-    shapes = local_result_shapes(ctx, convolution(op), op)
+    rule = convolution(op)
+    shapes = local_result_shapes(ctx, rule, op)
     params = _localize(op, op.params, [x.shape for x in args], shapes)
     image, window = args
     padding = list(params["padding"])
-    for i, k in enumerate(params["dimension_numbers"].rhs_spec[2:]):
+    dn = params["dimension_numbers"]
+    for i, d in enumerate(dn.lhs_spec[2:]):
+        f = rule.operands[0][d]
+        if (beyond := _beyond(op, i, image.shape[d])) and (f == NONE or ctx.tiles(f) == 1):
+            low, high = padding[i]
+            image = taken(image, d, -low, image.shape[d] + low + high, beyond)
+            padding[i] = (0, 0)
+    for i, k in enumerate(dn.rhs_spec[2:]):
         # XLA takes this dim for one of groups when it swaps the operands, and aborts (jaxlib 0.10
         # and 0.12): one more element of the window, a zero, makes it another.
         if (

@@ -1,0 +1,90 @@
+"""Numbers that are known before the program runs: places of updates and slices, fillers of pads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from partir_search.ir.core import Literal, Op, Operand, Value
+
+MOST = 64  # numbers of an array that is followed
+
+
+class Constants:
+    """Values whose numbers are known before the program runs."""
+
+    def __init__(self, arrays: Mapping[Value, Any]) -> None:
+        self._known: dict[Value, Any] = {}
+        for value, array in arrays.items():
+            if _small(value):
+                self._known[value] = np.asarray(array)
+
+    def of(self, x: Operand) -> Any | None:
+        """The numbers of an operand, or None."""
+        if isinstance(x, Value):
+            return self._known.get(x)
+        return np.asarray(x.value) if np.ndim(x.value) == 0 else None
+
+    def literal(self, x: Operand) -> Operand:
+        """A scalar as a literal, if its number is known."""
+        if isinstance(x, Value) and not x.type.shape and x in self._known:
+            return Literal(self._known[x][()], x.type)
+        return x
+
+    def follow(self, op: Op) -> None:
+        """Works out what the op makes, if that is known."""
+        find = _FOUND.get(op.prim)
+        if find is None or len(op.results) != 1 or not _small(op.results[0]):
+            return
+        ins = [self.of(x) for x in op.operands]
+        if all(x is not None for x in ins) and any(
+            isinstance(x, Literal) or x in self._known for x in op.operands
+        ):
+            (result,) = op.results
+            made = np.asarray(find(op.params, *ins), result.type.dtype)
+            if made.shape == result.type.shape:
+                self._known[result] = made
+
+
+def _small(value: Value) -> bool:
+    dtype = value.type.dtype
+    numbers = dtype == np.bool_ or jnp.issubdtype(dtype, np.number)
+    return numbers and math.prod(value.type.shape) <= MOST
+
+
+def _broadcast(params: Mapping[str, Any], x: Any, *_: Any) -> Any:
+    shape, dims = params["shape"], params["broadcast_dimensions"]
+    ones = [1] * len(shape)
+    for d, n in zip(dims, np.shape(x), strict=True):
+        ones[d] = n
+    return np.broadcast_to(np.reshape(x, ones), shape)
+
+
+def _slice(params: Mapping[str, Any], x: Any) -> Any:
+    strides = params["strides"] or (1,) * x.ndim
+    ends = zip(params["start_indices"], params["limit_indices"], strides, strict=True)
+    return x[tuple(slice(*e) for e in ends)]
+
+
+_FOUND: dict[str, Callable[..., Any]] = {
+    "broadcast_in_dim": _broadcast,
+    "concatenate": lambda p, *xs: np.concatenate(xs, int(p["dimension"])),
+    "convert_element_type": lambda p, x: x,
+    "copy": lambda p, x: x,
+    "neg": lambda p, x: -x,
+    "reshape": lambda p, x, *_: np.reshape(x, p["new_sizes"]),
+    "squeeze": lambda p, x: np.squeeze(x, tuple(p["dimensions"])),
+    "slice": _slice,
+    "add": lambda p, x, y: x + y,
+    "sub": lambda p, x, y: x - y,
+    "mul": lambda p, x, y: x * y,
+    "lt": lambda p, x, y: x < y,
+    "select_n": lambda p, w, *xs: np.where(w, xs[-1], xs[0]) if len(xs) == 2 else None,
+    "clamp": lambda p, low, x, high: np.clip(x, low, high),
+    "max": lambda p, x, y: np.maximum(x, y),
+    "min": lambda p, x, y: np.minimum(x, y),
+}

@@ -1,0 +1,152 @@
+"""Rolls, differences, padded stencils and updates of an interior on a tiled grid: halos move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from partir_search.ir.mesh import MeshShape
+from partir_search.ir.verify import verify
+from partir_search.lowering.local import localize
+from partir_search.lowering.reshard import COLLECTIVES
+from partir_search.propagation.aligning import aligned
+from partir_search.propagation.propagate import State
+from partir_search.propagation.views import with_views
+from tests.support import assert_same, module_of, run_emitted, run_evaluator, state_of, tile_arg
+
+N, M, C = 32, 16, 2
+ROW = M * C * 4  # bytes
+MESHES = {"8": MeshShape(("r",), (8,)), "4x2": MeshShape(("r", "c"), (4, 2))}
+Form = Callable[[Any], Any]
+
+rng = np.random.default_rng(0)
+KERNEL = rng.normal(size=(3, 3, C, C)).astype(np.float32)
+INNER = rng.normal(size=(1, N - 2, M, C)).astype(np.float32)
+
+
+def conv(x: Any, padding: Any = "VALID") -> Any:
+    layout = ("NHWC", "HWIO", "NHWC")
+    return lax.conv_general_dilated(x, KERNEL, (1, 1), padding, dimension_numbers=layout)
+
+
+def padded(x: Any, mode: str, width: int = 1, columns: int = 0) -> Any:
+    config = ((0, 0), (width, width), (columns, columns), (0, 0))
+    return jnp.pad(x, config, mode=mode)  # type: ignore[call-overload]
+
+
+def nine_points(x: Any, mode: str) -> Any:
+    p = padded(x, mode, columns=1)
+    return sum(
+        p[:, i : i + N, j : j + M] * (i + 1.0) * (j - 0.3) for i in range(3) for j in range(3)
+    )
+
+
+def rollout(x: Any) -> Any:
+    def step(u: Any, _: Any) -> tuple[Any, None]:
+        return u + 0.1 * (jnp.roll(u, 1, 1) + jnp.roll(u, -1, 1) - 2 * u), None
+
+    return lax.scan(step, x, None, 3)[0]
+
+
+def staggered(x: Any) -> Any:
+    """Fluxes through faces between cells, none through the outermost."""
+    faces = jnp.pad(x[:, 1:] * x[:, :-1], ((0, 0), (1, 1), (0, 0), (0, 0)))
+    return faces[:, 1:] - faces[:, :-1]
+
+
+def boundary_rows(x: Any) -> Any:
+    return jnp.concatenate([x[:, :1] * 2, (x[:, 2:] + x[:, :-2]) / 2, x[:, -1:] * 3], 1)
+
+
+FORMS: dict[str, tuple[Form, int, int]] = {  # function, rows that move forward and in all
+    "roll": (lambda x: jnp.roll(x, 1, 1) * x, 1, 2),
+    "roll far": (lambda x: jnp.roll(x, 3, 1) * x, 3, 6),
+    "roll both dims": (lambda x: jnp.roll(x, (2, -1), (1, 2)) * x, 2, 4),
+    "differences": (lambda x: (x[:, 1:] - x[:, :-1]) ** 2, 1, 2),
+    "differences of differences": (lambda x: jnp.sin(jnp.diff(x, n=2, axis=1)), 2, 6),
+    "gradient": (lambda x: jnp.gradient(x, axis=1), 5, 12),
+    "zeros": (lambda x: conv(padded(x, "constant")), 2, 4),
+    "wrapped": (lambda x: conv(padded(x, "wrap")), 2, 4),
+    "wrapped both dims": (lambda x: conv(padded(x, "wrap", columns=1)), 2, 4),
+    "edges": (lambda x: conv(padded(x, "edge")), 2, 8),
+    "reflected": (lambda x: conv(padded(x, "reflect")), 2, 8),
+    "symmetric": (lambda x: conv(padded(x, "symmetric")), 2, 8),
+    "pooled": (
+        lambda x: lax.reduce_window(
+            padded(x, "constant"), 0.0, lax.add, (1, 3, 1, 1), (1, 1, 1, 1), "VALID"
+        ),
+        2,
+        4,
+    ),
+    "no padding": (lambda x: jnp.sin(conv(x)), 2, 6),
+    "add inside": (lambda x: x.at[:, 1:-1].add(INNER * x[:, 1:-1]), 2, 4),
+    "set inside": (lambda x: x.at[:, 1:-1].set(INNER * x[:, 2:]), 3, 6),
+    "multiply inside": (lambda x: x.at[:, 1:-1].multiply(INNER), 0, 0),
+    "set both dims": (lambda x: x.at[:, 1:-1, 1:-1].set(x[:, :-2, 2:] * 2), 3, 6),
+    "set a row": (lambda x: x.at[:, 0].set(0.0), 0, 0),
+    "set a row by another": (lambda x: x.at[:, :1].set(x[:, -1:] * 2), 1, 3),
+    "set shifted": (lambda x: x.at[:, 1:].set(x[:, :-1]), 1, 2),
+    "token shift": (
+        lambda x: jnp.pad(x, ((0, 0), (1, 0), (0, 0), (0, 0)))[:, :-1] * x,
+        1,
+        2,
+    ),
+    "zeros before": (
+        lambda x: jnp.concatenate([jnp.zeros_like(x[:, :1]), x[:, :-1]], 1) * x,
+        1,
+        2,
+    ),
+    "nine points": (lambda x: nine_points(x, "constant"), 2, 8),
+    "nine points, wrapped": (lambda x: nine_points(x, "wrap"), 2, 8),
+    "rollout": (rollout, 2, 4),
+    "staggered": (staggered, 2, 4),
+    "boundary rows": (boundary_rows, 5, 12),
+    "first and last row": (lambda x: x - x[:, 0:1] + x[:, -1:], 2, 5),
+}
+
+
+def planned(fn: Callable[..., Any], mesh: MeshShape, x: Any) -> State:
+    """The function's program with rows tiled along `r`."""
+    module, _ = aligned(with_views(module_of(fn, x)), mesh)
+    verify(module)
+    state = state_of(module, mesh, contract=True)
+    tile_arg(state, 0, 1, "r")
+    return state
+
+
+def sent(state: State) -> tuple[int, int]:
+    """Bytes of all collectives and of the largest, but for those that only make results whole."""
+    sizes = [0]
+    for move, _ in localize(state.partition()).moves():
+        if move.step.kind in COLLECTIVES and not (move.op and move.op.prim == "slice"):
+            sizes.append(move.payload_bytes)
+    return sum(sizes), max(sizes)
+
+
+@pytest.mark.devices
+@pytest.mark.parametrize("form", FORMS)
+def test_halos_move(form: str) -> None:
+    fn, forward, both = FORMS[form]
+    x = jax.random.normal(jax.random.key(1), (1, N, M, C))
+
+    def f(x: Any) -> Any:
+        return (fn(x),)
+
+    def g(x: Any) -> Any:
+        return jax.value_and_grad(lambda x: jnp.sin(fn(x)).sum())(x)
+
+    for mesh, step, rows in ((MESHES["8"], g, both), (MESHES["4x2"], f, forward)):
+        state = planned(step, mesh, x)
+        total, most = sent(state)
+        assert total <= rows * ROW + 8, (form, total / ROW)
+        assert most <= 3 * ROW
+        want = jax.tree.leaves(jax.jit(step)(x))
+        assert_same(run_emitted(state.partition(), [x]), want)
+        if step is f:
+            assert_same(run_evaluator(state.partition(), [x]), want)
