@@ -139,9 +139,7 @@ def _offset(terms: Sequence[View], dim: int, n: int, size: int) -> int | None:
     met = np.zeros(size, dtype=np.int64)
     offset: int | None = None
     for view in terms:
-        sources = (
-            view.sources(dim) if view.maps[dim] is not None else whole(_base(view)).sources(dim)
-        )
+        sources = view.sources(dim)
         held = np.flatnonzero(sources >= 0)
         if not len(held) or (len(held) < len(sources) and not zero_filled(view)):
             return None
