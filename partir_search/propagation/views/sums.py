@@ -63,9 +63,8 @@ class Sums:
         return True
 
     def _known(self, op: Op) -> list[View]:
-        x = op.operands[0]
-        unary = op.prim in ("slice", "pad", "rev")
-        return self._terms.get(x, []) if unary and isinstance(x, Value) else []
+        x = op.operands[0] if op.prim in ("slice", "pad", "rev") else None
+        return self._terms.get(x, []) if isinstance(x, Value) else []
 
     def write(self, writer: Writer, op: Op) -> bool:
         """Writes the op's result as the sum of its terms, if it reads a sum and each is a shift."""
