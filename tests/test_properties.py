@@ -30,8 +30,8 @@ from partir_search.propagation.pad import pad_module
 from partir_search.propagation.padding import Pad
 from partir_search.propagation.propagate import State
 from partir_search.propagation.rules import RuleTable
-from tests.generated.constrained import constrained, random_spec
 from partir_search.propagation.views import with_views
+from tests.generated.constrained import constrained, random_spec
 from tests.generated.stencils import stencil
 from tests.programs import build
 from tests.support import check_partition, device_mesh, module_of, state_of
@@ -221,9 +221,8 @@ def test_states_come_back_by_their_keys(seed: int) -> None:
 @pytest.mark.devices
 @pytest.mark.parametrize(
     "checked",
-    [check, check_padded, check_constrained],
-    ids=["as_is", "padded", "constrained"],
-    "checked", [check, check_padded, check_stencil], ids=["as_is", "padded", "stencils"]
+    [check, check_padded, check_constrained, check_stencil],
+    ids=["as_is", "padded", "constrained", "stencils"],
 )
 def test_random_programs(checked: Callable[[int], None], request: pytest.FixtureRequest) -> None:
     examples = request.config.getoption("--programs")
