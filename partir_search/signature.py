@@ -184,14 +184,16 @@ def trace_call(
         donated = _donated(traced)
     out_leaves = jax.tree_util.tree_leaves_with_path(traced.out_info)
     ties = find_ties(call, traced.out_info, donated)
-    in_refs = _in_refs(call, traced.out_info) & {i for i, _ in ties}
+    held = _in_refs(call, traced.out_info)  # their buffers are used again without donation
+    donated = tuple(d and i not in held for i, d in enumerate(donated))
+    reused = held & {i for i, _ in ties}
     module = read_module(
         traced.jaxpr,
         name=name,
         arg_paths=call.paths(),
         result_paths=[leaf_path("", keys) for keys, _ in out_leaves],
         ties=ties,
-        donated=frozenset(in_refs | {i for i, d in enumerate(donated) if d}),
+        donated=frozenset(reused | {i for i, d in enumerate(donated) if d}),
         trip_counts=trip_counts,
         ruled=(*RULES, *UNRULED),
     )
