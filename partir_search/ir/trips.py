@@ -1,4 +1,4 @@
-"""How often `while` loops run: read off the program, said by the user, or assumed.
+"""How often loops run: read off the program, said by the user, or assumed.
 
 Nothing is known of a loop that depends on data, but what it costs depends on its count. Loops of
 unknown count that lie in each other share one assumption: the innermost body runs `ASSUMED` times
@@ -16,13 +16,14 @@ from typing import Any
 
 from partir_search.ir.core import Module, Op, Region
 from partir_search.ir.counting import Counted
+from partir_search.ir.early_exit import early_scans
 
 ASSUMED = 100  # as XLA's auto-sharding pass assumes when the count depends on data
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Trips:
-    """The trip count of a `while` loop.
+    """The trip count of a `while` loop, or of a scan that is left early.
 
     Attributes:
       count: iterations that the simulator counts.
@@ -37,7 +38,7 @@ class Trips:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DataLoop:
-    """A `while` loop whose trip count depends on data.
+    """A loop whose trip count depends on data.
 
     Attributes:
       name: of its first result.
@@ -51,9 +52,9 @@ class DataLoop:
 
 
 def trips_of(op: Op) -> int:
-    """Iterations of a `while`."""
+    """Iterations of a `while` or a scan."""
     found: Trips | None = op.params.get("trips")
-    return ASSUMED if found is None else found.count
+    return int(op.params.get("length", ASSUMED)) if found is None else found.count
 
 
 def set_trips(
@@ -61,16 +62,20 @@ def set_trips(
     counts: Mapping[int, Counted | None],
     said: Mapping[str, int] = MappingProxyType({}),
 ) -> None:
-    """Gives each `while` of a module that was just read its `trips` param.
+    """Gives each loop of a module that was just read its `trips` param, where a count is needed.
 
     Args:
-      counts: by `id` of the op, what it was found to count.
+      counts: by `id` of a `while`, what it was found to count.
       said: trip counts by glob on a loop's source line, name stack or name.
 
     Raises:
       ValueError: a glob matches no loop whose count depends on data.
     """
+    counts = dict(counts)
     unknown, known = dict[int, Op](), list[Op]()
+    for op in early_scans(module.body):
+        counts[id(op)] = Counted(int(op.params["length"]), exact=False)
+        unknown[id(op)] = op
     for op in _whiles(module.body):
         count = counts.get(id(op))
         if count is not None and count.exact:
@@ -78,17 +83,17 @@ def set_trips(
             known.append(op)
         else:
             unknown[id(op)] = op
+    loops = list(unknown.values())
     used: set[str] = set()
-    for op in list(unknown.values()) if said else ():
+    for op in loops if said else ():
         for glob, count_said in said.items():
             if any(fnmatch.fnmatchcase(text, glob) for text in _texts(op)):
                 used.add(glob)
                 if id(op) in unknown:
-                    _give(op, Trips(count_said, _most(counts, op), "user"))
-                    del unknown[id(op)]
+                    _say(op, unknown, counts, count_said)
     for glob in said:
         if glob not in used:
-            raise ValueError(_no_loop(glob, module, known))
+            raise ValueError(_no_loop(glob, loops, known))
     for op in module.body.ops:
         _assume(op, unknown, counts, float(ASSUMED))
 
@@ -125,6 +130,16 @@ def _most(counts: Mapping[int, Counted | None], op: Op) -> int | None:
     return None if found is None else found.most
 
 
+def _say(op: Op, unknown: dict[int, Op], counts: Mapping[int, Counted | None], count: int) -> None:
+    """Takes the user's count; for a nest of scans that are left early it is that of them all."""
+    if op.prim == "while":
+        _give(op, Trips(count, _most(counts, op), "user"))
+        del unknown[id(op)]
+        return
+    nest = {i: unknown.pop(i) for i in map(id, early_scans(Region((), (op,), ()))) if i in unknown}
+    _assume(op, nest, counts, float(count), "user")
+
+
 def _limits(
     op: Op, unknown: Mapping[int, Any], counts: Mapping[int, Counted | None]
 ) -> list[int | None]:
@@ -139,19 +154,22 @@ def _share(limits: list[int | None], runs: float) -> float:
     `runs` of the innermost body in all.
     """
     free = list(limits)
-    while free:
+    while True:
         share = float(runs ** (1 / len(free)))
         small = [m for m in free if m is not None and m < share]
-        if not small:
+        if len(small) in (0, len(free)):
             return share
         for m in small:
             runs /= max(1, m)
             free.remove(m)
-    return max(1.0, runs)
 
 
 def _assume(
-    op: Op, unknown: Mapping[int, Any], counts: Mapping[int, Counted | None], runs: float
+    op: Op,
+    unknown: Mapping[int, Any],
+    counts: Mapping[int, Counted | None],
+    runs: float,
+    said: str = "assumed",
 ) -> None:
     """Shares out `runs` iterations among the unknown loops that lie in each other."""
     if not op.regions:
@@ -160,11 +178,11 @@ def _assume(
         most = _most(counts, op)
         count = max(1, round(_share(_limits(op, unknown, counts), runs)))
         count = count if most is None else max(1, min(count, most))
-        _give(op, Trips(count, most, "assumed"))
+        _give(op, Trips(count, most, said))
         runs = max(1.0, runs / count)
     for region in op.regions:
         for inner in region.ops:
-            _assume(inner, unknown, counts, runs)
+            _assume(inner, unknown, counts, runs, said)
 
 
 def _name(op: Op) -> str:
@@ -175,7 +193,7 @@ def _texts(op: Op) -> tuple[str, ...]:
     return op.source, op.scope, _name(op)
 
 
-def _no_loop(glob: str, module: Module, known: list[Op]) -> str:
+def _no_loop(glob: str, left: list[Op], known: list[Op]) -> str:
     exact = [o for o in known if any(fnmatch.fnmatchcase(t, glob) for t in _texts(o))]
     if exact:
         trips: Trips = exact[0].params["trips"]
@@ -183,7 +201,6 @@ def _no_loop(glob: str, module: Module, known: list[Op]) -> str:
             f"trip_counts: {glob!r} matches a loop at {exact[0].source or _name(exact[0])} that"
             f" the program itself runs {trips.count} times"
         )
-    left = [o for o in _whiles(module.body) if o not in known]
     shown = ", ".join(f"{_name(o)} at {o.source or '?'}" for o in left[:5])
     more = ", ..." if len(left) > 5 else ""
     return (

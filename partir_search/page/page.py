@@ -65,6 +65,7 @@ def report_page(plan: Plan, timeline: Timeline) -> str:
         _section("Arguments", _arguments(plan), SHARDS_NOTE),
         _section("Collectives by source line", _table(report.collective_lines_table(plan))),
         _section("Communication", _table(report.collectives_table(plan, {})), _bound(plan)),
+        _section("Loops whose trip count depends on data", _table(report.loops_table(plan))),
         _section("Held whole by every device", _table(report.not_tiled_table(plan))),
         *_searches(plan),
         _conflicts(plan),

@@ -130,6 +130,36 @@ def test_nests_share_one_assumption() -> None:
     assert runs(scanned) == [(100, 300)]
 
 
+def _bounded(x: Any, depth: int) -> Any:
+    """At most 8 to the power of `depth` iterations, which can be differentiated."""
+    if depth == 0:
+        return jnp.sin(x) / 2
+    step = jax.checkpoint(
+        lambda x, _: (
+            lax.cond(jnp.abs(x).max() > 0.1, lambda x: _bounded(x, depth - 1), lambda x: x, x),
+            None,
+        )
+    )
+    return lax.scan(step, x, None, length=8)[0]
+
+
+def test_scans_that_are_left_early() -> None:
+    """A nest of them, forward and backward, shares one assumption; a single one runs whole."""
+    (x,) = floats_of((4,))
+
+    def runs(depth: int, **options: Any) -> list[tuple[int, int]]:
+        fn = jax.grad(lambda x: _bounded(x, depth).sum())
+        plan = ps.auto_partition(MESH, machine="tpu_v5e", schedule=[], **options)(fn).plan(x)
+        return [(loop.trips.count, loop.runs) for loop in data_loops(plan.module)]
+
+    assert runs(1) == []
+    twice = runs(2)
+    assert len(twice) > 3
+    assert set(twice) == {(8, 8), (8, 64)}  # as many as there are
+    assert set(runs(3)) == {(5, 5), (4, 20), (5, 100)}
+    assert set(runs(3, trip_counts={"*": 8})) == {(2, 2), (2, 4), (2, 8)}
+
+
 def _solve(x: Any) -> Any:
     with jax.named_scope("outer"):
         return lax.while_loop(

@@ -46,7 +46,7 @@ class Flows:
       carries: (region, result, region, argument): a result is an argument of the next iteration.
       finals: (region, argument, op result): the op's result is the last value of an argument.
       same: (region, argument, region, argument): two arguments that are one value.
-      trips: times that each region runs (an estimate for `while`).
+      trips: times that each region runs (an estimate where it depends on data).
       examples: of a loop whose examples stop each by itself; else None.
     """
 
@@ -80,7 +80,7 @@ def _scan_flows(op: Op) -> Flows:
         leaves=tuple((0, j, j, 1) for j in range(carries, len(region.results))),
         carries=tuple((0, j, 0, consts + j) for j in range(carries)),
         finals=tuple((0, consts + j, j) for j in range(carries)),
-        trips=(int(op.params["length"]),),
+        trips=(trips_of(op),),
     )
 
 
