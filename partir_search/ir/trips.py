@@ -42,6 +42,7 @@ class DataLoop:
 
     Attributes:
       name: of its first result.
+      source: line of the user's code, or the name stack where none is known.
       runs: iterations in a step of the program, with those of the loops around it.
     """
 
@@ -108,7 +109,7 @@ def _data_loops(region: Region, runs: int) -> Iterator[DataLoop]:
         trips: Trips | None = op.params.get("trips") if op.regions else None
         inside = runs * (trips.count if trips else int(op.params.get("length", 1)))
         if trips and trips.said != "program":
-            yield DataLoop(_name(op), op.source, trips, inside)
+            yield DataLoop(_name(op), op.source or op.scope, trips, inside)
         for inner in op.regions:
             yield from _data_loops(inner, inside)
 
