@@ -147,7 +147,12 @@ def auto_partition(
     )
     static = checks.chosen("static", static_argnums, static_argnames)
     donate = checks.chosen("donate", donate_argnums, donate_argnames)
-    return lambda fun: AutoPartitioned(checks.checked_function(fun), options, static, donate)
+
+    def partition(fun: Callable[..., Any]) -> AutoPartitioned:
+        checks.check_function(fun, static, donate)
+        return AutoPartitioned(fun, options, static, donate)
+
+    return partition
 
 
 def _machine(mesh: AnyMesh, machine: Machine | str | None) -> Machine:
@@ -282,7 +287,7 @@ class AutoPartitioned(Unpickled):
           args, kwargs: arrays, or ShapeDtypeStructs to be filled with random numbers.
           plan: to check; default: the one for these arguments. They may be smaller than its own.
         """
-        saved = saved_plan(plan or self.plan(*args, **kwargs))
+        saved = saved_plan(self.plan(*args, **kwargs) if plan is None else plan)
         user = saved.mesh.user
         straight = user.split(saved.mesh.parts()).with_diagonals(saved.mesh.diagonal_names)
         options = dataclasses.replace(

@@ -98,6 +98,12 @@ class Machine:
             validation.number(named(field), getattr(self, field), above=0)
         for field in _NOT_NEGATIVE:
             validation.number(named(field), getattr(self, field))
+        for field in ("matmul_efficiency", "hbm_efficiency"):
+            if getattr(self, field) > 1:
+                raise ValueError(
+                    f"{named(field)} is a share of the peak, at most 1, not {getattr(self, field)}"
+                )
+        validation.names(named("sources"), self.sources, "('a datasheet',)")
         if not isinstance(self.axis_hop_seconds, Mapping):
             raise TypeError(f"{named('axis_hop_seconds')} maps axes to seconds")
         for axis, seconds in self.axis_hop_seconds.items():

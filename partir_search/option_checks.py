@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -267,11 +267,18 @@ def _check_follow(follow: Any, mesh: MeshShape) -> None:
         )
 
 
-def checked_function(fun: Any) -> Callable[..., Any]:
-    """The function to partition.
+Marked = tuple[Sequence[int], Sequence[str]]  # positions and names of arguments
+
+
+def check_function(fun: Any, static: Marked, donate: Marked) -> None:
+    """Errors for a function to partition, and for arguments of it that it does not take.
+
+    Args:
+      static, donate: positions and names of arguments.
 
     Raises:
       TypeError: it cannot be called, or is partitioned already.
+      ValueError: it has no such argument.
     """
     if not callable(fun):
         given = "its result" if isinstance(fun, tuple | Mapping) else shown(fun)
@@ -279,12 +286,34 @@ def checked_function(fun: Any) -> Callable[..., Any]:
             f"auto_partition(mesh) is given the function to partition, not {given}; write"
             " auto_partition(mesh)(step), and call that with the arguments"
         )
+    name = getattr(fun, "__name__", "the function")
     if hasattr(fun, "known_plans"):
         raise TypeError(
-            f"{getattr(fun, '__name__', 'the function')} is partitioned already; partition the"
-            " plain function, its attribute .plain"
+            f"{name} is partitioned already; partition the plain function, its attribute .plain"
         )
-    return fun  # type: ignore[no-any-return]
+    try:
+        parameters = inspect.signature(fun).parameters.values()
+    except (TypeError, ValueError):  # builtins without a signature
+        return
+    kinds = {p.kind for p in parameters}
+    positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, _EITHER)]
+    known = [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, _EITHER)]
+    for kind, (nums, names) in (("static", static), ("donate", donate)):
+        for i in () if inspect.Parameter.VAR_POSITIONAL in kinds else nums:
+            if not -len(positional) <= i < len(positional):
+                raise ValueError(
+                    f"{kind}_argnums={tuple(nums)}: {name} takes {len(positional)} positional"
+                    f" arguments ({', '.join(positional)}), and none has position {i}"
+                )
+        for one in () if inspect.Parameter.VAR_KEYWORD in kinds else names:
+            if one not in known:
+                raise ValueError(
+                    f"{kind}_argnames: {name} has no argument {one!r}; it has"
+                    f" {', '.join(known)}{did_you_mean(one, known)}"
+                )
+
+
+_EITHER = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
 def check_maker(init_fn: Any) -> None:
@@ -294,3 +323,13 @@ def check_maker(init_fn: Any) -> None:
             f"init takes a function that makes the state, not {shown(init_fn)}; write"
             " step.init(lambda: create_state(jax.random.key(0)), batch)"
         )
+    try:
+        inspect.signature(init_fn).bind()
+    except ValueError:  # builtins without a signature
+        return
+    except TypeError as error:
+        name = getattr(init_fn, "__name__", "init_fn")
+        raise TypeError(
+            f"init calls {name} without arguments: {error}; write step.init(lambda:"
+            f" {name}(...), batch)"
+        ) from None

@@ -58,7 +58,7 @@ class SpatialTemporal:
 
     def __post_init__(self) -> None:
         _check_axes(self, "('data', 'model')", 2)
-        if self.form not in FORMS:
+        if not isinstance(self.form, str) or self.form not in FORMS:
             raise ValueError(f"form is one of {', '.join(FORMS)}, not {self.form!r}")
 
     @property

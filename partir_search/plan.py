@@ -277,6 +277,8 @@ class Plan(Layouts, SavedInstead):
         Raises:
           ValueError: one name stands for dims that the plan tiles differently.
         """
+        if not isinstance(argument, str):
+            raise TypeError(f"logical_axis_rules: argument is a path, not {shown(argument)}")
         specs = {path: spec for path, _, spec in self.arguments()}
         return logical_axis_rules(specs, paths_of(self.module, argument, names))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from partir_search.ir.core import Module, Value
@@ -84,7 +84,7 @@ def check_schedule(schedule: Sequence[Tactic], module: Module, mesh: MeshShape) 
             continue
         for glob, dim in tactic.dims.items():
             for path, value in named(module, glob):
-                one = dim(path, value.type.shape) if callable(dim) else dim
+                one = _called(glob, dim, path, value) if callable(dim) else dim
                 if callable(dim):
                     check_kind(f"the function of {glob!r} returns for {path}", one)
                 found.append((path, value, one, tactic.axis))
@@ -92,6 +92,15 @@ def check_schedule(schedule: Sequence[Tactic], module: Module, mesh: MeshShape) 
                     wanted[path, one % len(value.type.shape)].update(mesh.axes(tactic.axis))
     for path, value, one, axis in found:
         check_dim(path, value, one, axis, mesh, wanted)
+
+
+def _called(glob: str, dim: Callable[[str, tuple[int, ...]], Dim], path: str, value: Value) -> Dim:
+    """What a function gives for an argument; its own errors are noted with the path."""
+    try:
+        return dim(path, value.type.shape)
+    except Exception as error:
+        error.add_note(f"in the function of {glob!r}, for {path} of shape {value.type.shape}")
+        raise
 
 
 def check_dim(

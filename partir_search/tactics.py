@@ -98,6 +98,8 @@ class AutomaticPartition:
     def __post_init__(self) -> None:
         if self.axes is not None:
             axes = validation.names("AutomaticPartition: axes", self.axes, "('batch',)")
+            if not axes:
+                raise ValueError("AutomaticPartition: axes is empty; None searches over all axes")
             object.__setattr__(self, "axes", axes)
         if self.episodes is not None:
             validation.whole_number("AutomaticPartition: episodes", self.episodes, 1)

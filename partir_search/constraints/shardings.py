@@ -18,7 +18,7 @@ from partir_search.frontends.protocol import Returned
 from partir_search.ir.core import Module, Op, Value
 from partir_search.ir.mesh import MeshShape
 from partir_search.propagation.actions import Action
-from partir_search.wording import multiples
+from partir_search.wording import multiples, shown
 
 
 def spec_wish(
@@ -92,7 +92,7 @@ def _spec(
         return sharding.spec if spec is None else spec
     remedy = f"; write jax.P({sharding!r})" if isinstance(sharding, str) else ""
     raise TypeError(
-        f"{path}: shardings are NamedSharding, PartitionSpec or None (free), not {sharding!r}"
+        f"{path}: shardings are NamedSharding, PartitionSpec or None (free), not {shown(sharding)}"
         f"{remedy}"
     )
 

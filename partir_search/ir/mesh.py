@@ -47,8 +47,13 @@ class MeshShape:
         if not self.whole:
             object.__setattr__(self, "whole", self.names)
         as_names("names of mesh axes", self.names, "('batch', 'model')")
+        if not isinstance(self.sizes, tuple | list):
+            raise TypeError(f"sizes of mesh axes are a tuple of ints, (2, 4), not {self.sizes!r}")
         if len(set(self.names)) != len(self.names) or len(self.names) != len(self.sizes):
-            raise ValueError(f"mesh axes must be unique and each have a size: {self.names}")
+            raise ValueError(
+                f"mesh axes must be unique and each have a size: names {self.names}, sizes"
+                f" {self.sizes}"
+            )
         for name, size in zip(self.names, self.sizes, strict=True):
             if whole_number(f"the size of mesh axis {name!r}", size) < 1:
                 raise ValueError(f"mesh axis {name!r} has size {size}; it must be at least 1")
@@ -140,6 +145,8 @@ class MeshShape:
           ValueError: there is no such axis; lists those that there are.
         """
         found: list[int] = []
+        if not isinstance(name, str):
+            raise ValueError(self._unknown(name))
         for one in name.split("+"):
             if one in self.names:
                 found.append(self.names.index(one))

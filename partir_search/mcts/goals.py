@@ -50,6 +50,8 @@ class Fit:
     bytes: float
 
     def excess(self, cost: _Sized) -> float:
+        if math.isinf(self.bytes):
+            return 0.0
         return max(0.0, math.log(max(cost.peak_bytes, 1.0) / self.bytes))
 
     def objective(self, cost: _Sized) -> float:

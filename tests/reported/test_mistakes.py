@@ -81,6 +81,11 @@ KEYWORDS: list[tuple[str, Any, str]] = [
     ("donate_argnames", 0, "names of arguments, not 0; donate_argnums= takes ints"),
     ("static_argnums", ["k"], "positions of arguments; write static_argnames='k'"),
     ("static_argnames", [1], "static_argnames are names of arguments, not 1"),
+    ("static_argnames", "stat", "no argument 'stat'; it has state, batch; did you mean 'state'?"),
+    ("donate_argnums", (0, 5), "step takes 2 positional arguments (state, batch), and none has"),
+    ("trip_counts", 3, "trip_counts maps globs on loops to whole numbers"),
+    ("explicit_results", "yes", "explicit_results is one of"),
+    ("in_shardings", (None, P(3)), "batch/x: P(3,): axis 3 is not in the mesh"),
     ("remat", "always", "remat is one of ('auto', True, False), not 'always'"),
     ("remat", None, "remat is one of"),
     ("microbatches", 0, "microbatches are numbers of at least 1, not 0"),
@@ -168,6 +173,7 @@ def test_what_is_right_stays_right(tmp_path: pathlib.Path) -> None:
     kw = {"progress": None, "episodes": np.int64(3), "machine": "cpu"}
     assert planned(**kw, in_shardings=P(), donate_argnames=["state"]).partition_specs[0][1]
     assert planned(**kw, seed=-1, goals=[ps.Fit(1e9)]).fits
+    assert planned(**kw, goals=[ps.Fit(float("inf")), ps.Fastest()]).fits
     assert planned(**kw, schedule=manual(np.int64(-2))).partition_specs[0][1]["x"] == P("batch")
     ps.MACHINES["cpu"].save(tmp_path / "new" / "here.json")
     assert planned(**{**kw, "machine": tmp_path / "new" / "here.json"}).machine.name == "cpu"
@@ -199,6 +205,13 @@ MADE: dict[str, tuple[Callable[[], Any], str]] = {
     "3d hold": (lambda: ps.TensorParallel3D(("a", "b", "c"), hold=1), "hold is True or False"),  # type: ignore[arg-type]
     "mesh text": (lambda: ps.MeshShape.parse("2x4"), "(write it as batch:2,model:4): '2x4' is no"),
     "mesh number": (lambda: ps.MeshShape.parse(8), "a mesh is written as batch:2,model:4, not 8"),  # type: ignore[arg-type]
+    "no axes": (lambda: ps.AutomaticPartition(()), "axes is empty; None searches over all axes"),
+    "form": (lambda: ps.SpatialTemporal(("a", "b"), form=np.ones(2)), "form is one of result"),  # type: ignore[arg-type]
+    "one mesh size": (lambda: ps.MeshShape(("a",), 2), "sizes of mesh axes are a tuple of ints"),  # type: ignore[arg-type]
+    "machine share": (
+        lambda: dataclasses.replace(ps.MACHINES["cpu"], hbm_efficiency=3.0),
+        "hbm_efficiency is a share of the peak, at most 1, not 3.0",
+    ),
     "mesh sizes": (lambda: ps.MeshShape(("a",), ("2",)), "the size of mesh axis 'a' is a whole"),  # type: ignore[arg-type]
     "mesh names": (lambda: ps.MeshShape("ab", (2, 2)), "names of mesh axes is a tuple of strings"),  # type: ignore[arg-type]
     "machine rate": (
@@ -260,6 +273,20 @@ def test_functions() -> None:
         ps.auto_partition(MESH, machine="cpu")(decorated())
     with says("init takes a function that makes the state"):
         decorated().init(STATE, rows())
+    with says("init calls made without arguments: missing a required argument: 'key'; write"):
+
+        def made(key: Any) -> Any:
+            return STATE
+
+        decorated().init(made, rows())
+    with says("static_argnums=(2,): step takes 2 positional arguments"):
+        ps.auto_partition(MESH, machine="cpu", static_argnums=2)(jax.jit(step))
+
+
+def test_errors_of_dim_functions_are_noted() -> None:
+    with pytest.raises(KeyError) as caught:
+        planned(schedule=manual(lambda path, shape: {}[path]))
+    assert caught.value.__notes__ == ["in the function of 'batch/x', for batch/x of shape (16, 8)"]
 
 
 def test_links_of_no_axis_are_warned_of() -> None:
