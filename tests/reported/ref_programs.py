@@ -317,12 +317,12 @@ def differentiated_carry(w: Any, xs: Array) -> Any:
 PAIRS: Mapping[str, Pair] = {
     "microbatches": (microbatches_ref, microbatches_carry, (_weights(), _batch(4))),
     "cache": (cache_ref, cache_carry, (_weights(), _batch())),
-    "statistics": (statistics_ref, statistics_carry, (_weights(), _batch(3))),
+    "statistics": (statistics_ref, statistics_carry, (_weights(), _batch(4))),
     "mapped": (mapped_ref, mapped_carry, (_weights(), _batch(), jnp.arange(BATCH) % 4)),
     "counter": (counter_ref, counter_carry, (_weights(), _batch())),
     "history": (history_ref, history_carry, (_weights(), _batch())),
     "until_small": (until_small_ref, until_small_carry, (_weights(), _batch())),
     "skipped": (skipped_ref, skipped_carry, (_weights(), _batch())),
-    "nested": (nested_ref, nested_carry, (_weights(), _batch(3))),
-    "differentiated": (differentiated_ref, differentiated_carry, (_weights(), _batch(3))),
+    "nested": (nested_ref, nested_carry, (_weights(), _batch(4))),
+    "differentiated": (differentiated_ref, differentiated_carry, (_weights(), _batch(4))),
 }
