@@ -37,7 +37,7 @@ from partir_search.propagation.padding import Pad, find_pads
 from partir_search.propagation.rules.registry import RuleTable
 from partir_search.report import search_progress
 from partir_search.saved import SavedPlan, changes, check_mesh
-from partir_search.signature import Call, Traced, donated_leaves, trace_call
+from partir_search.signature import Call, Traced, bound, donated_leaves, own_shardings, trace_call
 from partir_search.tactics import AutomaticPartition
 
 
@@ -47,6 +47,7 @@ class Maker:
     def __init__(self, fun: Callable[..., Any], plain: Any, name: str, options: Options) -> None:
         """A maker for `fun`, which `plain` jits with the user's static and donated arguments."""
         self._fun, self._plain, self._name, self._options = fun, plain, name, options
+        self._own: tuple[Sequence[Any], Sequence[Any]] = ((), ())  # `fun`'s own shardings
 
     def make(
         self, call: Call, args: Sequence[Any], kwargs: dict[str, Any], known: Plan | None
@@ -152,10 +153,13 @@ class Maker:
     ) -> Traced:
         said = self._options.trip_counts
         if parts == 1:
-            return trace_call(self._plain, call, args, kwargs, self._name, trip_counts=said)
+            found = trace_call(self._plain, call, args, kwargs, self._name, trip_counts=said)
+            if isinstance(self._fun, jax.stages.Wrapped):
+                self._own = own_shardings(self._plain, call, args, kwargs)
+            return found
         accumulated = microbatched(self._fun, parts)
         static = {k: v for k, v in kwargs.items() if k not in call.kwargs}
-        split = jax.jit(lambda *a, **k: accumulated(*_bind(call, args, a), **k, **static))
+        split = jax.jit(lambda *a, **k: accumulated(*bound(call, args, a), **k, **static))
         if donated is None:
             donated = donated_leaves(self._plain, call, args, kwargs)
         return trace_call(split, call, call.args, call.kwargs, self._name, donated, said)
@@ -167,7 +171,7 @@ class Maker:
     def _mesh(self, module: Module) -> MeshShape:
         """The mesh, with axes split where shardings on other meshes are fixed."""
         o = self._options
-        return fixed_mesh(module, o.shape, o.mesh, o.in_shardings, o.out_shardings)
+        return fixed_mesh(module, o.shape, o.mesh, (o.in_shardings, o.out_shardings, self._own))
 
     def _forms(self, module: Module, saved: SavedPlan | None) -> list[Module]:
         """The program as it is, with each attention as one op, or both to choose from."""
@@ -194,10 +198,10 @@ class Maker:
         attention = module is not traced.module
 
         def fixed(module: Module) -> list[Action]:
-            leaves = (call.args, o.in_shardings), (traced.out_tree, o.out_shardings)
+            ends = (call.args, o.in_shardings), (traced.out_tree, o.out_shardings)
             follows = following_wishes(module, o.follow) if o.follow else []
             tied = dataclasses.replace(module, ties=traced.module.ties)
-            return fixed_actions(tied, self._mesh(module), o.mesh, *leaves, follows)
+            return fixed_actions(tied, self._mesh(module), o.mesh, *ends, follows, self._own)
 
         def search(
             module: Module, hints: Sequence[Action] = (), goals: Sequence[Goal[Cost]] = ()
@@ -386,15 +390,3 @@ def _warn_constants(module: Module) -> None:
 
 def _rank(plan: Plan) -> tuple[bool, float]:
     return not plan.fits, plan.cost.seconds if plan.fits else plan.cost.peak_bytes
-
-
-def _bind(call: Call, args: Sequence[Any], dynamic: Sequence[Any]) -> list[Any]:
-    """All positional arguments: dynamic ones replaced, static ones as they were given."""
-    bound, at = [], 0
-    for given in args:
-        if at < len(call.args) and given is call.args[at]:
-            bound.append(dynamic[at])
-            at += 1
-        else:
-            bound.append(given)
-    return bound

@@ -247,6 +247,45 @@ def _trace(jitted: Any, call: Call, args: Sequence[Any], kwargs: dict[str, Any])
     return traced
 
 
+def own_shardings(
+    jitted: Any, call: Call, args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    """What `jitted` itself says of flat arguments and results; () where it says nothing. Shardings,
+    or jax's word for none.
+
+    It is not traced again where it has been traced for these shapes.
+    """
+    leaves = jax.tree.leaves((call.args, call.kwargs))
+    dynamic = {id(a) for a in (*call.args, *call.kwargs.values())}
+
+    def run(*inner: Any) -> Any:
+        known = dict(zip(map(id, leaves), inner, strict=True))
+
+        def lift(x: Any) -> Any:
+            return jax.tree.map(lambda leaf: known[id(leaf)], x) if id(x) in dynamic else x
+
+        return jitted(*map(lift, args), **{k: lift(v) for k, v in kwargs.items()})
+
+    for eqn in jax.make_jaxpr(run)(*map(abstract, leaves)).eqns:
+        given, made = (eqn.params.get(f"{end}_shardings", ()) for end in ("in", "out"))
+        fixed = any(isinstance(s, jax.sharding.NamedSharding) for s in (*given, *made))
+        if fixed and len(given) == len(leaves):
+            return given, made
+    return (), ()
+
+
+def bound(call: Call, args: Sequence[Any], dynamic: Sequence[Any]) -> list[Any]:
+    """All positional arguments: dynamic ones replaced, static ones as they were given."""
+    every, at = list[Any](), 0
+    for given in args:
+        if at < len(call.args) and given is call.args[at]:
+            every.append(dynamic[at])
+            at += 1
+        else:
+            every.append(given)
+    return every
+
+
 def find_ties(call: Call, out_info: Any, donated: Sequence[bool]) -> list[tuple[int, int]]:
     """Train state: arguments whose whole pytree comes out again, with equal types.
 

@@ -134,6 +134,24 @@ def sharding_wishes(
     return wishes
 
 
+def _own_wishes(
+    paths: Sequence[str],
+    values: Sequence[Any],
+    shardings: Sequence[Any],
+    mesh: MeshShape,
+    devices: AnyMesh,
+) -> list[Wish | None]:
+    """What a jitted function's own shardings say: those that lie along axes of the mesh."""
+    known: list[Any] = []
+    for value, s in zip(values, shardings, strict=False):
+        named = isinstance(s, NamedSharding) and {n for e in s.spec for n in _names(e)}
+        here = named is not False and (
+            named <= set(mesh.whole) or spec_on(s, len(value.type.shape), mesh, devices) is not None
+        )
+        known.append(s if here else None)
+    return sharding_wishes(paths[: len(known)], values[: len(known)], known, mesh, devices)
+
+
 def _constraints(module: Module) -> Iterator[tuple[Op, Any]]:
     """Constraints on arrays, with their shardings.
 
@@ -196,15 +214,13 @@ def warn_of_constraints(module: Module, mesh: MeshShape, devices: AnyMesh) -> No
         warnings.warn(note, stacklevel=2)
 
 
-def fixed_mesh(
-    module: Module, mesh: MeshShape, devices: AnyMesh, inputs: Any, outputs: Any
-) -> MeshShape:
+def fixed_mesh(module: Module, mesh: MeshShape, devices: AnyMesh, given: Any) -> MeshShape:
     """The mesh, its axes split where fixed shardings on other meshes need that.
 
     Args:
-      inputs, outputs: pytrees of shardings.
+      given: a pytree of shardings of arguments and results.
     """
-    ends = [s for s in jax.tree.leaves((inputs, outputs), is_leaf=is_leaf) if s is not None]
+    ends = jax.tree.leaves(given, is_leaf=is_leaf)
     pairs = [(s, len(s.spec)) for s in ends if isinstance(s, NamedSharding)]
     pairs += [(s, len(op.results[0].type.shape)) for op, s in _constraints(module)]
     if not pairs:
@@ -220,12 +236,14 @@ def fixed_actions(
     inputs: tuple[Sequence[Any], Any],
     outputs: tuple[Any, Any],
     follows: Sequence[Wish] = (),
+    own: tuple[Sequence[Any], Sequence[Any]] = ((), ()),
 ) -> list[Action]:
     """Actions for everything that the user fixed.
 
     Args:
       mesh: as `fixed_mesh` says; `devices` is the user's.
       follows: of arguments, where nothing else is said of them.
+      own: shardings per flat argument and result that hold where no others are given.
       inputs: positional arguments and their shardings (a prefix, or None).
       outputs: the results' tree and their shardings, likewise.
     """
@@ -246,6 +264,10 @@ def fixed_actions(
         n = len(spread)
         paths = [f"result {p}".strip() for p in module.result_paths[:n]]
         leaving = sharding_wishes(paths, module.body.results[:n], spread, mesh, devices)
+    if inputs[1] is None:
+        entering = _own_wishes(module.arg_paths, module.body.args, own[0], mesh, devices)
+    if outputs[1] is None:
+        leaving = _own_wishes(module.result_paths, module.body.results, own[1], mesh, devices)
     followed = {wish.value: wish for wish in follows}
     entering += [None] * (len(module.body.args) - len(entering))
     entering = [

@@ -375,6 +375,27 @@ def test_shardings_of_a_jit_inside() -> None:
 
 
 @pytest.mark.devices
+def test_shardings_of_the_jit_that_is_partitioned() -> None:
+    """A jitted function's own shardings hold where `auto_partition` is given no others."""
+
+    def step(x: Any, y: Any, k: int = 2) -> Any:
+        return x * k + y, y
+
+    jitted = jax.jit(
+        step,
+        in_shardings=(NamedSharding(MESH, P(("rows", "cols"))), None),
+        out_shardings=(NamedSharding(MESH, P(("cols", "rows"))), None),
+        static_argnames=("k",),
+    )
+    plan = check(jitted, X, Y)
+    assert plan.partition_specs[0][0] == P(("rows", "cols"))
+    assert plan.out_shardings[0].spec == P(("cols", "rows"))
+    assert counts(plan) == {"collective_permute": 1}
+    other = check(jitted, X, Y, in_shardings=(P("cols"), None), plain=step)
+    assert other.partition_specs[0][0] == P("cols")
+
+
+@pytest.mark.devices
 def test_ends_elsewhere() -> None:
     """What enters or leaves in its own way is printed, followed and compiled as predicted."""
     one, other = P(("rows", "cols")), P(("cols", "rows"))
