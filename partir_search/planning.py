@@ -23,6 +23,7 @@ from partir_search.ir.mesh import MeshShape
 from partir_search.ir.remat import Range, find_segments, rematerialize
 from partir_search.mcts.goals import Goal, scorer
 from partir_search.microbatch import microbatched
+from partir_search.notices import warn_constants, warn_opaque
 from partir_search.options import Options
 from partir_search.parallelism import ContextParallel
 from partir_search.plan import Plan, saved_plan
@@ -39,6 +40,7 @@ from partir_search.report import search_progress
 from partir_search.saved import SavedPlan, changes, check_mesh
 from partir_search.signature import Call, Traced, bound, donated_leaves, own_shardings, trace_call
 from partir_search.tactics import AutomaticPartition
+from partir_search.watched import plan_unwatched
 
 
 class Maker:
@@ -215,9 +217,9 @@ class Maker:
 
         module = untied(module, saved.actions if saved else fixed(module))
         planner = self._planner(module)
-        self._warn_opaque(planner)
+        warn_opaque(planner)
         warn_of_constraints(module, self._mesh(module), self._options.mesh)
-        _warn_constants(module)
+        warn_constants(module)
         limit, remat, pads = planner.memory_limit, tuple[Range, ...](), tuple[Pad, ...]()
         if saved is not None:
             changed = changes(saved, traced.module)
@@ -334,28 +336,18 @@ class Maker:
         schedule = list(default if o.schedule is None else o.schedule)
         automatic = any(isinstance(t, AutomaticPartition) for t in schedule)
         with search_progress(o.progress if automatic else False, o.episodes) as progress:
-            return planner.run(
-                schedule,
-                fixed=fixed,
-                episodes=o.episodes,
-                seed=o.seed,
-                progress=progress,
-                hints=hints,
-            )
 
-    def _warn_opaque(self, planner: Planner) -> None:
-        seen: set[str] = set()
-        opaque = planner.table.opaque(planner.module.ops)
-        for op in opaque:
-            if op.prim not in seen:
-                seen.add(op.prim)
-                n = sum(o.prim == op.prim for o in opaque)
-                warnings.warn(
-                    f"primitive {op.prim!r} has no sharding rule: its {n} uses (first:"
-                    f" {op.source}) run whole on every device; partir_search.register_rule gives"
-                    " it one",
-                    stacklevel=2,
+            def run(planner: Planner, fixed: Sequence[Action]) -> Planned:
+                return planner.run(
+                    schedule,
+                    fixed=fixed,
+                    episodes=o.episodes,
+                    seed=o.seed,
+                    progress=progress,
+                    hints=hints,
                 )
+
+            return plan_unwatched(planner, fixed, run, self._planner)
 
 
 def _replay(planner: Planner, saved: SavedPlan) -> Planned:
@@ -373,19 +365,6 @@ def _replay(planner: Planner, saved: SavedPlan) -> Planned:
 def _warn_changed(changed: str, dropped: Sequence[tuple[Action, str]]) -> None:
     left = "; left out: " + "; ".join(f"{a} ({why})" for a, why in dropped[:5]) if dropped else ""
     warnings.warn(f"{changed}; what still holds of it is applied{left}", stacklevel=2)
-
-
-def _warn_constants(module: Module) -> None:
-    for i in module.large_constants():
-        value = module.values[i]
-        user = next((op for op in module.ops if any(v is value for _, v in op.inputs())), None)
-        warnings.warn(
-            f"the function closes over an array {value.type} of"
-            f" {value.type.nbytes / 2**20:,.0f} MiB (used at {user.source if user else '?'}): it is"
-            " tiled and passed along with the arguments, but kept as long as the compiled step;"
-            " make it an argument of your own to donate, save or change it",
-            stacklevel=2,
-        )
 
 
 def _rank(plan: Plan) -> tuple[bool, float]:

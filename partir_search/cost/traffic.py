@@ -148,6 +148,8 @@ def region_traffic(
         return waits and n * each < each + (n + 1) * result.type.nbytes
 
     for at, op in enumerate(region.ops):
+        if rules[op.id].rests:  # looks at types and shardings only
+            continue
         leaves = tuple(dict.fromkeys(s for x in op.operands for s in of(x)))
         if op.regions:
             inner[at] = inner_traffic(op, rules, users, outside, storage)

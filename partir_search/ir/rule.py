@@ -134,7 +134,8 @@ class OpRule:
       pads: longer factors change nothing within the extents that the program says.
       resizing: how the dims of `reads` get longer; None if they may not.
       blockwise: how it works on one block of a factor after the other, if it can.
-      rests: takes its operands as they are tiled, whichever way.
+      watches: a debugging tool, which decides nothing (see `propagation/watching.py`).
+      rests: takes its operands as they are tiled, whichever way; costs nothing.
       opaque: the primitive has no rule; it runs replicated and the report names it.
       together: its local form holds collectives, so that all devices must run it.
     """
@@ -159,6 +160,7 @@ class OpRule:
     pads: bool = True
     resizing: Resizing | None = None
     blockwise: Blockwise | None = None
+    watches: bool = False
     rests: bool = False
     opaque: bool = False
     together: bool = False

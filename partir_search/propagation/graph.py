@@ -24,6 +24,7 @@ from partir_search.ir.rule import NONE, Dims, OpRule
 from partir_search.propagation.reach import Reach
 from partir_search.propagation.rules.control_flow import flows_of, outer_inner
 from partir_search.propagation.rules.registry import RuleTable
+from partir_search.propagation.watching import watching
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -193,9 +194,12 @@ class Graph:
                 fixed |= {v.id for v in region.results if isinstance(v, Value)}
             if op.regions:
                 fixed |= {v.id for v in op.results} | {v.id for _, v in op.inputs()}
+        aside = watching(module, self.rules)  # what is printed joins nothing
         gone: set[int] = set()
         merging: dict[int, tuple[int, ...]] = {}  # by rule: operands of one tiling with the result
         for op in module.ops:
+            if op.id in aside:
+                continue
             rule = self.rules[op.id]
             operands = merging.get(id(rule))
             if operands is None:

@@ -29,15 +29,16 @@ FLAG = jax.ShapeDtypeStruct((), jnp.int32)
 @register("debug_callback", "debug_print", "io_callback", "pure_callback")
 def callback(op: Op) -> OpRule:
     """Operands are needed whole, or as they are tiled for callbacks that see shards."""
+    watches = op.prim in ("debug_callback", "debug_print")
     if op.params.get("partitioned"):
-        return whole(op, rests=True, local=local_shards)
-    return whole(op, local=local_callback, together=True)
+        return whole(op, rests=True, local=local_shards, watches=watches)
+    return whole(op, local=local_callback, together=True, watches=watches)
 
 
 @register("inspect_sharding")
 def inspect_sharding(op: Op) -> OpRule:
     """Shows the operand's sharding and leaves it."""
-    return whole(op, rests=True, local=local_inspect)
+    return whole(op, rests=True, local=local_inspect, watches=True)
 
 
 @register("check")
@@ -48,7 +49,7 @@ def check(op: Op) -> OpRule:
             f"checkify.check at {op.source} is not functionalized: partition"
             " checkify.checkify(step), which returns the error next to the step's results"
         )
-    return whole(op, rests=True, local=lambda _, op, args: [])
+    return whole(op, rests=True, local=lambda _, op, args: [], watches=True)
 
 
 def local_shards(_: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:

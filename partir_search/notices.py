@@ -1,0 +1,38 @@
+"""Warnings about a program that is about to be planned."""
+
+from __future__ import annotations
+
+import warnings
+
+from partir_search.ir.core import Module
+from partir_search.planner import Planner
+
+
+def warn_opaque(planner: Planner) -> None:
+    """Names each primitive without a rule once."""
+    seen: set[str] = set()
+    opaque = planner.table.opaque(planner.module.ops)
+    for op in opaque:
+        if op.prim not in seen:
+            seen.add(op.prim)
+            n = sum(o.prim == op.prim for o in opaque)
+            warnings.warn(
+                f"primitive {op.prim!r} has no sharding rule: its {n} uses (first:"
+                f" {op.source}) run whole on every device; partir_search.register_rule gives"
+                " it one",
+                stacklevel=2,
+            )
+
+
+def warn_constants(module: Module) -> None:
+    """Names each large array that the function closes over."""
+    for i in module.large_constants():
+        value = module.values[i]
+        user = next((op for op in module.ops if any(v is value for _, v in op.inputs())), None)
+        warnings.warn(
+            f"the function closes over an array {value.type} of"
+            f" {value.type.nbytes / 2**20:,.0f} MiB (used at {user.source if user else '?'}): it is"
+            " tiled and passed along with the arguments, but kept as long as the compiled step;"
+            " make it an argument of your own to donate, save or change it",
+            stacklevel=2,
+        )
