@@ -149,15 +149,20 @@ def test_errors_of_equinox(mesh: jax.sharding.Mesh, alone: Any) -> None:
 
 @pytest.mark.devices
 def test_functionalized_checks(mesh: jax.sharding.Mesh, alone: Any) -> None:
-    """checkify: the error comes out whole next to the results, and says the same."""
+    """checkify: the error comes out whole next to the results, and says the same. The plan is as
+    good, and may be another one of the same cost.
+    """
 
     def checks(h: Any) -> Any:
         checkify.check(jnp.all(h < 1e-3), "{m} is too large", m=h.max())
         return h
 
-    step = checkify.checkify(step_with(quiet, checks), errors=checkify.all_checks)
+    step = checkify.checkify(step_with(quiet, checks), errors=checkify.user_checks)
     auto, plan = planned(mesh, step)
-    assert [s for _, s in view(plan)[0]] == [s for _, s in view(alone)[0]]
+    extra = view(plan)[2] - view(alone)[2]
+    assert set(extra) == {"all_reduce"}  # whether all are small, and the largest
+    assert not view(alone)[2] - view(plan)[2]
+    assert plan.cost.seconds == pytest.approx(alone.cost.seconds, rel=1e-2)
     (error, got), (error_alone, want) = auto(*ARGS), jax.jit(step)(*ARGS)
     assert error.get().split(" (")[0] == error_alone.get().split(" (")[0]
     assert "is too large" in error.get()
