@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import array
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from partir_search.wording import shown
@@ -14,7 +16,8 @@ class NotAnArray(TypeError):
     """A leaf of an argument is neither an array nor a number."""
 
     def __init__(self, leaf: Any, path: str = "an argument") -> None:
-        kind = shown(leaf) if _dtype(leaf) else f"{_kind(leaf)}: {shown(leaf)}"
+        known = isinstance(leaf, np.ndarray | np.generic)
+        kind = shown(leaf) if known else f"{_kind(leaf)}: {shown(leaf)}"
         super().__init__(
             f"{path} is {kind}; leaves of arguments are arrays and numbers. {_remedy(leaf)}"
         )
@@ -31,7 +34,7 @@ def _dtype(leaf: Any) -> bool:
 
 
 def _kind(leaf: Any) -> str:
-    if _dtype(leaf):
+    if _dtype(leaf) and type(leaf).__module__.startswith(("jax", "numpy")):
         return "an array"
     if callable(leaf) and not isinstance(leaf, type):
         return "a function"
@@ -40,6 +43,11 @@ def _kind(leaf: Any) -> str:
 
 
 def _remedy(leaf: Any) -> str:
+    if isinstance(leaf, np.ma.MaskedArray):
+        return "Pass its values with .filled(...), and the mask as an array of its own"
+    foreign = hasattr(type(leaf), "__array__") and not isinstance(leaf, np.ndarray | np.generic)
+    if foreign or isinstance(leaf, array.array | memoryview | range):
+        return "Pass numpy.asarray(...) of it"
     if isinstance(leaf, str | bytes) or _dtype(leaf):
         return (
             "Leave it out of what the step is given, or pass it as an argument of its own that is"
@@ -57,18 +65,26 @@ def _remedy(leaf: Any) -> str:
     )
 
 
-def numeric(leaf: Any) -> Any:
-    """A leaf that has no type as a numpy array; NotAnArray where it is none of numbers."""
-    try:
-        array = np.asarray(leaf)
-    except Exception as error:  # of the object's own
-        raise NotAnArray(leaf) from error
-    if not_numeric(array.dtype):
+def check_leaf(leaf: Any) -> None:
+    """A NotAnArray for what `jax.jit` does not take: objects, strings, arrays of other libraries.
+
+    Args:
+      leaf: no Python number, and no `jax.Array`.
+    """
+    kind, dtype = type(leaf), getattr(leaf, "dtype", None)
+    if kind is np.ndarray or kind is jax.ShapeDtypeStruct:
+        wrong = _not_numeric(dtype)
+    else:
+        own = isinstance(leaf, np.ndarray | np.generic) or kind.__module__.startswith("jax")
+        typed = isinstance(dtype, np.dtype) or type(dtype).__module__.startswith("jax")
+        wrong = not typed or not isinstance(getattr(leaf, "shape", None), tuple)
+        wrong |= (not own and hasattr(kind, "__array__")) or isinstance(leaf, np.ma.MaskedArray)
+        wrong |= _not_numeric(dtype)
+    if wrong:
         raise NotAnArray(leaf)
-    return array
 
 
-def not_numeric(dtype: Any) -> bool:
+def _not_numeric(dtype: Any) -> bool:
     """Whether elements are strings, dates, records or Python objects."""
     return isinstance(dtype, np.dtype) and (dtype.kind in "OSUmM" or dtype.type is np.void)
 
@@ -87,6 +103,11 @@ def _unhashable(name: str, value: Any) -> str:
     if hasattr(value, "shape"):
         return about + "arrays are no static arguments: leave it out of static_argnums"
     made = "give its class __hash__ and __eq__ (a frozen dataclass)"
-    for kind, other in ((list, "a tuple"), (dict, "a tuple of its items"), (set, "a frozenset")):
-        made = f"pass {other}" if isinstance(value, kind) else made
+    for kind, other in (
+        (list, "pass a tuple"),
+        (dict, "pass a tuple of its items"),
+        (set, "pass a frozenset"),
+        (tuple, "make all that it holds hashable (tuples for lists)"),
+    ):
+        made = other if isinstance(value, kind) else made
     return f"{about}{made}, or leave it out of static_argnums and static_argnames"

@@ -20,7 +20,7 @@ from jax.extend.core import Jaxpr, Literal, Var, jaxpr_as_fun
 
 from partir_search.frontends.protocol import Returned
 from partir_search.paths import leaf_path, parameter_names
-from partir_search.signature import abstract
+from partir_search.signature import Call, abstract, bound
 from partir_search.validation import whole_number
 from partir_search.wording import multiples, shown
 
@@ -42,27 +42,61 @@ def microbatched(fun: Callable[..., Any], parts: int) -> Callable[..., Any]:
 
     @functools.wraps(fun)
     def accumulated(*args: Any, **kwargs: Any) -> Any:
-        leaves, tree = jax.tree.flatten((args, kwargs))
-        out = jax.eval_shape(fun, *args, **kwargs)
-        names = [*parameter_names(fun, len(args)), *sorted(kwargs)]
-        data = _data_leaves(args, kwargs, out, parts, names)
-
-        def flat(*leaves: Any) -> Any:
-            new_args, new_kwargs = jax.tree.unflatten(tree, leaves)
-            return fun(*new_args, **new_kwargs)
-
-        shapes = [_part(x, parts) if i in data else x for i, x in enumerate(map(abstract, leaves))]
-        closed, small = jax.make_jaxpr(flat, return_shape=True)(*shapes)
-        for x, y in zip(jax.tree.leaves(out), jax.tree.leaves(small), strict=True):
-            if x.shape != y.shape:
-                raise ValueError(
-                    f"microbatches={parts}: a result of shape {x.shape} has one row per example;"
-                    " only means over the batch can be accumulated: return its mean"
-                )
-        results = _run(closed, leaves, data, parts)
-        return jax.tree.unflatten(jax.tree.structure(out), results)
+        return accumulate(fun, parts, parameter_names(fun, len(args)), args, kwargs)
 
     return accumulated
+
+
+def accumulate(
+    fun: Callable[..., Any],
+    parts: int,
+    names: Sequence[str],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+) -> Any:
+    """The results of a train step over several parts of its batch.
+
+    Args:
+      names: of positional arguments, for messages.
+      args, kwargs: arrays and pytrees of them.
+
+    Raises:
+      ValueError: as `microbatched`.
+    """
+    leaves, tree = jax.tree.flatten((tuple(args), kwargs))
+    out = jax.eval_shape(fun, *args, **kwargs)
+    data = _data_leaves(args, kwargs, out, parts, [*names, *sorted(kwargs)])
+
+    def flat(*leaves: Any) -> Any:
+        new_args, new_kwargs = jax.tree.unflatten(tree, leaves)
+        return fun(*new_args, **new_kwargs)
+
+    shapes = [_part(x, parts) if i in data else x for i, x in enumerate(map(abstract, leaves))]
+    closed, small = jax.make_jaxpr(flat, return_shape=True)(*shapes)
+    for x, y in zip(jax.tree.leaves(out), jax.tree.leaves(small), strict=True):
+        if x.shape != y.shape:
+            raise ValueError(
+                f"microbatches={parts}: a result of shape {x.shape} has one row per example;"
+                " only means over the batch can be accumulated: return its mean"
+            )
+    results = _run(closed, leaves, data, parts)
+    return jax.tree.unflatten(jax.tree.structure(out), results)
+
+
+def of_dynamic(
+    fun: Callable[..., Any], call: Call, args: Sequence[Any], kwargs: dict[str, Any]
+) -> Callable[..., Any]:
+    """The function of a call's dynamic arguments; static ones are as they were given.
+
+    Args:
+      args, kwargs: all arguments.
+    """
+    static = {k: v for k, v in kwargs.items() if k not in call.kwargs}
+
+    def run(*dynamic: Any, **named: Any) -> Any:
+        return fun(*bound(call, args, dynamic), **named, **static)
+
+    return run
 
 
 def _part(x: Any, parts: int) -> jax.ShapeDtypeStruct:

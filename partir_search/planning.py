@@ -22,7 +22,7 @@ from partir_search.ir.core import Module
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.remat import Range, find_segments, rematerialize
 from partir_search.mcts.goals import Goal, scorer
-from partir_search.microbatch import microbatched
+from partir_search.microbatch import accumulate, of_dynamic
 from partir_search.notices import warn_constants, warn_opaque
 from partir_search.options import Options
 from partir_search.parallelism import ContextParallel
@@ -38,7 +38,7 @@ from partir_search.propagation.padding import Pad, find_pads
 from partir_search.propagation.rules.registry import RuleTable
 from partir_search.report import search_progress
 from partir_search.saved import SavedPlan, changes, check_mesh
-from partir_search.signature import Call, Traced, bound, donated_leaves, own_shardings, trace_call
+from partir_search.signature import Call, Traced, donated_leaves, own_shardings, trace_call
 from partir_search.tactics import AutomaticPartition
 from partir_search.watched import plan_unwatched
 
@@ -159,9 +159,8 @@ class Maker:
             if isinstance(self._fun, jax.stages.Wrapped):
                 self._own = own_shardings(self._plain, call, args, kwargs)
             return found
-        accumulated = microbatched(self._fun, parts)
-        static = {k: v for k, v in kwargs.items() if k not in call.kwargs}
-        split = jax.jit(lambda *a, **k: accumulated(*bound(call, args, a), **k, **static))
+        dynamic = of_dynamic(self._fun, call, args, kwargs)
+        split = jax.jit(lambda *a, **k: accumulate(dynamic, parts, call.names, a, k))
         if donated is None:
             donated = donated_leaves(self._plain, call, args, kwargs)
         return trace_call(split, call, call.args, call.kwargs, self._name, donated, said)

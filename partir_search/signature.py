@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from partir_search.argument_checks import NotAnArray, check_statics, not_numeric, numeric
+from partir_search.argument_checks import NotAnArray, check_leaf, check_statics
 from partir_search.frontends.protocol import Returned
 from partir_search.frontends.refs import in_place
 from partir_search.ir.core import Module
@@ -27,11 +27,9 @@ def abstract(x: Any) -> Any:
     if isinstance(x, bool | int | float | complex):
         dtype = jax.dtypes.canonicalize_dtype(np.dtype(type(x)))
         return jax.ShapeDtypeStruct((), dtype, weak_type=not isinstance(x, bool))
-    if not hasattr(x, "shape") or not hasattr(x, "dtype"):
-        x = numeric(x)
+    if not is_array(x):
+        check_leaf(x)
     dtype = x.dtype
-    if not_numeric(dtype):
-        raise NotAnArray(x)
     if isinstance(dtype, np.dtype):
         dtype = jax.dtypes.canonicalize_dtype(dtype)
     kind = x if hasattr(x, "weak_type") else getattr(x, "aval", None)  # that of a ref

@@ -33,7 +33,10 @@ def shown(value: Any) -> str:
         return f"an array of type {dtype}{list(shape)}"
     if callable(value) and hasattr(value, "__name__"):
         return f"the function {value.__name__}"
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:  # of the object's own
+        text = object.__repr__(value)
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
 
 

@@ -35,6 +35,22 @@ def test_accumulated_step_equals_plain(jitted: bool, mesh: jax.sharding.Mesh) ->
     assert_same(jax.tree.leaves(got), jax.tree.leaves(want), tolerance=1e-4)
 
 
+@pytest.mark.devices
+def test_static_arguments_stay_as_they_are(mesh: jax.sharding.Mesh) -> None:
+    def step(w: Any, how: str, x: Any, *, times: int) -> Any:
+        def loss(w: Any) -> Any:
+            return (times * (jnp.tanh if how == "tanh" else jnp.sin)(x @ w)).mean()
+
+        value, grad = jax.value_and_grad(loss)(w)
+        return w - 0.1 * grad, value
+
+    marks: dict[str, Any] = {"static_argnums": 1, "static_argnames": "times"}
+    partitioned = ps.auto_partition(mesh, machine="tpu_v5e", microbatches=2, episodes=5, **marks)
+    want = jax.jit(step, **marks)(W, "tanh", X, times=3)
+    got = partitioned(step)(W, "tanh", X, times=3)
+    assert_same(jax.tree.leaves(got), jax.tree.leaves(want), tolerance=1e-5)
+
+
 def limited(machine_bytes: float, **options: Any) -> ps.Plan:
     machine = dataclasses.replace(ps.MACHINES["tpu_v5e"], hbm_bytes=int(machine_bytes))
     step = ps.auto_partition(ABSTRACT, machine=machine, episodes=60, remat=False, **options)

@@ -43,7 +43,8 @@ def by_position(wanted: Any, count: int) -> tuple[Any, ...]:
     if len(wanted) != count:
         raise ValueError(
             f"in_shardings is no pytree prefix of the function's: it has {len(wanted)} entries, the"
-            f" call has {count} positional arguments; give each one a sharding, or None"
+            f" call has {count} positional arguments; give each one a sharding, or None (arguments"
+            " passed by name have none)"
         )
     return tuple(wanted)
 

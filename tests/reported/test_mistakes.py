@@ -302,6 +302,15 @@ class Config:
     """No pytree, no array."""
 
 
+class Column:
+    """An array of another library, with a type and a shape."""
+
+    shape, dtype = (3,), np.dtype(np.float32)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return np.ones(3, np.float32)
+
+
 @pytest.mark.parametrize(
     ("leaf", "message"),
     [
@@ -315,6 +324,11 @@ class Config:
         (np.array([None, 3]), "state/aux is an array of type object[2]"),
         (np.datetime64("2026-01-01"), "state/aux is an array of type datetime64[D]"),
         (pathlib.Path("x"), "state/aux is a PosixPath"),
+        (range(3), "state/aux is a range: range(0, 3)"),
+        (Column(), "Pass numpy.asarray(...) of it"),
+        (np, "state/aux is a module"),
+        (np.ma.ones(3), "Pass its values with .filled(...)"),
+        (np.zeros(2, [("a", "f4")]), "state/aux is an array of type"),
     ],
 )
 def test_leaves_that_are_no_arrays(leaf: Any, message: str) -> None:
@@ -334,6 +348,7 @@ def test_leaves_of_other_types_are_arrays_still() -> None:
     [
         ([1, 2], "static argument 'sizes' is a list and has no hash: [1, 2]; pass a tuple"),
         ({"a": 1}, "static argument 'sizes' is a dict and has no hash"),
+        ((1, [2]), "make all that it holds hashable (tuples for lists)"),
         (np.ones(3), "arrays are no static arguments: leave it out of static_argnums"),
     ],
 )
