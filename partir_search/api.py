@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from partir_search import option_checks as checks
 from partir_search.arguments.axes import AnyMesh, within
-from partir_search.callables import (
+from partir_search.calling.callables import (
     Marks,
     are_several,
     bring,
@@ -22,13 +22,13 @@ from partir_search.callables import (
     takes_self,
     without_self,
 )
+from partir_search.calling.forms import Adapter, Form, Initial
+from partir_search.calling.inside import Within
 from partir_search.checking import Check, compared, concrete, cpu_mesh
 from partir_search.cost.simulator import Cost
 from partir_search.executables import Entry, Executables
-from partir_search.forms import Adapter, Form, Initial
 from partir_search.frontends.registry import claimed
 from partir_search.groups import Group
-from partir_search.inside import Within
 from partir_search.machine import Machine, find_machine, machine_of_kind
 from partir_search.mcts.goals import Goal
 from partir_search.options import Options, Remat, Schedule
@@ -246,7 +246,7 @@ class AutoPartitioned(Unpickled):
         if traced:
             return self._within.call(form, leaves, self._options.mesh)
         entry = form.kept.entry(form.call, form.args, form.kwargs)
-        return form.finish(entry.run(form.call, leaves))
+        return form.finish(entry.run(form.call, form.settle(leaves, entry.shardings)))
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """Searches only. Arguments may be arrays or `jax.ShapeDtypeStruct`s."""

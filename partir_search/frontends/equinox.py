@@ -60,6 +60,9 @@ class Equinox:
         arrays, rest = _partition(out)
         return arrays, {}, rest
 
+    def settle(self, parts: Parts, arrays: tuple[Any, ...]) -> None:
+        """Nothing: modules are immutable."""
+
     def update(
         self, parts: Parts, static: Any, out: Any, updates: Mapping[int, Any], fresh: bool
     ) -> Any:

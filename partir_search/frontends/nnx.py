@@ -36,9 +36,10 @@ class _Static:
 
 @dataclasses.dataclass(frozen=True)
 class _Objects:
-    """The call's nodes by graph index, and their arrays as `_Static.paths` has them."""
+    """The call's nodes by graph index; their Variables and arrays as `_Static.paths` has them."""
 
     index: Any
+    leaves: list[Any]
     arrays: list[Any]
 
 
@@ -103,7 +104,8 @@ class Nnx:
         for i, made in zip(places, _nested(len(nodes), paths, arrays), strict=True):
             leaves[i] = made
         static = _Static(tree, places, tuple(owners[i] for i in places), graphdef, paths)
-        return Parts(tree.unflatten(leaves), static, _Objects(index, arrays))
+        objects = _Objects(index, list(state.leaves), arrays)
+        return Parts(tree.unflatten(leaves), static, objects, frozenset(static.owners))
 
     def merge(self, static: _Static, arrays: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
         """The arguments with new nodes of the given arrays."""
@@ -152,6 +154,17 @@ class Nnx:
             leaves[i] = x
         updates = {o: self._argument(static, nested, o) for o in sorted(changed)}
         return tree.unflatten(leaves), updates, _Out(tree, places, graphdef, tuple(sources))
+
+    def settle(self, parts: Parts, arrays: tuple[Any, ...]) -> None:
+        """Gives Variables their arrays where these were moved."""
+        given, objects, variable = parts.static, parts.objects, _nnx().Variable
+        assert isinstance(given, _Static)
+        leaves = given.tree.flatten_up_to(arrays)
+        for i, (node, *path) in enumerate(given.paths):
+            x, leaf = _at(leaves[given.places[node]], path), objects.leaves[i]
+            if isinstance(leaf, variable) and x is not objects.arrays[i]:
+                leaf.set_raw_value(x)
+                objects.arrays[i] = x
 
     def update(
         self, parts: Parts, static: _Out, out: Any, updates: Mapping[int, Any], fresh: bool
@@ -242,7 +255,8 @@ def _donated_by(fun: Any) -> Any:
     """Finds the positions that `nnx.jit` was told to donate, which it shows of a trace only."""
 
     def donated(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[set[int], set[str]]:
-        args_info, kwargs_info = fun.lower(*args, **kwargs).args_info
+        traced = fun.trace(*args, **kwargs)
+        args_info, kwargs_info = getattr(traced, "traced", traced).args_info
         positions = {i for i, x in enumerate(args_info) if _any(x)}
         return positions, {k for k, x in kwargs_info.items() if _any(x)}
 

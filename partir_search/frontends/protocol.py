@@ -17,11 +17,13 @@ class Parts:
       arrays: per argument, a pytree of arrays. Its keys are the paths that users know.
       static: everything else, by which plans are kept: equal if the same trace holds.
       objects: the objects themselves, for `FrontEnd.update`.
+      mutable: positions of arguments whose objects `FrontEnd.settle` can change.
     """
 
     arrays: tuple[Any, ...]
     static: Hashable
     objects: Any = None
+    mutable: frozenset[int] = frozenset()
 
 
 class FrontEnd(Protocol):
@@ -67,6 +69,12 @@ class FrontEnd(Protocol):
         Returns:
           The result as arrays, by position the arguments that changed as arrays (with the same
           structure as in `split`, if that did not change), and everything else.
+        """
+
+    def settle(self, parts: Parts, arrays: tuple[Any, ...]) -> None:
+        """Gives objects among the arguments the same arrays, moved to where a plan has them.
+
+        Later calls need not move them again. A library of immutable objects does nothing.
         """
 
     def update(

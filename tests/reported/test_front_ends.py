@@ -161,6 +161,21 @@ def test_modes_and_structure(mesh: Any) -> None:
     same(found[1], found[0])
 
 
+def test_evaluation_places_a_module_once(mesh: Any) -> None:
+    """What a step only reads lies where its plan wants it, from the first call on."""
+    evaluate = partition(mesh, COLUMNS)(lambda model, x, *, pair: model(x) + pair[0](x))
+    model, other = Net(nnx.Rngs(0)), nnx.Linear(8, 8, rngs=nnx.Rngs(1))
+    x, _ = data()
+    model.eval()
+    want = model(x) + other(x)
+    for _ in range(2):
+        same(evaluate(model, x, pair=(other,)), want)
+        held = model.hidden.kernel.get_raw_value(), other.kernel.get_raw_value()
+        assert held[0].sharding.spec == jax.P(None, "model")
+        assert len(held[1].sharding.device_set) == 8
+    same(leaves(model), leaves(Net(nnx.Rngs(0))))
+
+
 def test_two_modules_share_a_variable(mesh: Any) -> None:
     def step(first: Any, pair: Any, x: Any) -> Any:
         first.kernel[...] += x.mean()

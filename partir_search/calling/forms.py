@@ -12,6 +12,7 @@ from partir_search.executables import Executables
 from partir_search.frontends.protocol import FrontEnd, Parts, Returned
 from partir_search.frontends.registry import claimed
 from partir_search.options import Options
+from partir_search.placement import place
 from partir_search.plan import Plan
 from partir_search.signature import Call
 
@@ -29,6 +30,8 @@ class Form:
       direct: computes the call without planning, in place, on whatever the caller passed.
       finish: from the function's result to the caller's. With `fresh=True` objects among the
         arguments stay as they are.
+      settle: gives leaves that nobody has put anywhere, and the objects that hold them, their
+        places, so that later calls move nothing; returns all leaves.
     """
 
     fun: Callable[..., Any]
@@ -40,6 +43,7 @@ class Form:
     kwargs: dict[str, Any]
     direct: Callable[[], Any]
     finish: Callable[..., Any] = lambda out, fresh=False: out
+    settle: Callable[[list[Any], Sequence[Any]], list[Any]] = lambda leaves, shardings: leaves
 
 
 class Adapter:
@@ -85,7 +89,10 @@ class Adapter:
         def direct() -> Any:
             return self._fun(*args, **kwargs)
 
-        return Form(fun, plain, kept, ((), ()), new, new.args, new.kwargs, direct, finish)
+        def settle(leaves: list[Any], shardings: Sequence[Any]) -> list[Any]:
+            return settled(layers, new, leaves, shardings)
+
+        return Form(fun, plain, kept, ((), ()), new, new.args, new.kwargs, direct, finish, settle)
 
     def clear(self) -> None:
         """Forgets all functions, with their plans and executables."""
@@ -169,6 +176,46 @@ def rebuilt(
         own = {i: x for i, x in updates.items() if i not in before}
         out, updates = front.update(parts, static, (out, before), own, fresh)
     return out
+
+
+def settled(
+    layers: Sequence[tuple[FrontEnd, Parts]],
+    call: Call,
+    leaves: list[Any],
+    shardings: Sequence[Any],
+) -> list[Any]:
+    """The leaves of a call, those of mutable objects placed that nobody has put anywhere."""
+    mutable = frozenset[int]().union(*(parts.mutable for _, parts in layers))
+    own = _leaves_of(call, mutable)
+    loose = [i for i in own if not getattr(leaves[i], "committed", False)]
+    if not loose:
+        return leaves
+    leaves = list(leaves)
+    for i in loose:
+        if not (isinstance(leaves[i], jax.Array) and leaves[i].is_deleted()):
+            leaves[i] = place(leaves[i], shardings[i])
+    args, kwargs = jax.tree.unflatten(call.flat[1], leaves)
+    values = (*args, *(kwargs[k] for k in call.kwargs))
+    for front, parts in reversed(layers):
+        front.settle(parts, values)
+        if parts is not layers[0][1]:
+            values, _ = front.merge(parts.static, values)
+    return leaves
+
+
+def _leaves_of(call: Call, arguments: frozenset[int]) -> list[int]:
+    """Positions of the leaves of some arguments, positional ones first."""
+    positional, named = call.flat[1].children()
+    order = [list(call.kwargs).index(k) for k in sorted(call.kwargs)]
+    found, at = list[int](), 0
+    for argument, tree in zip(
+        (*range(len(call.args)), *(len(call.args) + i for i in order)),
+        (*positional.children(), *named.children()),
+        strict=True,
+    ):
+        found += range(at, at + tree.num_leaves) if argument in arguments else ()
+        at += tree.num_leaves
+    return found
 
 
 class Initial:

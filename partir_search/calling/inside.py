@@ -15,8 +15,8 @@ import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from partir_search.arguments.axes import auto_axes
+from partir_search.calling.forms import Form
 from partir_search.executables import Entry
-from partir_search.forms import Form
 from partir_search.ir.core import Op
 from partir_search.signature import ClosesOverTraced
 

@@ -1,0 +1,1 @@
+"""From a call, as people write it, to a call of a function of arrays that can be planned."""
