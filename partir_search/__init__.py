@@ -9,6 +9,9 @@ from partir_search.checking import Check
 from partir_search.communication import Collective
 from partir_search.comparison import Comparison, Experts, compare
 from partir_search.cost.simulator import Cost
+from partir_search.frontends.protocol import FrontEnd
+from partir_search.frontends.protocol import Parts as FrontEndParts
+from partir_search.frontends.registry import register_front_end
 from partir_search.groups import Group, group
 from partir_search.ir.mesh import MeshShape
 from partir_search.known import experts
@@ -74,6 +77,8 @@ __all__ = [
     "Fastest",
     "FewestBytes",
     "Fit",
+    "FrontEnd",
+    "FrontEndParts",
     "Goal",
     "Group",
     "Hold",
@@ -105,6 +110,7 @@ __all__ = [
     "hlo_counts",
     "load_plan",
     "microbatched",
+    "register_front_end",
     "register_rule",
     "report",
     "stablehlo_counts",

@@ -197,9 +197,7 @@ def settled(
     args, kwargs = jax.tree.unflatten(call.flat[1], leaves)
     values = (*args, *(kwargs[k] for k in call.kwargs))
     for front, parts in reversed(layers):
-        front.settle(parts, values)
-        if parts is not layers[0][1]:
-            values, _ = front.merge(parts.static, values)
+        values = front.settle(parts, values)
     return leaves
 
 

@@ -60,8 +60,10 @@ class Equinox:
         arrays, rest = _partition(out)
         return arrays, {}, rest
 
-    def settle(self, parts: Parts, arrays: tuple[Any, ...]) -> None:
-        """Nothing: modules are immutable."""
+    def settle(self, parts: Parts, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arguments of these arrays: modules are immutable."""
+        values: tuple[Any, ...] = _combine(parts.static, arrays)  # type: ignore[arg-type]
+        return values
 
     def update(
         self, parts: Parts, static: Any, out: Any, updates: Mapping[int, Any], fresh: bool

@@ -38,6 +38,7 @@ class _Static:
 class _Objects:
     """The call's nodes by graph index; their Variables and arrays as `_Static.paths` has them."""
 
+    values: tuple[Any, ...]
     index: Any
     leaves: list[Any]
     arrays: list[Any]
@@ -104,7 +105,7 @@ class Nnx:
         for i, made in zip(places, _nested(len(nodes), paths, arrays), strict=True):
             leaves[i] = made
         static = _Static(tree, places, tuple(owners[i] for i in places), graphdef, paths)
-        objects = _Objects(index, list(state.leaves), arrays)
+        objects = _Objects(values, index, list(state.leaves), arrays)
         return Parts(tree.unflatten(leaves), static, objects, frozenset(static.owners))
 
     def merge(self, static: _Static, arrays: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
@@ -155,7 +156,7 @@ class Nnx:
         updates = {o: self._argument(static, nested, o) for o in sorted(changed)}
         return tree.unflatten(leaves), updates, _Out(tree, places, graphdef, tuple(sources))
 
-    def settle(self, parts: Parts, arrays: tuple[Any, ...]) -> None:
+    def settle(self, parts: Parts, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
         """Gives Variables their arrays where these were moved."""
         given, objects, variable = parts.static, parts.objects, _nnx().Variable
         assert isinstance(given, _Static)
@@ -165,6 +166,8 @@ class Nnx:
             if isinstance(leaf, variable) and x is not objects.arrays[i]:
                 leaf.set_raw_value(x)
                 objects.arrays[i] = x
+        values: tuple[Any, ...] = objects.values
+        return values
 
     def update(
         self, parts: Parts, static: _Out, out: Any, updates: Mapping[int, Any], fresh: bool

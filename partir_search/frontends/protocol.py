@@ -71,10 +71,13 @@ class FrontEnd(Protocol):
           structure as in `split`, if that did not change), and everything else.
         """
 
-    def settle(self, parts: Parts, arrays: tuple[Any, ...]) -> None:
+    def settle(self, parts: Parts, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
         """Gives objects among the arguments the same arrays, moved to where a plan has them.
 
-        Later calls need not move them again. A library of immutable objects does nothing.
+        Later calls need not move them again. A library of immutable objects gives none.
+
+        Returns:
+          The arguments as `split` takes them.
         """
 
     def update(
