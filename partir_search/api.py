@@ -22,12 +22,11 @@ from partir_search.calling.callables import (
     takes_self,
     without_self,
 )
-from partir_search.calling.forms import Adapter, Form, Initial
+from partir_search.calling.forms import Adapter, Claimed, Form, Initial
 from partir_search.calling.inside import Within
 from partir_search.checking import Check, compared, concrete, cpu_mesh
 from partir_search.cost.simulator import Cost
 from partir_search.executables import Entry, Executables
-from partir_search.frontends.registry import claimed
 from partir_search.groups import Group
 from partir_search.machine import Machine, find_machine, machine_of_kind
 from partir_search.mcts.goals import Goal
@@ -37,7 +36,7 @@ from partir_search.plainly import is_plain, plainly
 from partir_search.plan import Plan, saved_plan
 from partir_search.plan_cache import PlanCache
 from partir_search.planner import DEFAULT_EPISODES, Progress
-from partir_search.signature import abstract, split_call
+from partir_search.signature import ClosesOverTraced, abstract, split_call
 
 
 def auto_partition(
@@ -192,7 +191,7 @@ class AutoPartitioned(Unpickled):
         )
         self._kept = Executables(fun, self._plain, self.__name__, options)
         self._adapter = Adapter(brought.inner, self.__name__, options)
-        self._within = Within(self.__name__)
+        self._within, self._claimed = Within(self.__name__), Claimed()
         self._methods: dict[int, tuple[Any, AutoPartitioned]] = {}
 
     def __get__(self, instance: Any, owner: type | None = None) -> AutoPartitioned:
@@ -245,7 +244,10 @@ class AutoPartitioned(Unpickled):
             )
         if traced:
             return self._within.call(form, leaves, self._options.mesh)
-        entry = form.kept.entry(form.call, form.args, form.kwargs)
+        try:
+            entry = form.kept.entry(form.call, form.args, form.kwargs)
+        except ClosesOverTraced:
+            return self._within.closing(form)
         return form.finish(entry.run(form.call, form.settle(leaves, entry.shardings)))
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
@@ -364,7 +366,7 @@ class AutoPartitioned(Unpickled):
     def _form(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Form:
         args = (*self._given, *args)
         call = split_call(self._fun, args, kwargs, *self._static)
-        fronts = self._brought.fronts or claimed((call.args, call.kwargs))
+        fronts = self._brought.fronts or self._claimed.fronts(call)
         if fronts:
             return self._adapter.form(fronts, call, args, kwargs, self._brought.donated)
         plain = self._plain

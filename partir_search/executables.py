@@ -121,7 +121,7 @@ class Executables:
         key, here = call.key(), self._options.here
         if key not in self._plans:
             known = self._by_shape.get(call.plan_key())
-            with collector_paused(), plainly():
+            with collector_paused(), plainly(), jax.ensure_compile_time_eval():
                 self._plans[key] = self._make(call, args, kwargs, known)
             self._by_shape[call.plan_key()] = self._similar[call.plan_key()] = self._plans[key][0]
         plan, traced = self._plans[key]
@@ -157,7 +157,8 @@ class Executables:
         if entry is None:
             check_alive(self._name, call.leaves(), call.paths())
             plan, traced = self.planned(call, args, kwargs)
-            entry = self.entries[key] = self._build(plan, traced)
+            with jax.ensure_compile_time_eval():  # what is kept is of no trace around the call
+                entry = self.entries[key] = self._build(plan, traced)
         return entry
 
     def clear(self) -> None:

@@ -10,7 +10,8 @@ import jax
 
 from partir_search.executables import Executables
 from partir_search.frontends.protocol import FrontEnd, Parts, Returned
-from partir_search.frontends.registry import claimed
+from partir_search.frontends.refs import hold_refs
+from partir_search.frontends.registry import claimed, claims, imported
 from partir_search.options import Options
 from partir_search.placement import place
 from partir_search.plan import Plan
@@ -140,6 +141,26 @@ class Adapter:
         )
         kept = Executables(pure, plain, self._name, self._options, self._similar)
         return pure, plain, kept
+
+
+class Claimed:
+    """Front ends that the calls of one function need, by the pytree of their arguments."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, tuple[FrontEnd, ...]] = {}
+
+    def fronts(self, call: Call) -> tuple[FrontEnd, ...]:
+        """Front ends that claim objects among the arguments of a call."""
+        values = (*call.args, *call.kwargs.values())
+        for value in values:  # objects that hold themselves are no pytrees: not to be flattened
+            inner = value.values() if type(value) is dict else value
+            if claims(value) or (type(value) in (tuple, list, dict) and any(map(claims, inner))):
+                return claimed(values)
+        leaves, tree = call.flat
+        key = tree, frozenset(map(type, leaves)), len(imported()), hold_refs(leaves)
+        if key not in self._known:
+            self._known[key] = claimed(values)
+        return self._known[key]
 
 
 def returned(

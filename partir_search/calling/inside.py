@@ -38,11 +38,9 @@ class Within:
     def call(self, form: Form, leaves: Sequence[Any], mesh: Mesh) -> Any:
         """The result of a call, some of whose leaves are traced, by the partitioned program."""
         try:
-            with jax.ensure_compile_time_eval():
-                entry = form.kept.entry(form.call, form.args, form.kwargs)
+            entry = form.kept.entry(form.call, form.args, form.kwargs)
         except ClosesOverTraced:
-            self._warn("a transformation and closes over a traced value (pass it as an argument)")
-            return form.direct()
+            return self.closing(form)
         typed, run, plain = _typed(leaves, entry, mesh), _program(entry, mesh), _plain_of(form)
 
         def program(*leaves: Any) -> list[Any]:
@@ -51,6 +49,11 @@ class Within:
         if not _effects(entry.traced.module.ops):  # jax differentiates and batches none
             program = self._differentiable(program, plain, typed)
         return form.finish(jax.tree.unflatten(entry.traced.out_tree, program(*leaves)))
+
+    def closing(self, form: Form) -> Any:
+        """The result of a call of a function that closes over a traced value."""
+        self._warn("a transformation and closes over a traced value (pass it as an argument)")
+        return form.direct()
 
     def _differentiable(
         self,

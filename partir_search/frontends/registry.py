@@ -48,24 +48,33 @@ def _owner(kind: type, count: int) -> FrontEnd | bool:
     return False
 
 
+def _kind(x: Any) -> Any:
+    return type(x)
+
+
+def claims(x: Any) -> bool:
+    """Whether an object is one of a library that is imported."""
+    return not isinstance(_owner(_kind(x), len(imported())), bool)
+
+
 def claimed(tree: Any) -> tuple[FrontEnd, ...]:
     """Front ends of the objects in a pytree."""
-    refs = hold_refs(jax.tree.leaves(tree))
     count = len(imported())
     if not count:
-        return (_REFS,) if refs else ()
+        return (_REFS,) if hold_refs(jax.tree.leaves(tree)) else ()
     found = set[str]()
 
     def stops(x: Any) -> bool:
-        kind: Any = type(x)
-        owner = _owner(kind, count)
+        owner = _owner(_kind(x), count)
         if not isinstance(owner, bool):
             found.add(owner.module)
         return owner is not False
 
-    jax.tree.leaves(tree, is_leaf=stops)
+    leaves = jax.tree.leaves(tree, is_leaf=stops)
     fronts = tuple(front for front in imported() if front.module in found)
-    return (*fronts, _REFS) if refs else fronts
+    # Graphs may hold themselves: what they hold is looked at by their own front end.
+    inner = [x for x in leaves if not isinstance(_owner(_kind(x), count), Nnx)]
+    return (*fronts, _REFS) if hold_refs(jax.tree.leaves(inner)) else fronts
 
 
 def unwrapped(fun: Any) -> tuple[FrontEnd, Unwrapped] | None:
