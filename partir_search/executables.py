@@ -121,7 +121,7 @@ class Executables:
         key, here = call.key(), self._options.here
         if key not in self._plans:
             known = self._by_shape.get(call.plan_key())
-            with collector_paused(), plainly(), jax.ensure_compile_time_eval():
+            with collector_paused(), plainly():
                 self._plans[key] = self._make(call, args, kwargs, known)
             self._by_shape[call.plan_key()] = self._similar[call.plan_key()] = self._plans[key][0]
         plan, traced = self._plans[key]
