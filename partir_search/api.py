@@ -255,6 +255,16 @@ class AutoPartitioned(Unpickled):
         form = self._form(args, kwargs)
         return form.kept.planned(form.call, form.args, form.kwargs)[0]
 
+    def free_plan(self, *args: Any, **kwargs: Any) -> Plan:
+        """The plan that a search finds for these arguments alone.
+
+        Plans of other shapes than the first one's have its layout of train state (`plan.basis`
+        says what they cost beside it); this one need not. It is not kept: to run it, give it as
+        `schedule=`.
+        """
+        form = self._form(args, kwargs)
+        return form.kept.free_plan(form.call, form.args, form.kwargs)
+
     def init(self, init_fn: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
         """The step's first argument (the train state), made where the plan wants it.
 

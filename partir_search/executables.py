@@ -29,8 +29,8 @@ from partir_search.placement import place, struct_of
 from partir_search.plainly import plainly
 from partir_search.plan import Plan
 from partir_search.planned import collector_paused
-from partir_search.planning import Maker
 from partir_search.pressure import DoesNotFit, refusal
+from partir_search.shapes import Remaker
 from partir_search.signature import Call, Traced, weaken
 
 
@@ -108,10 +108,11 @@ class Executables:
         """
         self._similar = {} if similar is None else similar
         self._name, self._options = name, options
-        self._maker = Maker(fun, plain, name, options)
+        self._maker = Remaker(fun, plain, name, options)
         self._moves, self._returned = Moves(name), Returned()
         self._plans: dict[Hashable, tuple[Plan, Traced]] = {}
         self._by_shape: dict[Hashable, Plan] = {}
+        self._first: dict[Hashable, Plan] = {}
         self.entries: dict[Hashable, Entry] = {}
 
     def planned(
@@ -120,9 +121,9 @@ class Executables:
         """The plan of a call, and the call traced."""
         key, here = call.key(), self._options.here
         if key not in self._plans:
-            known = self._by_shape.get(call.plan_key())
             with collector_paused(), plainly():
-                self._plans[key] = self._make(call, args, kwargs, known)
+                self._plans[key] = self._make(call, args, kwargs)
+            self._first.setdefault((call.flat[1], call.statics), self._plans[key][0])
             self._by_shape[call.plan_key()] = self._similar[call.plan_key()] = self._plans[key][0]
         plan, traced = self._plans[key]
         if plan.mesh != here:
@@ -130,14 +131,19 @@ class Executables:
             self._plans[key] = plan, traced
         return plan, traced
 
-    def _make(
-        self, call: Call, args: Sequence[Any], kwargs: dict[str, Any], known: Plan | None
-    ) -> tuple[Plan, Traced]:
+    def _make(self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Plan, Traced]:
+        known = self._by_shape.get(call.plan_key())
+        base = self._first.get((call.flat[1], call.statics))
         similar = self._similar.get(call.plan_key())
-        if known is None and similar is not None:
+        if known is None and base is None and similar is not None:
             with contextlib.suppress(ValueError):  # another program
                 return self._maker.make(call, args, kwargs, similar)
-        return self._maker.make(call, args, kwargs, known)
+        return self._maker.remake(call, args, kwargs, known, base)
+
+    def free_plan(self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> Plan:
+        """The plan of a call, made without regard to others."""
+        with collector_paused(), plainly():
+            return self._maker.make(call, args, kwargs)[0]
 
     def known_plans(
         self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]
@@ -165,6 +171,7 @@ class Executables:
         """Forgets all plans and executables."""
         self._plans.clear()
         self._by_shape.clear()
+        self._first.clear()
         self.entries.clear()
 
     def _check_fit(self, plan: Plan) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 
 from partir_search.ir.core import Module
 from partir_search.planner import Planner
+from partir_search.propagation.actions import Action
 
 
 def warn_opaque(planner: Planner) -> None:
@@ -36,3 +38,9 @@ def warn_constants(module: Module) -> None:
             " make it an argument of your own to donate, save or change it",
             stacklevel=2,
         )
+
+
+def warn_changed(changed: str, dropped: Sequence[tuple[Action, str]]) -> None:
+    """Warns that a saved plan is for another program, and what of it does not hold."""
+    left = "; left out: " + "; ".join(f"{a} ({why})" for a, why in dropped[:5]) if dropped else ""
+    warnings.warn(f"{changed}; what still holds of it is applied{left}", stacklevel=2)

@@ -11,7 +11,7 @@ import os
 import pathlib
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
@@ -48,6 +48,9 @@ from partir_search.targets import Target
 from partir_search.verification import Verification, verify
 from partir_search.wording import shown
 
+if TYPE_CHECKING:
+    from partir_search.shapes.base import Basis
+
 
 class Plan(Layouts, SavedInstead):
     """What `auto_partition(...).plan(...)` returns.
@@ -62,6 +65,7 @@ class Plan(Layouts, SavedInstead):
       microbatches: parts of the batch whose gradients are accumulated one after the other.
       attention: whether each attention is one op, whose scores are made again for gradients.
       memory_limit: bytes that the goals allow on a device.
+      basis: the plan of other shapes that this one was made from, None if it has its own search.
     """
 
     def __init__(
@@ -89,6 +93,7 @@ class Plan(Layouts, SavedInstead):
         self.remat, self.memory_limit = tuple(remat), memory_limit
         self.microbatches, self.padding = microbatches, tuple(padding)
         self.attention = attention
+        self.basis: Basis | None = None
         self._original = original or planned.graph.module
 
     # What follows from the actions --------------------------------------------------------------
@@ -97,6 +102,11 @@ class Plan(Layouts, SavedInstead):
     def program(self) -> LocalProgram:
         """The device-local program that is simulated and emitted."""
         return self._planned.program
+
+    @property
+    def sketch(self) -> LocalProgram:
+        """The program without the ops at which nothing moves."""
+        return self._planned.sketch
 
     @property
     def partition(self) -> Partition:

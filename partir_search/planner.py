@@ -158,7 +158,7 @@ class Planner:
                 actions += manual_actions(tactic, self.graph, state, strategist)
         if self.streams and reports:
             actions += self._axis_modes(state)
-        return self._finish(state, actions, reports)
+        return self.finish(state, actions, reports)
 
     def _axis_modes(self, state: State) -> list[Action]:
         """What makes the whole program better on each axis: products and attention that go block by
@@ -193,7 +193,7 @@ class Planner:
         state = State(self.graph, self.mesh)
         for action in actions:
             apply_action(state, self.graph, action)
-        return self._finish(state, list(actions), [])
+        return self.finish(state, list(actions), [])
 
     def replay_what_holds(
         self, actions: Sequence[Action]
@@ -201,11 +201,12 @@ class Planner:
         """Plays those actions of a plan that this program admits; the others with the reason."""
         state = State(self.graph, self.mesh)
         played, dropped = play_what_holds(state, self.graph, actions)
-        return self._finish(state, played, []), dropped
+        return self.finish(state, played, []), dropped
 
-    def _finish(
-        self, state: State, actions: Sequence[Action], reports: Sequence[SearchReport]
+    def finish(
+        self, state: State, actions: Sequence[Action], reports: Sequence[SearchReport] = ()
     ) -> Planned:
+        """The program of a state that the actions led to."""
         program, cost = self._costed(state)
         return Planned(
             self.graph,

@@ -23,7 +23,7 @@ from partir_search.ir.mesh import MeshShape
 from partir_search.ir.remat import Range, find_segments, rematerialize
 from partir_search.mcts.goals import Goal, scorer
 from partir_search.microbatch import accumulate, of_dynamic
-from partir_search.notices import warn_constants, warn_opaque
+from partir_search.notices import warn_changed, warn_constants, warn_opaque
 from partir_search.options import Options
 from partir_search.parallelism import ContextParallel
 from partir_search.plan import Plan, saved_plan
@@ -52,9 +52,9 @@ class Maker:
         self._own: tuple[Sequence[Any], Sequence[Any]] = ((), ())  # `fun`'s own shardings
 
     def make(
-        self, call: Call, args: Sequence[Any], kwargs: dict[str, Any], known: Plan | None
+        self, call: Call, args: Sequence[Any], kwargs: dict[str, Any], known: Plan | None = None
     ) -> tuple[Plan, Traced]:
-        """The plan of a call; with `known`, that of the same shapes, again.
+        """The plan of a call; with `known`, that of the same program, again.
 
         Of several numbers of microbatches the first that fits is taken; if it fits only with parts
         computed again, the next one may be faster and is looked at, too.
@@ -72,6 +72,16 @@ class Maker:
         if known is None:
             return self._cached(call, args, kwargs)
         return self._best(call, args, kwargs, saved_plan(known))
+
+    def _fixed(
+        self, call: Call, traced: Traced, module: Module, follow: Plan | None
+    ) -> list[Action]:
+        """What the user fixed, as actions on a form of the program."""
+        o = self._options
+        leaves = (call.args, o.in_shardings), (traced.out_tree, o.out_shardings)
+        follows = following_wishes(module, follow) if follow else []
+        tied = dataclasses.replace(module, ties=traced.module.ties)
+        return fixed_actions(tied, self._mesh(module), o.mesh, *leaves, follows, self._own)
 
     def _cached(
         self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]
@@ -199,10 +209,7 @@ class Maker:
         attention = module is not traced.module
 
         def fixed(module: Module) -> list[Action]:
-            ends = (call.args, o.in_shardings), (traced.out_tree, o.out_shardings)
-            follows = following_wishes(module, o.follow) if o.follow else []
-            tied = dataclasses.replace(module, ties=traced.module.ties)
-            return fixed_actions(tied, self._mesh(module), o.mesh, *ends, follows, self._own)
+            return self._fixed(call, traced, module, o.follow)
 
         def search(
             module: Module, hints: Sequence[Action] = (), goals: Sequence[Goal[Cost]] = ()
@@ -233,7 +240,7 @@ class Maker:
             planner = self._planner(rematerialize(planner.module, remat)) if remat else planner
             if changed:
                 planned, dropped = planner.replay_what_holds(saved.actions)
-                _warn_changed(changed, dropped)
+                warn_changed(changed, dropped)
             else:
                 planned = _replay(planner, saved)
         else:
@@ -359,11 +366,6 @@ def _replay(planner: Planner, saved: SavedPlan) -> Planned:
             f"the saved plan is for mesh<{saved.mesh}>, this is mesh<{planner.mesh}>, where it"
             f" does not hold: {error}; plan again with schedule=None"
         ) from error
-
-
-def _warn_changed(changed: str, dropped: Sequence[tuple[Action, str]]) -> None:
-    left = "; left out: " + "; ".join(f"{a} ({why})" for a, why in dropped[:5]) if dropped else ""
-    warnings.warn(f"{changed}; what still holds of it is applied{left}", stacklevel=2)
 
 
 def _rank(plan: Plan) -> tuple[bool, float]:

@@ -81,6 +81,8 @@ def figures_table(plan: Plan) -> Table:
         table.add_row("stretches computed again", str(len(plan.remat)))
     if plan.microbatches > 1:
         table.add_row("microbatches", str(plan.microbatches))
+    if plan.basis:
+        table.caption = plan.basis.describe(c.seconds)
     if plan.proven:
         table.caption = "every choice was enumerated: no plan of the space costs less"
     return table

@@ -35,7 +35,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         *("agreement", "checking", "following", "groups", "layouts", "leaving", "plan_cache"),
         *("arguments", "calling", "executables"),
         *("argument_checks", "batch_checks", "option_checks", "schedule_checks"),
-        *("interruption", "notices", "pickling", "watched"),
+        *("interruption", "notices", "pickling", "shapes", "watched"),
     ),
     ("api",),
     ("known",),
@@ -110,6 +110,10 @@ SIDEWAYS = {  # within the fifth and sixth floor, who may import whom
         *("notices", "planned", "planner", "pressure", "report", "saved", "signature", "tactics"),
         "watched",
     },
+    "shapes": {
+        *("constraints", "options", "plan", "planned", "planner", "planning", "playing", "report"),
+        *("saved", "schedule_checks", "signature", "tactics"),
+    },
     "arguments": {"signature"},
     "executables": {
         *(
@@ -122,7 +126,7 @@ SIDEWAYS = {  # within the fifth and sixth floor, who may import whom
             "planning",
             "pressure",
         ),
-        "signature",
+        *("shapes", "signature"),
     },
     "calling": {"arguments", "executables", "options", "placement", "plan", "signature"},
     "frontends": {"paths"},

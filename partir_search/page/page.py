@@ -58,6 +58,7 @@ def report_page(plan: Plan, timeline: Timeline) -> str:
     parts = [
         f"<h1>{name}</h1><p class=sub>mesh&lt;{mesh}&gt;, simulated on"
         f" {escape(plan.machine.name)}; fingerprint {plan.fingerprint}</p>",
+        f"<p class=note>{escape(plan.basis.describe(plan.cost.seconds))}</p>" if plan.basis else "",
         _cards(plan),
         _section("The step", timeline_chart(timeline), TIMELINE_NOTE),
         _section("Memory of a device", memory_chart(timeline, plan.memory_limit)),

@@ -117,3 +117,29 @@ def test_loops_and_branches(mesh: Mesh) -> None:
     strong = {"a": np.float32(1.0), "n": np.int32(0)}
     for s in (weak, strong, {"a": 1.0, "n": 0}):
         assert_same(g(s, X), jax.jit(f)(s, X))
+
+
+def half(state: Any, x: Any) -> Any:
+    """A weak rate leaves bfloat16 parameters as they are; a strong one makes them float32."""
+    grads = jax.grad(lambda w: jnp.mean((x @ w).astype(jnp.float32) ** 2))(state["w"])
+    return {"w": state["w"] - state["rate"] * grads, "rate": state["rate"] * 0.5}
+
+
+def test_types_that_follow_from_weakness(mesh: Mesh) -> None:
+    """Other ops follow from a strong type: the plan that there is still decides the layouts."""
+    seen: list[int] = []
+    f = ps.auto_partition(mesh, machine="tpu_v5e", episodes=4, progress=lambda r: seen.append(1))(
+        half
+    )
+    w = jnp.full((16, 32), 0.5, jnp.bfloat16)
+    x = X.astype(jnp.bfloat16)
+    weak, strong = {"w": w, "rate": 0.5}, {"w": w, "rate": np.float32(0.5)}
+    for state in (weak, strong):
+        got, want = f(state, x), jax.jit(half)(state, x)
+        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+            assert a.dtype == b.dtype
+            np.testing.assert_allclose(
+                np.asarray(a, np.float32), np.asarray(b, np.float32), rtol=2e-2
+            )
+    assert f(weak, x)["w"].dtype != f(strong, x)["w"].dtype
+    assert f.plan(weak, x).partition_specs == f.plan(strong, x).partition_specs

@@ -1,0 +1,215 @@
+"""Plays a plan's actions on the program of other shapes, so that its arguments stay where they are.
+
+An axis may not divide a dim any more: a batch of 1000 on 16 devices. Then a longer form of the
+value is tiled, if the program pads it, or a part of the axis is used.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from partir_search.ir.core import Module, Value
+from partir_search.ir.remat import Range, find_segments, rematerialize
+from partir_search.lowering.shard import argument_specs
+from partir_search.lowering.skew import straight
+from partir_search.mcts.goals import scorer
+from partir_search.options import Options
+from partir_search.plan import Plan
+from partir_search.planned import Planned
+from partir_search.planner import Planner
+from partir_search.playing import apply_action, fix, fulfilled
+from partir_search.propagation.actions import Action, Enter, IllegalAction, Tile
+from partir_search.propagation.aligning import apart, find_aligned
+from partir_search.propagation.graph import Graph
+from partir_search.propagation.pad import pad_module
+from partir_search.propagation.padding import Pad, find_pads
+from partir_search.propagation.propagate import State
+
+MakePlanner = Callable[[Module], Planner]
+Fixed = Callable[[Module], Sequence[Action]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Adapted:
+    """What a plan's actions make of the program of other shapes.
+
+    Attributes:
+      left_out: actions that it does not admit, with the reason.
+      inexact: whether some are left out, or played otherwise.
+    """
+
+    planned: Planned
+    module: Module
+    padding: tuple[Pad, ...]
+    remat: tuple[Range, ...]
+    left_out: tuple[str, ...]
+    inexact: bool
+
+
+def adapt(
+    base: Plan, module: Module, fixed: Fixed, planner_of: MakePlanner, options: Options
+) -> Adapted | None:
+    """The best form of `module` under the actions of `base`, or None if none keeps its layouts.
+
+    Args:
+      fixed: what the user fixed, as actions on a form of the program.
+      planner_of: a planner of a form of the program.
+    """
+    planner = planner_of(module)
+    found = [
+        _played(base, planner_of(pad_module(module, planner.graph.rules, pads)), fixed, pads, ())
+        if pads
+        else _played(base, planner, fixed, (), ())
+        for pads in _paddings(base, module, planner, options)
+    ]
+    score = scorer(planner.goals)
+    best = min((f for f in found if f), key=lambda f: score(f.planned.cost).rank(), default=None)
+    if best is None or not base.remat:
+        return best
+    if options.remat is not True and best.planned.cost.peak_bytes <= planner.memory_limit:
+        return best
+    some = base.remat if best.padding == base.padding else tuple(find_segments(best.module))
+    again = planner_of(rematerialize(best.module, some))
+    return _played(base, again, fixed, best.padding, some) or best
+
+
+def _paddings(
+    base: Plan, module: Module, planner: Planner, options: Options
+) -> list[tuple[Pad, ...]]:
+    """What may be padded: stencils' dims always, others as `base` did, or if they differ."""
+    if not options.pad:
+        return [()]
+    rules, known = planner.graph.rules, base.module.value_names()
+    aligned = find_aligned(module, rules, options.shape)
+    uneven = find_pads(module, rules, planner.mesh)
+    if aligned and uneven:
+        uneven = apart(module, rules, aligned, uneven)
+    if len(base.padding) > len(aligned) and uneven:
+        return [(*aligned, *uneven)]
+    uneven = tuple(p for p in uneven if _changes(p, known, module))  # others did not pay
+    return [aligned, (*aligned, *uneven)] if uneven else [aligned]
+
+
+def _changes(pad: Pad, known: Mapping[str, Value], module: Module) -> bool:
+    """Whether a dim to be padded has another size than in the base program."""
+    value, now = known.get(pad.value), module.value_names()[pad.value]
+    return value is None or value.type.shape != now.type.shape
+
+
+def _played(
+    base: Plan,
+    planner: Planner,
+    fixed: Fixed,
+    padding: tuple[Pad, ...],
+    remat: tuple[Range, ...],
+) -> Adapted | None:
+    """The base plan's actions in their order; arguments that they no longer bring where it has
+    them (its batch decided something that ours does not) come and go as there all the same.
+    """
+    module, graph = planner.module, planner.graph
+    state = State(graph, planner.mesh)
+    try:
+        actions, left_out, inexact = play_adapted(state, graph, base.actions)
+        actions += fix(state, graph, list(fixed(module)))
+    except IllegalAction:
+        return None
+    planned = _at_ends(base, planner, state, actions)
+    if planned is None:
+        return None
+    return Adapted(planned, module, padding, remat, tuple(left_out), inexact)
+
+
+def entered(base: Plan, planner: Planner, actions: Sequence[Action]) -> Planned | None:
+    """A plan's actions with arguments that come and go where `base` has them, if they can."""
+    state = State(planner.graph, planner.mesh)
+    for action in actions:
+        apply_action(state, planner.graph, action)
+    return _at_ends(base, planner, state, list(actions))
+
+
+def _at_ends(base: Plan, planner: Planner, state: State, actions: list[Action]) -> Planned | None:
+    """The program of a state, whose actions are given, with the ends of `base`."""
+    planned = planner.finish(state, actions)
+    try:
+        for enter in _entering(base, planned):
+            apply_action(state, planner.graph, enter)
+            actions.append(enter)
+    except IllegalAction:
+        return None
+    planned = planner.finish(state, actions)
+    return planned if all(_kept(base, planned)) else None
+
+
+def _entering(base: Plan, planned: Planned) -> list[Enter]:
+    """How arguments come that a plan has elsewhere than `base`."""
+    mesh = base.mesh_shape
+    slots = base.sketch.body.args
+    return [
+        Enter(i, tuple(mesh.label(axes) for axes in straight(mesh, slots[i].layout)))
+        for i, same in enumerate(_kept(base, planned))
+        if not same
+    ]
+
+
+def _kept(base: Plan, planned: Planned) -> list[bool]:
+    """Per argument, whether it lies where `base` has it, if its type is the same."""
+    specs = argument_specs(planned.sketch, user=True)
+    pairs = zip(base.arguments(), planned.graph.module.body.args, specs, strict=True)
+    return [
+        theirs == ours or str(known.type) != str(value.type)
+        for (_, known, theirs), value, ours in pairs
+    ]
+
+
+def play_adapted(
+    state: State, graph: Graph, actions: Sequence[Action]
+) -> tuple[list[Action], list[str], bool]:
+    """Plays those actions that the state admits, or what comes nearest to them.
+
+    Returns:
+      What was played, the reasons why others were not, and whether any was changed or left out.
+    """
+    played, left_out, inexact = list[Action](), list[str](), False
+    for action in actions:
+        try:
+            if not fulfilled(state, graph, action):
+                apply_action(state, graph, action)
+                played.append(action)
+            continue
+        except ValueError as error:  # IllegalAction, or an axis that the mesh does not have
+            reason, inexact = str(error), True
+        for other in _nearest(state, graph, action) if isinstance(action, Tile) else ():
+            try:
+                apply_action(state, graph, other)
+            except ValueError:
+                continue
+            played.append(other)
+            break
+        else:
+            left_out.append(f"{action}: {reason}")
+    return played, left_out, inexact
+
+
+def _nearest(state: State, graph: Graph, action: Tile) -> Iterator[Tile]:
+    """Tilings for one that does not divide: of longer forms of its values, then on parts of its
+    axis, the most devices first.
+    """
+    names = graph.module.value_names()
+    values = [v for name in action.values for v in (name, f"{name}_padded") if v in names]
+    barriers = tuple(b for b in action.barriers if b in names)
+    try:
+        axes = state.mesh.axes(action.axis)
+    except ValueError:
+        return
+    for n in range(len(axes), 0, -1):
+        for tiled in dict.fromkeys((axes[:n], axes[-n:])):
+            able = [
+                name
+                for name in values
+                if action.dim < len(names[name].type.shape)
+                and state.may_tile(graph.class_of[names[name].id], action.dim, tiled)
+            ]
+            if able:
+                label = state.mesh.label(tiled)
+                yield Tile(able[0], action.dim, label, tuple(able[1:]), barriers)

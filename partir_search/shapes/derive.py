@@ -1,0 +1,71 @@
+"""From a plan to that of other shapes: adapted, and searched only for what is left open."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from partir_search.ir.core import Module
+from partir_search.mcts.goals import scorer
+from partir_search.options import Options
+from partir_search.plan import Plan
+from partir_search.report import search_progress
+from partir_search.shapes.adapt import Adapted, Fixed, MakePlanner, adapt, entered
+from partir_search.shapes.base import Basis, changed_arguments
+from partir_search.tactics import AutomaticPartition
+
+SLOWER = 1.25  # seconds for the same work, against the base plan, that are worth a search
+LARGER = 2.0  # work against the base plan's that is worth one: more may pay to tile
+SHARE = 20  # of so many episodes of a whole search one is spent on it
+
+
+def derive(
+    base: Plan, module: Module, fixed: Fixed, planner_of: MakePlanner, options: Options
+) -> tuple[Adapted | None, Basis]:
+    """The plan of `module` whose state lies as `base` has it, None if there is none that fits, and
+    how it came about.
+
+    Args:
+      fixed: what the user fixed, as actions on a form of the program.
+      planner_of: a planner of a form of the program, on the parts of axes that `base` uses.
+    """
+    found = adapt(base, module, fixed, planner_of, options)
+    basis = Basis(changed_arguments(base, module), base.cost.seconds)
+    if found is None:
+        return None, dataclasses.replace(basis, episodes=options.episodes)
+    basis = dataclasses.replace(basis, left_out=found.left_out)
+    slower = found.inexact and basis.pace(found.planned.cost.seconds) > SLOWER
+    if slower or basis.work >= LARGER:
+        episodes = max(1, options.episodes // SHARE)
+        if better := _searched(base, found, fixed, planner_of, options, episodes):
+            found = better
+        basis = dataclasses.replace(basis, episodes=episodes)
+    if base.fits and found.planned.cost.peak_bytes > base.memory_limit:
+        return None, dataclasses.replace(basis, left_out=(), episodes=options.episodes)
+    return found, basis
+
+
+def _searched(
+    base: Plan,
+    found: Adapted,
+    fixed: Fixed,
+    planner_of: MakePlanner,
+    options: Options,
+    episodes: int,
+) -> Adapted | None:
+    """What a short search finds, with arguments where `base` has them, if it is better."""
+    planner = planner_of(found.planned.graph.module)
+    with search_progress(options.progress, episodes) as progress:
+        free = planner.run(
+            [AutomaticPartition()],
+            fixed=fixed(planner.module),
+            episodes=episodes,
+            seed=options.seed,
+            progress=progress,
+            hints=found.planned.actions,
+        )
+    planned = entered(base, planner, free.actions)
+    score = scorer(planner.goals)
+    if planned is None or not score(planned.cost) < score(found.planned.cost):
+        return None
+    reports = tuple(dataclasses.replace(r, proven=False) for r in free.reports)
+    return dataclasses.replace(found, planned=dataclasses.replace(planned, reports=reports))
