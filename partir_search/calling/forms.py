@@ -152,10 +152,12 @@ class Claimed:
     def fronts(self, call: Call) -> tuple[FrontEnd, ...]:
         """Front ends that claim objects among the arguments of a call."""
         values = (*call.args, *call.kwargs.values())
-        for value in values:  # objects that hold themselves are no pytrees: not to be flattened
-            inner = value.values() if type(value) is dict else value
-            if claims(value) or (type(value) in (tuple, list, dict) and any(map(claims, inner))):
-                return claimed(values)
+        kinds = set(map(type, values))
+        for value in values:
+            if type(value) in (tuple, list, dict):
+                kinds.update(map(type, value.values() if type(value) is dict else value))
+        if any(map(claims, kinds)):  # what may hold itself is no pytree: not to be flattened
+            return claimed(values)
         leaves, tree = call.flat
         key = tree, frozenset(map(type, leaves)), len(imported()), hold_refs(leaves)
         if key not in self._known:

@@ -52,9 +52,9 @@ def _kind(x: Any) -> Any:
     return type(x)
 
 
-def claims(x: Any) -> bool:
-    """Whether an object is one of a library that is imported."""
-    return not isinstance(_owner(_kind(x), len(imported())), bool)
+def claims(kind: Any) -> bool:
+    """Whether a type is of a library that is imported."""
+    return not isinstance(_owner(kind, len(imported())), bool)
 
 
 def claimed(tree: Any) -> tuple[FrontEnd, ...]:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental import io_callback
 from jax.sharding import AxisType, Mesh
 
 import partir_search as ps
@@ -20,6 +21,7 @@ import partir_search as ps
 pytestmark = pytest.mark.devices
 
 P = jax.P
+ROWS = ps.ManualPartition({"x": 0}, axis="batch")
 SCHEDULE = [
     ps.ManualPartition({"x": 0, "y": 0}, axis="batch"),
     ps.ManualPartition({"state/w": 1}, axis="model"),
@@ -232,3 +234,35 @@ def test_what_cannot_run(mesh: Mesh) -> None:
     with pytest.warns(UserWarning, match="closes over a traced value"):
         got = jax.jit(outer)(new_state()["w"], X)
     same(got, (X @ new_state()["w"]).sum())
+    with pytest.warns(UserWarning, match="closes over a traced value"):
+        got = jax.grad(lambda w: outer(w, X))(new_state()["w"])  # none of the arguments is traced
+    same(got, jax.grad(lambda w: (X @ w).sum())(new_state()["w"]))
+
+
+def test_first_call_inside(mesh: Mesh) -> None:
+    """A call of concrete arrays in a jit, the first of all, leaves nothing of that trace behind."""
+    table = jnp.asarray(np.arange(2**22, dtype=np.float32).reshape(4, -1) / 2**22)
+    step = ps.auto_partition(mesh, schedule=[ROWS], machine="cpu")(lambda x: x @ table)
+    with pytest.warns(UserWarning, match="closes over an array"):
+        got = jax.jit(lambda scale: scale * step(X).sum())(2.0)
+    np.testing.assert_allclose(got, 2 * (X @ table).sum(), rtol=1e-3)
+    np.testing.assert_allclose(step(X), X @ table, rtol=1e-4, atol=1e-5)
+
+
+def test_effects_inside(mesh: Mesh) -> None:
+    """Callbacks of a step run inside of a jitted loop, in order."""
+    seen: list[float] = []
+
+    def noted(x: Any) -> Any:
+        seen.append(float(x.sum()))
+        return np.float32(len(seen))
+
+    def fn(x: Any) -> Any:
+        shape = jax.ShapeDtypeStruct((), jnp.float32)
+        return x + io_callback(noted, shape, x, ordered=True)
+
+    step = ps.auto_partition(mesh, schedule=[ROWS], machine="cpu")(fn)
+    got = jax.jit(lambda x: lax.scan(lambda c, _: (step(c), None), x, length=2)[0])(X)
+    same(got, X + 3)
+    assert len(seen) == 2
+    assert seen[1] > seen[0]
