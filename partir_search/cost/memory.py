@@ -78,6 +78,9 @@ class Curve:
     def bytes_at(self, nbytes: Floats) -> Floats:
         """[R] live bytes of stored values, from the local bytes of each value (or class)."""
         nbytes = nbytes[: self._values]
+        if not self._near.nnz:
+            alone: Floats = self._far @ nbytes
+            return np.cumsum(alone, out=alone)[:-1]
         small = np.where(nbytes <= self._on_chip * PIECE, nbytes, 0.0)
         far: Floats = self._far @ nbytes
         far += self._near @ (nbytes - small)

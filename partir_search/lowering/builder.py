@@ -274,29 +274,40 @@ class BlockBuilder:
 
     def region_op(self, op: Op) -> None:
         owner, flows = self.owner, flows_of(op)
-        whole = [((),) * len(x.type.shape) for x in op.operands]  # a predicate stays whole
-        needs: list[Layout] = list(whole)
+        inside = [tuple([owner.rest(a.id) for a in region.args]) for region in op.regions]
+        needs: list[Layout] = [((),) * len(x.type.shape) for x in op.operands]  # whole predicates
         for i, r, j, lead in flows.enters:
-            needs[i] = ((),) * lead + owner.layout(op.regions[r].args[j])
-        ins = tuple(self.need(x, layout, op) for x, layout in zip(op.operands, needs, strict=True))
-        targets: list[list[Layout]] = [
-            [owner.layout(x) for x in region.results] for region in op.regions
-        ]
-        made: list[Layout] = [owner.layout(r) for r in op.results]
+            layout = inside[r][j].layout
+            needs[i] = ((),) * lead + layout if lead else layout
+        ins = tuple([self.need(x, n, op) for x, n in zip(op.operands, needs, strict=True)])
+        targets: list[list[Layout | None]] = [[None] * len(r.results) for r in op.regions]
+        made: list[Layout | None] = [None] * len(op.results)
         for r, i, out, lead in flows.leaves:
             layout = owner.layout(op.results[out])
-            targets[r][i] = layout[lead:]
-            made[out] = ((),) * lead + layout[lead:]
+            targets[r][i] = layout[lead:] if lead else layout
+            made[out] = ((),) * lead + layout[lead:] if lead else layout
         for r, i, to, j in flows.carries:
-            targets[r][i] = owner.layout(op.regions[to].args[j])
+            targets[r][i] = inside[to][j].layout
         for r, j, out in flows.finals:
-            made[out] = owner.layout(op.regions[r].args[j])
+            made[out] = inside[r][j].layout
         blocks = tuple(
-            owner.block(region, tuple(owner.rest(a.id) for a in region.args), targets[r])
+            owner.block(
+                region,
+                inside[r],
+                [
+                    owner.layout(x) if known is None else known
+                    for x, known in zip(region.results, targets[r], strict=True)
+                ],
+            )
             for r, region in enumerate(op.regions)
         )
+        layouts = [
+            owner.layout(x) if known is None else known
+            for x, known in zip(op.results, made, strict=True)
+        ]
         outs = tuple(
-            owner.slot(result, layout, ()) for result, layout in zip(op.results, made, strict=True)
+            owner.slot(result, layout, ())
+            for result, layout in zip(op.results, layouts, strict=True)
         )
         self.steps.append(Apply(op, ins, outs, stop_alone(owner.partition, op, blocks)))
         self.settle(outs, op)

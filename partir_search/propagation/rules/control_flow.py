@@ -8,6 +8,7 @@ outer one is brought to. Leading dims of scanned inputs and outputs (`lead`) are
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -59,6 +60,8 @@ class Flows:
     examples: Examples | None = None
 
 
+KNOWN_FLOWS = 1024  # of ops alike that are kept: a search asks for them thousands of times
+
 FLOWS: dict[str, Callable[[Op], Flows]] = {}
 """Flows of each region primitive by name."""
 
@@ -75,12 +78,17 @@ def region_op(op: Op) -> OpRule:
 def _scan_flows(op: Op) -> Flows:
     consts, carries = op.params["num_consts"], op.params["num_carry"]
     region = op.regions[0]
+    return _scan_flows_of(consts, carries, len(region.args), len(region.results), trips_of(op))
+
+
+@functools.lru_cache(KNOWN_FLOWS)
+def _scan_flows_of(consts: int, carries: int, args: int, results: int, trips: int) -> Flows:
     return Flows(
-        enters=tuple((i, 0, i, 0 if i < consts + carries else 1) for i in range(len(region.args))),
-        leaves=tuple((0, j, j, 1) for j in range(carries, len(region.results))),
+        enters=tuple((i, 0, i, 0 if i < consts + carries else 1) for i in range(args)),
+        leaves=tuple((0, j, j, 1) for j in range(carries, results)),
         carries=tuple((0, j, 0, consts + j) for j in range(carries)),
         finals=tuple((0, consts + j, j) for j in range(carries)),
-        trips=(trips_of(op),),
+        trips=(trips,),
     )
 
 
@@ -103,8 +111,15 @@ def _emit_scan(op: Op, blocks: Sequence[Block], args: Sequence[Any]) -> Sequence
 
 
 def _while_flows(op: Op) -> Flows:
-    cond_consts, body_consts = op.params["cond_nconsts"], op.params["body_nconsts"]
-    carries = len(op.results)
+    consts = op.params["cond_nconsts"], op.params["body_nconsts"]
+    stop = "examples_stop" in op.params
+    return _while_flows_of(*consts, len(op.results), trips_of(op), stop)
+
+
+@functools.lru_cache(KNOWN_FLOWS)
+def _while_flows_of(
+    cond_consts: int, body_consts: int, carries: int, trips: int, stop: bool
+) -> Flows:
     first = cond_consts + body_consts
     enters = [(i, 0, i, 0) for i in range(cond_consts)]
     enters += [(cond_consts + i, 1, i, 0) for i in range(body_consts)]
@@ -114,8 +129,8 @@ def _while_flows(op: Op) -> Flows:
         carries=tuple((1, j, 1, body_consts + j) for j in range(carries)),
         finals=tuple((1, body_consts + j, j) for j in range(carries)),
         same=tuple((0, cond_consts + j, 1, body_consts + j) for j in range(carries)),
-        trips=(trips_of(op),) * 2,
-        examples=Examples(0, 1, body_consts) if "examples_stop" in op.params else None,
+        trips=(trips, trips),
+        examples=Examples(0, 1, body_consts) if stop else None,
     )
 
 
@@ -131,13 +146,17 @@ def _emit_while(op: Op, blocks: Sequence[Block], args: Sequence[Any]) -> Sequenc
 
 
 def _cond_flows(op: Op) -> Flows:
-    branches = range(len(op.regions))
-    inputs = range(1, len(op.operands))
+    return _cond_flows_of(len(op.regions), len(op.operands), len(op.results))
+
+
+@functools.lru_cache(KNOWN_FLOWS)
+def _cond_flows_of(regions: int, operands: int, results: int) -> Flows:
+    branches, inputs = range(regions), range(1, operands)
     return Flows(
         enters=tuple((i, 0, i - 1, 0) for i in inputs),
-        leaves=tuple((b, j, j, 0) for b in branches for j in range(len(op.results))),
+        leaves=tuple((b, j, j, 0) for b in branches for j in range(results)),
         same=tuple((b, i - 1, 0, i - 1) for b in branches[1:] for i in inputs),
-        trips=(1,) * len(op.regions),
+        trips=(1,) * regions,
     )
 
 
@@ -168,9 +187,14 @@ def _platform_dependent(
 
 
 def _remat_flows(op: Op) -> Flows:
+    return _remat_flows_of(len(op.operands), len(op.results))
+
+
+@functools.lru_cache(KNOWN_FLOWS)
+def _remat_flows_of(operands: int, results: int) -> Flows:
     return Flows(
-        enters=tuple((i, 0, i, 0) for i in range(len(op.operands))),
-        leaves=tuple((0, j, j, 0) for j in range(len(op.results))),
+        enters=tuple((i, 0, i, 0) for i in range(operands)),
+        leaves=tuple((0, j, j, 0) for j in range(results)),
     )
 
 
