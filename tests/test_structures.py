@@ -150,7 +150,7 @@ CASES: dict[str, Fn] = {
     "unused": lambda x, w: x * 2,
     "weak_type": lambda x, w: (jnp.asarray(2) * 3.0, x + w),
 }
-OPAQUE = {"pallas": "pallas_call", "ref": "new_ref"}
+OPAQUE = {"pallas": "pallas_call"}
 
 
 def _args() -> tuple[jax.Array, jax.Array]:
