@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import reprlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -28,16 +29,29 @@ def shown(value: Any) -> str:
     """A value as a message shows it: short, and arrays by their types."""
     if isinstance(value, type):
         return f"the class {value.__name__}"
-    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
-    if isinstance(shape, tuple) and dtype is not None:
-        return f"an array of type {dtype}{list(shape)}"
+    if array := _array(value):
+        return f"an array of type {array}"
     if callable(value) and hasattr(value, "__name__"):
         return f"the function {value.__name__}"
-    try:
-        text = repr(value)
-    except Exception:  # of the object's own
-        text = object.__repr__(value)
+    text = " ".join(_SHORT.repr(value).split())
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+
+
+def _array(value: Any) -> str:
+    """Type of an array, `float32[8, 4]`; "" of all else."""
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    return f"{dtype}{list(shape)}" if isinstance(shape, tuple) and dtype is not None else ""
+
+
+class _Short(reprlib.Repr):
+    """Short forms of values; of arrays in containers their types, as elements may be many."""
+
+    def repr_instance(self, x: Any, level: int) -> str:
+        return _array(x) or super().repr_instance(x, level)
+
+
+_SHORT = _Short()
+_SHORT.maxother = _SHORT.maxstring = 2 * LONGEST
 
 
 def amount(nbytes: float, digits: int = 3) -> str:

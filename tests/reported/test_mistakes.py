@@ -271,7 +271,7 @@ def test_functions() -> None:
         ps.auto_partition(MESH, machine="cpu")((STATE, 0.0))  # type: ignore[arg-type]
     with says("step is partitioned already; partition the plain function, its attribute .plain"):
         ps.auto_partition(MESH, machine="cpu")(decorated())
-    with says("init takes a function that makes the state"):
+    with says("init takes a function that makes the state, not {'params': {'w1': float32[8, 16], "):
         decorated().init(STATE, rows())
     with says("init calls made without arguments: missing a required argument: 'key'; write"):
 
