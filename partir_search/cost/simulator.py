@@ -37,6 +37,7 @@ from partir_search.ir.mesh import MeshShape
 from partir_search.ir.rule import NONE, OpRule
 from partir_search.lowering.program import LocalProgram, Move
 from partir_search.lowering.reshard import COLLECTIVES, Shuffle, Step
+from partir_search.lowering.window import Stretch
 from partir_search.machine import Machine
 from partir_search.wording import amount
 
@@ -126,6 +127,7 @@ class CostModel:
         """
         self.module, self.machine = module, machine
         self.contracts = [rule.contracts for rule in rules]
+        self.elementwise = [rule.elementwise for rule in rules]
         regions = ((op.id, rules[op.id].manual) for op in module.ops)
         self.manual = {i: manual.collectives for i, manual in regions if manual}
         if folded is None:
@@ -249,6 +251,12 @@ class CostModel:
             copied, taken = 0.0, (0.0, 0.0, "")
             if grown > move.source.nbytes or step.kind == "window":
                 copied = (1.0 if step.kind in COLLECTIVES else 2.0) * grown * width
+                if move.beside:  # products of what was fetched, each in a kernel of its own
+                    bandwidth = self.machine.attained_hbm_bytes_per_s
+                    copied = 2.0 * (grown - move.source.nbytes) * width
+                    copied += len(move.blocks) * self.machine.kernel_seconds * bandwidth
+                elif step.kind == "window" and self.fuses(move):
+                    copied = 0.0
             if step.kind in COLLECTIVES:
                 taken = self.transfer(step, move.payload_bytes * width, mesh)
                 copied += self.machine.repacks.get(step.kind, 0.0) * move.payload_bytes * width
@@ -259,6 +267,12 @@ class CostModel:
             if move.shared:
                 self._prices[move] = found
         return found
+
+    def fuses(self, move: Move) -> bool:
+        """Whether a stretch is put together where it is read, by a kernel that walks it anyway."""
+        detail, op = move.step.detail, move.op
+        uniform = isinstance(detail, Stretch) and detail.uniform
+        return uniform and op is not None and self.elementwise[op.id]
 
     def lands(self, move: Move) -> bool:
         """Whether a move gathers what goes to a donated argument's buffer."""

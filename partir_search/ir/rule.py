@@ -132,6 +132,8 @@ class OpRule:
       fixes: the user may have fixed the tilings of its results, which need not be those of what is
         worked out of them.
       pads: longer factors change nothing within the extents that the program says.
+      beside: takes its first operand's last stretch in parts that lie beside each other
+        (`ir.beside`): they are not put together for it.
       resizing: how the dims of `reads` get longer; None if they may not.
       blockwise: how it works on one block of a factor after the other, if it can.
       watches: a debugging tool, which decides nothing (see `propagation/watching.py`).
@@ -158,6 +160,7 @@ class OpRule:
     manual: Manual | None = None
     fixes: bool = False
     pads: bool = True
+    beside: bool = False
     resizing: Resizing | None = None
     blockwise: Blockwise | None = None
     watches: bool = False

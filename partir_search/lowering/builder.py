@@ -15,7 +15,7 @@ from partir_search.lowering.reshard import Step
 from partir_search.lowering.skew import redistribute, shuffle
 from partir_search.lowering.stopping import stop_alone
 from partir_search.lowering.streams import RESULT, Part, Walk, gather_walk, scatter_walk
-from partir_search.lowering.window import window_steps
+from partir_search.lowering.window import Stretch, keeps_tile, window_steps
 from partir_search.propagation.rules.control_flow import flows_of
 
 if TYPE_CHECKING:
@@ -75,7 +75,8 @@ class BlockBuilder:
         """The stretches of `source` that the op reads."""
         if isinstance(source, Literal):
             return source
-        key = (source.value.id, source.layout, windows)
+        takes_parts = self.owner.partition.rules[op.id].beside
+        key = (source.value.id, source.layout, windows, takes_parts)
         copy = self.copies.get(key)
         if copy and copy.backward == op.backward and self.position - copy.last_use <= REUSE_WINDOW:
             copy.last_use = self.position
@@ -83,13 +84,16 @@ class BlockBuilder:
         slot = source
         for w in windows:
             extent, tiled = slot.value.type.shape[w.dim], bool(slot.layout[w.dim])
+            last, tile = w is windows[-1] and takes_parts, slot.shape[w.dim]
             blocks: list[Slot] = []
             for step in window_steps(w, extent, tiled, slot.layout, slot.pending):
                 if step.kind == "collective_permute":
                     blocks.append(self.fetch(slot, step, op))
                     continue
                 target = self.owner.cache.stretched(slot, step)
-                self.steps.append(Move(step, slot, target, op, blocks=tuple(blocks)))
+                beside = last and isinstance(step.detail, Stretch) and keeps_tile(step.detail, tile)
+                found = tuple(blocks)
+                self.steps.append(Move(step, slot, target, op, blocks=found, beside=beside))
                 slot = target
         self.copies[key] = _Copy(slot, self.position, op.backward)
         return slot

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from partir_search.ir.beside import Beside, together
 from partir_search.ir.bind import constant
 from partir_search.ir.core import Literal, Op
 from partir_search.ir.local_form import run_local, widened
@@ -26,7 +27,7 @@ from partir_search.ir.partition import Layout, Partition
 from partir_search.ir.rule import Dims
 from partir_search.lowering.early import read_early
 from partir_search.lowering.emit_blocks import block_turn
-from partir_search.lowering.emit_window import coordinate, fetch, permute, stretch
+from partir_search.lowering.emit_window import beside, coordinate, fetch, permute, stretch
 from partir_search.lowering.layouts import held_by_rows, row_major
 from partir_search.lowering.order import gather_queue, ring_queue
 from partir_search.lowering.passing import Passing
@@ -198,7 +199,7 @@ def _run_block(
             used = [item.source] if isinstance(item, Move) else item.ins
             _tie([s for s in (*queue[i], *used) if isinstance(s, Slot) and s.id in env], env)
         if isinstance(item, Move):
-            moved = env[item.source.id]
+            moved = together(env[item.source.id])
             if item.again and item.step.kind in ("all_gather", "collective_permute"):
                 moved = _fence(block, i, item, moved, env, fills, remade)
             if made := waits.get(i, ()):
@@ -206,7 +207,12 @@ def _run_block(
                 moved = after[0]
                 env.update(zip((s.id for s in made), after[1:], strict=True))
             blocks = [env[b.id] for b in item.blocks]
-            env[item.target.id] = run_step(partition.mesh, item.step, moved, tiles_first, blocks)
+            if item.beside:
+                env[item.target.id] = put_beside(partition.mesh, item.step, [moved, *blocks])
+            else:
+                env[item.target.id] = run_step(
+                    partition.mesh, item.step, moved, tiles_first, blocks
+                )
         else:
             outs = _apply(partition, item, read, env, effects, tiles_first)
             for slot, out in zip(item.outs, outs, strict=True):
@@ -234,7 +240,8 @@ def _apply(
     effects: _Effects,
     tiles_first: bool,
 ) -> Sequence[Any]:
-    args = [read(x) for x in item.ins]
+    beside_too = partition.rules[item.op.id].beside
+    args = [read(x) if beside_too else together(read(x)) for x in item.ins]
     if item.turns > 1 or item.part:
         return _turn(partition, item, args, env, effects)
     if not item.blocks:
@@ -340,6 +347,11 @@ def _fence(
             moved, env[source.id] = lax.optimization_barrier((moved, env[source.id]))
             return moved
     return lax.optimization_barrier(moved)
+
+
+def put_beside(mesh: MeshShape, step: Step, blocks: Sequence[Any]) -> Beside:
+    """A window whose parts are not put together; see `run_step`."""
+    return beside(blocks, step.detail, step.dim, tuple(mesh.names[a] for a in step.axes))
 
 
 def run_step(

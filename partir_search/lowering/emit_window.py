@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from partir_search.ir.beside import Beside
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.ring import Edge
 from partir_search.lowering.window import Fetch, Stretch
@@ -43,15 +44,8 @@ def stretch(blocks: Sequence[Any], detail: Stretch, dim: int, names: tuple[str, 
     """The stretch out of the own tile and what was fetched."""
     x = blocks[0]
     if detail.uniform:
-        parts: dict[int, Any] = {}
-        for piece in detail.pieces:
-            at, to, n = next(take for take in piece.takes if take[2])
-            part = lax.slice_in_dim(blocks[piece.block], at, at + n, axis=dim)
-            if to in parts:
-                mine = jnp.asarray([take[2] > 0 for take in piece.takes])[lax.axis_index(names)]
-                part = jnp.where(mine, part, parts[to])
-            parts[to] = part
-        return lax.concatenate(list(parts.values()), dim) if len(parts) > 1 else part
+        parts = list(_parts(blocks, detail, dim, names).values())
+        return lax.concatenate(parts, dim) if len(parts) > 1 else parts[0]
     device = lax.axis_index(names)
     size, rank = detail.size, x.ndim
     shape = list(x.shape)
@@ -68,6 +62,34 @@ def stretch(blocks: Sequence[Any], detail: Stretch, dim: int, names: tuple[str, 
         )
         out = jnp.where((place >= to) & (place < to + n), moved, out)
     return out
+
+
+def beside(blocks: Sequence[Any], detail: Stretch, dim: int, names: tuple[str, ...]) -> Beside:
+    """The stretch in parts: the own tile, and what lies before and after it."""
+    parts = _parts(blocks, detail, dim, names)
+    tile = blocks[0].shape[dim]
+    at = next(p.takes[0][1] for p in detail.pieces if p.block == 0 and p.takes[0][2] == tile)
+
+    def joined(found: list[Any]) -> Any:
+        return (lax.concatenate(found, dim) if len(found) > 1 else found[0]) if found else None
+
+    low = joined([x for to, x in parts.items() if to < at])
+    return Beside(dim, low, blocks[0], joined([x for to, x in parts.items() if to > at]))
+
+
+def _parts(
+    blocks: Sequence[Any], detail: Stretch, dim: int, names: tuple[str, ...]
+) -> dict[int, Any]:
+    """What a uniform stretch consists of, by where it goes, in order."""
+    parts: dict[int, Any] = {}
+    for piece in detail.pieces:
+        at, to, n = next(take for take in piece.takes if take[2])
+        part = lax.slice_in_dim(blocks[piece.block], at, at + n, axis=dim)
+        if to in parts:
+            mine = jnp.asarray([take[2] > 0 for take in piece.takes])[lax.axis_index(names)]
+            part = jnp.where(mine, part, parts[to])
+        parts[to] = part
+    return parts
 
 
 def _table(numbers: Sequence[int], device: Any) -> Any:

@@ -51,7 +51,7 @@ class Move:
     `rests` marks a target that is the value where it rests, not a copy. `blocks` were fetched to
     be put together with the source. `turn` is the turn of a ring that it is made for, whose
     operand moves on while the turn before works; 0 of no ring. `shared` ones are the same object in
-    all of a search's programs that have them.
+    all of a search's programs that have them. `beside`: the target's parts are not put together.
     """
 
     step: Step
@@ -63,6 +63,7 @@ class Move:
     blocks: tuple[Slot, ...] = ()
     turn: int = 0
     shared: bool = False
+    beside: bool = False
 
     @property
     def payload_bytes(self) -> int:

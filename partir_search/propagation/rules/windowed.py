@@ -9,6 +9,7 @@ of the window reads its part of the image, and the result is summed.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,13 +17,17 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from partir_search.ir.beside import Beside
 from partir_search.ir.beyond import ZERO, Beyond, taken
 from partir_search.ir.bind import bind
 from partir_search.ir.core import Op, Shape
 from partir_search.ir.local_form import local_result_shapes
 from partir_search.ir.rule import NONE, LocalContext, OpRule, Reads
+from partir_search.propagation.rules.halves import in_halves
 from partir_search.propagation.rules.registry import register, result_shape, shape_of
 from partir_search.propagation.rules.resizing import convolutions
+
+WIDE = 4  # bytes of elements whose sums may be rounded in between
 
 
 @register("conv_general_dilated")
@@ -98,6 +103,7 @@ def convolution(op: Op) -> OpRule:
         linear=((0,), (1,)),
         pads=p["feature_group_count"] == p["batch_group_count"] == 1,
         resizing=convolutions(op),
+        beside=op.results[0].type.itemsize >= WIDE,
         flops_per_point=2.0 * max(work, 1.0),
         local=_local,
     )
@@ -188,9 +194,21 @@ def _local(ctx: LocalContext, op: Op, args: Sequence[Any]) -> Sequence[Any]:
         f = rule.operands[0][d]
         if (beyond := _beyond(op, i, image.shape[d])) and (f == NONE or ctx.tiles(f) == 1):
             low, high = padding[i]
-            image = taken(image, d, -low, image.shape[d] + low + high, beyond)
+            around = functools.partial(
+                taken, dim=d, start=-low, size=image.shape[d] + low + high, beyond=beyond
+            )
+            image = image.each(around) if isinstance(image, Beside) else around(image)
             padding[i] = (0, 0)
-    for i, k in enumerate(dn.rhs_spec[2:]):
+    params["padding"] = tuple(padding)
+    convolve = functools.partial(_convolve, op)
+    if isinstance(image, Beside):
+        return [in_halves(convolve, params, image, window)]
+    return [convolve(params, image, window)]
+
+
+def _convolve(op: Op, params: Mapping[str, Any], image: Any, window: Any) -> Any:
+    padding = list(params["padding"])
+    for i, k in enumerate(params["dimension_numbers"].rhs_spec[2:]):
         # XLA takes this dim for one of groups when it swaps the operands, and aborts (jaxlib 0.10
         # and 0.12): one more element of the window, a zero, makes it another.
         if (
@@ -201,7 +219,8 @@ def _local(ctx: LocalContext, op: Op, args: Sequence[Any]) -> Sequence[Any]:
             config = [(0, int(d == k), 0) for d in range(window.ndim)]
             window = lax.pad(window, jnp.zeros((), window.dtype), config)
             padding[i] = (0, 1)
-    return bind(op, {**params, "padding": tuple(padding)}, [image, window])
+    (out,) = bind(op, {**params, "padding": tuple(padding)}, [image, window])
+    return out
 
 
 def _localize(
