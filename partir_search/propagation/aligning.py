@@ -40,6 +40,14 @@ def find_aligned(module: Module, rules: Sequence[OpRule], mesh: MeshShape) -> tu
             near[id(rule)] = tuple(_shifted(op, rule))
     if not any(near.values()):
         return ()
+    given = len(module.body.args) + len(module.constants)
+    shifts = [
+        pair
+        for op, rule in zip(module.ops, rules, strict=True)
+        for pair in _pairs(op, near.get(id(rule), ()))
+    ]
+    if not any(_matters(pair, given, mesh) for pair in shifts):
+        return ()
     classes = DimClasses(module, rules)
     extent: dict[int, int] = {}
     group: dict[int, int] = {}
@@ -50,16 +58,12 @@ def find_aligned(module: Module, rules: Sequence[OpRule], mesh: MeshShape) -> tu
         return cls
 
     places: dict[int, tuple[Value, int]] = {}
-    for op, rule in zip(module.ops, rules, strict=True):
-        for i, d, r, e in near.get(id(rule), ()):
-            x, made = op.operands[i], op.results[r] if r >= 0 else op.operands[-1 - r]
-            if not isinstance(x, Value) or not isinstance(made, Value):
-                continue
-            for value, dim in ((x, d), (made, e)):
-                cls = classes.of(value, dim)
-                extent[cls] = value.type.shape[dim]
-                places.setdefault(cls, (value, dim))
-            group[root(classes.of(x, d))] = root(classes.of(made, e))
+    for read, walked in shifts:
+        for value, dim in (read, walked):
+            cls = classes.of(value, dim)
+            extent[cls] = value.type.shape[dim]
+            places.setdefault(cls, (value, dim))
+        group[root(classes.of(*read))] = root(classes.of(*walked))
     members: dict[int, list[int]] = collections.defaultdict(list)
     for cls in extent:
         members[root(cls)].append(cls)
@@ -101,6 +105,27 @@ def _shifted(op: Op, rule: OpRule) -> Iterator[Shifted]:
             m = (op.results[i] if i >= 0 else op.operands[-1 - i]).type.shape[d]
             if rule.resizing and abs(n - m) <= LITTLE * max(n, m) and m == rule.sizes[f]:
                 yield r.operand, r.dim, i, d
+
+
+def _pairs(
+    op: Op, shifted: Sequence[Shifted]
+) -> Iterator[tuple[tuple[Value, int], tuple[Value, int]]]:
+    """The dims themselves: what is read, and what is walked."""
+    for i, d, r, e in shifted:
+        x, made = op.operands[i], op.results[r] if r >= 0 else op.operands[-1 - r]
+        if isinstance(x, Value) and isinstance(made, Value):
+            yield (x, d), (made, e)
+
+
+def _matters(pair: Sequence[tuple[Value, int]], given: int, mesh: MeshShape) -> bool:
+    """Whether a dim that is read, or the one that is walked, could be longer with a gain: of the
+    first `given` values, arguments and constants, none can (tokens, all but the last of which are
+    taken).
+    """
+    extents = [v.type.shape[d] for v, d in pair]
+    tiles = _tiles(extents, mesh)
+    sizes = zip(extents, pair, strict=True)
+    return any(v.id >= given and _longer(n, extents, tiles) for n, (v, _) in sizes)
 
 
 def _computed(module: Module, rules: Sequence[OpRule], classes: DimClasses) -> set[int]:

@@ -37,8 +37,9 @@ class Constants:
 
     def follow(self, op: Op) -> None:
         """Works out what the op makes, if that is known."""
-        find = _FOUND.get(op.prim)
-        if find is None or len(op.results) != 1 or not _small(op.results[0]):
+        find = FOLDED.get(op.prim)
+        small = len(op.results) == 1 and _small(op.results[0])
+        if find is None or not small:
             return
         ins = [self.of(x) for x in op.operands]
         if all(x is not None for x in ins) and any(
@@ -51,9 +52,10 @@ class Constants:
 
 
 def _small(value: Value) -> bool:
-    dtype = value.type.dtype
-    numbers = dtype == np.bool_ or jnp.issubdtype(dtype, np.number)
-    return numbers and math.prod(value.type.shape) <= MOST
+    shape, dtype = value.type.shape, value.type.dtype
+    if len(shape) > 2 or math.prod(shape) > MOST:
+        return False
+    return bool(dtype == np.bool_ or jnp.issubdtype(dtype, np.number))
 
 
 def _broadcast(params: Mapping[str, Any], x: Any, *_: Any) -> Any:
@@ -70,7 +72,7 @@ def _slice(params: Mapping[str, Any], x: Any) -> Any:
     return x[tuple(slice(*e) for e in ends)]
 
 
-_FOUND: dict[str, Callable[..., Any]] = {
+FOLDED: dict[str, Callable[..., Any]] = {
     "broadcast_in_dim": _broadcast,
     "concatenate": lambda p, *xs: np.concatenate(xs, int(p["dimension"])),
     "convert_element_type": lambda p, x: x,

@@ -9,13 +9,14 @@ each is a convolution of the few elements that it comes from.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from jax import lax
 
 from partir_search.ir.beyond import Run, runs_of
-from partir_search.ir.core import Op, Value
+from partir_search.ir.core import Op, Region, Value
 from partir_search.propagation.rules.shifts import FEW, LITTLE
 from partir_search.propagation.views.convolutions import CONVOLUTION
 from partir_search.propagation.views.view import View, zero, zeros_only
@@ -23,7 +24,8 @@ from partir_search.propagation.views.write import Writer
 
 MOST = 9  # runs of a view
 Cut = tuple[int, int]  # start, size
-_WINDOWED = (CONVOLUTION, "reduce_window_sum")
+WINDOWED = (CONVOLUTION, "reduce_window_sum", "reduce_window_max", "reduce_window_min")
+_CUT = (CONVOLUTION, "reduce_window_sum")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,19 +43,26 @@ class _Slide:
 class Crops:
     """Values of one region of which nothing is read but slices, made by windows."""
 
-    def __init__(self, makers: Mapping[Value, Op], users: Mapping[Value, Sequence[Op | None]]):
-        """Crops of a region.
+    def __init__(self, makers: Mapping[Value, Op], region: Region) -> None:
+        """Crops of a region; `makers` gives the op that makes a value."""
+        self._makers, self._region = makers, region
 
-        Args:
-          makers: the op that makes a value.
-          users: the ops that read a value; None stands for the region's results.
-        """
-        self._makers, self._users = makers, users
+    @functools.cached_property
+    def _users(self) -> dict[Value, list[Op | None]]:
+        """The ops that read a value; None stands for the region's results."""
+        users: dict[Value, list[Op | None]] = {}
+        for op in self._region.ops:
+            for _, v in op.inputs():
+                users.setdefault(v, []).append(op)
+        for x in self._region.results:
+            if isinstance(x, Value):
+                users.setdefault(x, []).append(None)
+        return users
 
     def of(self, base: Value | None) -> Op | None:
         """The op that makes a value of which only slices are read."""
         made = self._makers.get(base) if base is not None else None
-        if made is None or made.prim not in _WINDOWED or not isinstance(made.operands[0], Value):
+        if made is None or made.prim not in _CUT or not isinstance(made.operands[0], Value):
             return None
         users = self._users.get(made.results[0], ())
         return made if users and all(_cuts(user) is not None for user in users) else None

@@ -14,13 +14,21 @@ from collections.abc import Sequence
 from partir_search.ir.beyond import ZERO
 from partir_search.ir.core import Literal, Module, Op, Operand, Region, Value, walk_regions
 from partir_search.ir.numbering import number
-from partir_search.propagation.views.constants import Constants
+from partir_search.propagation.views.constants import FOLDED, Constants
 from partir_search.propagation.views.convolutions import around, unwrapped
-from partir_search.propagation.views.crops import Crops
+from partir_search.propagation.views.crops import WINDOWED, Crops
 from partir_search.propagation.views.joins import join
 from partir_search.propagation.views.sums import MOST, Sums
 from partir_search.propagation.views.updates import SCATTERS, as_slice, update
-from partir_search.propagation.views.view import View, filled, repeated, view_of, whole, zeros_only
+from partir_search.propagation.views.view import (
+    FOLLOWED,
+    View,
+    filled,
+    repeated,
+    view_of,
+    whole,
+    zeros_only,
+)
 from partir_search.propagation.views.write import Names, Writer
 
 LOOKED_AT = frozenset(
@@ -78,14 +86,7 @@ class _Scope:
         self.views: dict[Value, View] = {}
         self.instead: dict[Value, Operand] = {}
         self.makers: dict[Value, Op] = {}
-        users: dict[Value, list[Op | None]] = {}
-        for op in region.ops:
-            for _, v in op.inputs():
-                users.setdefault(v, []).append(op)
-        for x in region.results:
-            if isinstance(x, Value):
-                users.setdefault(x, []).append(None)
-        self.crops = Crops(self.makers, users)
+        self.crops = Crops(self.makers, region)
         self.sums = Sums(self.crops)
 
     def run(self) -> Region:
@@ -106,21 +107,36 @@ class _Scope:
         return self.views.get(x) or whole(x)
 
     def visit(self, op: Op) -> None:
-        operands = tuple([self.read(x) for x in op.operands])
-        if operands != op.operands:
-            op = dataclasses.replace(op, operands=operands, key=None)
-        if op.regions or not op.results:
+        if self.instead:
+            operands = tuple([self.read(x) for x in op.operands])
+            if operands != op.operands:
+                op = dataclasses.replace(op, operands=operands, key=None)
+        if op.regions:
             regions = tuple(map(self.owner.region, op.regions))
             self.writer.ops.append(dataclasses.replace(op, regions=regions))
             return
         constants = self.owner.constants
-        constants.follow(op)
+        if op.prim in FOLDED:
+            constants.follow(op)
+        if not self.matters(op):
+            self.writer.ops.append(op)
+            return
         if op.prim == "pad":
-            op = dataclasses.replace(op, operands=(operands[0], constants.literal(operands[1])))
+            op = dataclasses.replace(
+                op, operands=(op.operands[0], constants.literal(op.operands[1]))
+            )
         self.makers[op.results[0]] = op = around(op, self.views) or op
         op = as_slice(op, constants) or repeated(op, self.makers) or op
         if not (self.rewritten(op) or update(self.writer, op, constants, self.views)):
             self.writer.ops.append(op)
+
+    def matters(self, op: Op) -> bool:
+        """Whether the op may be a view, or read one: of most it is known by their primitive."""
+        if op.prim in ("add", "add_any"):
+            return any(
+                isinstance(x, Value) and (x in self.views or self.sums.of(x)) for x in op.operands
+            )
+        return op.prim in FOLLOWED or op.prim in LOOKED_AT or op.prim in WINDOWED
 
     def rewritten(self, op: Op) -> bool:
         """Writes the op as a view, a sum of views, or a join, if it is one and near enough."""

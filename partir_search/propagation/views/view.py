@@ -83,7 +83,7 @@ Look = Callable[[Operand], View | None]
 
 def view_of(op: Op, look: Look) -> View | None:
     """The op's result as a view, if it is one; `look` gives those of operands."""
-    follow = _FOLLOWED.get(op.prim)
+    follow = FOLLOWED.get(op.prim)
     if follow is None or max(op.results[0].type.shape, default=0) > MOST:
         return None
     return follow(op, look)
@@ -270,7 +270,7 @@ def zeros_only(view: View) -> bool:
     return view.filler is None or view.filler.is_zero()
 
 
-_FOLLOWED: dict[str, Callable[[Op, Any], View | None]] = {
+FOLLOWED: dict[str, Callable[[Op, Any], View | None]] = {
     "slice": _slice,
     "pad": _pad,
     "concatenate": _concatenate,
