@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from jax import lax
 
+import partir_search as ps
+
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.verify import verify
 from partir_search.lowering.local import localize
@@ -20,6 +22,7 @@ from partir_search.propagation.propagate import State
 from partir_search.propagation.views import with_views
 from tests.support import assert_same, module_of, run_emitted, run_evaluator, state_of, tile_arg
 
+ROWS = ps.ManualPartition({"x": 0}, axis="x")
 N, M, C = 32, 16, 2
 ROW = M * C * 4  # bytes
 MESHES = {"8": MeshShape(("r",), (8,)), "4x2": MeshShape(("r", "c"), (4, 2))}
@@ -62,6 +65,10 @@ def staggered(x: Any) -> Any:
 
 def boundary_rows(x: Any) -> Any:
     return jnp.concatenate([x[:, :1] * 2, (x[:, 2:] + x[:, :-2]) / 2, x[:, -1:] * 3], 1)
+
+
+def resized(x: Any, rows: int, method: str) -> Any:
+    return jax.image.resize(x, (1, rows, M, C), method)
 
 
 FORMS: dict[str, tuple[Form, int, int]] = {  # function, rows that move forward and in all
@@ -107,6 +114,11 @@ FORMS: dict[str, tuple[Form, int, int]] = {  # function, rows that move forward 
     "rollout": (rollout, 2, 4),
     "staggered": (staggered, 2, 4),
     "boundary rows": (boundary_rows, 5, 12),
+    "resized, twice as large": (lambda x: resized(x, 2 * N, "bilinear"), 2, 4),
+    "resized, half as large": (lambda x: resized(x, N // 2, "bilinear"), 2, 4),
+    "resized, cubic": (lambda x: resized(x, 2 * N, "cubic"), 6, 14),
+    "resized, nearest": (lambda x: resized(x, 2 * N, "nearest"), 0, 0),
+    "resized, nearest, half": (lambda x: resized(x, N // 2, "nearest"), 0, 0),
     "first and last row": (lambda x: x - x[:, 0:1] + x[:, -1:], 2, 5),
 }
 
@@ -150,3 +162,65 @@ def test_halos_move(form: str) -> None:
         assert_same(run_emitted(state.partition(), [x]), want)
         if step is f:
             assert_same(run_evaluator(state.partition(), [x]), want)
+
+
+def test_a_periodic_stencil_moves_two_permutes_a_step() -> None:
+    x = jnp.ones((1, N, M, C))
+    state = planned(lambda x: (rollout(x),), MESHES["8"], x)
+    moves = [move for move, _ in localize(state.partition()).moves()]
+    permutes = [m for m in moves if m.step.kind == "collective_permute"]
+    assert [m.payload_bytes for m in permutes] == [ROW, ROW]
+    assert {m.step.kind for m in moves} == {"collective_permute", "window"}
+
+
+def test_a_search_finds_rows() -> None:
+    """Of a rollout whose step is a periodic convolution over few channels, and its gradient."""
+    grid = jax.ShapeDtypeStruct((1, 2048, 2048), jnp.float32)
+    kernels = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((3, 3, 1, 8), (3, 3, 8, 1))]
+
+    def step(kernels: Any, u: Any, target: Any) -> Any:
+        def layer(x: Any, k: Any) -> Any:
+            p = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), mode="wrap")
+            layout = ("NHWC", "HWIO", "NHWC")
+            return lax.conv_general_dilated(p, k, (1, 1), "VALID", dimension_numbers=layout)
+
+        def loss(kernels: Any) -> Any:
+            def one(u: Any, _: Any) -> tuple[Any, None]:
+                moved = jnp.roll(u, 1, 1) + jnp.roll(u, -1, 1) - 2 * u
+                learned = layer(jax.nn.gelu(layer(u[..., None], kernels[0])), kernels[1])
+                return (u + 0.1 * moved + learned[..., 0]).at[:, 0].set(0.0), None
+
+            end = lax.scan(jax.checkpoint(one), u, None, 4)[0]
+            return jnp.mean((end - target) ** 2) + jnp.mean(jnp.diff(end, axis=1) ** 2)
+
+        return jax.value_and_grad(loss)(kernels)
+
+    mesh = jax.sharding.AbstractMesh((4,), ("x",))
+    args = (kernels, grid, grid)
+
+    def plan(**options: Any) -> ps.Plan:
+        auto = ps.auto_partition(mesh, machine="tpu_v5e", progress=False, **options)
+        return auto(step).plan(*args)
+
+    found, whole = plan(episodes=60), plan(schedule=[])
+    assert whole.cost.seconds / found.cost.seconds > 3.5
+    row = 2048 * 8 * 4  # of the channels in between
+    for collective in found.collectives:
+        assert collective.bytes <= row
+    assert found.collective_counts["collective_permute"]
+
+
+def test_padding_is_said_and_can_be_left() -> None:
+    def step(x: Any) -> Any:
+        return (jnp.diff(x, axis=0) ** 2).sum()
+
+    mesh = jax.sharding.AbstractMesh((4,), ("x",))
+    x = jax.ShapeDtypeStruct((4096, 512), jnp.float32)
+    options: dict[str, Any] = {"machine": "tpu_v5e", "progress": False}
+    plan = ps.auto_partition(mesh, schedule=[ROWS], **options)(step).plan(x)
+    assert [(p.dim, p.size) for p in plan.padding] == [(0, 4096)]
+    assert plan.collective_counts["all_gather"] == 0
+    again = ps.auto_partition(mesh, schedule=plan, **options)(step).plan(x)
+    assert again.cost == plan.cost
+    left = ps.auto_partition(mesh, schedule=[ROWS], pad=False, **options)(step).plan(x)
+    assert not left.padding

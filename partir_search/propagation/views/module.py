@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from partir_search.ir.beyond import ZERO
 from partir_search.ir.core import Literal, Module, Op, Operand, Region, Value, walk_regions
@@ -18,6 +19,9 @@ from partir_search.propagation.views.constants import FOLDED, Constants
 from partir_search.propagation.views.convolutions import around, unwrapped
 from partir_search.propagation.views.crops import WINDOWED, Crops
 from partir_search.propagation.views.joins import join
+from partir_search.propagation.views.known import Known
+from partir_search.propagation.views.resize import resized
+from partir_search.propagation.views.spaced import spaced
 from partir_search.propagation.views.sums import MOST, Sums
 from partir_search.propagation.views.updates import SCATTERS, as_slice, update
 from partir_search.propagation.views.view import (
@@ -38,18 +42,22 @@ LOOKED_AT = frozenset(
     }
 )
 
+RESIZING = "dot_general"
+
 
 def with_views(module: Module) -> Module:
     """The module with its shifted reads as ops of their own; itself if it has none.
 
     The new module takes over the old one's values: use the old one no more.
     """
-    if not any(op.prim in LOOKED_AT for op in module.ops):
+    if not any(op.prim in LOOKED_AT or op.prim == RESIZING for op in module.ops):
         return module
     constants = {module.values[i]: array for i, array in module.constants.items()}
     names = Names({v.name for v in module.values})
     values = {i: (module.values[i], array) for i, array in module.constants.items()}
-    body = _Rewriter(names, Constants(constants)).region(module.body)
+    rewriter = _Rewriter(names, Constants(constants))
+    body = rewriter.region(module.body)
+    values |= rewriter.arrays
     new = dataclasses.replace(
         module, body=body, values=[], ops=[], constants={}, _uses=None, _users=None, _names=None
     )
@@ -62,9 +70,11 @@ class _Rewriter:
 
     def __init__(self, names: Names, constants: Constants) -> None:
         self.names, self.constants = names, constants
+        self.arrays: dict[int, tuple[Value, Any]] = {}  # that rewritten programs hold besides
 
     def region(self, region: Region) -> Region:
-        if not any(op.prim in LOOKED_AT for r in walk_regions(region) for op in r.ops):
+        looked_at = (op.prim for r in walk_regions(region) for op in r.ops)
+        if not any(prim in LOOKED_AT or prim == RESIZING for prim in looked_at):
             return region
         return _Scope(self, region).run()
 
@@ -86,6 +96,7 @@ class _Scope:
         self.views: dict[Value, View] = {}
         self.instead: dict[Value, Operand] = {}
         self.makers: dict[Value, Op] = {}
+        self.known = Known(region)
         self.crops = Crops(self.makers, region)
         self.sums = Sums(self.crops)
 
@@ -125,6 +136,10 @@ class _Scope:
             op = dataclasses.replace(
                 op, operands=(op.operands[0], constants.literal(op.operands[1]))
             )
+        if resized(self.writer, op, self.known, self.owner.arrays):
+            return
+        if spaced(self.writer, op, self.known):
+            return
         self.makers[op.results[0]] = op = around(op, self.views) or op
         op = as_slice(op, constants) or repeated(op, self.makers) or op
         if not (self.rewritten(op) or update(self.writer, op, constants, self.views)):
@@ -136,6 +151,8 @@ class _Scope:
             return any(
                 isinstance(x, Value) and (x in self.views or self.sums.of(x)) for x in op.operands
             )
+        if op.prim == RESIZING:
+            return any(len(x.type.shape) == 2 for x in op.operands)
         return op.prim in FOLLOWED or op.prim in LOOKED_AT or op.prim in WINDOWED
 
     def rewritten(self, op: Op) -> bool:
