@@ -90,7 +90,7 @@ class BlockBuilder:
                 if step.kind == "collective_permute":
                     blocks.append(self.fetch(slot, step, op))
                     continue
-                target = self.owner.cache.stretched(slot, step)
+                target = self.owner.cache.stretched(slot, step, blocks)
                 beside = last and isinstance(step.detail, Stretch) and keeps_tile(step.detail, tile)
                 found = tuple(blocks)
                 self.steps.append(Move(step, slot, target, op, blocks=found, beside=beside))

@@ -107,9 +107,9 @@ class LocalCache:
         """A result of a ring, somewhere on its way; `slot` itself where it belongs."""
         return self.partial(slot, place) if any(place) else slot
 
-    def stretched(self, slot: Slot, step: Step) -> Slot:
-        """The slot after one step of a window."""
-        key = (slot.id, step)
+    def stretched(self, slot: Slot, step: Step, blocks: Sequence[Slot] = ()) -> Slot:
+        """The slot after one step of a window, put together with `blocks`."""
+        key = (slot.id, step, *(b.id for b in blocks))
         after = self.slots.get(key)
         if after is None:
             shape = stretched(slot.shape, step)

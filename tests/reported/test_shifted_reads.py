@@ -12,7 +12,6 @@ import pytest
 from jax import lax
 
 import partir_search as ps
-
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.verify import verify
 from partir_search.lowering.local import localize
@@ -55,6 +54,17 @@ def rollout(x: Any) -> Any:
         return u + 0.1 * (jnp.roll(u, 1, 1) + jnp.roll(u, -1, 1) - 2 * u), None
 
     return lax.scan(step, x, None, 3)[0]
+
+
+def heat(x: Any) -> Any:
+    """Steps of diffusion with boundary rows set after each; places are constants of the loop."""
+
+    def step(u: Any, _: Any) -> tuple[Any, None]:
+        p = padded(u, "edge")
+        u = u.at[:, 1:-1].add(0.1 * (p[:, 2:] - 2 * u + p[:, :-2])[:, 1:-1])
+        return u.at[:, 0].set(u[:, 1]).at[:, -1].set(u[:, -2]), None
+
+    return lax.scan(jax.checkpoint(step), x, None, 2)[0]
 
 
 def staggered(x: Any) -> Any:
@@ -112,6 +122,7 @@ FORMS: dict[str, tuple[Form, int, int]] = {  # function, rows that move forward 
     "nine points": (lambda x: nine_points(x, "constant"), 2, 8),
     "nine points, wrapped": (lambda x: nine_points(x, "wrap"), 2, 8),
     "rollout": (rollout, 2, 4),
+    "heat": (heat, 6, 20),
     "staggered": (staggered, 2, 4),
     "boundary rows": (boundary_rows, 5, 12),
     "resized, twice as large": (lambda x: resized(x, 2 * N, "bilinear"), 2, 4),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from partir_search.ir.core import Literal, Op, Operand, Value
+from partir_search.ir.core import Literal, Op, Operand, Region, Value
 
 MOST = 64  # numbers of an array that is followed
 
@@ -35,6 +35,14 @@ class Constants:
             return Literal(self._known[x][()], x.type)
         return x
 
+    def enter(self, op: Op) -> None:
+        """Takes what is known into the op's regions, where it is the same whenever they run."""
+        for region, first, operands in _entering(op):
+            for arg, x in zip(region.args[first:], operands, strict=False):
+                known = self.of(x)
+                if known is not None and _small(arg) and known.shape == arg.type.shape:
+                    self._known[arg] = known
+
     def follow(self, op: Op) -> None:
         """Works out what the op makes, if that is known."""
         find = FOLDED.get(op.prim)
@@ -49,6 +57,22 @@ class Constants:
             made = np.asarray(find(op.params, *ins), result.type.dtype)
             if made.shape == result.type.shape:
                 self._known[result] = made
+
+
+def _entering(op: Op) -> Iterator[tuple[Region, int, Sequence[Operand]]]:
+    """Regions, and which of their arguments stand for which operands."""
+    p, regions = op.params, op.regions
+    if op.prim == "scan":
+        yield regions[0], 0, op.operands[: p["num_consts"]]
+    elif op.prim == "while":
+        first, second = p["cond_nconsts"], p["body_nconsts"]
+        yield regions[0], 0, op.operands[:first]
+        yield regions[1], 0, op.operands[first : first + second]
+    elif op.prim == "cond":
+        for region in regions:
+            yield region, 0, op.operands[1:]
+    elif op.prim in ("remat2", "checkpoint"):
+        yield regions[0], 0, op.operands
 
 
 def _small(value: Value) -> bool:

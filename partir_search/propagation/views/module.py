@@ -123,6 +123,7 @@ class _Scope:
             if operands != op.operands:
                 op = dataclasses.replace(op, operands=operands, key=None)
         if op.regions:
+            self.owner.constants.enter(op)
             regions = tuple(map(self.owner.region, op.regions))
             self.writer.ops.append(dataclasses.replace(op, regions=regions))
             return
