@@ -165,10 +165,9 @@ class Maker:
     ) -> Traced:
         said = self._options.trip_counts
         if parts == 1:
-            found = trace_call(self._plain, call, args, kwargs, self._name, trip_counts=said)
-            if isinstance(self._fun, jax.stages.Wrapped):
+            if isinstance(self._fun, jax.stages.Wrapped):  # before `trace_call` drops jax's trace
                 self._own = own_shardings(self._plain, call, args, kwargs)
-            return found
+            return trace_call(self._plain, call, args, kwargs, self._name, trip_counts=said)
         dynamic = of_dynamic(self._fun, call, args, kwargs)
         split = jax.jit(lambda *a, **k: accumulate(dynamic, parts, call.names, a, k))
         if donated is None:

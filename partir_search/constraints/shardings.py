@@ -188,7 +188,7 @@ def _constraint_wish(
         if dim in loose or (op.prim == "reshard" and entry is None):
             entries[dim] = PartitionSpec.UNCONSTRAINED
     wish = spec_wish(where, value, PartitionSpec(*entries), mesh, uneven=True)
-    for dim, entry in enumerate(entries):
+    for dim, entry in enumerate(entries if value.type.nbytes else ()):
         axes = [a for name in _names(entry) for a in mesh.axes(name)]
         if axes != list(wish.layout[dim]):
             n, tiles = value.type.shape[dim], mesh.size(axes)

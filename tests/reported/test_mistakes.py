@@ -8,7 +8,6 @@ import json
 import pathlib
 import pickle
 import re
-import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -565,7 +564,7 @@ def test_cache_that_cannot_be_written_loses_no_plan(tmp_path: pathlib.Path) -> N
 def test_stopped_search_says_how_far_it_was() -> None:
     def stop(record: Any) -> None:
         if record.episodes >= 4:
-            signal.raise_signal(signal.SIGINT)
+            raise KeyboardInterrupt  # as Python does for the signal, unless a shell ignores that
 
     step = decorated(progress=stop, episodes=50)
     with pytest.raises(KeyboardInterrupt) as caught:

@@ -236,4 +236,14 @@ def local_scatter(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
                 columns[k] = jnp.where((local >= 0) & (local < size), local, size)
         indices = jnp.stack(columns, -1)
         params["mode"] = Mode.FILL_OR_DROP
+    operand = _kept_on_cpu(operand) if ctx.on_mesh else operand
     return bind(op, params, (operand, indices, updates))
+
+
+def _kept_on_cpu(x: Any) -> Any:
+    """`x`, fenced on CPUs from the scatter that follows.
+
+    XLA:CPU of jaxlib 0.10.2 scatters in place into an operand in a loop although a collective
+    still waits for a read of it; that of jaxlib 0.12 does not.
+    """
+    return lax.platform_dependent(x, cpu=lax.optimization_barrier, default=lambda x: x)
