@@ -85,7 +85,7 @@ def check_leaf(leaf: Any) -> None:
 
 
 def _not_numeric(dtype: Any) -> bool:
-    """Whether elements are strings, dates, records or Python objects."""
+    """Tells whether elements are strings, dates, records or Python objects."""
     return isinstance(dtype, np.dtype) and (dtype.kind in "OSUmM" or dtype.type is np.void)
 
 

@@ -1,4 +1,4 @@
-"""What jax's device kinds say: ``TPU v5 lite``, ``NVIDIA A100-SXM4-40GB``."""
+"""Names of machines by jax's device kinds: ``TPU v5 lite``, ``NVIDIA A100-SXM4-40GB``."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def microbatch_numbers(given: Any) -> tuple[int, ...]:
 
 
 def counts_of_trips(given: Any) -> dict[str, int]:
-    """What `trip_counts` says, by glob."""
+    """Trip counts of the user's, by glob."""
     if given is not None and not isinstance(given, Mapping):
         raise TypeError(
             "trip_counts maps globs on loops to whole numbers of at least 1,"

@@ -20,5 +20,5 @@ def plainly() -> Iterator[None]:
 
 
 def is_plain() -> bool:
-    """Whether the call is inside of `plainly`."""
+    """Tells whether the call is inside of `plainly`."""
     return _PLAIN.get()

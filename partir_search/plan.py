@@ -363,7 +363,7 @@ class Plan(Layouts, SavedInstead):
 
 
 def saved_plan(plan: Plan) -> SavedPlan:
-    """What a plan would be after saving and loading; one that was loaded as it is."""
+    """A plan as saving and loading give it; a loaded one as it is."""
     if isinstance(plan, SavedPlan):
         return plan
     if not isinstance(plan, Plan):

@@ -76,7 +76,7 @@ class Maker:
     def _fixed(
         self, call: Call, traced: Traced, module: Module, follow: Plan | None
     ) -> list[Action]:
-        """What the user fixed, as actions on a form of the program."""
+        """Shardings that the user fixed, as actions on a form of the program."""
         o = self._options
         leaves = (call.args, o.in_shardings), (traced.out_tree, o.out_shardings)
         follows = following_wishes(module, follow) if follow else []

@@ -95,7 +95,7 @@ def check_schedule(schedule: Sequence[Tactic], module: Module, mesh: MeshShape) 
 
 
 def _called(glob: str, dim: Callable[[str, tuple[int, ...]], Dim], path: str, value: Value) -> Dim:
-    """What a function gives for an argument; its own errors are noted with the path."""
+    """Result of a user's function for an argument; errors are noted with the path."""
     try:
         return dim(path, value.type.shape)
     except Exception as error:

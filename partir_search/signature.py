@@ -43,7 +43,7 @@ def _array_type(kind: Any) -> bool:
 
 
 def is_array(x: Any) -> bool:
-    """Whether a leaf is a jax array; remembers classes, as `isinstance` asks an abstract one."""
+    """True if a leaf is a jax array; remembers classes, as `isinstance` asks an abstract one."""
     return _array_type(x.__class__)
 
 

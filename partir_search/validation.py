@@ -25,7 +25,7 @@ def whole_number(name: str, value: Any, least: int | None = None) -> int:
 
 
 def _as_int(value: Any) -> str:
-    """What to write instead, if that is plain."""
+    """The number to write instead, where the given value is plainly one."""
     if isinstance(value, str) and value.strip().lstrip("-").isdecimal():
         return f"; write {int(value)}"
     if isinstance(value, float) and value.is_integer():

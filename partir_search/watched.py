@@ -18,7 +18,7 @@ Run = Callable[[Planner, Sequence[Action]], Planned]
 def plan_unwatched(
     planner: Planner, fixed: Sequence[Action], run: Run, make: Callable[[Module], Planner]
 ) -> Planned:
-    """What `run` finds for the program without its debugging ops, played on the whole program.
+    """Plan of `run` for the program without debugging ops, played on the whole program.
 
     Args:
       fixed: actions before all others.
@@ -53,7 +53,7 @@ def _names(action: Action) -> set[str]:
 
 
 def _agree(found: Planned, played: Planned) -> bool:
-    """Whether both tile what both have alike."""
+    """Tells whether both tile what both have alike."""
     here, there = found.sketch.partition, played.sketch.partition
     others = there.module.value_names()
     return all(here.layout(v) == there.layout(others[v.name]) for v in here.module.values)

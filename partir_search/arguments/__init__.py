@@ -1,4 +1,4 @@
-"""What a call's arguments must be before the partitioned program takes them."""
+"""Checks of a call's arguments before the partitioned program takes them."""
 
 from partir_search.arguments.buffers import Buffers, Returned, check_alive
 from partir_search.arguments.moves import Moves

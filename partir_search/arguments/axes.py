@@ -29,7 +29,7 @@ def auto_axes(mesh: AnyMesh) -> AnyMesh:
 
 
 def is_context(mesh: AnyMesh) -> bool:
-    """Whether `jax.set_mesh` has set this mesh: jax then takes arrays of no other one."""
+    """Tells whether `jax.set_mesh` has set this mesh: jax then takes arrays of no other one."""
     here = jax.sharding.get_abstract_mesh()
     return bool(here.axis_names) and here == getattr(mesh, "abstract_mesh", mesh)
 

@@ -35,7 +35,7 @@ def check_alive(name: str, leaves: Sequence[Any], paths: Sequence[str]) -> None:
 
 
 class Returned:
-    """What the last call of a function returned: arrays whose buffers are nobody else's."""
+    """Arrays that the last call of a function returned: their buffers are nobody else's."""
 
     def __init__(self) -> None:
         self._refs: list[weakref.ref[Any]] = []

@@ -54,7 +54,7 @@ class Moves:
 
 
 def moves(x: Any, placed: Any) -> bool:
-    """Whether bytes of an array that the user committed to devices go elsewhere."""
+    """Tells whether bytes of an array that the user committed to devices go elsewhere."""
     if not is_array(x) or not x.committed:
         return False
     return not x.sharding.is_equivalent_to(placed.sharding, x.ndim)

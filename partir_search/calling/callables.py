@@ -91,7 +91,7 @@ def without_self(marks: Marks) -> Marks:
 
 
 def takes_self(fun: Callable[..., Any], instance: Any, static: Marks) -> bool:
-    """Whether a method's object can be an argument of it: a pytree, or static by the user's word.
+    """Tells whether a method's object can be its argument: a pytree, or static by the user's word.
 
     Other objects are what the method closes over.
     """
@@ -129,7 +129,7 @@ def are_several(
     args: Sequence[Any],
     kwargs: dict[str, Any],
 ) -> bool:
-    """Whether a tuple is the first arguments of a function, rather than the first one."""
+    """Tells whether a tuple is the first arguments of a function, rather than the first one."""
     if type(state) is not tuple or _binds(fun, (*given, state, *args), kwargs):
         return False
     return _binds(fun, (*given, *state, *args), kwargs)

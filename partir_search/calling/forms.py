@@ -171,7 +171,7 @@ def returned(
     out: Any,
     donated: Sequence[bool],
 ) -> Returned:
-    """What leaves a trace: the result and the arguments that changed, as arrays.
+    """Result and changed arguments of a trace, as arrays.
 
     Args:
       layers: front ends, what was static of their arguments, and what they merged of them.

@@ -29,7 +29,7 @@ class Within:
         self._name, self._warned = name, False
 
     def plain(self, leaves: Sequence[Any]) -> bool:
-        """Whether a call with traced leaves is of the plain function; warns once if so."""
+        """Tells whether a call with traced leaves is of the plain function; warns once if so."""
         reason = _why_plain(leaves)
         if reason:
             self._warn(reason)

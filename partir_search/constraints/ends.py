@@ -87,7 +87,7 @@ class _Meeting:
                 self._leaves[r] = wish
 
     def ends(self, order: Modes) -> list[End]:
-        """How arguments enter and results leave that do so in a layout of their own.
+        """Layouts in which arguments enter and results leave, where these are their own.
 
         Args:
           order: of the program's axes.
@@ -140,7 +140,7 @@ class _Meeting:
         return True
 
     def _agree(self, one: Wish, other: Wish) -> bool:
-        """Whether one tiling fulfils both, whatever the order of axes."""
+        """Tells whether one tiling fulfils both, whatever the order of axes."""
         for axis in range(len(self.mesh.names)):
             dims = [_dim(wish, axis) for wish in (one, other)]
             if None not in dims and dims[0] != dims[1]:
@@ -204,7 +204,7 @@ def _order(module: Module, mesh: MeshShape, ends: Wishes, inside: Sequence[Wish]
 
 
 def _beside(module: Module) -> set[str]:
-    """What is constrained because a `shard_map` of the user's own reads or makes it."""
+    """Names of values that a `shard_map` of the user's own reads or makes, or that follow one."""
     found = set[str]()
     for op in module.ops:
         if "manual" in op.params:

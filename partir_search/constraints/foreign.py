@@ -24,7 +24,7 @@ Tiles = npt.NDArray[np.int64]  # [devices, dims]
 
 
 def own(sharding: NamedSharding, mesh: MeshShape) -> bool:
-    """Whether a sharding is on a mesh of the same axes."""
+    """Tells whether a sharding is on a mesh of the same axes."""
     user = mesh.user
     return (tuple(sharding.mesh.axis_names), tuple(sharding.mesh.axis_sizes)) == (
         user.names,
@@ -155,7 +155,7 @@ def _layout(tiles: Tiles, sizes: Sequence[int]) -> Layout | None:
 
 
 def _cuts(tiles: Tiles, mesh: MeshShape) -> dict[str, list[int]]:
-    """Where axes are to be cut: sizes of what stands before each cut."""
+    """Sizes of axes before each cut."""
     ways = [sorted(set(itertools.permutations(_primes(n)))) for n in mesh.sizes]
     for factors in itertools.product(*ways):
         sizes = [p for each in factors for p in each]

@@ -13,12 +13,12 @@ from partir_search.wording import did_you_mean, shown
 
 
 def is_leaf(x: Any) -> bool:
-    """Whether something stands for the sharding of all below it."""
+    """Tells whether something stands for the sharding of all below it."""
     return x is None or isinstance(x, PartitionSpec | Sharding)
 
 
 def by_position(wanted: Any, count: int) -> tuple[Any, ...]:
-    """What `in_shardings` says of each of `count` positional arguments.
+    """Entries of `in_shardings` for each of `count` positional arguments.
 
     One sharding is for all of them, as in `jax.jit`.
 
@@ -50,7 +50,7 @@ def by_position(wanted: Any, count: int) -> tuple[Any, ...]:
 
 
 def positional(wanted: Any, args: Sequence[Any], paths: Sequence[str]) -> tuple[Any, ...]:
-    """What `in_shardings` says of each positional argument, held against its pytree.
+    """Entries of `in_shardings` for each positional argument, held against its pytree.
 
     Args:
       paths: of the leaves of all arguments.
@@ -75,7 +75,7 @@ def check_prefix(what: str, prefix: Any, tree: Any, path: str) -> None:
 
 
 def parting(prefix: Any, tree: Any, path: str = "") -> str:
-    """Where a prefix stops being one of `tree`, and how; "" if it is one.
+    """Path at which a prefix parts from `tree`, and the reason; "" if it is one.
 
     Args:
       path: of `tree`, for the message.

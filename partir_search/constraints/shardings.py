@@ -122,7 +122,7 @@ def sharding_wishes(
     mesh: MeshShape,
     devices: AnyMesh,
 ) -> list[Wish | None]:
-    """What one sharding (or None) per value says."""
+    """Wishes of one sharding (or None) per value."""
     wishes: list[Wish | None] = []
     for path, value, sharding in zip(paths, values, shardings, strict=True):
         wish = None
@@ -141,7 +141,7 @@ def _own_wishes(
     mesh: MeshShape,
     devices: AnyMesh,
 ) -> list[Wish | None]:
-    """What a jitted function's own shardings say: those that lie along axes of the mesh."""
+    """Wishes of a jitted function's own shardings that lie along axes of the mesh."""
     known: list[Any] = []
     for value, s in zip(values, shardings, strict=False):
         named = isinstance(s, NamedSharding) and {n for e in s.spec for n in _names(e)}
@@ -171,7 +171,7 @@ _CALLS = {"sharding_constraint": "with_sharding_constraint", "reshard": "reshard
 def _constraint_wish(
     op: Op, sharding: Any, mesh: MeshShape, devices: AnyMesh
 ) -> tuple[Wish | None, str]:
-    """What a constraint says, and what of that is not kept, if anything."""
+    """The wish of a constraint, and a note on the part that is not kept, or ""."""
     (value,) = op.results
     where = f"{_CALLS[op.prim]} at {op.source}"
     spec = spec_on(sharding, len(value.type.shape), mesh, devices)
@@ -202,7 +202,7 @@ def _constraint_wish(
 
 
 def constraint_wishes(module: Module, mesh: MeshShape, devices: AnyMesh) -> list[Wish]:
-    """What `with_sharding_constraint` in the user's code says."""
+    """Wishes of `with_sharding_constraint` in the user's code."""
     found = [_constraint_wish(op, s, mesh, devices)[0] for op, s in _constraints(module)]
     return [wish for wish in found if wish is not None]
 

@@ -1,4 +1,4 @@
-"""What fixed shardings spread to: not to arguments that a manual tactic decides otherwise."""
+"""Bounds on the spreading of fixed shardings: manual tactics decide their own arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the user wants single values to lie, as actions that depend on no order."""
+"""Layouts of single values that the user wants, as actions that depend on no order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from partir_search.propagation.actions import Action, Bar, Nest, Replicate, Tile
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Wish:
-    """How one value is to lie.
+    """Layout that one value is to have.
 
     Attributes:
       value: its name.

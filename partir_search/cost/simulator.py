@@ -269,7 +269,7 @@ class CostModel:
         return found
 
     def fuses(self, move: Move) -> bool:
-        """Whether a stretch is put together where it is read, by a kernel that walks it anyway."""
+        """True if a stretch is put together where it is read, by a kernel that walks it anyway."""
         detail, op = move.step.detail, move.op
         uniform = isinstance(detail, Stretch) and detail.uniform
         return uniform and op is not None and self.elementwise[op.id]

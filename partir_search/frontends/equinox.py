@@ -21,7 +21,7 @@ class Equinox:
     module = "equinox"
 
     def claims(self, kind: type) -> bool:
-        """Whether a type is an `equinox.Module`."""
+        """Tells whether a type is an `equinox.Module`."""
         return issubclass(kind, sys.modules["equinox"].Module)
 
     def unwrap(self, fun: Any) -> Unwrapped | None:

@@ -75,7 +75,7 @@ class Nnx:
     module = "flax.nnx"
 
     def claims(self, kind: type) -> bool | None:
-        """Whether a type is a graph node: a Module, an Optimizer, a Metric, Rngs, a Variable."""
+        """True if a type is a graph node: a Module, an Optimizer, a Metric, Rngs, a Variable."""
         nnx = _nnx()
         if issubclass(kind, nnx.State):
             return None

@@ -38,7 +38,7 @@ class FrontEnd(Protocol):
     module: str
 
     def claims(self, kind: type) -> bool | None:
-        """Whether objects of a type are the library's; None for pytrees not to be looked into."""
+        """True if objects of a type are the library's; None for pytrees not to be looked into."""
 
     def unwrap(self, fun: Any) -> Unwrapped | None:
         """The function under the library's own `jit`, or None if `fun` is no such wrapper."""
@@ -111,7 +111,7 @@ class Unwrapped:
 @jax.tree_util.register_pytree_with_keys_class
 @dataclasses.dataclass(frozen=True)
 class Returned:
-    """What a function of arrays returns that stands for one of objects.
+    """Result of a function of arrays that stands for one of objects.
 
     Attributes:
       out: the result, as arrays.

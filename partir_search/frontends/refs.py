@@ -39,7 +39,7 @@ class Refs:
     module = "jax"
 
     def claims(self, kind: type) -> bool | None:
-        """Whether a type is that of refs, or of their types (`jax.typeof(ref)`)."""
+        """Tells whether a type is that of refs, or of their types (`jax.typeof(ref)`)."""
         return issubclass(kind, KINDS)
 
     def unwrap(self, fun: Any) -> Unwrapped | None:
@@ -121,7 +121,7 @@ KINDS = (jax.ref.Ref, jax.ref.AbstractRef)
 
 
 def is_ref(x: Any) -> bool:
-    """Whether a leaf is a ref, perhaps a traced one, or the type of one."""
+    """Tells whether a leaf is a ref, perhaps a traced one, or the type of one."""
     return isinstance(x, KINDS)
 
 
@@ -131,7 +131,7 @@ def _may_be_ref(kind: type) -> bool:
 
 
 def hold_refs(leaves: Iterable[Any]) -> bool:
-    """Whether any leaf is a ref. Types are asked first, as asking a leaf takes some time."""
+    """Tells whether any leaf is a ref. Types are asked first, as asking a leaf takes some time."""
     kinds = {kind for kind in set(map(type, leaves)) if _may_be_ref(kind)}
     return bool(kinds) and any(type(x) in kinds and is_ref(x) for x in leaves)
 

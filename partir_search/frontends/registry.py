@@ -1,4 +1,4 @@
-"""Which front ends there are, and which of them a call needs."""
+"""Front ends by library, and those that a call needs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _kind(x: Any) -> Any:
 
 
 def claims(kind: Any) -> bool:
-    """Whether a type is of a library that is imported."""
+    """Tells whether a type is of a library that is imported."""
     return not isinstance(_owner(kind, len(imported())), bool)
 
 

@@ -35,7 +35,7 @@ class Reader(Protocol):
 
 
 def is_batched(op: Op) -> bool:
-    """Whether an op is a `while` with a predicate per example."""
+    """Tells whether an op is a `while` with a predicate per example."""
     return op.prim == "while" and bool(op.regions[0].results[0].type.shape)
 
 

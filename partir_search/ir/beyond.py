@@ -66,7 +66,7 @@ def _mirrored(mode: str, places: Ints, n: int) -> Ints:
 
 @functools.lru_cache(maxsize=65536)
 def runs(start: int, size: int, extent: int, beyond: Beyond | None) -> tuple[Run, ...]:
-    """What a stretch takes of a dim of `extent` elements, zeros left out, in order."""
+    """Pieces that a stretch takes of a dim of `extent` elements, zeros left out, in order."""
     if beyond is None:
         first, last = max(start, 0), min(start + size, extent)
         return ((first - start, first, last - first),) if first < last else ()

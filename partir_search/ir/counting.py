@@ -98,7 +98,7 @@ def counted(loop: Iteration) -> Counted | None:
 def _turned_off(
     condition: Operand, place: Mapping[int, int], loop: Iteration, body: Mapping[int, Op]
 ) -> bool:
-    """Whether the condition is a carry that each iteration sets to False."""
+    """Tells whether the condition is a carry that each iteration sets to False."""
     at = place.get(id(condition))
     return at is not None and _number(loop.new[at], body, loop) == 0
 
@@ -147,7 +147,7 @@ def _number(x: Operand, makers: Mapping[int, Op], loop: Iteration) -> Any:
 
 
 def _step(new: Operand, old: Value, makers: Mapping[int, Op]) -> Any:
-    """How much an iteration adds to a carry; None if that is no number of the program."""
+    """The number that an iteration adds to a carry; None if the program has none."""
     op = makers.get(id(_copied(new, makers)))
     if op is None or op.prim not in ("add", "sub"):
         return None

@@ -32,7 +32,7 @@ def _nest(op: Op) -> Iterator[Op]:
 
 
 def _asks(op: Op) -> bool:
-    """Whether each iteration of a scan may do nothing."""
+    """Tells whether each iteration of a scan may do nothing."""
     return any(True for _ in _branches(op))
 
 
@@ -45,7 +45,7 @@ def _inside(op: Op) -> Iterator[Op]:
 
 
 def _branches(op: Op) -> Iterator[Region]:
-    """What an iteration does if it does something, where it may do nothing."""
+    """Branches of an iteration that may do nothing, without the idle one."""
     for inner in _direct(op.regions[0]):
         if inner.prim == "cond" and any(map(_idle, inner.regions)):
             yield from (r for r in inner.regions if not _idle(r))
@@ -61,7 +61,7 @@ def _direct(region: Region) -> Iterator[Op]:
 
 
 def _idle(region: Region) -> bool:
-    """Whether a branch passes its operands on, or makes constants."""
+    """Tells whether a branch passes its operands on, or makes constants."""
     made: set[int] = set()
     for op in region.ops:
         if op.effect or op.regions:

@@ -12,7 +12,7 @@ from partir_search.ir.names import clean
 
 
 class Reader(Protocol):
-    """What of the reader of jaxprs is used here."""
+    """Methods of the reader of jaxprs that regions need."""
 
     backward: bool
 

@@ -84,7 +84,7 @@ class Bodies:
         return self._found[key]
 
     def _circular(self, jaxpr: Any) -> bool:
-        """Whether a body leads back to an equation that it is to replace."""
+        """Tells whether a body leads back to an equation that it is to replace."""
         for eqn in _equations(jaxpr):
             if eqn.primitive.name not in self._ruled and not eqn.effects:
                 if self._key(eqn) in self._open:
@@ -138,7 +138,7 @@ def _definitions(eqn: Any) -> Iterator[Callable[..., Any]]:
 
 
 def _positional(eqn: Any) -> bool:
-    """Whether a collective reduces over dims by position, rather than over named axes."""
+    """Tells whether a collective reduces over dims by position, rather than over named axes."""
     axes = eqn.params.get("axes", ("",)) if eqn.primitive.name in REDUCED else ("",)
     return all(isinstance(axis, int) for axis in axes)
 
@@ -154,7 +154,7 @@ def _lowered(primitive: Any) -> Callable[..., Any] | None:
 
 
 def _calls_host(eqn: Any) -> bool:
-    """Whether the primitive cannot be lowered, or its lowering calls Python on the host."""
+    """Tells whether the primitive cannot be lowered, or its lowering calls Python on the host."""
     bound = functools.partial(eqn.primitive.bind, **eqn.primitive.get_bind_params(eqn.params))
     try:
         with warnings.catch_warnings(action="ignore"):

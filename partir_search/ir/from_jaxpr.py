@@ -317,7 +317,7 @@ class _Reader:
 
 
 def _keeps_type(eqn: Any) -> bool:
-    """Whether an equation converts nothing but the weakness of a type, which values do not have:
+    """True if an equation converts nothing but the weakness of a type, which values do not have:
     a step is one program, whether its state was made by `jnp.full` or restored as numpy.
     """
     if eqn.primitive.name != "convert_element_type":

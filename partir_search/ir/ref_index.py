@@ -19,7 +19,7 @@ Label = tuple[str, int]  # ("index", axis of the integers) or ("dim", dim of the
 
 
 def take(x: jax.Array, indexers: Sequence[Any], counts: Sequence[Any]) -> jax.Array:
-    """What is read of `x`.
+    """Elements that the indexers name of `x`.
 
     Args:
       indexers: objects with `indices`, one after the other.
@@ -80,7 +80,7 @@ def _scalars(indices: Sequence[Any]) -> tuple[int, ...]:
 
 
 def _moving(indices: Sequence[Any]) -> bool:
-    """Whether a slice, or an integer of no dims, begins where only a run tells."""
+    """Tells whether a slice, or an integer of no dims, begins where only a run tells."""
     return any(is_slice(i) and not isinstance(i.start, int) for i in indices)
 
 

@@ -38,7 +38,7 @@ class Reader(Protocol):
 
 
 def has_effect(eqn: Any) -> bool:
-    """Whether an equation does something besides making results and using refs."""
+    """Tells whether an equation does something besides making results and using refs."""
     return any(type(e).__name__ not in _EFFECTS for e in eqn.effects)
 
 

@@ -87,7 +87,7 @@ READ: Mapping[str, Callable[[Reader, Any, Env, list[Op], str], None]] = {
 
 
 class _Place:
-    """What the indexers of one equation name."""
+    """Elements of a ref that one equation's indexers name."""
 
     def __init__(
         self, reader: Reader, eqn: Any, flat: Sequence[Any], env: Env, ops: list[Op], prefix: str
@@ -111,7 +111,7 @@ class _Place:
         return self.eqn.params["tree"].unflatten(leaves)
 
     def trivial(self) -> bool:
-        """Whether the whole ref is meant."""
+        """Tells whether the whole ref is meant."""
         return all(
             is_slice(i) and i.start == 0 and i.size == n and i.stride == 1
             for indexer in self.counts
@@ -166,7 +166,7 @@ def _maker(x: Operand, ops: Sequence[Op]) -> Op | None:
 
 
 def _is_zeros(x: Operand, ops: Sequence[Op]) -> bool:
-    """Whether a ref was just filled with zeros, as transposed reads do before they add to it."""
+    """True if a ref was just filled with zeros, as transposed reads do before they add to it."""
     op = None if isinstance(x, Literal) else _maker(x, ops)
     if op is None:
         return isinstance(x, Literal) and x.is_zero()

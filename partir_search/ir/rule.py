@@ -85,7 +85,7 @@ Resize = Callable[[Op, Sequence[Shape], Sequence[Shape]], Op]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Resizing:
-    """How an op that reads stretches works on dims that are longer than the program says.
+    """Forms of an op that reads stretches on dims longer than the program says.
 
     Attributes:
       resize: the op for other shapes of operands and results. Its results are right within the

@@ -1,4 +1,4 @@
-"""How often loops run: read off the program, said by the user, or assumed.
+"""Trip counts of loops: read off the program, said by the user, or assumed.
 
 Nothing is known of a loop that depends on data, but what it costs depends on its count. Loops of
 unknown count that lie in each other share one assumption: the innermost body runs `ASSUMED` times

@@ -80,7 +80,7 @@ def beside(blocks: Sequence[Any], detail: Stretch, dim: int, names: tuple[str, .
 def _parts(
     blocks: Sequence[Any], detail: Stretch, dim: int, names: tuple[str, ...]
 ) -> dict[int, Any]:
-    """What a uniform stretch consists of, by where it goes, in order."""
+    """Parts of a uniform stretch, in order of their place."""
     parts: dict[int, Any] = {}
     for piece in detail.pieces:
         at, to, n = next(take for take in piece.takes if take[2])

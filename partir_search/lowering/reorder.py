@@ -16,7 +16,7 @@ from partir_search.lowering.reshard import SLICE, Shuffle, Step, reshard
 
 
 def crosses(source: Layout, target: Layout) -> bool:
-    """Whether two axes that tile a dim in both layouts have another order in one than in the
+    """Tells whether two axes that tile a dim in both layouts have another order in one than in the
     other.
     """
     return any(

@@ -55,7 +55,7 @@ def _undecided(steps: Iterable[Instruction], result: Source) -> Slot | None:
 
 
 def _meets(partition: Partition, block: Block) -> bool:
-    """Whether devices meet in a block: in a collective, or in an op that all run together."""
+    """Tells whether devices meet in a block: in a collective, or in an op that all run together."""
 
     def moves(block: Block) -> bool:
         return any(

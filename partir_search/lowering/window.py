@@ -227,7 +227,7 @@ def _stretch(pieces: Sequence[Piece], size: int, ragged: bool = False) -> Stretc
 
 
 def keeps_tile(detail: Stretch, tile: int) -> bool:
-    """Whether a stretch holds all of every device's own tile, with other blocks beside it."""
+    """Tells whether a stretch holds all of every device's own tile, with other blocks beside it."""
     own = [p for p in detail.pieces if p.block == 0 and p.takes[0][2] == tile]
     return detail.uniform and len(own) == 1 and len(detail.pieces) > 1
 

@@ -33,7 +33,7 @@ def aligned(module: Module, mesh: MeshShape) -> tuple[Module, tuple[Pad, ...]]:
 
 
 def find_aligned(module: Module, rules: Sequence[OpRule], mesh: MeshShape) -> tuple[Pad, ...]:
-    """What to pad of a module."""
+    """Pads that align dims of a module."""
     near: dict[int, tuple[Shifted, ...]] = {}  # by rule: most ops have none
     for op, rule in zip(module.ops, rules, strict=True):
         if rule.reads and id(rule) not in near:
@@ -118,7 +118,7 @@ def _pairs(
 
 
 def _matters(pair: Sequence[tuple[Value, int]], given: int, mesh: MeshShape) -> bool:
-    """Whether a dim that is read, or the one that is walked, could be longer with a gain: of the
+    """True if a dim that is read, or the one that is walked, could be longer with a gain: of the
     first `given` values, arguments and constants, none can (tokens, all but the last of which are
     taken).
     """

@@ -32,7 +32,7 @@ Fixed = Callable[[Module], Sequence[Action]]
 
 @dataclasses.dataclass(frozen=True)
 class Adapted:
-    """What a plan's actions make of the program of other shapes.
+    """A plan's actions applied to the program of other shapes.
 
     Attributes:
       left_out: actions that it does not admit, with the reason.
@@ -77,7 +77,7 @@ def adapt(
 def _paddings(
     base: Plan, module: Module, planner: Planner, options: Options
 ) -> list[tuple[Pad, ...]]:
-    """What may be padded: stencils' dims always, others as `base` did, or if they differ."""
+    """Dims that may be padded: stencils' always, others as `base` did, or if they differ."""
     if not options.pad:
         return [()]
     rules, known = planner.graph.rules, base.module.value_names()
@@ -92,7 +92,7 @@ def _paddings(
 
 
 def _changes(pad: Pad, known: Mapping[str, Value], module: Module) -> bool:
-    """Whether a dim to be padded has another size than in the base program."""
+    """Tells whether a dim to be padded has another size than in the base program."""
     value, now = known.get(pad.value), module.value_names()[pad.value]
     return value is None or value.type.shape != now.type.shape
 
@@ -142,7 +142,7 @@ def _at_ends(base: Plan, planner: Planner, state: State, actions: list[Action]) 
 
 
 def _entering(base: Plan, planned: Planned) -> list[Enter]:
-    """How arguments come that a plan has elsewhere than `base`."""
+    """Layouts of arguments that a plan has elsewhere than `base`."""
     mesh = base.mesh_shape
     slots = base.sketch.body.args
     return [

@@ -1,4 +1,4 @@
-"""When one plan serves as the base of another, and what the other one costs beside it."""
+"""Choice of a base plan for another shape, and the cost of the new plan beside it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Basis:
 
 
 def serves(base: Plan, module: Module) -> bool:
-    """Whether `base` decides for a program: all train state is equal, or else some argument.
+    """Tells whether `base` decides for a program: all train state is equal, or else some argument.
 
     Types are compared, not weakness of types; scalars decide nothing.
     """

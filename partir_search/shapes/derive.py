@@ -52,7 +52,7 @@ def _searched(
     options: Options,
     episodes: int,
 ) -> Adapted | None:
-    """What a short search finds, with arguments where `base` has them, if it is better."""
+    """Result of a short search that keeps arguments where `base` has them, if it is better."""
     planner = planner_of(found.planned.graph.module)
     with search_progress(options.progress, episodes) as progress:
         free = planner.run(

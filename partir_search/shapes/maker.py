@@ -96,7 +96,7 @@ class Remaker(Maker):
         return found
 
     def _searches(self) -> bool:
-        """Whether plans come from a search, or from a plan that one made."""
+        """Tells whether plans come from a search, or from a plan that one made."""
         given = self._options.schedule
         if given is None:
             return self._options.follow is None

@@ -96,7 +96,7 @@ def local_callback(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
 def _or_stop(
     op: Op, raised: list[BaseException], made: Sequence[Any], shapes: Sequence[Any], pure: bool
 ) -> list[Any]:
-    """What the callback made; where its flag is set, its exception on every device.
+    """Results of the callback; its exception on every device where the flag is set.
 
     The results pass through the branch: nothing that uses them runs after an exception.
     """

@@ -42,7 +42,7 @@ def in_halves(convolve: Convolve, params: Mapping[str, Any], image: Beside, wind
     width = (other - 1) * step
 
     def add(x: Any, first: int, count: int, start: int) -> Any:
-        """What points from `first` on, so many, get of a part that starts at `start`."""
+        """Adds the share of a part that starts at `start` to `count` points from `first` on."""
         at = start - first * pace
         end = (count - 1) * pace + width - at - (x.shape[image.dim] - 1) * holes
         if along:

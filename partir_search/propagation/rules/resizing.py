@@ -48,7 +48,7 @@ def resized_pad(op: Op, operands: Sequence[Shape], results: Sequence[Shape]) -> 
 
 
 def pads(op: Op) -> Resizing:
-    """Where the filler is no zero, or stands between elements, the operand keeps its extent."""
+    """Keeps the operand's extent where the filler is no zero, or stands between elements."""
     config, filler = op.params["padding_config"], op.operands[1]
     zero = isinstance(filler, Literal) and filler.is_zero()
     barred = {(0, d) for d, (_, _, inner) in enumerate(config) if inner or not zero}

@@ -85,7 +85,7 @@ def _is_few(op: Op, dim: int) -> bool:
 def _local_few(
     few: Sequence[int], localize: Any, ctx: Any, op: Op, args: Sequence[Any]
 ) -> Sequence[Any]:
-    """What lies in this tile of a few elements; zeros for the others."""
+    """Elements of a few that lie in this tile; zeros for the others."""
     (x,), result, starts = args, result_shape(op), op.params["start_indices"]
     for d in few:
         if ctx.tiles(d) > 1:

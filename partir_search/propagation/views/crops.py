@@ -155,7 +155,7 @@ def _put(writer: Writer, op: Op, made: Op, crop: _Crop, into: Value | None) -> V
 
 
 def _cuts(op: Op | None) -> dict[int, Cut] | None:
-    """What a slice, or a pad that only cuts, takes of each dim that it shortens."""
+    """Stretch that a slice, or a cutting pad, takes of each dim that it shortens."""
     if op is None or op.prim not in ("slice", "pad"):
         return None
     before, after = op.operands[0].type.shape, op.results[0].type.shape

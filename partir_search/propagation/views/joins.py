@@ -69,7 +69,7 @@ def _placed(x: Value, view: View | None, dim: int, start: int, size: int) -> Vie
 
 
 def _suits(form: Form, own: bool) -> bool:
-    """Whether a map does for a part: elements stay near, or they are few."""
+    """Tells whether a map does for a part: elements stay near, or they are few."""
     if form.kept is not None or (form.turns and "" in (form.below, form.above)):
         return False
     held = min(form.size, form.size - form.low, form.extent) - max(form.first, 0)

@@ -37,12 +37,12 @@ class Form:
 
     @property
     def turns(self) -> bool:
-        """Whether elements of the dim itself stand beyond its ends."""
+        """Tells whether elements of the dim itself stand beyond its ends."""
         return (self.below, self.above) != (ZERO, ZERO)
 
     @property
     def wraps(self) -> bool:
-        """Whether the dim goes on with its other end."""
+        """Tells whether the dim goes on with its other end."""
         return self.below == self.above == "wrap"
 
     @property
@@ -57,7 +57,7 @@ class Form:
 
     @property
     def near(self) -> bool:
-        """Whether most elements of a tile of the view are in the same tile of the dim."""
+        """Tells whether most elements of a tile of the view are in the same tile of the dim."""
         if self.wraps and abs(self.size - self.extent) <= LITTLE * self.extent:
             return True
         return max(abs(self.low), abs(self.high)) <= LITTLE * self.extent

@@ -147,7 +147,7 @@ class _Scope:
             self.writer.ops.append(op)
 
     def matters(self, op: Op) -> bool:
-        """Whether the op may be a view, or read one: of most it is known by their primitive."""
+        """True if the op may be a view, or read one: of most it is known by their primitive."""
         if op.prim in ("add", "add_any"):
             return any(
                 isinstance(x, Value) and (x in self.views or self.sums.of(x)) for x in op.operands
@@ -208,5 +208,5 @@ class _Scope:
 
 
 def _direct(op: Op, view: View) -> bool:
-    """Whether the op is a view of its own operand already, which no view lies behind."""
+    """Tells whether the op is a view of its own operand already, which no view lies behind."""
     return op.prim in ("slice", "pad", "rev", "broadcast_in_dim") and op.operands[0] is view.base

@@ -98,7 +98,7 @@ class Sums:
 
 
 def _suits(term: View) -> bool:
-    """Whether a term is a shift of something by little."""
+    """Tells whether a term is a shift of something by little."""
     forms = term.forms()
     return forms is not None and all(
         f.near and f.kept is None and not (f.turns and "" in (f.below, f.above))

@@ -147,7 +147,7 @@ def joined(views: Sequence[View], dim: int) -> View | None:
 
 
 def equal_maps(one: View, two: View, but: int) -> bool:
-    """Whether two views of one base differ along no other dim."""
+    """Tells whether two views of one base differ along no other dim."""
     pairs = enumerate(zip(one.maps, two.maps, strict=True))
     return all(d == but or a is b or _equal(a, b) for d, (a, b) in pairs)
 
@@ -157,7 +157,7 @@ def _equal(a: Map, b: Map) -> bool:
 
 
 def same(one: Literal | None, two: Literal | None) -> bool:
-    """Whether two fillers can be one; one that stands nowhere is like all."""
+    """Tells whether two fillers can be one; one that stands nowhere is like all."""
     if one is None or two is None or one is two:
         return True
     return one.type.dtype == two.type.dtype and bool(one.number == two.number)
@@ -188,7 +188,7 @@ def _broadcast(op: Op, look: Look) -> View | None:
 
 
 def _reshape(op: Op, look: Look) -> View | None:
-    """What is nothing but a filler stays that."""
+    """Keeps a view of nothing but a filler."""
     view = look(op.operands[0])
     if view is None or view.base is not None or view.filler is None:
         return None
@@ -261,12 +261,12 @@ def _same_map(one: View, two: View, dim: int) -> bool:
 
 
 def zero_filled(view: View) -> bool:
-    """Whether a view has a filler, which is zero."""
+    """Tells whether a view has a filler, which is zero."""
     return view.filler is not None and view.filler.is_zero()
 
 
 def zeros_only(view: View) -> bool:
-    """Whether a view has no filler but zero."""
+    """Tells whether a view has no filler but zero."""
     return view.filler is None or view.filler.is_zero()
 
 

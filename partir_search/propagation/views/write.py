@@ -156,7 +156,7 @@ class Writer:
         return self.add(near, lax.broadcast_in_dim_p, (filler,), shape, params, like=filler.type)
 
     def within(self, near: Op, shape: Shape, dim: int, start: int, stop: int) -> Value:
-        """Whether a place is in [start, stop) of a dim."""
+        """Tells whether a place is in [start, stop) of a dim."""
         key = ("within", shape, dim, start, stop)
         if key not in self._known:
             params = {"dtype": _INT32, "shape": shape, "dimension": dim, "sharding": None}
