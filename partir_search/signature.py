@@ -21,10 +21,13 @@ from partir_search.propagation.rules import RULES
 from partir_search.propagation.rules.unruled import UNRULED
 from partir_search.propagation.views import with_views
 
+SCALARS = (bool, int, float, complex)
+"""Types of leaves that are passed on to a jitted function as they are: it may hold them static."""
+
 
 def abstract(x: Any) -> Any:
     """Shape and type of a leaf, without its sharding; Python scalars have weak types."""
-    if isinstance(x, bool | int | float | complex):
+    if isinstance(x, SCALARS):
         dtype = jax.dtypes.canonicalize_dtype(np.dtype(type(x)))
         return jax.ShapeDtypeStruct((), dtype, weak_type=not isinstance(x, bool))
     if not is_array(x):
@@ -225,10 +228,8 @@ def _donated(traced: Any) -> tuple[bool, ...]:
 def _trace(jitted: Any, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """`jax.stages.Traced`, from shapes."""
     leaves, in_tree = jax.tree.flatten((call.args, call.kwargs))
-    # Python scalars are passed on as they are: jit may hold them static.
-    scalar = (bool, int, float, complex)
     try:
-        shapes = {id(x): x if isinstance(x, scalar) else abstract(x) for x in leaves}
+        shapes = {id(x): x if isinstance(x, SCALARS) else abstract(x) for x in leaves}
     except NotAnArray as error:
         raise error.at(call.paths(), leaves) from None
     dynamic = {id(a) for a in (*call.args, *call.kwargs.values())}
@@ -254,17 +255,22 @@ def own_shardings(
     It is not traced again where it has been traced for these shapes.
     """
     leaves = jax.tree.leaves((call.args, call.kwargs))
+    arrays = [x for x in leaves if not isinstance(x, SCALARS)]
     dynamic = {id(a) for a in (*call.args, *call.kwargs.values())}
 
     def run(*inner: Any) -> Any:
-        known = dict(zip(map(id, leaves), inner, strict=True))
+        known = {id(x): x for x in leaves} | dict(zip(map(id, arrays), inner, strict=True))
 
         def lift(x: Any) -> Any:
             return jax.tree.map(lambda leaf: known[id(leaf)], x) if id(x) in dynamic else x
 
         return jitted(*map(lift, args), **{k: lift(v) for k, v in kwargs.items()})
 
-    for eqn in jax.make_jaxpr(run)(*map(abstract, leaves)).eqns:
+    try:
+        types = [abstract(x) for x in arrays]
+    except NotAnArray:  # `trace_call` names it by its path
+        return (), ()
+    for eqn in jax.make_jaxpr(run)(*types).eqns:
         given, made = (eqn.params.get(f"{end}_shardings", ()) for end in ("in", "out"))
         fixed = any(isinstance(s, jax.sharding.NamedSharding) for s in (*given, *made))
         if fixed and len(given) == len(leaves):
