@@ -9,7 +9,8 @@ import gc
 from collections.abc import Iterator, Mapping, Sequence
 
 from partir_search.cost.simulator import Cost, CostModel
-from partir_search.lowering.local import LocalCache, localize
+from partir_search.lowering.cache import LocalCache
+from partir_search.lowering.local import localize
 from partir_search.lowering.program import LocalProgram
 from partir_search.mcts.game import Move, Score
 from partir_search.mcts.tree import Tree

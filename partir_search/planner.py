@@ -23,7 +23,8 @@ from partir_search.ir.fold import Folded, fold
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.modes import Modes
 from partir_search.ir.ring import LEAST
-from partir_search.lowering.local import LocalCache, localize
+from partir_search.lowering.cache import LocalCache
+from partir_search.lowering.local import localize
 from partir_search.lowering.program import LocalProgram
 from partir_search.machine import Machine
 from partir_search.mcts.env import PlanningGame

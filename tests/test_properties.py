@@ -21,7 +21,8 @@ from partir_search.cost.load import Load
 from partir_search.cost.simulator import CostModel
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.verify import verify
-from partir_search.lowering.local import LocalCache, localize
+from partir_search.lowering.cache import LocalCache
+from partir_search.lowering.local import localize
 from partir_search.lowering.shard import argument_specs, result_specs
 from partir_search.machine import MACHINES
 from partir_search.playing import fix

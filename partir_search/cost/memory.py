@@ -19,6 +19,7 @@ from partir_search.ir.linear import Places
 
 EDGE_REPEATS = 2  # repeats of an op looked at, on either end
 NEAR = 6  # kernels that a value may outlive and still be kept on the chip
+MOST_KEPT = 64  # states of one region whose live bytes are kept
 PIECE = 0.25  # of the memory on the chip that one value may take
 
 
@@ -74,6 +75,8 @@ class Curve:
 
         self._near, self._far = changes(near), changes(~near)
         self._values = values
+        self._changing = np.unique(np.concatenate((self._near.indices, self._far.indices)))
+        self._kept: dict[bytes, tuple[Floats, float]] = {}
 
     def bytes_at(self, nbytes: Floats) -> Floats:
         """[R] live bytes of stored values, from the local bytes of each value (or class)."""
@@ -90,6 +93,17 @@ class Curve:
         near -= self._on_chip
         far += np.maximum(near, 0.0, out=near)
         return far[:-1]
+
+    def kept_bytes_at(self, nbytes: Floats) -> tuple[Floats, float]:
+        """`bytes_at` and the most of them; kept by the bytes of the values that are counted."""
+        key = nbytes[self._changing].tobytes()
+        found = self._kept.get(key)
+        if found is None:
+            if len(self._kept) == MOST_KEPT:
+                self._kept.clear()
+            live = self.bytes_at(nbytes)
+            found = self._kept[key] = live, float(live.max(initial=0.0))
+        return found
 
 
 def _rows(places: Places, ends: Ints) -> Ints:

@@ -80,11 +80,11 @@ class Walk:
         """Adds up a block, sparse or not; returns extra live bytes by op position."""
         members, position = self.index.members[block.region], self.index.position
         by_op = self.by_op[members]
-        spent = np.concatenate(([0.0], np.cumsum(by_op))).tolist()
+        spent = [0.0, *np.cumsum(by_op).tolist()]
         freed, last = self.freed(members, by_op, times)
         outer, self.behind = self.behind, Behind()
         held = Held(self.model, self.partition, self.nbytes, members, spent)
-        available = {s.id for s in block.args}
+        available = set[int]()
         slack = 0.0
         at = seen = 0  # the next op's position, and up to where compute was added to the slack
         done: Op | None = None
@@ -106,6 +106,7 @@ class Walk:
                 held.passes(item, at)
                 continue
             if isinstance(item, Move):
+                available = available or {s.id for s in block.args}
                 count = times * self.model.inside.runs(item)
                 argument = item.source.id in available
                 price = self.model.price(item, self.mesh)
@@ -149,6 +150,8 @@ class Walk:
         """Seconds of products that nothing waits for before each op of a block, and where the last
         one is; an empty list if there are none.
         """
+        if not self.model.machine.puts_off:
+            return [], 0
         free = self.model.unawaited_runs[members]
         if not free.any():
             return [], 0
@@ -180,9 +183,11 @@ class Walk:
         trips = flows_of(item.op).trips
         self._depth += 1
         for block, curve, n in zip(item.blocks, parts, trips, strict=True):
-            extra = self.block(block, times * n)
-            live = curve.bytes_at(self.nbytes) + extra[curve.position]
-            peak = max(peak, float(np.max(live)) if len(live) else 0.0)
+            live, most = curve.kept_bytes_at(self.nbytes)
+            if block.steps:
+                extra = self.block(block, times * n)[curve.position]
+                most = float((live + extra).max(initial=0.0))
+            peak = max(peak, most)
         self._depth -= 1
         return peak
 

@@ -60,6 +60,21 @@ class Ports:
         )
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Inside:
+    """Values and ops of an op with regions, by id.
+
+    Attributes:
+      crossing: its operands and results, and the arguments and results of its regions.
+      inner: all other values inside its regions, and inside those of ops there.
+      ops: it, and all ops inside.
+    """
+
+    crossing: Ints
+    inner: Ints
+    ops: Ints
+
+
 class Index:
     """Derived facts of a module.
 
@@ -86,6 +101,7 @@ class Index:
         self._module, self._rules = module, rules
         self._travellers: dict[int, Traveller] = {}
         self._around: dict[int, tuple[int, ...]] = {}
+        self._inside: dict[int, Inside] = {}
         self.consumer = array("i", [NONE]) * len(module.values)
         kinds: dict[int, tuple[bool, bool]] = {}  # by rule: many ops share one
         reducing: list[int] = []
@@ -124,6 +140,24 @@ class Index:
         for k, i in enumerate(stacked):
             for f, above in enumerate(rules[i].above):
                 self.beneath[k, f + 1] = bool(above)
+
+    def inside(self, op: Op) -> Inside:
+        """What an op with regions and all that is inside them consists of."""
+        found = self._inside.get(op.id)
+        if found is None:
+            regions = [r for region in op.regions for r in walk_regions(region)]
+            ops = [op, *(o for r in regions for o in r.ops)]
+            values = {v for o in ops for v in self.around(o.id)}
+            values |= {v.id for r in regions for v in r.args}
+            crossing = set(self.around(op.id))
+            for r in op.regions:
+                crossing |= {x.id for x in (*r.args, *r.results) if isinstance(x, Value)}
+            found = self._inside[op.id] = Inside(
+                np.array(sorted(crossing), dtype=np.int64),
+                np.array(sorted(values - crossing), dtype=np.int64),
+                np.array([o.id for o in ops], dtype=np.int64),
+            )
+        return found
 
     def around(self, op_id: int) -> tuple[int, ...]:
         """Ids of an op's operand values and results."""

@@ -11,15 +11,15 @@ from partir_search.ir.partition import Layout, Pending, Window
 from partir_search.ir.ring import HOME, PAPER, Ring
 from partir_search.lowering.passing import alone, pass_around
 from partir_search.lowering.program import Apply, Move, Slot, Source
+from partir_search.lowering.regions import region_plan
 from partir_search.lowering.reshard import Step
 from partir_search.lowering.skew import redistribute, shuffle
-from partir_search.lowering.stopping import stop_alone
 from partir_search.lowering.streams import RESULT, Part, Walk, gather_walk, scatter_walk
 from partir_search.lowering.window import Stretch, keeps_tile, window_steps
-from partir_search.propagation.rules.control_flow import flows_of
 
 if TYPE_CHECKING:
-    from partir_search.lowering.local import Localizer, OpPlan
+    from partir_search.lowering.cache import OpPlan
+    from partir_search.lowering.local import Localizer
 
 REUSE_WINDOW = 64  # ops between two uses of a copy beyond which it is made again
 
@@ -277,41 +277,13 @@ class BlockBuilder:
         return moved
 
     def region_op(self, op: Op) -> None:
-        owner, flows = self.owner, flows_of(op)
-        inside = [tuple([owner.rest(a.id) for a in region.args]) for region in op.regions]
-        needs: list[Layout] = [((),) * len(x.type.shape) for x in op.operands]  # whole predicates
-        for i, r, j, lead in flows.enters:
-            layout = inside[r][j].layout
-            needs[i] = ((),) * lead + layout if lead else layout
-        ins = tuple([self.need(x, n, op) for x, n in zip(op.operands, needs, strict=True)])
-        targets: list[list[Layout | None]] = [[None] * len(r.results) for r in op.regions]
-        made: list[Layout | None] = [None] * len(op.results)
-        for r, i, out, lead in flows.leaves:
-            layout = owner.layout(op.results[out])
-            targets[r][i] = layout[lead:] if lead else layout
-            made[out] = ((),) * lead + layout[lead:] if lead else layout
-        for r, i, to, j in flows.carries:
-            targets[r][i] = inside[to][j].layout
-        for r, j, out in flows.finals:
-            made[out] = inside[r][j].layout
-        blocks = tuple(
-            owner.block(
-                region,
-                inside[r],
-                [
-                    owner.layout(x) if known is None else known
-                    for x, known in zip(region.results, targets[r], strict=True)
-                ],
-            )
-            for r, region in enumerate(op.regions)
-        )
-        layouts = [
-            owner.layout(x) if known is None else known
-            for x, known in zip(op.results, made, strict=True)
-        ]
-        outs = tuple(
-            owner.slot(result, layout, ())
-            for result, layout in zip(op.results, layouts, strict=True)
-        )
-        self.steps.append(Apply(op, ins, outs, stop_alone(owner.partition, op, blocks)))
-        self.settle(outs, op)
+        plan = region_plan(self.owner, op)
+        apply = plan.apply
+        if plan.moved:
+            ins = list(apply.ins)
+            for i in plan.moved:
+                ins[i] = self.need(op.operands[i], plan.needs[i], op)
+            apply = Apply(op, tuple(ins), apply.outs, apply.blocks)
+        self.steps.append(apply)
+        if plan.settles:
+            self.settle(apply.outs, op)

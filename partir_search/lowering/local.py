@@ -9,11 +9,8 @@ this is what keeps a parameter's memory sharded between its uses (ZeRO-3).
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from array import array
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -25,97 +22,12 @@ from partir_search.ir.partition import (
     Window,
     active_ops,
 )
-from partir_search.ir.rows import AxisRows
 from partir_search.ir.rule import NONE
 from partir_search.lowering.builder import BlockBuilder
+from partir_search.lowering.cache import Ends, LocalCache, OpPlan
+from partir_search.lowering.codes import codes_of
 from partir_search.lowering.program import Apply, Block, LocalProgram, Move, Slot, Source
-from partir_search.lowering.reshard import Step
 from partir_search.lowering.skew import redistribute, straight
-from partir_search.lowering.window import stretched
-
-CODE_BITS = 7  # hold a dim or a factor and whether a sum is pending: up to 62 dims
-
-H = TypeVar("H", bound=Hashable)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class OpPlan:
-    """An op under given loops and resting layouts.
-
-    Attributes:
-      needs: layout that each operand is needed in.
-      apply: the op with every operand at rest; the instruction itself where nothing moves.
-      moved: operand positions that must be redistributed, or read otherwise than by tiles.
-      windows: what is read so, by operand position.
-      settles: whether some result is made otherwise than it rests.
-
-    An op that neither moves nor settles anything is not active (`ir.partition.active_ops`).
-    """
-
-    needs: tuple[Layout, ...]
-    apply: Apply
-    moved: tuple[int, ...]
-    settles: bool
-    windows: Mapping[int, tuple[Window, ...]]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Ends:
-    """How a program's arguments and constants come, and the layouts that its results leave in."""
-
-    constants: dict[int, Slot]
-    args: tuple[Slot, ...]
-    targets: tuple[Layout, ...]
-
-
-class LocalCache:
-    """What the states of one module on one mesh share: rows of axes, slots and op plans."""
-
-    def __init__(self) -> None:
-        self.rows: dict[bytes, AxisRows] = {}
-        self.slots: dict[tuple[object, ...], Slot] = {}
-        self.rests: dict[tuple[int, ...], dict[int, Slot]] = {}
-        self.plans: dict[tuple[int, ...], dict[tuple[int, ...], OpPlan]] = {}
-        self.moves: dict[tuple[object, ...], tuple[Move, ...]] = {}
-        self.alike: dict[Hashable, Any] = {}  # layouts and shapes: ops have few, and many the same
-        self.ends: dict[tuple[object, ...], Ends] = {}
-
-    def slot(self, partition: Partition, value: Value, layout: Layout, pending: Pending) -> Slot:
-        key = (value.id, layout, pending)
-        slot = self.slots.get(key)
-        if slot is None:
-            layout, pending = self.one(layout), self.one(pending)
-            shape = self.one(partition.local_shape(value.type.shape, layout))
-            slot = Slot(len(self.slots), value, layout, pending, shape)
-            self.slots[value.id, layout, pending] = slot
-        return slot
-
-    def one(self, x: H) -> H:
-        """The one object of all that equal `x`."""
-        return self.alike.setdefault(x, x)  # type: ignore[no-any-return]
-
-    def partial(self, slot: Slot, offset: Hashable) -> Slot:
-        """A block of a result that another device adds to."""
-        key = (slot.id, offset)
-        found = self.slots.get(key)
-        if found is None:
-            found = Slot(len(self.slots), slot.value, slot.layout, slot.pending, slot.shape)
-            self.slots[key] = found
-        return found
-
-    def placed(self, slot: Slot, place: tuple[int, ...]) -> Slot:
-        """A result of a ring, somewhere on its way; `slot` itself where it belongs."""
-        return self.partial(slot, place) if any(place) else slot
-
-    def stretched(self, slot: Slot, step: Step, blocks: Sequence[Slot] = ()) -> Slot:
-        """The slot after one step of a window, put together with `blocks`."""
-        key = (slot.id, step, *(b.id for b in blocks))
-        after = self.slots.get(key)
-        if after is None:
-            shape = stretched(slot.shape, step)
-            after = Slot(len(self.slots), slot.value, step.layout, step.pending, shape)
-            self.slots[key] = after
-        return after
 
 
 def localize(
@@ -131,24 +43,6 @@ def localize(
     return Localizer(partition, cache or LocalCache(), sparse).program()
 
 
-def _codes(partition: Partition) -> tuple[Sequence[int], Sequence[int]]:
-    """One number per value, for it and its tiles and pending sums, and one per op, for it and its
-    loops.
-    """
-    rests: Any = np.arange(len(partition.module.values), dtype=np.int64)
-    loops: Any = np.arange(len(partition.module.ops), dtype=np.int64)
-    short = len(partition.axes) * CODE_BITS + max(len(rests), len(loops)).bit_length() <= 62
-    if not short:
-        rests, loops = rests.astype(object), loops.astype(object)
-    for rows in partition.axes:
-        of_values, of_ops = rows.codes
-        rests = (rests << CODE_BITS) + of_values
-        loops = (loops << CODE_BITS) + of_ops
-    if short:  # a fifth of a list's bytes
-        return array("q", rests.tobytes()), array("q", loops.tobytes())
-    return rests.tolist(), loops.tolist()
-
-
 class Localizer:
     def __init__(self, partition: Partition, cache: LocalCache, sparse: bool) -> None:
         self.partition, self.cache = partition, cache
@@ -161,7 +55,10 @@ class Localizer:
         }
         self.active = active_ops(partition) if sparse else None
         self.around = partition.index.around
-        self.resting, self.looping = _codes(partition)
+        self.resting, self.looping = codes_of(partition)
+        modes = partition.modes
+        chosen = *modes.streams.items(), *modes.forms.items()
+        self.setting = (self.order, modes.holds, modes.enters, modes.leaves, *chosen)
         self.plans = cache.plans.setdefault(self.order, {})
         self.rests = cache.rests.setdefault(self.order, {})
 
@@ -175,6 +72,16 @@ class Localizer:
             self.rests[self.resting[v]] = slot
         return slot
 
+    def all_resting(self, operands: Sequence[Operand]) -> tuple[Source, ...]:
+        """The slots in which values rest; literals as they are."""
+        rests, codes, rest = self.rests, self.resting, self.rest
+        return tuple(
+            [
+                x if isinstance(x, Literal) else rests.get(codes[x.id]) or rest(x.id)
+                for x in operands
+            ]
+        )
+
     def program(self) -> LocalProgram:
         body = self.module.body
         boundary = [*self.module.constants, *(v.id for v in body.args)]
@@ -184,7 +91,8 @@ class Localizer:
         ends = self.cache.ends.get(key)
         if ends is None:
             ends = self.cache.ends[key] = self._ends()
-        block = self.block(body, ends.args, ends.targets, tuple(ends.constants.values()))
+        results, constants = self.all_resting(body.results), tuple(ends.constants.values())
+        block = self.block(body, ends.args, ends.targets, results, constants)
         return LocalProgram(self.partition, block, ends.constants)
 
     def _ends(self) -> Ends:
@@ -303,10 +211,14 @@ class Localizer:
         region: Region,
         args: tuple[Slot, ...],
         targets: Sequence[Layout],
+        resting: Sequence[Source],
         constants: Sequence[Slot] = (),
     ) -> Block:
+        """The block of a region whose results, which rest in `resting`, leave it in `targets`."""
         builder = BlockBuilder(self)
-        left: dict[tuple[int, Layout], Source] = {(s.value.id, s.layout): s for s in args}
+        left: dict[tuple[int, Layout], Source] = {}
+        if self.partition.mesh.diagonals or self.partition.modes.enters:
+            left = {(s.value.id, s.layout): s for s in args}
         for constant in constants:
             builder.move(constant, self.rest(constant.value.id).layout, (), None)
         places: Sequence[int] = range(len(region.ops))
@@ -328,13 +240,11 @@ class Localizer:
         builder.position = len(region.ops)
         for arg in entering.get(builder.position, ()):
             builder.move(arg, self.rest(arg.value.id).layout, (), None)
-        results = tuple(
-            builder.need(r, target, None)
-            if isinstance(r, Literal) or (r.id, target) not in left
-            else left[r.id, target]
-            for r, target in zip(region.results, targets, strict=True)
-        )
-        return Block(region, args, builder.steps, results)
+        results = list(resting)
+        for i, (r, target) in enumerate(zip(region.results, targets, strict=True)):
+            if isinstance(r, Value) and (left or getattr(results[i], "layout", ()) != target):
+                results[i] = left.get((r.id, target)) or builder.need(r, target, None)
+        return Block(region, args, builder.steps, tuple(results))
 
     def _entering(
         self, region: Region, args: Sequence[Slot], targets: Sequence[Layout]

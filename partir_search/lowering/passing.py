@@ -22,7 +22,7 @@ from partir_search.lowering.zigzag import from_zigzag, to_zigzag
 
 if TYPE_CHECKING:
     from partir_search.lowering.builder import BlockBuilder
-    from partir_search.lowering.local import OpPlan
+    from partir_search.lowering.cache import OpPlan
 
 
 SCRATCH_BYTES = 256 * 2**20  # of scores that are there at a time

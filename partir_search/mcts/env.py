@@ -28,7 +28,8 @@ from partir_search.experts.moves import (
 )
 from partir_search.experts.strategist import Strategist
 from partir_search.ir.mesh import MeshShape
-from partir_search.lowering.local import LocalCache, localize
+from partir_search.lowering.cache import LocalCache
+from partir_search.lowering.local import localize
 from partir_search.mcts.game import Move, Score
 from partir_search.mcts.goals import Scorer
 from partir_search.propagation.graph import Graph

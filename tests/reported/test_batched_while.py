@@ -18,7 +18,8 @@ from jax.sharding import PartitionSpec
 import partir_search as ps
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.verify import verify
-from partir_search.lowering.local import LocalCache, localize
+from partir_search.lowering.cache import LocalCache
+from partir_search.lowering.local import localize
 from partir_search.propagation.pad import pad_module
 from partir_search.propagation.padding import Pad
 from partir_search.propagation.rules import RuleTable

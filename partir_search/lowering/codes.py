@@ -1,0 +1,39 @@
+"""Numbers that say how a partition tiles each value and op."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from partir_search.ir.partition import Partition
+
+CODE_BITS = 7  # hold a dim or a factor and whether a sum is pending: up to 62 dims
+
+
+def codes_of(partition: Partition) -> tuple[Sequence[int], Sequence[int]]:
+    """One number per value, for it and its tiles and pending sums, and one per op, for it and its
+    loops.
+    """
+    rests: Any = np.arange(len(partition.module.values), dtype=np.int64)
+    loops: Any = np.arange(len(partition.module.ops), dtype=np.int64)
+    short = len(partition.axes) * CODE_BITS + max(len(rests), len(loops)).bit_length() <= 62
+    if not short:
+        rests, loops = rests.astype(object), loops.astype(object)
+    for rows in partition.axes:
+        of_values, of_ops = rows.codes
+        rests = (rests << CODE_BITS) + of_values
+        loops = (loops << CODE_BITS) + of_ops
+    if short:  # a fifth of a list's bytes
+        return array("q", rests.tobytes()), array("q", loops.tobytes())
+    return rests.tolist(), loops.tolist()
+
+
+def picked(codes: Sequence[int], ids: npt.NDArray[np.int64]) -> Hashable:
+    """The codes of some values or ops."""
+    if isinstance(codes, array):
+        return np.frombuffer(codes, dtype=np.int64)[ids].tobytes()
+    return tuple([codes[i] for i in ids.tolist()])

@@ -1,0 +1,51 @@
+"""Plans of ops with regions that states share are those that each state alone would make."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from partir_search.cost.simulator import CostModel
+from partir_search.ir.mesh import MeshShape
+from partir_search.lowering.cache import LocalCache
+from partir_search.lowering.local import localize
+from partir_search.machine import MACHINES
+from tests.support import floats_of, module_of, state_of, tile_arg
+
+MESH = MeshShape(("batch", "model"), (4, 2))
+
+
+def _nested(x: Any, w: Any, v: Any) -> Any:
+    """Loops in a loop beside a cond, products in each."""
+
+    def turn(c: Any, _: Any) -> tuple[Any, Any]:
+        c = lax.fori_loop(0, 3, lambda i, y: jnp.tanh(y @ w) @ v + i, c)
+        c = lax.cond(c[0, 0] > 0, lambda y: y @ (w @ v), jnp.sin, c)
+        return c, c.sum(0)
+
+    return lax.scan(turn, x, length=4)
+
+
+def test_states_share_what_they_tile_alike() -> None:
+    args = floats_of((8, 16), (16, 32), (32, 16))
+    module = module_of(jax.checkpoint(_nested), *args)
+    tilings = [(0, 0, "batch"), (0, 1, "model"), (1, 1, "model"), (2, 0, "model"), (1, 0, "batch")]
+    rng, cache, made = random.Random(0), LocalCache(), 0
+    for _ in range(24):
+        state = state_of(module, MESH)
+        for arg, dim, axis in rng.sample(tilings, rng.randrange(3)):
+            value = module.body.args[arg]
+            if state.may_tile(state.graph.class_of[value.id], dim, state.mesh.axes(axis)):
+                tile_arg(state, arg, dim, axis)
+        model = CostModel(module, state.graph.rules, MACHINES["tpu_v5e"])
+        shared = localize(state.partition(), cache, sparse=True)
+        alone = localize(state.partition(), sparse=True)
+        assert [m.step for m, _ in shared.moves()] == [m.step for m, _ in alone.moves()]
+        assert model.evaluate(shared) == model.evaluate(alone)
+        made += len(alone.body.steps)
+    assert made
+    assert sum(map(len, cache.regions.values())) > len(cache.regions)
