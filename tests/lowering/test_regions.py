@@ -14,7 +14,7 @@ from partir_search.ir.mesh import MeshShape
 from partir_search.lowering.cache import LocalCache
 from partir_search.lowering.local import localize
 from partir_search.machine import MACHINES
-from tests.support import floats_of, module_of, state_of, tile_arg
+from tests.support import floats_of, module_of, state_of
 
 MESH = MeshShape(("batch", "model"), (4, 2))
 
@@ -33,14 +33,14 @@ def _nested(x: Any, w: Any, v: Any) -> Any:
 def test_states_share_what_they_tile_alike() -> None:
     args = floats_of((8, 16), (16, 32), (32, 16))
     module = module_of(jax.checkpoint(_nested), *args)
-    tilings = [(0, 0, "batch"), (0, 1, "model"), (1, 1, "model"), (2, 0, "model"), (1, 0, "batch")]
     rng, cache, made = random.Random(0), LocalCache(), 0
-    for _ in range(24):
+    for _ in range(40):
         state = state_of(module, MESH)
-        for arg, dim, axis in rng.sample(tilings, rng.randrange(3)):
-            value = module.body.args[arg]
-            if state.may_tile(state.graph.class_of[value.id], dim, state.mesh.axes(axis)):
-                tile_arg(state, arg, dim, axis)
+        for _ in range(2):  # of any value, also of those inside that nothing outside shares
+            cls, dim = rng.randrange(len(state.graph.shapes)), rng.randrange(2)
+            axes = state.mesh.axes(rng.choice(MESH.names))
+            if len(state.graph.shapes[cls]) > dim and state.may_tile(cls, dim, axes):
+                state.tile(cls, dim, axes)
         model = CostModel(module, state.graph.rules, MACHINES["tpu_v5e"])
         shared = localize(state.partition(), cache, sparse=True)
         alone = localize(state.partition(), sparse=True)
