@@ -32,9 +32,9 @@ KERNEL = rng.normal(size=(3, 3, C, C)).astype(np.float32)
 INNER = rng.normal(size=(1, N - 2, M, C)).astype(np.float32)
 
 
-def conv(x: Any, padding: Any = "VALID") -> Any:
+def conv(x: Any, padding: Any = "VALID", stride: int = 1) -> Any:
     layout = ("NHWC", "HWIO", "NHWC")
-    return lax.conv_general_dilated(x, KERNEL, (1, 1), padding, dimension_numbers=layout)
+    return lax.conv_general_dilated(x, KERNEL, (stride, 1), padding, dimension_numbers=layout)
 
 
 def padded(x: Any, mode: str, width: int = 1, columns: int = 0) -> Any:
@@ -89,6 +89,7 @@ FORMS: dict[str, tuple[Form, int, int]] = {  # function, rows that move forward 
     "differences of differences": (lambda x: jnp.sin(jnp.diff(x, n=2, axis=1)), 2, 6),
     "gradient": (lambda x: jnp.gradient(x, axis=1), 5, 12),
     "zeros": (lambda x: conv(padded(x, "constant")), 2, 4),
+    "zeros, every second": (lambda x: conv(padded(x, "constant"), stride=2), 1, 2),
     "wrapped": (lambda x: conv(padded(x, "wrap")), 2, 4),
     "wrapped both dims": (lambda x: conv(padded(x, "wrap", columns=1)), 2, 4),
     "edges": (lambda x: conv(padded(x, "edge")), 2, 8),

@@ -36,6 +36,7 @@ class _Slide:
     of: int  # of the image
     at: int  # in the op's params
     image: int
+    dilation: int  # of the image
     reach: int
     low: int
 
@@ -131,12 +132,14 @@ def _crop(made: Op, slides: Mapping[int, _Slide], cuts: Mapping[int, Cut]) -> _C
     starts, ends, padding = [0] * len(image), list(image), list(made.params["padding"])
     for d, (start, size) in cuts.items():
         s, shape[d] = slides[d], size
-        first = start - s.low  # of the image, where the first window begins
+        first = start - s.low  # of the dilated image, where the first window begins
         if size <= FEW:
-            starts[s.of] = min(max(first, 0), s.image - 1)
-            ends[s.of] = max(min(first + size + s.reach, s.image), starts[s.of] + 1)
-        low = starts[s.of] - first
-        padding[s.at] = (low, size + s.reach - low - (ends[s.of] - starts[s.of]))
+            starts[s.of] = min(max(-(-first // s.dilation), 0), s.image - 1)
+            last = (first + size + s.reach - 1) // s.dilation
+            ends[s.of] = max(min(last + 1, s.image), starts[s.of] + 1)
+        low = starts[s.of] * s.dilation - first
+        taken = (ends[s.of] - starts[s.of] - 1) * s.dilation + 1
+        padding[s.at] = (low, size + s.reach - low - taken)
         if min(padding[s.at]) < 0:
             return None
     return _Crop(tuple(starts), tuple(ends), tuple(padding), tuple(shape))
@@ -173,7 +176,7 @@ def _cuts(op: Op | None) -> dict[int, Cut] | None:
 
 
 def _slides(made: Op) -> dict[int, _Slide]:
-    """Windows by dim of the result, where they slide one by one over an image without holes."""
+    """Windows by dim of the result, where they slide one by one over an image."""
     p, image = made.params, made.operands[0].type.shape
     found: dict[int, _Slide] = {}
     if made.prim == CONVOLUTION:
@@ -182,13 +185,13 @@ def _slides(made: Op) -> dict[int, _Slide]:
             zip(dn.lhs_spec[2:], dn.rhs_spec[2:], dn.out_spec[2:], strict=True)
         ):
             ends = p.get("ends")
-            plain = p["window_strides"][i] == p["lhs_dilation"][i] == 1
-            if plain and not (ends and ends[i] != ("", "")):
+            if p["window_strides"][i] == 1 and not (ends and ends[i] != ("", "")):
                 reach = (window[k] - 1) * p["rhs_dilation"][i]
-                found[o] = _Slide(o, d, i, image[d], reach, p["padding"][i][0])
+                dilation = p["lhs_dilation"][i]
+                found[o] = _Slide(o, d, i, image[d], dilation, reach, p["padding"][i][0])
         return found
     for d, n in enumerate(image):
         if p["window_strides"][d] == p["base_dilation"][d] == 1:
             reach = (p["window_dimensions"][d] - 1) * p["window_dilation"][d]
-            found[d] = _Slide(d, d, d, n, reach, p["padding"][d][0])
+            found[d] = _Slide(d, d, d, n, 1, reach, p["padding"][d][0])
     return found
