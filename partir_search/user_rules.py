@@ -13,6 +13,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from partir_search.ir.core import Op, TensorType
+from partir_search.ir.kind import Kind
 from partir_search.ir.rule import NONE, OpRule
 from partir_search.propagation.rules.registry import register
 from partir_search.validation import number
@@ -47,7 +48,7 @@ class Equation:
                     raise ValueError(f"{n!r} is no dim name in the rule {text!r} of {of!r}")
         return cls(of, text, left, right)
 
-    def rule(self, op: Op, flops_per_point: float, **fields: Any) -> OpRule:
+    def rule(self, op: Op, flops_per_point: float | None, **fields: Any) -> OpRule:
         """The rule of `op`; ValueErrors name the op's source line."""
         if len(self.left) != len(op.operands) or len(self.right) != len(op.results):
             raise ValueError(
@@ -62,14 +63,28 @@ class Equation:
         index = {n: i for i, n in enumerate(sizes)}
         held = [all(n in r for r in self.right) for n in sizes]
         return OpRule(
+            self.kind,
             sizes=tuple(sizes.values()),
             operands=tuple(tuple(index.get(n, NONE) for n in d) for d in self.left),
             results=tuple(tuple(index.get(n, NONE) for n in d) for d in self.right),
             reducers=tuple("" if h else "sum" for h in held),
             pads=False,
-            flops_per_point=flops_per_point,
+            flops_per_point=self.flops_per_point if flops_per_point is None else flops_per_point,
             **fields,
         )
+
+    @property
+    def kind(self) -> Kind:
+        """A contraction if dims that several operands share are summed over."""
+        summed = {n for d in self.left for n in d} - {n for d in self.right for n in d} - {"."}
+        if any(sum(n in d for d in self.left) > 1 for n in summed):
+            return Kind.CONTRACTION
+        return Kind.REDUCTION if summed else Kind.ELEMENTWISE
+
+    @property
+    def flops_per_point(self) -> float:
+        """Operations that are likely: a product and a sum, or one of them."""
+        return 2.0 if self.kind is Kind.CONTRACTION else 1.0
 
     def _match(self, dims: Sequence[str], kind: TensorType, sizes: dict[str, int]) -> None:
         about = f"the rule {self.text!r} of {self.of!r}"
@@ -89,7 +104,9 @@ class Equation:
         return Equation(self.of, text, left, right)
 
 
-def register_rule(primitive: object, equation: str, *, flops_per_point: float = 1.0) -> None:
+def register_rule(
+    primitive: object, equation: str, *, flops_per_point: float | None = None
+) -> None:
     """Gives `primitive` a rule such as ``"b s d, d f -> b s f"``.
 
     Args:
@@ -98,7 +115,8 @@ def register_rule(primitive: object, equation: str, *, flops_per_point: float = 
         `with_rule`.
       equation: names of the dims of each operand, then of each result; `.` marks a dim that must
         stay whole. A name missing from the results is summed over.
-      flops_per_point: operations per point of the iteration space, for the simulator.
+      flops_per_point: operations per point of the iteration space, for the simulator; 2 where
+        dims that several operands share are summed over, else 1, if None.
 
     Raises:
       ValueError: the equation cannot be read, or the primitive has a rule already.
@@ -109,7 +127,8 @@ def register_rule(primitive: object, equation: str, *, flops_per_point: float = 
             f"register_rule takes a jax primitive or its name, not {shown(primitive)}; a function"
             " is given a rule by @with_rule('a b, b c -> a c')"
         )
-    number(f"register_rule: flops_per_point of {name!r}", flops_per_point)
+    if flops_per_point is not None:
+        number(f"register_rule: flops_per_point of {name!r}", flops_per_point)
     parsed = Equation.parse(name, equation)
     register(name)(lambda op: parsed.rule(op, flops_per_point))
 
@@ -118,7 +137,7 @@ ruled_call = Primitive("ruled_call")
 ruled_call.multiple_results = True
 
 
-def with_rule(equation: str, *, flops_per_point: float = 1.0) -> Callable[[_F], _F]:
+def with_rule(equation: str, *, flops_per_point: float | None = None) -> Callable[[_F], _F]:
     """Makes one op with a rule of a function of arrays, such as one that calls a Pallas kernel.
 
     The function is traced again on the tiles of each device, so that grids and block shapes fit
@@ -128,7 +147,8 @@ def with_rule(equation: str, *, flops_per_point: float = 1.0) -> Callable[[_F], 
     Args:
       equation: as for `register_rule`. The function takes arrays by position and returns one
         array or a tuple of them.
-      flops_per_point: operations per point of the iteration space, for the simulator.
+      flops_per_point: operations per point of the iteration space, for the simulator; 2 where
+        dims that several operands share are summed over, else 1, if None.
 
     Raises:
       ValueError: the equation cannot be read, or does not fit the arrays of a call.
@@ -138,7 +158,8 @@ def with_rule(equation: str, *, flops_per_point: float = 1.0) -> Callable[[_F], 
             "with_rule takes a rule and returns a decorator: write @with_rule('a b, b c -> a c')"
             f" above {getattr(equation, '__name__', 'the function')}, not @with_rule"
         )
-    number("with_rule: flops_per_point", flops_per_point)
+    if flops_per_point is not None:
+        number("with_rule: flops_per_point", flops_per_point)
     if not isinstance(equation, str):
         Equation.parse("a function", equation)
 
@@ -172,7 +193,7 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tupl
 
 
 def _batch(
-    args: Sequence[Any], dims: Sequence[Any], *, fun: Any, equation: Equation, flops: float
+    args: Sequence[Any], dims: Sequence[Any], *, fun: Any, equation: Equation, flops: float | None
 ) -> Any:
     mapped = [d is not None for d in dims]
     moved = [

@@ -9,8 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import pallas as pl
+from jax.sharding import AbstractMesh
 
 import partir_search as ps
+from partir_search.ir.kind import Kind
+from partir_search.user_rules import Equation
 
 
 def _product(x_ref: Any, w_ref: Any, out_ref: Any) -> None:
@@ -91,3 +94,43 @@ def test_bad_equations() -> None:
     mesh = jax.sharding.AbstractMesh((2,), ("batch",))
     with pytest.raises(ValueError, match="does not fit a value of type"):
         ps.auto_partition(mesh, machine="cpu")(lambda x: wrong(x)).plan(jnp.ones(4))
+
+
+def test_a_kernel_that_contracts_is_priced_as_a_product() -> None:
+    """The same seconds and known strategies as of jax's own product, without a word on flops."""
+
+    def matmul(x: Any, w: Any) -> Any:
+        return x @ w
+
+    def planned(product: Any) -> dict[str, ps.Plan]:
+        def step(w: dict[str, Any], x: Any) -> Any:
+            return product(jnp.tanh(product(x, w["up"])), w["down"])
+
+        bf16 = jnp.bfloat16
+        w = {
+            "up": jax.ShapeDtypeStruct((4096, 16384), bf16),
+            "down": jax.ShapeDtypeStruct((16384, 4096), bf16),
+        }
+        mesh = AbstractMesh((4, 2), ("batch", "model"))
+        partitioned = ps.auto_partition(mesh, machine="tpu_v5p", progress=False)(step)
+        return partitioned.known_plans(w, jax.ShapeDtypeStruct((8192, 4096), bf16))
+
+    ours = planned(ps.with_rule("m k, k n -> m n")(matmul))
+    jaxs = planned(matmul)
+    assert ours.keys() == jaxs.keys()
+    for name, plan in ours.items():
+        assert plan.cost.flops == jaxs[name].cost.flops
+        assert plan.cost.seconds == pytest.approx(jaxs[name].cost.seconds, rel=0.02), name
+
+
+@pytest.mark.parametrize(
+    "equation,kind",
+    [
+        ("m k, k n -> m n", Kind.CONTRACTION),
+        ("m k, k -> m k", Kind.ELEMENTWISE),
+        ("m k -> m", Kind.REDUCTION),
+        ("m ., . n -> m n", Kind.ELEMENTWISE),
+    ],
+)
+def test_an_equation_says_the_kind(equation: str, kind: Kind) -> None:
+    assert Equation.parse("f", equation).kind is kind

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from partir_search.ir.beyond import Beyond
 from partir_search.ir.blockwise import Blockwise
 from partir_search.ir.core import Op, Shape
+from partir_search.ir.kind import Kind
 from partir_search.ir.manual import Manual
 
 NONE = -1  # no factor on this dim / no loop on this op / no dim tiled on this value
@@ -106,6 +107,7 @@ class OpRule:
     """One op's iteration space.
 
     Attributes:
+      kind: what the op does.
       sizes: extent of each factor that tiles must divide.
       operands: per operand, the factor of each dim (`NONE`: needed whole). Literals have ().
       results: per result, the factor of each dim.
@@ -138,10 +140,10 @@ class OpRule:
       blockwise: how it works on one block of a factor after the other, if it can.
       watches: a debugging tool, which decides nothing (see `propagation/watching.py`).
       rests: takes its operands as they are tiled, whichever way; costs nothing.
-      opaque: the primitive has no rule; it runs replicated and the report names it.
       together: its local form holds collectives, so that all devices must run it.
     """
 
+    kind: Kind
     sizes: tuple[int, ...]
     operands: tuple[Dims, ...]
     results: tuple[Dims, ...]
@@ -165,7 +167,6 @@ class OpRule:
     blockwise: Blockwise | None = None
     watches: bool = False
     rests: bool = False
-    opaque: bool = False
     together: bool = False
 
     def __post_init__(self) -> None:
@@ -176,19 +177,23 @@ class OpRule:
 
     @property
     def contracts(self) -> bool:
-        """Whether it is a matrix product, a convolution, or made of such."""
-        return self.blockwise is not None or (self.flops_per_point >= 2 and "sum" in self.reducers)
+        """Whether it runs on matrix units."""
+        return self.kind is Kind.CONTRACTION
+
+    @property
+    def opaque(self) -> bool:
+        """Whether the primitive has no rule."""
+        return self.kind is Kind.OPAQUE
 
     @property
     def looks_up(self) -> bool:
-        """Whether numbers say what it takes of a table."""
-        return bool(self.indexed) and not any(self.indexed & set(dims) for dims in self.results)
+        """Whether indices say what it takes of a table."""
+        return self.kind is Kind.GATHER and bool(self.indexed)
 
     @property
     def writes_into(self) -> bool:
-        """Whether numbers say where its second operand is written in its first."""
-        held = self.operands[:1] == self.results and self.indexed <= set(self.results[0])
-        return self.elementwise and bool(self.indexed) and held and len(self.operands) > 1
+        """Whether indices say where its second operand is written in its first."""
+        return self.kind is Kind.UPDATE and bool(self.indexed)
 
     @property
     def walks(self) -> bool:

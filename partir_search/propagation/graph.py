@@ -19,6 +19,7 @@ import numpy as np
 from partir_search.ir.core import Module, Op, Operand, Shape, Value
 from partir_search.ir.flat import FlatLists
 from partir_search.ir.index import Index
+from partir_search.ir.kind import Kind
 from partir_search.ir.rows import AxisRows, axis_rows
 from partir_search.ir.rule import NONE, Dims, OpRule
 from partir_search.propagation.reach import Reach
@@ -216,7 +217,7 @@ class Graph:
             rank = min(len(v.type.shape) - lead for v, lead in group)
             ports = [(v, (NONE,) * lead + tuple(range(rank))) for v, lead in group]
             value, lead = group[0]
-            rule = OpRule(value.type.shape[lead:], (), (), ("",) * rank)
+            rule = OpRule(Kind.REGION, value.type.shape[lead:], (), (), ("",) * rank)
             self._add(op, [v for v, _ in ports], _Forms(rule, [d for _, d in ports], flow=True))
 
     def _add(self, op: Op, ports: Sequence[Operand], forms: _Forms) -> None:

@@ -42,7 +42,8 @@ def test_rule_line(case: str, golden: Callable[[str], None]) -> None:
     prim, fn, args = CASES[case]
     module = module_of(fn, *args)
     op = op_of(module, prim)
-    lines = [f"{prim}: {RuleTable()(op)}"]
+    rule = RuleTable()(op)
+    lines = [f"{prim}: {rule} ({rule.kind.value})"]
     for _, state in looped_states(module, op):
         text = print_partition(state.partition(), lambda o: o is op)
         lines += text.splitlines()[1:-1]
@@ -141,10 +142,11 @@ def test_every_rule_is_tested() -> None:
 
 
 def test_bad_rule_is_refused() -> None:
+    from partir_search.ir.kind import Kind
     from partir_search.ir.rule import OpRule
 
     with pytest.raises(ValueError, match="in no result and has no reducer"):
-        OpRule(sizes=(4,), operands=((0,),), results=((),), reducers=("",))
+        OpRule(Kind.REDUCTION, sizes=(4,), operands=((0,),), results=((),), reducers=("",))
 
 
 def test_second_rule_for_a_primitive_is_refused() -> None:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from partir_search.ir.blockwise import Blockwise, Body, Labels, Member, Place, RowSum, Where
 from partir_search.ir.core import Literal, Op
+from partir_search.ir.kind import Kind
 from partir_search.ir.local_form import run_local, widened
 from partir_search.ir.rule import NONE, LocalContext, OpRule
 from partir_search.propagation.rules.registry import register
@@ -40,6 +41,7 @@ def attention(op: Op) -> OpRule:
     score = max((body.labels[p] for p in body.scores), key=lambda dims: _points(body, dims))
     flops = sum(m.rule.flops_per_point * math.prod(m.rule.sizes) for m in body.members)
     return OpRule(
+        Kind.CONTRACTION,
         sizes=body.sizes,
         operands=body.labels[: body.operands],
         results=results,

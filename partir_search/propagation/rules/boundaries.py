@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from partir_search.ir.beyond import Beyond, taken
 from partir_search.ir.core import Op
+from partir_search.ir.kind import Kind
 from partir_search.ir.rule import OpRule, Reads
 from partir_search.propagation.rules.registry import register, result_shape
 from partir_search.propagation.rules.resizing import SHIFT as SHIFT_RESIZING
@@ -41,6 +42,7 @@ def shift(op: Op) -> OpRule:
     dims = tuple(range(len(result)))
     reads = Reads(0, dim, 1, first, spreads=off <= LITTLE * n, beyond=beyond)
     return OpRule(
+        Kind.MOVEMENT,
         sizes=result,
         operands=(dims,),
         results=(dims,),

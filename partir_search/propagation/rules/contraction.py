@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from partir_search.ir.bind import bind
 from partir_search.ir.core import Op
+from partir_search.ir.kind import Kind
 from partir_search.ir.rule import NONE, OpRule
 from partir_search.propagation.rules.registry import register, shape_of
 
@@ -37,6 +38,7 @@ def dot_general(op: Op) -> OpRule:
     for i, j in zip(lhs_contract, rhs_contract, strict=True):
         lhs_dims[i] = rhs_dims[j] = factor(lhs[i])
     return OpRule(
+        Kind.CONTRACTION if len(sizes) > outer else Kind.ELEMENTWISE,
         sizes=tuple(sizes),
         operands=(tuple(lhs_dims), tuple(rhs_dims)),
         results=(tuple(range(outer)),),
@@ -91,6 +93,7 @@ def ragged_dot(op: Op) -> OpRule:
     if len(sizes_dims) > 1:  # group sizes of their own for each batch element
         blocked |= {lhs_dims[i] for i in lhs_batch}
     return OpRule(
+        Kind.CONTRACTION,
         sizes=tuple(sizes),
         operands=(tuple(lhs_dims), tuple(rhs_dims), sizes_dims),
         results=(tuple(out_dims),),
@@ -129,6 +132,7 @@ def _reduction(op: Op, monoid: str, **fields: Any) -> OpRule:
     shape, axes = shape_of(op, 0), op.params["axes"]
     kept = tuple(d for d in range(len(shape)) if d not in axes)
     return OpRule(
+        Kind.REDUCTION,
         sizes=shape,
         operands=(tuple(range(len(shape))),) * len(op.operands),
         results=(kept,) * len(op.results),
@@ -165,6 +169,7 @@ def cumulative(op: Op) -> OpRule:
     """Tiles all dims but the one walked along."""
     rank = len(shape_of(op, 0))
     return OpRule(
+        Kind.CUMULATIVE,
         sizes=shape_of(op, 0),
         operands=(tuple(range(rank)),),
         results=(tuple(range(rank)),),
@@ -181,6 +186,7 @@ def reduction_by_function(op: Op) -> OpRule:
     shape, reduced = shape_of(op, 0), frozenset(op.params["dimensions"])
     dims = tuple(range(len(shape)))
     return OpRule(
+        Kind.REDUCTION,
         sizes=shape,
         operands=tuple(dims if x.type.shape == shape else () for x in op.operands),
         results=(tuple(d for d in dims if d not in reduced),) * len(op.results),
@@ -196,6 +202,7 @@ def sort(op: Op) -> OpRule:
     rank = len(shape_of(op, 0))
     dims = tuple(range(rank))
     return OpRule(
+        Kind.ORDER,
         sizes=shape_of(op, 0),
         operands=(dims,) * len(op.operands),
         results=(dims,) * len(op.results),
@@ -212,6 +219,7 @@ def top_k(op: Op) -> OpRule:
     axis = op.params.get("axis", op.params.get("reduction_dimension", -1)) % len(shape)
     dims = tuple(NONE if d == axis else d for d in range(len(shape)))
     return OpRule(
+        Kind.ORDER,
         sizes=shape,
         operands=(dims,),
         results=(dims, dims),

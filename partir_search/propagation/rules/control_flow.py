@@ -15,6 +15,7 @@ from typing import Any
 from jax import lax
 
 from partir_search.ir.core import Op, Value
+from partir_search.ir.kind import Kind
 from partir_search.ir.rule import OpRule
 from partir_search.ir.trips import trips_of
 from partir_search.propagation.rules.registry import register, whole
@@ -72,7 +73,7 @@ EMITTERS: dict[str, Callable[[Op, Sequence[Block], Sequence[Any]], Sequence[Any]
 @register("scan", "while", "cond", "remat2", "checkpoint", "optimization_barrier")
 def region_op(op: Op) -> OpRule:
     """Tilings pass through the flows, not through factors."""
-    return whole(op)
+    return whole(op, Kind.REGION)
 
 
 def _scan_flows(op: Op) -> Flows:

@@ -16,6 +16,7 @@ from jax import lax
 
 from partir_search.ir.bind import bind
 from partir_search.ir.core import Op
+from partir_search.ir.kind import Kind
 from partir_search.ir.rule import NONE, OpRule
 from partir_search.propagation.rules.registry import register, result_shape, shape_of
 
@@ -31,6 +32,7 @@ def dynamic_slice(op: Op) -> OpRule:
     cut = [d for d in dims if shape[d] != result[d]]
     long = [d for d in cut if 2 * result[d] > shape[d] or not numbers]
     return OpRule(
+        Kind.GATHER,
         sizes=shape,
         operands=(dims,) + ((),) * (len(op.operands) - 1),
         results=(tuple(NONE if d in cut else d for d in dims),),
@@ -79,6 +81,7 @@ def dynamic_update_slice(op: Op) -> OpRule:
     shape, update = shape_of(op, 0), shape_of(op, 1)
     dims = tuple(range(len(shape)))
     return OpRule(
+        Kind.UPDATE,
         sizes=shape,
         operands=(
             dims,

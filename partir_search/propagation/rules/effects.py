@@ -20,6 +20,7 @@ from jax.experimental import io_callback
 
 from partir_search.ir.bind import bind
 from partir_search.ir.core import Op
+from partir_search.ir.kind import Kind
 from partir_search.ir.rule import OpRule
 from partir_search.propagation.rules.registry import register, whole
 
@@ -31,14 +32,14 @@ def callback(op: Op) -> OpRule:
     """Operands are needed whole, or as they are tiled for callbacks that see shards."""
     watches = op.prim in ("debug_callback", "debug_print")
     if op.params.get("partitioned"):
-        return whole(op, rests=True, local=local_shards, watches=watches)
-    return whole(op, local=local_callback, together=True, watches=watches)
+        return whole(op, Kind.EFFECT, rests=True, local=local_shards, watches=watches)
+    return whole(op, Kind.EFFECT, local=local_callback, together=True, watches=watches)
 
 
 @register("inspect_sharding")
 def inspect_sharding(op: Op) -> OpRule:
     """Shows the operand's sharding and leaves it."""
-    return whole(op, rests=True, local=local_inspect, watches=True)
+    return whole(op, Kind.EFFECT, rests=True, local=local_inspect, watches=True)
 
 
 @register("check")
@@ -49,7 +50,7 @@ def check(op: Op) -> OpRule:
             f"checkify.check at {op.source} is not functionalized: partition"
             " checkify.checkify(step), which returns the error next to the step's results"
         )
-    return whole(op, rests=True, local=lambda _, op, args: [], watches=True)
+    return whole(op, Kind.EFFECT, rests=True, local=lambda _, op, args: [], watches=True)
 
 
 def local_shards(_: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:

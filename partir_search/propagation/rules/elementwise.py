@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from partir_search.ir.core import Op
+from partir_search.ir.kind import Kind
 from partir_search.ir.rule import NONE, Dims, OpRule
 from partir_search.propagation.rules.registry import positive, register, result_shape
 
@@ -109,6 +110,7 @@ def elementwise(op: Op) -> OpRule:
     """`([a b], [a b]) -> [a b]`."""
     result = result_shape(op)
     return OpRule(
+        Kind.ELEMENTWISE,
         sizes=result,
         operands=tuple(align(x.type.shape, result) for x in op.operands),
         results=(tuple(range(len(result))),),
@@ -127,6 +129,7 @@ def bitcast(op: Op) -> OpRule:
     shared = min(len(shape), len(result))
     dims = tuple(range(shared))
     return OpRule(
+        Kind.ELEMENTWISE,
         sizes=result[:shared],
         operands=((*dims, *(NONE,) * (len(shape) - shared)),),
         results=((*dims, *(NONE,) * (len(result) - shared)),),

@@ -18,6 +18,7 @@ from jax import lax
 
 from partir_search.ir.bind import bind
 from partir_search.ir.core import Op, Shape
+from partir_search.ir.kind import Kind
 from partir_search.ir.rule import NONE, OpRule
 from partir_search.propagation.rules.registry import register, result_shape, shape_of
 
@@ -69,6 +70,7 @@ def gather(op: Op) -> OpRule:
             operand_dims[d] = f.new(operand[d], "sum")
             indexed.add(operand_dims[d])
     return OpRule(
+        Kind.GATHER,
         sizes=tuple(f.sizes),
         operands=(tuple(operand_dims), (*batch, NONE)),
         results=(tuple(result_dims),),
@@ -195,6 +197,7 @@ def scatter(op: Op) -> OpRule:
             operand_dims[d] = f.new(operand[d])
             indexed.add(operand_dims[d])
     return OpRule(
+        Kind.SCATTER,
         sizes=tuple(f.sizes),
         operands=(tuple(operand_dims), (*batch, NONE), tuple(update_dims)),
         results=(tuple(operand_dims),),

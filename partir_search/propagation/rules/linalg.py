@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 from partir_search.ir.core import Op
+from partir_search.ir.kind import Kind
 from partir_search.ir.rule import NONE, OpRule
 from partir_search.propagation.rules.registry import register, shape_of
 
@@ -74,6 +75,7 @@ def _batched(
     apart = any(d[:rank] != tuple(range(rank)) for d in results)
     blocked = range(0 if apart else rank, rank + len(work))
     return OpRule(
+        Kind.DECOMPOSITION,
         sizes=(*batch, *work),
         operands=operands,
         results=results,
@@ -93,6 +95,7 @@ def triangular_solve(op: Op) -> OpRule:
     batch = tuple(range(rank))
     b = (*batch, NONE, rank) if left else (*batch, rank, NONE)
     return OpRule(
+        Kind.DECOMPOSITION,
         sizes=(*matrix[:-2], sides[-1 if left else -2], matrix[-1], matrix[-1]),
         operands=((*batch, NONE, NONE), b),
         results=(b,),

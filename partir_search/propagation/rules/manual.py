@@ -9,6 +9,7 @@ from typing import Any
 
 from partir_search.ir.bind import bind
 from partir_search.ir.core import Op, Region
+from partir_search.ir.kind import Kind
 from partir_search.ir.manual import Manual, OwnCollective, run_manual
 from partir_search.ir.rule import NONE, OpRule
 from partir_search.propagation.rules.control_flow import EMITTERS, flows_of
@@ -19,7 +20,9 @@ from partir_search.propagation.rules.registry import RULES, register
 def manual_region(op: Op) -> OpRule:
     """Operands and results as the region's specs say, on the axes that it names."""
     manual: Manual = op.params["manual"]
+    products = any(RULES[o.prim](o).contracts for o, _ in _ops(manual.body) if o.prim in RULES)
     return OpRule(
+        Kind.CONTRACTION if products else Kind.REGION,
         sizes=(1,),
         operands=tuple((NONE,) * len(x.type.shape) for x in op.operands),
         results=tuple((NONE,) * len(x.type.shape) for x in op.results),

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from partir_search.ir.core import Op
+from partir_search.ir.kind import Kind
 from partir_search.ir.rule import OpRule
 from partir_search.propagation.rules.registry import register, result_shape, whole
 
@@ -36,6 +37,7 @@ def constraint(op: Op) -> OpRule:
 def _identity(op: Op, **fields: Any) -> OpRule:
     rank = len(result_shape(op))
     return OpRule(
+        Kind.IDENTITY,
         sizes=result_shape(op),
         operands=(tuple(range(rank)),),
         results=(tuple(range(rank)),),
@@ -50,6 +52,7 @@ def shard_alike(op: Op) -> OpRule:
     """Both values share their dims, as the user asks."""
     dims = tuple(range(len(result_shape(op))))
     return OpRule(
+        Kind.IDENTITY,
         sizes=result_shape(op),
         operands=(dims, dims),
         results=(dims, dims),
@@ -72,4 +75,4 @@ def _local_put(_: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
 @register("platform_index")
 def platform_index(op: Op) -> OpRule:
     """Which branch of a `platform_dependent` is compiled: a constant."""
-    return whole(op)
+    return whole(op, Kind.IDENTITY)

@@ -15,6 +15,7 @@ from jax import lax
 
 from partir_search.ir.bind import bind
 from partir_search.ir.core import Op
+from partir_search.ir.kind import Kind
 from partir_search.ir.monoids import identity
 from partir_search.ir.rule import NONE, OpRule, Reads
 from partir_search.propagation.rules.registry import register, result_shape, shape_of
@@ -59,6 +60,7 @@ def _pooling(op: Op, slides: Sequence[_Slide], **fields: Any) -> OpRule:
     blocked = frozenset(d for d, s in enumerate(slides) if s.holes)
     arrays = [i for i, x in enumerate(op.operands) if len(x.type.shape) == len(slides)]
     return OpRule(
+        Kind.REDUCTION,
         sizes=tuple(max(s.size, s.out) if s.holes else s.out for s in slides),
         operands=tuple(dims if i in arrays else () for i in range(len(op.operands))),
         results=(dims,) * len(op.results),
@@ -162,6 +164,7 @@ def pooling_gradient(op: Op) -> OpRule:
         reach = (last - first) * s.stride + s.reach
         reads.append(Reads(1, d, s.stride, first * s.stride - s.low, reach))
     return OpRule(
+        Kind.REDUCTION,
         sizes=tuple(sizes),
         operands=(dims, dims),
         results=(dims,),
@@ -208,6 +211,7 @@ def general_pooling_gradient(op: Op) -> OpRule:
     slides = _slides(op, 0, result=1)
     dims = tuple(NONE if not s.still else d for d, s in enumerate(slides))
     return OpRule(
+        Kind.REDUCTION,
         sizes=tuple(max(s.size, s.out) for s in slides),
         operands=(dims, dims, ()),
         results=(dims,),

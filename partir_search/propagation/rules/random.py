@@ -18,6 +18,7 @@ from jax.extend.random import threefry2x32_p
 
 from partir_search.ir.bind import bind
 from partir_search.ir.core import Op, Shape
+from partir_search.ir.kind import Kind
 from partir_search.ir.rule import NONE, OpRule
 from partir_search.propagation.rules.registry import register, result_shape, shape_of, whole
 
@@ -46,6 +47,7 @@ def keys(op: Op) -> OpRule:
         return (*range(own), *(NONE,) * (len(shape) - own))
 
     return OpRule(
+        Kind.RANDOM,
         sizes=batch[:rank],
         operands=tuple(dims(x.type.shape) for x in op.operands),
         results=(dims(result_shape(op)),),
@@ -58,7 +60,7 @@ def keys(op: Op) -> OpRule:
 @register("threefry2x32", "rng_bit_generator")
 def generators(op: Op) -> OpRule:
     """Raw generators on raw keys run whole on every device."""
-    return whole(op)
+    return whole(op, Kind.RANDOM)
 
 
 def _without_mark(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -86,6 +88,7 @@ def random_bits(op: Op) -> OpRule:
     else:
         blocked = range(len(result))
     return OpRule(
+        Kind.RANDOM,
         sizes=result,
         operands=(tuple(range(rank)),),
         results=(tuple(range(len(result))),),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
 from partir_search.ir.core import Literal, Op, Operand, Value
+from partir_search.ir.kind import Kind
 from partir_search.ir.rule import NONE, OpRule
 
 RuleFn = Callable[[Op], OpRule]
@@ -36,14 +37,14 @@ def result_shape(op: Op, i: int = 0) -> tuple[int, ...]:
     return op.results[i].type.shape
 
 
-def whole(op: Op, *, opaque: bool = False, **fields: Any) -> OpRule:
+def whole(op: Op, kind: Kind, **fields: Any) -> OpRule:
     """A rule without factors: every operand is needed whole, the op runs replicated."""
     return OpRule(
+        kind,
         sizes=(),
         operands=tuple((NONE,) * len(x.type.shape) for x in op.operands),
         results=tuple((NONE,) * len(x.type.shape) for x in op.results),
         reducers=(),
-        opaque=opaque,
         **fields,
     )
 
@@ -95,7 +96,7 @@ class RuleTable:
         found = self._by_key.get(key)
         if found is None:
             fn = self._rules.get(op.prim)
-            rule = whole(op, opaque=True) if fn is None else fn(op)
+            rule = whole(op, Kind.OPAQUE) if fn is None else fn(op)
             found = self._by_key[key] = key, rule
         op.key, rule = found  # ops that are alike hold one key: it is larger than all else of them
         return rule

@@ -9,6 +9,7 @@ from typing import Any
 from jax import lax
 
 from partir_search.ir.core import Op, Shape
+from partir_search.ir.kind import Kind
 from partir_search.ir.rule import NONE, OpRule
 from partir_search.propagation.rules.registry import register, result_shape, shape_of
 
@@ -21,6 +22,7 @@ def identity(op: Op, blocked: frozenset[int], **fields: Any) -> OpRule:
     rank = len(result_shape(op))
     sizes = tuple(shape_of(op, 0)[d] if d in blocked else result_shape(op)[d] for d in range(rank))
     return OpRule(
+        Kind.MOVEMENT,
         sizes=sizes,
         operands=tuple(tuple(range(rank)) if x.type.shape else () for x in op.operands),
         results=(tuple(range(rank)),) * len(op.results),
@@ -42,6 +44,7 @@ def broadcast_in_dim(op: Op) -> OpRule:
     dims = op.params["broadcast_dimensions"]
     operand = tuple(d if shape[i] == result[d] else NONE for i, d in enumerate(dims))
     return OpRule(
+        Kind.MOVEMENT,
         sizes=result,
         operands=(operand,) + ((),) * (len(op.operands) - 1),
         results=(tuple(range(len(result))),),
@@ -58,6 +61,7 @@ def iota(op: Op) -> OpRule:
     """Counts from the tile's offset."""
     result = result_shape(op)
     return OpRule(
+        Kind.MOVEMENT,
         sizes=result,
         operands=(),
         results=(tuple(range(len(result))),),
@@ -73,6 +77,7 @@ def empty(op: Op) -> OpRule:
     """Memory of any content."""
     result = result_shape(op)
     return OpRule(
+        Kind.MOVEMENT,
         sizes=result,
         operands=(),
         results=(tuple(range(len(result))),),
@@ -149,6 +154,7 @@ def reshape(op: Op) -> OpRule:
     else:
         operand, result, sizes, above = reshape_factors(shape_of(op, 0), result_shape(op))
     return OpRule(
+        Kind.MOVEMENT,
         sizes=tuple(sizes),
         operands=(operand,) + ((),) * (len(op.operands) - 1),
         results=(result,),
@@ -165,6 +171,7 @@ def reshape(op: Op) -> OpRule:
 def squeeze(op: Op) -> OpRule:
     """Removes or adds dims of size 1."""
     return OpRule(
+        Kind.MOVEMENT,
         sizes=tuple(n for n in shape_of(op, 0) if n != 1),
         operands=(_without_ones(shape_of(op, 0)),),
         results=(_without_ones(result_shape(op)),),
@@ -185,6 +192,7 @@ def transpose(op: Op) -> OpRule:
     """Result dim i is operand dim permutation[i]."""
     shape, permutation = shape_of(op, 0), op.params["permutation"]
     return OpRule(
+        Kind.MOVEMENT,
         sizes=shape,
         operands=(tuple(range(len(shape))),),
         results=(tuple(permutation),),
@@ -213,6 +221,7 @@ def _stacking(op: Op, part: Shape) -> OpRule:
     stacked = (*outer[:axis], NONE, *outer[axis:])
     dims = {len(part): outer, len(part) + 1: stacked}
     return OpRule(
+        Kind.MOVEMENT,
         sizes=part,
         operands=tuple(dims[len(x.type.shape)] for x in op.operands),
         results=tuple(dims[len(x.type.shape)] for x in op.results),
@@ -239,6 +248,7 @@ def tile(op: Op) -> OpRule:
         sizes.append(n)
         above.append((copies,) if r != 1 else ())
     return OpRule(
+        Kind.MOVEMENT,
         sizes=tuple(sizes),
         operands=(tuple(operand),),
         results=(tuple(result),),

@@ -18,6 +18,7 @@ from jax import lax
 
 from partir_search.ir.bind import bind
 from partir_search.ir.core import Literal, Op, Shape
+from partir_search.ir.kind import Kind
 from partir_search.ir.rule import NONE, OpRule, Reads
 from partir_search.propagation.rules.registry import register, result_shape, shape_of
 from partir_search.propagation.rules.resizing import SLICE, pads
@@ -122,6 +123,7 @@ def _stretching(op: Op, reads: Sequence[Reads], **fields: Any) -> OpRule:
     every = tuple(range(len(op.operands)))
     keys = jnp.issubdtype(op.results[0].type.dtype, jax.dtypes.extended)  # are not padded
     return OpRule(
+        Kind.MOVEMENT,
         sizes=result,
         operands=(tuple(range(len(result))),) * len(op.operands),
         results=(tuple(range(len(result))),),
@@ -184,6 +186,7 @@ def pad(op: Op) -> OpRule:
             sizes[d] //= inner + 1
             reads.append(_reads(0, d, 1, -(low // (inner + 1)), shape[d], sizes[d]))
     return OpRule(
+        Kind.MOVEMENT,
         sizes=tuple(sizes),
         operands=(tuple(operand), ()),
         results=(tuple(range(len(result))),),

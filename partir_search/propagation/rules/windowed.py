@@ -21,6 +21,7 @@ from partir_search.ir.beside import Beside
 from partir_search.ir.beyond import ZERO, Beyond, taken
 from partir_search.ir.bind import bind
 from partir_search.ir.core import Op, Shape
+from partir_search.ir.kind import Kind
 from partir_search.ir.local_form import local_result_shapes
 from partir_search.ir.rule import NONE, LocalContext, OpRule, Reads
 from partir_search.propagation.rules.halves import in_halves
@@ -94,6 +95,7 @@ def convolution(op: Op) -> OpRule:
         else:
             inner(slide.touches)
     return OpRule(
+        Kind.CONTRACTION,
         sizes=tuple(sizes),
         operands=(tuple(lhs_dims), tuple(rhs_dims)),
         results=(tuple(out_dims),),
