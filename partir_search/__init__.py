@@ -1,7 +1,5 @@
 """Automatic partitioning of JAX train steps over device meshes."""
 
-from importlib.metadata import version
-
 from partir_search import report
 from partir_search.agreement import PlansDiffer
 from partir_search.api import AutoPartitioned, auto_partition
@@ -53,8 +51,9 @@ from partir_search.tactics import (
 from partir_search.targets import Target
 from partir_search.user_rules import register_rule, with_rule
 from partir_search.verification import Verification
+from partir_search.version import VERSION
 
-__version__ = version("partir_search")
+__version__ = VERSION
 
 __all__ = [
     "FIRST_DIVISIBLE_DIM",

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from rich.console import RenderableType
-from rich.table import Table
 
 from partir_search.comparison import Shown
 from partir_search.frontends.refs import is_ref, value
 from partir_search.paths import leaf_path
+from partir_search.tables import new_table
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 TOLERANCE = {2: 2e-2, 4: 1e-4, 8: 1e-9}  # of a leaf's largest element, by bytes of an element
 
@@ -48,7 +50,7 @@ class Check(Shown):
 
     def __rich__(self) -> RenderableType:
         title = "partitioned against plain: " + ("they agree" if self.ok else "they differ")
-        table = Table(title=title, title_justify="left")
+        table = new_table(title=title, title_justify="left")
         for column in ("result", "type"):
             table.add_column(column)
         for column in ("largest difference", "of the largest element", ""):

@@ -7,13 +7,14 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from rich.console import Console, Group, RenderableType
-from rich.table import Table
-
 from partir_search.propagation.actions import Action
+from partir_search.tables import grouped, new_console, new_table
 from partir_search.wording import amount, did_you_mean, shown
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
     from partir_search.plan import Plan
 
 
@@ -24,7 +25,7 @@ class Shown:
         raise NotImplementedError
 
     def __str__(self) -> str:
-        console = Console(width=140, force_terminal=False, color_system=None)
+        console = new_console(width=140, force_terminal=False, color_system=None)
         with console.capture() as capture:
             console.print(self)
         return capture.get().rstrip()
@@ -80,10 +81,10 @@ class Comparison(Shown):
         return {g: pair for g, pair in both.items() if pair[0] != pair[1]}
 
     def __rich__(self) -> RenderableType:
-        return Group(self._figures(), *self._details())
+        return grouped(self._figures(), *self._details())
 
     def _figures(self) -> Table:
-        table = Table(title="figures of a step on a device", title_justify="left")
+        table = new_table(title="figures of a step on a device", title_justify="left")
         table.add_column("")
         for column in ("before", "after", "difference"):
             table.add_column(column, justify="right")
@@ -102,14 +103,14 @@ class Comparison(Shown):
 
     def _details(self) -> Iterator[RenderableType]:
         if self.arguments:
-            table = Table(title="arguments tiled otherwise", title_justify="left")
+            table = new_table(title="arguments tiled otherwise", title_justify="left")
             for column in ("argument", "before", "after"):
                 table.add_column(column)
             for path, pair in self.arguments.items():
                 table.add_row(path, *pair)
             yield table
         if self.collectives:
-            table = Table(title="collectives (bytes on a device)", title_justify="left")
+            table = new_table(title="collectives (bytes on a device)", title_justify="left")
             for column in ("kind", "axes", "where"):
                 table.add_column(column)
             for column in ("before", "after"):
@@ -170,7 +171,7 @@ class Experts(Shown, Mapping[str, "Plan"]):
 
     def __rich__(self) -> RenderableType:
         machine = next(iter(self.plans.values())).machine.name if self.plans else "?"
-        table = Table(title=f"known strategies, simulated on {machine}", title_justify="left")
+        table = new_table(title=f"known strategies, simulated on {machine}", title_justify="left")
         table.add_column("strategy")
         for column in ("ms", "of them collectives", "peak", "fits", "collectives"):
             table.add_column(column, justify="right")

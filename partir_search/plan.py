@@ -10,12 +10,10 @@ import math
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
-from rich.console import Console
 
 from partir_search import report, validation
 from partir_search.checking import Check
@@ -46,9 +44,12 @@ from partir_search.saved import FORMAT, SavedPlan, arguments_of, fingerprint
 from partir_search.search_record import save_search
 from partir_search.targets import Target
 from partir_search.verification import Verification, verify
+from partir_search.version import VERSION
 from partir_search.wording import shown
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from partir_search.shapes.base import Basis
 
 
@@ -204,6 +205,8 @@ class Plan(Layouts, SavedInstead):
 
     def report(self, console: Console | None = None) -> None:
         """Prints tables of arguments, strategies, collectives and memory in the terminal."""
+        from rich.console import Console
+
         if console is not None and not isinstance(console, Console):
             raise TypeError(
                 f"report prints to a rich.console.Console, not to {shown(console)}; a page is"
@@ -342,7 +345,7 @@ class Plan(Layouts, SavedInstead):
                 path: {"type": str(value.type), "spec": str(spec)}
                 for path, value, spec in self.arguments()
             },
-            "versions": {"partir_search": version("partir_search"), "jax": jax.__version__},
+            "versions": {"partir_search": VERSION, "jax": jax.__version__},
         }
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -9,7 +9,6 @@ import pathlib
 import tempfile
 import warnings
 from collections.abc import Sequence
-from importlib.metadata import version
 from typing import Any
 
 import jax
@@ -19,6 +18,7 @@ from partir_search.ir.core import Module
 from partir_search.ir.mesh import MeshShape
 from partir_search.plan import Plan
 from partir_search.saved import SavedPlan, fingerprint, load_plan
+from partir_search.version import VERSION
 
 
 class PlanCache:
@@ -44,7 +44,7 @@ class PlanCache:
         """
         facts = [fingerprint(module), str(mesh), *map(repr, options)]
         facts += [repr(module.ties), repr(sorted(module.donated))]
-        facts += [version("partir_search"), jax.__version__]
+        facts += [VERSION, jax.__version__]
         key = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:20]
         name = "".join(c if c.isalnum() or c in "_-" else "_" for c in module.name)
         return self.folder / f"{name}-{key}.json"

@@ -9,15 +9,15 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, Group
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
-
 from partir_search.ir.trips import Trips, data_loops
 from partir_search.mcts.game import Record
+from partir_search.tables import grouped, new_console, new_table
 from partir_search.wording import amount
 
 if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+
     from partir_search.plan import Plan
 
 
@@ -34,6 +34,14 @@ def search_progress(
     if not wanted:
         yield None
         return
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+    )
+
     columns = (
         TextColumn("[bold]search"),
         BarColumn(),
@@ -41,7 +49,7 @@ def search_progress(
         TimeElapsedColumn(),
         TextColumn("{task.fields[best]}"),
     )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    with Progress(*columns, console=new_console(stderr=True)) as bar:
         task = bar.add_task("search", total=episodes, best="")
 
         def show(record: Record) -> None:
@@ -61,13 +69,13 @@ def plan_tables(plan: Plan) -> Group:
     tables += [experts_table(plan)] if plan.searches else []
     tables += [collectives_table(plan, {}), collective_lines_table(plan)]
     tables += [loops_table(plan), not_tiled_table(plan)]
-    return Group(*(t for t in tables if t.row_count))
+    return grouped(*(t for t in tables if t.row_count))
 
 
 def figures_table(plan: Plan) -> Table:
     """A step's figures on one device."""
     c = plan.cost
-    table = Table(title=f"{plan.module.name} on mesh<{plan.mesh_shape}>, {plan.machine.name}")
+    table = new_table(title=f"{plan.module.name} on mesh<{plan.mesh_shape}>, {plan.machine.name}")
     table.title_justify = "left"
     table.add_column("")
     table.add_column("simulated", justify="right")
@@ -90,7 +98,7 @@ def figures_table(plan: Plan) -> Table:
 
 def collective_lines_table(plan: Plan, rows: int = 15) -> Table:
     """Where the bytes go: collectives by kind, axes and the user's source line, largest first."""
-    table = Table(title="collectives by source line", title_justify="left")
+    table = new_table(title="collectives by source line", title_justify="left")
     for column in ("kind", "axes", "where"):
         table.add_column(column)
     for column in ("a step", "bytes on a device"):
@@ -111,7 +119,7 @@ def collective_lines_table(plan: Plan, rows: int = 15) -> Table:
 
 def loops_table(plan: Plan) -> Table:
     """Loops whose trip count depends on data, and the counts that the figures rest on."""
-    table = Table(
+    table = new_table(
         title="loops whose trip count depends on data",
         title_justify="left",
         caption="auto_partition(trip_counts={'*file.py:41*': 12}) says how often a loop runs,"
@@ -137,7 +145,7 @@ def loops_table(plan: Plan) -> Table:
 
 def not_tiled_table(plan: Plan) -> Table:
     """Arguments of more than a scalar's size that every device holds whole, and why."""
-    table = Table(title="held whole by every device", title_justify="left")
+    table = new_table(title="held whole by every device", title_justify="left")
     for column in ("argument", "type", "why"):
         table.add_column(column)
     rows: dict[tuple[str, str, str], int] = {}
@@ -153,7 +161,7 @@ def not_tiled_table(plan: Plan) -> Table:
 def arguments_table(plan: Plan) -> Table:
     """Arguments with their tilings; those that differ in digits only (layers) share a row."""
     padded = [f"dim {p.dim} of {p.value} to {p.size}" for p in plan.padding]
-    table = Table(
+    table = new_table(
         title=f"arguments on mesh<{plan.mesh_shape}>",
         title_justify="left",
         caption=f"padded inside of the program: {', '.join(padded)}" if padded else None,
@@ -173,7 +181,7 @@ def arguments_table(plan: Plan) -> Table:
 
 def collectives_table(plan: Plan, found: Mapping[str, Mapping[str, int]]) -> Table:
     """Predicted collectives beside those found, by kind; `found` maps a title to counts."""
-    table = Table(
+    table = new_table(
         title="collectives",
         title_justify="left",
         caption=f"a device sends {plan.sent_bytes:,.0f} bytes; if no block of an operand lay on two"
@@ -194,7 +202,7 @@ def collectives_table(plan: Plan, found: Mapping[str, Mapping[str, int]]) -> Tab
 
 def memory_table(plan: Plan, analysis: Any, caption: str | None = None) -> Table:
     """Predicted memory beside XLA's `memory_analysis()` of the compiled program."""
-    table = Table(
+    table = new_table(
         title="memory on a device (bytes)",
         title_justify="left",
         caption=caption,
@@ -216,7 +224,7 @@ def memory_table(plan: Plan, analysis: Any, caption: str | None = None) -> Table
 
 def experts_table(plan: Plan) -> Table:
     """The known strategies that a search compared with, and its answer."""
-    table = Table(title=f"strategies, simulated on {plan.machine.name}", title_justify="left")
+    table = new_table(title=f"strategies, simulated on {plan.machine.name}", title_justify="left")
     table.add_column("strategy")
     table.add_column("ms", justify="right")
     table.add_column("peak", justify="right")

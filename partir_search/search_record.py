@@ -6,13 +6,13 @@ import io
 import json
 import math
 import pathlib
-from typing import Any
-
-from rich.console import Console
-from rich.markup import escape
-from rich.tree import Tree as RichTree
+from typing import TYPE_CHECKING, Any
 
 from partir_search.planned import SearchReport
+from partir_search.tables import new_console
+
+if TYPE_CHECKING:
+    from rich.tree import Tree as RichTree
 
 DEPTH, BREADTH = 6, 4  # of the picture: decisions deep, children of a node
 
@@ -22,7 +22,7 @@ def save_search(report: SearchReport, folder: str | pathlib.Path) -> None:
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "search.json").write_text(json.dumps(search_record(report), indent=1) + "\n")
-    console = Console(record=True, width=120, file=io.StringIO())
+    console = new_console(record=True, width=120, file=io.StringIO())
     console.print(picture(report))
     title = f"search over {', '.join(report.axes)}"
     (folder / "search.svg").write_text(console.export_svg(title=title))
@@ -54,6 +54,9 @@ def search_record(report: SearchReport) -> dict[str, Any]:
 
 def picture(report: SearchReport) -> RichTree:
     """The most visited decisions; nodes show visits and the best cost below, against the best."""
+    from rich.markup import escape
+    from rich.tree import Tree as RichTree
+
     tree = report.tree
     root = RichTree(
         f"{report.states} strategies looked at"

@@ -12,14 +12,12 @@ import pathlib
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
-from rich.console import Console
-from rich.table import Table
 
 from partir_search.cost.simulator import CostModel
 from partir_search.ir.core import Module
@@ -29,7 +27,11 @@ from partir_search.lowering.program import LocalProgram, Move
 from partir_search.lowering.reshard import COLLECTIVES, Shuffle, Step
 from partir_search.lowering.shard import argument_specs, lifted_specs, result_specs, sharded
 from partir_search.lowering.window import Fetch, crossed
+from partir_search.tables import new_console, new_table
 from partir_search.targets import TPUS, Target
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 Key = tuple[str, tuple[str, ...]]  # kind and axes
 
@@ -75,7 +77,7 @@ class Verification:
         return not self.unexplained
 
     def table(self) -> Table:
-        table = Table(title=f"predicted and compiled for {self.target}", title_justify="left")
+        table = new_table(title=f"predicted and compiled for {self.target}", title_justify="left")
         for column in ("", "axes", "predicted", "compiled", "predicted bytes", "compiled bytes"):
             table.add_column(column, justify="right" if "ed" in column else "left")
         for row in self.rows:
@@ -91,7 +93,7 @@ class Verification:
         return table
 
     def __str__(self) -> str:
-        console = Console(width=110)
+        console = new_console(width=110)
         with console.capture() as capture:
             console.print(self.table())
             for change in self.changes:

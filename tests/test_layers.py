@@ -10,7 +10,7 @@ PACKAGE = ROOT / "partir_search"
 
 # Lowest first. A file may import from its own floor's folder and from lower floors.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("wording", "validation", "files", "device_kinds"),
+    ("wording", "validation", "files", "device_kinds", "tables", "version"),
     ("ir", "machine", "paths", "targets", "frontends", "plainly"),
     ("propagation",),
     ("lowering",),

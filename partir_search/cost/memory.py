@@ -8,14 +8,18 @@ memory of its own, what is used up within a few kernels lives there, as far as i
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import numpy.typing as npt
-from scipy.sparse import coo_array, csr_array
 
 from partir_search.cost.traffic import Floats, Ints, RegionTraffic
 from partir_search.ir.core import Value
 from partir_search.ir.fold import Folded
 from partir_search.ir.linear import Places
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 EDGE_REPEATS = 2  # repeats of an op looked at, on either end
 NEAR = 6  # kernels that a value may outlive and still be kept on the chip
@@ -44,6 +48,8 @@ class Curve:
           places: what is left of it there, if it is not the body.
           on_chip: bytes beside the main memory that hold what is used up soon (VMEM).
         """
+        from scipy.sparse import coo_array  # slow to import: when a program is planned
+
         self._on_chip = on_chip
         kernel = np.zeros(max(len(traffic.region.ops), 1) + 1, dtype=np.int64)
         kernel[list(traffic.reads)] = 1

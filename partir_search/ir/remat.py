@@ -12,7 +12,6 @@ import dataclasses
 from collections.abc import Container, Mapping, Sequence
 
 import numpy as np
-from scipy.ndimage import minimum_filter1d
 
 from partir_search.ir.copies import Copier
 from partir_search.ir.core import Module, Op, Region, Value
@@ -62,6 +61,8 @@ def find_segments(module: Module) -> list[Range]:
     around = 2 * max(n // WINDOWS, SHORTEST) + 1
     floor = THIN * float(np.median(crossing))  # inputs and losses are no places to cut at
     nearby = np.where(crossing < floor, np.inf, crossing)
+    from scipy.ndimage import minimum_filter1d  # of use only here, and slow to import
+
     narrow = NARROW * minimum_filter1d(nearby, around, mode="nearest")
     freed = np.cumsum(freed)
     segments: list[Range] = []

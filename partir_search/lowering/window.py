@@ -16,8 +16,6 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import maximum_bipartite_matching
 
 from partir_search.ir.beyond import Run, runs
 from partir_search.ir.partition import Layout, Pending, Window
@@ -184,6 +182,9 @@ def _rounds(edges: Sequence[Edge], tiles: int) -> list[list[Edge]]:
     receives = collections.Counter(t for _, t in edges)
     if len(apart) <= 2 * max(*sends.values(), *receives.values()):
         return [apart[d] for d in sorted(apart)]
+    from scipy.sparse import csr_array  # slow to import, and rarely needed
+    from scipy.sparse.csgraph import maximum_bipartite_matching
+
     rounds = []
     left = set(edges)
     while left:

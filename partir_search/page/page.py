@@ -7,9 +7,6 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from rich.table import Table
-from rich.text import Text
-
 from partir_search import report
 from partir_search.cost.timeline import Timeline
 from partir_search.page.charts import (
@@ -21,6 +18,8 @@ from partir_search.page.shards import shards_picture
 from partir_search.wording import amount, duration
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from partir_search.plan import Plan
 
 STYLE = """
@@ -141,6 +140,8 @@ def _table(table: Table) -> str:
 
 
 def _plain(x: object) -> str:
+    from rich.text import Text
+
     return Text.from_markup(x).plain if isinstance(x, str) else str(x)
 
 

@@ -1,0 +1,30 @@
+"""Tables, trees and consoles of rich, which is slow to import: it is when one of them is made."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console, Group, RenderableType
+    from rich.table import Table
+
+
+def new_table(*headers: str, **options: Any) -> Table:
+    """An empty `rich.table.Table`."""
+    from rich.table import Table
+
+    return Table(*headers, **options)
+
+
+def new_console(**options: Any) -> Console:
+    """A `rich.console.Console`."""
+    from rich.console import Console
+
+    return Console(**options)
+
+
+def grouped(*parts: RenderableType) -> Group:
+    """Several renderables, one below the other."""
+    from rich.console import Group
+
+    return Group(*parts)
