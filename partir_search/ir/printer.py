@@ -6,7 +6,7 @@ is sliced where it is used; values made inside are used as they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 from partir_search.ir.core import Literal, Op, Operand, Region, Value
@@ -37,6 +37,7 @@ _HIDDEN = frozenset(
 RING = "ring"
 PASS, ZIGZAG = "pass", "pass zigzag"
 Keep = Callable[[Op], bool]
+WIDTH = 100  # columns, beyond which arguments and results stand one to a line
 Loop = tuple[tuple[int, ...], str]  # axes, "tile 0", a monoid, "ring" or "pass"
 
 
@@ -45,19 +46,33 @@ def print_partition(partition: Partition, keep: Keep | None = None) -> str:
     printer = _Printer(partition)
     module = partition.module
     enters, leaves = dict(partition.modes.enters), dict(partition.modes.leaves)
-    args = ", ".join(
+    args = [
         f"%{v.name}: {printer.lying(v, enters[i]) if i in enters else printer.type(v)}"
         for i, v in enumerate(module.body.args)
-    )
-    head = f"func {module.name}({args if keep is None else '...'}) mesh<{partition.mesh}> {{"
+    ]
+    begin, end = f"func {module.name}(", f") mesh<{partition.mesh}> {{"
+    head = _listed(begin, args if keep is None else ["..."], end)
     ops = [op for op in module.body.ops if keep is None or keep(op)]
     lines = printer.ops(ops, 0, _used_outside(module.body, ops))
-    results = ", ".join(
+    results = [
         printer.operand(r) + (f": {printer.lying(r, leaves[i])}" if i in leaves else "")
         for i, r in enumerate(module.body.results)
-    )
-    tail = [f"  return {results}"] if keep is None else []
-    return "\n".join([head, *("  " + line for line in lines), *tail, "}"])
+    ]
+    tail = _listed("  return ", results, "") if keep is None else []
+    return "\n".join([*head, *("  " + line for line in lines), *tail, "}"])
+
+
+def _listed(begin: str, items: Sequence[str], end: str) -> list[str]:
+    """A list in one line if it fits, else with a line for each item."""
+    line = f"{begin}{', '.join(items)}{end}"
+    if len(line) <= WIDTH or len(items) == 1:
+        return [line]
+    indent = " " * (len(begin) - len(begin.lstrip()))
+    inside = [f"{indent}  {item}," for item in items]
+    if not end:  # no bracket closes the list
+        inside[-1] = inside[-1].removesuffix(",")
+        return [begin.rstrip(), *inside]
+    return [begin, *inside, indent + end]
 
 
 def _used_outside(region: Region, ops: Sequence[Op]) -> set[int]:
@@ -108,6 +123,7 @@ class _Printer:
     def ops(self, ops: Sequence[Op], level: int, outside: set[int]) -> list[str]:
         """Lines of ops that share their first `level` loops."""
         lines: list[str] = []
+        last = {v.id: at for at, op in enumerate(ops) for _, v in op.inputs()}
         i = 0
         while i < len(ops):
             nest = self.nest(ops[i])
@@ -115,21 +131,22 @@ class _Printer:
                 lines += self.statement(ops[i])
                 i += 1
                 continue
-            loop, j = nest[level], i + 1
-            while j < len(ops) and self.joins(ops[i:j], ops[j], loop, level):
+            loop, j, made = nest[level], i, set[int]()
+            while j == i or (j < len(ops) and self.joins(made, ops[j], loop, level)):
+                made.update(r.id for r in ops[j].results)
                 j += 1
-            run, later = ops[i:j], {v.id for op in ops[j:] for v in _inputs(op)}
-            lines += self.loop(run, loop, level, outside | later)
+            results = [r for op in ops[i:j] for r in op.results]
+            shown = [r for r in results if r.id in outside or last.get(r.id, NONE) >= j]
+            lines += self.loop(ops[i:j], loop, level, shown)
             i = j
         return lines
 
-    def joins(self, run: Sequence[Op], op: Op, loop: Loop, level: int) -> bool:
-        """Whether `op` can go into the loop that `run` is in."""
+    def joins(self, made: Set[int], op: Op, loop: Loop, level: int) -> bool:
+        """Whether `op` can go into a loop in which values are `made`."""
         nest = self.nest(op)
         if len(nest) <= level or nest[level] != loop or loop[1] in (RING, PASS, ZIGZAG):
             return False
         (axis, *_), kind = loop
-        made = {r.id for o in run for r in o.results}
         for i, value in op.inputs():
             if value.id in made:
                 if not kind.startswith("tile"):
@@ -140,10 +157,9 @@ class _Printer:
                     return False
         return True
 
-    def loop(self, run: Sequence[Op], loop: Loop, level: int, outside: set[int]) -> list[str]:
+    def loop(self, run: Sequence[Op], loop: Loop, level: int, shown: Sequence[Value]) -> list[str]:
         (axis, *_), kind = loop
         name, size = self.mesh.names[axis], self.mesh.sizes[axis]
-        shown = [r for op in run for r in op.results if r.id in outside]
         before = self.local.get(axis, set())
         if kind not in (RING, PASS, ZIGZAG):
             self.local[axis] = {r.id for op in run for r in op.results}
@@ -242,10 +258,6 @@ class _Printer:
             value = operand.value
             return str(value.item() if hasattr(value, "item") else value)
         return f"%{operand.name}"
-
-
-def _inputs(op: Op) -> list[Value]:
-    return [v for _, v in op.inputs()]
 
 
 def _attributes(op: Op) -> str:
