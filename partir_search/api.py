@@ -78,9 +78,13 @@ def auto_partition(
         machine's memory, then the fewest seconds (`[Fit(machine.hbm_bytes), Fastest()]`).
       episodes: distinct strategies that a search scores, besides the known ones.
       seed: of the search; equal seeds give equal plans on every process.
-      donate_argnums, donate_argnames, static_argnums, static_argnames: as of `jax.jit`.
-      in_shardings, out_shardings: pytree prefixes of NamedSharding, PartitionSpec or None (free)
-        for positional arguments and results; they are kept as they are.
+      donate_argnums: positions of arguments whose buffers may be reused, as of `jax.jit`.
+      donate_argnames: names of such arguments.
+      static_argnums: positions of arguments that are compile-time constants, as of `jax.jit`.
+      static_argnames: names of such arguments.
+      in_shardings: pytree prefix of NamedSharding, PartitionSpec or None (free) for positional
+        arguments; kept as given.
+      out_shardings: the same for results.
       pad: whether dims that do not divide may be padded inside of the program where a search finds
         that it pays (a vocabulary of 50,257 on 8 devices); arguments and results keep their shapes.
       remat: whether parts of the forward pass may be computed again in the backward pass: "auto"
@@ -274,7 +278,8 @@ class AutoPartitioned(Unpickled):
         Args:
           init_fn: makes the state; ``lambda: create_state(jax.random.key(0))``. Or a tuple of the
             step's first arguments (a model and its optimizer), if the step takes so many.
-          args, kwargs: the step's other arguments, arrays or ShapeDtypeStructs.
+          *args: the step's other arguments, arrays or ShapeDtypeStructs.
+          **kwargs: those by name.
         """
         checks.check_maker(init_fn)
         initial = Initial(init_fn)
@@ -296,7 +301,7 @@ class AutoPartitioned(Unpickled):
         but for that (of a key's bias, say). Compare with an optimizer that does not divide.
 
         Args:
-          args, kwargs: arrays, or ShapeDtypeStructs to be filled with random numbers.
+          *args: arrays, or ShapeDtypeStructs to be filled with random numbers.
           plan: to check; default: the one for these arguments. They may be smaller than its own.
         """
         saved = saved_plan(self.plan(*args, **kwargs) if plan is None else plan)

@@ -251,8 +251,9 @@ class Plan(Layouts, SavedInstead):
 
         Args:
           step: what `auto_partition` returned. The mesh is this plan's, of CPU devices.
-          args, kwargs: arrays, or ShapeDtypeStructs to be filled with random numbers. They may be
-            smaller than those that the plan is for: what holds of the plan is applied then.
+          *args: arrays, or ShapeDtypeStructs to be filled with random numbers. They may be smaller
+            than those that the plan is for: actions that hold for them are applied then.
+          **kwargs: those by name.
 
         Raises:
           TypeError: `step` is a function that nothing partitions.

@@ -103,16 +103,32 @@ def test_readme_points_at_what_is_there() -> None:
 
 def test_site_builds(tmp_path: pathlib.Path) -> None:
     """With every page in the navigation, every link and reference resolved (`strict`)."""
-    builder = shutil.which("mkdocs", path=str(pathlib.Path(sys.executable).parent))
-    assert builder, "mkdocs is of the test extra"
-    command = [builder, "build", "--strict", "--quiet", f"--site-dir={tmp_path / 'site'}"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    code, said = _build(ROOT, tmp_path / "site")
+    assert code == 0, said
     navigation = (ROOT / "mkdocs.yml").read_text()
     assert all(p.name in navigation for p in PAGES)
     page = (tmp_path / "site" / "api" / "index.html").read_text()
     assert "donate_argnums" in page
     assert "what_if" in page
+    assert "<span style" in (tmp_path / "site" / "rules" / "index.html").read_text()  # coloured
+
+
+def test_a_broken_link_fails_the_site(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "index.md").write_text("# A page\n\nSee [another](missing.md).\n")
+    (tmp_path / "mkdocs.yml").write_text("site_name: pages\ntheme: {name: mkdocs}\n")
+    code, said = _build(tmp_path, tmp_path / "site")
+    assert code != 0
+    assert "missing.md" in said
+
+
+def _build(folder: pathlib.Path, site: pathlib.Path) -> tuple[int, str]:
+    """Exit code and last words of `mkdocs build --strict`."""
+    builder = shutil.which("mkdocs", path=str(pathlib.Path(sys.executable).parent))
+    assert builder, "mkdocs is of the test extra"
+    command = [builder, "build", "--strict", f"--site-dir={site}"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    return done.returncode, done.stdout[-2000:] + done.stderr[-3000:]
 
 
 def test_judged_plans_are_those_of_the_page() -> None:
