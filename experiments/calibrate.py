@@ -37,8 +37,8 @@ from rich.table import Table
 
 import partir_search as ps
 from experiments import planning_flags
-from partir_search.cost.collectives import collective_seconds, hops
-from partir_search.machine import machine_of_kind
+from partir_search.simulator.target.machine import machine_of_kind
+from partir_search.simulator.time.collectives import collective_seconds, hops
 
 FLAGS = flags.FLAGS
 planning_flags.define(mesh="batch:2,model:4")

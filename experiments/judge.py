@@ -16,9 +16,7 @@ import math
 import re
 from collections.abc import Iterable
 
-from partir_search.cost.collectives import collective_seconds
-from partir_search.ir.mesh import MeshShape
-from partir_search.lowering.compiled import (
+from partir_search.aot.hlo import (
     FUSED_SCATTER,
     CompiledCollective,
     Computation,
@@ -28,7 +26,9 @@ from partir_search.lowering.compiled import (
     computations,
     trip_count,
 )
-from partir_search.machine import Machine
+from partir_search.ir.mesh import MeshShape
+from partir_search.simulator.target.machine import Machine
+from partir_search.simulator.time.collectives import collective_seconds
 
 CLOCK_HZ = {"tpu_v5e": 1.5e9, "tpu_v5p": 1.75e9}
 """Peak flops over flops a cycle (197e12 / 131072 and 459e12 / 262144)."""

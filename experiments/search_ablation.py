@@ -26,20 +26,20 @@ from rich.table import Table
 import partir_search as ps
 from experiments import planning_flags
 from models import llama, transformer
-from partir_search.cost.simulator import CostModel
-from partir_search.experts.moves import TileClass
-from partir_search.experts.plans import expert_plans
-from partir_search.experts.strategist import Strategist
 from partir_search.ir.core import Module
 from partir_search.mcts.anneal import anneal
-from partir_search.mcts.env import PlanningGame
 from partir_search.mcts.game import Move, Record, Score, play, rewind
 from partir_search.mcts.goals import Fastest, scorer
 from partir_search.mcts.search import Settings, search
-from partir_search.planner import Planner
+from partir_search.planning.game import PlanningGame
+from partir_search.planning.planner import Planner
+from partir_search.planning.trace import split_call, trace_call
 from partir_search.propagation.graph import Graph
-from partir_search.propagation.propagate import State
-from partir_search.signature import split_call, trace_call
+from partir_search.propagation.state import State
+from partir_search.simulator.simulator import CostModel
+from partir_search.strategies.apply import Strategist
+from partir_search.strategies.catalogue import expert_plans
+from partir_search.strategies.moves import TileClass
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("seeds", 3, "Seeds of each variant.")

@@ -26,10 +26,10 @@ from rich.table import Table
 import partir_search as ps
 from experiments import planning_flags
 from experiments.small_programs import MESHES, enumerated, game_of, modules
-from partir_search.experts.plans import expert_plans
-from partir_search.mcts.env import PlanningGame
 from partir_search.mcts.game import Score
 from partir_search.mcts.search import Settings, search
+from partir_search.planning.game import PlanningGame
+from partir_search.strategies.catalogue import expert_plans
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("seeds", 10, "Seeds of the search.")

@@ -11,15 +11,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from partir_search.experts.plans import expert_plans
 from partir_search.ir.core import Module
 from partir_search.ir.mesh import MeshShape
-from partir_search.machine import Machine
-from partir_search.mcts.env import PlanningGame
 from partir_search.mcts.exact import enumerate_states
 from partir_search.mcts.game import Record, play, rewind
-from partir_search.planner import Planner
-from partir_search.signature import split_call, trace_call
+from partir_search.planning.game import PlanningGame
+from partir_search.planning.planner import Planner
+from partir_search.planning.trace import split_call, trace_call
+from partir_search.simulator.target.machine import Machine
+from partir_search.strategies.catalogue import expert_plans
 
 Program = tuple[Callable[..., Any], tuple[Any, ...]]
 

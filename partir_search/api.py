@@ -12,7 +12,6 @@ from typing import Any, Literal
 import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
-from partir_search import option_checks as checks
 from partir_search.arguments.axes import AnyMesh, within
 from partir_search.calling.callables import (
     Marks,
@@ -22,21 +21,22 @@ from partir_search.calling.callables import (
     takes_self,
     without_self,
 )
+from partir_search.calling.executables import Entry, Executables
 from partir_search.calling.forms import Adapter, Claimed, Form, Initial
 from partir_search.calling.inside import Within
-from partir_search.checking import Check, compared, concrete, cpu_mesh
-from partir_search.cost.simulator import Cost
-from partir_search.executables import Entry, Executables
-from partir_search.groups import Group
-from partir_search.machine import Machine, find_machine, machine_of_kind
+from partir_search.calling.plainly import is_plain, plainly
 from partir_search.mcts.goals import Goal
-from partir_search.options import Options, Remat, Schedule
-from partir_search.pickling import Unpickled
-from partir_search.plainly import is_plain, plainly
-from partir_search.plan import Plan, saved_plan
-from partir_search.plan_cache import PlanCache
-from partir_search.planner import DEFAULT_EPISODES, Progress
-from partir_search.signature import ClosesOverTraced, abstract, split_call
+from partir_search.passes.group_arguments import Group
+from partir_search.plan.cache import PlanCache
+from partir_search.plan.check import Check, compared, concrete, cpu_mesh
+from partir_search.plan.pickling import Unpickled
+from partir_search.plan.plan import Plan, saved_plan
+from partir_search.planning.checks import options as checks
+from partir_search.planning.options import Options, Remat, Schedule
+from partir_search.planning.planner import DEFAULT_EPISODES, Progress
+from partir_search.planning.trace import ClosesOverTraced, abstract, split_call
+from partir_search.simulator.simulator import Cost
+from partir_search.simulator.target.machine import Machine, find_machine, machine_of_kind
 
 
 def auto_partition(

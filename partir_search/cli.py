@@ -21,14 +21,14 @@ import jax
 from jax.sharding import AbstractMesh
 from rich.console import Console
 
+from partir_search.aot.targets import Target
 from partir_search.api import AutoPartitioned, auto_partition
-from partir_search.files import make_folder
 from partir_search.ir.mesh import MeshShape
 from partir_search.known import experts
-from partir_search.machine import MACHINES, find_machine
-from partir_search.planner import DEFAULT_EPISODES
-from partir_search.targets import Target
-from partir_search.wording import did_you_mean, shown
+from partir_search.messages.files import make_folder
+from partir_search.messages.wording import did_you_mean, shown
+from partir_search.planning.planner import DEFAULT_EPISODES
+from partir_search.simulator.target.machine import MACHINES, find_machine
 
 
 class UsageError(Exception):

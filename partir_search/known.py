@@ -9,8 +9,8 @@ from jax.sharding import AbstractMesh, Mesh
 
 from partir_search.api import AutoPartitioned, auto_partition
 from partir_search.arguments.axes import AnyMesh
-from partir_search.comparison import Experts
-from partir_search.machine import Machine
+from partir_search.plan.compare import Experts
+from partir_search.simulator.target.machine import Machine
 
 
 def experts(

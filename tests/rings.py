@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from partir_search.ir.mesh import MeshShape
-from partir_search.propagation.propagate import State
+from partir_search.propagation.state import State
 from tests.support import module_of, state_of, tile_arg
 
 

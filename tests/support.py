@@ -11,19 +11,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from partir_search.cost.simulator import Cost, CostModel
 from partir_search.ir.core import Module
-from partir_search.ir.evaluate import evaluate
 from partir_search.ir.from_jaxpr import read_module
+from partir_search.ir.interpreter import evaluate
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import Partition
 from partir_search.ir.verify import verify, verify_partition
-from partir_search.lowering.local import localize
-from partir_search.lowering.shard import argument_specs, lifted_shardings, result_specs, sharded
-from partir_search.machine import Machine
+from partir_search.lowering.localize import localize
+from partir_search.lowering.shard_map import argument_specs, lifted_shardings, result_specs, sharded
 from partir_search.propagation.graph import Graph
-from partir_search.propagation.propagate import State
-from partir_search.propagation.rules.control_flow import EMITTERS
+from partir_search.propagation.state import State
+from partir_search.rules.control_flow import EMITTERS
+from partir_search.simulator.simulator import Cost, CostModel
+from partir_search.simulator.target.machine import Machine
 
 MESH = MeshShape(("batch", "model"), (2, 4))
 

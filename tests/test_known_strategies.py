@@ -21,7 +21,7 @@ import partir_search as ps
 from experiments.schedules import schedule
 from models.catalog import MODELS
 from models.transformer import TransformerConfig, example_args, make_train_step, optimizer
-from partir_search.plan import saved_plan
+from partir_search.plan.plan import saved_plan
 from partir_search.propagation.actions import Tile
 
 SCHEDULES = ("bp", "bp+mp", "mp", "bp+mp+z2", "bp+mp+z3")

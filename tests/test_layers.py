@@ -197,7 +197,7 @@ def test_engine_knows_no_compiler() -> None:
 
 def test_algorithms_name_no_op() -> None:
     """Primitive names stand in rules and in the jaxpr reader only."""
-    from partir_search.propagation.rules import RULES
+    from partir_search.rules import RULES
 
     common = {"dot_general", "scatter-add", "reduce_sum", "gather", "scan", "random_bits"}
     assert common <= set(RULES)

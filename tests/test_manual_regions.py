@@ -12,8 +12,8 @@ import pytest
 from jax import lax
 
 import partir_search as ps
-from partir_search.lowering.compiled import hlo_collectives
-from partir_search.verification import compare
+from partir_search.aot.hlo import hlo_collectives
+from partir_search.aot.verify import compare
 from tests.support import check_partition, module_of, state_of
 
 P = jax.P

@@ -22,10 +22,10 @@ import pytest
 import partir_search as ps
 from models import training
 from models.catalog import MODELS
-from partir_search.plan import saved_plan
+from partir_search.plan.plan import saved_plan
 from partir_search.propagation.actions import Action, Tile, action_from_json
 from partir_search.propagation.graph import Graph
-from partir_search.propagation.propagate import State
+from partir_search.propagation.state import State
 
 TINY = tuple(sorted(name for name in MODELS if name.endswith("-tiny")))
 ALIKE = ("bert", "bloom", "decoding", "gpt", "gpt-scan", "llama", "master", "nnx")

@@ -14,9 +14,9 @@ import pytest
 import partir_search as ps
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.verify import verify
-from partir_search.propagation.pad import pad_module
-from partir_search.propagation.padding import Pad, find_pads
-from partir_search.propagation.rules import RuleTable
+from partir_search.passes.pad import pad_module
+from partir_search.passes.pad_choice import Pad, find_pads
+from partir_search.rules import RuleTable
 from tests.support import check_partition, module_of, state_of
 
 FOUR = MeshShape(("x",), (4,))

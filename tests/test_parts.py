@@ -17,7 +17,7 @@ import partir_search as ps
 from models import llama
 from partir_search.ir.mesh import MeshShape
 from partir_search.propagation.graph import Graph
-from partir_search.propagation.parts import split_axes
+from partir_search.propagation.sub_axes import split_axes
 from tests.support import assert_same, module_of
 
 MESH = MeshShape(("data", "model"), (2, 16)).split({"model": (8, 2)})

@@ -17,21 +17,21 @@ from jax.sharding import PartitionSpec
 
 from partir_search.constraints.ends import untied
 from partir_search.constraints.shardings import constraint_wishes, fixed_actions
-from partir_search.cost.load import Load
-from partir_search.cost.simulator import CostModel
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.verify import verify
 from partir_search.lowering.cache import LocalCache
-from partir_search.lowering.local import localize
-from partir_search.lowering.shard import argument_specs, result_specs
-from partir_search.machine import MACHINES
-from partir_search.playing import fix
-from partir_search.propagation.aligning import aligned
-from partir_search.propagation.pad import pad_module
-from partir_search.propagation.padding import Pad
-from partir_search.propagation.propagate import State
-from partir_search.propagation.rules import RuleTable
-from partir_search.propagation.views import with_views
+from partir_search.lowering.localize import localize
+from partir_search.lowering.shard_map import argument_specs, result_specs
+from partir_search.passes.align import aligned
+from partir_search.passes.pad import pad_module
+from partir_search.passes.pad_choice import Pad
+from partir_search.passes.views import with_views
+from partir_search.propagation.apply import fix
+from partir_search.propagation.state import State
+from partir_search.rules import RuleTable
+from partir_search.simulator.simulator import CostModel
+from partir_search.simulator.target.machine import MACHINES
+from partir_search.simulator.time.roofline import Load
 from tests.generated.constrained import constrained, random_spec
 from tests.generated.stencils import stencil
 from tests.programs import build

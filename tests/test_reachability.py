@@ -12,18 +12,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from partir_search.experts.moves import TileClass
-from partir_search.experts.roles import find_roles
 from partir_search.ir.core import Module
 from partir_search.ir.partition import Layout
 from partir_search.ir.verify import verify_partition
-from partir_search.lowering.local import localize
-from partir_search.machine import MACHINES
-from partir_search.mcts.env import PlanningGame
+from partir_search.lowering.localize import localize
 from partir_search.mcts.game import Move
-from partir_search.planner import Planner
+from partir_search.planning.game import PlanningGame
+from partir_search.planning.planner import Planner
 from partir_search.propagation.graph import Graph
-from partir_search.propagation.propagate import State
+from partir_search.propagation.state import State
+from partir_search.simulator.target.machine import MACHINES
+from partir_search.strategies.argument_roles import find_roles
+from partir_search.strategies.moves import TileClass
 from tests.support import MESH, assert_same, module_of, run_emitted
 
 B, S, D, H, F = 8, 8, 16, 8, 32

@@ -10,10 +10,10 @@ import dataclasses
 import pytest
 
 from experiments.small_programs import enumerated, game_of, module_of
-from partir_search.experts.plans import expert_plans
 from partir_search.ir.mesh import MeshShape
-from partir_search.machine import MACHINES
 from partir_search.mcts.search import Settings, search
+from partir_search.simulator.target.machine import MACHINES
+from partir_search.strategies.catalogue import expert_plans
 
 SEARCH = dataclasses.replace(Settings(), exact_states=0)  # it may not enumerate
 LINE, GRID = MeshShape(("data",), (4,)), MeshShape(("data", "model"), (4, 2))

@@ -26,17 +26,17 @@ from models.transformer import (
     optimizer,
 )
 from partir_search.ir.core import Module
-from partir_search.ir.fold import fold
-from partir_search.ir.remat import find_segments, forward_length, namesake, rematerialize
 from partir_search.ir.verify import verify
 from partir_search.mcts.goals import is_monotone, scorer
-from partir_search.planner import Planner
-from partir_search.pressure import HEADROOM, PROBES, _cheapest_first, _fewest, _worth
+from partir_search.passes.fold.fold import fold
+from partir_search.passes.remat import find_segments, forward_length, namesake, rematerialize
+from partir_search.planning.memory_fit import HEADROOM, PROBES, _cheapest_first, _fewest, _worth
+from partir_search.planning.planner import Planner
+from partir_search.planning.tactics import ManualPartition
+from partir_search.planning.trace import split_call, trace_call
 from partir_search.propagation.actions import Hold, Tile, renamed
-from partir_search.propagation.rules.control_flow import outer_inner
-from partir_search.propagation.rules.registry import rule_key
-from partir_search.signature import split_call, trace_call
-from partir_search.tactics import ManualPartition
+from partir_search.rules.control_flow import outer_inner
+from partir_search.rules.registry import rule_key
 from tests.support import assert_same, check_partition, module_of, state_of, tile_arg
 
 LARGE = TransformerConfig(layers=4, d_model=1024, heads=8, d_ff=4096, vocab=8192, seq=1024)

@@ -14,7 +14,7 @@ import pytest
 from jax.sharding import AbstractMesh
 
 import partir_search as ps
-from partir_search import planning
+from partir_search.planning import pipeline
 
 MESH = AbstractMesh((2,), ("batch",))
 TACTICS = [ps.ManualPartition({"x": 0}, axis="batch")]
@@ -88,7 +88,7 @@ def test_equal_literals_are_one() -> None:
 
 def test_microbatches_do_not_trace_the_whole_step_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is donated is known of the step in one part, whose trace is gone."""
-    monkeypatch.setattr(planning, "donated_leaves", None)
+    monkeypatch.setattr(pipeline, "donated_leaves", None)
     machine = dataclasses.replace(ps.MACHINES["cpu"], hbm_bytes=100)
     partitioned = ps.auto_partition(
         MESH, machine=machine, microbatches=(1, 2), episodes=1, on_overflow="warn"

@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh
 
 import partir_search as ps
 from partir_search.ir.kind import Kind
-from partir_search.user_rules import Equation
+from partir_search.rules.user import Equation
 
 
 def _product(x_ref: Any, w_ref: Any, out_ref: Any) -> None:

@@ -12,9 +12,9 @@ from jax.sharding import AbstractMesh
 import partir_search as ps
 from experiments.schedules import schedule
 from models.transformer import TransformerConfig, example_args, make_train_step, optimizer
-from partir_search.lowering.compiled import CompiledCollective, axes_of, hlo_collectives
-from partir_search.targets import Target
-from partir_search.verification import compare
+from partir_search.aot.hlo import CompiledCollective, axes_of, hlo_collectives
+from partir_search.aot.targets import Target
+from partir_search.aot.verify import compare
 
 MESH = ps.MeshShape(("batch", "model"), (4, 4))
 ROWS = "{{0,4,8,12},{1,5,9,13},{2,6,10,14},{3,7,11,15}}"

@@ -11,7 +11,7 @@ import jax
 
 from partir_search.frontends.protocol import FrontEnd, Unwrapped
 from partir_search.frontends.registry import claimed, unwrapped
-from partir_search.paths import parameter_names
+from partir_search.ir.argument_paths import parameter_names
 
 Marks = tuple[tuple[int, ...], tuple[str, ...]]
 

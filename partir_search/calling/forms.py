@@ -8,14 +8,14 @@ from typing import Any
 
 import jax
 
-from partir_search.executables import Executables
+from partir_search.arguments.placement import place
+from partir_search.calling.executables import Executables
 from partir_search.frontends.protocol import FrontEnd, Parts, Returned
 from partir_search.frontends.refs import hold_refs
 from partir_search.frontends.registry import claimed, claims, imported
-from partir_search.options import Options
-from partir_search.placement import place
-from partir_search.plan import Plan
-from partir_search.signature import Call
+from partir_search.plan.plan import Plan
+from partir_search.planning.options import Options
+from partir_search.planning.trace import Call
 
 
 @dataclasses.dataclass(frozen=True)

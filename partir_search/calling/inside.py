@@ -15,10 +15,10 @@ import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from partir_search.arguments.axes import auto_axes
+from partir_search.calling.executables import Entry
 from partir_search.calling.forms import Form
-from partir_search.executables import Entry
 from partir_search.ir.core import Op
-from partir_search.signature import ClosesOverTraced
+from partir_search.planning.trace import ClosesOverTraced
 
 
 class Within:

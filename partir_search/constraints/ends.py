@@ -12,10 +12,10 @@ import collections
 import dataclasses
 from collections.abc import Sequence
 
-from partir_search.constraints.wishes import Wish, together
+from partir_search.constraints.fixed_layouts import Wish, together
+from partir_search.ir.axis_options import Modes
 from partir_search.ir.core import Module, Value
 from partir_search.ir.mesh import MeshShape
-from partir_search.ir.modes import Modes
 from partir_search.ir.partition import Layout
 from partir_search.propagation.actions import Action, End, Enter, Leave
 

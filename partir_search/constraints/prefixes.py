@@ -8,8 +8,8 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec, Sharding
 
-from partir_search.paths import leaf_path
-from partir_search.wording import did_you_mean, shown
+from partir_search.ir.argument_paths import leaf_path
+from partir_search.messages.wording import did_you_mean, shown
 
 
 def is_leaf(x: Any) -> bool:

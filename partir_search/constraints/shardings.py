@@ -11,14 +11,14 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from partir_search.constraints.ends import meeting
+from partir_search.constraints.fixed_layouts import Wish
 from partir_search.constraints.foreign import AnyMesh, spec_on, split_for
 from partir_search.constraints.prefixes import check_prefix, is_leaf, positional
-from partir_search.constraints.wishes import Wish
 from partir_search.frontends.protocol import Returned
 from partir_search.ir.core import Module, Op, Value
 from partir_search.ir.mesh import MeshShape
+from partir_search.messages.wording import multiples, shown
 from partir_search.propagation.actions import Action
-from partir_search.wording import multiples, shown
 
 
 def spec_wish(

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from partir_search.frontends.protocol import Parts, Unwrapped
-from partir_search.paths import leaf_path
+from partir_search.ir.argument_paths import leaf_path
 
 _ARRAY = object()  # stands for an array among static leaves
 

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from partir_search.frontends.protocol import Parts, Returned, Unwrapped
-from partir_search.paths import leaf_path
+from partir_search.ir.argument_paths import leaf_path
 
 
 @dataclasses.dataclass(frozen=True)

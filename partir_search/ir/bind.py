@@ -18,8 +18,8 @@ import numpy as np
 from partir_search.ir.core import Op
 
 _OURS = (
-    "bounds",  # of padded operands that are indexed into (see `propagation.pad`)
-    "ends",  # boundaries of what a window slides over (see `propagation.views.convolutions`)
+    "bounds",  # of padded operands that are indexed into (see `passes.pad`)
+    "ends",  # boundaries of what a window slides over (see `passes.views.convolutions`)
 )
 _LAYOUT_PARAMS = ("sharding", "out_sharding")
 

@@ -10,17 +10,19 @@ Grammar (what the printer writes; loops come from a `Partition`, see `ir/partiti
             | "tile" dim axis "(" index ":" "range<" size ">" ")" "{" stmt* yield "}"
             | monoid axis "(" index ":" "range<" size ">" ")" "{" stmt* yield "}"
             | "ring" axis axis "(" index "," index "," "%t" ":" "steps<" size ">" ")"
-              "{" stmt* yield "}"                        -- a sum walked in time (ir/ring.py)
+              "{" stmt* yield "}"                        -- a sum walked in time
+              (ir/skewed_schedule.py)
             | "pass" ["zigzag"] axis "(" index "," "%t" ":" "steps<" size ">" ")"
               "{" stmt* yield "}"                        -- blocks pass around (ir/blockwise.py)
     operand = "%" name | literal | "(" "slice" dim operand "[" index "]" ")"
             | "(" "window" dim operand "[" start "," size [ modes ] "]" ")"
-                                       -- zeros beyond the ends, or as modes say (ir/beyond.py)
+                                       -- zeros beyond the ends, or as modes say (ir/boundaries.py)
     return  = "return" (operand [ ":" type ])*                       -- where it does not rest so
 
 The base module never changes: a partition is a separate object that refers to ops and values by
 their ids, which are dense and in program order (an op's results come after its regions' values).
-A primitive is an opaque handle that only `ir/bind.py` calls; `ir/names.py` reads source lines.
+A primitive is an opaque handle that only `ir/bind.py` calls; `ir/source_names.py` reads source
+lines.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Union
 
 from partir_search.ir.flat import FlatLists
-from partir_search.ir.names import source_line
+from partir_search.ir.source_names import source_line
 
 Shape = tuple[int, ...]
 
@@ -126,7 +128,7 @@ class Op:
       handle: the primitive itself, opaque (see `ir/bind.py`).
       effect: whether it does something besides making its results (a callback).
       count: how many ops of the program it stands for (1 unless the module is folded).
-      key: what its rule depends on, computed once (see `propagation.rules.registry`).
+      key: what its rule depends on, computed once (see `rules.registry`).
     """
 
     id: int

@@ -6,7 +6,8 @@ axis like any other.
 
 Two axes r and c of equal size n have a *diagonal*, `r~c`, on which a device's coordinate is
 (r + c) mod n. Of the three any two tell devices apart, so a value may be tiled on two of them; an
-op that loops over all three, one of them a sum, walks the sum in time (see `ir/ring.py`).
+op that loops over all three, one of them a sum, walks the sum in time (see
+`ir/skewed_schedule.py`).
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from partir_search.validation import names as as_names
-from partir_search.validation import whole_number
-from partir_search.wording import did_you_mean, shown
+from partir_search.messages.validators import names as as_names
+from partir_search.messages.validators import whole_number
+from partir_search.messages.wording import did_you_mean, shown
 
 DIAGONAL = "~"  # between the names of the two axes
 

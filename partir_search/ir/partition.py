@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from partir_search.ir.beyond import Beyond
+from partir_search.ir.analysis.axis_rows import AxisRows, axis_rows
+from partir_search.ir.analysis.def_use import Index
+from partir_search.ir.axis_options import NO_MODES, Modes
+from partir_search.ir.boundaries import Beyond
 from partir_search.ir.core import Module, Op, Shape, Value
-from partir_search.ir.index import Index
 from partir_search.ir.manual import Spec
 from partir_search.ir.mesh import MeshShape
-from partir_search.ir.modes import NO_MODES, Modes
-from partir_search.ir.ring import RESULT, Ring, ring_of
-from partir_search.ir.rows import AxisRows, axis_rows
 from partir_search.ir.rule import NONE, Dims, OpRule
+from partir_search.ir.skewed_schedule import RESULT, Ring, ring_of
 
 Layout = tuple[tuple[int, ...], ...]  # per dim, the axes that tile it, major to minor
 Pending = tuple[tuple[int, str], ...]  # (axis, monoid) of unfinished reductions

@@ -11,8 +11,8 @@ from typing import Any
 
 from partir_search.ir.core import Literal, Op, Operand, Region, Value
 from partir_search.ir.partition import Layout, Partition
-from partir_search.ir.ring import Ring
 from partir_search.ir.rule import NONE, Reads
+from partir_search.ir.skewed_schedule import Ring
 
 _HIDDEN = frozenset(
     [

@@ -12,8 +12,8 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from partir_search.ir.beyond import Beyond
 from partir_search.ir.blockwise import Blockwise
+from partir_search.ir.boundaries import Beyond
 from partir_search.ir.core import Op, Shape
 from partir_search.ir.kind import Kind
 from partir_search.ir.manual import Manual
@@ -135,10 +135,10 @@ class OpRule:
         worked out of them.
       pads: longer factors change nothing within the extents that the program says.
       beside: takes its first operand's last stretch in parts that lie beside each other
-        (`ir.beside`): they are not put together for it.
+        (`ir.halos`): they are not put together for it.
       resizing: how the dims of `reads` get longer; None if they may not.
       blockwise: how it works on one block of a factor after the other, if it can.
-      watches: a debugging tool, which decides nothing (see `propagation/watching.py`).
+      watches: a debugging tool, which decides nothing (see `passes/debug_ops.py`).
       rests: takes its operands as they are tiled, whichever way; costs nothing.
       together: its local form holds collectives, so that all devices must run it.
     """

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 
 from partir_search.ir.core import Literal, Op, Operand
 from partir_search.ir.partition import Layout, Pending, Window
-from partir_search.ir.ring import HOME, PAPER, Ring
-from partir_search.lowering.passing import alone, pass_around
-from partir_search.lowering.program import Apply, Move, Slot, Source
+from partir_search.ir.skewed_schedule import HOME, PAPER, Ring
+from partir_search.lowering.collective_matmul import RESULT, Part, Walk, gather_walk, scatter_walk
+from partir_search.lowering.diagonals import redistribute, shuffle
+from partir_search.lowering.halo import Stretch, keeps_tile, window_steps
+from partir_search.lowering.local_ir import Apply, Move, Slot, Source
 from partir_search.lowering.regions import region_plan
 from partir_search.lowering.reshard import Step
-from partir_search.lowering.skew import redistribute, shuffle
-from partir_search.lowering.streams import RESULT, Part, Walk, gather_walk, scatter_walk
-from partir_search.lowering.window import Stretch, keeps_tile, window_steps
+from partir_search.lowering.ring_attention import alone, pass_around
 
 if TYPE_CHECKING:
     from partir_search.lowering.cache import OpPlan
-    from partir_search.lowering.local import Localizer
+    from partir_search.lowering.localize import Localizer
 
 REUSE_WINDOW = 64  # ops between two uses of a copy beyond which it is made again
 

@@ -6,12 +6,12 @@ import dataclasses
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from partir_search.ir.analysis.axis_rows import AxisRows
 from partir_search.ir.core import Value
 from partir_search.ir.partition import Layout, Partition, Pending, Window
-from partir_search.ir.rows import AxisRows
-from partir_search.lowering.program import Apply, Move, Slot, Source
+from partir_search.lowering.halo import stretched
+from partir_search.lowering.local_ir import Apply, Move, Slot, Source
 from partir_search.lowering.reshard import Step
-from partir_search.lowering.window import stretched
 
 H = TypeVar("H", bound=Hashable)
 

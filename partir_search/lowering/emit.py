@@ -18,20 +18,17 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from partir_search.ir.beside import Beside, together
 from partir_search.ir.bind import constant
 from partir_search.ir.core import Literal, Op
-from partir_search.ir.local_form import run_local, widened
+from partir_search.ir.halos import Beside, together
+from partir_search.ir.local_op import run_local, widened
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import Layout, Partition
 from partir_search.ir.rule import Dims
-from partir_search.lowering.early import read_early
+from partir_search.lowering.collective_matmul import RESULT, Walk
 from partir_search.lowering.emit_blocks import block_turn
 from partir_search.lowering.emit_window import beside, coordinate, fetch, permute, stretch
-from partir_search.lowering.layouts import held_by_rows, row_major
-from partir_search.lowering.order import gather_queue, ring_queue
-from partir_search.lowering.passing import Passing
-from partir_search.lowering.program import (
+from partir_search.lowering.local_ir import (
     Apply,
     Block,
     LocalProgram,
@@ -40,8 +37,11 @@ from partir_search.lowering.program import (
     Source,
 )
 from partir_search.lowering.reshard import Shuffle, Step
-from partir_search.lowering.streams import RESULT, Walk
-from partir_search.propagation.rules.control_flow import EMITTERS
+from partir_search.lowering.ring_attention import Passing
+from partir_search.lowering.scheduling.delay import gather_queue, ring_queue
+from partir_search.lowering.scheduling.early_reads import read_early
+from partir_search.lowering.scheduling.layouts import held_by_rows, row_major
+from partir_search.rules.control_flow import EMITTERS
 
 Shardings = Callable[[Layout], Any]
 
@@ -118,8 +118,9 @@ def emit(
       platform: jax's name of what it is for. For "cpu" the tiles of a reduce_scatter come to the
         front before it: the collective is the same, but XLA:CPU runs it four times as fast as one
         along a later dim (eight of 1 MB: 9 ms against 42); on TPU and GPU the transpose would be
-        lost work. Some layouts are held where compilers choose them (`lowering/layouts.py`), and
-        for "tpu" gathers wait for what would be put off (`lowering/order.py`).
+        lost work. Some layouts are held where compilers choose them
+        (`lowering/scheduling/layouts.py`), and for "tpu" gathers wait for what would be put off
+        (`lowering/scheduling/delay.py`).
       sharding: the sharding of a layout on the mesh's devices.
     """
     tiles_first = platform == "cpu"

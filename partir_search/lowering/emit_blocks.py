@@ -1,4 +1,4 @@
-"""Emits one turn of an op whose blocks pass around an axis (`lowering/passing.py`)."""
+"""Emits one turn of an op whose blocks pass around an axis (`lowering/ring_attention.py`)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from partir_search.ir.blockwise import Blockwise, Where
 from partir_search.ir.partition import Partition
 from partir_search.ir.rule import Dims, LocalContext
 from partir_search.lowering.emit_window import coordinate
-from partir_search.lowering.passing import Passing
-from partir_search.lowering.program import Apply
+from partir_search.lowering.local_ir import Apply
+from partir_search.lowering.ring_attention import Passing
 
 
 class Device(LocalContext, Protocol):

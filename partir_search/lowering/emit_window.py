@@ -1,4 +1,4 @@
-"""Emits permutes and stretches (see `lowering/window.py`) inside a manual region."""
+"""Emits permutes and stretches (see `lowering/halo.py`) inside a manual region."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from partir_search.ir.beside import Beside
+from partir_search.ir.halos import Beside
 from partir_search.ir.mesh import MeshShape
-from partir_search.ir.ring import Edge
-from partir_search.lowering.window import Fetch, Stretch
+from partir_search.ir.skewed_schedule import Edge
+from partir_search.lowering.halo import Fetch, Stretch
 
 
 def fetch(x: Any, detail: Fetch, dim: int, sizes: Mapping[str, int], order: Sequence[str]) -> Any:

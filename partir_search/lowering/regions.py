@@ -9,12 +9,12 @@ from partir_search.ir.core import Op
 from partir_search.ir.partition import Layout
 from partir_search.lowering.cache import Crossing, OpPlan
 from partir_search.lowering.codes import picked
-from partir_search.lowering.program import Apply, Slot, Source
+from partir_search.lowering.local_ir import Apply, Slot, Source
 from partir_search.lowering.stopping import stop_alone
-from partir_search.propagation.rules.control_flow import flows_of
+from partir_search.rules.control_flow import flows_of
 
 if TYPE_CHECKING:
-    from partir_search.lowering.local import Localizer
+    from partir_search.lowering.localize import Localizer
 
 SAME_REGION = 64  # plans of one op with regions, at most, that are kept
 

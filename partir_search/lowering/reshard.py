@@ -14,7 +14,7 @@ import functools
 from typing import Any
 
 from partir_search.ir.partition import Layout, Pending
-from partir_search.ir.ring import Edge
+from partir_search.ir.skewed_schedule import Edge
 
 COLLECTIVES = (
     "all_gather",
@@ -38,7 +38,7 @@ class Step:
       to_dim: dim that an all_to_all splits; else -1.
       monoid: how reductions combine; else "".
       layout / pending: what the value has afterwards.
-      detail: what a permute or a window does (see `lowering/window.py`).
+      detail: what a permute or a window does (see `lowering/halo.py`).
     """
 
     kind: str

@@ -11,9 +11,9 @@ import functools
 from typing import TYPE_CHECKING
 
 from partir_search.ir.core import Op
-from partir_search.lowering.program import Move, Slot
+from partir_search.lowering.halo import Fetch, Piece, Stretch
+from partir_search.lowering.local_ir import Move, Slot
 from partir_search.lowering.reshard import WINDOW, Step
-from partir_search.lowering.window import Fetch, Piece, Stretch
 
 if TYPE_CHECKING:
     from partir_search.lowering.builder import BlockBuilder

@@ -119,7 +119,7 @@ class Hold:
 class RingForm:
     """Rings on the diagonal `axis` walk in another form: "result" (default), "least" or "paper".
 
-    See `ir/ring.py`.
+    See `ir/skewed_schedule.py`.
     """
 
     axis: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from partir_search.propagation.propagate import State
+from partir_search.propagation.state import State
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -16,16 +16,16 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from partir_search.ir.analysis.axis_rows import AxisRows, axis_rows
+from partir_search.ir.analysis.def_use import Index
 from partir_search.ir.core import Module, Op, Operand, Shape, Value
 from partir_search.ir.flat import FlatLists
-from partir_search.ir.index import Index
 from partir_search.ir.kind import Kind
-from partir_search.ir.rows import AxisRows, axis_rows
 from partir_search.ir.rule import NONE, Dims, OpRule
-from partir_search.propagation.reach import Reach
-from partir_search.propagation.rules.control_flow import flows_of, outer_inner
-from partir_search.propagation.rules.registry import RuleTable
-from partir_search.propagation.watching import watching
+from partir_search.passes.debug_ops import watching
+from partir_search.propagation.frontier import Reach
+from partir_search.rules.control_flow import flows_of, outer_inner
+from partir_search.rules.registry import RuleTable
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -10,21 +10,21 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from partir_search.ir.core import Module, Value
-from partir_search.ir.remat import Range, find_segments, rematerialize
-from partir_search.lowering.shard import argument_specs
-from partir_search.lowering.skew import straight
+from partir_search.lowering.diagonals import straight
+from partir_search.lowering.shard_map import argument_specs
 from partir_search.mcts.goals import scorer
-from partir_search.options import Options
-from partir_search.plan import Plan
-from partir_search.planned import Planned
-from partir_search.planner import Planner
-from partir_search.playing import apply_action, fix, fulfilled
+from partir_search.passes.align import apart, find_aligned
+from partir_search.passes.pad import pad_module
+from partir_search.passes.pad_choice import Pad, find_pads
+from partir_search.passes.remat import Range, find_segments, rematerialize
+from partir_search.plan.plan import Plan
+from partir_search.plan.planned import Planned
+from partir_search.planning.options import Options
+from partir_search.planning.planner import Planner
 from partir_search.propagation.actions import Action, Enter, IllegalAction, Tile
-from partir_search.propagation.aligning import apart, find_aligned
+from partir_search.propagation.apply import apply_action, fix, fulfilled
 from partir_search.propagation.graph import Graph
-from partir_search.propagation.pad import pad_module
-from partir_search.propagation.padding import Pad, find_pads
-from partir_search.propagation.propagate import State
+from partir_search.propagation.state import State
 
 MakePlanner = Callable[[Module], Planner]
 Fixed = Callable[[Module], Sequence[Action]]

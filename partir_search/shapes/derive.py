@@ -6,12 +6,12 @@ import dataclasses
 
 from partir_search.ir.core import Module
 from partir_search.mcts.goals import scorer
-from partir_search.options import Options
-from partir_search.plan import Plan
-from partir_search.report import search_progress
+from partir_search.plan.basis import Basis, changed_arguments
+from partir_search.plan.plan import Plan
+from partir_search.plan.report.tables import search_progress
+from partir_search.planning.options import Options
+from partir_search.planning.tactics import AutomaticPartition
 from partir_search.shapes.adapt import Adapted, Fixed, MakePlanner, adapt, entered
-from partir_search.shapes.base import Basis, changed_arguments
-from partir_search.tactics import AutomaticPartition
 
 SLOWER = 1.25  # seconds for the same work, against the base plan, that are worth a search
 LARGER = 2.0  # work against the base plan's that is worth one: more may pay to tile

@@ -9,15 +9,15 @@ from typing import Any
 
 from partir_search.constraints.ends import untied
 from partir_search.ir.core import Module
-from partir_search.plan import Plan, saved_plan
-from partir_search.planning import Maker
+from partir_search.plan.basis import serves
+from partir_search.plan.plan import Plan, saved_plan
+from partir_search.plan.serialization import SavedPlan, fingerprint
+from partir_search.planning.checks.schedule import check_schedule
+from partir_search.planning.pipeline import Maker
+from partir_search.planning.tactics import AutomaticPartition
+from partir_search.planning.trace import Call, Traced
 from partir_search.propagation.actions import Action, IllegalAction
-from partir_search.saved import SavedPlan, fingerprint
-from partir_search.schedule_checks import check_schedule
-from partir_search.shapes.base import serves
 from partir_search.shapes.derive import derive
-from partir_search.signature import Call, Traced
-from partir_search.tactics import AutomaticPartition
 
 
 class Remaker(Maker):

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import pytest
 
 import partir_search as ps
-from partir_search.cost.bounds import product_words, products_bytes
-from partir_search.propagation.rules.registry import RuleTable
+from partir_search.rules.registry import RuleTable
+from partir_search.simulator.lower_bounds import product_words, products_bytes
 from tests.support import module_of
 
 

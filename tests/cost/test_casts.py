@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from partir_search.cost.simulator import CostModel
-from partir_search.cost.storage import usage_of
 from partir_search.ir.core import Module
-from partir_search.lowering.local import localize
-from partir_search.propagation.propagate import State
+from partir_search.lowering.localize import localize
+from partir_search.propagation.state import State
+from partir_search.simulator.memory.dtypes import usage_of
+from partir_search.simulator.simulator import CostModel
 from tests.support import ROUND, cost_of, module_of, ones, state_of, tile_arg
 
 TPU = dataclasses.replace(ROUND, bf16_products=True)

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from partir_search.cost.simulator import CostModel
 from partir_search.ir.mesh import MeshShape
-from partir_search.lowering.local import localize
-from partir_search.machine import Machine
+from partir_search.lowering.localize import localize
+from partir_search.simulator.simulator import CostModel
+from partir_search.simulator.target.machine import Machine
 from tests.support import ROUND, cost_of, module_of, ones, state_of, tile_arg
 
 N = 4

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from partir_search.cost.load import Load
-from partir_search.cost.simulator import CostModel
 from partir_search.ir.mesh import MeshShape
-from partir_search.lowering.local import localize
-from partir_search.machine import Machine
+from partir_search.lowering.localize import localize
+from partir_search.simulator.simulator import CostModel
+from partir_search.simulator.target.machine import Machine
+from partir_search.simulator.time.roofline import Load
 from tests.support import ROUND, module_of, ones, state_of, tile_arg
 
 N = 4

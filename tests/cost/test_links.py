@@ -12,8 +12,8 @@ from jax.sharding import AbstractMesh
 import partir_search as ps
 from experiments.calibrate import Sample, fit_link, known
 from models.transformer import TransformerConfig, example_args, make_train_step, optimizer
-from partir_search.cost.collectives import collective_seconds
-from partir_search.machine import MACHINES, find_machine
+from partir_search.simulator.target.machine import MACHINES, find_machine
+from partir_search.simulator.time.collectives import collective_seconds
 
 POD = MACHINES["tpu_v5e"].with_axis("hosts", bytes_per_s=6e9, hop_seconds=2e-5)
 MESH = ps.MeshShape(("hosts", "model"), (4, 8)).split({"model": (4, 2)})

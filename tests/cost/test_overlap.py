@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from partir_search.cost.overlap import Behind, Sending, unawaited
-from partir_search.cost.simulator import CostModel
 from partir_search.ir.core import Module
-from partir_search.lowering.local import localize
-from partir_search.machine import Machine
-from partir_search.propagation.rules.registry import RuleTable
+from partir_search.lowering.localize import localize
+from partir_search.rules.registry import RuleTable
+from partir_search.simulator.simulator import CostModel
+from partir_search.simulator.target.machine import Machine
+from partir_search.simulator.time.latency_hiding import Behind, Sending, unawaited
 from tests.support import ROUND, module_of, ones, state_of, tile_arg
 
 N = 64

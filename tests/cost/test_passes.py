@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from partir_search.cost.simulator import CostModel
-from partir_search.lowering.local import localize
+from partir_search.lowering.localize import localize
+from partir_search.simulator.simulator import CostModel
 from tests.support import ROUND, module_of, state_of, tile_arg
 
 FAST = dataclasses.replace(ROUND, flops_per_s={"default": 1e15})

@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from partir_search.cost.permutes import loads, permute_seconds
-from partir_search.cost.simulator import Cost, CostModel
+from partir_search.ir.axis_options import Modes
 from partir_search.ir.mesh import MeshShape
-from partir_search.ir.modes import Modes
-from partir_search.ir.ring import Edge
-from partir_search.lowering.local import localize
-from partir_search.machine import MACHINES, Machine
+from partir_search.ir.skewed_schedule import Edge
+from partir_search.lowering.localize import localize
+from partir_search.simulator.simulator import Cost, CostModel
+from partir_search.simulator.target.machine import MACHINES, Machine
+from partir_search.simulator.time.permutes import loads, permute_seconds
 from tests.support import module_of, state_of, tile_arg
 
 N = 4

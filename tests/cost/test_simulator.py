@@ -11,17 +11,17 @@ import pytest
 
 from experiments.schedules import schedule
 from models.transformer import TransformerConfig, example_args, make_train_step, optimizer
-from partir_search.cost.collectives import collective_seconds, sent_bytes
-from partir_search.cost.simulator import CostModel
-from partir_search.ir.fold import fold
 from partir_search.ir.mesh import MeshShape
-from partir_search.lowering.local import localize
-from partir_search.machine import MACHINES, Machine, find_machine, machine_of_kind
-from partir_search.planner import Planner
+from partir_search.lowering.localize import localize
+from partir_search.passes.fold.fold import fold
+from partir_search.planning.planner import Planner
+from partir_search.planning.trace import split_call, trace_call
 from partir_search.propagation.graph import Graph
-from partir_search.propagation.propagate import State
-from partir_search.propagation.rules.registry import RuleTable, rule_key
-from partir_search.signature import split_call, trace_call
+from partir_search.propagation.state import State
+from partir_search.rules.registry import RuleTable, rule_key
+from partir_search.simulator.simulator import CostModel
+from partir_search.simulator.target.machine import MACHINES, Machine, find_machine, machine_of_kind
+from partir_search.simulator.time.collectives import collective_seconds, sent_bytes
 from tests.support import ROUND, cost_of, module_of, ones, state_of, tile_arg
 
 OVERLAPPING = dataclasses.replace(

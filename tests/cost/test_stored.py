@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from partir_search.cost.simulator import CostModel
-from partir_search.cost.storage import stored_widths, usage_of
-from partir_search.cost.traffic import analyse
-from partir_search.machine import MACHINES
+from partir_search.simulator.memory.buffers import analyse
+from partir_search.simulator.memory.dtypes import stored_widths, usage_of
+from partir_search.simulator.simulator import CostModel
+from partir_search.simulator.target.machine import MACHINES
 from tests.support import ROUND, cost_of, module_of, ones, state_of
 
 TPU = dataclasses.replace(ROUND, bf16_products=True)

@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from partir_search.ir.fold import find_repeats, fold
-from partir_search.ir.layers import layer_names
 from partir_search.ir.printer import print_partition
 from partir_search.ir.verify import InvalidIR, verify, verify_partition
-from partir_search.propagation.rules.control_flow import outer_inner
-from partir_search.propagation.rules.registry import rule_key
-from partir_search.signature import split_call, trace_call
+from partir_search.passes.fold.fold import find_repeats, fold
+from partir_search.passes.fold.layers import layer_names
+from partir_search.planning.trace import split_call, trace_call
+from partir_search.rules.control_flow import outer_inner
+from partir_search.rules.registry import rule_key
 from tests.support import check_partition, module_of, state_of, tile_arg
 
 

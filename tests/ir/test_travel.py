@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 from partir_search.ir.partition import Partition
-from partir_search.lowering.local import localize
+from partir_search.lowering.localize import localize
 from tests.support import MESH, check_partition, floats_of, module_of, state_of
 
 X = (8, 16)

@@ -14,17 +14,17 @@ from jax.sharding import NamedSharding
 import partir_search as ps
 from models import training
 from models.catalog import MODELS
+from partir_search.ir.axis_options import Modes
 from partir_search.ir.mesh import MeshShape
-from partir_search.ir.modes import Modes
 from partir_search.ir.partition import Partition
 from partir_search.ir.printer import print_partition
-from partir_search.lowering import passing
-from partir_search.lowering.local import localize
-from partir_search.lowering.shard import argument_specs, sharded
-from partir_search.lowering.window import Fetch
+from partir_search.lowering import ring_attention
+from partir_search.lowering.halo import Fetch
+from partir_search.lowering.localize import localize
+from partir_search.lowering.shard_map import argument_specs, sharded
 from partir_search.lowering.zigzag import owner_of
-from partir_search.propagation.attention import with_attention
-from partir_search.propagation.rules.registry import RuleTable
+from partir_search.passes.attention import with_attention
+from partir_search.rules.registry import RuleTable
 from tests.attention import FORMS, Attention, by_hand, full, gradients, heads, in_flax
 from tests.lowering.test_rings import plain_optimizer
 from tests.support import assert_same, check_partition, device_mesh, module_of, state_of, tile_arg
@@ -112,7 +112,7 @@ def test_zigzag_is_balanced() -> None:
 @pytest.mark.devices
 def test_parts_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where scores of a block are many, they are there in parts; also on one device."""
-    monkeypatch.setattr(passing, "SCRATCH_BYTES", 256)
+    monkeypatch.setattr(ring_attention, "SCRATCH_BYTES", 256)
     args, fun = heads(2, 16), gradients(by_hand)
     for stream in (True, False):
         partition = partitioned(fun, args, 2, stream, True)

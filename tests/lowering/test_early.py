@@ -12,8 +12,8 @@ import optax
 import pytest
 
 import partir_search as ps
-from partir_search.lowering.early import read_early
-from partir_search.lowering.program import Apply, Instruction, Move
+from partir_search.lowering.local_ir import Apply, Instruction, Move
+from partir_search.lowering.scheduling.early_reads import read_early
 
 BATCH, WIDTH, VOCAB = 16, 32, 512
 

@@ -11,9 +11,9 @@ import pytest
 from jax.sharding import AbstractMesh, NamedSharding
 
 import partir_search as ps
-from partir_search.lowering import shard
-from partir_search.lowering.layouts import lookups, meetings
-from partir_search.lowering.program import Apply, LocalProgram, Slot
+from partir_search.lowering import shard_map
+from partir_search.lowering.local_ir import Apply, LocalProgram, Slot
+from partir_search.lowering.scheduling.layouts import lookups, meetings
 
 BATCH, WIDTH, VOCAB = 16, 256, 1024
 TACTICS = [
@@ -91,12 +91,12 @@ def test_held_layouts_change_no_number(
 ) -> None:
     """The program as it is emitted for TPUs, run on CPU devices."""
     program, args = planned(mesh, *arguments()), arguments()
-    monkeypatch.setattr(shard, "_platform", lambda mesh: "tpu")
-    specs = [NamedSharding(mesh, s) for s in shard.argument_specs(program)]
+    monkeypatch.setattr(shard_map, "_platform", lambda mesh: "tpu")
+    specs = [NamedSharding(mesh, s) for s in shard_map.argument_specs(program)]
     placed = jax.device_put(args, specs)
-    held = jax.jit(shard.sharded(program, mesh)).lower(*placed)
+    held = jax.jit(shard_map.sharded(program, mesh)).lower(*placed)
     monkeypatch.undo()
-    plain = jax.jit(shard.sharded(program, mesh)).lower(*placed)
+    plain = jax.jit(shard_map.sharded(program, mesh)).lower(*placed)
     assert held.as_text().count("@LayoutConstraint") == 1
     assert "@LayoutConstraint" not in plain.as_text()
     for got, want in zip(held.compile()(*placed), step(*args), strict=True):
@@ -132,10 +132,10 @@ def test_looked_up_rows_stay_rows(
     tactics = [ps.ManualPartition({"at": 0}, axis="batch")]
     program = planned(mesh, *args, fn=rows_of, tactics=tactics)
     assert sum(map(len, lookups(program).values())) == held
-    monkeypatch.setattr(shard, "_platform", lambda mesh: "tpu")
-    specs = [NamedSharding(mesh, s) for s in shard.argument_specs(program)]
+    monkeypatch.setattr(shard_map, "_platform", lambda mesh: "tpu")
+    specs = [NamedSharding(mesh, s) for s in shard_map.argument_specs(program)]
     placed = jax.device_put(args, specs)
-    lowered = jax.jit(shard.sharded(program, mesh)).lower(*placed)
+    lowered = jax.jit(shard_map.sharded(program, mesh)).lower(*placed)
     assert lowered.as_text().count("@LayoutConstraint") == held
     for got, want in zip(lowered.compile()(*placed), rows_of(*args), strict=True):
         np.testing.assert_array_equal(got, want)

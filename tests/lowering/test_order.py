@@ -11,9 +11,9 @@ import pytest
 from jax.sharding import NamedSharding
 
 import partir_search as ps
-from partir_search.lowering import emit, shard
-from partir_search.lowering.order import gather_queue
-from partir_search.lowering.program import LocalProgram, Move
+from partir_search.lowering import emit, shard_map
+from partir_search.lowering.local_ir import LocalProgram, Move
+from partir_search.lowering.scheduling.delay import gather_queue
 
 LAYERS, WIDTH = 6, 16
 ZERO_3 = [
@@ -76,12 +76,12 @@ def test_waiting_changes_no_number(
     """The program as it is emitted for TPUs, run on CPU devices."""
     args = arguments(4096)
     program = planned(mesh, *args)
-    specs = [NamedSharding(mesh, s) for s in shard.argument_specs(program)]
+    specs = [NamedSharding(mesh, s) for s in shard_map.argument_specs(program)]
     placed = jax.device_put(jax.tree.leaves(args), specs)
-    monkeypatch.setattr(shard, "_platform", lambda mesh: "tpu")
-    waiting = jax.jit(shard.sharded(program, mesh)).lower(*placed)
+    monkeypatch.setattr(shard_map, "_platform", lambda mesh: "tpu")
+    waiting = jax.jit(shard_map.sharded(program, mesh)).lower(*placed)
     monkeypatch.setattr(emit, "gather_queue", lambda block, rules: {})
-    free = jax.jit(shard.sharded(program, mesh)).lower(*placed)
+    free = jax.jit(shard_map.sharded(program, mesh)).lower(*placed)
     barriers = [t.as_text().count("optimization_barrier") for t in (waiting, free)]
     assert barriers[0] - barriers[1] == LAYERS - 1 - 2
     for got, want in zip(waiting.compile()(*placed), step(*args), strict=True):

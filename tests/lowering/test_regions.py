@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from partir_search.cost.simulator import CostModel
 from partir_search.ir.mesh import MeshShape
 from partir_search.lowering.cache import LocalCache
-from partir_search.lowering.local import localize
-from partir_search.machine import MACHINES
+from partir_search.lowering.localize import localize
+from partir_search.simulator.simulator import CostModel
+from partir_search.simulator.target.machine import MACHINES
 from tests.support import floats_of, module_of, state_of
 
 MESH = MeshShape(("batch", "model"), (4, 2))

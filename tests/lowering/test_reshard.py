@@ -13,14 +13,14 @@ import pytest
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from partir_search.aot.hlo import hlo_counts, stablehlo_counts
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import Layout
-from partir_search.lowering.compiled import hlo_counts, stablehlo_counts
+from partir_search.lowering.diagonals import redistribute
 from partir_search.lowering.emit import run_step
 from partir_search.lowering.reorder import crosses, reorder
 from partir_search.lowering.reshard import Step, reshard
-from partir_search.lowering.shard import partition_spec
-from partir_search.lowering.skew import redistribute
+from partir_search.lowering.shard_map import partition_spec
 from tests.support import device_mesh
 
 MESH = MeshShape(("x", "y", "z"), (2, 2, 2))

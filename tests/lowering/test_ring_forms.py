@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from partir_search.ir.modes import Modes
+from partir_search.ir.axis_options import Modes
 from partir_search.ir.printer import print_partition
-from partir_search.ir.ring import HOME, ring_of
-from partir_search.lowering.local import localize
-from partir_search.lowering.program import LocalProgram
-from partir_search.propagation.rules.registry import RuleTable
+from partir_search.ir.skewed_schedule import HOME, ring_of
+from partir_search.lowering.local_ir import LocalProgram
+from partir_search.lowering.localize import localize
+from partir_search.rules.registry import RuleTable
 from tests.rings import mlp, mlp_state, square
 from tests.support import check_partition, floats_of, module_of, state_of, tile_arg
 

@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from partir_search.ir.axis_options import Modes
 from partir_search.ir.mesh import MeshShape
-from partir_search.ir.modes import Modes
-from partir_search.propagation.propagate import State
+from partir_search.propagation.state import State
 from tests.support import check_partition, floats_of, module_of, state_of
 
 MESHES = (

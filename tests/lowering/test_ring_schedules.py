@@ -9,16 +9,16 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from partir_search.cost.simulator import CostModel
+from partir_search.aot.hlo import called, computations
+from partir_search.aot.targets import Target
+from partir_search.aot.verify import compile_for
+from partir_search.ir.axis_options import Modes
 from partir_search.ir.mesh import MeshShape
-from partir_search.ir.modes import Modes
-from partir_search.lowering.compiled import called, computations
-from partir_search.lowering.local import localize
-from partir_search.lowering.program import LocalProgram
-from partir_search.propagation.attention import with_attention
-from partir_search.propagation.rules.registry import RuleTable
-from partir_search.targets import Target
-from partir_search.verification import compile_for
+from partir_search.lowering.local_ir import LocalProgram
+from partir_search.lowering.localize import localize
+from partir_search.passes.attention import with_attention
+from partir_search.rules.registry import RuleTable
+from partir_search.simulator.simulator import CostModel
 from tests.attention import by_hand
 from tests.support import module_of, state_of, tile_arg
 

@@ -18,19 +18,19 @@ from jax.sharding import NamedSharding
 import partir_search as ps
 from models import training
 from models.catalog import MODELS
-from partir_search.cost.load import Load
-from partir_search.cost.simulator import CostModel
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.printer import print_partition
-from partir_search.ir.ring import HOME, RESULT, Ring, ring_of
+from partir_search.ir.skewed_schedule import HOME, RESULT, Ring, ring_of
 from partir_search.ir.verify import InvalidIR, verify_partition
-from partir_search.lowering.local import localize
-from partir_search.lowering.order import in_turns, ring_queue
-from partir_search.lowering.program import Apply
-from partir_search.lowering.shard import argument_specs, sharded
-from partir_search.machine import MACHINES
+from partir_search.lowering.local_ir import Apply
+from partir_search.lowering.localize import localize
+from partir_search.lowering.scheduling.delay import in_turns, ring_queue
+from partir_search.lowering.shard_map import argument_specs, sharded
 from partir_search.propagation.actions import IllegalAction
-from partir_search.propagation.rules.registry import RuleTable
+from partir_search.rules.registry import RuleTable
+from partir_search.simulator.simulator import CostModel
+from partir_search.simulator.target.machine import MACHINES
+from partir_search.simulator.time.roofline import Load
 from tests.rings import mlp, mlp_state, square
 from tests.support import (
     assert_same,

@@ -16,10 +16,10 @@ from jax.sharding import NamedSharding
 
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import Layout
+from partir_search.lowering.diagonals import redistribute, straight
 from partir_search.lowering.emit import run_step
 from partir_search.lowering.reshard import Step
-from partir_search.lowering.shard import partition_spec
-from partir_search.lowering.skew import redistribute, straight
+from partir_search.lowering.shard_map import partition_spec
 from tests.support import device_mesh
 
 SQUARE = MeshShape(("r", "c"), (4, 4)).with_diagonals(["r~c"])

@@ -12,13 +12,13 @@ import pytest
 import partir_search as ps
 from experiments.schedules import schedule
 from models.catalog import MODELS
+from partir_search.ir.axis_options import Modes
 from partir_search.ir.core import Module
 from partir_search.ir.mesh import MeshShape
-from partir_search.ir.modes import Modes
-from partir_search.lowering.local import localize
-from partir_search.lowering.program import Slot
-from partir_search.lowering.streams import RESULT, Walk
-from partir_search.propagation.propagate import State
+from partir_search.lowering.collective_matmul import RESULT, Walk
+from partir_search.lowering.local_ir import Slot
+from partir_search.lowering.localize import localize
+from partir_search.propagation.state import State
 from tests.support import assert_same, check_partition, floats_of, module_of, state_of, tile_arg
 
 

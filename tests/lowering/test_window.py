@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from jax import lax
 
-from partir_search.ir.beyond import MODES, Beyond
+from partir_search.ir.boundaries import MODES, Beyond
 from partir_search.ir.core import Module
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import Window
-from partir_search.lowering.local import localize
+from partir_search.lowering.halo import Fetch, Stretch, crossed, window_steps
+from partir_search.lowering.localize import localize
 from partir_search.lowering.reshard import Step
-from partir_search.lowering.window import Fetch, Stretch, crossed, window_steps
 from tests.support import check_partition, floats_of, module_of, state_of
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import collections
 import pathlib
 
-from partir_search.ir.foreign import CHOSEN, IDENTITIES, REDUCED
+from partir_search.ir.foreign_primitives import CHOSEN, IDENTITIES, REDUCED
 from partir_search.ir.from_jaxpr import INLINED, REGIONS, TAKEN_APART
-from partir_search.ir.refs import READ
-from partir_search.propagation.rules import RULES
-from partir_search.propagation.rules.unruled import UNRULED
+from partir_search.ir.refs.discharge import READ
+from partir_search.rules import RULES
+from partir_search.rules.unruled import UNRULED
 from tests.propagation.cases import CASES
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -45,7 +45,7 @@ def page() -> str:
         examples[RULES[prim].__name__].append(f"`{case}`: `{rule}`")
     families: dict[str, dict[str, list[str]]] = {}
     for prim, rule in sorted(RULES.items()):
-        if rule.__module__.startswith("partir_search.propagation.rules."):
+        if rule.__module__.startswith("partir_search.rules."):
             family = rule.__module__.rsplit(".", 1)[1]
             families.setdefault(family, {}).setdefault(rule.__name__, []).append(prim)
     out = [HEAD]

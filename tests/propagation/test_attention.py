@@ -16,8 +16,8 @@ from flax import linen as nn
 from models.catalog import MODELS
 from partir_search.ir.core import Module, Op
 from partir_search.ir.verify import verify
-from partir_search.propagation.attention import with_attention
-from partir_search.propagation.rules.registry import RuleTable
+from partir_search.passes.attention import with_attention
+from partir_search.rules.registry import RuleTable
 from tests.attention import FORMS, gradients, heads
 from tests.support import assert_same, floats_of, module_of, run_evaluator, state_of
 

@@ -17,11 +17,11 @@ from partir_search.ir.core import Module, Op
 from partir_search.ir.from_jaxpr import INLINED, REGIONS, TAKEN_APART
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.printer import print_partition
-from partir_search.ir.refs import READ
+from partir_search.ir.refs.discharge import READ
 from partir_search.propagation.graph import Graph
-from partir_search.propagation.propagate import State
-from partir_search.propagation.rules import RULES, RuleTable
-from partir_search.propagation.rules.unruled import UNRULED
+from partir_search.propagation.state import State
+from partir_search.rules import RULES, RuleTable
+from partir_search.rules.unruled import UNRULED
 from tests.propagation.cases import CASES
 from tests.propagation.primitives_table import PAGE, page
 from tests.propagation.samples import floats
@@ -150,7 +150,7 @@ def test_bad_rule_is_refused() -> None:
 
 
 def test_second_rule_for_a_primitive_is_refused() -> None:
-    from partir_search.propagation.rules import register
+    from partir_search.rules import register
 
     with pytest.raises(ValueError, match="'add' has a rule already"):
         register("add")(lambda op: RuleTable()(op))

@@ -13,8 +13,8 @@ import pytest
 
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import Partition
-from partir_search.lowering.local import localize
-from partir_search.propagation.rules.shape import reshape_factors
+from partir_search.lowering.localize import localize
+from partir_search.rules.shape import reshape_factors
 from tests.support import check_partition, module_of, state_of, tile_arg
 
 THREE = MeshShape(("x", "y", "z"), (2, 2, 2))

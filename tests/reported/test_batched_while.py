@@ -19,10 +19,10 @@ import partir_search as ps
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.verify import verify
 from partir_search.lowering.cache import LocalCache
-from partir_search.lowering.local import localize
-from partir_search.propagation.pad import pad_module
-from partir_search.propagation.padding import Pad
-from partir_search.propagation.rules import RuleTable
+from partir_search.lowering.localize import localize
+from partir_search.passes.pad import pad_module
+from partir_search.passes.pad_choice import Pad
+from partir_search.rules import RuleTable
 from tests.support import (
     assert_same,
     check_partition,

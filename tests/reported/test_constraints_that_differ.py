@@ -13,8 +13,8 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 import partir_search as ps
-from partir_search.lowering.compiled import hlo_collectives
-from partir_search.verification import compare
+from partir_search.aot.hlo import hlo_collectives
+from partir_search.aot.verify import compare
 from tests.support import assert_same, floats_of
 
 P = jax.P

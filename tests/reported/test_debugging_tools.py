@@ -15,7 +15,7 @@ from jax import lax
 from jax.experimental import checkify
 
 import partir_search as ps
-from partir_search.machine import find_machine
+from partir_search.simulator.target.machine import find_machine
 from tests.support import floats_of
 
 Tool = Callable[[Any, Any, Any, Any, Any], None]

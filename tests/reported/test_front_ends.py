@@ -79,7 +79,7 @@ def same(got: Any, want: Any) -> None:
 
 def planned_once(step: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """From here on nothing may be planned."""
-    from partir_search.planning import Maker
+    from partir_search.planning.pipeline import Maker
 
     def fail(*args: Any) -> Any:
         raise AssertionError("planned again")

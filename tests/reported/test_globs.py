@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import partir_search as ps
-from partir_search.paths import matches
+from partir_search.ir.argument_paths import matches
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 import partir_search as ps
 from partir_search import cli
-from partir_search.machine import machine_of_kind
+from partir_search.simulator.target.machine import machine_of_kind
 
 MESH = AbstractMesh((2, 4), ("batch", "model"))
 STATE = {"params": {"w1": np.ones((8, 16), np.float32), "w2": np.ones((16, 8), np.float32)}}
@@ -654,7 +654,9 @@ def test_commands(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each ends with 2 and one line, before a search."""
-    monkeypatch.setattr("partir_search.planner.search_noted", lambda *_: pytest.fail("searched"))
+    monkeypatch.setattr(
+        "partir_search.planning.planner.search_noted", lambda *_: pytest.fail("searched")
+    )
     assert cli.main(["plan", *words]) == 2
     said = capsys.readouterr().err
     assert said.startswith("partir-search: ")

@@ -14,8 +14,8 @@ from jax.experimental import pallas as pl
 
 import partir_search as ps
 from partir_search.ir.mesh import MeshShape
-from partir_search.ir.refs import READ
-from partir_search.machine import MACHINES, Machine
+from partir_search.ir.refs.discharge import READ
+from partir_search.simulator.target.machine import MACHINES, Machine
 from tests.reported.ref_programs import PAIRS
 from tests.support import (
     assert_same,

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from rich.console import Console
 
 import partir_search as ps
-from partir_search.machine import find_machine
+from partir_search.simulator.target.machine import find_machine
 from tests.support import ROUND
 
 pytestmark = pytest.mark.devices

@@ -14,11 +14,11 @@ from jax import lax
 import partir_search as ps
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.verify import verify
-from partir_search.lowering.local import localize
+from partir_search.lowering.localize import localize
 from partir_search.lowering.reshard import COLLECTIVES
-from partir_search.propagation.aligning import aligned
-from partir_search.propagation.propagate import State
-from partir_search.propagation.views import with_views
+from partir_search.passes.align import aligned
+from partir_search.passes.views import with_views
+from partir_search.propagation.state import State
 from tests.support import assert_same, module_of, run_emitted, run_evaluator, state_of, tile_arg
 
 ROWS = ps.ManualPartition({"x": 0}, axis="x")

@@ -15,8 +15,8 @@ from rich.console import Console
 
 import partir_search as ps
 from partir_search.ir.core import Module
-from partir_search.ir.trips import Trips, data_loops
-from partir_search.report import loops_table
+from partir_search.ir.trip_counts import Trips, data_loops
+from partir_search.plan.report.tables import loops_table
 from tests.support import floats_of, module_of
 
 MESH = AbstractMesh((2, 4), ("batch", "model"))

@@ -1,0 +1,262 @@
+"""Reads collectives out of lowered and compiled programs, to hold against a plan."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import itertools
+import math
+import re
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from partir_search.ir.mesh import MeshShape
+from partir_search.lowering.reshard import COLLECTIVES
+from partir_search.messages.wording import shown
+
+_STABLEHLO = re.compile(
+    r'"?stablehlo\.(all_gather|all_reduce|reduce_scatter|all_to_all|collective_permute)"?\('
+)
+_HLO = re.compile(
+    r"=\s+(?P<type>\(.*?\)|\S+)\s+"
+    r"(?P<kind>all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)"
+    r"(?P<start>-start)?\((?P<operands>[^)]*)\)(?P<attributes>.*)"
+)
+_COMPUTATION = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.-]+) \((?P<args>.*)\) -> ")
+_ARRAY = re.compile(r"\b(?P<dtype>[a-z]+\d*\w*)\[(?P<dims>[\d,]*)\]")
+_GROUPS = re.compile(
+    r"replica_groups=(?P<groups>\{\{.*?\}\}|\[[\d,]+\]<=\[[\d,]+\](?:T\([\d,]+\))?"
+    r"|mesh\[[^\]]*\]\s*\{[^}]*\})"
+)
+_PAIRS = re.compile(r"source_target_pairs=\{(?P<pairs>.*?)\}\}")
+_AGAIN = re.compile(r"^\s*(?:ROOT )?%?[\w.-]+\.remat\d*(?:\.[\w.-]+)? =")
+_CHAIN = re.compile(r'chain_id="(?P<chain>\d+)"')
+_CALLED = re.compile(r"\b(?:body|calls|to_apply|computation)=%?(?P<name>[\w.-]+)")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(?P<n>\d+)"')
+FUSED_SCATTER = "all-reduce-scatter"  # XLA:TPU's fusion of an all_reduce and a slice
+
+Groups = frozenset[frozenset[int]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CompiledCollective:
+    """One operand of a collective in a compiled program.
+
+    Attributes:
+      elements / itemsize: of the larger side on one device.
+      groups: participants, by position in the mesh; None if all.
+      padded: a reduce_scatter whose tiles the compiler padded.
+      times: runs per step; 0 where it lies in a loop whose trip count the text does not tell.
+      again: whether the compiler does it once more rather than keep what it made before.
+    """
+
+    kind: str
+    elements: int
+    itemsize: int
+    groups: Groups | None
+    padded: bool = False
+    times: int = 1
+    again: bool = False
+
+    @property
+    def bytes(self) -> int:
+        return self.elements * self.itemsize
+
+
+def stablehlo_counts(text: str) -> dict[str, int]:
+    """Collectives by kind in StableHLO text (`lowered.as_text()`): exactly what was emitted."""
+    _check_text("stablehlo_counts", text, "lowered.as_text()")
+    found = collections.Counter(m.group(1) for m in _STABLEHLO.finditer(text))
+    return {kind: found[kind] for kind in COLLECTIVES}
+
+
+def hlo_counts(text: str) -> dict[str, int]:
+    """Collective operands by kind in optimized HLO text (`compiled.as_text()`).
+
+    Operands, not ops: XLA combines several collectives into one with many operands. An all-to-all
+    of XLA:CPU has one operand per participant and counts once.
+    """
+    _check_text("hlo_counts", text, "compiled.as_text()")
+    found = collections.Counter(c.kind for c in hlo_collectives(text))
+    return {kind: found[kind] for kind in COLLECTIVES}
+
+
+def _check_text(name: str, text: object, source: str) -> None:
+    if not isinstance(text, str):
+        raise TypeError(f"{name} takes the text of a program, {source}, not {shown(text)}")
+
+
+def hlo_collectives(text: str) -> list[CompiledCollective]:
+    """Every collective operand in optimized HLO text of XLA:CPU, GPU or TPU.
+
+    XLA:TPU writes one asynchronous collective as several fusions that share a `chain_id`, and a
+    reduce_scatter as a fusion of an all_reduce with a slice: each counts as what it does, once.
+    """
+    chains: set[tuple[str, str]] = set()
+    parts = computations(text)
+    times = _runs(parts)
+    return [c for part in parts for c in part.collectives(chains, times.get(part.name, 1))]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Computation:
+    """One computation of HLO text: its name, the text of its arguments, a line per instruction."""
+
+    name: str
+    arguments: str
+    lines: tuple[str, ...]
+    entry: bool = False
+
+    def collectives(
+        self, chains: set[tuple[str, str]] | None = None, times: int = 1
+    ) -> Iterator[CompiledCollective]:
+        """Collective operands of its lines; `chains` are those that were seen before."""
+        chains = set() if chains is None else chains
+        for line in self.lines:
+            match = _HLO.search(line)
+            if not match:
+                continue
+            chain = _CHAIN.search(match["attributes"])
+            if chain:
+                key = (match["kind"], chain["chain"])
+                if key in chains:
+                    continue
+                chains.add(key)
+            padded = False
+            kind, groups = match["kind"].replace("-", "_"), _groups(match["attributes"])
+            if kind == "all_reduce" and self.name.startswith(FUSED_SCATTER):
+                kind, whole = "reduce_scatter", list(array_sizes(match["type"]))
+                arrays = list(array_sizes(self.arguments))
+                padded = whole != arrays
+            else:
+                arrays = _payloads(match, groups)
+            again = _AGAIN.match(line) is not None
+            for n, size in arrays:
+                yield CompiledCollective(kind, n, size, groups, padded, times, again)
+
+
+def computations(text: str) -> list[Computation]:
+    """The computations of HLO text, in its order."""
+    found: list[tuple[re.Match[str], list[str]]] = []
+    lines: list[str] = []
+    for line in text.splitlines():
+        header = None if line.startswith(" ") else _COMPUTATION.match(line)
+        if header:
+            lines = []
+            found.append((header, lines))
+        elif line.startswith(" "):
+            lines.append(line)
+    return [
+        Computation(h["name"], h["args"], tuple(body), h["entry"] is not None) for h, body in found
+    ]
+
+
+def called(line: str) -> list[str]:
+    """Names of the computations that an instruction calls."""
+    return [m["name"] for m in _CALLED.finditer(line)]
+
+
+def trip_count(line: str) -> int:
+    """Runs of a while loop's body; 0 where the text does not tell."""
+    told = _TRIPS.search(line)
+    return int(told["n"]) if told else 0
+
+
+def _runs(parts: Sequence[Computation]) -> dict[str, int]:
+    """Runs per step of each computation that loops call; 0 where some trip count is not told."""
+    callers: dict[str, list[tuple[str, int]]] = collections.defaultdict(list)
+    for part in parts:
+        for line in part.lines:
+            trips = trip_count(line) if " while(" in line else 1
+            for name in called(line):
+                callers[name].append((part.name, trips))
+
+    @functools.cache
+    def runs(computation: str) -> int:
+        return sum(runs(by) * n for by, n in callers.get(computation, ())) or (
+            0 if computation in callers else 1
+        )
+
+    return {computation: runs(computation) for computation in callers}
+
+
+def _payloads(match: re.Match[str], groups: Groups | None) -> list[tuple[int, int]]:
+    """(elements, itemsize) per operand, of the larger side."""
+    kind, arrays = match["kind"], list(array_sizes(match["type"]))
+    if kind == "collective-permute" and match["start"]:
+        arrays = arrays[:1]  # then come its result and two semaphores
+    elif match["start"]:  # operands, then as many results
+        n = len(match["operands"].split(","))
+        arrays = arrays[:n] if kind == "reduce-scatter" else arrays[-n:]
+    elif kind == "all-to-all":
+        arrays = [(sum(n for n, _ in arrays), arrays[0][1])]
+    elif kind == "reduce-scatter":
+        participants = len(next(iter(groups))) if groups else 1
+        arrays = [(n * participants, size) for n, size in arrays]
+    return arrays
+
+
+def array_sizes(text: str) -> Iterator[tuple[int, int]]:
+    """(elements, itemsize) of each array type in a text."""
+    for m in _ARRAY.finditer(text):
+        dims = [int(d) for d in m["dims"].split(",") if d]
+        bits = re.search(r"\d+", m["dtype"])
+        yield math.prod(dims), max(1, int(bits.group()) // 8) if bits else 1
+
+
+def _groups(attributes: str) -> Groups | None:
+    pairs = _PAIRS.search(attributes)
+    if pairs:
+        return frozenset(frozenset(_numbers(p)) for p in pairs["pairs"].split("},{"))
+    found = _GROUPS.search(attributes)
+    if not found:
+        return None
+    text = found["groups"]
+    if text.startswith("{{"):
+        return frozenset(frozenset(_numbers(g)) for g in text.split("},{"))
+    if text.startswith("mesh"):
+        sizes = [int(n) for n in re.findall(r"=(\d+)", text)]
+        names = re.findall(r"'([^']+)'=", text)
+        used = re.findall(r"'([^']+)'", text[text.index("]") :])
+        return _along(sizes, [names.index(n) for n in used])
+    shape, rest = text.split("<=")
+    iota, _, order = rest.partition("T")
+    ids = np.arange(math.prod(_numbers(iota))).reshape(_numbers(iota))
+    if order:
+        ids = ids.transpose(_numbers(order))
+    return frozenset(map(frozenset, ids.reshape(_numbers(shape)).tolist()))
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(n) for n in re.findall(r"\d+", text)]
+
+
+def _along(sizes: list[int] | tuple[int, ...], axes: list[int] | tuple[int, ...]) -> Groups:
+    """Devices that differ only in their coordinates along `axes`."""
+    ids = np.arange(math.prod(sizes)).reshape(sizes)
+    kept = [a for a in range(len(sizes)) if a not in axes]
+    rows = ids.transpose([*kept, *axes]).reshape(-1, math.prod(sizes[a] for a in axes))
+    return frozenset(map(frozenset, rows.tolist()))
+
+
+def axes_of(groups: Groups | None, mesh: MeshShape) -> tuple[str, ...] | None:
+    """The mesh axes along which the participants lie; None if no set of axes gives the groups.
+
+    For the pairs of a permute: the axes along which sources and targets differ.
+    """
+    used = [a for a, n in enumerate(mesh.device_sizes) if n > 1]
+    if groups is None:
+        return tuple(mesh.names[a] for a in used)
+    for n in range(1, len(used) + 1):
+        for axes in itertools.combinations(used, n):
+            whole = _along(mesh.device_sizes, axes)
+            if groups == whole:
+                return tuple(mesh.names[a] for a in axes)
+    for n in range(1, len(used) + 1):
+        for axes in itertools.combinations(used, n):
+            whole = _along(mesh.device_sizes, axes)
+            if all(any(g <= w for w in whole) for g in groups):
+                return tuple(mesh.names[a] for a in axes)
+    return None

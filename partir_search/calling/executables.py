@@ -1,0 +1,247 @@
+"""Plans and compiled programs of one function, by the signature of its calls."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import warnings
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
+
+from partir_search.arguments import Buffers, Moves, Returned, check_alive
+from partir_search.arguments.axes import AnyMesh, within
+from partir_search.arguments.placement import place, struct_of
+from partir_search.calling.plainly import plainly
+from partir_search.frontends.refs import value, written
+from partir_search.lowering.local_ir import LocalProgram
+from partir_search.lowering.shard_map import (
+    argument_specs,
+    lifted_shardings,
+    lifted_specs,
+    sharded,
+    split_mesh,
+    without_context,
+)
+from partir_search.plan.multihost import check_agreement
+from partir_search.plan.plan import Plan
+from partir_search.plan.planned import collector_paused
+from partir_search.planning.memory_fit import DoesNotFit, refusal
+from partir_search.planning.options import Options
+from partir_search.planning.trace import Call, Traced, weaken
+from partir_search.shapes import Remaker
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A plan and its executable for one signature.
+
+    Attributes:
+      lifted: large closed-over arrays, as the first argument of `jitted`; () if there are none.
+    """
+
+    name: str
+    plan: Plan
+    traced: Traced
+    jitted: Any
+    shardings: tuple[NamedSharding, ...]
+    lifted: tuple[list[Any], ...]
+    paths: tuple[str, ...]
+    buffers: Buffers
+    moves: Moves
+
+    def on(self, mesh: Mesh) -> tuple[Callable[..., Any], list[NamedSharding]]:
+        """The program for traced leaves, followed by lifted arrays, and their shardings.
+
+        Args:
+          mesh: as the step's, perhaps with other types of axes.
+        """
+        program = self.plan.program
+        parts = split_mesh(mesh, program.partition.mesh)
+        specs = (*argument_specs(program), *lifted_specs(program))
+        return sharded(program, mesh), [NamedSharding(parts, s) for s in specs]
+
+    def weakened(self, out: Sequence[Any]) -> list[Any]:
+        """Results of the program, those with weak types that are to have them."""
+        return [weaken(x) if w else x for x, w in zip(out, self.traced.weak, strict=True)]
+
+    def run(self, call: Call, leaves: Sequence[Any]) -> Any:
+        """Results of the executable for the leaves of a call, placed first."""
+        try:
+            placed = list(map(place, leaves, self.shardings))
+        except RuntimeError:
+            check_alive(self.name, leaves, self.paths)
+            raise
+        self.buffers.check(leaves)
+        self.moves.note(id(self), leaves, placed, self.paths)
+        args, kwargs = jax.tree.unflatten(call.flat[1], placed)
+        with within(self.plan.mesh):
+            results = self.jitted(*self.lifted, *args, **kwargs)
+        self.buffers.returned(results)
+        return results
+
+    def structs(self, call: Call) -> Any:
+        """The call's arguments as ShapeDtypeStructs that carry the plan's shardings."""
+        leaves, tree = jax.tree.flatten((call.args, call.kwargs))
+        structs = [struct_of(x, s) for x, s in zip(leaves, self.shardings, strict=True)]
+        return jax.tree.unflatten(tree, structs)
+
+
+class Executables:
+    """Plans and executables of one function, made when a signature is first asked for."""
+
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        plain: Any,
+        name: str,
+        options: Options,
+        similar: dict[Hashable, Plan] | None = None,
+    ) -> None:
+        """Executables of `fun`, which `plain` jits with the user's static and donated arguments.
+
+        Args:
+          similar: plans of functions that may be the same program (an optimizer that was made anew
+            is another object), by signature. Plans are added to it.
+        """
+        self._similar = {} if similar is None else similar
+        self._name, self._options = name, options
+        self._maker = Remaker(fun, plain, name, options)
+        self._moves, self._returned = Moves(name), Returned()
+        self._plans: dict[Hashable, tuple[Plan, Traced]] = {}
+        self._by_shape: dict[Hashable, Plan] = {}
+        self._first: dict[Hashable, Plan] = {}
+        self.entries: dict[Hashable, Entry] = {}
+
+    def planned(
+        self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[Plan, Traced]:
+        """The plan of a call, and the call traced."""
+        key, here = call.key(), self._options.here
+        if key not in self._plans:
+            with collector_paused(), plainly():
+                self._plans[key] = self._make(call, args, kwargs)
+            self._first.setdefault((call.flat[1], call.statics), self._plans[key][0])
+            self._by_shape[call.plan_key()] = self._similar[call.plan_key()] = self._plans[key][0]
+        plan, traced = self._plans[key]
+        if plan.mesh != here:
+            plan = plan.on(here)
+            self._plans[key] = plan, traced
+        return plan, traced
+
+    def _make(self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Plan, Traced]:
+        known = self._by_shape.get(call.plan_key())
+        base = self._first.get((call.flat[1], call.statics))
+        similar = self._similar.get(call.plan_key())
+        if known is None and base is None and similar is not None:
+            with contextlib.suppress(ValueError):  # another program
+                return self._maker.make(call, args, kwargs, similar)
+        return self._maker.remake(call, args, kwargs, known, base)
+
+    def free_plan(self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> Plan:
+        """The plan of a call, made without regard to others."""
+        with collector_paused(), plainly():
+            return self._maker.make(call, args, kwargs)[0]
+
+    def known_plans(
+        self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> dict[str, Plan]:
+        """The known strategies as plans, by name."""
+        with collector_paused(), plainly():
+            return self._maker.known_plans(call, args, kwargs)
+
+    def entry(self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> Entry:
+        """The executable of a call.
+
+        Raises:
+          DoesNotFit: the plan needs more memory than the goals allow, and `on_overflow="raise"`.
+        """
+        key = call.key(), self._options.here
+        entry = self.entries.get(key)
+        if entry is None:
+            check_alive(self._name, call.leaves(), call.paths())
+            plan, traced = self.planned(call, args, kwargs)
+            with jax.ensure_compile_time_eval():  # what is kept is of no trace around the call
+                entry = self.entries[key] = self._build(plan, traced)
+        return entry
+
+    def clear(self) -> None:
+        """Forgets all plans and executables."""
+        self._plans.clear()
+        self._by_shape.clear()
+        self._first.clear()
+        self.entries.clear()
+
+    def _check_fit(self, plan: Plan) -> None:
+        """DoesNotFit, or a warning, if the plan needs more memory than there is."""
+        if plan.fits:
+            return
+        message = refusal(plan.memory_limit, plan.cost, plan.remedies())
+        if self._options.on_overflow == "raise" and plan.searches:
+            raise DoesNotFit(message)
+        warnings.warn(message, stacklevel=2)
+
+    def _build(self, plan: Plan, traced: Traced) -> Entry:
+        self._check_fit(plan)
+        mesh = plan.mesh
+        check_agreement(plan, mesh)
+        mapped = sharded(plan.program, mesh)
+
+        lifted: tuple[list[Any], ...] = ()
+        if plan.program.lifted:
+            lifted = (_lifted(plan.program, mesh),)
+
+        def partitioned(*args: Any, **kwargs: Any) -> Any:
+            own, args = args[: len(lifted)], args[len(lifted) :]
+            leaves = jax.tree.leaves((args, kwargs))
+            out = mapped(*map(value, leaves), *jax.tree.leaves(own))
+            out = [weaken(x) if w else x for x, w in zip(out, traced.weak, strict=True)]
+            return jax.tree.unflatten(traced.out_tree, written(leaves, plan.module.ties, out))
+
+        partitioned.__name__ = partitioned.__qualname__ = self._name
+        flags = jax.tree.unflatten(traced.in_tree, traced.donated)
+        donate = [i + len(lifted) for i, a in enumerate(flags[0]) if _all(a)]
+        donate_names = [k for k, a in flags[1].items() if _all(a)]
+        shardings = jax.tree.unflatten(traced.out_tree, plan.flat_out_shardings())
+        jitted = jax.jit(
+            without_context(partitioned),
+            donate_argnums=donate or None,
+            donate_argnames=donate_names or None,
+            out_shardings=None if isinstance(mesh, AbstractMesh) else shardings,
+            keep_unused=True,
+        )
+        arguments, paths = plan.module.body.args, plan.module.arg_paths
+        return Entry(
+            self._name,
+            plan,
+            traced,
+            jitted,
+            tuple(plan.flat_in_shardings()),
+            lifted,
+            paths,
+            Buffers(
+                self._name,
+                paths,
+                [v.type.nbytes for v in arguments],
+                traced.donated,
+                self._returned,
+            ),
+            self._moves,
+        )
+
+
+def _lifted(program: LocalProgram, mesh: AnyMesh) -> list[Any]:
+    """Large closed-over arrays on the mesh's devices, or their shapes where it has none."""
+    if isinstance(mesh, Mesh):
+        shardings = lifted_shardings(program, mesh)
+        constants = program.partition.module.constants
+        return [place(constants[i], s) for i, s in zip(program.lifted, shardings, strict=True)]
+    values = (program.partition.module.values[i] for i in program.lifted)
+    return [jax.ShapeDtypeStruct(v.type.shape, v.type.dtype) for v in values]
+
+
+def _all(tree: Any) -> bool:
+    leaves = jax.tree.leaves(tree)
+    return bool(leaves) and all(leaves)

@@ -1,0 +1,1 @@
+"""What follows from a module and its rules alone: users, rows of axes, pending sums."""

@@ -1,0 +1,114 @@
+"""What one mesh axis does to every op and value, and what follows from that alone.
+
+States of a search differ on one axis or two: the rows of the others are the same objects, and what
+is known of them is not worked out again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from array import array
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from partir_search.ir.analysis.def_use import Index
+from partir_search.ir.analysis.pending import travel
+from partir_search.ir.rule import NONE
+
+Numbers = npt.NDArray[np.int8]  # factors of ops, dims of values
+Bools = npt.NDArray[np.bool_]
+Codes = npt.NDArray[np.int16]
+Sizes = npt.NDArray[np.unsignedinteger]
+
+
+@dataclasses.dataclass(eq=False)
+class AxisRows:
+    """What one mesh axis does, pending sums already on their way.
+
+    Attributes:
+      loops / tiles: per op its factor, per value its dim, a byte each.
+      travelling: how values that rest as pending reductions are finished, by id.
+      loop_row / tile_row / pending: the same as arrays; KEPT reads as NONE in `tile_row`.
+      travels: whether pending sums may travel.
+    """
+
+    index: Index
+    loops: array[int]
+    tiles: array[int]
+    travelling: Mapping[int, str]
+    loop_row: Numbers
+    tile_row: Numbers
+    pending: Bools
+    travels: bool = True
+    _gathered: dict[AxisRows, tuple[int, int]] = dataclasses.field(default_factory=dict)
+    _tiles_of: dict[int, tuple[Sizes, Sizes]] = dataclasses.field(default_factory=dict)
+
+    @functools.cached_property
+    def active(self) -> Bools:
+        """[ops] whether the axis has some operand or result needed or made otherwise than it
+        rests.
+        """
+        ports, loop = self.index.ports, self.loop_row
+        found = np.zeros(len(loop), dtype=np.bool_)
+        at = ports.start + loop[ports.op] + 1
+        differ = ports.dim[at] != self.tile_row[ports.value]
+        rests = self.pending[ports.value]
+        made = ports.unfinished[at]
+        if self.travelling:
+            passing = found.copy()
+            passing[ports.op[rests & ~ports.result]] = True
+            made = np.where(loop[ports.op] < 0, passing[ports.op], made)
+        differ |= ports.result & (made != rests)
+        found[ports.op[differ]] = True
+        return found
+
+    @functools.cached_property
+    def codes(self) -> tuple[Codes, Codes]:
+        """One number per value for its tile and pending sum, one per op for its loop."""
+        rests = (self.tile_row.astype(np.int16) + 1) * 2 + self.pending
+        return rests, (self.loop_row + 1).astype(np.int16)
+
+    @functools.cached_property
+    def inner(self) -> list[int]:
+        """Ops that are looped over a factor beneath another one on some dim."""
+        stacked, beneath = self.index.stacked, self.index.beneath
+        found = beneath[np.arange(len(stacked)), self.loop_row[stacked] + 1]
+        return [int(op) for op in stacked[found]]
+
+    def gathered(self, other: AxisRows) -> tuple[int, int]:
+        """How often a dim that both axes tile is needed on one of them only: runs of uses for which
+        this axis is gathered away, and runs for which the other one is.
+        """
+        found = self._gathered.get(other)
+        if found is None:
+            uses, count = self.index.uses, self.index.count
+            both = (self.tile_row >= 0) & (self.tile_row == other.tile_row)
+            at = np.flatnonzero(both[uses.value])
+            op, dim = uses.op[at], self.tile_row[uses.value[at]]
+            here = uses.dim[uses.start[at] + self.loop_row[op] + 1] == dim
+            there = uses.dim[uses.start[at] + other.loop_row[op] + 1] == dim
+            found = int(count[op[there & ~here]].sum()), int(count[op[here & ~there]].sum())
+            self._gathered[other] = found
+        return found
+
+    def tiles_of(self, size: int) -> tuple[Sizes, Sizes]:
+        """[values] and [ops] tiles that an axis of a size cuts each into."""
+        found = self._tiles_of.get(size)
+        if found is None:
+            tiles = np.array([1, size], dtype=np.min_scalar_type(size))
+            found = tiles[(self.tile_row >= 0).astype(int)], tiles[(self.loop_row >= 0).astype(int)]
+            self._tiles_of[size] = found
+        return found
+
+
+def axis_rows(index: Index, loops: array[int], tiles: array[int], travels: bool = True) -> AxisRows:
+    """The rows of one axis. Takes `loops` and `tiles` over and changes them (see `travel`)."""
+    travelling = travel(index, loops, tiles) if travels else {}
+    pending = np.zeros(len(tiles), dtype=np.bool_)
+    pending[list(travelling)] = True
+    tile_row = np.maximum(np.frombuffer(tiles, dtype=np.int8), NONE)
+    loop_row = np.frombuffer(loops, dtype=np.int8)
+    return AxisRows(index, loops, tiles, travelling, loop_row, tile_row, pending, travels)

@@ -1,0 +1,169 @@
+"""Runs a partition's loops literally, slice by slice, on whole arrays: the oracle.
+
+Each op is run once per tile on slices of its operands, and the pieces are put together: tiles are
+laid side by side, partial results are combined. No collective, no device, no layout is involved,
+so what this computes tells whether the rules and loops mean what the program means.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from partir_search.ir.boundaries import taken
+from partir_search.ir.core import Literal, Module, Op, Operand, Region, Value
+from partir_search.ir.local_op import run_local
+from partir_search.ir.partition import Partition
+from partir_search.ir.rule import OpRule
+
+Emitters = Mapping[str, Callable[..., Sequence[Any]]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Iteration:
+    """`LocalContext` of one iteration of an op's loops."""
+
+    tile: Mapping[int, int]
+    count: Mapping[int, int]
+    on_mesh: bool = False
+
+    def tile_index(self, factor: int) -> Any:
+        return jnp.int32(self.tile.get(factor, 0))
+
+    def tiles(self, factor: int) -> int:
+        return self.count.get(factor, 1)
+
+    def once(self, run: Callable[[], Sequence[Any]]) -> Sequence[Any]:
+        return run()
+
+    def last_effects(self) -> Sequence[Any]:
+        return ()  # one device
+
+    def ran(self, token: Any) -> None:
+        pass
+
+    def shardings(self) -> Sequence[Any]:
+        return ()
+
+
+RunOp = Callable[[Op, Sequence[Any]], Sequence[Any]]
+Seen = Callable[[Value, Any], Any]
+
+
+def evaluate(partition: Partition, args: Sequence[Any], emitters: Emitters) -> list[Any]:
+    """The module's results on flat `args`; `emitters` run ops with regions."""
+    return interpret(partition.module, args, emitters, lambda op, x: _loops(partition, op, x))
+
+
+def run_whole(rule: OpRule, op: Op, ins: Sequence[Any]) -> Sequence[Any]:
+    """An op without loops, on whole arrays."""
+    return run_local(_Iteration({}, {}), rule, op, list(ins))
+
+
+def interpret(
+    module: Module,
+    args: Sequence[Any],
+    emitters: Emitters,
+    run_op: RunOp,
+    seen: Seen = lambda value, x: x,
+) -> list[Any]:
+    """The module's results on flat `args`.
+
+    Args:
+      run_op: runs ops without regions.
+      seen: is given every argument and result of an op, also inside of regions, and returns it.
+    """
+    env = {i: jnp.asarray(a) for i, a in module.constants.items()}
+    return _region(module.body, args, env, emitters, run_op, seen)
+
+
+def _region(
+    region: Region,
+    args: Sequence[Any],
+    outer: Mapping[int, Any],
+    emitters: Emitters,
+    run_op: RunOp,
+    seen: Seen,
+) -> list[Any]:
+    env = dict(outer)
+    env.update((v.id, seen(v, a)) for v, a in zip(region.args, args, strict=True))
+
+    def read(x: Operand) -> Any:
+        return jnp.asarray(x.value, x.type.dtype) if isinstance(x, Literal) else env[x.id]
+
+    for op in region.ops:
+        ins = [read(x) for x in op.operands]
+        if op.regions:
+            blocks = [
+                lambda *inner, r=r: _region(r, inner, env, emitters, run_op, seen)
+                for r in op.regions
+            ]
+            outs = emitters[op.prim](op, blocks, ins)
+        else:
+            outs = run_op(op, ins)
+        env.update((r.id, seen(r, o)) for r, o in zip(op.results, outs, strict=True))
+    return [read(r) for r in region.results]
+
+
+def _loops(partition: Partition, op: Op, ins: Sequence[Any]) -> list[Any]:
+    rule = partition.rules[op.id]
+    count = {f: partition.tiles_of(op, f) for f in range(len(rule.sizes))}
+    count = {f: n for f, n in count.items() if n > 1}
+    pieces: dict[tuple[int, ...], Sequence[Any]] = {}
+    for index in itertools.product(*(range(n) for n in count.values())):
+        tile = dict(zip(count, index, strict=True))
+        sliced = [
+            _slice(x, rule, i, tile, count) if isinstance(operand, Value) else x
+            for i, (x, operand) in enumerate(zip(ins, op.operands, strict=True))
+        ]
+        pieces[index] = run_local(_Iteration(tile, count), rule, op, sliced)
+    for position in reversed(range(len(count))):
+        f = list(count)[position]
+        merged: dict[tuple[int, ...], Sequence[Any]] = {}
+        for index in {i[:position] for i in pieces}:
+            parts = [pieces[(*index, k)] for k in range(count[f])]
+            merged[index] = [
+                _join([p[r] for p in parts], rule.dim_of(dims, f), rule.reducers[f])
+                for r, dims in enumerate(rule.results)
+            ]
+        pieces = merged
+    return list(pieces[()])
+
+
+def _slice(
+    x: Any, rule: OpRule, operand: int, tile: Mapping[int, int], count: Mapping[int, int]
+) -> Any:
+    """What one iteration reads of an operand."""
+    dims = rule.operands[operand]
+    for d in range(len(dims)):
+        for f in rule.factors_on(dims, d):
+            if f not in tile:
+                continue
+            if reads := rule.reads_on(operand, d):
+                start, size = reads.stretch(tile[f], rule.sizes[f] // count[f])
+                x = taken(x, d, start, size, reads.beyond)
+            else:
+                size = x.shape[d] // count[f]
+                x = lax.slice_in_dim(x, tile[f] * size, (tile[f] + 1) * size, axis=d)
+    return x
+
+
+def _join(parts: Sequence[Any], dim: int, monoid: str) -> Any:
+    if dim >= 0:
+        return jnp.concatenate(parts, axis=dim)
+    combine = {
+        "sum": lax.add,
+        "max": lax.max,
+        "min": lax.min,
+        "and": lax.bitwise_and,
+        "or": lax.bitwise_or,
+    }
+    total = parts[0]
+    for part in parts[1:]:
+        total = combine[monoid](total, part)
+    return total

@@ -1,0 +1,1 @@
+"""Mutable refs read as values."""

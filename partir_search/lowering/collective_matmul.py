@@ -1,0 +1,117 @@
+"""Collective matmul (Wang et al., ASPLOS 2023): a product that walks what would be gathered or
+scattered along an axis, block by block, while the blocks pass around the axis.
+
+An all_gather before a product becomes n - 1 permutes of a block, each while the product works on
+the block before; a reduce_scatter after it becomes n - 1 permutes of the sum of a block so far.
+The bytes are the same. What is gathered is never there as a whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+from partir_search.ir.rule import OpRule
+from partir_search.lowering.diagonals import shuffle
+from partir_search.lowering.local_ir import Slot
+from partir_search.lowering.reshard import Step
+
+RESULT = -1  # what moves is the sum so far
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Walk:
+    """Which blocks of a factor, which the op does not loop over, its turns work on.
+
+    A turn has an offset: its block is the coordinate on the axis plus that. Blocks of an operand
+    come from the neighbour who worked on them in the turn before, from both sides; sums of a block
+    of the result go to the neighbour who adds to them in the next turn, and end where they belong.
+
+    Attributes:
+      axis: that the blocks pass around.
+      size: devices along it, and turns.
+      factor: of the op.
+      moving: position of the operand whose blocks move, or `RESULT`.
+    """
+
+    axis: int
+    size: int
+    factor: int
+    moving: int
+
+    @property
+    def groups(self) -> list[list[int]]:
+        """Offsets of the turns; those of a group work while blocks for the next are on their way,
+        in both directions.
+        """
+        near = [[k, -k] if 2 * k < self.size else [k] for k in range(1, self.size // 2 + 1)]
+        groups = [[0], *near]
+        return groups[::-1] if self.moving == RESULT else groups
+
+    def before(self, offset: int) -> list[int]:
+        """Offsets that the block had, at neighbours, in turns before this one."""
+        if self.moving != RESULT:
+            return [offset - _sign(offset)] if offset else []
+        turns = {o for group in self.groups for o in group}
+        sides = (1, -1) if not offset else (_sign(offset),)
+        return [offset + s for s in sides if offset + s in turns]
+
+    def step(self, slot: Slot, offset: int, before: int) -> Step:
+        """Passes what was at one offset on to a neighbour, for whom it is at another."""
+        away = before - offset  # who has it, from who works on it next
+        pairs = tuple(((i - away) % self.size, i) for i in range(self.size))
+        return shuffle((self.axis,), pairs, slot.layout, slot.pending)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Part:
+    """One turn of a walk.
+
+    Attributes:
+      offset: of its block.
+    """
+
+    walk: Walk
+    offset: int
+
+    def assembles(self, rule: OpRule) -> bool:
+        """Whether turns make blocks of the result, each another one, on one device."""
+        return self.walk.moving != RESULT and self.walk.factor in rule.results[0]
+
+
+def _sign(offset: int) -> int:
+    return 1 if offset > 0 else -1
+
+
+def gather_walk(
+    rule: OpRule,
+    operand: int,
+    steps: Sequence[Step],
+    axes: Iterable[int],
+    sizes: Sequence[int],
+    looped: Iterable[int],
+) -> Walk | None:
+    """The walk that stands for the last of the steps that bring an operand, if it is a gather.
+
+    Args:
+      looped: axes that the op loops over. Devices start at different blocks, so that copies of one
+        sum would differ in rounding: a sum is walked only where each device makes another one.
+    """
+    last = steps[-1]
+    if last.kind != "all_gather" or len(last.axes) > 1 or last.axes[0] not in axes:
+        return None
+    factor = rule.operands[operand][last.dim]
+    if factor >= 0 and rule.reducers[factor] and last.axes[0] not in looped:
+        return None
+    return Walk(last.axes[0], sizes[last.axes[0]], factor, operand) if factor >= 0 else None
+
+
+def scatter_walk(
+    rule: OpRule, steps: Sequence[Step], axes: Iterable[int], sizes: Sequence[int]
+) -> Walk | None:
+    """The walk that stands for the first of the steps that settle a result, if it scatters."""
+    first = steps[0]
+    if first.kind != "reduce_scatter" or first.axes[0] not in axes:
+        return None
+    factor = rule.results[0][first.dim]
+    return Walk(first.axes[0], sizes[first.axes[0]], factor, RESULT)

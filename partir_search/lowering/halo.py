@@ -1,0 +1,252 @@
+"""Stretches of a tiled dim: what each device needs besides its own tile, and who sends it.
+
+An op may read of a dim another stretch than the tile that its device holds: a convolution its
+halo, a reversed dim the mirror image, a concatenation what falls into its part of the result. The
+stretches are arithmetic in the tile's number (`ir.rule.Reads`); who sends what to whom follows
+from them. Each permute brings one block; the stretch is put together from the device's own tile
+and all blocks.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from partir_search.ir.boundaries import Run, runs
+from partir_search.ir.partition import Layout, Pending, Window
+from partir_search.ir.skewed_schedule import Edge
+from partir_search.lowering.reshard import WINDOW, Step
+
+Take = tuple[int, int, int]  # from, to, length
+Sided = tuple[int, int, int]  # source, target, side of the target's own part
+Axis = TypeVar("Axis")
+NOTHING: Take = (0, 0, 0)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Fetch:
+    """One permute: so many elements of the own tile from `start` on.
+
+    Attributes:
+      pairs: (source, target), positions along the step's axes jointly.
+    """
+
+    pairs: tuple[Edge, ...]
+    start: int
+    length: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Piece:
+    """What a stretch takes of one block.
+
+    Attributes:
+      block: 0 is the own tile (or the whole), others follow as they are fetched.
+      takes: per device (from, to, length), from the block to the stretch, or `NOTHING`.
+    """
+
+    block: int
+    takes: tuple[Take, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stretch:
+    """Puts a stretch of `size` elements together; zeros where no piece goes.
+
+    Attributes:
+      uniform: the pieces, which are in order, fill the stretch, and all devices that take a piece
+        take it alike. Pieces that go to one place follow each other: of those each device has one.
+    """
+
+    pieces: tuple[Piece, ...]
+    size: int
+    uniform: bool
+
+
+@functools.lru_cache(maxsize=65536)
+def window_steps(
+    window: Window, extent: int, tiled: bool, layout: Layout, pending: Pending
+) -> tuple[Step, ...]:
+    """Steps from a tile (or the whole, of `extent`) of the window's dim to each device's stretch.
+
+    Layout and pending sums of the value stay what they were, but for the stretched dim.
+    """
+    tiles = len(window.starts)
+    tile = extent // tiles if tiled else extent
+    make = functools.partial(
+        Step, dim=window.dim, to_dim=-1, monoid="", layout=layout, pending=pending
+    )
+    stretches = [runs(s, window.size, extent, window.beyond) for s in window.starts]
+    if not tiled:
+        pieces = _pieces(0, [[(at, to, n) for to, at, n in found] for found in stretches])
+        return (make(WINDOW, window.axes, detail=_stretch(pieces, window.size)),)
+    if all(found == ((0, i * tile, tile),) for i, found in enumerate(stretches)) and (
+        window.size == tile
+    ):
+        return ()
+    own, wanted = _demands(stretches, tile)
+    fetches, pieces = [], _pieces(0, own)
+    ragged = False
+    for group in _groups(wanted, tiles, window.beyond is not None):
+        parts = [take for edge in group for take in wanted[edge]]
+        start = min(at for at, _, _ in parts)
+        length = max(at + n for at, _, n in parts) - start
+        takes: list[list[Take]] = [[] for _ in range(tiles)]
+        for edge in group:
+            takes[edge[1]] = [(at - start, to, n) for at, to, n in wanted[edge]]
+        ragged |= len({len(wanted[edge]) for edge in group}) > 1
+        pairs = tuple((source, target) for source, target, _ in group)
+        fetches.append(Fetch(pairs, start, length))
+        pieces += _pieces(len(fetches), takes)
+    rest = (tiles - 1) * tile
+    if sum(f.length for f in fetches) >= rest + (len(fetches) == 1):  # no less than all there is
+        whole = (*layout[: window.dim], (), *layout[window.dim + 1 :])
+        gather = Step("all_gather", window.axes, window.dim, -1, "", whole, pending, extent)
+        return (gather, *window_steps(window, extent, False, whole, pending))
+    return (
+        *(make("collective_permute", window.axes, detail=f) for f in fetches),
+        make(WINDOW, window.axes, detail=_stretch(pieces, window.size, ragged)),
+    )
+
+
+def _pieces(block: int, takes: Sequence[Sequence[Take]]) -> list[Piece]:
+    """Pieces of one block, by device what each takes: the largest first, then what is there twice.
+
+    Several takes of one device are several pieces.
+    """
+    ordered = [sorted(each, key=lambda t: (-t[2], t[1])) for each in takes]
+    most = max(map(len, ordered), default=0)
+    if most == 0:
+        return [Piece(block, (NOTHING,) * len(takes))] if block == 0 else []
+    return [
+        Piece(block, tuple(each[k] if k < len(each) else NOTHING for each in ordered))
+        for k in range(most)
+    ]
+
+
+def _demands(
+    stretches: Sequence[Sequence[Run]], tile: int
+) -> tuple[list[list[Take]], dict[Sided, list[Take]]]:
+    """What each device takes of its own tile, and of others' by (source, target, side): whether it
+    stands before what the device has itself, or after.
+    """
+    own: list[list[Take]] = [[] for _ in stretches]
+    wanted: dict[Sided, list[Take]] = {}
+    for to, found in enumerate(stretches):
+        others: list[tuple[int, Take]] = []
+        for at, start, length in found:
+            for by in range(start // tile, (start + length - 1) // tile + 1):
+                first, last = max(start, by * tile), min(start + length, (by + 1) * tile)
+                take = (first - by * tile, at + first - start, last - first)
+                if by == to:
+                    own[to].append(take)
+                else:
+                    others.append((by, take))
+        middle = max(own[to], key=lambda t: t[2], default=NOTHING)[1]
+        for by, take in others:
+            side = int(take[1] > middle) if own[to] else int(by > to)
+            wanted.setdefault((by, to, side), []).append(take)
+    return own, wanted
+
+
+def _groups(wanted: Mapping[Sided, Sequence[Take]], tiles: int, around: bool) -> list[list[Sided]]:
+    """Edges in groups in which nobody sends or receives twice. Those of a dim with neighbours
+    `around` its ends go together by side and distance along the ring.
+    """
+    if not around:
+        sides = {(source, target): side for source, target, side in wanted}
+        return [[(s, t, sides[s, t]) for s, t in g] for g in _rounds(sorted(sides), tiles)]
+    apart: dict[tuple[int, int], list[Sided]] = collections.defaultdict(list)
+    for source, target, side in sorted(wanted):
+        apart[side, (source - target) % tiles].append((source, target, side))
+    return [apart[key] for key in sorted(apart)]
+
+
+def _rounds(edges: Sequence[Edge], tiles: int) -> list[list[Edge]]:
+    """Edges in groups in which nobody sends or receives twice.
+
+    Those between equally distant devices go together, so that all take alike; where that makes
+    many groups, as many as possible do.
+    """
+    if not edges:
+        return []
+    apart: dict[int, list[Edge]] = collections.defaultdict(list)
+    for source, target in edges:
+        apart[source - target].append((source, target))
+    sends = collections.Counter(s for s, _ in edges)
+    receives = collections.Counter(t for _, t in edges)
+    if len(apart) <= 2 * max(*sends.values(), *receives.values()):
+        return [apart[d] for d in sorted(apart)]
+    from scipy.sparse import csr_array  # slow to import, and rarely needed
+    from scipy.sparse.csgraph import maximum_bipartite_matching
+
+    rounds = []
+    left = set(edges)
+    while left:
+        rows, columns = np.array(sorted(left)).T
+        graph = csr_array((np.ones(len(rows)), (rows, columns)), shape=(tiles, tiles))
+        match = maximum_bipartite_matching(graph, perm_type="column").tolist()
+        rounds.append([(s, t) for s, t in enumerate(match) if t >= 0])
+        left.difference_update(rounds[-1])
+    return rounds
+
+
+def _stretch(pieces: Sequence[Piece], size: int, ragged: bool = False) -> Stretch:
+    """Nobody takes what it does not get: zeros arrive where nobody sends.
+
+    Args:
+      ragged: some device takes less of what it is sent than others do.
+    """
+    used = tuple(p for p in pieces if any(t[2] for t in p.takes))
+    alike: dict[tuple[int, int], list[Piece]] = {}
+    for piece in used:
+        taken = {t for t in piece.takes if t[2]}
+        if ragged or len(taken) != 1:
+            return Stretch(used, size, False)
+        alike.setdefault(taken.pop()[1:], []).append(piece)
+    at = 0
+    for (to, n), group in sorted(alike.items()):
+        full = all(any(p.takes[i][2] for p in group) for i in range(len(group[0].takes)))
+        sent = [p for p in group if p.block]
+        if to != at or not (full or len(sent) == len(group) == 1):
+            return Stretch(used, size, False)
+        at += n
+    if at != size:
+        return Stretch(used, size, False)
+    ordered: list[Piece] = []
+    for _, group in sorted(alike.items()):
+        if len(group) == 1:
+            take = next(t for t in group[0].takes if t[2])
+            group = [Piece(group[0].block, (take,) * len(group[0].takes))]
+        ordered += group
+    return Stretch(tuple(ordered), size, True)
+
+
+def keeps_tile(detail: Stretch, tile: int) -> bool:
+    """Tells whether a stretch holds all of every device's own tile, with other blocks beside it."""
+    own = [p for p in detail.pieces if p.block == 0 and p.takes[0][2] == tile]
+    return detail.uniform and len(own) == 1 and len(detail.pieces) > 1
+
+
+def stretched(shape: Sequence[int], step: Step) -> tuple[int, ...]:
+    """A local shape after one of the steps of a window."""
+    n = list(shape)
+    if step.kind == "all_gather":
+        n[step.dim] = step.detail
+    if isinstance(step.detail, Fetch):
+        n[step.dim] = step.detail.length
+    elif isinstance(step.detail, Stretch):
+        n[step.dim] = step.detail.size
+    return tuple(n)
+
+
+def crossed(pairs: Sequence[Edge], sizes: Mapping[Axis, int]) -> tuple[Axis, ...]:
+    """The axes along which some pair differs; `sizes` of the joint axes, major to minor."""
+    names, extents = list(sizes), list(sizes.values())
+    ends = [np.array(np.unravel_index([p[i] for p in pairs], extents)) for i in (0, 1)]
+    return tuple(a for a, row in zip(names, (ends[0] != ends[1]).any(1), strict=True) if row)

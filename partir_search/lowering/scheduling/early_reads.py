@@ -1,0 +1,72 @@
+"""What the backward pass does not wait for, and should.
+
+Nothing but the loss's value needs the logit of each token's label. XLA:TPU reads it at the very end
+of the step now and then, and holds the logits until then, beside their gradient: a quarter more
+memory in a LLaMA of one layer whose vocabulary is tiled. So reading much for little is tied to what
+the backward pass needs next: it comes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from partir_search.ir.rule import OpRule
+from partir_search.lowering.local_ir import Apply, Block, Move, Slot
+
+MUCH = 64  # times the bytes that it makes are what an op reads
+
+
+def read_early(block: Block, rules: Sequence[OpRule]) -> dict[int, Slot]:
+    """By position of a step of the forward pass that reads much for little, and for which nothing
+    in the backward pass waits: an operand that the backward pass uses later, or what it was moved
+    from (labels that are gathered once for each pass).
+    """
+    moved = _made_by_moves(block)
+    needed: set[int] = set()  # by the backward pass, somehow
+    later: set[int] = set()  # by steps of the backward pass themselves
+    found: dict[int, Slot] = {}
+    for i in range(len(block.steps) - 1, -1, -1):
+        item = block.steps[i]
+        if not isinstance(item, Apply):
+            if item.target.id in needed:
+                needed.add(item.source.id)
+            if item.target.id in later:
+                later.add(item.source.id)
+            continue
+        ins = [x for x in item.ins if isinstance(x, Slot)]
+        if item.op.backward:
+            later.update(x.id for x in ins)
+            needed.update(x.id for x in ins)
+        elif any(out.id in needed for out in item.outs):
+            needed.update(x.id for x in ins)
+        elif not item.blocks and not rules[item.op.id].elementwise:
+            made = sum(out.nbytes for out in item.outs)
+            known = [x for slot in ins for x in _before(slot, moved) if x.id in later]
+            small = [x for x in known if x.nbytes <= MUCH * made]
+            if small and max(x.nbytes for x in ins) > MUCH * made:
+                found[i] = min(reversed(small), key=lambda x: x.nbytes)
+    return found
+
+
+def _made_by_moves(block: Block) -> dict[int, Slot]:
+    """What each slot was moved from that a move made first: a value that is moved there and back
+    is in one slot twice, and was there before it left.
+    """
+    moved: dict[int, Slot] = {}
+    seen: set[int] = set()
+    for item in block.steps:
+        if isinstance(item, Move):
+            if item.target.id not in seen:
+                moved[item.target.id] = item.source
+            seen.update((item.source.id, item.target.id))
+        else:
+            seen.update(x.id for x in (*item.ins, *item.outs) if isinstance(x, Slot))
+    return moved
+
+
+def _before(slot: Slot, moved: Mapping[int, Slot]) -> Iterator[Slot]:
+    """The slot, and what moves made it of."""
+    yield slot
+    while slot.id in moved:
+        slot = moved[slot.id]
+        yield slot

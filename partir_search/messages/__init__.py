@@ -1,0 +1,1 @@
+"""What people read: errors with remedies, near names, tables."""

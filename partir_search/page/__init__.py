@@ -1,5 +1,0 @@
-"""A plan as one self-contained HTML page."""
-
-from partir_search.page.page import report_page
-
-__all__ = ["report_page"]

@@ -1,0 +1,1 @@
+"""Rewrites of whole programs, a module in and a module out."""

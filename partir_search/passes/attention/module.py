@@ -1,0 +1,168 @@
+"""Writes a module with each attention in it as one op forward and one backward."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from partir_search.ir.core import Module, Op, Operand, Region, Value
+from partir_search.passes.attention.body import Draft, draft, makers, with_roles
+from partir_search.passes.attention.groups import Group, NotAttention, Ops, find_groups
+from partir_search.passes.attention.mask import is_causal
+from partir_search.passes.attention.phases import Phase, split
+from partir_search.passes.attention.roles import find_online, find_sums
+from partir_search.passes.copies import Copier
+from partir_search.rules.registry import RuleTable, rule_key
+
+FORWARD, BACKWARD = "attention", "attention_grad"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Whole:
+    """An op to be, in place of several."""
+
+    phase: Phase
+    draft: Draft
+    prim: str
+
+
+def with_attention(module: Module, table: RuleTable) -> tuple[Module, list[str]]:
+    """The module with each attention as one op, and why others are not.
+
+    Scores, which have keys and queries, are not kept from the forward to the backward pass but
+    made again there. A module without attention is given back as it is.
+
+    Returns:
+      the module, and reasons with source lines of what looked like attention and stays as it is.
+    """
+    rewriter = _Rewriter(module, table)
+    new = rewriter.run()
+    return (new if rewriter.count else module), rewriter.reasons
+
+
+class _Rewriter(Copier):
+    def __init__(self, module: Module, table: RuleTable) -> None:
+        super().__init__(module)
+        self.table = table
+        self.count = 0
+        self.reasons: list[str] = []
+
+    def run(self) -> Module:
+        args = tuple(self.value(v) for v in self.module.body.args)
+        ops = self.ops(self.module.body, {})
+        return self.finish(args, ops)
+
+    def region(self, old: Region, suffix: str) -> Region:
+        inside = {v.id: Value(-1, v.type, v.name) for v in old.args}
+        ops = self.ops(old, inside)
+        results = tuple(
+            inside.get(x.id, self.outer(x)) if isinstance(x, Value) else x for x in old.results
+        )
+        return Region(tuple(inside[v.id] for v in old.args), tuple(ops), results)
+
+    def ops(self, region: Region, inside: dict[int, Value]) -> list[Op]:
+        """Copies of a region's ops; `inside` gets the values that they make."""
+        ops = Ops(region, self.table)
+        found = self.find(ops)
+        owned = {id(op) for w in found for op in w.phase.ops}
+        made_by = {r.id: w for w in found for r in w.phase.results}
+        done: set[int] = set()
+        new: list[Op] = []
+
+        def need(x: Operand) -> None:
+            if isinstance(x, Value) and x.id in made_by:
+                visit(made_by[x.id])
+            elif isinstance(x, Value) and x.id in ops.maker:
+                visit(ops.maker[x.id])
+
+        def visit(item: Op | Whole) -> None:
+            if id(item) in done:
+                return
+            done.add(id(item))
+            if isinstance(item, Whole):
+                for v in item.draft.operands:
+                    need(v)
+                new.append(self.whole(item, inside))
+                return
+            for x in item.operands:
+                need(x)
+            new.append(self.one(item, inside))
+
+        for op in region.ops:
+            if id(op) not in owned:
+                visit(op)
+            else:
+                for r in op.results:
+                    if r.id in made_by:
+                        visit(made_by[r.id])
+        for x in region.results:
+            need(x)
+        return new
+
+    def one(self, op: Op, inside: dict[int, Value]) -> Op:
+        """A copy of an op."""
+        results = tuple(Value(-1, r.type, r.name) for r in op.results)
+        copy = dataclasses.replace(
+            op,
+            operands=tuple(
+                inside.get(x.id, self.outer(x)) if isinstance(x, Value) else x for x in op.operands
+            ),
+            results=results,
+            regions=tuple(self.region(r, "") for r in op.regions),
+        )
+        self.made(op.results, results, inside)
+        return copy
+
+    def made(self, old: Sequence[Value], new: Sequence[Value], inside: dict[int, Value]) -> None:
+        for r, v in zip(old, new, strict=True):
+            inside[r.id] = self.fresh[r.id] = v
+
+    def whole(self, item: Whole, inside: dict[int, Value]) -> Op:
+        """The one op for several."""
+        self.count += 1
+        last = item.phase.ops[-1]
+        results = tuple(Value(-1, r.type, r.name) for r in item.phase.results)
+        op = Op(
+            id=-1,
+            prim=item.prim,
+            operands=tuple(inside.get(v.id, self.outer(v)) for v in item.draft.operands),
+            results=results,
+            params={"body": item.draft.body},
+            origin=last.origin,
+            scope=last.scope,
+            backward=last.backward,
+        )
+        self.made(item.phase.results, results, inside)
+        return op
+
+    def find(self, ops: Ops) -> list[Whole]:
+        """The attentions of one region."""
+        found: list[Whole] = []
+        for group in find_groups(ops):
+            if isinstance(group, NotAttention):
+                self.reasons.append(str(group))
+                continue
+            try:
+                found += self.wholes(ops, group)
+            except NotAttention as why:
+                first = group.members(ops)[0]
+                self.reasons.append(f"{why} (attention at {first.source})")
+        return found
+
+    def wholes(self, ops: Ops, group: Group) -> list[Whole]:
+        phases = split(ops, group)
+        forward = draft(ops, group, phases.forward, rule_key)
+        product = makers(forward.body)[forward.place[phases.product.results[0].id]]
+        online, chain = find_online(forward, product)
+        causal = is_causal(forward.body, online.weight)
+        body = with_roles(forward.body, online, (), causal)
+        forward = dataclasses.replace(forward, body=body)
+        found = [Whole(phases.forward, forward, FORWARD)]
+        if phases.backward is not None:
+            result = phases.product.results[0]
+            backward = draft(ops, group, phases.backward, rule_key, (forward, result))
+            sums = find_sums(forward, backward, chain)
+            body = with_roles(backward.body, None, sums, causal)
+            backward = dataclasses.replace(backward, body=body)
+            found.append(Whole(phases.backward, backward, BACKWARD))
+        return found

@@ -1,0 +1,1 @@
+"""Folding: one representative for the ops that a program repeats."""

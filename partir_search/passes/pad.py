@@ -1,0 +1,279 @@
+"""Writes a module with some dims padded: what runs on devices that do not divide them.
+
+Values are padded where they enter a padded class and cut where they leave it. What lies beyond the
+end of a dim is never read: before an op combines along the dim it is masked by what leaves the
+result as it is (0 for sums, the least number for maxima ...). Selects, not products, mask, so that
+infinities beyond the end stay there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jax import lax
+
+from partir_search.ir.core import Literal, Module, Op, Operand, Region, Shape, TensorType, Value
+from partir_search.ir.numbering import number
+from partir_search.ir.reducers import identity, number_of
+from partir_search.ir.rule import NONE, OpRule
+from partir_search.passes.pad_choice import DimClasses, Pad
+from partir_search.rules.control_flow import flows_of
+
+_INT32 = np.dtype(np.int32)
+_BOOL = np.dtype(np.bool_)
+
+
+def pad_module(module: Module, rules: Sequence[OpRule], pads: Sequence[Pad]) -> Module:
+    """`module` computing with the dims of `pads` padded; arguments and results are as they were.
+
+    Values keep their names, so that actions on one program are actions on the other.
+
+    Raises:
+      ValueError: a pad names no dim of this program.
+    """
+    classes = DimClasses(module, rules)
+    names = module.value_names()
+    for pad in pads:
+        value = names.get(pad.value)
+        if value is None or not 0 <= pad.dim < len(value.type.shape):
+            raise ValueError(f"there is no dim {pad.dim} of a value {pad.value!r} to pad")
+        classes.padded[classes.of(value, pad.dim)] = pad.size
+    return _Rewriter(module, rules, classes).run()
+
+
+class _Scope:
+    """Ops of one region as they are written, and the forms in which its values are at hand."""
+
+    def __init__(self, owner: _Rewriter) -> None:
+        self.owner = owner
+        self.ops: list[Op] = []
+        self.forms: dict[tuple[int, Shape], Value] = {}
+        self.masks: dict[tuple[str, int, str], Value] = {}
+
+    def read(self, x: Operand, shape: Shape, op: Op) -> Operand:
+        """`x` padded or cut to `shape`, for `op`."""
+        if not isinstance(x, Value):
+            return x
+        natural = self.owner.natural(x)
+        if shape == natural.type.shape:
+            return natural
+        key = (x.id, shape)
+        if key not in self.forms:
+            have = natural.type.shape
+            value = natural
+            both = tuple(map(min, have, shape))
+            if both != have:
+                kind = dataclasses.replace(x.type, shape=both)
+                value = self._add(op, lax.slice_p, (value,), kind, f"{x.name}_cut", {
+                    "start_indices": (0,) * len(both),
+                    "limit_indices": both,
+                    "strides": None,
+                })  # fmt: skip
+            if both != shape:
+                config = tuple((0, m - n, 0) for n, m in zip(both, shape, strict=True))
+                zero = Literal(number_of(0, x.type.dtype), _scalar(x.type))
+                kind = dataclasses.replace(x.type, shape=shape)
+                value = self._add(op, lax.pad_p, (value, zero), kind, f"{x.name}_padded", {
+                    "padding_config": config,
+                })  # fmt: skip
+            self.forms[key] = value
+        return self.forms[key]
+
+    def masked(self, value: Value, n: int, dim: int, monoid: str, op: Op) -> Value:
+        """`value`, with what lies beyond `n` along `dim` not changing a combination."""
+        key = (value.name, dim, monoid)
+        if key not in self.masks:
+            kind, stem = value.type, value.name
+            index, flag = (
+                dataclasses.replace(kind, dtype=dtype, itemsize=dtype.itemsize)
+                for dtype in (_INT32, _BOOL)
+            )
+            at = self._add(op, lax.iota_p, (), index, f"{stem}_index", {
+                "dtype": _INT32, "shape": kind.shape, "dimension": dim, "sharding": None,
+            })  # fmt: skip
+            end = Literal(np.int32(n), _scalar(index))
+            inside = self._add(op, lax.lt_p, (at, end), flag, f"{stem}_inside", {})
+            filler = Literal(identity(monoid, kind.dtype), _scalar(kind))
+            fill = self._add(op, lax.broadcast_in_dim_p, (filler,), kind, f"{stem}_fill", {
+                "shape": kind.shape, "broadcast_dimensions": (), "sharding": None,
+            })  # fmt: skip
+            ins = (inside, fill, value)
+            self.masks[key] = self._add(op, lax.select_n_p, ins, kind, f"{stem}_masked", {})
+        return self.masks[key]
+
+    def _add(
+        self,
+        op: Op,
+        handle: Any,
+        operands: tuple[Operand, ...],
+        kind: TensorType,
+        name: str,
+        params: Mapping[str, Any],
+    ) -> Value:
+        result = Value(-1, kind, self.owner.fresh(name))
+        self.ops.append(
+            Op(
+                id=-1,
+                prim=handle.name,
+                operands=operands,
+                results=(result,),
+                params=params,
+                origin=op.origin,
+                scope=op.scope,
+                backward=op.backward,
+                handle=handle,
+            )
+        )
+        return result
+
+
+class _Rewriter:
+    """Copies a module with its padded classes."""
+
+    def __init__(self, module: Module, rules: Sequence[OpRule], classes: DimClasses) -> None:
+        self.module, self.rules, self.classes = module, rules, classes
+        self._natural: dict[int, Value] = {}
+        self._names = {v.name for v in module.values}
+
+    def fresh(self, name: str) -> str:
+        unique, n = name, 1
+        while unique in self._names:
+            unique, n = f"{name}_{n}", n + 1
+        self._names.add(unique)
+        return unique
+
+    def natural(self, old: Value) -> Value:
+        """The new value in the form in which it is made."""
+        return self._natural[old.id]
+
+    def zeros_beyond(self, x: Operand, dim: int) -> bool:
+        """Whether a padded form of `x` is made by padding, with zeros."""
+        return isinstance(x, Value) and self.natural(x).type.shape[dim] == x.type.shape[dim]
+
+    def make(self, old: Value, shape: Shape) -> Value:
+        kind = dataclasses.replace(old.type, shape=shape)
+        self._natural[old.id] = new = Value(-1, kind, old.name)
+        return new
+
+    def run(self) -> Module:
+        module, body = self.module, self.module.body
+        constants = {
+            i: (self.make(module.values[i], module.values[i].type.shape), array)
+            for i, array in module.constants.items()
+        }
+        args = tuple(self.make(v, v.type.shape) for v in body.args)
+        shapes = [x.type.shape for x in body.results]
+        new = dataclasses.replace(
+            module,
+            body=self.region(body, args, shapes),
+            values=[],
+            ops=[],
+            constants={},
+            _uses=None,
+            _users=None,
+            _names=None,
+        )
+        number(new, constants)
+        return new
+
+    def region(self, old: Region, args: tuple[Value, ...], shapes: Sequence[Shape]) -> Region:
+        scope = _Scope(self)
+        for op in old.ops:
+            if op.regions:
+                self.region_op(op, scope)
+            else:
+                self.op(op, scope)
+        last = old.ops[-1] if old.ops else None
+        results = tuple(
+            scope.read(x, shape, last) if last else self._plain(x)
+            for x, shape in zip(old.results, shapes, strict=True)
+        )
+        return Region(args, tuple(scope.ops), results)
+
+    def _plain(self, x: Operand) -> Operand:
+        return self.natural(x) if isinstance(x, Value) else x
+
+    def op(self, op: Op, scope: _Scope) -> None:
+        rule, classes = self.rules[op.id], self.classes
+
+        ins: list[Operand] = []
+        shapes = [
+            tuple(classes.read_size(op, i, d) for d in range(len(x.type.shape)))
+            if rule.operands[i]
+            else x.type.shape
+            for i, x in enumerate(op.operands)
+        ]
+        for i, (x, dims, wanted) in enumerate(zip(op.operands, rule.operands, shapes, strict=True)):
+            new = scope.read(x, wanted, op)
+            for d, f in enumerate(dims):
+                if f == NONE or f in rule.indexed or wanted[d] == x.type.shape[d]:
+                    continue
+                monoid = self.filler(rule, i, d)
+                if monoid and not (monoid == "sum" and self.zeros_beyond(x, d)):
+                    assert isinstance(new, Value)
+                    new = scope.masked(new, x.type.shape[d], d, monoid, op)
+            ins.append(new)
+        made = [
+            tuple(
+                classes.size(r, d) if classes.carries(op, f) else r.type.shape[d]
+                for d, f in enumerate(dims)
+            )
+            for r, dims in zip(op.results, rule.results, strict=True)
+        ]
+        results = tuple(self.make(r, s) for r, s in zip(op.results, made, strict=True))
+        before = [*(x.type.shape for x in op.operands), *(r.type.shape for r in op.results)]
+        changed = [*shapes, *made] != before
+        new_op = dataclasses.replace(op, operands=tuple(ins), key=None)
+        if changed and rule.resizing is not None:
+            resized = rule.resizing.resize(op, shapes, made)
+            kept = tuple(ins) + resized.operands[len(ins) :]
+            new_op = dataclasses.replace(resized, operands=kept, key=None)
+        elif changed and rule.localize is not None:
+            params = rule.localize(dict(op.params), shapes, made)
+            new_op = dataclasses.replace(new_op, params=params)
+        if rule.indexed and shapes[0] != op.operands[0].type.shape:
+            bounds = {"bounds": op.operands[0].type.shape}
+            new_op = dataclasses.replace(new_op, params={**new_op.params, **bounds})
+        scope.ops.append(dataclasses.replace(new_op, results=results))
+
+    @staticmethod
+    def filler(rule: OpRule, operand: int, dim: int) -> str:
+        """The monoid whose identity has to stand beyond the end of a dim that is read; "" if
+        anything may.
+        """
+        if rule.reads_on(operand, dim) is None:
+            return rule.reducers[rule.operands[operand][dim]]
+        how = rule.resizing
+        return how.filler if how and (operand, dim) in how.masked else ""
+
+    def region_op(self, op: Op, scope: _Scope) -> None:
+        flows = flows_of(op)
+        enters = {i: lead for i, _, _, lead in flows.enters}
+        leaves = {out: lead for _, _, out, lead in flows.leaves}
+
+        def shape(x: Operand, lead: int | None = 0) -> Shape:
+            """Padded as its classes say, but for leading dims and what enters no region."""
+            if not isinstance(x, Value) or lead is None:
+                return x.type.shape
+            size = self.classes.size
+            return (
+                *x.type.shape[:lead],
+                *(size(x, d) for d in range(lead, len(x.type.shape))),
+            )
+
+        ins = tuple(scope.read(x, shape(x, enters.get(i)), op) for i, x in enumerate(op.operands))
+        regions = []
+        for region in op.regions:
+            args = tuple(self.make(a, shape(a)) for a in region.args)
+            regions.append(self.region(region, args, [shape(x) for x in region.results]))
+        results = tuple(self.make(r, shape(r, leaves.get(i, 0))) for i, r in enumerate(op.results))
+        scope.ops.append(
+            dataclasses.replace(op, operands=ins, results=results, regions=tuple(regions), key=None)
+        )
+
+
+def _scalar(kind: TensorType) -> TensorType:
+    return dataclasses.replace(kind, shape=())

@@ -1,0 +1,191 @@
+"""Uneven dims: which of them pay for being padded, so that they divide by the mesh.
+
+A dim of 50,257 cannot be tiled by 8; one of 50,264 can. Dims that ops carry along are padded
+together: they are a class, found by union over the factors of rules. `pad.pad_module` writes the
+program that computes with them; arguments and results keep their shapes.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+from partir_search.ir.core import Module, Op, Operand, Value
+from partir_search.ir.mesh import MeshShape
+from partir_search.ir.rule import NONE, OpRule
+from partir_search.rules.control_flow import flows_of, outer_inner
+
+MOST = 1.125  # a padded dim is at most this much longer
+WORTH = 0.02  # of the program's operations at least
+
+_MASKED = frozenset({"", "sum", "max", "min", "and", "or"})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Pad:
+    """Dim `dim` of the value named `value`, and all that must go with it, padded to `size`."""
+
+    value: str
+    dim: int
+    size: int
+
+
+class DimClasses:
+    """Dims of a module's values that are padded together, or not at all."""
+
+    def __init__(self, module: Module, rules: Sequence[OpRule]) -> None:
+        self.module, self.rules = module, rules
+        starts = itertools.accumulate((len(v.type.shape) for v in module.values), initial=0)
+        self._start = list(starts)
+        self._parent = list(range(self._start[-1]))
+        self.padded: dict[int, int] = {}
+        able: dict[int, tuple[bool, ...]] = {}  # by rule: ops that share one have equal types
+        for op, rule in zip(module.ops, rules, strict=True):
+            if id(rule) not in able:
+                able[id(rule)] = tuple(_may_pad(op, rule, f) for f in range(len(rule.sizes)))
+        self._able = [able[id(rule)] for rule in rules]
+        for op in module.ops:
+            for places in self._together(op):
+                first, *rest = places
+                for other in rest:
+                    self._merge(first, other)
+
+    def _together(self, op: Op) -> Iterator[list[tuple[Value, int]]]:
+        """Dims that an op makes share one fate."""
+        if op.regions:
+            for group in outer_inner(op):
+                rank = min(len(v.type.shape) - lead for v, lead in group)
+                yield from ([(v, lead + d) for v, lead in group] for d in range(rank))
+            for r, i, s, j in flows_of(op).same:
+                one, two = op.regions[r].args[i], op.regions[s].args[j]
+                yield from ([(one, d), (two, d)] for d in range(len(one.type.shape)))
+            return
+        rule = self.rules[op.id]
+        values: list[tuple[Operand, tuple[int, ...]]] = [
+            *zip(op.operands, rule.operands, strict=True),
+            *zip(op.results, rule.results, strict=True),
+        ]
+        for f, able in enumerate(self._able[op.id]):
+            if able:
+                yield [
+                    (v, dims.index(f))
+                    for at, (v, dims) in enumerate(values)
+                    if isinstance(v, Value)
+                    and f in dims
+                    and not (at < len(op.operands) and rule.reads_on(at, dims.index(f)))
+                ]
+
+    def _merge(self, one: tuple[Value, int], two: tuple[Value, int]) -> None:
+        a, b = self.of(*one), self.of(*two)
+        if a != b:
+            self._parent[max(a, b)] = min(a, b)
+
+    def of(self, value: Value, dim: int) -> int:
+        """The class of a dim."""
+        x = self._start[value.id] + dim
+        while self._parent[x] != x:
+            self._parent[x] = self._parent[self._parent[x]]
+            x = self._parent[x]
+        return x
+
+    def carries(self, op: Op, factor: int) -> bool:
+        """Whether the op can carry a padded factor along."""
+        return factor >= 0 and self._able[op.id][factor]
+
+    def read_size(self, op: Op, operand: int, dim: int) -> int:
+        """Extent at which an op takes an operand's dim: padded if it may be, and its class is."""
+        x, rule = op.operands[operand], self.rules[op.id]
+        f, n = rule.operands[operand][dim], x.type.shape[dim]
+        if not isinstance(x, Value) or f == NONE:
+            return n
+        if not rule.reads_on(operand, dim):
+            return self.size(x, dim) if self.carries(op, f) else n
+        how = rule.resizing
+        if how is None or (operand, dim) in how.barred or not self.carries(op, f):
+            return n
+        return self.size(x, dim)
+
+    def size(self, value: Value, dim: int) -> int:
+        """Extent of a dim, padded if its class is."""
+        return self.padded.get(self.of(value, dim), value.type.shape[dim])
+
+
+def _may_pad(op: Op, rule: OpRule, f: int) -> bool:
+    """Whether a factor may be longer than the program says: it fills its dims alone.
+
+    Dims of size 1 may not: they broadcast and are squeezed.
+    """
+    able = rule.pads and f not in rule.blocked and rule.reducers[f] in _MASKED
+    read = {(r.operand, r.dim) for r in rule.reads if rule.operands[r.operand][r.dim] == f}
+    if not able or rule.sizes[f] == 1 or (read and rule.resizing is None):
+        return False
+    types = [*(x.type for x in op.operands), *(r.type for r in op.results)]
+    found = False
+    for at, (kind, dims) in enumerate(zip(types, (*rule.operands, *rule.results), strict=True)):
+        d = rule.dim_of(dims, f)
+        if d != NONE and (at, d) not in read:
+            found = True
+            if rule.factors_on(dims, d) != (f,) or kind.shape[d] != rule.sizes[f]:
+                return False
+    return found
+
+
+def find_pads(module: Module, rules: Sequence[OpRule], mesh: MeshShape) -> tuple[Pad, ...]:
+    """Classes that the mesh tiles badly, that matter, and that padding hardly lengthens."""
+    runs: dict[int, int] = collections.Counter(id(rule) for rule in rules)
+    work: dict[int, float] = collections.defaultdict(float)  # operations by extent of a factor
+    total = 0.0
+    for rule in {id(rule): rule for rule in rules if rule.contracts}.values():
+        flops = runs[id(rule)] * rule.flops_per_point * math.prod(rule.sizes)
+        total += flops
+        for n in set(rule.sizes):
+            work[n] += flops
+    heavy = [n for n, flops in work.items() if flops > WORTH * total]
+    sizes = {n: size for n in heavy if (size := _padded_size(n, mesh))}
+    if not sizes:
+        return ()
+    classes = DimClasses(module, rules)
+    weight: dict[int, float] = collections.defaultdict(float)
+    for op in module.ops:
+        rule = rules[op.id]
+        if op.regions or not rule.contracts:
+            continue
+        flops = rule.flops_per_point * math.prod(rule.sizes)
+        found = {
+            classes.of(v, dims.index(f))
+            for f in range(len(rule.sizes))
+            if classes.carries(op, f)
+            for v, dims in zip(op.results, rule.results, strict=True)
+            if f in dims
+        }
+        for i, v in op.inputs():
+            dims = rule.operands[i]
+            found |= {classes.of(v, d) for d in range(len(dims)) if classes.carries(op, dims[d])}
+        for cls in found:
+            weight[cls] += flops
+    pads: dict[int, Pad] = {}
+    for v in module.values:
+        for d, n in enumerate(v.type.shape):
+            cls = classes.of(v, d)
+            if n in sizes and cls not in pads and weight[cls] > WORTH * total:
+                pads[cls] = Pad(v.name, d, sizes[n])
+    return tuple(pads.values())
+
+
+def _padded_size(n: int, mesh: MeshShape) -> int:
+    """The next size that the most devices divide; 0 if that is no gain, or each axis of the user's
+    divides the dim as it is.
+    """
+    if all(n % mesh.size(mesh.axes(name)) == 0 for name in mesh.whole):
+        return 0
+    best = (1, 0)
+    for k in range(1, len(mesh.sizes) + 1):
+        for sizes in itertools.combinations(mesh.sizes, k):
+            tiles = math.prod(sizes)
+            size = -(-n // tiles) * tiles
+            if n >= tiles and size <= MOST * n:
+                best = max(best, (tiles, -size))
+    return -best[1] if best[0] > 1 and n % best[0] else 0

@@ -1,0 +1,197 @@
+"""Slices of convolutions and pools: windows that nobody reads are not made.
+
+The gradient of an array padded by zeros is a slice of a convolution that is as long as the padded
+array. With less padding the convolution makes what the slice takes, on the tiles of the array.
+Where other slices take a few of its first or last elements, as gradients of mirrored padding do,
+each is a convolution of the few elements that it comes from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Mapping
+
+from jax import lax
+
+from partir_search.ir.boundaries import Run, runs_of
+from partir_search.ir.core import Op, Region, Value
+from partir_search.passes.views.convolutions import CONVOLUTION
+from partir_search.passes.views.view import View, zero, zeros_only
+from partir_search.passes.views.write import Writer
+from partir_search.rules.shifts import FEW, LITTLE
+
+MOST = 9  # runs of a view
+Cut = tuple[int, int]  # start, size
+WINDOWED = (CONVOLUTION, "reduce_window_sum", "reduce_window_max", "reduce_window_min")
+_CUT = (CONVOLUTION, "reduce_window_sum")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Slide:
+    """A window on one dim of an image of `image` elements."""
+
+    dim: int  # of the result
+    of: int  # of the image
+    at: int  # in the op's params
+    image: int
+    dilation: int  # of the image
+    reach: int
+    low: int
+
+
+class Crops:
+    """Values of one region of which nothing is read but slices, made by windows."""
+
+    def __init__(self, makers: Mapping[Value, Op], region: Region) -> None:
+        """Crops of a region; `makers` gives the op that makes a value."""
+        self._makers, self._region = makers, region
+
+    @functools.cached_property
+    def _users(self) -> dict[Value, list[Op | None]]:
+        """The ops that read a value; None stands for the region's results."""
+        users: dict[Value, list[Op | None]] = {}
+        for op in self._region.ops:
+            for _, v in op.inputs():
+                users.setdefault(v, []).append(op)
+        for x in self._region.results:
+            if isinstance(x, Value):
+                users.setdefault(x, []).append(None)
+        return users
+
+    def of(self, base: Value | None) -> Op | None:
+        """The op that makes a value of which only slices are read."""
+        made = self._makers.get(base) if base is not None else None
+        if made is None or made.prim not in _CUT or not isinstance(made.operands[0], Value):
+            return None
+        users = self._users.get(made.results[0], ())
+        return made if users and all(_cuts(user) is not None for user in users) else None
+
+    def write(self, writer: Writer, op: Op, view: View, into: Value | None = None) -> Value | None:
+        """Writes a view of such a value: each run of its elements is a smaller convolution, put
+        where it belongs. None if it is no such view.
+        """
+        made = self.of(view.base)
+        slides = _slides(made) if made is not None else {}
+        changed = [d for d, m in enumerate(view.maps) if m is not None]
+        if made is None or not changed or not set(changed) <= set(slides):
+            return None
+        if not zeros_only(view):
+            return None
+        shape = made.results[0].type.shape
+        found: list[list[Run]] = []
+        for d in changed:
+            sources = view.maps[d]
+            assert sources is not None
+            found.append(list(runs_of(sources)))
+            if any(FEW < n < (1 - LITTLE) * shape[d] for _, _, n in found[-1]):
+                return None
+        together = list(itertools.product(*found))
+        if not 1 <= len(together) <= MOST:
+            return None
+        crops = []
+        for runs in together:
+            cut = {d: (at, n) for d, (_, at, n) in zip(changed, runs, strict=True)}
+            crop = _crop(made, slides, cut)
+            if crop is None:
+                return None
+            crops.append(crop)
+        size = op.results[0].type.shape
+        total: Value | None = None
+        for i, (runs, crop) in enumerate(zip(together, crops, strict=True)):
+            ends = {d: (to, size[d] - to - n) for d, (to, _, n) in zip(changed, runs, strict=True)}
+            inside = all(e == (0, 0) for e in ends.values())
+            last = into if i == len(together) - 1 else None
+            alone = last if len(together) == 1 else None
+            part = _put(writer, op, made, crop, alone if inside else None)
+            if not inside:
+                config = tuple((*ends.get(d, (0, 0)), 0) for d in range(len(size)))
+                ins, params = (part, zero(part.type)), {"padding_config": config}
+                part = writer.add(op, lax.pad_p, ins, size, params, like=part.type, into=alone)
+            total = (
+                part
+                if total is None
+                else writer.add(op, lax.add_p, (total, part), size, {}, like=part.type, into=last)
+            )
+        return total
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Crop:
+    """A smaller convolution: of a part of the image, with this padding, of this shape."""
+
+    starts: tuple[int, ...]
+    ends: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+    shape: tuple[int, ...]
+
+
+def _crop(made: Op, slides: Mapping[int, _Slide], cuts: Mapping[int, Cut]) -> _Crop | None:
+    image, shape = made.operands[0].type.shape, list(made.results[0].type.shape)
+    starts, ends, padding = [0] * len(image), list(image), list(made.params["padding"])
+    for d, (start, size) in cuts.items():
+        s, shape[d] = slides[d], size
+        first = start - s.low  # of the dilated image, where the first window begins
+        if size <= FEW:
+            starts[s.of] = min(max(-(-first // s.dilation), 0), s.image - 1)
+            last = (first + size + s.reach - 1) // s.dilation
+            ends[s.of] = max(min(last + 1, s.image), starts[s.of] + 1)
+        low = starts[s.of] * s.dilation - first
+        taken = (ends[s.of] - starts[s.of] - 1) * s.dilation + 1
+        padding[s.at] = (low, size + s.reach - low - taken)
+        if min(padding[s.at]) < 0:
+            return None
+    return _Crop(tuple(starts), tuple(ends), tuple(padding), tuple(shape))
+
+
+def _put(writer: Writer, op: Op, made: Op, crop: _Crop, into: Value | None) -> Value:
+    image = made.operands[0]
+    assert isinstance(image, Value)
+    few = tuple(e - s for s, e in zip(crop.starts, crop.ends, strict=True))
+    if few != image.type.shape:
+        taken = {"start_indices": crop.starts, "limit_indices": crop.ends, "strides": None}
+        image = writer.add(op, lax.slice_p, (image,), few, taken, like=image.type)
+    params = {**made.params, "padding": crop.padding}
+    ins, kind = (image, *made.operands[1:]), made.results[0].type
+    return writer.add(op, made.handle, ins, crop.shape, params, like=kind, into=into)
+
+
+def _cuts(op: Op | None) -> dict[int, Cut] | None:
+    """Stretch that a slice, or a cutting pad, takes of each dim that it shortens."""
+    if op is None or op.prim not in ("slice", "pad"):
+        return None
+    before, after = op.operands[0].type.shape, op.results[0].type.shape
+    if op.prim == "slice":
+        starts, strides = op.params["start_indices"], op.params["strides"]
+        if strides is not None and any(s != 1 for s in strides):
+            return None
+    else:
+        config = op.params["padding_config"]
+        if any(low > 0 or high > 0 or inner for low, high, inner in config):
+            return None
+        starts = [-low for low, _, _ in config]
+    pairs = enumerate(zip(before, after, strict=True))
+    return {d: (int(starts[d]), m) for d, (n, m) in pairs if n != m}
+
+
+def _slides(made: Op) -> dict[int, _Slide]:
+    """Windows by dim of the result, where they slide one by one over an image."""
+    p, image = made.params, made.operands[0].type.shape
+    found: dict[int, _Slide] = {}
+    if made.prim == CONVOLUTION:
+        dn, window = p["dimension_numbers"], made.operands[1].type.shape
+        for i, (d, k, o) in enumerate(
+            zip(dn.lhs_spec[2:], dn.rhs_spec[2:], dn.out_spec[2:], strict=True)
+        ):
+            ends = p.get("ends")
+            if p["window_strides"][i] == 1 and not (ends and ends[i] != ("", "")):
+                reach = (window[k] - 1) * p["rhs_dilation"][i]
+                dilation = p["lhs_dilation"][i]
+                found[o] = _Slide(o, d, i, image[d], dilation, reach, p["padding"][i][0])
+        return found
+    for d, n in enumerate(image):
+        if p["window_strides"][d] == p["base_dilation"][d] == 1:
+            reach = (p["window_dimensions"][d] - 1) * p["window_dilation"][d]
+            found[d] = _Slide(d, d, d, n, 1, reach, p["padding"][d][0])
+    return found

@@ -1,0 +1,212 @@
+"""Writes a module in which dims that are read shifted are read so by one op each.
+
+A roll is slices and a concatenation to jax, a periodic stencil reads slices of an array padded by
+concatenations, an update of the interior is a scatter at a constant place. All of these are index
+maps of one value. Here each is written as one op on that value whose tiles lie where the value's
+tiles lie, so that only what crosses their edges moves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from partir_search.ir.boundaries import ZERO
+from partir_search.ir.core import Literal, Module, Op, Operand, Region, Value, walk_regions
+from partir_search.ir.numbering import number
+from partir_search.passes.views.constants import FOLDED, Constants
+from partir_search.passes.views.convolutions import around, unwrapped
+from partir_search.passes.views.crops import WINDOWED, Crops
+from partir_search.passes.views.joins import join
+from partir_search.passes.views.known import Known
+from partir_search.passes.views.resize import resized
+from partir_search.passes.views.spaced import spaced
+from partir_search.passes.views.sums import MOST, Sums
+from partir_search.passes.views.updates import SCATTERS, as_slice, update
+from partir_search.passes.views.view import (
+    FOLLOWED,
+    View,
+    filled,
+    repeated,
+    view_of,
+    whole,
+    zeros_only,
+)
+from partir_search.passes.views.write import Names, Writer
+
+LOOKED_AT = frozenset(
+    {
+        *("concatenate", "pad", "slice", "gather", "dynamic_slice", "dynamic_update_slice"),
+        *SCATTERS,
+    }
+)
+
+RESIZING = "dot_general"
+
+
+def with_views(module: Module) -> Module:
+    """The module with its shifted reads as ops of their own; itself if it has none.
+
+    The new module takes over the old one's values: use the old one no more.
+    """
+    if not any(op.prim in LOOKED_AT or op.prim == RESIZING for op in module.ops):
+        return module
+    constants = {module.values[i]: array for i, array in module.constants.items()}
+    names = Names({v.name for v in module.values})
+    values = {i: (module.values[i], array) for i, array in module.constants.items()}
+    rewriter = _Rewriter(names, Constants(constants))
+    body = rewriter.region(module.body)
+    values |= rewriter.arrays
+    new = dataclasses.replace(
+        module, body=body, values=[], ops=[], constants={}, _uses=None, _users=None, _names=None
+    )
+    number(new, values)
+    return new
+
+
+class _Rewriter:
+    """Rewrites regions, each by itself: what enters one is read there as it comes."""
+
+    def __init__(self, names: Names, constants: Constants) -> None:
+        self.names, self.constants = names, constants
+        self.arrays: dict[int, tuple[Value, Any]] = {}  # that rewritten programs hold besides
+
+    def region(self, region: Region) -> Region:
+        looked_at = (op.prim for r in walk_regions(region) for op in r.ops)
+        if not any(prim in LOOKED_AT or prim == RESIZING for prim in looked_at):
+            return region
+        return _Scope(self, region).run()
+
+
+class _Scope:
+    """One region as it is rewritten.
+
+    Attributes:
+      views: values that are views of others.
+      sums: values that are sums of views.
+      instead: what to read instead of a value.
+      makers: the op that makes a value.
+      crops: values of which only slices are read.
+    """
+
+    def __init__(self, owner: _Rewriter, region: Region) -> None:
+        self.owner, self.old = owner, region
+        self.writer = Writer(owner.names)
+        self.views: dict[Value, View] = {}
+        self.instead: dict[Value, Operand] = {}
+        self.makers: dict[Value, Op] = {}
+        self.known = Known(region)
+        self.crops = Crops(self.makers, region)
+        self.sums = Sums(self.crops)
+
+    def run(self) -> Region:
+        for op in self.old.ops:
+            self.visit(op)
+        results = tuple(self.read(x) for x in self.old.results)
+        return Region(self.old.args, tuple(self.writer.ops), results)
+
+    def read(self, x: Operand) -> Operand:
+        return self.instead.get(x, x) if isinstance(x, Value) else x
+
+    def look(self, x: Operand) -> View | None:
+        """An operand as a view, at least of itself."""
+        if not isinstance(x, Value):
+            return None
+        if 0 in x.type.shape:
+            return filled(x.type.shape, None)
+        return self.views.get(x) or whole(x)
+
+    def visit(self, op: Op) -> None:
+        if self.instead:
+            operands = tuple([self.read(x) for x in op.operands])
+            if operands != op.operands:
+                op = dataclasses.replace(op, operands=operands, key=None)
+        if op.regions:
+            self.owner.constants.enter(op)
+            regions = tuple(map(self.owner.region, op.regions))
+            self.writer.ops.append(dataclasses.replace(op, regions=regions))
+            return
+        constants = self.owner.constants
+        if op.prim in FOLDED:
+            constants.follow(op)
+        if not self.matters(op):
+            self.writer.ops.append(op)
+            return
+        if op.prim == "pad":
+            op = dataclasses.replace(
+                op, operands=(op.operands[0], constants.literal(op.operands[1]))
+            )
+        if resized(self.writer, op, self.known, self.owner.arrays):
+            return
+        if spaced(self.writer, op, self.known):
+            return
+        self.makers[op.results[0]] = op = around(op, self.views) or op
+        op = as_slice(op, constants) or repeated(op, self.makers) or op
+        if not (self.rewritten(op) or update(self.writer, op, constants, self.views)):
+            self.writer.ops.append(op)
+
+    def matters(self, op: Op) -> bool:
+        """True if the op may be a view, or read one: of most it is known by their primitive."""
+        if op.prim in ("add", "add_any"):
+            return any(
+                isinstance(x, Value) and (x in self.views or self.sums.of(x)) for x in op.operands
+            )
+        if op.prim == RESIZING:
+            return any(len(x.type.shape) == 2 for x in op.operands)
+        return op.prim in FOLLOWED or op.prim in LOOKED_AT or op.prim in WINDOWED
+
+    def rewritten(self, op: Op) -> bool:
+        """Writes the op as a view, a sum of views, or a join, if it is one and near enough."""
+        if self.sums.read(op) and self.sums.write(self.writer, op):
+            return True
+        view = view_of(op, self.look)
+        if view is None:
+            return self.summed(op) or join(self.writer, op, self.look)
+        (result,) = op.results
+        self.views[result] = view
+        if view.base is None:
+            return False
+        if self.crops.of(view.base) is not None and any(m is not None for m in view.maps):
+            return self.crops.write(self.writer, op, view, result) is not None
+        if _direct(op, view):
+            return False
+        if all(m is None for m in view.maps):
+            self.instead[result] = view.base
+            return True
+        forms = view.forms()
+        if forms is None:
+            return join(self.writer, op, self.look)
+        if not all(f.near for f in forms.values()):
+            return False
+        mixed = any(f.turns and ZERO in (f.below, f.above) for f in forms.values())
+        if mixed and not zeros_only(view):
+            return False
+        if any(f.kept for f in forms.values()) and op.prim == "slice":
+            return False  # the pad's own select is there already
+        self.writer.view(op, view, result)
+        return True
+
+    def summed(self, op: Op) -> bool:
+        """Remembers sums of views, the gradients of padding; what adds up to a ring is written."""
+        if op.prim not in ("add_any", "add") or any(isinstance(x, Literal) for x in op.operands):
+            return False
+        terms = [v for x in op.operands for v in self.terms(x)]
+        if any(v.base is None for v in terms) or all(m is None for v in terms for m in v.maps):
+            return False
+        found = self.sums.add(op, terms)
+        if len({v.base for v in terms}) == 1 and unwrapped(self.writer, op, terms):
+            self.sums.forget(op.results[0])
+            self.makers[op.results[0]] = self.writer.ops[-1]
+            return True
+        return len(found) <= MOST and self.sums.write(self.writer, op)
+
+    def terms(self, x: Operand) -> Sequence[View]:
+        """The views that an operand is the sum of."""
+        assert isinstance(x, Value)
+        return self.sums.of(x) or [self.views.get(x) or whole(x)]
+
+
+def _direct(op: Op, view: View) -> bool:
+    """Tells whether the op is a view of its own operand already, which no view lies behind."""
+    return op.prim in ("slice", "pad", "rev", "broadcast_in_dim") and op.operands[0] is view.base

@@ -1,0 +1,106 @@
+"""Sums of views: gradients of values that are read at several places.
+
+The gradient of a padded array is a sum of padded arrays, of which the padding's own gradient reads
+slices. What slices read of a sum is the sum of what they read of its terms, and each term is a view
+of what was padded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jax import lax
+
+from partir_search.ir.core import Op, Value
+from partir_search.passes.views.crops import Crops
+from partir_search.passes.views.view import View, view_of, without_overlap, zeros_only
+from partir_search.passes.views.write import Writer
+
+MOST = 32  # terms
+
+
+class Sums:
+    """The sums of views of one region."""
+
+    def __init__(self, crops: Crops) -> None:
+        self._crops = crops
+        self._terms: dict[Value, list[View]] = {}
+        self._read: set[Value] = set()  # views of sums, and sums of these
+
+    def of(self, x: Value) -> list[View]:
+        """The terms of a value; [] if it is no sum."""
+        return self._terms.get(x, [])
+
+    def add(self, op: Op, terms: Sequence[View]) -> list[View]:
+        """Remembers a sum with these terms; those of one base are put together."""
+        found: list[View] = []
+        for term in terms:
+            for i, other in enumerate(found):
+                both = without_overlap(other, term)
+                if both is not None:
+                    found[i] = both
+                    break
+            else:
+                found.append(term)
+        if len(found) <= MOST:
+            self._terms[op.results[0]] = found
+            if any(x in self._read for x in op.operands):
+                self._read.add(op.results[0])
+        return found
+
+    def forget(self, x: Value) -> None:
+        """Takes a value for itself, not for a sum."""
+        self._terms.pop(x, None)
+        self._read.discard(x)
+
+    def read(self, op: Op) -> bool:
+        """Remembers a view of a sum as a sum of views; False if the op is none."""
+        terms = [view_of(op, lambda _, t=term: t) for term in self._known(op)]  # type: ignore[misc]
+        if not terms or any(t is None or not zeros_only(t) for t in terms):
+            return False
+        self._terms[op.results[0]] = [t for t in terms if t is not None]
+        self._read.add(op.results[0])
+        return True
+
+    def _known(self, op: Op) -> list[View]:
+        x = op.operands[0] if op.prim in ("slice", "pad", "rev") else None
+        return self._terms.get(x, []) if isinstance(x, Value) else []
+
+    def write(self, writer: Writer, op: Op) -> bool:
+        """Writes the op's result as the sum of its terms, if it reads a sum and each is a shift."""
+        (result,) = op.results
+        terms = self.of(result) if result in self._read else []
+        if not terms or (len(terms) == 1 and all(m is None for m in terms[0].maps)):
+            return False
+        if not all(_suits(t) or self._crops.of(t.base) is not None for t in terms):
+            return False
+        begin, alone = writer.mark(), result if len(terms) == 1 else None
+        made: Value | None = None
+        for i, term in enumerate(terms):
+            value = self._term(writer, op, term, alone)
+            if value is None:
+                writer.back(begin)
+                return False
+            last = result if i == len(terms) - 1 else None
+            made = (
+                value
+                if made is None
+                else writer.add(op, lax.add_p, (made, value), result.type.shape, {}, into=last)
+            )
+        return True
+
+    def _term(self, writer: Writer, op: Op, term: View, into: Value | None) -> Value | None:
+        if all(m is None for m in term.maps):
+            return term.base
+        if self._crops.of(term.base) is not None:
+            return self._crops.write(writer, op, term, into)
+        return writer.view(op, term, into)
+
+
+def _suits(term: View) -> bool:
+    """Tells whether a term is a shift of something by little."""
+    forms = term.forms()
+    return forms is not None and all(
+        f.near and f.kept is None and not (f.turns and "" in (f.below, f.above))
+        for f in forms.values()
+    )

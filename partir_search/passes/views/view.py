@@ -1,0 +1,283 @@
+"""Views: values whose every element is an element of another value, or a filler."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from partir_search.ir.boundaries import Ints
+from partir_search.ir.core import Literal, Op, Operand, TensorType, Value
+from partir_search.ir.reducers import number_of
+from partir_search.passes.views.maps import FILLER, Form, form_of, identity
+
+MOST = 1 << 22  # elements of a dim whose maps are followed
+
+Map = Ints | None  # None: the dim as it is
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class View:
+    """A value as a map of another one.
+
+    Attributes:
+      base: what the elements come from; None if all are the filler.
+      maps: per dim.
+      filler: stands where some map has `FILLER`.
+    """
+
+    base: Value | None
+    maps: tuple[Map, ...]
+    filler: Literal | None = None
+
+    def sources(self, dim: int) -> Ints:
+        """The map of a dim, written out."""
+        found = self.maps[dim]
+        if found is not None:
+            return found
+        assert self.base is not None
+        return identity(self.base.type.shape[dim])
+
+    def forms(self) -> dict[int, Form] | None:
+        """Per dim that changes, how; None if some map is no shift."""
+        if self.base is None:
+            return None
+        found = {}
+        for d, sources in enumerate(self.maps):
+            if sources is not None:
+                form = form_of(sources, self.base.type.shape[d])
+                if form is None:
+                    return None
+                found[d] = form
+        return found
+
+    def mapped(self, dim: int, change: Callable[[Ints], Ints]) -> View:
+        """The view with another map of one dim."""
+        new = change(self.sources(dim))
+        return dataclasses.replace(self, maps=_replaced(self.maps, dim, self._plain(dim, new)))
+
+    def _plain(self, dim: int, sources: Ints) -> Map:
+        """None for the map that changes nothing."""
+        n = -1 if self.base is None else self.base.type.shape[dim]
+        return None if len(sources) == n and (sources == identity(n)).all() else sources
+
+
+def _replaced(maps: tuple[Map, ...], dim: int, new: Map) -> tuple[Map, ...]:
+    return (*maps[:dim], new, *maps[dim + 1 :])
+
+
+def whole(x: Value) -> View:
+    """A value as a view of itself."""
+    return View(x, (None,) * len(x.type.shape))
+
+
+def filled(shape: Sequence[int], filler: Literal | None) -> View:
+    """A view of nothing but the filler (None: without elements)."""
+    return View(None, tuple(np.full(n, FILLER) for n in shape), filler)
+
+
+Look = Callable[[Operand], View | None]
+
+
+def view_of(op: Op, look: Look) -> View | None:
+    """The op's result as a view, if it is one; `look` gives those of operands."""
+    follow = FOLLOWED.get(op.prim)
+    if follow is None or max(op.results[0].type.shape, default=0) > MOST:
+        return None
+    return follow(op, look)
+
+
+def _slice(op: Op, look: Look) -> View | None:
+    view = look(op.operands[0])
+    if view is None:
+        return None
+    p, shape = op.params, op.operands[0].type.shape
+    strides = p["strides"] or (1,) * len(shape)
+    for d, n in enumerate(shape):
+        cut = slice(p["start_indices"][d], p["limit_indices"][d], strides[d])
+        if (cut.start, cut.stop, cut.step) != (0, n, 1):
+            view = view.mapped(d, lambda sources, cut=cut: sources[cut])  # type: ignore[misc]
+    return view
+
+
+def _pad(op: Op, look: Look) -> View | None:
+    view, filler = look(op.operands[0]), op.operands[1]
+    config = op.params["padding_config"]
+    if view is None or not isinstance(filler, Literal) or any(inner for *_, inner in config):
+        return None
+    longer = any(low > 0 or high > 0 for low, high, _ in config)
+    if longer and not same(view.filler, filler):
+        return None
+    for d, (low, high, _) in enumerate(config):
+        if low or high:
+            view = view.mapped(d, lambda s, low=low, high=high: _padded(s, low, high))  # type: ignore[misc]
+    return dataclasses.replace(view, filler=filler) if longer else view
+
+
+def _padded(sources: Ints, low: int, high: int) -> Ints:
+    cut = sources[max(-low, 0) : len(sources) - max(-high, 0)]
+    return np.pad(cut, (max(low, 0), max(high, 0)), constant_values=FILLER)
+
+
+def _concatenate(op: Op, look: Look) -> View | None:
+    views = list(map(look, op.operands))
+    found = [v for v in views if v is not None]
+    dim = int(op.params["dimension"])
+    if len(found) < len(views) or not (together := joined(found, dim)):
+        return None
+    return together
+
+
+def joined(views: Sequence[View], dim: int) -> View | None:
+    """Views of one base laid end to end along `dim`."""
+    based = [v for v in views if v.base is not None]
+    if not based:
+        return None
+    first = based[0]
+    filler = next((v.filler for v in views if v.filler is not None), None)
+    for v in views:
+        if not same(v.filler, filler) or (v.base is not None and v.base is not first.base):
+            return None
+        if v.base is not None and not equal_maps(v, first, but=dim):
+            return None
+    sources = np.concatenate([v.sources(dim) for v in views])
+    return dataclasses.replace(first.mapped(dim, lambda _: sources), filler=filler)
+
+
+def equal_maps(one: View, two: View, but: int) -> bool:
+    """Tells whether two views of one base differ along no other dim."""
+    pairs = enumerate(zip(one.maps, two.maps, strict=True))
+    return all(d == but or a is b or _equal(a, b) for d, (a, b) in pairs)
+
+
+def _equal(a: Map, b: Map) -> bool:
+    return a is not None and b is not None and np.array_equal(a, b)
+
+
+def same(one: Literal | None, two: Literal | None) -> bool:
+    """Tells whether two fillers can be one; one that stands nowhere is like all."""
+    if one is None or two is None or one is two:
+        return True
+    return one.type.dtype == two.type.dtype and bool(one.number == two.number)
+
+
+def _rev(op: Op, look: Look) -> View | None:
+    view = look(op.operands[0])
+    for d in op.params["dimensions"] if view is not None else ():
+        assert view is not None
+        view = view.mapped(d, lambda sources: sources[::-1])
+    return view
+
+
+def _broadcast(op: Op, look: Look) -> View | None:
+    """Dims of one element repeated, or a literal."""
+    (x, *_), shape = op.operands, op.results[0].type.shape
+    if isinstance(x, Literal):
+        return filled(shape, x) if not x.type.shape else None
+    if (known := look(x)) and known.base is None and known.filler is not None:
+        return filled(shape, known.filler)
+    if op.params["broadcast_dimensions"] != tuple(range(len(shape))):
+        return None
+    view = look(x)
+    for d, (n, m) in enumerate(zip(x.type.shape, shape, strict=True)):
+        if n != m and view is not None:
+            view = view.mapped(d, lambda sources, m=m: np.repeat(sources, m))  # type: ignore[misc]
+    return view
+
+
+def _reshape(op: Op, look: Look) -> View | None:
+    """Keeps a view of nothing but a filler."""
+    view = look(op.operands[0])
+    if view is None or view.base is not None or view.filler is None:
+        return None
+    return filled(op.results[0].type.shape, view.filler)
+
+
+def _sum(op: Op, look: Look) -> View | None:
+    """Sums of zeros, or of nothing."""
+    view, kind = look(op.operands[0]), op.results[0].type
+    if view is None or view.base is not None or not zeros_only(view):
+        return None
+    return filled(kind.shape, view.filler or zero(kind))
+
+
+def zero(kind: TensorType) -> Literal:
+    """A zero of a type."""
+    return Literal(number_of(0, kind.dtype), dataclasses.replace(kind, shape=()))
+
+
+def repeated(op: Op, makers: Mapping[Value, Op]) -> Op | None:
+    """A dim of one element repeated, which `jnp.repeat` writes as a broadcast and a reshape; once
+    is a dim as it is.
+    """
+    first = op.operands[0] if op.prim == "reshape" else None
+    made = makers.get(first) if isinstance(first, Value) else None
+    if made is None or made.prim != "broadcast_in_dim" or not isinstance(made.operands[0], Value):
+        return None
+    x, wide, shape = made.operands[0], made.results[0].type.shape, op.results[0].type.shape
+    if len(x.type.shape) != len(shape) or 0 in wide:
+        return None
+    longer = [d for d, (n, m) in enumerate(zip(x.type.shape, shape, strict=True)) if n != m]
+    dims = made.params["broadcast_dimensions"]
+    new = [d for d, n in enumerate(wide) if n != 1 and (d not in dims)]
+    params = {**made.params, "shape": shape, "broadcast_dimensions": tuple(range(len(shape)))}
+    once = dataclasses.replace(made, results=op.results, params=params, key=None)
+    if not longer and not new:
+        return once
+    if len(longer) != 1 or len(new) != 1 or x.type.shape[longer[0]] != 1:
+        return None
+    if sum(n != 1 for n in wide[: new[0]]) != sum(n != 1 for n in shape[: longer[0]]):
+        return None
+    return once
+
+
+def _add(op: Op, look: Look) -> View | None:
+    """Views of one base whose elements nowhere meet: of sums with zeros, the other summand."""
+    one, two = (look(x) for x in op.operands)
+    for view, other in ((one, two), (two, one)):
+        if view is not None and view.base is None and zero_filled(view):
+            return other
+    return None if one is None or two is None else without_overlap(one, two)
+
+
+def without_overlap(one: View, two: View) -> View | None:
+    """The sum of two views of one base with zeros, if their elements nowhere meet."""
+    if one.base is None or one.base is not two.base:
+        return None
+    dims = [d for d in range(len(one.maps)) if not _same_map(one, two, d)]
+    if len(dims) != 1 or not (zero_filled(one) and zero_filled(two)):
+        return None
+    (dim,) = dims
+    a, b = one.sources(dim), two.sources(dim)
+    if len(a) != len(b) or ((a != FILLER) & (b != FILLER)).any():
+        return None
+    return one.mapped(dim, lambda _: np.maximum(a, b))
+
+
+def _same_map(one: View, two: View, dim: int) -> bool:
+    return one.maps[dim] is two.maps[dim] or _equal(one.maps[dim], two.maps[dim])
+
+
+def zero_filled(view: View) -> bool:
+    """Tells whether a view has a filler, which is zero."""
+    return view.filler is not None and view.filler.is_zero()
+
+
+def zeros_only(view: View) -> bool:
+    """Tells whether a view has no filler but zero."""
+    return view.filler is None or view.filler.is_zero()
+
+
+FOLLOWED: dict[str, Callable[[Op, Any], View | None]] = {
+    "slice": _slice,
+    "pad": _pad,
+    "concatenate": _concatenate,
+    "rev": _rev,
+    "broadcast_in_dim": _broadcast,
+    "reshape": _reshape,
+    "reduce_sum": _sum,
+    "add_any": _add,
+    "add": _add,
+}

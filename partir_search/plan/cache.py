@@ -1,0 +1,77 @@
+"""Plans on disk by what they were made for, so that a second start plans nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pathlib
+import tempfile
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from partir_search.ir.core import Module
+from partir_search.ir.mesh import MeshShape
+from partir_search.messages.files import make_folder
+from partir_search.plan.plan import Plan
+from partir_search.plan.serialization import SavedPlan, fingerprint, load_plan
+from partir_search.version import VERSION
+
+
+class PlanCache:
+    """A folder of plans.
+
+    A plan's file name has a hash of the program, the mesh, all options that plans depend on and the
+    versions of this package and jax. Files may be deleted at any time.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        """The cache of a folder, which is made.
+
+        Raises:
+          OSError: it cannot be.
+        """
+        self.folder = make_folder(folder, "cache")
+
+    def path(self, module: Module, mesh: MeshShape, options: Sequence[Any]) -> pathlib.Path:
+        """Where the plan of a program is, or would be.
+
+        Args:
+          options: whatever else plans depend on; told apart by `repr`.
+        """
+        facts = [fingerprint(module), str(mesh), *map(repr, options)]
+        facts += [repr(module.ties), repr(sorted(module.donated))]
+        facts += [VERSION, jax.__version__]
+        key = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:20]
+        name = "".join(c if c.isalnum() or c in "_-" else "_" for c in module.name)
+        return self.folder / f"{name}-{key}.json"
+
+    def load(self, path: pathlib.Path) -> SavedPlan | None:
+        """The plan in a file, if there is one that can be read."""
+        if not path.exists():
+            return None
+        try:
+            return load_plan(path)
+        except (OSError, ValueError) as error:
+            warnings.warn(f"{error}; planned again", stacklevel=2)
+            return None
+
+    def store(self, path: pathlib.Path, plan: Plan) -> None:
+        """Writes a plan whole or not at all: several processes may do so at once.
+
+        Where it cannot be written it warns: the plan is there and the step runs.
+        """
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+                file.write(json.dumps(plan.to_json(), indent=1) + "\n")
+            os.replace(file.name, path)
+        except OSError as error:
+            warnings.warn(
+                f"cache: the plan cannot be stored at {path}: {error.strerror}; the next start will"
+                " search again",
+                stacklevel=2,
+            )

@@ -1,0 +1,52 @@
+"""The collectives of a plan, as people ask for them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from partir_search.lowering.local_ir import LocalProgram
+from partir_search.lowering.reshard import COLLECTIVES
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Collective:
+    """One collective of the device-local program.
+
+    Attributes:
+      axes: mesh axes, major to minor.
+      bytes: payload on one device (the larger of input and output).
+      op: the op that makes or needs the value.
+      source: the user's source line of that op.
+      times: runs per step (trip counts of loops around it).
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    bytes: int
+    value: str
+    op: str
+    source: str
+    times: int
+
+
+def collectives_of(program: LocalProgram) -> tuple[Collective, ...]:
+    """Every collective of the program, in program order; then those that the user wrote."""
+    names = program.partition.mesh.names
+    planned = [
+        Collective(
+            move.step.kind,
+            tuple(names[a] for a in move.step.axes),
+            move.payload_bytes,
+            move.source.value.name,
+            move.op.prim if move.op else "return",
+            move.op.source if move.op else "",
+            times,
+        )
+        for move, times in program.moves()
+        if move.step.kind in COLLECTIVES
+    ]
+    own = [
+        Collective(c.kind, c.axes, c.nbytes, c.value, op.prim, op.source, times)
+        for c, op, times in program.own_collectives()
+    ]
+    return (*planned, *own)

@@ -1,0 +1,189 @@
+"""Two plans side by side, by argument, collective, seconds and bytes; and the known strategies."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from partir_search.messages.console import grouped, new_console, new_table
+from partir_search.messages.wording import amount, did_you_mean, shown
+from partir_search.propagation.actions import Action
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+    from partir_search.plan.plan import Plan
+
+
+class Shown:
+    """Something that rich shows and `str` gives as text."""
+
+    def __rich__(self) -> RenderableType:
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        console = new_console(width=140, force_terminal=False, color_system=None)
+        with console.capture() as capture:
+            console.print(self)
+        return capture.get().rstrip()
+
+
+@dataclasses.dataclass(frozen=True)
+class CollectiveGroup:
+    """Collectives of one kind along the same axes for values that share a source line."""
+
+    kind: str
+    axes: tuple[str, ...]
+    source: str
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Comparison(Shown):
+    """How plan `after` differs from plan `before`; print it, or read the attributes.
+
+    Attributes:
+      dropped: actions of `before` that were left out because they contradict a change that was
+        asked for (of `Plan.what_if`).
+    """
+
+    before: Plan
+    after: Plan
+    dropped: tuple[Action, ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        """Simulated seconds of a step that `after` takes more (negative: fewer)."""
+        return self.after.cost.seconds - self.before.cost.seconds
+
+    @property
+    def peak_bytes(self) -> float:
+        """Bytes at the peak that `after` needs more (negative: fewer)."""
+        return self.after.cost.peak_bytes - self.before.cost.peak_bytes
+
+    @property
+    def arguments(self) -> dict[str, tuple[str, str]]:
+        """Tilings (before, after) of arguments that differ, by path; "" where there is none."""
+        one, two = (
+            {path: str(spec) for path, _, spec in p.arguments()} for p in (self.before, self.after)
+        )
+        paths = [*one, *(p for p in two if p not in one)]
+        both = {p: (one.get(p, ""), two.get(p, "")) for p in paths}
+        return {p: pair for p, pair in both.items() if pair[0] != pair[1]}
+
+    @property
+    def collectives(self) -> dict[CollectiveGroup, tuple[float, float]]:
+        """Bytes (before, after) that a step hands to collectives on a device, where they differ."""
+        one, two = _volumes(self.before), _volumes(self.after)
+        both = {g: (one.get(g, 0.0), two.get(g, 0.0)) for g in (*one, *two)}
+        return {g: pair for g, pair in both.items() if pair[0] != pair[1]}
+
+    def __rich__(self) -> RenderableType:
+        return grouped(self._figures(), *self._details())
+
+    def _figures(self) -> Table:
+        table = new_table(title="figures of a step on a device", title_justify="left")
+        table.add_column("")
+        for column in ("before", "after", "difference"):
+            table.add_column(column, justify="right")
+        a, b = self.before.cost, self.after.cost
+        rows = [
+            ("ms", a.seconds * 1e3, b.seconds * 1e3),
+            ("ms of exposed collectives", a.collective_seconds * 1e3, b.collective_seconds * 1e3),
+            ("peak GB", a.peak_bytes / 1e9, b.peak_bytes / 1e9),
+            ("GFLOP", a.flops / 1e9, b.flops / 1e9),
+            ("GB sent", self.before.sent_bytes / 1e9, self.after.sent_bytes / 1e9),
+        ]
+        for name, x, y in rows:
+            change = f"{y / x - 1:+.1%}" if x else ("" if x == y else "new")
+            table.add_row(name, f"{x:.4g}", f"{y:.4g}", change)
+        return table
+
+    def _details(self) -> Iterator[RenderableType]:
+        if self.arguments:
+            table = new_table(title="arguments tiled otherwise", title_justify="left")
+            for column in ("argument", "before", "after"):
+                table.add_column(column)
+            for path, pair in self.arguments.items():
+                table.add_row(path, *pair)
+            yield table
+        if self.collectives:
+            table = new_table(title="collectives (bytes on a device)", title_justify="left")
+            for column in ("kind", "axes", "where"):
+                table.add_column(column)
+            for column in ("before", "after"):
+                table.add_column(column, justify="right")
+            changes = sorted(self.collectives.items(), key=lambda c: -abs(c[1][0] - c[1][1]))
+            for g, (x, y) in changes:
+                table.add_row(g.kind, ", ".join(g.axes), g.source, f"{x:,.0f}", f"{y:,.0f}")
+            yield table
+        if self.dropped:
+            yield "left out: " + "; ".join(map(str, self.dropped))
+
+
+def _volumes(plan: Plan) -> dict[CollectiveGroup, float]:
+    found: dict[CollectiveGroup, float] = collections.defaultdict(float)
+    for c in plan.collectives:
+        found[CollectiveGroup(c.kind, c.axes, c.source)] += float(c.bytes * c.times)
+    return dict(found)
+
+
+def compare(before: Plan, after: Plan) -> Comparison:
+    """How one plan differs from another: tilings, collectives, seconds and bytes.
+
+    They may be of different meshes, machines or functions; arguments go by their paths.
+    """
+    for name, plan in (("before", before), ("after", after)):
+        if not hasattr(plan, "cost") or not hasattr(plan, "arguments"):
+            loaded = (
+                ""
+                if not hasattr(plan, "actions")
+                else ("; a loaded plan has no figures: pass it as schedule=, compare .plan(...)")
+            )
+            raise TypeError(f"compare: {name} is a Plan, not {shown(plan)}{loaded}")
+    return Comparison(before, after)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Experts(Shown, Mapping[str, "Plan"]):
+    """The known strategies of a step as plans, by name, the fastest that fit first."""
+
+    plans: Mapping[str, Plan]
+
+    def __getitem__(self, name: str) -> Plan:
+        if name not in self.plans:
+            near = did_you_mean(str(name), self.plans)
+            first = ", ".join(list(self)[:6])
+            raise KeyError(f"no strategy {name!r}; there are {first}, ...{near}")
+        return self.plans[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self.plans, key=self._rank))
+
+    def __len__(self) -> int:
+        return len(self.plans)
+
+    def _rank(self, name: str) -> tuple[bool, float]:
+        plan = self.plans[name]
+        return not plan.fits, plan.cost.seconds
+
+    def __rich__(self) -> RenderableType:
+        machine = next(iter(self.plans.values())).machine.name if self.plans else "?"
+        table = new_table(title=f"known strategies, simulated on {machine}", title_justify="left")
+        table.add_column("strategy")
+        for column in ("ms", "of them collectives", "peak", "fits", "collectives"):
+            table.add_column(column, justify="right")
+        alike: dict[tuple[str, ...], list[str]] = {}  # strategies that come to the same
+        for name in self:
+            plan = self.plans[name]
+            c, counts = plan.cost, plan.collective_counts
+            numbers = f"{c.seconds * 1e3:.3f}", f"{c.collective_seconds * 1e3:.3f}"
+            fits = "yes" if plan.fits else "no"
+            figures = (*numbers, amount(c.peak_bytes), fits, str(sum(counts.values())))
+            alike.setdefault(figures, []).append(name)
+        for row, names in alike.items():
+            more = f" (and {len(names) - 1} alike)" if len(names) > 1 else ""
+            table.add_row(min(names, key=len) + more, *row)
+        return table

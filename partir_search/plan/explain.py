@@ -1,0 +1,115 @@
+"""Questions about a plan: who tiled what, why something is whole, what else would cost."""
+
+from __future__ import annotations
+
+from jax.sharding import NamedSharding, PartitionSpec
+
+from partir_search.constraints.fixed_layouts import together
+from partir_search.constraints.shardings import spec_wish
+from partir_search.ir.argument_paths import matches, nearest
+from partir_search.ir.core import Op, Value
+from partir_search.ir.rule import KEPT
+from partir_search.messages.validators import text
+from partir_search.messages.wording import shown
+from partir_search.plan.planned import Planned, varied
+from partir_search.propagation.actions import Action, tilings
+from partir_search.propagation.conflicts import Conflict, find_conflicts
+
+
+def explain(planned: Planned, path: str) -> str:
+    """Which action and which op brought every axis to the arguments that `path` names."""
+    text("explain: path", path, "an argument's path such as 'state/params/w'")
+    module = planned.graph.module
+    named = zip(module.arg_paths, module.body.args, strict=True)
+    found = [(p, v) for p, v in named if matches(path, p)]
+    if not found:
+        value = module.value_names().get(path.removeprefix("%"))
+        if value is None:
+            raise ValueError(
+                f"no argument or value {path!r}; near it are: {nearest(path, module.arg_paths)}"
+            )
+        found = [(path, value)]
+    return "\n".join(line for p, v in found for line in _explain(planned, p, v))
+
+
+def _explain(planned: Planned, path: str, value: Value) -> list[str]:
+    graph, state = planned.graph, planned.state
+    cls = graph.class_of[value.id]
+    steps = tilings(planned.actions)  # what causes count
+    lines = [f"{path}: {value.type}"]
+    for axis, name in enumerate(state.mesh.names):
+        dim = state.tiles[axis][cls]
+        cause = (state.causes or {}).get((axis, cls))
+        if cause is None:
+            size = state.mesh.sizes[axis]
+            bad = [n for n in value.type.shape if n % size]
+            why = f"; dims of size {bad} do not divide by {size}" if bad else ""
+            barred = [d for d in range(len(value.type.shape)) if state.barred(cls, d, (axis,))]
+            why += f"; the sharding that is fixed has dims {barred} whole" if barred else ""
+            lines.append(f"  {name}: whole (nothing reached it{why})")
+            continue
+        what = f"dim {dim}" if dim >= 0 else "kept whole"
+        by = f"by {steps[cause.step]}"
+        if cause.node is not None:
+            op = graph.module.ops[graph.nodes[cause.node].op]
+            by = f"by propagation of {steps[cause.step]} through {_where(op)}"
+        lines.append(f"  {name}: {what}, {by}")
+    return lines
+
+
+def why_whole(planned: Planned, value: Value) -> str:
+    """Why no axis tiles a value."""
+    state, found = planned.state, []
+    cls = planned.graph.class_of[value.id]
+    for axis, name in enumerate(state.mesh.names):
+        if state.tiles[axis][cls] == KEPT:
+            found.append(f"{name}: kept whole on purpose")
+        elif all(n % state.mesh.sizes[axis] for n in value.type.shape):
+            found.append(f"{name}: no dim divides by {state.mesh.sizes[axis]}")
+        else:
+            found.append(f"{name}: nothing reached it")
+    return "; ".join(found)
+
+
+def conflicts(planned: Planned) -> list[str]:
+    """Ops at which several factors were asked for, with what asks for them."""
+    return [_conflict(planned, c) for c in find_conflicts(planned.state)]
+
+
+def _conflict(planned: Planned, conflict: Conflict) -> str:
+    graph = planned.graph
+    op = graph.module.ops[graph.nodes[conflict.node].op]
+    asks = ", ".join(
+        f"%{graph.module.values[graph.members[cls][0]].name} wants factor {f}"
+        for f, cls in conflict.candidates
+    )
+    return f"{_where(op)} on axis {planned.state.mesh.names[conflict.axis]!r}: {asks}"
+
+
+def with_sharding(
+    planned: Planned, path: str, spec: PartitionSpec | NamedSharding
+) -> tuple[Planned, tuple[Action, ...]]:
+    """The same with other tilings of the arguments that `path` names, and the actions that
+    contradict them.
+    """
+    graph, mesh = planned.graph, planned.sketch.partition.mesh
+    text("what_if: path", path, "an argument's path such as 'state/params/w'")
+    if not isinstance(spec, PartitionSpec | NamedSharding):
+        entry = f"; write jax.P({spec!r})" if isinstance(spec, str) else ""
+        entry = f"; write jax.P{spec!r}" if isinstance(spec, tuple) else entry
+        raise TypeError(
+            f"what_if: spec is a PartitionSpec or NamedSharding for {path!r}, not {shown(spec)}"
+            f"{entry}"
+        )
+    spec = spec.spec if isinstance(spec, NamedSharding) else spec
+    named = zip(graph.module.arg_paths, graph.module.body.args, strict=True)
+    found = [(p, v) for p, v in named if matches(path, p)]
+    if not found:
+        near = nearest(path, graph.module.arg_paths)
+        raise ValueError(f"no argument {path!r}; near it are: {near}")
+    wishes = [spec_wish(p, v, spec, mesh.user) for p, v in found]
+    return varied(planned, together(wishes, mesh.user))
+
+
+def _where(op: Op) -> str:
+    return f"{op.prim} ({op.source})" if op.source else op.prim

@@ -1,0 +1,100 @@
+"""Several processes: one plan for all, and an error instead of a hang where they differ.
+
+Every process plans by itself, which gives the same plan (the search is deterministic), or the first
+one plans and the others replay. Either way plans are compared before anything compiles: processes
+that compile different programs wait for each other forever.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh
+
+from partir_search.plan.plan import Plan
+from partir_search.plan.serialization import SavedPlan, from_json
+
+
+class PlansDiffer(RuntimeError):
+    """Processes came to different plans; the message says in what."""
+
+
+def spans_processes(mesh: Any) -> bool:
+    """Whether a mesh has devices of several processes; an AbstractMesh has none."""
+    return isinstance(mesh, Mesh) and len({d.process_index for d in mesh.devices.flat}) > 1
+
+
+def check_agreement(plan: Plan, mesh: Any) -> None:
+    """PlansDiffer on every process if some process has another plan than the first one.
+
+    Every process must call it. Nothing happens where the mesh is of one process.
+    """
+    if not spans_processes(mesh):
+        return
+    texts = exchange(json.dumps(_essence(plan), sort_keys=True))
+    if len(set(texts)) == 1:
+        return
+    first = json.loads(texts[0])
+    for i, text in enumerate(texts[1:], 1):
+        if text != texts[0]:
+            other = json.loads(text)
+            keys = [k for k in {**first, **other} if first.get(k) != other.get(k)]
+            parts = [f"{k}: {_short(first.get(k))} and {_short(other.get(k))}" for k in keys[:4]]
+            raise PlansDiffer(
+                f"processes 0 and {i} have different plans of {plan.module.name!r}:"
+                f" {'; '.join(parts)}; run the same code with the same arguments, machine, seed"
+                " and versions on all processes, or let one plan for all: plan_on='first'"
+            )
+
+
+def _essence(plan: Plan) -> dict[str, Any]:
+    """What must be equal. Not simulated figures: processors differ in the last bit of a sum."""
+    data = plan.to_json()
+    del data["seconds"], data["peak_bytes"]
+    arguments = {f"argument {p}": a["type"] for p, a in data.pop("arguments").items()}
+    return {**arguments, **data}
+
+
+def _short(x: Any) -> str:
+    text = "nothing" if x is None else json.dumps(x)
+    return text if len(text) < 120 else text[:117] + "..."
+
+
+def plan_first(make: Callable[[], Plan]) -> Plan | SavedPlan:
+    """`make()` on process 0; the plan to replay on the others.
+
+    Raises:
+      RuntimeError: planning failed on process 0; says how.
+    """
+    text, failed, plan = "", None, None
+    if jax.process_index() == 0:
+        try:
+            plan = make()
+            text = json.dumps(plan.to_json())
+        except Exception as error:  # the others must not wait for a plan
+            failed = error
+            text = json.dumps({"failed": f"{type(error).__name__}: {error}"})
+    told = exchange(text)[0]
+    if failed:
+        raise failed
+    if plan is not None:
+        return plan
+    data = json.loads(told)
+    if "failed" in data:
+        raise RuntimeError(f"planning failed on process 0: {data['failed']}")
+    return from_json(data)
+
+
+def exchange(text: str) -> list[str]:
+    """Every process's text, by process. All processes must call it."""
+    mine = np.frombuffer(text.encode(), np.uint8)
+    lengths = np.ravel(multihost_utils.process_allgather(np.array([len(mine)])))
+    padded = np.zeros(int(lengths.max()), np.uint8)
+    padded[: len(mine)] = mine
+    every = np.asarray(multihost_utils.process_allgather(padded)).reshape(len(lengths), -1)
+    return [bytes(row[:n]).decode() for row, n in zip(every, lengths, strict=True)]

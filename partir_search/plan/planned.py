@@ -1,0 +1,118 @@
+"""What planning gives: a module with its actions applied, and what the searches did."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import gc
+from collections.abc import Iterator, Mapping, Sequence
+
+from partir_search.lowering.cache import LocalCache
+from partir_search.lowering.local_ir import LocalProgram
+from partir_search.lowering.localize import localize
+from partir_search.mcts.game import Move, Score
+from partir_search.mcts.tree import Tree
+from partir_search.propagation.actions import Action, Enter, tilings
+from partir_search.propagation.apply import apply_action, fulfilled, play_what_holds
+from partir_search.propagation.graph import Graph
+from partir_search.propagation.state import State
+from partir_search.simulator.simulator import Cost, CostModel
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SearchReport:
+    """What an automatic tactic did.
+
+    Attributes:
+      experts: (name, cost) of each known strategy, on the folded program.
+      cost: of the answer, on the folded program too, so that they compare.
+      proven: the space was small and enumerated: no plan of it is better.
+      history: (episode, score) at each improvement.
+      tree: what was searched; moves are decisions on the folded program.
+      moves: the tree's moves in words.
+    """
+
+    axes: tuple[str, ...]
+    experts: tuple[tuple[str, Cost], ...]
+    cost: Cost
+    proven: bool
+    episodes: int
+    states: int
+    history: tuple[tuple[int, Score], ...]
+    tree: Tree
+    moves: Mapping[Move, str]
+
+
+@dataclasses.dataclass(eq=False)
+class Planned:
+    """A module with its actions applied.
+
+    Attributes:
+      sketch: the device-local program without the ops at which nothing moves.
+    """
+
+    graph: Graph
+    actions: tuple[Action, ...]
+    sketch: LocalProgram
+    cache: LocalCache
+    cost: Cost
+    reports: tuple[SearchReport, ...]
+    seconds: dict[str, float]
+    model: CostModel
+
+    @functools.cached_property
+    def state(self) -> State:
+        """The actions' state with the cause of every tiling. Built when it is first asked for."""
+        state = State(self.graph, self.sketch.partition.mesh, record=True)
+        for action in self.actions:
+            apply_action(state, self.graph, action)
+        return state
+
+    @functools.cached_property
+    def program(self) -> LocalProgram:
+        """The whole device-local program, to be emitted. Built when it is first asked for."""
+        return localize(self.sketch.partition, self.cache)
+
+
+def varied(planned: Planned, first: Sequence[Action]) -> tuple[Planned, tuple[Action, ...]]:
+    """The same with some actions played before all others, and what contradicts them.
+
+    Raises:
+      IllegalAction: one of `first` cannot be played.
+    """
+    graph, cache = planned.graph, planned.cache
+    state = State(graph, planned.sketch.partition.mesh)
+    for action in first:
+        if not fulfilled(state, graph, action):
+            apply_action(state, graph, action)
+    names = {name for action in tilings(first) for name in action.values}
+    args = graph.module.body.args
+    kept = [
+        a for a in planned.actions if not (isinstance(a, Enter) and args[a.argument].name in names)
+    ]
+    played, dropped = play_what_holds(state, graph, kept)
+    program = localize(state.partition(cache.rows), cache, sparse=True)
+    changed = dataclasses.replace(
+        planned,
+        actions=(*first, *played),
+        sketch=program,
+        cost=planned.model.evaluate(program),
+        reports=(),
+        seconds={},
+    )
+    return changed, tuple(action for action, _ in dropped)
+
+
+@contextlib.contextmanager
+def collector_paused() -> Iterator[None]:
+    """Stops Python's cycle collector: planning makes millions of small objects and hardly a cycle,
+    and looking for some took a sixth of the time.
+    """
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()

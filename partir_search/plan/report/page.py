@@ -1,0 +1,218 @@
+"""The page: everything a plan's report says, and pictures of it, in one file without scripts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from html import escape
+from typing import TYPE_CHECKING
+
+from partir_search.messages.wording import amount, duration
+from partir_search.plan.report import tables
+from partir_search.plan.report.charts import (
+    memory_chart,
+    progress_chart,
+    timeline_chart,
+)
+from partir_search.plan.report.shards import shards_picture
+from partir_search.simulator.timeline import Timeline
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from partir_search.plan.plan import Plan
+
+STYLE = """
+:root{color-scheme:light}
+body{font:15px/1.5 system-ui,sans-serif;margin:0 auto;max-width:1080px;padding:24px;color:#1f2937}
+h1{font-size:24px;margin:0}h2{font-size:18px;margin:36px 0 8px}
+.sub{color:#6b7280;margin:2px 0 20px}
+.cards{display:flex;flex-wrap:wrap;gap:12px}
+.card{border:1px solid #e5e7eb;border-radius:8px;padding:10px 16px;min-width:120px}
+.card b{display:block;font-size:20px}.card span{color:#6b7280;font-size:13px}
+.bad{border-color:#dc2626}.bad b{color:#dc2626}
+table{border-collapse:collapse;width:100%;font-size:13px}
+th{text-align:left;border-bottom:2px solid #d1d5db;padding:4px 10px 4px 0;font-weight:600}
+td{border-bottom:1px solid #eef0f3;padding:4px 10px 4px 0;vertical-align:middle}
+td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}
+td{overflow-wrap:anywhere}.wide{overflow-x:auto}
+svg{width:100%;height:auto}svg.shards{width:auto}
+svg.shards rect{stroke:#fff;stroke-width:.5}
+svg text{font:12px system-ui,sans-serif;fill:#4b5563}
+.lane{fill:#f3f4f6}.axis{stroke:#9ca3af}.mark{stroke:#6b7280;stroke-dasharray:4 3}
+p.note{color:#6b7280;font-size:13px;margin:4px 0}
+pre{background:#f8f9fb;border:1px solid #e5e7eb;border-radius:8px;padding:12px;overflow-x:auto;
+font-size:12px;max-height:480px}
+"""
+IR_LINES = 400  # of the program that the page shows
+
+
+def report_page(plan: Plan, timeline: Timeline) -> str:
+    """The page of a plan.
+
+    Args:
+      timeline: of the plan's program.
+    """
+    name, mesh = escape(plan.module.name), escape(str(plan.mesh_shape))
+    parts = [
+        f"<h1>{name}</h1><p class=sub>mesh&lt;{mesh}&gt;, simulated on"
+        f" {escape(plan.machine.name)}; fingerprint {plan.fingerprint}</p>",
+        f"<p class=note>{escape(plan.basis.describe(plan.cost.seconds))}</p>" if plan.basis else "",
+        _cards(plan),
+        _section("The step", timeline_chart(timeline), TIMELINE_NOTE),
+        _section("Memory of a device", memory_chart(timeline, plan.memory_limit)),
+        _live(timeline),
+        _section("Arguments", _arguments(plan), SHARDS_NOTE),
+        _section("Collectives by source line", _table(tables.collective_lines_table(plan))),
+        _section("Communication", _table(tables.collectives_table(plan, {})), _bound(plan)),
+        _section("Loops whose trip count depends on data", _table(tables.loops_table(plan))),
+        _section("Held whole by every device", _table(tables.not_tiled_table(plan))),
+        *_searches(plan),
+        _conflicts(plan),
+        _section("The program", _ir(plan)),
+    ]
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{name}: plan</title>'
+        f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head>'
+        f"<body>{''.join(parts)}</body></html>\n"
+    )
+
+
+TIMELINE_NOTE = (
+    "Compute above, collectives below in a lane for the mesh axes that they run along. What compute"
+    " hides is faint. Hover for kind, time and source line."
+)
+SHARDS_NOTE = (
+    "Each picture is an argument, cut into its tiles; hover for the devices that hold a tile."
+    " Arguments that differ in numbers only (layers) share a row."
+)
+
+
+def _section(title: str, body: str, note: str = "") -> str:
+    if not body:
+        return ""
+    told = f"<p class=note>{escape(note)}</p>" if note else ""
+    return f"<h2>{escape(title)}</h2>{told}<div class=wide>{body}</div>"
+
+
+def _cards(plan: Plan) -> str:
+    c = plan.cost
+    cards = [
+        (duration(c.seconds), "a step", False),
+        (duration(c.collective_seconds), "of it exposed collectives", False),
+        (amount(c.peak_bytes), f"peak of {amount(plan.memory_limit)}", not plan.fits),
+        (amount(plan.sent_bytes), "sent by a device", False),
+        (str(sum(plan.collective_counts.values())), "collectives", False),
+        (f"{c.flops / 1e12:.3g}", "TFLOP on a device", False),
+    ]
+    if plan.proven:
+        cards.append(("proven", "no plan of the space costs less", False))
+    boxes = (
+        f'<div class="card{" bad" if bad else ""}"><b>{escape(b)}</b><span>{escape(s)}</span></div>'
+        for b, s, bad in cards
+    )
+    return f"<div class=cards>{''.join(boxes)}</div>"
+
+
+def _rows(rows: Sequence[Sequence[str]], head: Sequence[tuple[str, bool]], raw: int = -1) -> str:
+    """A table; numbers to the right, column `raw` as it is."""
+    top = "".join(f"<th{' class=n' * n}>{escape(t)}</th>" for t, n in head)
+    body = "".join(
+        "<tr>"
+        + "".join(
+            f"<td{' class=n' * n}>{x if i == raw else escape(x)}</td>"
+            for i, (x, (_, n)) in enumerate(zip(row, head, strict=True))
+        )
+        + "</tr>"
+        for row in rows
+    )
+    return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _table(table: Table) -> str:
+    """A rich table as HTML; "" if it has no rows."""
+    if not table.row_count:
+        return ""
+    head = [(_plain(c.header), c.justify == "right") for c in table.columns]
+    columns = [[_plain(x) for x in c.cells] for c in table.columns]
+    caption = f"<p class=note>{escape(_plain(table.caption))}</p>" if table.caption else ""
+    return _rows(list(zip(*columns, strict=True)), head) + caption
+
+
+def _plain(x: object) -> str:
+    from rich.text import Text
+
+    return Text.from_markup(x).plain if isinstance(x, str) else str(x)
+
+
+def _arguments(plan: Plan) -> str:
+    rows: dict[tuple[str, str, str, str, str], int] = {}
+    for (path, value, spec), slot in zip(plan.arguments(), plan.program.body.args, strict=True):
+        picture = ""
+        if value.type.shape:
+            picture = shards_picture(value.type.shape, slot.layout, plan.mesh_shape)
+        name = re.sub(r"\d+", "#", path)
+        key = (picture, name, str(value.type), str(spec), str(list(slot.shape)))
+        rows[key] = rows.get(key, 0) + 1
+    table = [
+        (picture, f"{name} (x{n})" if n > 1 else name, *rest)
+        for (picture, name, *rest), n in rows.items()
+    ]
+    head = [(t, False) for t in ("", "argument", "type", "tiling", "local shape")]
+    return _rows(table, head, raw=0)
+
+
+def _live(timeline: Timeline) -> str:
+    rows = [(v.name, v.type, amount(v.bytes), v.source) for v in timeline.live[:15]]
+    head = [("value", False), ("type", False), ("on a device", True), ("made at", False)]
+    note = "Besides the arguments, largest first."
+    return _section("Live at the peak", _rows(rows, head) if rows else "", note)
+
+
+def _bound(plan: Plan) -> str:
+    bound = plan.bound_bytes
+    if not bound:
+        return "On one device nothing has to be sent."
+    return (
+        f"A device sends {amount(plan.sent_bytes)} in a step. If no block of an operand lay on two"
+        f" devices, products alone would need {amount(bound)} (arXiv 2205.13407): "
+        f"{plan.sent_bytes / bound:.2f} of that bound."
+    )
+
+
+def _searches(plan: Plan) -> list[str]:
+    out = []
+    for search in plan.searches:
+        best = search.cost.seconds
+        close = sorted(search.experts, key=lambda e: e[1].seconds)[:8]
+        rows = [
+            (
+                name,
+                duration(c.seconds),
+                f"{c.seconds / best - 1:+.1%}" if best else "",
+                amount(c.peak_bytes),
+                duration(c.collective_seconds),
+            )
+            for name, c in [("chosen", search.cost), *close]
+        ]
+        head = [("strategy", False), ("a step", True), ("against the plan", True), ("peak", True)]
+        out.append(_section("Alternatives", _rows(rows, [*head, ("exposed collectives", True)])))
+        history = [(at, score.objective) for at, score in search.history if score.excess <= 0]
+        if history and search.episodes:
+            title = f"Search over {', '.join(search.axes)}"
+            note = f"{search.states} strategies looked at in {search.episodes} episodes."
+            out.append(_section(title, progress_chart(history, search.episodes), note))
+    return out
+
+
+def _conflicts(plan: Plan) -> str:
+    found = plan.conflicts()[:20]
+    items = "".join(f"<li>{escape(c)}</li>" for c in found)
+    note = "Ops at which several tilings met; what was decided first was kept."
+    return _section("Conflicts", f"<ul>{items}</ul>" if found else "", note)
+
+
+def _ir(plan: Plan) -> str:
+    lines = plan.ir().splitlines()
+    more = [f"... {len(lines) - IR_LINES} lines more"] if len(lines) > IR_LINES else []
+    return f"<pre>{escape(chr(10).join(lines[:IR_LINES] + more))}</pre>"

@@ -1,0 +1,206 @@
+"""Plans as files: readable JSON, held against the function and mesh that they were made for."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import warnings
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import jax
+
+from partir_search.ir.argument_paths import as_path
+from partir_search.ir.core import Module
+from partir_search.ir.mesh import MeshShape
+from partir_search.messages.files import read_text
+from partir_search.messages.validators import choice
+from partir_search.messages.wording import did_you_mean, shown
+from partir_search.passes.pad_choice import Pad
+from partir_search.passes.remat import Range
+from partir_search.propagation.actions import Action, action_from_json, tilings
+
+FORMAT = 2
+SHOWN = 12  # differences that a message lists
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SavedPlan:
+    """A plan read from a file, to be applied to the function and mesh that it was made for.
+
+    Attributes:
+      arguments: type of each argument, by path.
+      on_change: what to do if the function changed: "raise", or "apply" what still holds.
+    """
+
+    function: str
+    fingerprint: str
+    mesh: MeshShape
+    machine: str
+    actions: tuple[Action, ...]
+    remat: tuple[Range, ...] = ()
+    microbatches: int = 1
+    padding: tuple[Pad, ...] = ()
+    attention: bool = False
+    arguments: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    on_change: Literal["raise", "apply"] = "raise"
+
+
+def fingerprint(module: Module) -> str:
+    """Hash of the program's arguments and ops: what a saved plan must agree with."""
+    h = hashlib.sha256()
+    for path, v in zip(module.arg_paths, module.body.args, strict=True):
+        h.update(f"{path}:{v.type};".encode())
+    for op in module.ops:
+        types = ",".join(str(x.type) for x in (*op.operands, *op.results))
+        h.update(f"{op.prim}({types});".encode())
+    return h.hexdigest()[:16]
+
+
+def load_plan(
+    path: str | os.PathLike[str], *, on_change: Literal["raise", "apply"] = "raise"
+) -> SavedPlan:
+    """Reads a plan that `Plan.save` wrote; pass it as `schedule=` to `auto_partition`.
+
+    It is replayed on any mesh whose axes have the same names, if all dims divide.
+
+    Args:
+      on_change: what to do if the function or the shapes of its arguments are others than those
+        that the plan was made for: raise a ValueError that says what differs, or apply what still
+        holds and warn with the same text.
+
+    Raises:
+      OSError: there is no such file, or it cannot be read.
+      ValueError: it holds no plan, or one of another version's format.
+
+    A plan that another version of jax made is read with a warning.
+    """
+    choice("on_change", on_change, ("raise", "apply"))
+    text = read_text(path, "plan")
+    try:
+        data = json.loads(text)
+        _check_kind(data)
+        plan = from_json(data, on_change)
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f"{path} is not a plan that can be read: it is no JSON, or was cut off ({error}); write"
+            " plans with plan.save(path)"
+        ) from error
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        what = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise ValueError(f"{path} is not a plan that can be read: {what}") from error
+    _warn_version(path, data)
+    return plan
+
+
+def _check_kind(data: Any) -> None:
+    """A ValueError for JSON that is something else, or of another format."""
+    if not isinstance(data, dict):
+        raise ValueError(f"it holds {shown(data)}; write plans with plan.save(path)")
+    if "hbm_bytes" in data:
+        raise ValueError("it holds a machine: pass its path as machine=")
+    if "format" not in data:
+        has = ", ".join(list(data)[:5]) or "nothing"
+        raise ValueError(f"it has no 'format' (it has {has}); write plans with plan.save(path)")
+    if data["format"] != FORMAT:
+        raise ValueError(
+            f"format {data['format']!r}, this version of partir_search reads {FORMAT}; plan again"
+            " and save that, or install the version that wrote it"
+            f" ({_versions(data).get('partir_search', 'not said')})"
+        )
+    for key, kind, words in (
+        ("mesh", dict, "axes and their sizes"),
+        ("actions", list, "a list of actions"),
+        ("arguments", dict, "arguments by path"),
+        ("microbatches", int, "a whole number"),
+        ("padding", list, "a list of padded dims"),
+        ("remat", list, "a list of pairs"),
+        ("parts", dict, "axes and the sizes of their parts"),
+    ):
+        if key in data and not isinstance(data[key], kind):
+            raise ValueError(f"its {key!r} are {words}, not {shown(data[key])}")
+    if data.get("mesh") == {}:
+        raise ValueError("its mesh has no axes")
+    for pair in data.get("remat", ()):
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise ValueError(f"its 'remat' are pairs of positions, not {shown(pair)}")
+
+
+def _versions(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    given = data.get("versions")
+    return given if isinstance(given, Mapping) else {}
+
+
+def _warn_version(path: Any, data: Mapping[str, Any]) -> None:
+    made = _versions(data).get("jax")
+    if made and made != jax.__version__:
+        warnings.warn(
+            f"{path} was made with jax {made}, this is {jax.__version__}: its decisions are applied"
+            " as they are, its figures are of that version; save the plan again once it is checked",
+            stacklevel=3,
+        )
+
+
+def from_json(data: Mapping[str, Any], on_change: Literal["raise", "apply"] = "raise") -> SavedPlan:
+    """Inverse of `Plan.to_json`; KeyError, TypeError or ValueError for anything else."""
+    mesh: Mapping[str, int] = data["mesh"]
+    return SavedPlan(
+        data["function"],
+        data["fingerprint"],
+        MeshShape(tuple(mesh), tuple(mesh.values()))
+        .split(data.get("parts", {}))
+        .with_diagonals(data.get("diagonals", ()), bool(data.get("skewed_state"))),
+        data["machine"],
+        tuple(action_from_json(a) for a in data["actions"]),
+        tuple((int(a), int(b)) for a, b in data.get("remat", ())),
+        int(data.get("microbatches", 1)),
+        tuple(Pad(str(p["value"]), int(p["dim"]), int(p["size"])) for p in data.get("padding", ())),
+        bool(data.get("attention")),
+        {path: str(a["type"]) for path, a in data["arguments"].items()},
+        on_change,
+    )
+
+
+def check_mesh(saved: SavedPlan, mesh: MeshShape) -> None:
+    """A ValueError if a plan's mesh has other axes than this one."""
+    theirs, ours = saved.mesh.user.names, mesh.user.names
+    if theirs != ours:
+        near = [did_you_mean(axis, theirs) for axis in ours if axis not in theirs]
+        raise ValueError(
+            f"the saved plan is for mesh<{saved.mesh.user}> with axes {list(theirs)}, this is"
+            f" mesh<{mesh.user}> with {list(ours)}; plan again with schedule=None, or name the axes"
+            f" alike{next(filter(None, near), '')}"
+        )
+
+
+def changes(saved: SavedPlan, module: Module) -> str:
+    """What differs between a program and the one that a plan was made for; "" if nothing does."""
+    if saved.fingerprint == fingerprint(module):
+        return ""
+    now = arguments_of(module)
+    lines = [f"{p}: {t} is new" for p, t in now.items() if p not in saved.arguments]
+    lines += [f"{p}: {t} is gone" for p, t in saved.arguments.items() if p not in now]
+    lines += [
+        f"{p}: {saved.arguments[p]} became {t}"
+        for p, t in now.items()
+        if saved.arguments.get(p, t) != t
+    ]
+    names = module.value_names()
+    gone = [n for a in tilings(saved.actions) for n in a.values if n not in names]
+    if gone:
+        paths = [as_path(n, now) for n in gone[:3]]
+        lines.append(f"it names {paths}, which this program does not have")
+    if not lines:
+        lines.append("its arguments are the same, its ops are not")
+    shown = lines[:SHOWN] + [f"and {len(lines) - SHOWN} more"] * (len(lines) > SHOWN)
+    return (
+        f"the saved plan is for {saved.function!r} with fingerprint {saved.fingerprint}, this is"
+        f" {module.name!r} with {fingerprint(module)}: " + "; ".join(shown)
+    )
+
+
+def arguments_of(module: Module) -> dict[str, str]:
+    """Type of each argument, by path."""
+    return {p: str(v.type) for p, v in zip(module.arg_paths, module.body.args, strict=True)}

@@ -1,0 +1,1 @@
+"""Errors and warnings for options, schedules and batches, before any search runs."""

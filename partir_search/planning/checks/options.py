@@ -1,0 +1,335 @@
+"""Errors for what `auto_partition` is given, when a function is decorated."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+from jax.sharding import AbstractMesh, Mesh
+
+from partir_search.ir.mesh import MeshShape
+from partir_search.mcts.goals import FewestBytes, Fit, Weighted
+from partir_search.messages import validators
+from partir_search.messages.wording import did_you_mean, shown
+from partir_search.passes.group_arguments import Group
+from partir_search.plan.plan import Plan
+from partir_search.plan.serialization import SavedPlan
+from partir_search.planning.checks.schedule import check_tactics, known_axis
+from partir_search.planning.tactics import TACTICS
+
+if TYPE_CHECKING:
+    from partir_search.planning.options import Options
+
+EXAMPLE = 'jax.make_mesh((2, 4), ("batch", "model"))'
+
+
+def mesh_of(mesh: Any) -> Mesh | AbstractMesh:
+    """The mesh that was given, or that of `jax.set_mesh` if none was.
+
+    Raises:
+      TypeError: it is no mesh, or there is none.
+      ValueError: it has no axes.
+    """
+    found = _context_mesh() if mesh is None else mesh
+    if found is None:
+        raise TypeError(
+            "auto_partition needs a mesh, and none is set: write"
+            f" auto_partition({EXAMPLE}, ...), or call it under jax.set_mesh(mesh)"
+        )
+    if not isinstance(found, Mesh | AbstractMesh):
+        if inspect.isroutine(found) or isinstance(found, jax.stages.Wrapped):
+            raise TypeError(
+                "auto_partition takes a mesh and returns a decorator: write @auto_partition(mesh)"
+                f" above {getattr(found, '__name__', 'the function')}, not @auto_partition"
+            )
+        remedy = f"make one with {EXAMPLE}"
+        raise TypeError(
+            "auto_partition takes a jax.sharding.Mesh or AbstractMesh, not"
+            f" {type(found).__name__}; {remedy}"
+        )
+    if not found.axis_names:
+        raise ValueError(f"the mesh has no axes; make one with {EXAMPLE}")
+    return found
+
+
+def _context_mesh() -> Mesh | AbstractMesh | None:
+    """The mesh of `jax.set_mesh`, or the abstract one where jax is tracing; None without either."""
+    try:
+        mesh = jax.sharding.get_mesh()
+        if mesh.axis_names:
+            return mesh
+    except ValueError:  # jax is tracing
+        pass
+    abstract = jax.sharding.get_abstract_mesh()
+    return abstract if abstract.axis_names else None
+
+
+def chosen(kind: str, argnums: Any, argnames: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Arguments that are "static" or "donate"d, by position and by name."""
+    return positions(f"{kind}_argnums", argnums), argument_names(f"{kind}_argnames", argnames)
+
+
+def positions(name: str, given: Any) -> tuple[int, ...]:
+    """Positions of arguments, for `donate_argnums` and `static_argnums`."""
+    other = name.replace("argnums", "argnames")
+    if isinstance(given, str):
+        raise TypeError(f"{name} are positions of arguments; write {other}={given!r}")
+    every = () if given is None else tuple(given) if _is_several(given) else (given,)
+    for one in every:
+        if isinstance(one, str):
+            raise TypeError(f"{name} are positions of arguments; write {other}={one!r}")
+        validators.whole_number(name, one)
+    return tuple(map(int, every))
+
+
+def argument_names(name: str, given: Any) -> tuple[str, ...]:
+    """Names of arguments, for `donate_argnames` and `static_argnames`."""
+    every = () if given is None else tuple(given) if _is_several(given) else (given,)
+    for one in every:
+        if not isinstance(one, str):
+            other = name.replace("argnames", "argnums")
+            raise TypeError(f"{name} are names of arguments, not {shown(one)}; {other}= takes ints")
+    return every
+
+
+def microbatch_numbers(given: Any) -> tuple[int, ...]:
+    """Numbers of microbatches to choose from."""
+    every = tuple(given) if _is_several(given) else (given,)
+    if not every:
+        raise ValueError("microbatches are numbers of at least 1, not (); 1 does not split a batch")
+    for one in every:
+        try:
+            validators.whole_number("microbatches", one, 1)
+        except ValueError:
+            raise ValueError(f"microbatches are numbers of at least 1, not {given!r}") from None
+    return tuple(map(int, every))
+
+
+def counts_of_trips(given: Any) -> dict[str, int]:
+    """Trip counts of the user's, by glob."""
+    if given is not None and not isinstance(given, Mapping):
+        raise TypeError(
+            "trip_counts maps globs on loops to whole numbers of at least 1,"
+            f" {{'*solver.py:41*': 12}}, not {shown(given)}"
+        )
+    for glob, count in (given or {}).items():
+        whole = isinstance(count, int) and not isinstance(count, bool)
+        if not isinstance(glob, str) or not whole or count < 1:
+            raise ValueError(
+                "trip_counts maps globs on loops to whole numbers of at least 1,"
+                f" {{'*solver.py:41*': 12}}, not {glob!r} to {count!r}"
+            )
+    return dict(given or {})
+
+
+def group_list(given: Any) -> tuple[Group, ...]:
+    """The groups of `auto_partition(groups=...)`."""
+    if isinstance(given, Group) or not _is_several(given):
+        paths = given.paths if isinstance(given, Group) else ("state/**/q", "state/**/k")
+        wanted = f"groups=[partir_search.group({', '.join(map(repr, paths))})]"
+        raise TypeError(
+            f"groups is a list of what partir_search.group(...) makes, not {shown(given)}; write"
+            f" {wanted}"
+        )
+    for one in given:
+        if not isinstance(one, Group):
+            raise TypeError(f"groups are made by partir_search.group(...), not {shown(one)}")
+    return tuple(given)
+
+
+def _is_several(given: Any) -> bool:
+    return isinstance(given, Sequence | set | frozenset) and not isinstance(given, str | bytes)
+
+
+def check_options(o: Options) -> None:
+    """Errors for options that are not what `auto_partition` takes; nothing is traced for it."""
+    mesh = MeshShape(tuple(o.mesh.axis_names), tuple(o.mesh.axis_sizes))
+    _check_schedule(o.schedule, mesh)
+    for i, goal in enumerate(_goals(o.goals)):
+        _check_goal(f"goals[{i}]", goal, mesh)
+    validators.whole_number("episodes", o.episodes, 1)
+    validators.whole_number("seed", o.seed)
+    for name, known in (
+        ("pad", (True, False)),
+        ("remat", ("auto", True, False)),
+        ("rings", (True, False)),
+        ("skewed_state", (True, False)),
+        ("plan_on", ("every", "first")),
+        ("explicit_results", (None, True, False)),
+        ("on_overflow", ("raise", "warn")),
+    ):
+        validators.choice(name, getattr(o, name), known)
+    _check_progress(o.progress)
+    _check_follow(o.follow, mesh)
+    links = (*o.machine.axis_bytes_per_s, *o.machine.axis_hop_seconds)
+    for axis in dict.fromkeys(links):
+        if axis not in mesh.names and (near := did_you_mean(axis, mesh.names)):
+            warnings.warn(
+                f"machine {o.machine.name!r} has links of axis {axis!r}, which the mesh"
+                f" ({mesh}) does not have{near}",
+                stacklevel=5,
+            )
+
+
+def _check_schedule(schedule: Any, mesh: MeshShape) -> None:
+    if schedule is None or isinstance(schedule, Plan | SavedPlan):
+        return
+    if isinstance(schedule, str) or hasattr(schedule, "__fspath__"):
+        raise TypeError(f"schedule is a path: pass partir_search.load_plan({str(schedule)!r})")
+    if isinstance(schedule, TACTICS):
+        raise TypeError(
+            f"schedule is a list of tactics or a plan, not one tactic; write schedule=[{schedule}]"
+        )
+    if not isinstance(schedule, Sequence):
+        remedy = ""
+        if isinstance(schedule, type) and schedule in TACTICS:
+            remedy = f"; write schedule=[{schedule.__name__}(...)]"
+        elif isinstance(schedule, Mapping):
+            remedy = "; write schedule=[ManualPartition({'batch/x': 0}, axis='batch')]"
+        raise TypeError(f"schedule is a list of tactics or a plan, not {shown(schedule)}{remedy}")
+    check_tactics(schedule, mesh)
+
+
+def _goals(goals: Any) -> Sequence[Any]:
+    if goals is None:
+        return ()
+    if not isinstance(goals, Sequence) or isinstance(goals, str):
+        example = "; write goals=[partir_search.Fit(16e9), partir_search.Fastest()]"
+        if hasattr(goals, "objective"):
+            one = f"{goals.__name__}(...)" if isinstance(goals, type) else f"{goals}"
+            example = f"; write goals=[{one}]"
+        raise TypeError(f"goals is a list of goals, not {shown(goals)}{example}")
+    if not goals:
+        raise ValueError("goals is empty; None is [Fit(machine.hbm_bytes), Fastest()]")
+    return goals
+
+
+def _check_goal(where: str, goal: Any, mesh: MeshShape) -> None:
+    if isinstance(goal, type):
+        raise TypeError(f"{where} is {shown(goal)}; write {goal.__name__}(...)")
+    for method in ("excess", "objective"):
+        if not callable(getattr(goal, method, None)):
+            raise TypeError(
+                f"{where} is no goal: {shown(goal)} has no method {method}(cost); write Fit(bytes),"
+                " Fastest(), FewestBytes(axis), Weighted(goal, weight) or a class with both methods"
+            )
+    if isinstance(goal, Fit):
+        validators.number(f"{where}: Fit: bytes", goal.bytes, above=0)
+    elif isinstance(goal, FewestBytes):
+        validators.text(f"{where}: FewestBytes: axis", goal.axis, "the name of an axis")
+        try:
+            known_axis(mesh, goal.axis)
+        except ValueError as error:
+            raise ValueError(f"{where}: FewestBytes: {error}") from None
+    elif isinstance(goal, Weighted):
+        if isinstance(goal.weight, bool) or not isinstance(goal.weight, int | float):
+            raise TypeError(f"{where}: Weighted: weight is a number, not {shown(goal.weight)}")
+        _check_goal(f"{where}: Weighted: goal", goal.goal, mesh)
+
+
+def _check_progress(progress: Any) -> None:
+    if progress is None or isinstance(progress, bool):
+        return
+    if not callable(progress):
+        raise TypeError(
+            f"progress is True, False, None or a function of the search's record, not"
+            f" {shown(progress)}"
+        )
+    try:
+        inspect.signature(progress).bind(None)
+    except ValueError:  # builtins without a signature
+        return
+    except TypeError as error:
+        raise TypeError(
+            f"progress: {shown(progress)} is called with one argument, the search's record: {error}"
+        ) from None
+
+
+def _check_follow(follow: Any, mesh: MeshShape) -> None:
+    if follow is None:
+        return
+    if not isinstance(follow, Plan):
+        remedy = "pass the plan of a function: follow=train_step.plan(state, batch)"
+        if isinstance(follow, SavedPlan | str) or hasattr(follow, "__fspath__"):
+            remedy = (
+                "replay the saved plan first, auto_partition(mesh, schedule=load_plan(path))"
+                "(train_step).plan(state, batch), and follow that"
+            )
+        raise TypeError(f"follow is a Plan, not {shown(follow)}; {remedy}")
+    theirs = follow.mesh_shape.user
+    if theirs.names != mesh.names:
+        raise ValueError(
+            f"follow is a plan for mesh<{theirs}>, this is mesh<{mesh}>; a function follows a plan"
+            " of a mesh with the same axes"
+        )
+
+
+Marked = tuple[Sequence[int], Sequence[str]]  # positions and names of arguments
+
+
+def check_function(fun: Any, static: Marked, donate: Marked) -> None:
+    """Errors for a function to partition, and for arguments of it that it does not take.
+
+    Args:
+      static, donate: positions and names of arguments.
+
+    Raises:
+      TypeError: it cannot be called, or is partitioned already.
+      ValueError: it has no such argument.
+    """
+    if not callable(fun):
+        given = "its result" if isinstance(fun, tuple | Mapping) else shown(fun)
+        raise TypeError(
+            f"auto_partition(mesh) is given the function to partition, not {given}; write"
+            " auto_partition(mesh)(step), and call that with the arguments"
+        )
+    name = getattr(fun, "__name__", "the function")
+    if hasattr(fun, "known_plans"):
+        raise TypeError(
+            f"{name} is partitioned already; partition the plain function, its attribute .plain"
+        )
+    try:
+        parameters = inspect.signature(fun).parameters.values()
+    except (TypeError, ValueError):  # builtins without a signature
+        return
+    kinds = {p.kind for p in parameters}
+    positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, _EITHER)]
+    known = [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, _EITHER)]
+    for kind, (nums, names) in (("static", static), ("donate", donate)):
+        for i in () if inspect.Parameter.VAR_POSITIONAL in kinds else nums:
+            if not -len(positional) <= i < len(positional):
+                raise ValueError(
+                    f"{kind}_argnums={tuple(nums)}: {name} takes {len(positional)} positional"
+                    f" arguments ({', '.join(positional)}), and none has position {i}"
+                )
+        for one in () if inspect.Parameter.VAR_KEYWORD in kinds else names:
+            if one not in known:
+                raise ValueError(
+                    f"{kind}_argnames: {name} has no argument {one!r}; it has"
+                    f" {', '.join(known)}{did_you_mean(one, known)}"
+                )
+
+
+_EITHER = inspect.Parameter.POSITIONAL_OR_KEYWORD
+
+
+def check_maker(init_fn: Any) -> None:
+    """A TypeError if what `init` is given is the state, and not a function that makes it."""
+    if not callable(init_fn):
+        raise TypeError(
+            f"init takes a function that makes the state, not {shown(init_fn)}; write"
+            " step.init(lambda: create_state(jax.random.key(0)), batch)"
+        )
+    try:
+        inspect.signature(init_fn).bind()
+    except ValueError:  # builtins without a signature
+        return
+    except TypeError as error:
+        name = getattr(init_fn, "__name__", "init_fn")
+        raise TypeError(
+            f"init calls {name} without arguments: {error}; write step.init(lambda:"
+            f" {name}(...), batch)"
+        ) from None

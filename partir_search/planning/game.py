@@ -1,0 +1,242 @@
+"""The partitioning game: the only place where search meets the compiler.
+
+A state is a set of tilings on the folded, contracted graph; a move is one decision or an expert's
+macro; the score is the simulated cost of the device-local program.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Hashable, Sequence
+
+from partir_search.ir.mesh import MeshShape
+from partir_search.lowering.cache import LocalCache
+from partir_search.lowering.localize import localize
+from partir_search.mcts.game import Move, Score
+from partir_search.mcts.goals import Scorer
+from partir_search.propagation.graph import Graph
+from partir_search.propagation.state import State
+from partir_search.simulator.simulator import Cost, CostModel
+from partir_search.simulator.time.roofline import Load
+from partir_search.strategies.apply import Strategist
+from partir_search.strategies.moves import (
+    Axes,
+    DataParallel,
+    Decision,
+    EdgeParallel,
+    ExpertParallel,
+    ModelParallel,
+    RingParallel,
+    SequenceParallel,
+    StrategyMove,
+    TileAlike,
+    TileClass,
+    Zero,
+)
+
+INTERIOR = 16  # interior classes offered, the largest by bytes
+# How often a move is drawn of those that decide much at once, of the tilings of one matrix, and of
+# those of vectors and interior values: hundreds of the last kinds stand against a few of the first.
+SHARES = (0.45, 0.45, 0.1)
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class PlanningGame:
+    """`Game` over a graph.
+
+    Attributes:
+      state: tilings; whatever it holds at the start is never undone.
+      axes: axes of the user's mesh that moves may use, and parts of them.
+      goal: a cost's score.
+    """
+
+    graph: Graph
+    mesh: MeshShape
+    model: CostModel
+    axes: Sequence[str]
+    goal: Scorer[Cost]
+    state: State
+    strategist: Strategist
+    cache: LocalCache = dataclasses.field(default_factory=LocalCache)
+    costs: dict[int, Cost] = dataclasses.field(default_factory=dict)
+    _candidates: Sequence[Sequence[StrategyMove]] = ()  # by kind, as in SHARES
+    # States are numbered as they are met. Searches play the same moves in the same states over and
+    # over: where one leads is looked up.
+    _ids: dict[bytes, int] = dataclasses.field(default_factory=dict)
+    _keys: list[bytes] = dataclasses.field(default_factory=list)
+    _after: dict[tuple[int, Move], int] = dataclasses.field(default_factory=dict)
+    _legal: dict[int, Sequence[Sequence[Move]]] = dataclasses.field(default_factory=dict)
+    _here: int = 0
+    _before: list[int] = dataclasses.field(default_factory=list)  # states on the way here
+    _loaded: tuple[int, Load | None] = (-1, None)  # of the state looked at last
+
+    def __post_init__(self) -> None:
+        self._candidates = self._find_candidates()
+        self._here = self._met()
+
+    def _met(self) -> int:
+        """The number of the state as it is."""
+        key = self.state.key()
+        number = self._ids.setdefault(key, len(self._keys))
+        if number == len(self._keys):
+            self._keys.append(key)
+        return number
+
+    def _find_candidates(self) -> Sequence[Sequence[StrategyMove]]:
+        shapes, roles = self.graph.shapes, self.strategist.roles
+        padded = tuple(c for forms in self.strategist.padded.values() for c in forms)
+        arguments = list(dict.fromkeys(roles.data + roles.parameters + padded))
+        if len(roles.optimizer) <= 8:  # small programs: decide each on its own as well
+            arguments += roles.optimizer
+        taken = set(arguments) | set(roles.optimizer)
+        values = self.graph.module.values
+        size = {
+            c: sum(values[v].type.nbytes for v in self.graph.members[c])
+            for c in range(len(shapes))
+            if len(shapes[c]) >= 3 and c not in taken
+        }
+        interior = sorted(size, key=lambda c: (-size[c], c))[:INTERIOR]
+        moves, tilings = list[StrategyMove](), list[TileClass]()
+        for r, c, d in self.mesh.triples:
+            if set(self.axes).issuperset(self.mesh.names[a] for a in (r, c, d)):
+                moves += [RingParallel((c, d)), RingParallel((r, d))]
+        for axes in self._runs():
+            tilings += self._tilings(axes, (*arguments, *interior))
+            if axes[0] >= len(self.mesh.device_names):
+                continue
+            moves += [DataParallel(axes), ModelParallel(axes, True), ModelParallel(axes, False)]
+            moves += [SequenceParallel(axes), Zero(axes, 2), Zero(axes, 3)]
+            moves += [EdgeParallel(axes)] if self.strategist.edges else []
+            moves += [ExpertParallel(axes)] if self.strategist.experts else []
+        matrices = {c for c in arguments if len(shapes[c]) >= 2}
+        return (
+            [*moves, *self._alike(tilings)],
+            [t for t in tilings if t.cls in matrices],
+            [t for t in tilings if t.cls not in matrices],
+        )
+
+    def _alike(self, tilings: Sequence[TileClass]) -> list[TileAlike]:
+        """The same tiling of all parameters of a shape."""
+        parameters, alike = set(self.strategist.roles.parameters), dict[Hashable, list[TileClass]]()
+        for t in tilings:
+            if t.cls in parameters:
+                alike.setdefault((self.graph.shapes[t.cls], t.dim, t.axes), []).append(t)
+        groups = [g for g in alike.values() if len(g) > 1]
+        return [TileAlike(tuple(t.cls for t in g), g[0].dim, g[0].axes) for g in groups]
+
+    def _tilings(self, axes: Axes, classes: Sequence[int]) -> list[TileClass]:
+        extents, size = self.graph.extents, self.mesh.size(axes)
+        return [
+            TileClass(c, d, axes)
+            for c in classes
+            for d, n in enumerate(extents[c])
+            if n and n % size == 0
+        ]
+
+    def _runs(self) -> list[tuple[int, ...]]:
+        """What one move may use: a whole axis, or neighbouring parts of a split one."""
+        runs = [self.mesh.axes(name) for name in self.axes]
+        for parts in list(runs):
+            n = len(parts)
+            runs += [parts[i:j] for i in range(n) for j in range(i + 1, n + 1) if j - i < n]
+        return [run for run in runs if self.mesh.size(run) > 1]
+
+    def moves(self) -> Sequence[Move]:
+        return [m for kind in self._kinds() for m in kind]
+
+    def _kinds(self) -> Sequence[Sequence[Move]]:
+        """Legal moves by kind."""
+        legal = self._legal.get(self._here)
+        if legal is None:
+            may = self.state.may_tile
+            legal = self._legal[self._here] = [
+                [m for m in k if not isinstance(m, TileClass) or may(m.cls, m.dim, m.axes)]
+                for k in self._candidates
+            ]
+        return legal
+
+    def draw(self, rng: random.Random) -> Move | None:
+        kinds = self._kinds()
+        shares = [share if k else 0.0 for k, share in zip(kinds, SHARES, strict=True)]
+        if not any(shares):
+            return None
+        (kind,) = rng.choices(kinds, shares)
+        return kind[rng.randrange(len(kind))]
+
+    def step(self, move: Move) -> bool:
+        here = self._here
+        after = self._after.get((here, move))
+        if after is None:
+            done = self.strategist.perform(move, self.state)  # type: ignore[arg-type]
+            after = self._after[here, move] = self._met() if done else here
+        elif after != here:
+            self.state.restore(self._keys[after])
+        if after == here:
+            return False
+        self._before.append(here)
+        self._here = after
+        return True
+
+    def undo(self) -> None:
+        self._here = self._before.pop()
+        self.state.restore(self._keys[self._here])
+
+    @property
+    def depth(self) -> int:
+        """Moves played and not undone."""
+        return len(self._before)
+
+    def key(self) -> Hashable:
+        return self._here
+
+    def cost(self) -> Cost:
+        """Simulated cost of the current state, kept by state."""
+        cost = self.costs.get(self._here)
+        if cost is None:
+            load = self._load()
+            program = localize(load.partition, self.cache, sparse=True)
+            cost = self.costs[self._here] = self.model.evaluate(program, load)
+        return cost
+
+    def _load(self) -> Load:
+        number, load = self._loaded
+        if number != self._here or load is None:
+            load = Load(self.model, self.state.partition(self.cache.rows))
+            self._loaded = self._here, load
+        return load
+
+    def bound(self) -> Score | None:
+        return self.goal(self.model.least(self._load())) if self.goal.monotone else None
+
+    def score(self) -> Score:
+        return self.goal(self.cost())
+
+    def let_go(self) -> None:
+        """Forgets what looking at many states takes, once only a few are asked for again."""
+        self.cache = LocalCache()
+        self.state.let_go()
+        self._legal.clear()
+
+    def describe(self, move: Move) -> str:
+        """A move in words: an argument by its path, in a fold that of its first layer."""
+        if isinstance(move, TileAlike):
+            first = self.describe(TileClass(move.classes[0], move.dim, move.axes))
+            return f"{first} and {len(move.classes) - 1} alike"
+        if not isinstance(move, TileClass):
+            return f"{type(move).__name__} {self.mesh.label(move.axes)}" + "".join(  # type: ignore[attr-defined]
+                f" {f.name}={getattr(move, f.name)}"
+                for f in dataclasses.fields(move)  # type: ignore[arg-type]
+                if f.name != "axes"
+            )
+        module = self.graph.module
+        members = self.graph.members[move.cls]
+        paths = dict(zip((v.id for v in module.body.args), module.arg_paths, strict=True))
+        name = next((paths[v] for v in members if v in paths), module.values[members[0]].name)
+        return f"tile {name} dim {move.dim} on {self.mesh.label(move.axes)}"
+
+    def decisions(self, path: Sequence[Move]) -> list[Decision]:
+        """The plain decisions that a path comes to; the game returns to its state."""
+        out = [d for move in path for d in self.strategist.perform(move, self.state)]  # type: ignore[arg-type]
+        self.state.restore(self._keys[self._here])
+        return out

@@ -1,0 +1,246 @@
+"""When a step does not fit in memory: computing parts of it again, and what else would help.
+
+Rematerialisation is tried before a plan is refused: a plan for all segments of the forward pass is
+searched, and then has as few of them computed again as the limit allows. What is refused comes with
+remedies and their figures.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from partir_search.ir.core import Module
+from partir_search.ir.mesh import MeshShape
+from partir_search.mcts.goals import Goal, Spare
+from partir_search.messages.wording import amount, duration
+from partir_search.passes.remat import Range, find_segments, namesake, rematerialize
+from partir_search.plan.planned import Planned
+from partir_search.planning.planner import Planner
+from partir_search.propagation.actions import Action, renamed
+from partir_search.simulator.simulator import Cost
+from partir_search.simulator.target.machine import Machine
+
+PROBES = 5  # numbers of segments at which a plan is costed; peaks fall nearly on a line
+HEADROOM = 0.05  # of the limit: XLA:TPU loses 1 to 5 % of the memory between buffers, and to code
+KINDS = 6  # of segments, at most, that are told apart by what they free and cost
+SHORTEST = 1e-6  # of a step that computing segments again may be taken for
+MOST_DEVICES = 64  # times as many, at most, are tried as a remedy
+
+
+class DoesNotFit(MemoryError):
+    """A plan needs more memory than the machine has; the message holds remedies."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Remedy:
+    """Something that would make a step fit.
+
+    Attributes:
+      what: in words, with figures.
+      peak_bytes / seconds: of the plan that fits with it; seconds 0 where it was not planned.
+    """
+
+    what: str
+    peak_bytes: float
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        cost = f", {duration(self.seconds)} a step" if self.seconds else ""
+        return f"{self.what}: {amount(self.peak_bytes)}{cost}"
+
+
+def relieve(
+    module: Module,
+    planned: Planned,
+    limit: float,
+    plan: Callable[[Module, Sequence[Action], Sequence[Goal[Cost]]], Planned],
+    replay: Callable[[Module, Sequence[Action]], Planned],
+    objective: Callable[[Cost], float],
+) -> tuple[Planned, tuple[Range, ...]]:
+    """A plan that fits by computing segments again, or the tightest one, and those segments.
+
+    A search for fewer than all segments is no help: programs in which some layers are run again and
+    some not fold badly, and what it found was slower in all cases tried than the same decisions.
+
+    Args:
+      planned: what does not fit.
+      plan: plans a rewritten module as `module` was planned, starting from a plan's actions too
+        and with goals besides.
+      replay: what a plan's actions, as many as it admits, make of a rewritten module.
+      objective: what the goals make small.
+    """
+    segments = find_segments(module)
+    if not segments:
+        return planned, ()
+
+    def played(actions: Sequence[Action], some: Sequence[Range]) -> Planned:
+        rewritten = rematerialize(module, sorted(some))
+        known = {v.name for v in rewritten.values}
+        return replay(rewritten, [renamed(a, lambda name: namesake(name, known)) for a in actions])
+
+    aim = limit * (1.0 - HEADROOM)
+    spare = _worth(planned.cost, played(planned.actions, segments).cost, aim, objective)
+    every = plan(rematerialize(module, segments), planned.actions, spare)
+    if planned.cost.peak_bytes <= every.cost.peak_bytes:
+        return planned, ()
+    if every.cost.peak_bytes > aim:
+        return every, tuple(segments)
+
+    at = functools.partial(played, every.actions)
+    ordered, known = _cheapest_first(module, segments, at)
+    known[len(segments)] = every
+    few, n = _fewest(lambda n: at(ordered[:n]), known, aim)
+    if few is not every:  # of which nothing was proven
+        reports = tuple(dataclasses.replace(r, proven=False) for r in every.reports)
+        few = dataclasses.replace(few, reports=reports, seconds=every.seconds)
+    return few, tuple(sorted(ordered[:n]))
+
+
+def _worth(
+    none: Cost, every: Cost, limit: float, objective: Callable[[Cost], float]
+) -> list[Goal[Cost]]:
+    """What memory is worth to a plan with all segments computed again: fewer will be.
+
+    Args:
+      none, every: costs of the same decisions with no segment and with all.
+    """
+    freed, spent = none.peak_bytes - every.peak_bytes, objective(every) - objective(none)
+    return [Spare(limit, spent / freed, spent)] if freed > 0 and spent > 0 else []
+
+
+def _cheapest_first(
+    module: Module, segments: Sequence[Range], at: Callable[[Sequence[Range]], Planned]
+) -> tuple[list[Range], dict[int, Planned]]:
+    """Segments by the bytes that their kind frees for a second (attention mostly before MLPs), and
+    plans by how many of them are computed again.
+    """
+    none = at(())
+    kinds: dict[tuple[str, ...], list[Range]] = {}
+    for begin, stop in segments:
+        ops = module.body.ops[begin:stop]
+        kinds.setdefault(tuple(op.prim for op in ops), []).append((begin, stop))
+    groups = [group for group in kinds.values() if len(group) > 1]
+    if not 1 < len(groups) <= KINDS:
+        return list(segments), {0: none}
+
+    def worth(tried: Planned) -> float:
+        freed = none.cost.peak_bytes - tried.cost.peak_bytes
+        return freed / max(tried.cost.seconds - none.cost.seconds, SHORTEST * none.cost.seconds)
+
+    tried = [at(group) for group in groups]
+    ranked = sorted(range(len(groups)), key=lambda i: -worth(tried[i]))
+    first = ranked[0]
+    ordered = list(itertools.chain(*(groups[i] for i in ranked)))
+    ordered += [group[0] for group in kinds.values() if len(group) == 1]
+    return ordered, {0: none, len(groups[first]): tried[first]}
+
+
+def _fewest(
+    at: Callable[[int], Planned], known: Mapping[int, Planned], limit: float
+) -> tuple[Planned, int]:
+    """The plan with the fewest segments that fits, and their number.
+
+    Args:
+      at: the plan with some number of segments.
+      known: some of them: that with all, which fits, among them.
+    """
+    peaks = {n: planned.cost.peak_bytes for n, planned in known.items()}
+    least = min(n for n in peaks if peaks[n] <= limit)
+    over = max((n for n in peaks if peaks[n] > limit), default=least - 1)
+    best, probes = known[least], list[int]()
+    for _ in range(PROBES):
+        if least - over <= 1:
+            break
+        ends = over, least
+        if len(probes) > 1 and (peaks[probes[-2]] > limit) == (peaks[probes[-1]] > limit):
+            ends = probes[-2], probes[-1]  # peaks lie on several lines: this one is nearer
+        few, many = sorted(ends)
+        slope = (peaks[few] - peaks[many]) / (many - few)
+        n = few + math.ceil((peaks[few] - limit) / slope) if slope > 0 else least - 1
+        probes.append(n := min(max(n, over + 1), least - 1))
+        tried = at(n)
+        peaks[n] = tried.cost.peak_bytes
+        if peaks[n] <= limit:
+            best, least = tried, n
+        else:
+            over = n
+    return best, least
+
+
+def remedies(
+    module: Module,
+    mesh: MeshShape,
+    machine: Machine,
+    limit: float,
+    cost: Cost,
+    *,
+    remat: bool,
+) -> list[Remedy]:
+    """At most three ways to make a step fit that needs `cost`, the cheapest first.
+
+    Args:
+      mesh: the user's.
+      remat: whether rematerialisation was part of what was tried.
+    """
+    found = []
+    if not remat:
+        segments = find_segments(module)
+        again = _tightest(rematerialize(module, segments), mesh, machine) if segments else cost
+        if again.peak_bytes <= limit:
+            what = "let activations be computed again (remat='auto')"
+            found.append(Remedy(what, again.peak_bytes, again.seconds))
+    moving = cost.peak_bytes - cost.argument_bytes
+    batch = _batch(module)
+    if batch and cost.argument_bytes < limit:
+        smaller = int(batch * (limit - cost.argument_bytes) / moving)
+        if 0 < smaller < batch:
+            peak = cost.argument_bytes + moving * smaller / batch
+            found.append(Remedy(f"a batch of about {smaller} instead of {batch}", peak))
+    more = _more_devices(module, mesh, machine, limit)
+    return [*found, *([more] if more else [])]
+
+
+def _batch(module: Module) -> int:
+    """Leading dim of the first argument that is no train state; 0 if there is none."""
+    tied = {i for i, _ in module.ties}
+    shapes = [v.type.shape for i, v in enumerate(module.body.args) if i not in tied]
+    return next((shape[0] for shape in shapes if len(shape) >= 2), 0) if tied else 0
+
+
+def _more_devices(module: Module, mesh: MeshShape, machine: Machine, limit: float) -> Remedy | None:
+    """The smallest multiple of the mesh on which a known strategy fits."""
+    times = 2
+    while times <= MOST_DEVICES:
+        for axis in range(len(mesh.names)):
+            sizes = tuple(n * times if a == axis else n for a, n in enumerate(mesh.sizes))
+            larger = MeshShape(mesh.names, sizes)
+            cost = _tightest(module, larger, machine)
+            if cost.peak_bytes <= limit:
+                what = f"{larger.devices} devices instead of {mesh.devices} (mesh<{larger}>)"
+                return Remedy(what, cost.peak_bytes, cost.seconds)
+        times *= 2
+    return None
+
+
+def _tightest(module: Module, mesh: MeshShape, machine: Machine) -> Cost:
+    """Cost of the known strategy that needs the least memory."""
+    costs = Planner(module, mesh, machine).known_costs()
+    return min((c for _, c in costs), key=lambda c: c.peak_bytes)
+
+
+def refusal(limit: float, cost: Cost, ways: Sequence[Remedy]) -> str:
+    """The message of `DoesNotFit`."""
+    lines = [
+        f"the step does not fit: the tightest plan found needs {amount(cost.peak_bytes, 4)} on"
+        f" a device ({amount(cost.argument_bytes, 4)} of it arguments), the limit is"
+        f" {amount(limit, 4)}"
+    ]
+    lines += [f"  {i}. {way}" for i, way in enumerate(ways, 1)]
+    if not ways:
+        lines.append("  no smaller batch and no mesh of up to 64 times the devices fits either")
+    lines.append("pass on_overflow='warn' to run it all the same")
+    return "\n".join(lines)

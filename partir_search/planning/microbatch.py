@@ -1,0 +1,257 @@
+"""Gradient accumulation: a train step over a batch as a scan over smaller ones.
+
+The step is traced with a part of the batch and cut after its backward pass: what depends on data
+up to there runs once per part, what crosses the cut (gradients, the loss) is averaged, and the
+optimizer runs once. That is the same step where the loss is a mean over the batch and no example
+has a say in another's (no batch normalisation); only the user knows, so only the user may ask.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend import core
+from jax.extend.core import Jaxpr, Literal, Var, jaxpr_as_fun
+
+from partir_search.frontends.protocol import Returned
+from partir_search.ir.argument_paths import leaf_path, parameter_names
+from partir_search.messages.validators import whole_number
+from partir_search.messages.wording import multiples, shown
+from partir_search.planning.trace import Call, abstract, bound
+
+
+def microbatched(fun: Callable[..., Any], parts: int) -> Callable[..., Any]:
+    """`fun`, a train step, over `parts` equal parts of its batch, one after the other.
+
+    Arguments that come out again (the train state), keys and scalars are given to every part
+    whole; the leading dim of all others is the batch.
+
+    Raises:
+      ValueError: the batch does not split, the step has no backward pass, or something but a
+        floating-point mean leaves it.
+    """
+    if not callable(fun):
+        raise TypeError(f"microbatched takes a train step, not {shown(fun)}")
+    if whole_number("microbatched: parts", parts, 1) == 1:
+        return fun
+
+    @functools.wraps(fun)
+    def accumulated(*args: Any, **kwargs: Any) -> Any:
+        return accumulate(fun, parts, parameter_names(fun, len(args)), args, kwargs)
+
+    return accumulated
+
+
+def accumulate(
+    fun: Callable[..., Any],
+    parts: int,
+    names: Sequence[str],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+) -> Any:
+    """The results of a train step over several parts of its batch.
+
+    Args:
+      names: of positional arguments, for messages.
+      args, kwargs: arrays and pytrees of them.
+
+    Raises:
+      ValueError: as `microbatched`.
+    """
+    leaves, tree = jax.tree.flatten((tuple(args), kwargs))
+    out = jax.eval_shape(fun, *args, **kwargs)
+    data = _data_leaves(args, kwargs, out, parts, [*names, *sorted(kwargs)])
+
+    def flat(*leaves: Any) -> Any:
+        new_args, new_kwargs = jax.tree.unflatten(tree, leaves)
+        return fun(*new_args, **new_kwargs)
+
+    shapes = [_part(x, parts) if i in data else x for i, x in enumerate(map(abstract, leaves))]
+    closed, small = jax.make_jaxpr(flat, return_shape=True)(*shapes)
+    for x, y in zip(jax.tree.leaves(out), jax.tree.leaves(small), strict=True):
+        if x.shape != y.shape:
+            raise ValueError(
+                f"microbatches={parts}: a result of shape {x.shape} has one row per example;"
+                " only means over the batch can be accumulated: return its mean"
+            )
+    results = _run(closed, leaves, data, parts)
+    return jax.tree.unflatten(jax.tree.structure(out), results)
+
+
+def of_dynamic(
+    fun: Callable[..., Any], call: Call, args: Sequence[Any], kwargs: dict[str, Any]
+) -> Callable[..., Any]:
+    """The function of a call's dynamic arguments; static ones are as they were given.
+
+    Args:
+      args, kwargs: all arguments.
+    """
+    static = {k: v for k, v in kwargs.items() if k not in call.kwargs}
+
+    def run(*dynamic: Any, **named: Any) -> Any:
+        return fun(*bound(call, args, dynamic), **named, **static)
+
+    return run
+
+
+def _part(x: Any, parts: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((x.shape[0] // parts, *x.shape[1:]), x.dtype)
+
+
+def _data_leaves(args: Any, kwargs: Any, out: Any, parts: int, names: Sequence[str]) -> set[int]:
+    """Positions of the leaves that hold the batch; `names` are those of the arguments."""
+
+    def signature(tree: Any) -> Any:
+        leaves, structure = jax.tree.flatten(tree)
+        return structure, tuple((abstract(x).shape, abstract(x).dtype) for x in leaves)
+
+    changed: tuple[Any, ...] = ()
+    if isinstance(out, Returned):
+        changed, out = tuple(out.updates.values()), out.out
+    again = {signature(x) for x in (*changed, *(out if isinstance(out, tuple) else (out,)))}
+    found: set[int] = set()
+    at = 0
+    batch, first = None, ""
+    arguments = (*args, *(kwargs[k] for k in sorted(kwargs)))
+    for name, argument in zip(names, arguments, strict=True):
+        flat = jax.tree_util.tree_leaves_with_path(argument)
+        leaves = [x for _, x in flat]
+        if signature(argument) not in again:
+            for i, x in enumerate(map(abstract, leaves)):
+                key = x.shape == (2,) and x.dtype == jnp.uint32
+                if not x.shape or key or jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+                    continue
+                batch = x.shape[0] if batch is None else batch
+                path = leaf_path(name, flat[i][0])
+                if x.shape[0] != batch:
+                    raise ValueError(
+                        f"microbatches={parts}: the leading dim of {path} of shape {x.shape} must"
+                        f" be the batch's, {batch} as of {first}: close over {path}, or give"
+                        " it such a dim"
+                    )
+                first = first or path
+                if batch % parts:
+                    raise ValueError(
+                        f"microbatches={parts}: {path} has shape {x.shape}: its leading dim, the"
+                        f" batch of {batch}, does not divide by {parts};"
+                        f" {multiples(batch, parts)} would divide, or use {_divisors(batch)}"
+                    )
+                found.add(at + i)
+        at += len(leaves)
+    if not found:
+        raise ValueError(f"microbatches={parts}: no argument but the train state has a batch")
+    return found
+
+
+def _divisors(batch: int) -> str:
+    """Numbers of microbatches that a batch splits into."""
+    found = [n for n in range(2, min(batch, 64) + 1) if batch % n == 0][:6]
+    return f"microbatches of {', '.join(map(str, found))}" if found else "microbatches=1"
+
+
+def _run(closed: Any, leaves: Sequence[Any], data: set[int], parts: int) -> list[Any]:
+    jaxpr, consts = _innermost(closed)
+    cut = max((i for i, e in enumerate(jaxpr.eqns) if _backward(e)), default=-1) + 1
+    if not cut:
+        raise ValueError(f"microbatches={parts}: the step takes no gradient; nothing to accumulate")
+    tainted = {v for i, v in enumerate(jaxpr.invars) if i in data}
+    once, each = [], []
+    for eqn in jaxpr.eqns[:cut]:
+        if any(isinstance(v, Var) and v in tainted for v in eqn.invars):
+            tainted.update(eqn.outvars)
+            each.append(eqn)
+        else:
+            once.append(eqn)
+    after = []
+    direct = {v for i, v in enumerate(jaxpr.invars) if i in data}
+    for eqn in jaxpr.eqns[cut:]:  # metrics of the data may follow: they belong to each part, too
+        if any(isinstance(v, Var) and v in direct for v in eqn.invars):
+            direct.update(eqn.outvars)
+            each.append(eqn)
+        else:
+            after.append(eqn)
+    made = {v: e for e in each for v in e.outvars}
+    wanted = dict.fromkeys(
+        v
+        for v in (*(v for e in after for v in e.invars), *jaxpr.outvars)
+        if isinstance(v, Var) and v in made
+    )
+    types: list[Any] = [v.aval for v in wanted]
+    for v, aval in zip(wanted, types, strict=True):
+        if not jnp.issubdtype(aval.dtype, jnp.floating):
+            raise ValueError(
+                f"microbatches={parts}: {aval} leaves the gradient computation (made by"
+                f" {made[v].primitive}) and cannot be averaged over parts of the batch"
+            )
+    env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
+    env |= zip(jaxpr.invars, leaves, strict=True)
+    _evaluate(jaxpr, once, env)
+    split = [v for i, v in enumerate(jaxpr.invars) if i in data]
+    whole = [v for v in env if v not in split]
+    program = jaxpr_as_fun(_subset(jaxpr, each, [*whole, *split], list(wanted)))
+    held = [env[v] for v in whole]
+
+    def body(total: list[Any], examples: list[Any]) -> tuple[list[Any], None]:
+        found = program(*held, *examples)
+        return [t + x.astype(t.dtype) / parts for t, x in zip(total, found, strict=True)], None
+
+    # Part i is every parts-th example: the batch dim stays one that devices can hold tiles of.
+    stacked = [_stack(env[v], parts) for v in split]
+    zeros = [jnp.zeros(t.shape, jnp.promote_types(t.dtype, jnp.float32)) for t in types]
+    total, _ = lax.scan(body, zeros, stacked)
+    env |= {v: x.astype(t.dtype) for v, x, t in zip(wanted, total, types, strict=True)}
+    _evaluate(jaxpr, after, env)
+    return [v.val if isinstance(v, Literal) else env[v] for v in jaxpr.outvars]
+
+
+def _stack(x: Any, parts: int) -> Any:
+    return jnp.swapaxes(x.reshape(x.shape[0] // parts, parts, *x.shape[1:]), 0, 1)
+
+
+def _innermost(closed: Any) -> tuple[Jaxpr, Sequence[Any]]:
+    """The jaxpr inside wrappers that only call it, as `jax.jit` does."""
+    jaxpr, consts = closed.jaxpr, closed.consts
+    while len(jaxpr.eqns) == 1 and "jaxpr" in jaxpr.eqns[0].params and not consts:
+        (eqn,) = jaxpr.eqns
+        inner = eqn.params["jaxpr"]
+        same = list(eqn.invars) == jaxpr.invars and list(eqn.outvars) == jaxpr.outvars
+        if not same or not hasattr(inner, "consts"):
+            break
+        jaxpr, consts = inner.jaxpr, inner.consts
+    return jaxpr, consts
+
+
+def _backward(eqn: Any) -> bool:
+    """Whether the equation, or one in it, belongs to a backward pass."""
+    if "transpose(" in str(eqn.source_info.name_stack):
+        return True
+    return any(_backward(e) for p in eqn.params.values() if hasattr(p, "eqns") for e in p.eqns)
+
+
+def _evaluate(jaxpr: Jaxpr, eqns: Sequence[Any], env: dict[Any, Any]) -> None:
+    """Runs equations on what `env` holds and adds their results to it."""
+    held = list(env)
+    made = [v for e in eqns for v in e.outvars]
+    if made:
+        found = jaxpr_as_fun(_subset(jaxpr, eqns, held, made))(*(env[v] for v in held))
+        env |= zip(made, found, strict=True)
+
+
+def _subset(
+    jaxpr: Jaxpr, eqns: Sequence[Any], inputs: Sequence[Any], outputs: Sequence[Any]
+) -> Any:
+    """A closed jaxpr of some equations. Since jax 0.11 both are one class."""
+    new = jaxpr.replace(
+        constvars=[],
+        invars=list(inputs),
+        outvars=list(outputs),
+        eqns=list(eqns),
+        debug_info=jaxpr.debug_info.with_unknown_names(),
+    )
+    closed: Any = getattr(core, "ClosedJaxpr", Jaxpr)
+    return closed(new, ())

@@ -1,0 +1,46 @@
+"""Warnings about a program that is about to be planned."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+from partir_search.ir.core import Module
+from partir_search.planning.planner import Planner
+from partir_search.propagation.actions import Action
+
+
+def warn_opaque(planner: Planner) -> None:
+    """Names each primitive without a rule once."""
+    seen: set[str] = set()
+    opaque = planner.table.opaque(planner.module.ops)
+    for op in opaque:
+        if op.prim not in seen:
+            seen.add(op.prim)
+            n = sum(o.prim == op.prim for o in opaque)
+            warnings.warn(
+                f"primitive {op.prim!r} has no sharding rule: its {n} uses (first:"
+                f" {op.source}) run whole on every device; partir_search.register_rule gives"
+                " it one",
+                stacklevel=2,
+            )
+
+
+def warn_constants(module: Module) -> None:
+    """Names each large array that the function closes over."""
+    for i in module.large_constants():
+        value = module.values[i]
+        user = next((op for op in module.ops if any(v is value for _, v in op.inputs())), None)
+        warnings.warn(
+            f"the function closes over an array {value.type} of"
+            f" {value.type.nbytes / 2**20:,.0f} MiB (used at {user.source if user else '?'}): it is"
+            " tiled and passed along with the arguments, but kept as long as the compiled step;"
+            " make it an argument of your own to donate, save or change it",
+            stacklevel=2,
+        )
+
+
+def warn_changed(changed: str, dropped: Sequence[tuple[Action, str]]) -> None:
+    """Warns that a saved plan is for another program, and what of it does not hold."""
+    left = "; left out: " + "; ".join(f"{a} ({why})" for a, why in dropped[:5]) if dropped else ""
+    warnings.warn(f"{changed}; what still holds of it is applied{left}", stacklevel=2)

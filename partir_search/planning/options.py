@@ -1,0 +1,90 @@
+"""What a user asks of `auto_partition`, as one value."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Union
+
+from partir_search.arguments.axes import AnyMesh, auto_axes, is_context
+from partir_search.ir.mesh import MeshShape
+from partir_search.mcts.goals import Goal
+from partir_search.passes.group_arguments import Group
+from partir_search.plan.cache import PlanCache
+from partir_search.plan.plan import Plan
+from partir_search.plan.serialization import SavedPlan
+from partir_search.planning.checks.options import check_options
+from partir_search.planning.planner import Progress
+from partir_search.planning.tactics import Tactic, diagonals
+from partir_search.simulator.simulator import Cost
+from partir_search.simulator.target.machine import Machine
+
+Schedule = Union[Sequence[Tactic], Plan, SavedPlan, None]
+Remat = Union[bool, Literal["auto"]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What `auto_partition` was asked for."""
+
+    mesh: AnyMesh
+    schedule: Schedule
+    machine: Machine
+    goals: Sequence[Goal[Cost]] | None
+    episodes: int
+    seed: int
+    in_shardings: Any
+    out_shardings: Any
+    pad: bool
+    remat: Remat
+    microbatches: tuple[int, ...]
+    on_overflow: Literal["raise", "warn"]
+    progress: bool | Progress | None
+    rings: bool = False
+    skewed_state: bool = False
+    follow: Plan | None = None
+    cache: PlanCache | None = None
+    plan_on: Literal["every", "first"] = "every"
+    groups: tuple[Group, ...] = ()
+    explicit_results: bool | None = None
+    trip_counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    @property
+    def shape(self) -> MeshShape:
+        """The mesh, with the diagonals that the schedule names or a search may use."""
+        plain = MeshShape(tuple(self.mesh.axis_names), tuple(self.mesh.axis_sizes))
+        given = self.follow or self.schedule
+        if isinstance(given, Plan | SavedPlan):
+            return _like(plain, given.mesh_shape if isinstance(given, Plan) else given.mesh)
+        named = diagonals(given or ()) or (plain.equal_pairs() if self.rings else ())
+        return plain.with_diagonals(named, self.skewed_state)
+
+    @property
+    def here(self) -> AnyMesh:
+        """The mesh on which arguments and results of a call live that is made here: the user's, or
+        the same with Auto axes. Within `jax.set_mesh` of the user's mesh it is that one, as jax
+        refuses arrays of any other.
+        """
+        explicit = self.explicit_results
+        if explicit is None:
+            explicit = is_context(self.mesh)
+        return self.mesh if explicit else auto_axes(self.mesh)
+
+    def facts(self) -> list[Any]:
+        """What plans depend on besides the program and the mesh."""
+        follow = self.follow.to_json() if self.follow else None
+        return [
+            *(self.schedule, self.machine, self.goals, self.episodes, self.seed),
+            *(self.in_shardings, self.out_shardings, self.pad, self.remat, self.microbatches),
+            *(self.rings, self.skewed_state, follow, self.groups),
+            *sorted(self.trip_counts.items()),
+        ]
+
+
+def _like(mesh: MeshShape, known: MeshShape) -> MeshShape:
+    """A mesh with the diagonals of another one and, if its axes are the same, with its parts."""
+    parts = known.parts() if known.user == mesh else {}
+    return mesh.split(parts).with_diagonals(known.diagonal_names, known.skewed_state)

@@ -1,0 +1,393 @@
+"""From a module and a schedule to actions: the one place that runs tactics and searches."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import functools
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from partir_search.ir.axis_options import Modes
+from partir_search.ir.core import Module
+from partir_search.ir.mesh import MeshShape
+from partir_search.ir.skewed_schedule import LEAST
+from partir_search.lowering.cache import LocalCache
+from partir_search.lowering.local_ir import LocalProgram
+from partir_search.lowering.localize import localize
+from partir_search.mcts.game import Move, Record, Score, play, rewind
+from partir_search.mcts.goals import Fastest, Fit, Goal, scorer
+from partir_search.mcts.search import Result
+from partir_search.passes.fold.fold import Folded, fold
+from partir_search.plan.planned import Planned, SearchReport
+from partir_search.planning.checks.schedule import check_schedule
+from partir_search.planning.game import PlanningGame
+from partir_search.planning.interruption import search_noted
+from partir_search.planning.parallelism import PARALLELISM, parallel_actions
+from partir_search.planning.spreading import begin
+from partir_search.planning.tactics import AutomaticPartition, Tactic, manual_actions, named
+from partir_search.planning.unfold import expand, folded_moves, play_folded
+from partir_search.propagation.actions import (
+    Action,
+    Bar,
+    Hold,
+    Mode,
+    RingForm,
+    Stream,
+    tilings,
+)
+from partir_search.propagation.apply import apply_action, play_what_holds, value_named
+from partir_search.propagation.graph import Graph
+from partir_search.propagation.memo import Spreads
+from partir_search.propagation.state import State
+from partir_search.propagation.sub_axes import split_axes
+from partir_search.rules.control_flow import outer_inner
+from partir_search.rules.registry import RuleTable, rule_key
+from partir_search.simulator.memory.dtypes import Usage, usage_of
+from partir_search.simulator.simulator import Cost, CostModel
+from partir_search.simulator.target.machine import Machine
+from partir_search.strategies.apply import Strategist
+from partir_search.strategies.argument_roles import Roles, find_roles
+from partir_search.strategies.catalogue import expert_plans
+from partir_search.strategies.moves import ContextParallel
+
+DEFAULT_EPISODES = 1000
+FINALISTS = 4  # answers of the folded search that may be scored again on the whole program
+TRUST = 0.1  # folded costs as near as this are taken for the whole program's
+FOLD_ERROR = 1.08  # folded seconds are at most this much too high; worse answers do not compete
+
+Progress = Callable[[Record], None]
+Kept = collections.deque[tuple[bytes, Modes, LocalProgram, Cost]]
+
+
+class Planner:
+    """Plans one module on one mesh and machine.
+
+    Attributes:
+      mesh: the user's mesh, axes that are too large for some dims split into parts.
+    """
+
+    def __init__(
+        self,
+        module: Module,
+        mesh: MeshShape,
+        machine: Machine,
+        table: RuleTable | None = None,
+        goals: Sequence[Goal[Cost]] | None = None,
+        streams: bool = False,
+    ) -> None:
+        """A planner.
+
+        Args:
+          streams: whether searches may partition in time, and end with modes of axes.
+        """
+        self.streams = streams
+        self.module, self.machine = module, machine
+        self.goals = goals if goals is not None else (Fit(machine.hbm_bytes), Fastest())
+        self.seconds: dict[str, float] = {}
+        self.table = table or RuleTable()
+        with self._timed("graph"):
+            self.graph = Graph(module, self.table, contract=True)
+            self.mesh = split_axes(self.graph, mesh)
+        self.cache = LocalCache()
+        self.spreads: Spreads = {}
+        self._model: CostModel | None = None
+        self._last: Kept = collections.deque(maxlen=FINALISTS + 1)
+
+    @contextlib.contextmanager
+    def _timed(self, phase: str) -> Iterator[None]:
+        begin = time.perf_counter()
+        yield
+        spent = time.perf_counter() - begin
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + spent
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All axes of the user's, and diagonals."""
+        return self.mesh.user.names + self.mesh.diagonal_names
+
+    @functools.cached_property
+    def usage(self) -> Usage:
+        """What the whole program stores and reads."""
+        return usage_of(self.module, self.graph.rules, self.machine)
+
+    @functools.cached_property
+    def roles(self) -> Roles:
+        """What the program's arguments are for."""
+        return find_roles(self.module)
+
+    @property
+    def model(self) -> CostModel:
+        """Cost model of the whole program."""
+        if self._model is None:
+            self._model = CostModel(self.module, self.graph.rules, self.machine, usage=self.usage)
+        return self._model
+
+    def run(
+        self,
+        schedule: Sequence[Tactic],
+        *,
+        fixed: Sequence[Action] = (),
+        episodes: int = DEFAULT_EPISODES,
+        seed: int = 0,
+        progress: Progress | None = None,
+        hints: Sequence[Action] = (),
+    ) -> Planned:
+        """Plays `fixed` actions (the user's shardings), then the schedule.
+
+        Args:
+          hints: a plan of a program much like this one: searches start from it too.
+        """
+        check_schedule(schedule, self.module, self.mesh)
+        state, actions = begin(self.graph, self.mesh, self.spreads, fixed, schedule)
+        strategist = Strategist(self.graph, self.roles)
+        reports: list[SearchReport] = []
+        for tactic in schedule:
+            if isinstance(tactic, AutomaticPartition):
+                found, report = self._search(
+                    tactic, actions, tactic.episodes or episodes, seed, progress, hints
+                )
+                reports.append(report)
+                for action in found:
+                    apply_action(state, self.graph, action)
+                actions += found
+            elif isinstance(tactic, PARALLELISM):
+                actions += parallel_actions(tactic, self.graph, state, strategist)
+            else:
+                actions += manual_actions(tactic, self.graph, state, strategist)
+        if self.streams and reports:
+            actions += self._axis_modes(state)
+        return self.finish(state, actions, reports)
+
+    def _axis_modes(self, state: State) -> list[Action]:
+        """What makes the whole program better on each axis: products and attention that go block by
+        block, gathered copies that are held.
+        """
+        goal, kept = scorer(self.goals), list[Action]()
+        best = goal(self._costed(state)[1])
+        causal = any(r.blockwise and r.blockwise.causal for r in self.graph.rules)
+        choices: list[list[Mode]] = []
+        for name in self.mesh.user.names:
+            choices.append([Stream(name), Stream(name, True)] if causal else [Stream(name)])
+            choices.append([Hold(name)])
+        for name in self.mesh.diagonal_names:
+            if max(state.tiles[self.mesh.index(name)]) >= 0:
+                choices.append([RingForm(name, LEAST)])
+        for modes in choices:
+            before, chosen = state.modes, None
+            for mode in modes:
+                state.modes = before
+                apply_action(state, self.graph, mode)
+                score = goal(self._costed(state)[1])
+                if score < best:
+                    best, chosen = score, mode
+            state.modes = before
+            if chosen:
+                apply_action(state, self.graph, chosen)
+                kept.append(chosen)
+        return kept
+
+    def replay(self, actions: Sequence[Action]) -> Planned:
+        """Plays a plan's actions."""
+        state = State(self.graph, self.mesh)
+        for action in actions:
+            apply_action(state, self.graph, action)
+        return self.finish(state, list(actions), [])
+
+    def replay_what_holds(
+        self, actions: Sequence[Action]
+    ) -> tuple[Planned, list[tuple[Action, str]]]:
+        """Plays those actions of a plan that this program admits; the others with the reason."""
+        state = State(self.graph, self.mesh)
+        played, dropped = play_what_holds(state, self.graph, actions)
+        return self.finish(state, played, []), dropped
+
+    def finish(
+        self, state: State, actions: Sequence[Action], reports: Sequence[SearchReport] = ()
+    ) -> Planned:
+        """The program of a state that the actions led to."""
+        program, cost = self._costed(state)
+        return Planned(
+            self.graph,
+            tuple(actions),
+            program,
+            self.cache,
+            cost,
+            tuple(reports),
+            self.seconds,
+            self.model,
+        )
+
+    def _costed(self, state: State) -> tuple[LocalProgram, Cost]:
+        """What moves of a state's program, and its cost: the last ones are kept, as what a search
+        chose is played once more.
+        """
+        key = state.key()
+        for known, modes, program, cost in self._last:
+            if known == key and modes == state.modes:
+                return program, cost
+        program = localize(state.partition(self.cache.rows), self.cache, sparse=True)
+        cost = self.model.evaluate(program)
+        self._last.append((key, state.modes, program, cost))
+        return program, cost
+
+    # Search ------------------------------------------------------------------------------------
+
+    def _search(
+        self,
+        tactic: AutomaticPartition,
+        before: Sequence[Action],
+        episodes: int,
+        seed: int,
+        progress: Progress | None,
+        hints: Sequence[Action] = (),
+    ) -> tuple[list[Action], SearchReport]:
+        names = tactic.axes or self.names
+        with self._timed("fold"):
+            folded, game = self.game(names, before, tactic.leave)
+        known = expert_plans(self.mesh, names, game.strategist, self.streams)
+        with self._timed("experts"):
+            experts = [(name, self._folded(game, moves)[1]) for name, moves in known]
+        starts = [*(moves for _, moves in known), folded_moves(hints, folded, self.module, game)]
+        with self._timed("search"):
+            result = search_noted(game, episodes, seed, starts, progress)
+        game.let_go()
+        with self._timed("finalists"):
+            best, path = self._finalist(game, folded, before, result, starts)
+        report = SearchReport(
+            tuple(names),
+            tuple(experts),
+            best,
+            result.proven,
+            result.episodes,
+            result.states,
+            result.history,
+            result.tree,
+            {m: game.describe(m) for moves in result.tree.children for m in moves},
+        )
+        return path, report
+
+    @property
+    def memory_limit(self) -> float:
+        """Bytes that the goals allow; infinite if none limits memory."""
+        return min((g.bytes for g in self.goals if isinstance(g, Fit)), default=math.inf)
+
+    def known_costs(self) -> list[tuple[str, Cost]]:
+        """The known strategies on all axes with their costs, on the folded program."""
+        _, game = self.game(self.names)
+        known = expert_plans(self.mesh, self.names, game.strategist, self.streams)
+        return [(n, self._folded(game, moves)[1]) for n, moves in known]
+
+    def known_actions(self) -> dict[str, list[Action]]:
+        """The known strategies on all axes, on the whole program."""
+        folded, game = self.game(self.names)
+        found = {}
+        for name, moves in expert_plans(self.mesh, self.names, game.strategist, self.streams):
+            state = State(self.graph, self.mesh, spreads=self.spreads)
+            found[name] = expand(folded, game, game.decisions(moves), state)
+        return found
+
+    def game(
+        self, axes: Sequence[str], before: Sequence[Action] = (), leave: Sequence[str] = ()
+    ) -> tuple[Folded, PlanningGame]:
+        """The folded program, and the game on it that a search over `axes` plays.
+
+        Args:
+          before: actions already played, which the game keeps.
+          leave: globs of arguments that no move of the game tiles or keeps.
+        """
+        left = [v.id for glob in leave for _, v in named(self.module, glob)]
+        marks = self._marks(before) | dict.fromkeys(left, "left")
+        folded = fold(self.module, rule_key, marks, outer_inner)
+        game = self._game(folded, before, axes)
+        game.state.left = {game.graph.class_of[folded.class_of[v]] for v in left}
+        return folded, game
+
+    def _marks(self, before: Sequence[Action]) -> dict[int, str]:
+        """What earlier actions did to each value by id: unlike values must not be folded."""
+        marks: dict[int, str] = {}
+        for action in tilings(before):
+            bar = "not " if isinstance(action, Bar) else ""
+            rest = (action.axis, f"{bar}{getattr(action, 'dim', 'whole')}")
+            for name in action.values:
+                v = value_named(self.module, name).id
+                marks[v] = f"{marks.get(v, '')}{rest}"
+        return marks
+
+    def _game(self, folded: Folded, before: Sequence[Action], names: Sequence[str]) -> PlanningGame:
+        graph = Graph(folded.module, self.table, contract=True, alike=folded.alike)
+        state = State(graph, self.mesh)
+        play_folded(before, folded, self.module, state)
+        model = CostModel(
+            folded.module,
+            graph.rules,
+            self.machine,
+            folded=folded,
+            original_rules=self.graph.rules,
+            usage=self.usage,
+        )
+        strategist = Strategist(graph, self.roles.of(folded.class_of))
+        goal = scorer(self.goals)
+        return PlanningGame(graph, self.mesh, model, names, goal, state, strategist)
+
+    def _finalist(
+        self,
+        game: PlanningGame,
+        folded: Folded,
+        before: Sequence[Action],
+        result: Result,
+        experts: Sequence[Sequence[Move]],
+    ) -> tuple[Cost, list[Action]]:
+        """The best answer by its cost on the whole program, and its cost on the folded one.
+
+        The first answer competes with the best expert, as folded costs are a few percent off; where
+        they are more off (layers that should not be alike were folded), more answers do.
+        """
+        paths = [e.path for e in result.elites[: 1 if result.proven else FINALISTS]]
+        best = result.best.score
+        if not result.proven:
+            expert = min(map(tuple, experts), key=lambda p: self._rank(game, p))
+            paths.insert(1, expert)
+        limit = dataclasses.replace(best, objective=best.objective * FOLD_ERROR)
+        paths = [p for p in paths if not limit < self._folded(game, p)[0]]
+        if self.streams:  # gathers that rings hide
+            contexts = [p for p in map(tuple, experts) if any(map(_is_context, p))]
+            paths += sorted(contexts, key=lambda p: self._rank(game, p))[:1]
+        state = State(self.graph, self.mesh, spreads=self.spreads)
+        for action in before:
+            apply_action(state, self.graph, action)
+        found: list[tuple[Score, int, tuple[Move, ...], list[Action]]] = []
+        paths = list(dict.fromkeys(paths))
+        for rank, path in enumerate(paths):
+            close = rank > 1 and _close(found[0][0], self._folded(game, paths[0])[0])
+            if close and not self.streams:
+                break
+            start, modes = state.key(), state.modes
+            actions = expand(folded, game, game.decisions(path), state)
+            for mode in self._axis_modes(state) if self.streams else ():
+                apply_action(state, self.graph, mode)
+            cost = self._costed(state)[1]
+            state.restore(start)
+            state.modes = modes
+            found.append((game.goal(cost), rank, path, actions))
+        _, _, path, actions = min(found, key=lambda f: (f[0].rank(), f[1]))
+        return self._folded(game, path)[1], actions
+
+    def _rank(self, game: PlanningGame, path: Sequence[Move]) -> tuple[bool, float]:
+        return self._folded(game, path)[0].rank()
+
+    def _folded(self, game: PlanningGame, path: Sequence[Move]) -> tuple[Score, Cost]:
+        taken = list(play(game, path))
+        cost = game.cost()
+        rewind(game, len(taken))
+        return game.goal(cost), cost
+
+
+def _is_context(move: Move) -> bool:
+    return isinstance(move, ContextParallel)
+
+
+def _close(whole: Score, folded: Score) -> bool:
+    return abs(whole.scalar() - folded.scalar()) <= TRUST

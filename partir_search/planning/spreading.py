@@ -1,0 +1,61 @@
+"""Bounds on the spreading of fixed shardings: manual tactics decide their own arguments."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+from partir_search.ir.mesh import MeshShape
+from partir_search.ir.rule import KEPT, NONE
+from partir_search.planning.tactics import REPLICATED, ManualPartition, Tactic, named
+from partir_search.propagation.actions import Action, Tile, tilings
+from partir_search.propagation.apply import fix
+from partir_search.propagation.graph import Graph
+from partir_search.propagation.memo import Spreads
+from partir_search.propagation.state import State
+
+
+def begin(
+    graph: Graph,
+    mesh: MeshShape,
+    spreads: Spreads,
+    fixed: Sequence[Action],
+    schedule: Sequence[Tactic],
+) -> tuple[State, list[Action]]:
+    """A state in which fixed shardings are played, and what of them was not so already.
+
+    A schedule comes after them, but its word on an argument counts for more than what spreads there
+    from a constraint elsewhere.
+    """
+    state = State(graph, mesh, spreads=spreads)
+    actions = fix(state, graph, fixed)
+    overrun = tuple(dict.fromkeys(_overrun(schedule, state, actions)))
+    if not overrun:
+        return state, actions
+    stopped = [
+        dataclasses.replace(a, barriers=tuple(dict.fromkeys((*a.barriers, *overrun))))
+        if isinstance(a, Tile)
+        else a
+        for a in fixed
+    ]
+    state = State(graph, mesh, spreads=spreads)
+    return state, fix(state, graph, stopped)
+
+
+def _overrun(schedule: Sequence[Tactic], state: State, fixed: Sequence[Action]) -> Iterator[str]:
+    """Arguments that lie otherwise than a tactic wants them, but are not fixed themselves."""
+    own = {name for action in tilings(fixed) for name in action.values}
+    for tactic in schedule if own else ():
+        if not isinstance(tactic, ManualPartition):
+            continue
+        for glob, spec in tactic.dims.items():
+            for path, value in named(state.graph.module, glob):
+                shape = value.type.shape
+                dim = spec(path, shape) if callable(spec) else spec
+                if not shape or value.name in own:
+                    continue
+                wanted = dim % len(shape) if isinstance(dim, int) else KEPT
+                cls = state.graph.class_of[value.id]
+                now = {state.tiles[a][cls] for a in state.mesh.axes(tactic.axis)}
+                if (isinstance(dim, int) or dim is REPLICATED) and not now <= {NONE, wanted}:
+                    yield value.name

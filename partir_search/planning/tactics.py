@@ -1,0 +1,205 @@
+"""Tactics and schedules: PartIR's words for partitioning step by step, by hand and by search.
+
+A schedule is a list of tactics; each works on what the ones before left and never undoes it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import inspect
+import numbers
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Union
+
+from jax.sharding import NamedSharding, PartitionSpec
+
+from partir_search.ir.argument_paths import matches, nearest
+from partir_search.ir.core import Module, Value
+from partir_search.ir.mesh import DIAGONAL
+from partir_search.ir.rule import NONE
+from partir_search.messages import validators
+from partir_search.messages.wording import shown
+from partir_search.planning.parallelism import (
+    PARALLELISM,
+    Parallelism,
+    SpatialTemporal,
+)
+from partir_search.propagation.actions import Action, IllegalAction, Replicate, Tile
+from partir_search.propagation.apply import apply_action, decided
+from partir_search.propagation.graph import Graph
+from partir_search.propagation.state import State
+from partir_search.strategies.apply import Strategist
+
+
+class Special(enum.Enum):
+    """Dims that are found rather than named."""
+
+    FIRST_DIVISIBLE_DIM = "first_divisible_dim"
+    REPLICATED = "replicated"
+
+
+FIRST_DIVISIBLE_DIM = Special.FIRST_DIVISIBLE_DIM
+"""Tile the first dim that the axis divides; arguments without one are left as they are."""
+
+REPLICATED = Special.REPLICATED
+"""Keep whole along the axis (PartIR's `atomic`)."""
+
+Dim = Union[int, Special, None]
+DimOrFn = Union[Dim, Callable[[str, tuple[int, ...]], Dim]]
+
+
+@dataclasses.dataclass(frozen=True)
+class ManualPartition:
+    """Tiles named arguments on one axis; arrays without elements stay whole.
+
+    Attributes:
+      dims: glob on argument paths (`*` within a part, `**` for zero or more; a subtree's path names
+        all of it) to a dim, `FIRST_DIVISIBLE_DIM`, `REPLICATED`, None (leave), or a function of
+        (path, shape) that returns one of these. In order; later globs see what earlier ones did.
+      axis: mesh axis.
+    """
+
+    dims: Mapping[str, DimOrFn]
+    axis: str
+
+    def __post_init__(self) -> None:
+        if isinstance(self.axis, tuple | list):
+            raise TypeError(
+                f"ManualPartition: axis is the name of one axis, not {self.axis!r}; write a tactic"
+                " for each axis, one after the other (AutomaticPartition takes several as axes=)"
+            )
+        validators.text("ManualPartition: axis", self.axis, "'batch'")
+        if not isinstance(self.dims, Mapping):
+            raise TypeError(
+                "ManualPartition: dims maps argument paths to dims, {'batch/x': 0}, not"
+                f" {shown(self.dims)}"
+            )
+        for glob, dim in self.dims.items():
+            validators.text("ManualPartition: an argument's path in dims", glob, "'batch/x'")
+            check_kind(f"ManualPartition: dims[{glob!r}]", dim)
+            if callable(dim):
+                _check_signature(f"ManualPartition: dims[{glob!r}]", dim)
+
+
+@dataclasses.dataclass(frozen=True)
+class AutomaticPartition:
+    """Searches for actions on `axes` (all of the mesh if None) within `episodes`.
+
+    Attributes:
+      leave: globs on the paths of arguments that the search does not tile; propagation from others
+        may.
+    """
+
+    axes: tuple[str, ...] | None = None
+    episodes: int | None = None
+    leave: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.axes is not None:
+            axes = validators.names("AutomaticPartition: axes", self.axes, "('batch',)")
+            if not axes:
+                raise ValueError("AutomaticPartition: axes is empty; None searches over all axes")
+            object.__setattr__(self, "axes", axes)
+        if self.episodes is not None:
+            validators.whole_number("AutomaticPartition: episodes", self.episodes, 1)
+        leave = validators.names("AutomaticPartition: leave", self.leave, "('state/**',)")
+        object.__setattr__(self, "leave", leave)
+
+
+Tactic = Union[ManualPartition, AutomaticPartition, Parallelism]
+TACTICS = (ManualPartition, AutomaticPartition, *PARALLELISM)
+
+
+def check_kind(what: str, dim: Any) -> None:
+    """A TypeError if something is neither a dim nor a function that gives one.
+
+    Args:
+      what: names it in the message.
+    """
+    if dim is None or isinstance(dim, Special) or (callable(dim) and not isinstance(dim, type)):
+        return
+    if isinstance(dim, numbers.Integral) and not isinstance(dim, bool):
+        return
+    remedy = "write the number of a dim, FIRST_DIVISIBLE_DIM, REPLICATED, None or a function"
+    if isinstance(dim, PartitionSpec | NamedSharding):
+        remedy = "write the number of the dim here; PartitionSpecs go to in_shardings"
+    elif isinstance(dim, str):
+        remedy = f"write {dim}" if dim.lstrip("-").isdecimal() else remedy
+    elif isinstance(dim, tuple | list):
+        remedy = "write one dim; a second one takes another tactic on another axis"
+    raise TypeError(f"{what}: a dim is an int, not {shown(dim)}; {remedy}")
+
+
+def _check_signature(what: str, dim: Callable[..., Any]) -> None:
+    """A TypeError if a function of dims cannot be called with a path and a shape."""
+    try:
+        inspect.signature(dim).bind("path", ())
+    except ValueError:  # builtins without a signature
+        return
+    except TypeError as error:
+        raise TypeError(
+            f"{what}: the function is called with an argument's path and shape, (path, shape):"
+            f" {error}"
+        ) from None
+
+
+def named(module: Module, glob: str) -> list[tuple[str, Value]]:
+    """The arguments that a glob names; a ValueError with near paths if it names none."""
+    pairs = zip(module.arg_paths, module.body.args, strict=True)
+    found = [(p, v) for p, v in pairs if matches(glob, p)]
+    if not found:
+        raise ValueError(
+            f"{glob!r} matches no argument; near it are: {nearest(glob, module.arg_paths)}"
+        )
+    return found
+
+
+def diagonals(schedule: Sequence[Tactic]) -> list[str]:
+    """The diagonals that a schedule names."""
+    found = []
+    for tactic in schedule:
+        if isinstance(tactic, SpatialTemporal):
+            found.append(tactic.diagonal)
+        elif isinstance(tactic, ManualPartition):
+            found += [name for name in tactic.axis.split("+") if DIAGONAL in name]
+        elif isinstance(tactic, AutomaticPartition):
+            found += [name for name in tactic.axes or () if DIAGONAL in name]
+    return list(dict.fromkeys(found))
+
+
+def manual_actions(
+    tactic: ManualPartition, graph: Graph, state: State, strategist: Strategist
+) -> list[Action]:
+    """Plays a manual tactic on `state`; returns the actions that had an effect."""
+    module, mesh = graph.module, state.mesh
+    axes = mesh.axes(tactic.axis)
+    done: list[Action] = []
+    for glob, spec in tactic.dims.items():
+        for path, value in zip(module.arg_paths, module.body.args, strict=True):
+            if not matches(glob, path) or not value.type.shape or 0 in value.type.shape:
+                continue
+            cls = graph.class_of[value.id]
+            dim = spec(path, value.type.shape) if callable(spec) else spec
+            now = max((state.tiles[a][cls] for a in axes), key=lambda d: d != NONE)
+            if dim is REPLICATED:
+                if now == NONE:
+                    apply_action(state, graph, Replicate(value.name, tactic.axis), path)
+                    done.append(Replicate(value.name, tactic.axis))
+                elif now >= 0:
+                    raise IllegalAction(decided(path, now, tactic.axis, "kept whole"))
+                continue
+            if dim is FIRST_DIVISIBLE_DIM:
+                dim = strategist.first_divisible_dim(state, cls, axes) if now == NONE else NONE
+                if dim == NONE:
+                    continue
+            if dim is None or isinstance(dim, Special):
+                continue
+            dim = int(dim) % len(value.type.shape)
+            if all(state.tiles[a][cls] == dim for a in axes):
+                continue
+            if now not in (NONE, dim):
+                raise IllegalAction(decided(path, now, tactic.axis, f"tiled on dim {dim}"))
+            apply_action(state, graph, Tile(value.name, dim, tactic.axis), path)
+            done.append(Tile(value.name, dim, tactic.axis))
+    return done

@@ -1,0 +1,363 @@
+"""From a call to a traced module: argument paths, static arguments, train state in and out."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import numpy as np
+
+from partir_search.arguments.checks import NotAnArray, check_leaf, check_statics
+from partir_search.frontends.protocol import Returned
+from partir_search.frontends.refs import in_place
+from partir_search.ir.argument_paths import leaf_path, parameter_names
+from partir_search.ir.core import Module
+from partir_search.ir.from_jaxpr import read_module
+from partir_search.passes.views import with_views
+from partir_search.rules import RULES
+from partir_search.rules.unruled import UNRULED
+
+SCALARS = (bool, int, float, complex)
+"""Types of leaves that are passed on to a jitted function as they are: it may hold them static."""
+
+
+def abstract(x: Any) -> Any:
+    """Shape and type of a leaf, without its sharding; Python scalars have weak types."""
+    if isinstance(x, SCALARS):
+        dtype = jax.dtypes.canonicalize_dtype(np.dtype(type(x)))
+        return jax.ShapeDtypeStruct((), dtype, weak_type=not isinstance(x, bool))
+    if not is_array(x):
+        check_leaf(x)
+    dtype = x.dtype
+    if isinstance(dtype, np.dtype):
+        dtype = jax.dtypes.canonicalize_dtype(dtype)
+    kind = x if hasattr(x, "weak_type") else getattr(x, "aval", None)  # that of a ref
+    weak = bool(getattr(kind, "weak_type", False))
+    return jax.ShapeDtypeStruct(tuple(x.shape), dtype, weak_type=weak)
+
+
+@functools.cache
+def _array_type(kind: Any) -> bool:
+    return issubclass(kind, jax.Array)
+
+
+def is_array(x: Any) -> bool:
+    """True if a leaf is a jax array; remembers classes, as `isinstance` asks an abstract one."""
+    return _array_type(x.__class__)
+
+
+def leaf_key(x: Any) -> tuple[tuple[int, ...], Any, bool]:
+    """Shape, type and weakness of a leaf: what decides which executable a call uses."""
+    if is_array(x):
+        return x.shape, x.dtype, bool(getattr(x, "weak_type", False))
+    x = abstract(x)
+    return x.shape, x.dtype, x.weak_type
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """One call's arguments without the static ones.
+
+    Attributes:
+      names: parameter name per dynamic positional argument.
+      statics: values of static arguments, for the cache key.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    names: tuple[str, ...]
+    statics: tuple[tuple[str, Any], ...]
+
+    @functools.cached_property
+    def flat(self) -> tuple[list[Any], Any]:
+        """Leaves and structure of (args, kwargs)."""
+        return jax.tree.flatten((self.args, self.kwargs))
+
+    def leaves(self) -> list[Any]:
+        return self.flat[0]
+
+    def key(self) -> Hashable:
+        leaves, tree = self.flat
+        if self.statics:
+            check_statics(self.statics)
+        try:
+            return tree, tuple(map(leaf_key, leaves)), self.statics
+        except NotAnArray as error:
+            raise error.at(self.paths(), leaves) from None
+
+    def plan_key(self) -> Hashable:
+        """The key without weakness of types, on which a plan does not depend."""
+        leaves, tree = self.flat
+        return tree, tuple(leaf_key(x)[:2] for x in leaves), self.statics
+
+    def places(self, args: Sequence[Any]) -> list[int]:
+        """Positions of the dynamic arguments among all positional ones."""
+        places: list[int] = []
+        for i, given in enumerate(args):
+            if len(places) < len(self.args) and given is self.args[len(places)]:
+                places.append(i)
+        return places
+
+    def paths(self) -> list[str]:
+        out = []
+        for keys, _ in jax.tree_util.tree_leaves_with_path((self.args, self.kwargs)):
+            if keys[0].idx == 0:
+                out.append(leaf_path(self.names[keys[1].idx], keys[2:]))
+            else:
+                out.append(leaf_path(str(keys[1].key), keys[2:]))
+        return out
+
+
+def split_call(
+    fun: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    static_argnums: Sequence[int],
+    static_argnames: Sequence[str],
+) -> Call:
+    """Separates static from dynamic arguments, as jax.jit does."""
+    names = parameter_names(fun, len(args))
+    static = {i % len(args) for i in static_argnums if -len(args) <= i < len(args)}
+    static |= {i for i, n in enumerate(names) if n in static_argnames}
+    static_kw = set(static_argnames)
+    statics = [(names[i], args[i]) for i in sorted(static)]
+    statics += [(k, v) for k, v in sorted(kwargs.items()) if k in static_kw]
+    return Call(
+        tuple(a for i, a in enumerate(args) if i not in static),
+        {k: v for k, v in kwargs.items() if k not in static_kw},
+        tuple(n for i, n in enumerate(names) if i not in static),
+        tuple(statics),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Traced:
+    """A traced call: the module and the trees around it.
+
+    Attributes:
+      donated: per flat argument, whether its buffer may be reused.
+      weak: per flat result, whether its type is weak (`shard_map` makes all types strong).
+    """
+
+    module: Module
+    in_tree: Any
+    out_tree: Any
+    donated: tuple[bool, ...]
+    weak: tuple[bool, ...]
+
+
+def weaken(x: jax.Array) -> jax.Array:
+    """`x` with a weak type, as a Python scalar has: it does not promote other types."""
+    params = {"new_dtype": x.dtype, "weak_type": True, "sharding": None}
+    return jax.lax.convert_element_type_p.bind(x, **params)  # type: ignore[no-any-return]
+
+
+class ClosesOverTraced(ValueError):
+    """The function closes over a value of a transformation around it."""
+
+
+def trace_call(
+    jitted: Any,
+    call: Call,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    name: str,
+    donated: tuple[bool, ...] | None = None,
+    trip_counts: Mapping[str, int] = MappingProxyType({}),
+) -> Traced:
+    """Traces `jitted(*args, **kwargs)` abstractly. `call` holds its dynamic arguments.
+
+    Args:
+      donated: per flat argument; None if `jitted` itself knows.
+      trip_counts: of loops that depend on data, by glob.
+    """
+    traced = _trace(jitted, call, args, kwargs)
+    if len(traced.jaxpr.jaxpr.invars) > traced.in_tree.num_leaves:
+        raise ClosesOverTraced(
+            f"{name} closes over a traced value, which cannot be planned; pass it as an argument"
+        )
+    in_tree = traced.in_tree
+    if donated is None:
+        donated = _donated(traced)
+    out_leaves = jax.tree_util.tree_leaves_with_path(traced.out_info)
+    ties = find_ties(call, traced.out_info, donated)
+    held = _in_refs(call, traced.out_info)  # their buffers are used again without donation
+    donated = tuple(d and i not in held for i, d in enumerate(donated))
+    reused = held & {i for i, _ in ties}
+    module = read_module(
+        traced.jaxpr,
+        name=name,
+        arg_paths=call.paths(),
+        result_paths=[leaf_path("", keys) for keys, _ in out_leaves],
+        ties=ties,
+        donated=frozenset(reused | {i for i, d in enumerate(donated) if d}),
+        trip_counts=trip_counts,
+        ruled=(*RULES, *UNRULED),
+    )
+    module = with_views(module)
+    weak = tuple(bool(getattr(x, "weak_type", False)) for _, x in out_leaves)
+    _forget(jitted)
+    return Traced(module, in_tree, jax.tree.structure(traced.out_info), donated, weak)
+
+
+def donated_leaves(
+    jitted: Any, call: Call, args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[bool, ...]:
+    """Per flat argument, whether `jitted` donates it."""
+    return _donated(_trace(jitted, call, args, kwargs))
+
+
+def _forget(jitted: Any) -> None:
+    """Lets go of the jaxpr that jax keeps of `jitted`, as large as the module that was read of it.
+
+    Not if `jitted` was called itself: it would be compiled again.
+    """
+    calls = getattr(jitted, "_cache_size", None)
+    if calls is not None and not calls():
+        jitted.clear_cache()
+
+
+def _donated(traced: Any) -> tuple[bool, ...]:
+    return tuple(bool(i.donated) for i in jax.tree.leaves(traced.args_info))
+
+
+def _trace(jitted: Any, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """`jax.stages.Traced`, from shapes."""
+    leaves, in_tree = jax.tree.flatten((call.args, call.kwargs))
+    try:
+        shapes = {id(x): x if isinstance(x, SCALARS) else abstract(x) for x in leaves}
+    except NotAnArray as error:
+        raise error.at(call.paths(), leaves) from None
+    dynamic = {id(a) for a in (*call.args, *call.kwargs.values())}
+
+    def lift(x: Any) -> Any:
+        return jax.tree.map(lambda leaf: shapes[id(leaf)], x) if id(x) in dynamic else x
+
+    traced = jitted.trace(*map(lift, args), **{k: lift(v) for k, v in kwargs.items()})
+    if traced.in_tree != in_tree:
+        raise ValueError(
+            "the jitted function has static arguments that auto_partition was not told of;"
+            " pass the same static_argnums or static_argnames to auto_partition"
+        )
+    return traced
+
+
+def own_shardings(
+    jitted: Any, call: Call, args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    """What `jitted` itself says of flat arguments and results; () where it says nothing. Shardings,
+    or jax's word for none.
+
+    It is not traced again where it has been traced for these shapes.
+    """
+    leaves = jax.tree.leaves((call.args, call.kwargs))
+    arrays = [x for x in leaves if not isinstance(x, SCALARS)]
+    dynamic = {id(a) for a in (*call.args, *call.kwargs.values())}
+
+    def run(*inner: Any) -> Any:
+        known = {id(x): x for x in leaves} | dict(zip(map(id, arrays), inner, strict=True))
+
+        def lift(x: Any) -> Any:
+            return jax.tree.map(lambda leaf: known[id(leaf)], x) if id(x) in dynamic else x
+
+        return jitted(*map(lift, args), **{k: lift(v) for k, v in kwargs.items()})
+
+    try:
+        types = [abstract(x) for x in arrays]
+    except NotAnArray:  # `trace_call` names it by its path
+        return (), ()
+    for eqn in jax.make_jaxpr(run)(*types).eqns:
+        given, made = (eqn.params.get(f"{end}_shardings", ()) for end in ("in", "out"))
+        fixed = any(isinstance(s, jax.sharding.NamedSharding) for s in (*given, *made))
+        if fixed and len(given) == len(leaves):
+            return given, made
+    return (), ()
+
+
+def bound(call: Call, args: Sequence[Any], dynamic: Sequence[Any]) -> list[Any]:
+    """All positional arguments: dynamic ones replaced, static ones as they were given."""
+    every, at = list[Any](), 0
+    for given in args:
+        if at < len(call.args) and given is call.args[at]:
+            every.append(dynamic[at])
+            at += 1
+        else:
+            every.append(given)
+    return every
+
+
+def find_ties(call: Call, out_info: Any, donated: Sequence[bool]) -> list[tuple[int, int]]:
+    """Train state: arguments whose whole pytree comes out again, with equal types.
+
+    An argument that is a single array is tied only if it is donated. Each result is tied once.
+    Arguments that a function changed in place are tied leaf by leaf.
+    """
+    ties: list[tuple[int, int]] = []
+    if isinstance(out_info, Returned):
+        ties, out_info = _changed(call, out_info), out_info.out
+    changed = {i for i, _ in ties}
+    outputs: list[tuple[Any, list[Any], int]] = []
+    whole, tree = jax.tree.flatten(out_info)
+    outputs.append((tree, whole, 0))
+    if isinstance(out_info, tuple | list):
+        at = 0
+        for part in out_info:
+            leaves, tree = jax.tree.flatten(part)
+            outputs.append((tree, leaves, at))
+            at += len(leaves)
+    elif isinstance(out_info, dict):
+        at = 0
+        for key in sorted(out_info):
+            leaves, tree = jax.tree.flatten(out_info[key])
+            outputs.append((tree, leaves, at))
+            at += len(leaves)
+    used: set[int] = set()
+    first = 0
+    for part in (*call.args, *(call.kwargs[k] for k in sorted(call.kwargs))):
+        leaves, tree = jax.tree.flatten(part)
+        types = [_type(x) for x in leaves]
+        single = jax.tree_util.treedef_is_leaf(tree)
+        own = set(range(first, first + len(leaves)))
+        if leaves and (not single or donated[first]) and not own & changed:
+            for out_tree, out_leaves, start in outputs:
+                span = set(range(start, start + len(out_leaves)))
+                if out_tree == tree and not span & used and types == [_type(x) for x in out_leaves]:
+                    ties += [(first + i, start + i) for i in range(len(leaves))]
+                    used |= span
+                    break
+        first += len(leaves)
+    return ties
+
+
+def _in_refs(call: Call, out_info: Any) -> set[int]:
+    """Flat positions of the leaves of arguments that hold refs."""
+    if not isinstance(out_info, Returned):
+        return set()
+    owners = in_place(out_info)
+    values = (*call.args, *call.kwargs.values())
+    marks = [jax.tree.map(lambda _, i=i: i in owners, v) for i, v in enumerate(values)]
+    named = dict(zip(call.kwargs, marks[len(call.args) :], strict=True))
+    flat = jax.tree.leaves((tuple(marks[: len(call.args)]), named))
+    return {i for i, mark in enumerate(flat) if mark}
+
+
+def _changed(call: Call, returned: Returned) -> list[tuple[int, int]]:
+    """Ties of arguments and what they were changed to, by path."""
+    leaves = zip(call.paths(), call.leaves(), strict=True)
+    given = {(path, _type(x)): i for i, (path, x) in enumerate(leaves)}
+    at, ties = len(jax.tree.leaves(returned.out)), []
+    for name, argument in returned.updates.items():
+        for keys, x in jax.tree_util.tree_leaves_with_path(argument):
+            found = given.get((leaf_path(name, keys), _type(x)))
+            if found is not None:
+                ties.append((found, at))
+            at += 1
+    return ties
+
+
+def _type(x: Any) -> Any:
+    return leaf_key(x)[:2]

@@ -1,0 +1,102 @@
+"""Between a folded program and the whole one: decisions as named actions, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from partir_search.ir.core import Module
+from partir_search.mcts.game import Move
+from partir_search.passes.fold.fold import Folded
+from partir_search.planning.game import PlanningGame
+from partir_search.propagation.actions import Action, Bar, Nest, Replicate, Tile, tilings
+from partir_search.propagation.apply import apply_action, value_named, with_mode
+from partir_search.propagation.state import State
+from partir_search.strategies.moves import Decision, KeepClass, TileClass
+
+
+def folded_moves(
+    hints: Sequence[Action], folded: Folded, module: Module, game: PlanningGame
+) -> tuple[Move, ...]:
+    """Named actions as moves on the folded program; those on values it lacks are left out."""
+    known = {v.name: v.id for v in module.values}
+    moves: list[Move] = []
+    for action in tilings(hints):
+        if isinstance(action, Bar):  # the game has them
+            continue
+        values = [folded.class_of[known[n]] for n in action.values if n in known]
+        axes = game.mesh.axes(action.axis)
+        for cls in dict.fromkeys(game.graph.class_of[v] for v in values if v >= 0):
+            if isinstance(action, Tile):
+                ends = [folded.class_of[known[n]] for n in action.barriers if n in known]
+                barriers = dict.fromkeys(game.graph.class_of[v] for v in ends if v >= 0)
+                moves.append(TileClass(cls, action.dim, axes, tuple(barriers)))
+            else:
+                moves.append(KeepClass(cls, axes))
+    return tuple(moves)
+
+
+def play_folded(before: Sequence[Action], folded: Folded, module: Module, state: State) -> None:
+    """Plays actions on the whole program's values on a state of the folded one."""
+    graph, mesh = state.graph, state.mesh
+    for action in before:
+        if isinstance(action, Nest):
+            state.modes = with_mode(state.modes, mesh.axes(action.axis), action)
+    for action in tilings(before):
+        values = [value_named(module, name).id for name in action.values]
+        classes = list(dict.fromkeys(graph.class_of[folded.class_of[v]] for v in values))
+        axes = mesh.axes(action.axis)
+        if isinstance(action, Bar):
+            for c in classes:
+                state.bar(c, action.dim, axes)
+        elif isinstance(action, Replicate):
+            classes = [c for c in classes if state.free(c, axes)]
+            if classes:
+                state.keep(classes[0], axes, classes[1:])
+        else:
+            classes = [c for c in classes if state.may_tile(c, action.dim, axes)]
+            if classes:
+                ends = [value_named(module, name).id for name in action.barriers]
+                barriers = {graph.class_of[folded.class_of[v]] for v in ends}
+                state.tile(classes[0], action.dim, axes, classes[1:], sorted(barriers))
+
+
+def expand(
+    folded: Folded, game: PlanningGame, decisions: Sequence[Decision], state: State
+) -> list[Action]:
+    """Decisions on folded classes as named actions, played on the whole program."""
+    graph, module = state.graph, state.graph.module
+    members: dict[int, list[int]] = {}
+    for v, folded_value in enumerate(folded.class_of):
+        if folded_value >= 0:
+            members.setdefault(game.graph.class_of[folded_value], []).append(v)
+    arguments = {v.id for v in module.body.args}
+    done: list[Action] = []
+    for decision in decisions:
+        values = members[decision.cls]
+        values = [v for v in values if v in arguments] or values
+        axes = decision.axes
+        first: dict[int, str] = {}  # a name per class of the whole program still to decide
+        for v in values:
+            cls = graph.class_of[v]
+            if (
+                state.may_tile(cls, decision.dim, axes)
+                if isinstance(decision, TileClass)
+                else state.free(cls, axes)
+            ):
+                first.setdefault(cls, module.values[v].name)
+        if not first:
+            continue
+        name, *also = first.values()
+        barriers: tuple[str, ...] = ()
+        if isinstance(decision, TileClass) and decision.barriers:
+            ends = [v for c in decision.barriers for v in members[c]]
+            named = {graph.class_of[v]: module.values[v].name for v in ends}
+            barriers = tuple(named.values())
+        action: Action = (
+            Tile(name, decision.dim, state.mesh.label(axes), tuple(also), barriers)
+            if isinstance(decision, TileClass)
+            else Replicate(name, state.mesh.label(axes), tuple(also))
+        )
+        apply_action(state, graph, action)
+        done.append(action)
+    return done

@@ -1,0 +1,78 @@
+"""Plans a program as if nobody were watching: debugging ops decide nothing, and follow."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from partir_search.ir.core import Module, Value
+from partir_search.ir.partition import Partition
+from partir_search.passes.debug_ops import unwatched, watching
+from partir_search.plan.planned import Planned
+from partir_search.planning.planner import Planner
+from partir_search.propagation.actions import Action, Bar, Replicate, Tile
+
+Run = Callable[[Planner, Sequence[Action]], Planned]
+
+
+def plan_unwatched(
+    planner: Planner, fixed: Sequence[Action], run: Run, make: Callable[[Module], Planner]
+) -> Planned:
+    """Plan of `run` for the program without debugging ops, played on the whole program.
+
+    Args:
+      fixed: actions before all others.
+      run: plans the program of a planner after some fixed actions.
+      make: a planner of another module.
+    """
+    module = planner.module
+    aside = watching(module, planner.graph.rules)
+    if not aside:
+        return run(planner, fixed)
+    bare = make(unwatched(module, aside))
+    if bare.mesh != planner.mesh:
+        return run(planner, fixed)
+    bare.goals = planner.goals
+    names = bare.module.value_names()
+    kept = [a for a in fixed if _names(a) <= names.keys()]
+    try:
+        found = run(bare, kept)
+    except ValueError:  # a tactic may name what only debugging ops read
+        return run(planner, fixed)
+    actions = [*found.actions, *(a for a in fixed if a not in kept)]
+    played, _ = planner.replay_what_holds(actions)
+    if not _agree(found, played):
+        keep = _undecided(planner, aside, found)
+        played, _ = planner.replay_what_holds([*keep, *actions])
+    return dataclasses.replace(played, reports=found.reports, seconds=found.seconds)
+
+
+def _names(action: Action) -> set[str]:
+    """The values that an action tiles, bars or keeps whole."""
+    return set(action.values) if isinstance(action, Tile | Replicate | Bar) else set()
+
+
+def _agree(found: Planned, played: Planned) -> bool:
+    """Tells whether both tile what both have alike."""
+    here, there = found.sketch.partition, played.sketch.partition
+    others = there.module.value_names()
+    return all(here.layout(v) == there.layout(others[v.name]) for v in here.module.values)
+
+
+def _undecided(planner: Planner, aside: frozenset[int], found: Planned) -> list[Action]:
+    """Keeps whole what the plan leaves whole and debugging ops read: no tiling comes back from
+    what is printed.
+    """
+    partition: Partition = found.sketch.partition
+    known = found.graph.module.value_names()
+    read: dict[str, Value] = {}
+    for op in planner.module.ops:
+        if op.id in aside:
+            read.update((v.name, known[v.name]) for _, v in op.inputs() if v.name in known)
+    mesh = partition.mesh
+    return [
+        Replicate(name, mesh.names[axis])
+        for name, value in read.items()
+        for axis in range(len(mesh.names))
+        if value.type.shape and partition.tiles[axis][value.id] < 0
+    ]

@@ -1,0 +1,286 @@
+"""Attention as one op: what `passes.attention` makes of several.
+
+On whole keys it runs the ops that it was made of. On one block of keys after the other it runs them
+on a block: forward, sums are scaled as larger maxima come; backward, scores are made again from the
+maximum and the sum that the forward pass left.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from partir_search.ir.blockwise import Blockwise, Body, Labels, Member, Place, RowSum, Where
+from partir_search.ir.core import Literal, Op
+from partir_search.ir.kind import Kind
+from partir_search.ir.local_op import run_local, widened
+from partir_search.ir.rule import NONE, LocalContext, OpRule
+from partir_search.rules.registry import register
+
+Env = dict[int, Any]
+
+
+@register("attention", "attention_grad")
+def attention(op: Op) -> OpRule:
+    """Loops over all dims but keys and those that only one of its products has."""
+    body: Body = op.params["body"]
+    results = tuple(body.labels[place] for place in body.results)
+    made = {out: m for m in body.members for out in m.outs}
+    reducers = []
+    blocked = {body.walked}
+    for f in range(len(body.sizes)):
+        lacking = [p for p, dims in zip(body.results, results, strict=True) if f not in dims]
+        reducers.append("sum" if lacking else "")
+        if any(reduced_by(made[p], f) != "sum" for p in lacking):
+            blocked.add(f)
+    keys = [i for i in range(body.operands) if body.walked in body.labels[i]]
+    score = max((body.labels[p] for p in body.scores), key=lambda dims: _points(body, dims))
+    flops = sum(m.rule.flops_per_point * math.prod(m.rule.sizes) for m in body.members)
+    return OpRule(
+        Kind.CONTRACTION,
+        sizes=body.sizes,
+        operands=body.labels[: body.operands],
+        results=results,
+        reducers=tuple(reducers),
+        blocked=frozenset(blocked),
+        flops_per_point=flops / max(math.prod(body.sizes), 1),
+        local=local_attention,
+        pads=False,
+        blockwise=Blockwise(
+            body.walked,
+            min(
+                body.queries,
+                key=lambda f: (body.sizes[f] != body.sizes[body.walked], -body.sizes[f]),
+            ),
+            tuple(i for i in keys if body.queries.isdisjoint(body.labels[i])),
+            tuple(i for i, dims in enumerate(results) if body.walked in dims),
+            SCRATCH * (1 if body.online else 2),
+            tuple(f for f in score if f != NONE),
+            body.causal,
+            forward_turn if body.online else backward_turn,
+            forward_finish if body.online else backward_finish,
+        ),
+    )
+
+
+SCRATCH = 8.0  # bytes for each score: in 32 bits, and again while it is read
+
+
+def _points(body: Body, dims: Labels) -> int:
+    return math.prod(body.sizes[f] for f in dims if f != NONE)
+
+
+def reduced_by(member: Member, label: int) -> str:
+    """The monoid by which a member combines a label's dim, or ""."""
+    return member.rule.reducers[member.factors.index(label)] if label in member.factors else ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Inside:
+    """`LocalContext` of a member.
+
+    Attributes:
+      outer: of the op that the member is in; None where `where` knows all labels.
+    """
+
+    outer: LocalContext | None
+    factors: Labels
+    where: Where
+    on_mesh: bool = False
+
+    def tiles(self, factor: int) -> int:
+        label = self.factors[factor] if factor >= 0 else NONE
+        if label in self.where:
+            return self.where[label][1]
+        return self.outer.tiles(label) if self.outer and label >= 0 else 1
+
+    def tile_index(self, factor: int) -> Any:
+        label = self.factors[factor]
+        if label in self.where:
+            return jnp.int32(self.where[label][0])
+        return self.outer.tile_index(label) if self.outer else jnp.int32(0)
+
+    def once(self, run: Callable[[], Sequence[Any]]) -> Sequence[Any]:
+        raise NotImplementedError("members have no effects")
+
+    def last_effects(self) -> Sequence[Any]:
+        return ()
+
+    def ran(self, token: Any) -> None:
+        pass
+
+    def shardings(self) -> Sequence[Any]:
+        return ()
+
+
+def run_members(
+    ctx: LocalContext | None,
+    body: Body,
+    env: Env,
+    where: Where,
+    change: Mapping[int, Callable[[Any], Any]] | None = None,
+    wanted: Callable[[Member], bool] = lambda _: True,
+) -> Env:
+    """Runs members on one block; what `env` holds already is taken as it is.
+
+    Args:
+      where: by label, the block that is worked on, of how many; others are as `ctx` says.
+      change: what to make of some results before they are read.
+    """
+    change = change or {}
+    for m in body.members:
+        if m.outs[0] in env or not wanted(m):
+            continue
+        ins = [_read(env, x) for x in m.ins]
+        wide = m.rule.contracts and m.outs[0] in body.results and body.walked in where
+        op = widened(m.op) if wide else m.op
+        outs = run_local(_Inside(ctx, m.factors, where), m.rule, op, ins)
+        for place, out in zip(m.outs, outs, strict=True):
+            env[place] = change[place](out) if place in change else out
+    return env
+
+
+def _read(env: Mapping[int, Any], x: Place) -> Any:
+    return jnp.asarray(x.value, x.type.dtype) if isinstance(x, Literal) else env[x]
+
+
+def local_attention(ctx: LocalContext, op: Op, args: Sequence[Any]) -> Sequence[Any]:
+    """The ops that it was made of, on whole keys."""
+    body: Body = op.params["body"]
+    env = run_members(ctx, body, dict(enumerate(args)), {})
+    return [env[p] for p in body.results]
+
+
+def forward_turn(
+    ctx: LocalContext, op: Op, args: Sequence[Any], state: Any, where: Where
+) -> tuple[Any, Sequence[Any]]:
+    """One block of keys. The state is the maximum, the sum and the product so far."""
+    body: Body = op.params["body"]
+    online = body.online
+    assert online is not None
+    env: Env = dict(enumerate(args))
+    top_before, total_before, result_before = state or (None, None, None)
+
+    def larger(top: Any) -> Any:
+        top = top if top_before is None else jnp.maximum(top_before, top)
+        env[-1] = top
+        return jnp.where(jnp.isfinite(top), top, jnp.zeros((), top.dtype))
+
+    def undivided(share: Any) -> Any:
+        return env[online.weight].astype(share.dtype)
+
+    change: dict[int, Callable[[Any], Any]] = {online.share: undivided}
+    if online.top is not None:
+        change[online.top] = larger
+    run_members(ctx, body, env, where, change)
+    total, result = env[online.total], env[online.result]
+    top = None
+    if online.top is not None:
+        top = env[-1]
+        if top_before is not None:
+            held, scale = body.labels[online.top], jnp.exp(top_before - env[online.top])
+            total_before = total_before * fit(scale, held, body.labels[online.total])
+            result_before = result_before * fit(scale, held, body.labels[online.result])
+    if total_before is not None:
+        total, result = total + total_before, result + result_before
+    return (top, total, result), ()
+
+
+def forward_finish(
+    ctx: LocalContext, op: Op, args: Sequence[Any], state: Any, where: Where
+) -> Sequence[Any]:
+    """The results: rows of the maximum and the sum, and the product over the sum."""
+    body: Body = op.params["body"]
+    online = body.online
+    assert online is not None
+    top, total, result = state
+    rows: Env = dict(enumerate(args)) | {online.total: total}
+    if online.top is not None:
+        rows[online.top] = top
+
+    def of_rows(m: Member) -> bool:
+        inner = not body.scores.isdisjoint(m.outs) or body.walked in m.factors
+        return not inner and all(x == NONE or x in rows for x in m.reads)
+
+    run_members(ctx, body, rows, where, wanted=of_rows)
+    result = result / fit(rows[online.by], body.labels[online.by], body.labels[online.result])
+    (made,) = (m.op.results[0] for m in body.members if online.result in m.outs)
+    rows[online.result] = result.astype(made.type.dtype)
+    return [rows[p] for p in body.results]
+
+
+def backward_turn(
+    ctx: LocalContext, op: Op, args: Sequence[Any], state: Any, where: Where
+) -> tuple[Any, Sequence[Any]]:
+    """One block of keys. The state is the sums over keys known beforehand, and results so far."""
+    body: Body = op.params["body"]
+    env: Env = dict(enumerate(args))
+    if state is None:
+        made = {out: m.op.results[0].type for m in body.members for out in m.outs}
+        state = [_row_sum(body, env, s).astype(made[s.place].dtype) for s in body.sums], {}
+    sums, before = state
+    env |= {s.place: x for s, x in zip(body.sums, sums, strict=True)}
+    run_members(ctx, body, env, where)
+    so_far = {}
+    for p in body.results:
+        if body.walked not in body.labels[p]:
+            now: Any = env[p]
+            so_far[p] = now if p not in before or p not in summed(body) else before[p] + now
+    kept = zip(body.results, op.results, strict=True)
+    return (sums, so_far), [env[p].astype(r.type.dtype) for p, r in kept if p not in so_far]
+
+
+def backward_finish(
+    ctx: LocalContext, op: Op, args: Sequence[Any], state: Any, where: Where
+) -> Sequence[Any]:
+    """The results that do not return with their blocks."""
+    body: Body = op.params["body"]
+    _, so_far = state
+    return [
+        so_far[p].astype(r.type.dtype) if p in so_far else ()
+        for p, r in zip(body.results, op.results, strict=True)
+    ]
+
+
+def summed(body: Body) -> set[int]:
+    """Places of a backward pass that are sums over keys."""
+    return {out for m in body.members if reduced_by(m, body.walked) == "sum" for out in m.outs} - {
+        s.place for s in body.sums
+    }
+
+
+def _row_sum(body: Body, env: Env, known: RowSum) -> Any:
+    """A sum over keys, from the result and its cotangent."""
+    (member,) = (m for m in body.members if known.place in m.outs)
+    dims = body.labels[known.place]
+    both = [(known.result, 1), (known.cotangent, 1)]
+    wide = jnp.promote_types(member.op.results[0].type.dtype, jnp.float32)
+    terms: list[Any] = []
+    for x, power in (*both, *known.rows):
+        labels = () if isinstance(x, Literal) else body.labels[x]
+        value = jnp.asarray(_read(env, x), wide)
+        kept = [d for d, f in enumerate(labels) if f != NONE]
+        value = value.reshape([value.shape[d] for d in kept])
+        terms += [value if power > 0 else 1 / value, [labels[d] for d in kept]]
+    total = jnp.einsum(*terms, [f for f in dims if f != NONE])
+    shape = [1 if f == NONE else total.shape[i] for f, i in _positions(dims)]
+    return known.sign * total.reshape(shape)
+
+
+def _positions(dims: Labels) -> list[tuple[int, int]]:
+    """Each label with the number of labels before it."""
+    return [(f, sum(g != NONE for g in dims[:d])) for d, f in enumerate(dims)]
+
+
+def fit(x: Any, labels: Labels, wanted: Labels) -> Any:
+    """`x` with its dims where `wanted` has them, to be broadcast. Others are of size 1."""
+    kept = [d for d, f in enumerate(labels) if f != NONE and f in wanted]
+    order = sorted(kept, key=lambda d: wanted.index(labels[d]))
+    others = [d for d in range(len(labels)) if d not in kept]
+    x = jnp.transpose(x, (*order, *others))
+    held = {labels[d]: x.shape[i] for i, d in enumerate(order)}
+    return x.reshape([held.get(f, 1) for f in wanted])

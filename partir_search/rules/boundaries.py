@@ -1,0 +1,66 @@
+"""`shift`: a dim read from another place on, with boundaries; rolls and padded arrays are such.
+
+jax has no primitive for it: `passes.views` writes it for the slices and concatenations that
+come to the same. Element p of the result is element ``p + first`` of the operand; beyond the
+operand's ends stands what `ir.boundaries` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from partir_search.ir.boundaries import Beyond, taken
+from partir_search.ir.core import Op
+from partir_search.ir.kind import Kind
+from partir_search.ir.rule import OpRule, Reads
+from partir_search.rules.registry import register, result_shape
+from partir_search.rules.resizing import SHIFT as SHIFT_RESIZING
+from partir_search.rules.shifts import LITTLE
+
+SHIFT = "shift"
+
+
+def beyond_of(op: Op) -> Beyond:
+    """The boundaries of a shifted dim."""
+    p = op.params
+    return Beyond(p["extent"], p["below"], p["above"])
+
+
+@register(SHIFT)
+def shift(op: Op) -> OpRule:
+    """A tile reads its stretch of the shifted dim, boundaries included."""
+    result, p, beyond = result_shape(op), op.params, beyond_of(op)
+    dim, first, n = p["dimension"], p["first"], p["extent"]
+    off = max(abs(first), abs(first + result[dim] - n))
+    if beyond.below == beyond.above == "wrap":
+        off = min(first % n, -first % n) + abs(result[dim] - n)
+    keys = jnp.issubdtype(op.results[0].type.dtype, jax.dtypes.extended)
+    dims = tuple(range(len(result)))
+    reads = Reads(0, dim, 1, first, spreads=off <= LITTLE * n, beyond=beyond)
+    return OpRule(
+        Kind.MOVEMENT,
+        sizes=result,
+        operands=(dims,),
+        results=(dims,),
+        reducers=("",) * len(result),
+        blocked=frozenset({dim}) if keys else frozenset(),
+        reads=() if keys else (reads,),
+        elementwise=True,
+        linear=((0,),),
+        monotone=() if "" in (beyond.below, beyond.above) else (("max", (0,)), ("min", (0,))),
+        resizing=SHIFT_RESIZING,
+        local=_local,
+    )
+
+
+def _local(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
+    """The stretch itself, where the dim is tiled."""
+    (x,) = args
+    dim = op.params["dimension"]
+    if ctx.tiles(dim) > 1:
+        return [x]
+    return [taken(x, dim, op.params["first"], result_shape(op)[dim], beyond_of(op))]

@@ -1,0 +1,252 @@
+"""Gather and scatter. A dim that is indexed into is tiled with masked local indices.
+
+Each device gathers what lies in its tile and zero elsewhere, so the result is a partial sum; a
+scatter drops the updates that fall outside its tile. Out-of-bounds semantics follow the global
+bounds: clipping happens before the tile's offset is taken off, a fill value is put in by the
+first tile only (the others add zeros to it).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from partir_search.ir.bind import bind
+from partir_search.ir.core import Op, Shape
+from partir_search.ir.kind import Kind
+from partir_search.ir.rule import NONE, OpRule
+from partir_search.rules.registry import register, result_shape, shape_of
+
+Mode = lax.GatherScatterMode
+
+
+class _Factors:
+    """Collects factors while a rule is built."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.reducers: list[str] = []
+
+    def new(self, size: int, reducer: str = "") -> int:
+        self.sizes.append(size)
+        self.reducers.append(reducer)
+        return len(self.sizes) - 1
+
+
+def _batch_factors(
+    f: _Factors, index_shape: Shape, batching: Sequence[int], reducer: str
+) -> list[int]:
+    """A factor per index dim but the last; those not shared with the operand get `reducer`."""
+    return [f.new(n, "" if i in batching else reducer) for i, n in enumerate(index_shape[:-1])]
+
+
+@register("gather")
+def gather(op: Op) -> OpRule:
+    """Index dims pass to the result, offset dims pass through, indexed dims sum."""
+    dn, sizes = op.params["dimension_numbers"], op.params["slice_sizes"]
+    operand, indices, result = shape_of(op, 0), shape_of(op, 1), result_shape(op)
+    f = _Factors()
+    batch = _batch_factors(f, indices, (), "")
+    operand_dims, result_dims = [NONE] * len(operand), [NONE] * len(result)
+    places = [d for d in range(len(result)) if d not in dn.offset_dims]
+    for place, factor in zip(places, batch, strict=True):
+        result_dims[place] = factor
+    for d, i in zip(dn.operand_batching_dims, dn.start_indices_batching_dims, strict=True):
+        operand_dims[d] = batch[i]
+    removed = {*dn.collapsed_slice_dims, *dn.operand_batching_dims}
+    window = [d for d in range(len(operand)) if d not in removed]
+    for place, d in zip(dn.offset_dims, window, strict=True):
+        if sizes[d] == operand[d] and d not in dn.start_index_map:
+            operand_dims[d] = result_dims[place] = f.new(operand[d])
+    inexact = jnp.issubdtype(op.results[0].type.dtype, np.inexact)
+    indexed = set()
+    for d in dn.collapsed_slice_dims:
+        if d in dn.start_index_map and _summable(op.results[0].type.dtype):
+            operand_dims[d] = f.new(operand[d], "sum")
+            indexed.add(operand_dims[d])
+    return OpRule(
+        Kind.GATHER,
+        sizes=tuple(f.sizes),
+        operands=(tuple(operand_dims), (*batch, NONE)),
+        results=(tuple(result_dims),),
+        reducers=tuple(f.reducers),
+        linear=((0,),) if inexact and op.params.get("fill_value") is None else (),
+        flops_per_point=0.0,
+        indexed=frozenset(indexed),
+        localize=functools.partial(_local_slice_sizes, _full_slices(op)),
+        local=local_gather,
+    )
+
+
+def _summable(dtype: Any) -> bool:
+    return bool(jnp.issubdtype(dtype, np.number))
+
+
+def _full_slices(op: Op) -> frozenset[int]:
+    """Dims of the operand that each slice takes in full."""
+    starts, sizes = op.params["dimension_numbers"].start_index_map, op.params["slice_sizes"]
+    pairs = enumerate(zip(sizes, shape_of(op, 0), strict=True))
+    return frozenset(d for d, (n, m) in pairs if n == m and d not in starts)
+
+
+def _local_slice_sizes(
+    full: frozenset[int], params: Mapping[str, Any], operands: Sequence[Shape], _: Sequence[Shape]
+) -> dict[str, Any]:
+    """Slice sizes of the local operand."""
+    pairs = enumerate(zip(params["slice_sizes"], operands[0], strict=True))
+    return {**params, "slice_sizes": tuple(m if d in full else n for d, (n, m) in pairs)}
+
+
+def local_gather(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
+    """Gather of the rows that lie in this tile; zero for the others."""
+    operand, indices = args
+    dn, rule = op.params["dimension_numbers"], gather(op)
+    params = _local_slice_sizes(_full_slices(op), op.params, [operand.shape], [])
+    shape = _bounds(op)
+    tiled = [d for d in dn.collapsed_slice_dims if rule.operands[0][d] >= 0]
+    tiled = [
+        d for d in tiled if ctx.tiles(rule.operands[0][d]) > 1 or shape[d] != shape_of(op, 0)[d]
+    ]
+    if not tiled:
+        return bind(op, params, args)
+    mode = Mode.from_any(op.params["mode"])
+    mask, first = jnp.bool_(True), jnp.bool_(True)
+    inside = jnp.bool_(True)
+    columns = [indices[..., k] for k in range(indices.shape[-1])]
+    for k, d in enumerate(dn.start_index_map):
+        limit = shape[d] - op.params["slice_sizes"][d]
+        if mode == Mode.CLIP:
+            columns[k] = jnp.clip(columns[k], 0, limit)
+        else:
+            inside = inside & (columns[k] >= 0) & (columns[k] <= limit)
+        if d in tiled:
+            size, tile = operand.shape[d], ctx.tile_index(rule.operands[0][d])
+            local = columns[k] - tile.astype(columns[k].dtype) * size
+            mask = mask & (local >= 0) & (local < size)
+            first = first & (tile == 0)
+            columns[k] = jnp.clip(local, 0, size - 1)
+    params["mode"] = Mode.CLIP
+    rows = bind(op, params, (operand, jnp.stack(columns, -1)))[0]
+    spread = [d for d in range(rows.ndim) if d not in dn.offset_dims]
+
+    def over_rows(flag: Any) -> Any:
+        if not flag.ndim:
+            return flag
+        shape = [1] * rows.ndim
+        for place, n in zip(spread, flag.shape, strict=True):
+            shape[place] = n
+        return flag.reshape(shape)
+
+    zero = jnp.zeros((), rows.dtype)
+    rows = jnp.where(over_rows(mask & inside), rows, zero)
+    if mode == Mode.FILL_OR_DROP:
+        fill = jnp.where(first, _fill_value(op, rows.dtype), zero)
+        rows = jnp.where(over_rows(inside), rows, fill)
+    return [rows]
+
+
+def _bounds(op: Op) -> Shape:
+    """Extents of the operand that indices may point into: without what it was padded by."""
+    return op.params.get("bounds", shape_of(op, 0))  # type: ignore[no-any-return]
+
+
+def _fill_value(op: Op, dtype: Any) -> Any:
+    fill = op.params.get("fill_value")
+    if fill is None:
+        if jnp.issubdtype(dtype, jnp.inexact):
+            fill = np.nan
+        elif jnp.issubdtype(dtype, jnp.signedinteger):
+            fill = np.iinfo(dtype).min
+        else:
+            fill = np.iinfo(dtype).max
+    return jnp.asarray(fill, dtype)
+
+
+_SCATTER_MONOID = {"scatter-add": "sum", "scatter-max": "max", "scatter-min": "min"}
+
+
+@register("scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul", "scatter-sub")
+def scatter(op: Op) -> OpRule:
+    """Indexed dims pass through with updates masked; update dims combine by the op's monoid."""
+    dn = op.params["dimension_numbers"]
+    operand, indices, updates = (shape_of(op, i) for i in range(3))
+    monoid = _SCATTER_MONOID.get(op.prim, "")
+    f = _Factors()
+    batch = _batch_factors(f, indices, dn.scatter_indices_batching_dims, monoid or "sum")
+    free = [i for i in range(len(batch)) if i not in dn.scatter_indices_batching_dims]
+    blocked = frozenset() if monoid else frozenset(batch[i] for i in free)
+    operand_dims, update_dims = [NONE] * len(operand), [NONE] * len(updates)
+    places = [d for d in range(len(updates)) if d not in dn.update_window_dims]
+    for place, factor in zip(places, batch, strict=True):
+        update_dims[place] = factor
+    for d, i in zip(dn.operand_batching_dims, dn.scatter_indices_batching_dims, strict=True):
+        operand_dims[d] = batch[i]
+    removed = {*dn.inserted_window_dims, *dn.operand_batching_dims}
+    window = [d for d in range(len(operand)) if d not in removed]
+    for place, d in zip(dn.update_window_dims, window, strict=True):
+        if updates[place] == operand[d] and d not in dn.scatter_dims_to_operand_dims:
+            operand_dims[d] = update_dims[place] = f.new(operand[d])
+    indexed = set()
+    for d in dn.inserted_window_dims:
+        if d in dn.scatter_dims_to_operand_dims:
+            operand_dims[d] = f.new(operand[d])
+            indexed.add(operand_dims[d])
+    return OpRule(
+        Kind.SCATTER,
+        sizes=tuple(f.sizes),
+        operands=(tuple(operand_dims), (*batch, NONE), tuple(update_dims)),
+        results=(tuple(operand_dims),),
+        reducers=tuple(f.reducers),
+        blocked=blocked,
+        linear=((0, 2),) if op.prim == "scatter-add" else (),
+        one_hot=op.prim == "scatter-add"
+        and not dn.update_window_dims
+        and all(f.sizes[batch[i]] == 1 for i in free),
+        flops_per_point=0.0,
+        indexed=frozenset(indexed),
+        local=local_scatter,
+    )
+
+
+def local_scatter(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
+    """Scatter of the updates that fall into this tile."""
+    operand, indices, updates = args
+    dn, rule = op.params["dimension_numbers"], scatter(op)
+    params = dict(op.params)
+    summed = [f for f, r in enumerate(rule.reducers) if r == "sum" and ctx.tiles(f) > 1]
+    for f in summed:  # the operand itself must be counted once
+        operand = jnp.where(ctx.tile_index(f) == 0, operand, jnp.zeros((), operand.dtype))
+    bounds = _bounds(op)
+    tiled = [d for d in dn.inserted_window_dims if rule.operands[0][d] >= 0]
+    tiled = [
+        d for d in tiled if ctx.tiles(rule.operands[0][d]) > 1 or bounds[d] != shape_of(op, 0)[d]
+    ]
+    if tiled:
+        clip = Mode.from_any(op.params["mode"]) == Mode.CLIP
+        columns = [indices[..., k] for k in range(indices.shape[-1])]
+        for k, d in enumerate(dn.scatter_dims_to_operand_dims):
+            if clip:
+                columns[k] = jnp.clip(columns[k], 0, bounds[d] - 1)
+            if d in tiled:
+                size = operand.shape[d]
+                tile = ctx.tile_index(rule.operands[0][d]).astype(columns[k].dtype)
+                local = columns[k] - tile * size
+                columns[k] = jnp.where((local >= 0) & (local < size), local, size)
+        indices = jnp.stack(columns, -1)
+        params["mode"] = Mode.FILL_OR_DROP
+    operand = _kept_on_cpu(operand) if ctx.on_mesh else operand
+    return bind(op, params, (operand, indices, updates))
+
+
+def _kept_on_cpu(x: Any) -> Any:
+    """`x`, fenced on CPUs from the scatter that follows.
+
+    XLA:CPU of jaxlib 0.10.2 scatters in place into an operand in a loop although a collective
+    still waits for a read of it; that of jaxlib 0.12 does not.
+    """
+    return lax.platform_dependent(x, cpu=lax.optimization_barrier, default=lambda x: x)

@@ -1,0 +1,221 @@
+"""Windows that reduce what they slide over, and their gradients.
+
+A tile of a dim that the window slides over reads its part of the operand and a halo. What lies
+beyond the operand's ends is masked by what leaves the reduction as it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from partir_search.ir.bind import bind
+from partir_search.ir.core import Op
+from partir_search.ir.kind import Kind
+from partir_search.ir.reducers import identity
+from partir_search.ir.rule import NONE, OpRule, Reads
+from partir_search.rules.registry import register, result_shape, shape_of
+from partir_search.rules.resizing import windows
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Slide:
+    """How a window slides along one dim: point p reaches `reach` elements from
+    ``p * stride - low`` on.
+    """
+
+    size: int
+    out: int
+    stride: int
+    low: int
+    reach: int
+    still: bool
+    holes: bool  # between the operand's elements
+
+
+def _slides(op: Op, operand: int, result: int | None = None) -> list[_Slide]:
+    """By dim. `result`: the operand that has the pooled shape, if no result has."""
+    p = op.params
+    shape = shape_of(op, operand)
+    out = result_shape(op) if result is None else shape_of(op, result)
+    ones = (1,) * len(shape)
+    base, spread = p.get("base_dilation") or ones, p.get("window_dilation") or ones
+    found = []
+    for d, n in enumerate(shape):
+        size, stride = p["window_dimensions"][d], p["window_strides"][d]
+        low, high = p["padding"][d]
+        still = size == stride == base[d] == spread[d] == 1 and low == high == 0
+        reach = (size - 1) * spread[d] + 1
+        found.append(_Slide(n, out[d], stride, low, reach, still, base[d] != 1))
+    return found
+
+
+def _pooling(op: Op, slides: Sequence[_Slide], **fields: Any) -> OpRule:
+    """All operands and results share their dims; a tile reads a window's reach more."""
+    dims = tuple(range(len(slides)))
+    blocked = frozenset(d for d, s in enumerate(slides) if s.holes)
+    arrays = [i for i, x in enumerate(op.operands) if len(x.type.shape) == len(slides)]
+    return OpRule(
+        Kind.REDUCTION,
+        sizes=tuple(max(s.size, s.out) if s.holes else s.out for s in slides),
+        operands=tuple(dims if i in arrays else () for i in range(len(op.operands))),
+        results=(dims,) * len(op.results),
+        reducers=("",) * len(dims),
+        blocked=blocked,
+        reads=tuple(
+            Reads(i, d, s.stride, -s.low, s.reach)
+            for i in arrays
+            for d, s in enumerate(slides)
+            if not s.still and d not in blocked
+        ),
+        flops_per_point=1.0,
+        **fields,
+    )
+
+
+@register("reduce_window_sum", "reduce_window_max", "reduce_window_min", "reduce_window")
+def pooling(op: Op) -> OpRule:
+    """Tiles of dims that the window slides over read a halo."""
+    linear = ((0,),) if op.prim == "reduce_window_sum" else ()
+    how = op.prim.removeprefix("reduce_window_")
+    resizing = windows(op, how) if how in ("sum", "max", "min") else None
+    slides = _slides(op, 0)
+    return _pooling(op, slides, linear=linear, local=_local_pooling, resizing=resizing)
+
+
+def _local_pooling(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
+    dtype = args[0].dtype
+    if op.prim == "reduce_window":
+        fillers = list(args[len(args) // 2 :])
+    else:
+        fillers = [identity(op.prim.removeprefix("reduce_window_"), dtype)]
+    slides = _slides(op, 0)
+    arrays = [_masked(ctx, slides, x, filler) for x, filler in zip(args, fillers, strict=False)]
+    params = {**op.params, "padding": _padding(ctx, slides, op.params)}
+    return bind(op, params, (*arrays, *args[len(arrays) :]))
+
+
+def _padding(ctx: Any, slides: Sequence[_Slide], params: Mapping[str, Any]) -> Any:
+    """The halo takes the padding's place."""
+    tiled = _tiled(ctx, slides)
+    return tuple((0, 0) if d in tiled else c for d, c in enumerate(params["padding"]))
+
+
+def _tiled(ctx: Any, slides: Sequence[_Slide]) -> list[int]:
+    return [d for d, s in enumerate(slides) if not s.still and ctx.tiles(d) > 1]
+
+
+def _masked(ctx: Any, slides: Sequence[_Slide], x: Any, filler: Any) -> Any:
+    """`x` with `filler` where its stretches reach beyond the ends."""
+    for d in _tiled(ctx, slides):
+        s = slides[d]
+        points = s.out // ctx.tiles(d)
+        if s.low <= 0 and (s.out - 1) * s.stride - s.low + s.reach <= s.size:
+            continue
+        place = lax.broadcasted_iota(jnp.int32, x.shape, d)
+        place = place + ctx.tile_index(d) * (points * s.stride) - s.low
+        x = jnp.where((place >= 0) & (place < s.size), x, filler)
+    return x
+
+
+@register("select_and_gather_add")
+def pooling_tangent(op: Op) -> OpRule:
+    """Tangents and the pooled operand; linear in the tangents."""
+    return _pooling(op, _slides(op, 0), linear=((0,),), local=_local_tangent)
+
+
+def _local_tangent(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
+    tangents, operand = args
+    slides = _slides(op, 0)
+    operand = _masked(ctx, slides, operand, _unselected(op, operand.dtype))
+    params = {**op.params, "padding": _padding(ctx, slides, op.params)}
+    return bind(op, params, (tangents, operand))
+
+
+def _unselected(op: Op, dtype: Any) -> Any:
+    """What no window selects."""
+    return identity("max" if op.params["select_prim"].name == "ge" else "min", dtype)
+
+
+@register("select_and_scatter_add")
+def pooling_gradient(op: Op) -> OpRule:
+    """Cotangents and the pooled operand; linear in the cotangents, which are added up.
+
+    A tile of the result is touched by windows that reach beyond it: it reads their cotangents and
+    all that they pooled.
+    """
+    slides = _slides(op, 1, result=0)
+    dims = tuple(range(len(slides)))
+    sizes, reads, blocked = [], list[Reads](), set[int]()
+    for d, s in enumerate(slides):
+        first, last = _touching(s)
+        sizes.append(s.out)
+        if s.still:
+            continue
+        if s.out * s.stride != s.size or last < first:
+            sizes[d] = max(s.size, s.out)
+            blocked.add(d)
+            continue
+        reads.append(Reads(0, d, 1, first, last - first + 1))
+        reach = (last - first) * s.stride + s.reach
+        reads.append(Reads(1, d, s.stride, first * s.stride - s.low, reach))
+    return OpRule(
+        Kind.REDUCTION,
+        sizes=tuple(sizes),
+        operands=(dims, dims),
+        results=(dims,),
+        reducers=("",) * len(dims),
+        blocked=frozenset(blocked),
+        reads=tuple(reads),
+        flops_per_point=1.0,
+        linear=((0,),),
+        local=_local_gradient,
+    )
+
+
+def _touching(s: _Slide) -> tuple[int, int]:
+    """The first and last window that touch the first `stride` elements."""
+    return -((s.reach - 1 - s.low) // s.stride), (s.stride - 1 + s.low) // s.stride
+
+
+def _local_gradient(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
+    cotangents, operand = args
+    slides = _slides(op, 1, result=0)
+    tiled = _tiled(ctx, slides)
+    for d in tiled:
+        s = slides[d]
+        first, last = _touching(s)
+        start = first * s.stride - s.low
+        if start >= 0 and (s.out - 1 + last) * s.stride - s.low + s.reach <= s.size:
+            continue
+        place = lax.broadcasted_iota(jnp.int32, operand.shape, d)
+        place = place + ctx.tile_index(d) * (s.size // ctx.tiles(d)) + start
+        inside = (place >= 0) & (place < s.size)
+        operand = jnp.where(inside, operand, _unselected(op, operand.dtype))
+    params = {**op.params, "padding": _padding(ctx, slides, op.params)}
+    (out,) = bind(op, params, (cotangents, operand))
+    for d in tiled:
+        s = slides[d]
+        before = s.low - _touching(s)[0] * s.stride
+        out = lax.slice_in_dim(out, before, before + s.size // ctx.tiles(d), axis=d)
+    return [out]
+
+
+@register("select_and_scatter")
+def general_pooling_gradient(op: Op) -> OpRule:
+    """Tiles the dims that the window does not slide over."""
+    slides = _slides(op, 0, result=1)
+    dims = tuple(NONE if not s.still else d for d, s in enumerate(slides))
+    return OpRule(
+        Kind.REDUCTION,
+        sizes=tuple(max(s.size, s.out) for s in slides),
+        operands=(dims, dims, ()),
+        results=(dims,),
+        reducers=tuple("" if s.still else "sum" for s in slides),
+        blocked=frozenset(d for d, s in enumerate(slides) if not s.still),
+        flops_per_point=1.0,
+    )

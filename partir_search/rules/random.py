@@ -1,0 +1,142 @@
+"""Random numbers: each device draws its own slice of the global bits, without communication.
+
+With partitionable threefry the bits of an element depend on the key and the element's linear
+index only (two 32-bit counters), so a tile is drawn from its own counters, bit for bit as the
+whole array would be. Other generators draw the whole array and cut the tile out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.random import threefry2x32_p
+
+from partir_search.ir.bind import bind
+from partir_search.ir.core import Op, Shape
+from partir_search.ir.kind import Kind
+from partir_search.ir.rule import NONE, OpRule
+from partir_search.rules.registry import register, result_shape, shape_of, whole
+
+
+@register(
+    "random_clone",
+    "random_fold_in",
+    "random_gamma",
+    "random_seed",
+    "random_split",
+    "random_unwrap",
+    "random_wrap",
+)
+def keys(op: Op) -> OpRule:
+    """Each key of an array of keys goes its own way; what is made of one key stays whole.
+
+    Only of threefry: XLA's generators draw for a whole array of keys from its first one.
+    """
+    fry = any("fry" in str(x.type.dtype) for x in (*op.operands, *op.results))
+    of_result = op.prim in ("random_fold_in", "random_wrap")
+    batch = result_shape(op) if of_result else shape_of(op, 0)
+    rank = len(batch) if fry else 0
+
+    def dims(shape: Shape) -> tuple[int, ...]:
+        own = rank if shape[: len(batch)] == batch else 0
+        return (*range(own), *(NONE,) * (len(shape) - own))
+
+    return OpRule(
+        Kind.RANDOM,
+        sizes=batch[:rank],
+        operands=tuple(dims(x.type.shape) for x in op.operands),
+        results=(dims(result_shape(op)),),
+        reducers=("",) * rank,
+        pads=False,
+        flops_per_point=100.0,
+    )
+
+
+@register("threefry2x32", "rng_bit_generator")
+def generators(op: Op) -> OpRule:
+    """Raw generators on raw keys run whole on every device."""
+    return whole(op, Kind.RANDOM)
+
+
+def _without_mark(params: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in params.items() if k != "threefry_partitionable"}
+
+
+def _localize(
+    params: Mapping[str, Any], _: Sequence[Shape], results: Sequence[Shape]
+) -> dict[str, Any]:
+    drawn = len(params["shape"])
+    local = results[0][len(results[0]) - drawn :] if drawn else ()
+    return {**_without_mark(params), "shape": local}
+
+
+@register("random_bits")
+def random_bits(op: Op) -> OpRule:
+    """Key dims pass through (see `keys`); drawn dims are free."""
+    result, rank = result_shape(op), len(shape_of(op, 0))
+    drawn = result[rank:]
+    fry = "fry" in str(op.operands[0].type.dtype)
+    if not fry:
+        blocked = range(rank)
+    elif op.params["threefry_partitionable"] and math.prod(drawn) < 2**32:
+        blocked = range(0)
+    else:
+        blocked = range(len(result))
+    return OpRule(
+        Kind.RANDOM,
+        sizes=result,
+        operands=(tuple(range(rank)),),
+        results=(tuple(range(len(result))),),
+        reducers=("",) * len(result),
+        blocked=frozenset(blocked),
+        pads=False,
+        flops_per_point=60.0,
+        elementwise=False,
+        localize=_localize,
+        local=local_bits,
+    )
+
+
+def local_bits(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
+    """The tile of the global random bits."""
+    (key,) = args
+    result, rank = result_shape(op), len(shape_of(op, 0))
+    shape = tuple(n // ctx.tiles(d) for d, n in enumerate(result))
+    drawn = range(rank, len(result))
+    if all(ctx.tiles(d) == 1 for d in drawn):
+        return bind(op, _localize(op.params, [], [shape]), args)
+    starts = [
+        jnp.asarray(ctx.tile_index(d) * shape[d] if ctx.tiles(d) > 1 else 0, jnp.int32)
+        for d in drawn
+    ]
+    if "fry" not in str(op.operands[0].type.dtype):
+        (every,) = bind(op, _without_mark(op.params), args)
+        keep = [jnp.int32(0)] * rank + starts
+        return [lax.dynamic_slice(every, keep, shape)]
+    counter = jnp.zeros(shape[rank:], jnp.uint32)
+    for i, d in enumerate(drawn):
+        stride = math.prod(result[d + 1 :])
+        at = lax.broadcasted_iota(jnp.uint32, shape[rank:], i) + starts[i].astype(jnp.uint32)
+        counter = counter + at * jnp.uint32(stride)
+
+    def draw(data: jax.Array) -> jax.Array:
+        high = jnp.zeros_like(counter)
+        first, second = (jnp.broadcast_to(word, counter.shape) for word in data)
+        x0, x1 = threefry2x32_p.bind(first, second, high, counter)
+        width = op.params["bit_width"]
+        if width == 64:
+            wide = jnp.uint64
+            bits: jax.Array = (x0.astype(wide) << wide(32)) | x1.astype(wide)
+        else:
+            bits = lax.convert_element_type(x0 ^ x1, jnp.dtype(f"uint{width}"))
+        return bits
+
+    data = jax.random.key_data(key)
+    for _ in range(rank):
+        draw = jax.vmap(draw)
+    return [draw(data)]

@@ -1,0 +1,267 @@
+"""Primitives that move dims about: broadcast, reshape, transpose, slices, concatenation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jax import lax
+
+from partir_search.ir.core import Op, Shape
+from partir_search.ir.kind import Kind
+from partir_search.ir.rule import NONE, OpRule
+from partir_search.rules.registry import register, result_shape, shape_of
+
+Params = Mapping[str, Any]
+MOVES = (("max", (0,)), ("min", (0,)))  # elements are only moved: maxima and minima pass
+
+
+def identity(op: Op, blocked: frozenset[int], **fields: Any) -> OpRule:
+    """All operands and results share their dims; `blocked` ones stay whole."""
+    rank = len(result_shape(op))
+    sizes = tuple(shape_of(op, 0)[d] if d in blocked else result_shape(op)[d] for d in range(rank))
+    return OpRule(
+        Kind.MOVEMENT,
+        sizes=sizes,
+        operands=tuple(tuple(range(rank)) if x.type.shape else () for x in op.operands),
+        results=(tuple(range(rank)),) * len(op.results),
+        reducers=("",) * rank,
+        blocked=blocked,
+        elementwise=True,
+        **fields,
+    )
+
+
+def _local_shape(params: Params, _: Sequence[Shape], results: Sequence[Shape]) -> dict[str, Any]:
+    return {**params, "shape": results[0]}
+
+
+@register("broadcast_in_dim")
+def broadcast_in_dim(op: Op) -> OpRule:
+    """New dims and dims stretched from size 1 are free factors of the result."""
+    shape, result = shape_of(op, 0), result_shape(op)
+    dims = op.params["broadcast_dimensions"]
+    operand = tuple(d if shape[i] == result[d] else NONE for i, d in enumerate(dims))
+    return OpRule(
+        Kind.MOVEMENT,
+        sizes=result,
+        operands=(operand,) + ((),) * (len(op.operands) - 1),
+        results=(tuple(range(len(result))),),
+        reducers=("",) * len(result),
+        linear=((0,),),
+        monotone=MOVES,
+        elementwise=True,
+        localize=_local_shape,
+    )
+
+
+@register("iota")
+def iota(op: Op) -> OpRule:
+    """Counts from the tile's offset."""
+    result = result_shape(op)
+    return OpRule(
+        Kind.MOVEMENT,
+        sizes=result,
+        operands=(),
+        results=(tuple(range(len(result))),),
+        reducers=("",) * len(result),
+        elementwise=True,
+        localize=_local_shape,
+        local=local_iota,
+    )
+
+
+@register("empty", "empty2")
+def empty(op: Op) -> OpRule:
+    """Memory of any content."""
+    result = result_shape(op)
+    return OpRule(
+        Kind.MOVEMENT,
+        sizes=result,
+        operands=(),
+        results=(tuple(range(len(result))),),
+        reducers=("",) * len(result),
+        elementwise=True,
+        localize=_local_shape if "shape" in op.params else None,
+    )
+
+
+def local_iota(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
+    """`iota` of the tile plus the tile's offset along the counted dim."""
+    shape = tuple(n // ctx.tiles(d) for d, n in enumerate(result_shape(op)))
+    dim, dtype = op.params["dimension"], op.params["dtype"]
+    counted = lax.broadcasted_iota(dtype, shape, dim)
+    if ctx.tiles(dim) == 1:
+        return [counted]
+    return [counted + lax.convert_element_type(ctx.tile_index(dim) * shape[dim], dtype)]
+
+
+Factors = tuple[tuple[int, ...], tuple[int, ...], list[int], list[tuple[int, ...]]]
+
+
+def reshape_factors(old: Shape, new: Shape) -> Factors:
+    """Operand and result dims, sizes and `above` of a reshape's factors: its mixed radix.
+
+    Both shapes are read from the left. What the two dims at hand have in common is a factor, and
+    the rest of the larger one goes on with the next dim: [12] to [4, 3] has the factors 4 and 3,
+    both on the operand's dim. Where the rests have no common divisor, whatever is left of the run
+    of dims (up to where both products agree) is strided in the other shape and stays whole.
+    """
+    operand, result = [NONE] * len(old), [NONE] * len(new)
+    sizes: list[int] = []
+    above: list[tuple[int, ...]] = []
+    on_old: list[int] = []  # factors on the dim at hand
+    on_new: list[int] = []
+    i = j = 0
+    a = b = 1  # what is left of the dims at hand
+    while True:
+        while a == 1 and i < len(old):
+            a, i, on_old = old[i], i + 1, []
+        while b == 1 and j < len(new):
+            b, j, on_new = new[j], j + 1, []
+        if a == 1 or b == 1:
+            return tuple(operand), tuple(result), sizes, above
+        common = math.gcd(a, b)
+        if common == 1:
+            while a != b:
+                if a < b:
+                    a, i = a * old[i], i + 1
+                else:
+                    b, j = b * new[j], j + 1
+            a = b = 1
+            continue
+        f = len(sizes)
+        if not on_old:
+            operand[i - 1] = f
+        if not on_new:
+            result[j - 1] = f
+        sizes.append(common)
+        above.append(tuple(sorted({*on_old, *on_new})))
+        on_old.append(f)
+        on_new.append(f)
+        a, b = a // common, b // common
+
+
+@register("reshape")
+def reshape(op: Op) -> OpRule:
+    """Splits and merges; see `reshape_factors`."""
+    if op.params.get("dimensions") is not None or 0 in result_shape(op):
+        operand: tuple[int, ...] = (NONE,) * len(shape_of(op, 0))
+        result: tuple[int, ...] = (NONE,) * len(result_shape(op))
+        sizes: list[int] = []
+        above: list[tuple[int, ...]] = []
+    else:
+        operand, result, sizes, above = reshape_factors(shape_of(op, 0), result_shape(op))
+    return OpRule(
+        Kind.MOVEMENT,
+        sizes=tuple(sizes),
+        operands=(operand,) + ((),) * (len(op.operands) - 1),
+        results=(result,),
+        reducers=("",) * len(sizes),
+        above=tuple(above) if any(above) else (),
+        linear=((0,),),
+        monotone=MOVES,
+        elementwise=True,
+        localize=lambda params, _, results: {**params, "new_sizes": results[0]},
+    )
+
+
+@register("squeeze", "expand_dims")
+def squeeze(op: Op) -> OpRule:
+    """Removes or adds dims of size 1."""
+    return OpRule(
+        Kind.MOVEMENT,
+        sizes=tuple(n for n in shape_of(op, 0) if n != 1),
+        operands=(_without_ones(shape_of(op, 0)),),
+        results=(_without_ones(result_shape(op)),),
+        reducers=("",) * sum(n != 1 for n in shape_of(op, 0)),
+        linear=((0,),),
+        monotone=MOVES,
+        elementwise=True,
+    )
+
+
+def _without_ones(shape: Shape) -> tuple[int, ...]:
+    kept = [d for d, n in enumerate(shape) if n != 1]
+    return tuple(kept.index(d) if d in kept else NONE for d in range(len(shape)))
+
+
+@register("transpose")
+def transpose(op: Op) -> OpRule:
+    """Result dim i is operand dim permutation[i]."""
+    shape, permutation = shape_of(op, 0), op.params["permutation"]
+    return OpRule(
+        Kind.MOVEMENT,
+        sizes=shape,
+        operands=(tuple(range(len(shape))),),
+        results=(tuple(permutation),),
+        reducers=("",) * len(shape),
+        linear=((0,),),
+        monotone=MOVES,
+        elementwise=True,
+    )
+
+
+@register("stack")
+def stack(op: Op) -> OpRule:
+    """All dims but the new one."""
+    return _stacking(op, shape_of(op, 0))
+
+
+@register("unstack")
+def unstack(op: Op) -> OpRule:
+    """All dims but the one taken apart."""
+    return _stacking(op, result_shape(op))
+
+
+def _stacking(op: Op, part: Shape) -> OpRule:
+    """Parts share their dims; the stack of them holds one more, which stays whole."""
+    axis, outer = op.params["axis"], tuple(range(len(part)))
+    stacked = (*outer[:axis], NONE, *outer[axis:])
+    dims = {len(part): outer, len(part) + 1: stacked}
+    return OpRule(
+        Kind.MOVEMENT,
+        sizes=part,
+        operands=tuple(dims[len(x.type.shape)] for x in op.operands),
+        results=tuple(dims[len(x.type.shape)] for x in op.results),
+        reducers=("",) * len(part),
+        linear=(tuple(range(len(op.operands))),),
+        elementwise=True,
+    )
+
+
+@register("tile")
+def tile(op: Op) -> OpRule:
+    """Copies laid end to end: a repeated dim is [copies, dim], the copies being free."""
+    shape, reps = shape_of(op, 0), op.params["reps"]
+    sizes: list[int] = []
+    above: list[tuple[int, ...]] = []
+    operand, result = [], []
+    for n, r in zip(shape, reps, strict=True):
+        copies = len(sizes)
+        if r != 1:
+            sizes.append(r)
+            above.append(())
+        operand.append(len(sizes))
+        result.append(copies)
+        sizes.append(n)
+        above.append((copies,) if r != 1 else ())
+    return OpRule(
+        Kind.MOVEMENT,
+        sizes=tuple(sizes),
+        operands=(tuple(operand),),
+        results=(tuple(result),),
+        reducers=("",) * len(sizes),
+        above=tuple(above) if any(above) else (),
+        linear=((0,),),
+        elementwise=True,
+        localize=_local_reps,
+    )
+
+
+def _local_reps(
+    params: Params, operands: Sequence[Shape], results: Sequence[Shape]
+) -> dict[str, Any]:
+    pairs = zip(operands[0], results[0], params["reps"], strict=True)
+    return {**params, "reps": tuple(m // n if n else r for n, m, r in pairs)}

@@ -1,0 +1,237 @@
+"""Primitives that shift elements along a dim: slices, reversal, padding, concatenation.
+
+A tile of their result reads another stretch of the operand than the tile of the same number.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from partir_search.ir.bind import bind
+from partir_search.ir.core import Literal, Op, Shape
+from partir_search.ir.kind import Kind
+from partir_search.ir.rule import NONE, OpRule, Reads
+from partir_search.rules.registry import register, result_shape, shape_of
+from partir_search.rules.resizing import SLICE, pads
+from partir_search.rules.shape import identity
+
+Params = Mapping[str, Any]
+
+LITTLE = 1 / 8  # of a dim: so far off, most of a tile's stretch is the operand's own tile
+FEW = 4  # elements: too few to be tiled
+MOST_JOINED = 8  # operands of a concatenation whose joined dim may be tiled: each is read for it
+
+
+@register("rev")
+def rev(op: Op) -> OpRule:
+    """A tile of a reversed dim reads the mirror image of its stretch."""
+    shape = result_shape(op)
+    mirrored = [Reads(0, d, -1, shape[d] - 1, spreads=False) for d in op.params["dimensions"]]
+    return _stretching(op, mirrored)
+
+
+@register("slice")
+def slice_(op: Op) -> OpRule:
+    """A tile of a cut dim reads the stretch that it is cut from. A few elements of a dim are summed
+    over its tiles, all but one of which have zeros.
+    """
+    shape, result = shape_of(op, 0), result_shape(op)
+    starts, strides = op.params["start_indices"], op.params["strides"] or (1,) * len(shape)
+    cut = [d for d in range(len(shape)) if shape[d] != result[d]]
+    few = [d for d in cut if _is_few(op, d)]
+
+    def localize(p: Params, operands: Sequence[Shape], results: Sequence[Shape]) -> dict[str, Any]:
+        tiled = {d for d in cut if results[0][d] != result[d]}
+        limits = [
+            p["limit_indices"][d] if d in cut and d not in tiled else n
+            for d, n in enumerate(operands[0])
+        ]
+        return {
+            **p,
+            "start_indices": tuple(0 if d in tiled else n for d, n in enumerate(starts)),
+            "limit_indices": tuple(limits),
+        }
+
+    reads = [_reads(0, d, strides[d], starts[d], shape[d], result[d]) for d in cut if d not in few]
+    plain = all(strides[d] == 1 for d in range(len(shape)))
+    resizing = SLICE if plain and not few else None
+    rule = _stretching(op, reads, localize=localize, resizing=resizing)
+    if not few:
+        return rule
+    return dataclasses.replace(
+        rule,
+        sizes=tuple(shape[d] if d in few else n for d, n in enumerate(result)),
+        results=(tuple(NONE if d in few else d for d in range(len(result))),),
+        reducers=tuple("sum" if d in few else "" for d in range(len(result))),
+        local=functools.partial(_local_few, few, localize),
+    )
+
+
+def _is_few(op: Op, dim: int) -> bool:
+    shape, result = shape_of(op, 0), result_shape(op)
+    numbers = jnp.issubdtype(op.results[0].type.dtype, np.number)
+    stride = (op.params["strides"] or (1,) * len(shape))[dim]
+    return numbers and stride == 1 and result[dim] <= FEW and result[dim] <= LITTLE * shape[dim]
+
+
+def _local_few(
+    few: Sequence[int], localize: Any, ctx: Any, op: Op, args: Sequence[Any]
+) -> Sequence[Any]:
+    """Elements of a few that lie in this tile; zeros for the others."""
+    (x,), result, starts = args, result_shape(op), op.params["start_indices"]
+    for d in few:
+        if ctx.tiles(d) > 1:
+            at = starts[d] - ctx.tile_index(d) * x.shape[d]
+            config = [(0, 0, 0)] * x.ndim
+            config[d] = (result[d], result[d], 0)
+            x = lax.pad(x, jnp.zeros((), x.dtype), config)
+            at = jnp.clip(at + result[d], 0, x.shape[d] - result[d])
+            x = lax.dynamic_slice_in_dim(x, at, result[d], d)
+    made = tuple(n if d in few else n // ctx.tiles(d) for d, n in enumerate(result))
+    whole = [
+        shape_of(op, 0)[d] if d in few and ctx.tiles(d) == 1 else n for d, n in enumerate(x.shape)
+    ]
+    params = localize(op.params, [tuple(whole)], [made])
+    params["start_indices"] = tuple(
+        0 if d in few and ctx.tiles(d) > 1 else n for d, n in enumerate(params["start_indices"])
+    )
+    params["limit_indices"] = tuple(
+        result[d] if d in few and ctx.tiles(d) > 1 else n
+        for d, n in enumerate(params["limit_indices"])
+    )
+    return bind(op, params, (x,))
+
+
+def _reads(operand: int, dim: int, step: int, first: int, extent: int, points: int) -> Reads:
+    """Stretches that spread where both ends are off by little."""
+    off = max(abs(first), abs(step * points + first - extent))
+    return Reads(operand, dim, step, first, spreads=off <= LITTLE * extent)
+
+
+def _stretching(op: Op, reads: Sequence[Reads], **fields: Any) -> OpRule:
+    """Operand and result share their dims; tiles of some read other stretches of them."""
+    result = result_shape(op)
+    every = tuple(range(len(op.operands)))
+    keys = jnp.issubdtype(op.results[0].type.dtype, jax.dtypes.extended)  # are not padded
+    return OpRule(
+        Kind.MOVEMENT,
+        sizes=result,
+        operands=(tuple(range(len(result))),) * len(op.operands),
+        results=(tuple(range(len(result))),),
+        reducers=("",) * len(result),
+        blocked=frozenset(r.dim for r in reads) if keys else frozenset(),
+        reads=() if keys else tuple(reads),
+        elementwise=True,
+        linear=(every,),
+        monotone=(("max", every), ("min", every)),
+        **fields,
+    )
+
+
+@register("concatenate")
+def concatenate(op: Op) -> OpRule:
+    """A tile of the joined dim reads what of each operand falls into it."""
+    dim = op.params["dimension"]
+    extents = [x.type.shape[dim] for x in op.operands]
+    if len(extents) > MOST_JOINED:
+        every = tuple(range(len(extents)))
+        return identity(op, frozenset({dim}), linear=(every,))
+    ends = list(itertools.accumulate(extents))
+    reads = [
+        Reads(i, dim, 1, n - end) for i, (n, end) in enumerate(zip(extents, ends, strict=True))
+    ]
+    return _stretching(op, reads, local=functools.partial(_local_join, dim, ends))
+
+
+def _local_join(
+    dim: int, ends: Sequence[int], ctx: Any, op: Op, args: Sequence[Any]
+) -> Sequence[Any]:
+    """The tile of the joined whole: at each place, the operand that it lies in."""
+    if ctx.tiles(dim) == 1:
+        return bind(op, op.params, args)
+    out = args[-1]
+    place = lax.broadcasted_iota(jnp.int32, out.shape, dim)
+    place = place + ctx.tile_index(dim) * out.shape[dim]
+    for x, end in reversed(list(zip(args[:-1], ends[:-1], strict=True))):
+        out = jnp.where(place < end, x, out)
+    return [out]
+
+
+@register("pad")
+def pad(op: Op) -> OpRule:
+    """A tile of a padded dim reads what of the operand falls into it. Linear for zeros.
+
+    With padding between elements, tiles are of whole gaps; where these do not divide, the operand
+    is needed whole.
+    """
+    shape, result = shape_of(op, 0), result_shape(op)
+    filler = op.operands[1]
+    zero = isinstance(filler, Literal) and filler.is_zero()
+    operand, sizes, reads = list(range(len(result))), list(result), []
+    for d, (low, high, inner) in enumerate(op.params["padding_config"]):
+        if not (low or high or inner):
+            continue
+        if result[d] % (inner + 1) or shape[d] == 0:
+            operand[d] = NONE
+        else:
+            sizes[d] //= inner + 1
+            reads.append(_reads(0, d, 1, -(low // (inner + 1)), shape[d], sizes[d]))
+    return OpRule(
+        Kind.MOVEMENT,
+        sizes=tuple(sizes),
+        operands=(tuple(operand), ()),
+        results=(tuple(range(len(result))),),
+        reducers=("",) * len(result),
+        reads=tuple(reads),
+        linear=((0,),) if zero else (),
+        elementwise=True,
+        resizing=pads(op),
+        localize=_longer_end,
+        local=functools.partial(_local_pad, frozenset(r.dim for r in reads), zero),
+    )
+
+
+def _longer_end(
+    params: Params, operands: Sequence[Shape], results: Sequence[Shape]
+) -> dict[str, Any]:
+    """More padding at the end, up to the result's shape."""
+    config = []
+    for n, m, (low, _, inner) in zip(
+        operands[0], results[0], params["padding_config"], strict=True
+    ):
+        config.append((low, m - low - n - max(n - 1, 0) * inner, inner))
+    return {**params, "padding_config": tuple(config)}
+
+
+def _local_pad(
+    stretched: frozenset[int], zero: bool, ctx: Any, op: Op, args: Sequence[Any]
+) -> Sequence[Any]:
+    """The tile of the padded whole: of a stretch of the operand, or of all of it."""
+    x, filler = args
+    config = list(op.params["padding_config"])
+    tiled = [d for d, c in enumerate(config) if any(c) and ctx.tiles(d) > 1]
+    for d in stretched.intersection(tiled):
+        low, _, inner = config[d]
+        tile = result_shape(op)[d] // ctx.tiles(d)
+        low %= inner + 1
+        config[d] = (low, tile - low - (x.shape[d] - 1) * (inner + 1) - 1, inner)
+    (out,) = bind(op, {**op.params, "padding_config": tuple(config)}, (x, filler))
+    for d in tiled:
+        tile = result_shape(op)[d] // ctx.tiles(d)
+        if d not in stretched:
+            out = lax.dynamic_slice_in_dim(out, ctx.tile_index(d) * tile, tile, d)
+        elif not zero:  # beyond the operand's ends the stretch holds zeros
+            low, _, inner = op.params["padding_config"][d]
+            place = lax.broadcasted_iota(jnp.int32, out.shape, d) + ctx.tile_index(d) * tile - low
+            inside = (place >= 0) & (place < shape_of(op, 0)[d] * (inner + 1))
+            out = jnp.where(inside, out, filler)
+    return [out]

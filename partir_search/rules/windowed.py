@@ -1,0 +1,254 @@
+"""Convolutions.
+
+A tile of a dim that the window slides over reads its part of the image and a halo. A window of
+one pixel slides over nothing: its dims pass through; one that covers the image contracts it, as
+matmuls do. Where a wide window is multiplied with a wide image (the gradient of a kernel), a tile
+of the window reads its part of the image, and the result is summed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from partir_search.ir.bind import bind
+from partir_search.ir.boundaries import ZERO, Beyond, taken
+from partir_search.ir.core import Op, Shape
+from partir_search.ir.halos import Beside
+from partir_search.ir.kind import Kind
+from partir_search.ir.local_op import local_result_shapes
+from partir_search.ir.rule import NONE, LocalContext, OpRule, Reads
+from partir_search.rules.halves import in_halves
+from partir_search.rules.registry import register, result_shape, shape_of
+from partir_search.rules.resizing import convolutions
+
+WIDE = 4  # bytes of elements whose sums may be rounded in between
+
+
+@register("conv_general_dilated")
+def convolution(op: Op) -> OpRule:
+    """Batch, features out, features in (which sum), and groups of features or of the batch.
+
+    All gradients of a convolution are convolutions: that of the kernel sums over the batch, as its
+    `dimension_numbers` say. Inside a group the features stay whole.
+    """
+    p, dn = op.params, op.params["dimension_numbers"]
+    lhs, rhs = shape_of(op, 0), shape_of(op, 1)
+    out = op.results[0].type.shape
+    lhs_dims, rhs_dims, out_dims = [NONE] * len(lhs), [NONE] * len(rhs), [NONE] * len(out)
+    sizes: list[int] = []
+    reducers: list[str] = []
+    blocked: set[int] = set()
+
+    def factor(size: int, *places: tuple[list[int], int], reducer: str = "") -> int:
+        sizes.append(size)
+        reducers.append(reducer)
+        for dims, dim in places:
+            dims[dim] = len(sizes) - 1
+        return len(sizes) - 1
+
+    def inner(size: int) -> None:
+        """Work that every tile does in full."""
+        blocked.add(factor(size, reducer="sum"))
+
+    batch, features = (lhs_dims, dn.lhs_spec[0]), (lhs_dims, dn.lhs_spec[1])
+    kernel_out, kernel_in = (rhs_dims, dn.rhs_spec[0]), (rhs_dims, dn.rhs_spec[1])
+    out_batch, out_features = (out_dims, dn.out_spec[0]), (out_dims, dn.out_spec[1])
+    channels = rhs[dn.rhs_spec[0]]
+    if p["feature_group_count"] > 1:
+        groups = p["feature_group_count"]
+        factor(lhs[dn.lhs_spec[0]], batch, out_batch)
+        factor(groups, features, kernel_out, out_features)
+        inner(channels // groups * rhs[dn.rhs_spec[1]])
+    elif p["batch_group_count"] > 1:
+        groups = p["batch_group_count"]
+        factor(groups, batch, kernel_out, out_features)
+        factor(lhs[dn.lhs_spec[1]], features, kernel_in, reducer="sum")
+        inner(lhs[dn.lhs_spec[0]] // groups * (channels // groups))
+    else:
+        factor(lhs[dn.lhs_spec[0]], batch, out_batch)
+        factor(channels, kernel_out, out_features)
+        factor(lhs[dn.lhs_spec[1]], features, kernel_in, reducer="sum")
+    work = 1.0  # pairs of elements that meet, per point
+    reads: list[Reads] = []
+    for i, (d, k, o) in enumerate(
+        zip(dn.lhs_spec[2:], dn.rhs_spec[2:], dn.out_spec[2:], strict=True)
+    ):
+        slide = _slide(op, i)
+        if slide.still and rhs[k] == 1:
+            factor(lhs[d], (lhs_dims, d), (out_dims, o))
+        elif slide.still and out[o] == 1:
+            factor(lhs[d], (lhs_dims, d), (rhs_dims, k), reducer="sum")
+        elif slide.points:
+            walked = (rhs_dims, k) if slide.along_window else (out_dims, o)
+            factor(slide.points, (lhs_dims, d), walked, reducer="sum" * slide.along_window)
+            reads.append(
+                Reads(0, d, slide.step, slide.first, slide.width, beyond=_beyond(op, i, lhs[d]))
+            )
+            work *= slide.touches / slide.points
+        else:
+            inner(slide.touches)
+    return OpRule(
+        Kind.CONTRACTION,
+        sizes=tuple(sizes),
+        operands=(tuple(lhs_dims), tuple(rhs_dims)),
+        results=(tuple(out_dims),),
+        reducers=tuple(reducers),
+        blocked=frozenset(blocked),
+        reads=tuple(reads),
+        linear=((0,), (1,)),
+        pads=p["feature_group_count"] == p["batch_group_count"] == 1,
+        resizing=convolutions(op),
+        beside=op.results[0].type.itemsize >= WIDE,
+        flops_per_point=2.0 * max(work, 1.0),
+        local=_local,
+    )
+
+
+def _ends(op: Op, i: int) -> tuple[str, str]:
+    """Modes of what stands beyond both ends of the image along one dim."""
+    ends = op.params.get("ends")
+    return ends[i] if ends else (ZERO, ZERO)
+
+
+def _beyond(op: Op, i: int, extent: int) -> Beyond | None:
+    ends = _ends(op, i)
+    return None if ends == (ZERO, ZERO) else Beyond(extent, *ends)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Slide:
+    """How a window slides along one dim.
+
+    Point p of the result, and element q of the window, meet position ``p * stride + q * spread -
+    low`` of the image with ``holes`` between its elements. Along the result (or along the window,
+    where that is wider) points are blocks of so many elements that each reads alike.
+
+    Attributes:
+      still: every window lies on the image as it is.
+      touches: pairs of a window's element and a pixel that meet: no padding, no hole.
+      points: of the factor; 0 if the dim must stay whole.
+      step / first / width: what a point reads (`Reads`).
+    """
+
+    still: bool
+    along_window: bool
+    touches: int
+    points: int
+    step: int
+    first: int
+    width: int
+
+
+def _slide(op: Op, i: int) -> _Slide:
+    p, dn = op.params, op.params["dimension_numbers"]
+    image = shape_of(op, 0)[dn.lhs_spec[2 + i]]
+    window = shape_of(op, 1)[dn.rhs_spec[2 + i]]
+    out = op.results[0].type.shape[dn.out_spec[2 + i]]
+    stride, spread = p["window_strides"][i], p["rhs_dilation"][i]
+    holes, (low, high) = p["lhs_dilation"][i], p["padding"][i]
+    along_window = window > out
+    walked, pace, other, reach = out, stride, window, spread
+    if along_window:
+        walked, pace, other, reach = window, spread, out, stride
+    block = holes // math.gcd(holes, pace)
+    first = -(low // holes)
+    last = (pace * (block - 1) + reach * (other - 1) - low) // holes
+    return _Slide(
+        still=stride == spread == holes == 1 and (low, high) == (0, 0),
+        along_window=along_window,
+        touches=_touches(image, window, out, i, p),
+        points=walked // block if walked % block == 0 and last >= first else 0,
+        step=pace * block // holes,
+        first=first,
+        width=last - first + 1,
+    )
+
+
+def _touches(image: int, window: int, out: int, i: int, p: Mapping[str, Any]) -> int:
+    """Pairs of a window's element and a pixel that it meets: not padding, no hole of dilation."""
+    low, high = p["padding"][i]
+    if p.get("ends") and p["ends"][i] != (ZERO, ZERO):  # no zeros are met there
+        image, low = image + low + high, 0
+    met = 0
+    for k in range(window):
+        start = k * p["rhs_dilation"][i] - low
+        at = (start + o * p["window_strides"][i] for o in range(out))
+        dilation = p["lhs_dilation"][i]
+        met += sum(a % dilation == 0 and 0 <= a // dilation < image for a in at)
+    return max(met, 1)
+
+
+def _local(ctx: LocalContext, op: Op, args: Sequence[Any]) -> Sequence[Any]:
+    rule = convolution(op)
+    shapes = local_result_shapes(ctx, rule, op)
+    params = _localize(op, op.params, [x.shape for x in args], shapes)
+    image, window = args
+    padding = list(params["padding"])
+    dn = params["dimension_numbers"]
+    for i, d in enumerate(dn.lhs_spec[2:]):
+        f = rule.operands[0][d]
+        if (beyond := _beyond(op, i, image.shape[d])) and (f == NONE or ctx.tiles(f) == 1):
+            low, high = padding[i]
+            around = functools.partial(
+                taken, dim=d, start=-low, size=image.shape[d] + low + high, beyond=beyond
+            )
+            image = image.each(around) if isinstance(image, Beside) else around(image)
+            padding[i] = (0, 0)
+    params["padding"] = tuple(padding)
+    convolve = functools.partial(_convolve, op)
+    if isinstance(image, Beside):
+        return [in_halves(convolve, params, image, window)]
+    return [convolve(params, image, window)]
+
+
+def _convolve(op: Op, params: Mapping[str, Any], image: Any, window: Any) -> Any:
+    padding = list(params["padding"])
+    for i, k in enumerate(params["dimension_numbers"].rhs_spec[2:]):
+        # XLA takes this dim for one of groups when it swaps the operands, and aborts (jaxlib 0.10
+        # and 0.12): one more element of the window, a zero, makes it another.
+        if (
+            padding[i] == (0, 0)
+            and params["rhs_dilation"][i] == 1
+            and params["lhs_dilation"][i] == window.shape[k] == params["window_strides"][i] + 1
+        ):
+            config = [(0, int(d == k), 0) for d in range(window.ndim)]
+            window = lax.pad(window, jnp.zeros((), window.dtype), config)
+            padding[i] = (0, 1)
+    (out,) = bind(op, {**params, "padding": tuple(padding)}, [image, window])
+    return out
+
+
+def _localize(
+    op: Op, params: Mapping[str, Any], operands: Sequence[Shape], results: Sequence[Shape]
+) -> dict[str, Any]:
+    """Fewer groups of the same size, where groups are tiled. The halo takes the padding's place,
+    where the image is.
+    """
+    dn, lhs, rhs, out = params["dimension_numbers"], operands[0], operands[1], results[0]
+    new = dict(params)
+    if params["feature_group_count"] > 1:
+        new["feature_group_count"] = lhs[dn.lhs_spec[1]] // rhs[dn.rhs_spec[1]]
+    if params["batch_group_count"] > 1:
+        new["batch_group_count"] = lhs[dn.lhs_spec[0]] // out[dn.out_spec[0]]
+    padding = list(params["padding"])
+    for i, (d, k, o) in enumerate(
+        zip(dn.lhs_spec[2:], dn.rhs_spec[2:], dn.out_spec[2:], strict=True)
+    ):
+        slide = _slide(op, i)
+        whole = op.operands[1].type.shape[k] if slide.along_window else result_shape(op)[o]
+        if (rhs[k] if slide.along_window else out[o]) == whole or slide.still:
+            continue
+        holes = params["lhs_dilation"][i]
+        low = padding[i][0] % holes
+        stride, spread = params["window_strides"][i], params["rhs_dilation"][i]
+        reach = (out[o] - 1) * stride + (rhs[k] - 1) * spread
+        padding[i] = (low, reach - low - (lhs[d] - 1) * holes)
+    new["padding"] = tuple(padding)
+    return new

@@ -1,0 +1,1 @@
+"""Chips and networks: what the simulator knows of a target."""

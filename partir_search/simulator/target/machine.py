@@ -1,0 +1,384 @@
+"""Machines: chip and network figures, each with its source. No constant without one."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+
+from partir_search.messages import validators
+from partir_search.messages.files import read_text, write_text
+from partir_search.messages.wording import did_you_mean, shown
+from partir_search.simulator.target.device_kinds import machine_name, memory_of, nearest_names
+
+GB = 1e9
+GIB = 2**30
+TERA = 1e12
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Machine:
+    """One device and its links.
+
+    Attributes:
+      flops_per_s: peak dense matrix rate by dtype name; "default" for all others.
+      hbm_bytes: memory that a program may use.
+      hbm_bytes_per_s: peak memory bandwidth.
+      link_bytes_per_s: bandwidth of one device into a ring along one mesh axis, both directions.
+      hop_seconds: latency of one step of a collective (alpha).
+      kernel_seconds: fixed cost of one kernel.
+      matmul_efficiency / hbm_efficiency: attained share of the peaks.
+      bf16_products: whether f32 operands of products are stored and gathered as bf16, and one-hot
+        updates are never stored (XLA:TPU).
+      fuses_operands: whether products make their elementwise operands themselves; else these are
+        stored (XLA:GPU).
+      reuses_buffers: whether elementwise kernels write over an operand that dies. XLA:TPU does not;
+        for v5e it makes their results inside of the products that read them, which takes as much.
+      stores_softmax: whether the softmax of masked scores is stored for the product that reads it
+        (XLA:TPU for v5p).
+      vector_bytes: width of the elements that vector units work on: kernels that make narrower
+        ones, or reduce, take as long as if they moved one more of it for each point (see
+        `simulator/time/vector_units.py`); 0: none do.
+      vmem_bytes: memory on the chip that holds what kernels soon use up (TPU's VMEM); 0: none.
+      vmem_bytes_per_s: attained bandwidth of elementwise kernels there; 0: as from the main memory.
+      torus: whether devices are linked to their neighbours along each axis, and not by a switch.
+      puts_off: whether products that nothing waits for run beside collectives (XLA:GPU, see
+        `simulator/time/latency_hiding.py`).
+      prefetches: whether all_gathers overlap the compute since their source was there; where
+        `puts_off` holds, only those of arguments.
+      repacks: by kind of collective, bytes moved to pack what is sent and unpack what has come, as
+        a multiple of its payload. XLA:TPU copies the tiles of an all_to_all before and after,
+        transposed, each at half of the bandwidth.
+      copies_gathered: whether what is gathered for a donated argument's buffer is copied to it
+        (XLA:TPU), unless it fits in half of the memory on the chip: from there it leaves meanwhile.
+      sources: where the figures come from.
+      axis_bytes_per_s / axis_hop_seconds: overrides of `link_bytes_per_s` and `hop_seconds` by mesh
+        axis name, e.g. for an axis that crosses hosts (see `with_axis`).
+    """
+
+    name: str
+    flops_per_s: Mapping[str, float]
+    hbm_bytes: int
+    hbm_bytes_per_s: float
+    link_bytes_per_s: float
+    hop_seconds: float = 1e-6
+    kernel_seconds: float = 2e-6
+    matmul_efficiency: float = 0.9
+    hbm_efficiency: float = 0.75
+    vector_bytes: int = 0
+    prefetches: bool = False
+    repacks: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    copies_gathered: bool = False
+    puts_off: bool = False
+    bf16_products: bool = False
+    fuses_operands: bool = True
+    reuses_buffers: bool = True
+    stores_softmax: bool = False
+    vmem_bytes: float = 0.0
+    vmem_bytes_per_s: float = 0.0
+    torus: bool = False
+    sources: tuple[str, ...] = ()
+    axis_bytes_per_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    axis_hop_seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        def named(field: str) -> str:
+            return f"Machine({self.name!r}): {field}"
+
+        validators.text("Machine: name", self.name, "'my_chip'")
+        for field in ("flops_per_s", "repacks", "axis_bytes_per_s"):
+            validators.rates(named(field), getattr(self, field))
+        if "default" not in self.flops_per_s:
+            raise ValueError(
+                f"{named('flops_per_s')} has no 'default' rate, for types without one of their own:"
+                f" it has {sorted(self.flops_per_s)}"
+            )
+        for field in _ABOVE_ZERO:
+            validators.number(named(field), getattr(self, field), above=0)
+        for field in _NOT_NEGATIVE:
+            validators.number(named(field), getattr(self, field))
+        for field in ("matmul_efficiency", "hbm_efficiency"):
+            if getattr(self, field) > 1:
+                raise ValueError(
+                    f"{named(field)} is a share of the peak, at most 1, not {getattr(self, field)}"
+                )
+        validators.names(named("sources"), self.sources, "('a datasheet',)")
+        if not isinstance(self.axis_hop_seconds, Mapping):
+            raise TypeError(f"{named('axis_hop_seconds')} maps axes to seconds")
+        for axis, seconds in self.axis_hop_seconds.items():
+            validators.number(named(f"axis_hop_seconds[{axis!r}]"), seconds)
+        for field in _FLAGS:
+            validators.flag(named(field), getattr(self, field))
+
+    def matmul_flops_per_s(self, dtype: str) -> float:
+        """Attained matrix rate for operands of `dtype` (a numpy dtype name)."""
+        peak = self.flops_per_s.get(dtype, self.flops_per_s["default"])
+        return peak * self.matmul_efficiency
+
+    @property
+    def attained_hbm_bytes_per_s(self) -> float:
+        return self.hbm_bytes_per_s * self.hbm_efficiency
+
+    def axis_bandwidth(self, axis: str) -> float:
+        return self.axis_bytes_per_s.get(axis, self.link_bytes_per_s)
+
+    def axis_hop(self, axis: str) -> float:
+        return self.axis_hop_seconds.get(axis, self.hop_seconds)
+
+    def with_axis(self, axis: str, bytes_per_s: float, hop_seconds: float) -> Machine:
+        """The machine with a mesh axis on other links: DCN, InfiniBand, a slower torus dimension.
+
+        Args:
+          axis: its name in the mesh.
+          bytes_per_s: bandwidth of one device into a ring along it (a host's, shared by its
+            devices, divides by their number).
+          hop_seconds: latency of one step of a collective.
+        """
+        validators.text("with_axis: axis", axis, "'hosts'")
+        validators.number("with_axis: bytes_per_s", bytes_per_s, above=0)
+        validators.number("with_axis: hop_seconds", hop_seconds)
+        return dataclasses.replace(
+            self,
+            axis_bytes_per_s={**self.axis_bytes_per_s, axis: bytes_per_s},
+            axis_hop_seconds={**self.axis_hop_seconds, axis: hop_seconds},
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the figures as JSON; `find_machine` reads them from a path."""
+        write_text(path, json.dumps(dataclasses.asdict(self), indent=1) + "\n")
+
+
+_ABOVE_ZERO = (
+    *("hbm_bytes", "hbm_bytes_per_s", "link_bytes_per_s"),
+    *("matmul_efficiency", "hbm_efficiency"),
+)
+_NOT_NEGATIVE = ("hop_seconds", "kernel_seconds", "vector_bytes", "vmem_bytes", "vmem_bytes_per_s")
+_FLAGS = (
+    *("prefetches", "copies_gathered", "puts_off", "bf16_products", "fuses_operands"),
+    *("reuses_buffers", "stores_softmax", "torus"),
+)
+
+
+_EFFICIENCY = (
+    "matmul 0.9, HBM 0.81 of peak (v5p 0.69), 2 us per kernel: XLA:TPU's own cycle estimates",
+)
+_TPU_DOCS = "https://cloud.google.com/tpu/docs/"
+_RING = (
+    "one-way link rates: https://jax-ml.github.io/scaling-book (chapter 2);"
+    " a ring along one axis uses one link each way, so twice that"
+)
+
+
+def _tpu(
+    name: str,
+    bf16: float,
+    hbm_gib: float,
+    hbm_gb_per_s: float,
+    link_one_way_gb_per_s: float,
+    *,
+    prefetches: bool = False,
+    vector_bytes: int = 4,
+    hbm_efficiency: float = 0.81,
+    vmem_mib: float = 0.0,
+    vmem_gb_per_s: float = 0.0,
+    reuses_buffers: bool = False,
+    stores_softmax: bool = False,
+    note: str = "",
+) -> Machine:
+    # XLA:TPU multiplies f32 operands at the bf16 rate unless a higher precision is asked for.
+    rates = {"default": bf16 * TERA}
+    return Machine(
+        name=name,
+        flops_per_s=rates,
+        hbm_bytes=int(hbm_gib * GIB),
+        hbm_bytes_per_s=hbm_gb_per_s * GB,
+        link_bytes_per_s=2 * link_one_way_gb_per_s * GB,
+        prefetches=prefetches,
+        vector_bytes=vector_bytes,
+        hbm_efficiency=hbm_efficiency,
+        bf16_products=True,
+        vmem_bytes=vmem_mib * 2**20,
+        vmem_bytes_per_s=vmem_gb_per_s * GB,
+        reuses_buffers=reuses_buffers,
+        stores_softmax=stores_softmax,
+        torus=True,
+        repacks={"all_to_all": 8.0},
+        copies_gathered=True,
+        sources=(_TPU_DOCS + name.removeprefix("tpu_"), _RING, *_EFFICIENCY, note),
+    )
+
+
+def _gpu(
+    name: str, rates: Mapping[str, float], hbm_gb: float, hbm: float, link: float, source: str
+) -> Machine:
+    return Machine(
+        name=name,
+        flops_per_s={k: v * TERA for k, v in rates.items()},
+        hbm_bytes=int(hbm_gb * GB),
+        hbm_bytes_per_s=hbm * GB,
+        link_bytes_per_s=link * GB,
+        hop_seconds=2e-6,
+        kernel_seconds=4e-6,
+        matmul_efficiency=0.7,
+        hbm_efficiency=0.8,
+        prefetches=True,
+        puts_off=True,
+        fuses_operands=False,
+        sources=(
+            source,
+            "NVLink one-way rate; XLA:GPU runs every collective as start/done",
+            "matmul 0.7 of peak: the efficiency that AutoParallel assumes for H100 and A100",
+        ),
+    )
+
+
+# 15.75 of 16 GiB are usable on v5e (XLA's own out-of-memory message); the same margin elsewhere.
+MACHINES: Mapping[str, Machine] = {
+    m.name: m
+    for m in (
+        _tpu("tpu_v3", 61.5, 15.75, 450, 50, note="a core: half of a chip's flops, HBM and links"),
+        _tpu("tpu_v4", 275, 31.75, 1228, 45),
+        _tpu(
+            "tpu_v5e",
+            *(197, 15.75, 819, 45),
+            prefetches=True,
+            vmem_mib=128,
+            vmem_gb_per_s=1100,
+            reuses_buffers=True,
+            note="VMEM 1.1 TB/s: XLA:TPU's cycles of Adam's updates on arrays that are there",
+        ),
+        _tpu("tpu_v5p", 459, 94.75, 2765, 90, hbm_efficiency=0.69, stores_softmax=True),
+        _tpu("tpu_v6e", 918, 31.75, 1640, 90, prefetches=True, vector_bytes=2),
+        _gpu(
+            "a100",
+            {"default": 312, "float32": 156},
+            80,
+            2039,
+            300,
+            "https://www.nvidia.com/en-us/data-center/a100/ (80 GB SXM; f32 as TF32)",
+        ),
+        _gpu(
+            "a100_40gb",
+            {"default": 312, "float32": 156},
+            40,
+            1555,
+            300,
+            "NVIDIA A100 Tensor Core GPU datasheet of 2021 (40 GB SXM, HBM2; f32 as TF32)",
+        ),
+        _gpu(
+            "h100",
+            {"default": 989, "float32": 494},
+            80,
+            3350,
+            450,
+            "https://www.nvidia.com/en-us/data-center/h100/ (SXM; dense; f32 as TF32)",
+        ),
+        _gpu(
+            "h200",
+            {"default": 989, "float32": 494},
+            141,
+            4800,
+            450,
+            "https://www.nvidia.com/en-us/data-center/h200/ (SXM; dense; f32 as TF32)",
+        ),
+        _gpu(
+            "v100",
+            {"default": 125, "float32": 15.7},
+            32,
+            900,
+            150,
+            "https://www.nvidia.com/en-us/data-center/v100/ (SXM2 32 GB; bf16 runs as f16)",
+        ),
+        _gpu(
+            "v100_16gb",
+            {"default": 125, "float32": 15.7},
+            16,
+            900,
+            150,
+            "https://www.nvidia.com/en-us/data-center/v100/ (SXM2 16 GB; bf16 runs as f16)",
+        ),
+        Machine(
+            name="cpu",
+            flops_per_s={"default": 50e9},
+            hbm_bytes=int(2 * GIB),
+            hbm_bytes_per_s=10 * GB,
+            link_bytes_per_s=1 * GB,
+            hop_seconds=1e-4,
+            kernel_seconds=1e-5,
+            sources=(
+                "a virtual CPU device: a share of two cores and 24 GB, order of magnitude only;",
+                "0.2 ms per collective and 8 MB all_gather x8 in 0.5 s, measured on jaxlib 0.10.2",
+            ),
+        ),
+    )
+}
+
+
+def find_machine(machine: Machine | str | os.PathLike[str]) -> Machine:
+    """The machine itself, the one of that name, or the one saved at a path ending in `.json`.
+
+    Raises:
+      ValueError: nothing goes by that name (lists the names), or the file holds no machine.
+    """
+    if isinstance(machine, Machine):
+        return machine
+    if not isinstance(machine, str | os.PathLike):
+        raise TypeError(
+            "machine is a partir_search.Machine, a name such as 'tpu_v5e' or the path of a"
+            f" machine's JSON file, not {shown(machine)}"
+        )
+    name = os.fspath(machine)
+    if name.endswith(".json") or not isinstance(machine, str):
+        return _saved_machine(name)
+    if name not in MACHINES:
+        near = did_you_mean(name, MACHINES) or did_you_mean(machine_name(name), MACHINES)
+        known = ", ".join(sorted(MACHINES))
+        raise ValueError(f"unknown machine {name!r}; known are {known}{near}")
+    return MACHINES[name]
+
+
+def _saved_machine(path: str) -> Machine:
+    """The machine in a file that `Machine.save` wrote."""
+    try:
+        data = json.loads(read_text(path, "machine"))
+        if not isinstance(data, dict):
+            raise TypeError(f"it holds a {type(data).__name__}, and no object of figures")
+        if "actions" in data:
+            raise TypeError("it holds a plan: pass it as schedule=partir_search.load_plan(...)")
+        fields = {f.name for f in dataclasses.fields(Machine)}
+        for name in data:
+            if name not in fields:
+                raise TypeError(f"it has a figure {name!r}{did_you_mean(name, fields)}")
+        missing = [
+            repr(f.name)
+            for f in dataclasses.fields(Machine)
+            if f.default is f.default_factory is dataclasses.MISSING and f.name not in data
+        ]
+        if missing:
+            raise TypeError(f"figures are missing: {', '.join(missing)}")
+        return Machine(**data)
+    except (OSError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} holds no machine: {error}") from error
+
+
+def machine_of_kind(device_kind: str) -> Machine:
+    """The machine of a jax device kind such as ``TPU v5 lite`` or ``NVIDIA H100 80GB HBM3``.
+
+    Where the kind tells the memory, the machine has as much: an A100 of 40 GB is no A100 of 80.
+
+    Raises:
+      ValueError: there are no figures for it; lists the nearest machines.
+    """
+    name = machine_name(device_kind)
+    if not name:
+        near = ", ".join(nearest_names(device_kind, MACHINES))
+        raise ValueError(
+            f"no figures for device kind {device_kind!r}; the nearest are of {near}:"
+            f" pass machine=, one of {sorted(MACHINES)}, or a partir_search.Machine"
+        )
+    machine, told = MACHINES[name], memory_of(device_kind)
+    if not told or told * GB >= machine.hbm_bytes:
+        return machine
+    other = f"{name}_{told}gb"
+    return MACHINES.get(other) or dataclasses.replace(machine, name=other, hbm_bytes=told * int(GB))

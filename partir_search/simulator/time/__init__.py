@@ -1,0 +1,1 @@
+"""Seconds of one step: kernels, collectives, and what hides behind what."""

@@ -1,0 +1,358 @@
+"""Performs the known strategies' moves on states of one graph."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+from partir_search.ir.core import Shape, Value
+from partir_search.ir.rule import NONE
+from partir_search.propagation.graph import Graph
+from partir_search.propagation.state import State
+from partir_search.rules.control_flow import flows_of
+from partir_search.strategies.argument_roles import Roles, find_roles
+from partir_search.strategies.moves import (
+    AlternateParallel,
+    Axes,
+    ContextParallel,
+    DataParallel,
+    Decision,
+    EdgeParallel,
+    ExpertParallel,
+    KeepClass,
+    ModelParallel,
+    OutputParallel,
+    RingParallel,
+    SequenceParallel,
+    Strategy,
+    StrategyMove,
+    TileAlike,
+    TileClass,
+    Zero,
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Weight:
+    """A parameter in a forward contraction.
+
+    Attributes:
+      op: id of the contraction.
+      cls: the parameter's class.
+      dims: (dim of the class, factor of the op) of each dim that the operand has.
+    """
+
+    op: int
+    cls: int
+    dims: tuple[tuple[int, int], ...]
+
+
+class Strategist:
+    """Performs moves on states of one graph."""
+
+    def __init__(self, graph: Graph, roles: Roles | None = None) -> None:
+        """A strategist for `graph`.
+
+        Args:
+          roles: by ids of the graph's values. A fold's are those of its whole program: where it
+            keeps copies apart, the loss does not depend on all that it stands for.
+        """
+        self.graph = graph
+        self.roles = (roles or find_roles(graph.module)).of(graph.class_of)
+        self._weights = self._find_weights()
+        self._not_looped = self._find_not_looped()
+
+    def perform(self, move: StrategyMove, state: State) -> list[Decision]:
+        """Plays a move; returns the decisions that had an effect."""
+        if isinstance(move, TileClass | KeepClass):
+            return [move] if decide(state, move) else []
+        return self._perform(move, state)
+
+    def _perform(self, move: Strategy, state: State) -> list[Decision]:
+        if isinstance(move, DataParallel):
+            # The longest first: edges look up what they join, rather than nodes be sent to them.
+            longest = sorted(self.roles.data, key=lambda c: -self.graph.shapes[c][0])
+            data = [(c, *self.padded.get(c, ())) for c in longest]
+            wanted = [TileClass(c, 0, move.axes) for forms in data for c in forms]
+        elif isinstance(move, EdgeParallel):
+            wanted = [TileClass(c, 0, move.axes) for c in self.edges]
+        elif isinstance(move, ExpertParallel):
+            ends = self._expert_barriers(move.axes, state)
+            wanted = [TileClass(c, d, move.axes, ends) for c, d in self.experts]
+        elif isinstance(move, TileAlike):
+            wanted = [TileClass(c, move.dim, move.axes) for c in move.classes]
+        elif isinstance(move, ModelParallel):
+            return self._model_parallel(move, state)
+        elif isinstance(move, AlternateParallel):
+            return self._alternate_parallel(move, state)
+        elif isinstance(move, OutputParallel):
+            return self._output_parallel(move.axes, state)
+        elif isinstance(move, RingParallel):
+            return self._ring_parallel(move, state)
+        elif isinstance(move, ContextParallel):
+            wanted = [TileClass(c, d, move.axes) for c, d in self.contexts]
+        elif isinstance(move, SequenceParallel):
+            return self._sequence_parallel(move.axes, state)
+        else:
+            return self._zero(move, state)
+        return [d for d in wanted if decide(state, d)]
+
+    @property
+    def edges(self) -> tuple[int, ...]:
+        """The longest data arguments, where some are shorter."""
+        length = {c: self.graph.shapes[c][0] for c in self.roles.data}
+        longest = max(length.values(), default=0)
+        found = tuple(c for c, n in length.items() if n == longest)
+        return found if len(found) < len(length) else ()
+
+    @functools.cached_property
+    def experts(self) -> tuple[tuple[int, int], ...]:
+        """(class, dim) of parameters that hold a matrix per expert."""
+        found = []
+        for w in self._weights:
+            rule = self.graph.rules[w.op]
+            for dim, f in w.dims:
+                places = (*rule.operands, *rule.results)
+                if f >= 0 and all(f in dims for dims in places):
+                    found.append((w.cls, dim))
+        return tuple(dict.fromkeys(found))
+
+    @functools.cached_property
+    def contexts(self) -> tuple[tuple[int, int], ...]:
+        """(class, dim) of sequences that attention goes over, of queries and of keys."""
+        found = []
+        for op in self.graph.module.ops:
+            rule = self.graph.rules[op.id] if not op.regions else None
+            if rule is None or rule.blockwise is None:
+                continue
+            factors = (rule.blockwise.along, rule.blockwise.factor)
+            for i, v in op.inputs():
+                places = [d for d, f in enumerate(rule.operands[i]) if f in factors]
+                found += [(self.graph.class_of[v.id], d) for d in places]
+        return tuple(dict.fromkeys(found))
+
+    def _expert_barriers(self, axes: Axes, state: State) -> tuple[int, ...]:
+        """Classes that data parallelism tiles too, unless only the experts' own ops touch them."""
+
+        def tiled_by(decisions: Sequence[Decision]) -> set[int]:
+            start = state.key()
+            before = state.tiles[axes[0]][:]
+            for decision in decisions:
+                decide(state, decision)
+            after = state.tiles[axes[0]]
+            found = {c for c, (a, b) in enumerate(zip(before, after, strict=True)) if a != b}
+            state.restore(start)
+            return found
+
+        data = tiled_by([TileClass(c, 0, axes) for c in self.roles.data])
+        experts = tiled_by([TileClass(c, d, axes) for c, d in self.experts])
+        touching = self.graph.touching
+        own = {n for c in experts - data for n in touching[c]}
+        return tuple(sorted(c for c in experts & data if not own.issuperset(touching[c])))
+
+    def _find_weights(self) -> list[Weight]:
+        """Forward contractions with a parameter, in program order.
+
+        Also of a transposed one (a tied embedding), and inside of regions: of stacked parameters
+        each iteration of a scan takes one.
+        """
+        graph = self.graph
+        args = [v for v in graph.module.body.args if graph.class_of[v.id] in self.roles.parameters]
+        # Class and its dim of each dim of what parameters become.
+        origin = {v.id: (graph.class_of[v.id], tuple(range(len(v.type.shape)))) for v in args}
+        found = []
+        for op in graph.module.ops:
+            if op.backward:
+                continue
+            if op.regions:
+                for i, r, j, lead in flows_of(op).enters:
+                    x = op.operands[i]
+                    if isinstance(x, Value) and x.id in origin:
+                        cls, dims = origin[x.id]
+                        origin[op.regions[r].args[j].id] = (cls, dims[lead:])
+                continue
+            rule = graph.rules[op.id]
+            inputs = [(i, v) for i, v in op.inputs() if v.type.shape]
+            if len(inputs) == len(op.results) == 1 and inputs[0][1].id in origin:
+                (i, x), result = inputs[0], op.results[0]
+                cls, dims = origin[x.id]
+                factors, made = rule.operands[i], rule.results[0]
+                if rule.elementwise and _longer(result.type.shape, x.type.shape):
+                    # Padded: it is decided in its place.
+                    origin[result.id] = (graph.class_of[result.id], tuple(range(len(made))))
+                elif NONE not in factors and sorted(factors) == sorted(made) and not rule.reads:
+                    origin[result.id] = (cls, tuple(dims[factors.index(f)] for f in made))
+            elif rule.contracts and len(inputs) == 2:
+                for i, v in inputs:
+                    if v.id in origin:
+                        cls, dims = origin[v.id]
+                        places = tuple(zip(dims, rule.operands[i], strict=True))
+                        found.append(Weight(op.id, cls, places))
+        return found
+
+    @functools.cached_property
+    def padded(self) -> dict[int, tuple[int, ...]]:
+        """Longer forms of arguments, by class: what is tiled where an argument does not divide."""
+        graph, found = self.graph, dict[int, tuple[int, ...]]()
+        arguments = {v.id for v in graph.module.body.args}
+        for op in graph.module.ops:
+            shaped = [v for _, v in op.inputs() if v.type.shape]
+            if len(shaped) == len(op.results) == 1 and shaped[0].id in arguments:
+                shape, result = shaped[0].type.shape, op.results[0]
+                if shape != result.type.shape and _longer(result.type.shape, shape):
+                    cls = graph.class_of[shaped[0].id]
+                    found[cls] = (*found.get(cls, ()), graph.class_of[result.id])
+        return found
+
+    def _find_not_looped(self) -> set[tuple[int, int]]:
+        """(class, dim) pairs that some user cannot loop over: scanned leading dims."""
+        return {
+            (cls, d)
+            for node in self.graph.nodes
+            for cls, dims in node.ports
+            for d, f in enumerate(dims)
+            if f == NONE or not node.form.sizes[f]
+        }
+
+    def first_divisible_dim(self, state: State, cls: int, axes: Axes) -> int:
+        """PartIR's FIRST_DIVISIBLE_DIM: the first dim that `axes` divide, or NONE.
+
+        Dims that no other axis tiles come first, and dims that every user can loop over; of
+        optimizer state also those of parameters of its shape, as its gradients are made there.
+        """
+        dims = [d for d in range(len(self.graph.shapes[cls])) if state.may_tile(cls, d, axes)]
+        free = [d for d in dims if all(row[cls] != d for row in state.tiles)]
+        shape, users = self.graph.shapes[cls], self.roles.parameters
+        alike = [c for c in users if self.graph.shapes[c] == shape and c != cls]
+        if cls in self.roles.parameters:
+            alike = []
+        useful = [d for d in free if all((c, d) not in self._not_looped for c in (cls, *alike))]
+        useful = useful or [d for d in free if (cls, d) not in self._not_looped]
+        return next(iter(useful or free or dims), NONE)
+
+    def _model_parallel(self, move: ModelParallel, state: State) -> list[Decision]:
+        graph, done = self.graph, list[Decision]()
+        weights = self._weights
+        if not move.head:  # the last one, wherever it is used (a tied embedding)
+            weights = [w for w in weights[:-1] if w.cls != weights[-1].cls]
+        for w in weights:
+            node = graph.node_of[w.op]
+            if node < 0 or any(state.loops[a][node] != NONE for a in move.axes):
+                continue
+            rule = graph.rules[w.op]
+            for dim, f in w.dims:
+                if f >= 0 and not rule.reducers[f]:
+                    decision = TileClass(w.cls, dim, move.axes)
+                    if decide(state, decision):
+                        done.append(decision)
+                        break
+        return done
+
+    def _ring_parallel(self, move: RingParallel, state: State) -> list[Decision]:
+        done = list[Decision]()
+        for w in self._weights:
+            node, rule = self.graph.node_of[w.op], self.graph.rules[w.op]
+            if node < 0:
+                continue
+            summed = [d for d, f in w.dims if f >= 0 and rule.reducers[f]]
+            free = [d for d, f in w.dims if f >= 0 and not rule.reducers[f]]
+            for axis, other in (move.axes, move.axes[::-1]):
+                if state.loops[axis][node] != NONE:
+                    continue
+                across = state.loops[other][node]
+                first = free if across >= 0 and rule.reducers[across] else summed
+                for dim in first:
+                    decision = TileClass(w.cls, dim, (axis,))
+                    if decide(state, decision):
+                        done.append(decision)
+                        break
+        return done
+
+    def _alternate_parallel(self, move: AlternateParallel, state: State) -> list[Decision]:
+        done = list[Decision]()
+        for w in self._weights:
+            node, rule = self.graph.node_of[w.op], self.graph.rules[w.op]
+            if node < 0:
+                continue
+            reached = state.loops[move.outputs[0]][node]
+            turned = reached >= 0 and rule.reducers[reached]
+            inputs, outputs = (move.outputs, move.inputs) if turned else (move.inputs, move.outputs)
+            for summed, axes in ((True, inputs), (False, outputs)):
+                for dim, f in w.dims:
+                    if f >= 0 and bool(rule.reducers[f]) == summed:
+                        decision = TileClass(w.cls, dim, axes)
+                        if decide(state, decision):
+                            done.append(decision)
+                            break
+        return done
+
+    def _output_parallel(self, axes: Axes, state: State) -> list[Decision]:
+        done = list[Decision]()
+        for w in reversed(self._weights):
+            rule = self.graph.rules[w.op]
+            for dim, f in w.dims:
+                if f >= 0 and not rule.reducers[f]:
+                    decision = TileClass(w.cls, dim, axes)
+                    if decide(state, decision):
+                        done.append(decision)
+                        break
+        return done
+
+    def _sequence_parallel(self, axes: Axes, state: State) -> list[Decision]:
+        graph, done = self.graph, list[Decision]()
+        for op in graph.module.ops:
+            node = graph.node_of[op.id]
+            if op.regions or op.backward or node < 0:
+                continue
+            reducers = graph.rules[op.id].reducers
+            looped = [state.loops[a][node] for a in axes]
+            if not all(f >= 0 and reducers[f] == "sum" for f in looped):
+                continue
+            cls = graph.class_of[op.results[0].id]
+            for dim in range(len(graph.shapes[cls]) - 1):
+                if all(row[cls] != dim for row in state.tiles):
+                    decision = TileClass(cls, dim, axes)
+                    if decide(state, decision):
+                        done.append(decision)
+                        break
+        return done
+
+    def _zero(self, move: Zero, state: State) -> list[Decision]:
+        done: list[Decision] = []
+        shapes, axes = self.graph.shapes, move.axes
+        matrices = [c for c in self.roles.parameters if len(shapes[c]) >= 2]
+        if move.stage < 3:
+            for cls in matrices:
+                keep = KeepClass(cls, axes)
+                if decide(state, keep):
+                    done.append(keep)
+        targets = matrices if move.stage >= 3 else self.roles.optimizer
+        for cls in targets:
+            if len(shapes[cls]) >= 2:
+                dim = self.first_divisible_dim(state, cls, axes)
+                if dim >= 0:
+                    tile = TileClass(cls, dim, axes)
+                    if decide(state, tile):
+                        done.append(tile)
+        return done
+
+
+def _longer(shape: Shape, than: Shape) -> bool:
+    """Whether some dims are longer, but not for having been broadcast."""
+    return len(shape) == len(than) and all(
+        m == n or m > n > 1 for m, n in zip(shape, than, strict=True)
+    )
+
+
+def decide(state: State, decision: Decision) -> bool:
+    """Plays a decision if it is legal."""
+    if isinstance(decision, TileClass):
+        if not state.may_tile(decision.cls, decision.dim, decision.axes):
+            return False
+        state.tile(decision.cls, decision.dim, decision.axes, (), decision.barriers)
+        return True
+    if not state.free(decision.cls, decision.axes):
+        return False
+    state.keep(decision.cls, decision.axes)
+    return True

@@ -1,0 +1,137 @@
+"""The named strategies that people use, on every choice of axes.
+
+The answer of a search is never behind the best of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+from partir_search.ir.mesh import MeshShape
+from partir_search.strategies.apply import Strategist
+from partir_search.strategies.moves import (
+    AlternateParallel,
+    Axes,
+    ContextParallel,
+    DataParallel,
+    EdgeParallel,
+    ExpertParallel,
+    ModelParallel,
+    OutputParallel,
+    RingParallel,
+    SequenceParallel,
+    StrategyMove,
+    Zero,
+)
+
+
+def expert_plans(
+    mesh: MeshShape, axes: Sequence[str], strategist: Strategist, grids: bool = False
+) -> list[tuple[str, tuple[StrategyMove, ...]]]:
+    """Named strategies on axes of the user's mesh: what people use, on every choice of axes.
+
+    Model parallelism takes any of the axes, alone or together, or the minor parts of a split axis;
+    data parallelism and ZeRO take the rest, or one of the rest. Where data arguments differ in
+    length, edge parallelism stands beside data parallelism; where there is a mixture of experts,
+    these may lie on axes of data parallelism too.
+
+    Args:
+      grids: tensor parallelism in two and three dims, too.
+    """
+    plans: dict[str, tuple[StrategyMove, ...]] = {}
+    given = set(axes)
+    axes = [name for name in axes if name not in mesh.diagonal_names]
+    every = tuple(a for name in axes for a in mesh.axes(name))
+
+    def name(axes: Axes) -> str:
+        return mesh.label(axes)
+
+    def data(axes: Axes) -> tuple[StrategyMove, ...]:
+        """Data parallelism axis by axis: a small batch takes as many as divide it."""
+        return tuple(DataParallel(mesh.axes(n)) for n in mesh.label(axes).split("+"))
+
+    def zero(axes: Axes, stage: int) -> tuple[StrategyMove, ...]:
+        return tuple(Zero(mesh.axes(n), stage) for n in mesh.label(axes).split("+"))
+
+    def add(title: str, *moves: StrategyMove) -> None:
+        plans.setdefault(title, moves)
+
+    def add_data(
+        rest: Axes, title: str, *moves: StrategyMove, first: StrategyMove | None = None
+    ) -> None:
+        """`moves` with data parallelism on `rest`, and ZeRO on all or each of its axes."""
+        base = (*([first] if first else []), *data(rest), *moves)
+        title = f"BP({name(rest)}){title}"
+        add(title, *base)
+        single = [mesh.axes(n) for n in mesh.label(rest).split("+")]
+        for stage in (2, 3):
+            add(f"{title}+Z{stage}", *base, *zero(rest, stage))
+            if len(single) > 1:
+                for one in single:
+                    add(f"{title}+Z{stage}({name(one)})", *base, Zero(one, stage))
+
+    for r, c, d in mesh.triples:
+        if not given.issuperset(mesh.names[a] for a in (r, c, d)):
+            continue
+        rest = tuple(a for a in every if a not in (r, c))
+        rings = RingParallel((c, d))
+        title = f"P({mesh.names[r]},{mesh.names[c]})"
+        add(title, DataParallel((r,)), rings)
+        if rest:
+            add_data((*rest, r), f"+{title}", rings)
+            add(f"MP({name(rest)})+{title}", ModelParallel(rest, False), DataParallel((r,)), rings)
+    for m in _choices(mesh, axes):
+        rest = tuple(a for a in every if a not in m)
+        add(f"MP({name(m)})", ModelParallel(m, False))
+        add_data(m, "")
+        if strategist.edges:
+            edges = EdgeParallel(m)
+            add(f"ES({name(m)})", edges)
+            for stage in (2, 3):
+                add(f"ES({name(m)})+Z{stage}", edges, *zero(m, stage))
+        if strategist.experts:
+            experts = ExpertParallel(m)
+            add_data(every, f"+EP({name(m)})", first=experts)
+            if rest:
+                moves = (ModelParallel(rest, True), SequenceParallel(rest))
+                add_data(m, f"+EP({name(m)})+MP({name(rest)}, head)", moves[0], first=experts)
+                add_data(m, f"+EP({name(m)})+MP({name(rest)}, head)+SP", *moves, first=experts)
+        if strategist.contexts:
+            add(f"CP({name(m)})", ContextParallel(m))
+        if not rest:
+            continue
+        if strategist.contexts:
+            add_data(rest, f"+CP({name(m)})", ContextParallel(m))
+            add(f"MP({name(rest)})+CP({name(m)})", ModelParallel(rest, False), ContextParallel(m))
+        for head in (False, True):
+            title = f"+MP({name(m)}{', head' if head else ''})"
+            add_data(rest, title, ModelParallel(m, head))
+            add_data(rest, title + "+SP", ModelParallel(m, head), SequenceParallel(m))
+    for title, grid in _grids(mesh, axes) if grids else ():
+        add(title, *grid)
+    return list(plans.items())
+
+
+def _grids(mesh: MeshShape, axes: Sequence[str]) -> Iterator[tuple[str, tuple[StrategyMove, ...]]]:
+    """Tensor parallelism in two and three dims, on every choice of axes."""
+    for r, c in itertools.permutations(map(mesh.axes, axes), 2):
+        title = f"SUMMA({mesh.label(r)},{mesh.label(c)})"
+        yield title, (DataParallel(r), OutputParallel(c), Zero(r, 3))
+    for i, j, k in itertools.permutations(map(mesh.axes, axes), 3):
+        title = f"3D({','.join(map(mesh.label, (i, j, k)))})"
+        scatters = SequenceParallel(k), SequenceParallel(j)
+        yield title, (DataParallel(i), AlternateParallel(k, j), *scatters, Zero(i, 3))
+
+
+def _choices(mesh: MeshShape, axes: Sequence[str]) -> list[Axes]:
+    """Sets of axes that one strategy may take: any of the user's, or minor parts of one."""
+    found = [
+        tuple(a for name in names for a in mesh.axes(name))
+        for n in range(1, len(axes) + 1)
+        for names in itertools.combinations(axes, n)
+    ]
+    for name in axes:
+        parts = mesh.axes(name)
+        found += [parts[k:] for k in range(1, len(parts))]
+    return found
