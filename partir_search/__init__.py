@@ -16,9 +16,10 @@ from partir_search.plan.collectives import Collective
 from partir_search.plan.compare import Comparison, Experts, compare
 from partir_search.plan.multihost import PlansDiffer
 from partir_search.plan.plan import Plan
+from partir_search.plan.remedy import Remedy
 from partir_search.plan.report import tables as report
 from partir_search.plan.serialization import SavedPlan, load_plan
-from partir_search.planning.memory_fit import DoesNotFit, Remedy
+from partir_search.planning.memory_fit import DoesNotFit
 from partir_search.planning.microbatch import microbatched
 from partir_search.planning.parallelism import (
     CollectiveMatmul,

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
+from partir_search.arguments.abstract_values import abstract
 from partir_search.arguments.axes import AnyMesh, within
 from partir_search.calling.callables import (
     Marks,
@@ -34,7 +35,7 @@ from partir_search.plan.plan import Plan, saved_plan
 from partir_search.planning.checks import options as checks
 from partir_search.planning.options import Options, Remat, Schedule
 from partir_search.planning.planner import DEFAULT_EPISODES, Progress
-from partir_search.planning.trace import ClosesOverTraced, abstract, split_call
+from partir_search.planning.trace import ClosesOverTraced, split_call
 from partir_search.simulator.simulator import Cost
 from partir_search.simulator.target.machine import Machine, find_machine, machine_of_kind
 

@@ -1,4 +1,4 @@
-"""Checks of a call's arguments before the partitioned program takes them."""
+"""Arguments of a call: types, places, and checks before the program takes them."""
 
 from partir_search.arguments.buffers import Buffers, Returned, check_alive
 from partir_search.arguments.moves import Moves

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from partir_search.planning.trace import is_array
+from partir_search.arguments.abstract_values import is_array
 
 
 def check_alive(name: str, leaves: Sequence[Any], paths: Sequence[str]) -> None:

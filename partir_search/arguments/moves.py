@@ -9,7 +9,7 @@ from typing import Any
 
 from jax.sharding import NamedSharding, SingleDeviceSharding
 
-from partir_search.planning.trace import is_array
+from partir_search.arguments.abstract_values import is_array
 
 
 class Moves:

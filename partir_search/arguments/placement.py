@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
+from partir_search.arguments.abstract_values import abstract, is_array
 from partir_search.frontends.refs import is_ref, moved
-from partir_search.planning.trace import abstract, is_array
 
 
 def struct_of(x: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:

@@ -11,6 +11,8 @@ from typing import Any
 
 import jax
 
+from partir_search.ir.core import Module, Value
+
 
 @functools.lru_cache(maxsize=1024)
 def _pattern(glob: str) -> re.Pattern[str]:
@@ -79,3 +81,14 @@ def nearest(wanted: str, known: Iterable[str], limit: int = 8) -> str:
     ranked = sorted(known, key=rank)
     shown = ", ".join(ranked[:limit])
     return shown + (", ..." if len(ranked) > limit else "")
+
+
+def named(module: Module, glob: str) -> list[tuple[str, Value]]:
+    """The arguments that a glob names; a ValueError with near paths if it names none."""
+    pairs = zip(module.arg_paths, module.body.args, strict=True)
+    found = [(p, v) for p, v in pairs if matches(glob, p)]
+    if not found:
+        raise ValueError(
+            f"{glob!r} matches no argument; near it are: {nearest(glob, module.arg_paths)}"
+        )
+    return found

@@ -11,7 +11,7 @@ Grammar (what the printer writes; loops come from a `Partition`, see `ir/partiti
             | monoid axis "(" index ":" "range<" size ">" ")" "{" stmt* yield "}"
             | "ring" axis axis "(" index "," index "," "%t" ":" "steps<" size ">" ")"
               "{" stmt* yield "}"                        -- a sum walked in time
-              (ir/skewed_schedule.py)
+                                                            (ir/skewed_schedule.py)
             | "pass" ["zigzag"] axis "(" index "," "%t" ":" "steps<" size ">" ")"
               "{" stmt* yield "}"                        -- blocks pass around (ir/blockwise.py)
     operand = "%" name | literal | "(" "slice" dim operand "[" index "]" ")"

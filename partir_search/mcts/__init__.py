@@ -1,1 +1,1 @@
-"""Search: an engine that knows no compiler, and the game that it plays with ours."""
+"""Search: an engine that knows no compiler."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from partir_search.ir.argument_paths import named
 from partir_search.ir.core import Module
-from partir_search.planning.tactics import named
 
 
 @dataclasses.dataclass(frozen=True)

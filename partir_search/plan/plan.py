@@ -9,7 +9,7 @@ import json
 import math
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -35,11 +35,11 @@ from partir_search.plan.explain import conflicts, explain, why_whole, with_shard
 from partir_search.plan.export import constrained, logical_axis_rules, paths_of
 from partir_search.plan.pickling import SavedInstead
 from partir_search.plan.planned import Planned, SearchReport
+from partir_search.plan.remedy import Remedy
 from partir_search.plan.report import report_page, tables
 from partir_search.plan.search_log import save_search
 from partir_search.plan.serialization import FORMAT, SavedPlan, arguments_of, fingerprint
 from partir_search.plan.shardings import Layouts
-from partir_search.planning.memory_fit import Remedy, remedies
 from partir_search.propagation.actions import Action
 from partir_search.simulator.lower_bounds import products_bytes
 from partir_search.simulator.simulator import Cost, OpCost
@@ -84,6 +84,7 @@ class Plan(Layouts, SavedInstead):
         padding: Sequence[Pad] = (),
         attention: bool = False,
         memory_limit: float = math.inf,
+        remedies: Callable[[Plan], list[Remedy]] = lambda plan: [],
     ) -> None:
         super().__init__(planned, mesh, in_tree, out_tree)
         self.machine, self.seed = machine, seed
@@ -95,7 +96,7 @@ class Plan(Layouts, SavedInstead):
         self.microbatches, self.padding = microbatches, tuple(padding)
         self.attention = attention
         self.basis: Basis | None = None
-        self._original = original or planned.graph.module
+        self._original, self._remedies = original or planned.graph.module, remedies
 
     # What follows from the actions --------------------------------------------------------------
 
@@ -201,6 +202,7 @@ class Plan(Layouts, SavedInstead):
             padding=self.padding,
             attention=self.attention,
             memory_limit=self.memory_limit,
+            remedies=self._remedies,
         )
 
     def report(self, console: Console | None = None) -> None:
@@ -311,19 +313,17 @@ class Plan(Layouts, SavedInstead):
         return fingerprint(self._original)
 
     @property
+    def original(self) -> Module:
+        """The traced program, before dims were padded or parts computed again."""
+        return self._original
+
+    @property
     def fits(self) -> bool:
         return self.cost.peak_bytes <= self.memory_limit
 
     def remedies(self) -> list[Remedy]:
         """What would make a plan fit that does not, the cheapest first."""
-        return remedies(
-            self._original,
-            self.mesh_shape.user,
-            self.machine,
-            self.memory_limit,
-            self.cost,
-            remat=bool(self.remat),
-        )
+        return self._remedies(self)
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -16,9 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 from partir_search.ir.core import Module
 from partir_search.ir.mesh import MeshShape
 from partir_search.mcts.goals import Goal, Spare
-from partir_search.messages.wording import amount, duration
+from partir_search.messages.wording import amount
 from partir_search.passes.remat import Range, find_segments, namesake, rematerialize
+from partir_search.plan.plan import Plan
 from partir_search.plan.planned import Planned
+from partir_search.plan.remedy import Remedy
 from partir_search.planning.planner import Planner
 from partir_search.propagation.actions import Action, renamed
 from partir_search.simulator.simulator import Cost
@@ -33,24 +35,6 @@ MOST_DEVICES = 64  # times as many, at most, are tried as a remedy
 
 class DoesNotFit(MemoryError):
     """A plan needs more memory than the machine has; the message holds remedies."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Remedy:
-    """Something that would make a step fit.
-
-    Attributes:
-      what: in words, with figures.
-      peak_bytes / seconds: of the plan that fits with it; seconds 0 where it was not planned.
-    """
-
-    what: str
-    peak_bytes: float
-    seconds: float = 0.0
-
-    def __str__(self) -> str:
-        cost = f", {duration(self.seconds)} a step" if self.seconds else ""
-        return f"{self.what}: {amount(self.peak_bytes)}{cost}"
 
 
 def relieve(
@@ -244,3 +228,15 @@ def refusal(limit: float, cost: Cost, ways: Sequence[Remedy]) -> str:
         lines.append("  no smaller batch and no mesh of up to 64 times the devices fits either")
     lines.append("pass on_overflow='warn' to run it all the same")
     return "\n".join(lines)
+
+
+def remedies_of(plan: Plan) -> list[Remedy]:
+    """`remedies` of a plan that does not fit."""
+    return remedies(
+        plan.original,
+        plan.mesh_shape.user,
+        plan.machine,
+        plan.memory_limit,
+        plan.cost,
+        remat=bool(plan.remat),
+    )

@@ -18,11 +18,12 @@ from jax import lax
 from jax.extend import core
 from jax.extend.core import Jaxpr, Literal, Var, jaxpr_as_fun
 
+from partir_search.arguments.abstract_values import abstract
 from partir_search.frontends.protocol import Returned
 from partir_search.ir.argument_paths import leaf_path, parameter_names
 from partir_search.messages.validators import whole_number
 from partir_search.messages.wording import multiples, shown
-from partir_search.planning.trace import Call, abstract, bound
+from partir_search.planning.trace import Call, bound
 
 
 def microbatched(fun: Callable[..., Any], parts: int) -> Callable[..., Any]:

@@ -29,7 +29,7 @@ from partir_search.plan.report.tables import search_progress
 from partir_search.plan.serialization import SavedPlan, changes, check_mesh
 from partir_search.planning.checks.batch import warn_uneven
 from partir_search.planning.follow import following_wishes
-from partir_search.planning.memory_fit import relieve
+from partir_search.planning.memory_fit import relieve, remedies_of
 from partir_search.planning.microbatch import accumulate, of_dynamic
 from partir_search.planning.notices import warn_changed, warn_constants, warn_opaque
 from partir_search.planning.options import Options
@@ -320,6 +320,7 @@ class Maker:
             padding=pads,
             attention=attention,
             memory_limit=limit,
+            remedies=remedies_of,
         )
 
     def _saved(self) -> SavedPlan | None:

@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from partir_search.ir.argument_paths import named
 from partir_search.ir.axis_options import Modes
 from partir_search.ir.core import Module
 from partir_search.ir.mesh import MeshShape
@@ -27,7 +28,7 @@ from partir_search.planning.game import PlanningGame
 from partir_search.planning.interruption import search_noted
 from partir_search.planning.parallelism import PARALLELISM, parallel_actions
 from partir_search.planning.spreading import begin
-from partir_search.planning.tactics import AutomaticPartition, Tactic, manual_actions, named
+from partir_search.planning.tactics import AutomaticPartition, Tactic, manual_actions
 from partir_search.planning.unfold import expand, folded_moves, play_folded
 from partir_search.propagation.actions import (
     Action,

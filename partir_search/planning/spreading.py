@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 
+from partir_search.ir.argument_paths import named
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.rule import KEPT, NONE
-from partir_search.planning.tactics import REPLICATED, ManualPartition, Tactic, named
+from partir_search.planning.tactics import REPLICATED, ManualPartition, Tactic
 from partir_search.propagation.actions import Action, Tile, tilings
 from partir_search.propagation.apply import fix
 from partir_search.propagation.graph import Graph

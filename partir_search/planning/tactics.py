@@ -14,8 +14,7 @@ from typing import Any, Union
 
 from jax.sharding import NamedSharding, PartitionSpec
 
-from partir_search.ir.argument_paths import matches, nearest
-from partir_search.ir.core import Module, Value
+from partir_search.ir.argument_paths import matches
 from partir_search.ir.mesh import DIAGONAL
 from partir_search.ir.rule import NONE
 from partir_search.messages import validators
@@ -142,17 +141,6 @@ def _check_signature(what: str, dim: Callable[..., Any]) -> None:
             f"{what}: the function is called with an argument's path and shape, (path, shape):"
             f" {error}"
         ) from None
-
-
-def named(module: Module, glob: str) -> list[tuple[str, Value]]:
-    """The arguments that a glob names; a ValueError with near paths if it names none."""
-    pairs = zip(module.arg_paths, module.body.args, strict=True)
-    found = [(p, v) for p, v in pairs if matches(glob, p)]
-    if not found:
-        raise ValueError(
-            f"{glob!r} matches no argument; near it are: {nearest(glob, module.arg_paths)}"
-        )
-    return found
 
 
 def diagonals(schedule: Sequence[Tactic]) -> list[str]:

@@ -9,9 +9,9 @@ from types import MappingProxyType
 from typing import Any
 
 import jax
-import numpy as np
 
-from partir_search.arguments.checks import NotAnArray, check_leaf, check_statics
+from partir_search.arguments.abstract_values import SCALARS, abstract, leaf_key
+from partir_search.arguments.checks import NotAnArray, check_statics
 from partir_search.frontends.protocol import Returned
 from partir_search.frontends.refs import in_place
 from partir_search.ir.argument_paths import leaf_path, parameter_names
@@ -20,42 +20,6 @@ from partir_search.ir.from_jaxpr import read_module
 from partir_search.passes.views import with_views
 from partir_search.rules import RULES
 from partir_search.rules.unruled import UNRULED
-
-SCALARS = (bool, int, float, complex)
-"""Types of leaves that are passed on to a jitted function as they are: it may hold them static."""
-
-
-def abstract(x: Any) -> Any:
-    """Shape and type of a leaf, without its sharding; Python scalars have weak types."""
-    if isinstance(x, SCALARS):
-        dtype = jax.dtypes.canonicalize_dtype(np.dtype(type(x)))
-        return jax.ShapeDtypeStruct((), dtype, weak_type=not isinstance(x, bool))
-    if not is_array(x):
-        check_leaf(x)
-    dtype = x.dtype
-    if isinstance(dtype, np.dtype):
-        dtype = jax.dtypes.canonicalize_dtype(dtype)
-    kind = x if hasattr(x, "weak_type") else getattr(x, "aval", None)  # that of a ref
-    weak = bool(getattr(kind, "weak_type", False))
-    return jax.ShapeDtypeStruct(tuple(x.shape), dtype, weak_type=weak)
-
-
-@functools.cache
-def _array_type(kind: Any) -> bool:
-    return issubclass(kind, jax.Array)
-
-
-def is_array(x: Any) -> bool:
-    """True if a leaf is a jax array; remembers classes, as `isinstance` asks an abstract one."""
-    return _array_type(x.__class__)
-
-
-def leaf_key(x: Any) -> tuple[tuple[int, ...], Any, bool]:
-    """Shape, type and weakness of a leaf: what decides which executable a call uses."""
-    if is_array(x):
-        return x.shape, x.dtype, bool(getattr(x, "weak_type", False))
-    x = abstract(x)
-    return x.shape, x.dtype, x.weak_type
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """Walks a device-local program: seconds, peak bytes, flops, bytes per axis and per kind.
 
-Roofline seconds per kernel, alpha-beta seconds per collective (`collectives.py`), overlap where
-the target overlaps, and the live-memory curve with donation (`memory.py`). Loops multiply by
-their trip count. The model of a module is built once; a state costs one walk over its moves.
+Roofline seconds per kernel, alpha-beta seconds per collective (`time/collectives.py`), overlap
+where the target overlaps, and the live-memory curve with donation (`memory/liveness.py`). Loops
+multiply by their trip count. The model of a module is built once; a state costs one walk over its
+moves.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""What XLA:TPU makes of a softmax and its gradient, in bytes for each score (`simulator/memory/softmax.py`).
+"""What XLA:TPU makes of a softmax and its gradient, in bytes for each score.
+
+Held against `simulator/memory/softmax.py`.
 
 Measured by compiling such programs for v5e; the figures stand in docs/simulator.md.
 """

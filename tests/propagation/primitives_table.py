@@ -45,8 +45,8 @@ def page() -> str:
         examples[RULES[prim].__name__].append(f"`{case}`: `{rule}`")
     families: dict[str, dict[str, list[str]]] = {}
     for prim, rule in sorted(RULES.items()):
-        if rule.__module__.startswith("partir_search.rules."):
-            family = rule.__module__.rsplit(".", 1)[1]
+        room, family = rule.__module__.rsplit(".", 1)
+        if room == "partir_search.rules" and family != "user":
             families.setdefault(family, {}).setdefault(rule.__name__, []).append(prim)
     out = [HEAD]
     for family, rules in sorted(families.items()):

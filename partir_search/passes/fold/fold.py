@@ -2,8 +2,7 @@
 
 Tandem repeats of equation fingerprints are found in the program's op list (with those of large
 loops' bodies in it, `passes/fold/linear.py`); values at equal positions of the repeats become one
-class (results, operands, hence arguments and loop carries), unless it is known of some that they
-are
+class (results, operands, hence arguments and loop carries), unless some are known to be
 unlike: by name (`passes/fold/layers.py`), or because earlier repeats told them apart. The quotient
 is a module again, a few hundred ops at any depth, on which search works. Tried against colour
 refinement, which mixes unlike layers or stops folding as depth grows.

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from partir_search.ir.argument_paths import named
 from partir_search.ir.core import Module, Value
 from partir_search.ir.mesh import DIAGONAL, MeshShape
 from partir_search.messages.wording import multiples, shown
@@ -19,7 +20,6 @@ from partir_search.planning.tactics import (
     Special,
     Tactic,
     check_kind,
-    named,
 )
 
 Wanted = dict[tuple[str, int], set[int]]  # (path, dim): axes that manual tactics tile it on

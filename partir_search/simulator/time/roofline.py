@@ -108,7 +108,7 @@ class Load:
         return nbytes / (machine.vmem_bytes_per_s if on_chip else machine.attained_hbm_bytes_per_s)
 
     def walk_seconds(self, points: float, itemsize: int) -> float:
-        """That vector units take to store so many elements (see `simulator/time/vector_units.py`)."""
+        """That vector units take to store so many elements (see `time/vector_units.py`)."""
         machine = self._model.machine
         narrow = itemsize < machine.vector_bytes
         return narrow * points * machine.vector_bytes / machine.attained_hbm_bytes_per_s

@@ -1,0 +1,47 @@
+"""Shapes and types of the leaves of a call."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+
+from partir_search.arguments.checks import check_leaf
+
+SCALARS = (bool, int, float, complex)
+"""Types of leaves that are passed on to a jitted function as they are: it may hold them static."""
+
+
+def abstract(x: Any) -> Any:
+    """Shape and type of a leaf, without its sharding; Python scalars have weak types."""
+    if isinstance(x, SCALARS):
+        dtype = jax.dtypes.canonicalize_dtype(np.dtype(type(x)))
+        return jax.ShapeDtypeStruct((), dtype, weak_type=not isinstance(x, bool))
+    if not is_array(x):
+        check_leaf(x)
+    dtype = x.dtype
+    if isinstance(dtype, np.dtype):
+        dtype = jax.dtypes.canonicalize_dtype(dtype)
+    kind = x if hasattr(x, "weak_type") else getattr(x, "aval", None)  # that of a ref
+    weak = bool(getattr(kind, "weak_type", False))
+    return jax.ShapeDtypeStruct(tuple(x.shape), dtype, weak_type=weak)
+
+
+@functools.cache
+def _array_type(kind: Any) -> bool:
+    return issubclass(kind, jax.Array)
+
+
+def is_array(x: Any) -> bool:
+    """True if a leaf is a jax array; remembers classes, as `isinstance` asks an abstract one."""
+    return _array_type(x.__class__)
+
+
+def leaf_key(x: Any) -> tuple[tuple[int, ...], Any, bool]:
+    """Shape, type and weakness of a leaf: what decides which executable a call uses."""
+    if is_array(x):
+        return x.shape, x.dtype, bool(getattr(x, "weak_type", False))
+    x = abstract(x)
+    return x.shape, x.dtype, x.weak_type
