@@ -25,7 +25,8 @@ def experts(
     Args:
       step: a plain, jitted or partitioned function.
       mesh: that they are for; it needs no devices.
-      args, kwargs: of the step; arrays or `jax.ShapeDtypeStruct`s.
+      *args: of the step; arrays or `jax.ShapeDtypeStruct`s.
+      **kwargs: of the step.
       machine: figures to compare with; default: what the mesh's devices are.
 
     Returns:
