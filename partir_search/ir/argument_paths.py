@@ -27,7 +27,7 @@ def _pattern(glob: str) -> re.Pattern[str]:
 
 
 def matches(glob: str, path: str) -> bool:
-    """Whether the glob names the path or a subtree that holds it."""
+    """Tells whether the glob names the path or a subtree that holds the path."""
     return _pattern(glob).fullmatch(path + "/") is not None
 
 

@@ -1,4 +1,4 @@
-"""What axes do besides tiling: how work along them is ordered in time, and what is held."""
+"""Options of mesh axes besides tiling: the order of work in time, and copies that are held."""
 
 from __future__ import annotations
 

@@ -43,14 +43,14 @@ class Member:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Online:
-    """How a softmax and the product after it go over blocks of keys one by one: what was summed is
+    """Online softmax, and the product after it, over blocks of keys one by one: sums so far are
     scaled where a larger maximum comes (Milakov and Gimelshein, arXiv 1805.02867).
 
     Attributes:
       top: place of the maximum over keys, or None where nothing is taken off the scores.
       total: place of the sum over keys of exponentials.
       share / weight: places of the exponentials divided by their sum, and before.
-      by: place of what they are divided by.
+      by: place of the divisor of the exponentials.
       result: place of the product.
     """
 
@@ -84,12 +84,12 @@ class RowSum:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Body:
-    """What an op made of several does.
+    """Computation of an op made of several.
 
     Attributes:
       labels: of the dims of each place.
       sizes: of each label.
-      operands: how many places are operands.
+      operands: number of places that are operands.
       results: places of the results.
       walked: the label of the keys.
       queries: the labels of dims that keys have not.
@@ -121,7 +121,7 @@ Finish = Callable[["LocalContext", Op, Sequence[Any], Any, Where], Sequence[Any]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Blockwise:
-    """How an op works on one block of a factor after the other.
+    """Blockwise form of an op: one block of a factor after the other.
 
     Attributes:
       factor: that the blocks are of; the op itself never loops over it.

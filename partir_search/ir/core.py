@@ -122,13 +122,13 @@ class Op:
       id: dense id in program order.
       prim: the primitive's name, the key of its rule.
       params: the primitive's parameters, with global shapes.
-      origin: where it comes from, as jax keeps it; read it as `source`.
+      origin: source info as jax keeps it; read it as `source`.
       scope: the name stack under which it was traced.
-      backward: whether it was made by reverse-mode differentiation.
+      backward: whether reverse-mode differentiation made the op.
       handle: the primitive itself, opaque (see `ir/bind.py`).
-      effect: whether it does something besides making its results (a callback).
-      count: how many ops of the program it stands for (1 unless the module is folded).
-      key: what its rule depends on, computed once (see `rules.registry`).
+      effect: whether the op does something besides making its results (a callback).
+      count: number of the program's ops that the op stands for (1 unless the module is folded).
+      key: of all that the op's rule depends on, computed once (see `rules.registry`).
     """
 
     id: int
@@ -204,7 +204,7 @@ class Module:
         return self._users
 
     def use_counts(self) -> array[int]:
-        """How often each value is used, by ops and as a result of a region."""
+        """Number of uses of each value, by ops and as a result of a region."""
         if self._uses is None:
             self._uses = array("i", [0]) * len(self.values)
             for op in self.ops:

@@ -48,7 +48,7 @@ class Iteration:
 
 
 def counted_while(op: Op, before: Sequence[Op]) -> Counted | None:
-    """What a `while` with a scalar predicate counts; `before` are the ops before it."""
+    """Trip-count bound of a `while` with a scalar predicate; `before` are the ops before it."""
     (decide, body), operands = op.regions, op.operands
     asked, consts = op.params["cond_nconsts"], op.params["body_nconsts"]
     outside = dict(zip(map(id, decide.args[:asked]), operands, strict=False))

@@ -138,7 +138,7 @@ def _loops(partition: Partition, op: Op, ins: Sequence[Any]) -> list[Any]:
 def _slice(
     x: Any, rule: OpRule, operand: int, tile: Mapping[int, int], count: Mapping[int, int]
 ) -> Any:
-    """What one iteration reads of an operand."""
+    """Slice of an operand that one iteration reads."""
     dims = rule.operands[operand]
     for d in range(len(dims)):
         for f in rule.factors_on(dims, d):

@@ -6,7 +6,7 @@ import enum
 
 
 class Kind(enum.Enum):
-    """What an op does, as a compiler sees it.
+    """Category of an op, as a compiler sees it.
 
     Attributes:
       CONTRACTION: multiplies operands and sums over dims that they share: matrix products,

@@ -220,7 +220,7 @@ class MeshShape:
         return plain.with_diagonals(self.diagonal_names, self.skewed_state)
 
     def parts(self) -> dict[str, list[int]]:
-        """What `split` was given: the sizes of the parts of each axis that has several."""
+        """Sizes of the parts of each axis that has several, as `split` was given."""
         every = {name: [self.sizes[a] for a in self.axes(name)] for name in self.whole}
         return {name: sizes for name, sizes in every.items() if len(sizes) > 1}
 

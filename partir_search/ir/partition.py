@@ -36,7 +36,7 @@ class Window:
 
     Attributes:
       axes: major to minor; `starts` is by position along them jointly.
-      beyond: what stands beyond the dim's ends; zeros if None.
+      beyond: padding beyond the dim's ends; zeros if None.
     """
 
     dim: int
@@ -48,14 +48,14 @@ class Window:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Partition:
-    """What each axis does to each op and value of `module`.
+    """Assignment of mesh axes to the ops (loops) and values (tiles) of `module`.
 
     Attributes:
       rules: rule per op id.
       axes: per mesh axis, its loops and tiles.
       index: facts of the module and rules that walks need.
       order: axes from major to minor, the order in which several axes tile one dim.
-      modes: what axes do besides.
+      modes: options of axes besides tiling.
     """
 
     module: Module
@@ -75,7 +75,7 @@ class Partition:
             inner = _inner_loops(self)
 
     def _stacks(self, axis: int, op: int) -> bool:
-        """Whether the factors above the one that `axis` loops over are used up by major axes."""
+        """True if major axes use up the factors above the one that `axis` loops over."""
         rule = self.rules[op]
         major = self.order[: self.order.index(axis)]
         for g in rule.under(self.axes[axis].loops[op]):
@@ -174,7 +174,7 @@ class Partition:
         return tuple(tuple(a for name in axes for a in self.mesh.axes(name)) for axes in spec)
 
     def ring(self, op: Op) -> Ring | None:
-        """How the op walks in time, if it loops over two axes and their diagonal."""
+        """Skewed schedule of the op in time, if it loops over two axes and their diagonal."""
         rule = self.rules[op.id]
         for axes in self.mesh.triples:
             r, c, d = (self.axes[a].loops[op.id] for a in axes)
@@ -205,8 +205,8 @@ class Partition:
         return found
 
     def zigzags(self, op: Op, axes: tuple[int, ...]) -> bool:
-        """Whether blocks that pass around axes for an op are two chunks each: where that is asked
-        for, no query looks at later keys, and its sequences are tiled by the axes alone, evenly.
+        """Tells whether blocks that pass around axes for an op are two chunks each: where this is
+        asked for, no query looks at later keys, and the axes alone tile the sequences, evenly.
         """
         rule, size = self.rules[op.id], self.mesh.size(axes)
         how, sizes = rule.blockwise, rule.sizes

@@ -142,7 +142,7 @@ class _Printer:
         return lines
 
     def joins(self, made: Set[int], op: Op, loop: Loop, level: int) -> bool:
-        """Whether `op` can go into a loop in which values are `made`."""
+        """Tells whether `op` can go into a loop in which values are `made`."""
         nest = self.nest(op)
         if len(nest) <= level or nest[level] != loop or loop[1] in (RING, PASS, ZIGZAG):
             return False

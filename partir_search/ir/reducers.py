@@ -1,4 +1,4 @@
-"""How partial results combine: what each combination leaves as it is."""
+"""Monoids that combine partial results: the identity element of each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def number_of(value: Any, dtype: Any) -> Any:
 
 
 def identity(monoid: str, dtype: Any) -> Any:
-    """What leaves a combination as it is."""
+    """Returns the identity element of a monoid."""
     if monoid == "sum":
         return number_of(0, dtype)
     if dtype == np.bool_:

@@ -26,11 +26,11 @@ Dims = tuple[int, ...]  # factor of each dim (the most major one of several), or
 
 
 class LocalContext(Protocol):
-    """What a local form may ask about the device (or loop iteration) that it runs on."""
+    """Queries that a local form may make about the device (or loop iteration) it runs on."""
 
     @property
     def on_mesh(self) -> bool:
-        """Whether it runs inside of a manual region over the mesh's axes."""
+        """True if the op runs inside of a manual region over the mesh's axes."""
 
     def tile_index(self, factor: int) -> Any:
         """Index of this device's tile along `factor`, a traced or concrete int32 scalar."""
@@ -107,7 +107,7 @@ class OpRule:
     """One op's iteration space.
 
     Attributes:
-      kind: what the op does.
+      kind: category of the op.
       sizes: extent of each factor that tiles must divide.
       operands: per operand, the factor of each dim (`NONE`: needed whole). Literals have ().
       results: per result, the factor of each dim.
@@ -130,14 +130,14 @@ class OpRule:
       reads: operand dims of which a tile of their factor reads another stretch than the dim's own
         tile: a convolution's image with its halo, a reversed dim. Only loops change what is read.
       indexed: factors that an operand's numbers point into; nothing is read beyond their extent.
-      manual: what a `shard_map` of the user's own needs and makes, whatever the loops.
+      manual: the user's own `shard_map`, which needs and makes the same layouts whatever the loops.
       fixes: the user may have fixed the tilings of its results, which need not be those of what is
         worked out of them.
       pads: longer factors change nothing within the extents that the program says.
       beside: takes its first operand's last stretch in parts that lie beside each other
         (`ir.halos`): they are not put together for it.
-      resizing: how the dims of `reads` get longer; None if they may not.
-      blockwise: how it works on one block of a factor after the other, if it can.
+      resizing: lengthens the dims of `reads`; None if they may not get longer.
+      blockwise: form that works on one block of a factor after the other, if there is one.
       watches: a debugging tool, which decides nothing (see `passes/debug_ops.py`).
       rests: takes its operands as they are tiled, whichever way; costs nothing.
       together: its local form holds collectives, so that all devices must run it.
@@ -177,34 +177,34 @@ class OpRule:
 
     @property
     def contracts(self) -> bool:
-        """Whether it runs on matrix units."""
+        """True if the op runs on matrix units."""
         return self.kind is Kind.CONTRACTION
 
     @property
     def opaque(self) -> bool:
-        """Whether the primitive has no rule."""
+        """True if the primitive has no rule."""
         return self.kind is Kind.OPAQUE
 
     @property
     def looks_up(self) -> bool:
-        """Whether indices say what it takes of a table."""
+        """True if the op looks up a table at indices."""
         return self.kind is Kind.GATHER and bool(self.indexed)
 
     @property
     def writes_into(self) -> bool:
-        """Whether indices say where its second operand is written in its first."""
+        """True if the op writes its second operand into its first at indices."""
         return self.kind is Kind.UPDATE and bool(self.indexed)
 
     @property
     def walks(self) -> bool:
-        """Whether a summed factor may be walked in time: tiles of the operands are multiplied as
-        they are, whichever they are.
+        """True if a summed factor may be walked in time: tiles of the operands, whichever they are,
+        are multiplied as they are.
         """
         plain = self.local is None and self.localize is None and not self.above
         return self.contracts and plain and not self.reads and not self.opaque
 
     def dim_of(self, dims: Dims, factor: int) -> int:
-        """Where `factor` stands in `dims`, or `NONE`."""
+        """Position of `factor` in `dims`, or `NONE`."""
         if factor in dims:
             return dims.index(factor)
         return self.dim_of(dims, self.above[factor][-1]) if self.under(factor) else NONE
@@ -220,7 +220,7 @@ class OpRule:
         return tuple(f for f in range(len(self.sizes)) if self.dim_of(dims, f) == dim)
 
     def reads_on(self, operand: int, dim: int) -> Reads | None:
-        """What a loop reads of an operand's dim, if it is not the tile."""
+        """Stretch of an operand's dim that a loop reads, if this is not the tile."""
         return next((r for r in self.reads if r.operand == operand and r.dim == dim), None)
 
     def tilings(self) -> Iterator[tuple[int, tuple[int, ...], tuple[str, ...]]]:

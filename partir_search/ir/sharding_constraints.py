@@ -27,7 +27,7 @@ def constrained(
     """`x` behind a sharding constraint, which is appended to `ops`.
 
     Args:
-      op: what fixes the sharding.
+      op: the op that fixes the sharding.
       to: the value to make.
     """
     if not isinstance(x, Value):

@@ -42,9 +42,9 @@ class Ring:
     Attributes:
       axes: the two axes and their diagonal, positions in the mesh.
       size: devices along each of them, and steps in time.
-      factors: what the op loops over on each of the three.
-      summed: which of the three has the summed factor.
-      offsets: per turn, what is added to the coordinate on each of the three.
+      factors: the factor that the op loops over on each of the three.
+      summed: the one of the three that has the summed factor.
+      offsets: per turn, the number added to the coordinate on each of the three.
       form: that the table is of.
     """
 
@@ -64,7 +64,7 @@ class Ring:
         return 0 if time == HOME else self.offsets[time][which] % self.size
 
     def held(self, rule: OpRule, dims: Dims) -> tuple[int, ...]:
-        """Which of the three tile an operand or result of factors `dims`."""
+        """Positions of the axes, of the three, that tile an operand or result of factors `dims`."""
         return tuple(w for w, f in enumerate(self.factors) if rule.dim_of(dims, f) != NONE)
 
     def devices(self) -> list[tuple[int, int]]:
@@ -76,7 +76,7 @@ class Ring:
         return tuple(self.offset(w, time) for w in held)
 
     def pairs(self, held: tuple[int, ...], before: int, after: int) -> tuple[Edge, ...]:
-        """Who sends its block of an operand to whom between two times; () if it stays."""
+        """Source and target of each block of an operand between two times; () if blocks stay."""
         if self.place(held, before) == self.place(held, after):
             return ()
         devices = self.devices()
@@ -87,7 +87,7 @@ class Ring:
         return tuple(self.slice_of(w, device, time) for w in held)
 
     def faults(self, rule: OpRule) -> list[str]:
-        """What is wrong with the table: a slice not worked on once, an operand held twice."""
+        """Faults of the table: a slice not worked on once, an operand held twice."""
         found, devices, times = [], self.devices(), range(self.size)
         done = {self._block((0, 1, 2), d, t) for d in devices for t in times}
         if len(done) != self.size**3:

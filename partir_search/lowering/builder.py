@@ -60,7 +60,7 @@ class BlockBuilder:
         return slot
 
     def held(self, source: Layout, target: Layout) -> bool:
-        """Whether a copy is gathered along axes that hold copies, and no others."""
+        """Tells whether a copy is gathered along axes that hold copies, and no other axes."""
         gathered = {a for axes in source for a in axes} - {a for axes in target for a in axes}
         return bool(gathered) and gathered <= self.owner.partition.modes.holds
 

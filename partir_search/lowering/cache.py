@@ -1,4 +1,4 @@
-"""What device-local programs of one module share: slots, plans of ops and of regions."""
+"""Cache that device-local programs of one module share: slots, plans of ops and of regions."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class OpPlan:
       needs: layout that each operand is needed in.
       apply: the op with every operand at rest; the instruction itself where nothing moves.
       moved: operand positions that must be redistributed, or read otherwise than by tiles.
-      windows: what is read so, by operand position.
-      settles: whether some result is made otherwise than it rests.
+      windows: stretches that are read otherwise than by tiles, by operand position.
+      settles: whether some result is made in another slot than it rests in.
 
     An op that neither moves nor settles anything is not active (`ir.partition.active_ops`).
     """
@@ -39,7 +39,7 @@ class OpPlan:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Ends:
-    """How a program's arguments and constants come, and the layouts that its results leave in."""
+    """Slots of a program's arguments and constants, and the layouts that results leave in."""
 
     constants: dict[int, Slot]
     args: tuple[Slot, ...]
@@ -63,7 +63,7 @@ class Crossing:
 
 
 class LocalCache:
-    """What the states of one module on one mesh share: rows of axes, slots and op plans."""
+    """Cache that the states of one module on one mesh share: rows of axes, slots and op plans."""
 
     def __init__(self) -> None:
         self.rows: dict[bytes, AxisRows] = {}

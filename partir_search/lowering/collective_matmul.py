@@ -21,7 +21,7 @@ RESULT = -1  # what moves is the sum so far
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Walk:
-    """Which blocks of a factor, which the op does not loop over, its turns work on.
+    """Schedule of an op's turns over the blocks of a factor that the op does not loop over.
 
     A turn has an offset: its block is the coordinate on the axis plus that. Blocks of an operand
     come from the neighbour who worked on them in the turn before, from both sides; sums of a block
@@ -75,7 +75,7 @@ class Part:
     offset: int
 
     def assembles(self, rule: OpRule) -> bool:
-        """Whether turns make blocks of the result, each another one, on one device."""
+        """Tells whether turns on one device make blocks of the result, each another block."""
         return self.walk.moving != RESULT and self.walk.factor in rule.results[0]
 
 

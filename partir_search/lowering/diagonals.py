@@ -71,7 +71,7 @@ def straight(mesh: MeshShape, layout: Layout) -> Layout:
 
 
 def _grows(triple: Triple, source: Layout, finish: set[int], target: Layout) -> bool:
-    """Whether the three axes stay where they are or are sliced on."""
+    """True if the three axes stay where they are or are sliced on."""
     there = dict(_places(triple, target))
     kept = all(there.get(place) == a for place, a in _places(triple, source))
     return kept and finish.isdisjoint(triple[:3])
@@ -85,7 +85,7 @@ def _places(triple: Triple, layout: Layout) -> Iterator[tuple[tuple[int, int], i
 
 
 def _free(triple: Triple, layout: Layout, pending: set[int]) -> list[int]:
-    """What the diagonal may be called, once blocks are permuted."""
+    """Axes that the diagonal may be renamed to, once blocks are permuted."""
     used = pending | {a for axes in layout for a in axes}
     return [a for a in triple[:2] if a not in used] if triple[2] in used else [triple[2]]
 

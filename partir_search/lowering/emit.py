@@ -317,7 +317,7 @@ def _end_turn(block: Block, at: int, item: Apply, env: dict[int, Any]) -> None:
 
 
 def _tie(slots: Sequence[Slot], env: dict[int, Any]) -> None:
-    """What uses one of the slots from here on waits for all of them."""
+    """Makes every use of one of the slots from here on wait for all of them."""
     for slot, x in zip(slots, lax.optimization_barrier([env[s.id] for s in slots]), strict=True):
         env[slot.id] = x
 
@@ -361,7 +361,7 @@ def run_step(
     """One step of a redistribution on a local tile, inside a manual region over `mesh`.
 
     Args:
-      blocks: what was fetched to be put together with the tile.
+      blocks: fetched blocks to be put together with the tile.
     """
     names = tuple(mesh.names[a] for a in step.axes)
     sizes = [mesh.sizes[a] for a in step.axes]

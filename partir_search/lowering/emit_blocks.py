@@ -18,11 +18,11 @@ from partir_search.lowering.ring_attention import Passing
 
 
 class Device(LocalContext, Protocol):
-    """Where an op runs."""
+    """Device that an op runs on."""
 
     @property
     def partition(self) -> Partition:
-        """Which it is part of."""
+        """Partition that the op is part of."""
 
 
 def block_turn(
@@ -158,7 +158,7 @@ class _ZigzagTurn(_Turn):
         return self.parts(self.halves(args, query, key), state, self.where(query, key))
 
     def where(self, query: int, key: int) -> Where:
-        """Which chunks of the sequence these are."""
+        """Positions of these chunks in the sequence: by factor, which chunk of how many."""
         size = self.part.size
         mine = 2 * size - 1 - self.here if query else self.here
         theirs = 2 * size - 1 - self.block if key else self.block

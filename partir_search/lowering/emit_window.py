@@ -17,7 +17,7 @@ from partir_search.lowering.halo import Fetch, Stretch
 
 
 def fetch(x: Any, detail: Fetch, dim: int, sizes: Mapping[str, int], order: Sequence[str]) -> Any:
-    """What a neighbour sends.
+    """Slice that a neighbour sends.
 
     Args:
       sizes: of the axes that the pairs run over, major to minor.

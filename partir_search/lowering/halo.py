@@ -43,7 +43,7 @@ class Fetch:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Piece:
-    """What a stretch takes of one block.
+    """Part of a stretch that comes from one block.
 
     Attributes:
       block: 0 is the own tile (or the whole), others follow as they are fetched.
@@ -132,8 +132,8 @@ def _pieces(block: int, takes: Sequence[Sequence[Take]]) -> list[Piece]:
 def _demands(
     stretches: Sequence[Sequence[Run]], tile: int
 ) -> tuple[list[list[Take]], dict[Sided, list[Take]]]:
-    """What each device takes of its own tile, and of others' by (source, target, side): whether it
-    stands before what the device has itself, or after.
+    """Takes of each device from its own tile, and from other tiles by (source, target, side): the
+    side tells whether a take stands before the device's own elements, or after.
     """
     own: list[list[Take]] = [[] for _ in stretches]
     wanted: dict[Sided, list[Take]] = {}

@@ -192,7 +192,7 @@ class Localizer:
         return tuple(needs)
 
     def uses_alone(self, op: Op, value: Value) -> bool:
-        """Whether no other product of the same pass uses a value: they share what is gathered."""
+        """True if no other product of its pass uses a value: products share a gathered copy."""
         users = self.products.get(value.id, ())
         return not any(o is not op and o.backward == op.backward for o in users)
 

@@ -36,9 +36,9 @@ class Step:
       axes: mesh axes, major to minor.
       dim: dim sliced, gathered, scattered, or (all_to_all) gathered.
       to_dim: dim that an all_to_all splits; else -1.
-      monoid: how reductions combine; else "".
-      layout / pending: what the value has afterwards.
-      detail: what a permute or a window does (see `lowering/halo.py`).
+      monoid: of reductions; else "".
+      layout / pending: of the value afterwards.
+      detail: of a permute or a window (see `lowering/halo.py`).
     """
 
     kind: str

@@ -150,7 +150,7 @@ class _Rewriter:
         return self._natural[old.id]
 
     def zeros_beyond(self, x: Operand, dim: int) -> bool:
-        """Whether a padded form of `x` is made by padding, with zeros."""
+        """True if a padded form of `x` is made by padding, with zeros."""
         return isinstance(x, Value) and self.natural(x).type.shape[dim] == x.type.shape[dim]
 
     def make(self, old: Value, shape: Shape) -> Value:

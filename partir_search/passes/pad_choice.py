@@ -92,7 +92,7 @@ class DimClasses:
         return x
 
     def carries(self, op: Op, factor: int) -> bool:
-        """Whether the op can carry a padded factor along."""
+        """Tells whether the op can carry a padded factor along."""
         return factor >= 0 and self._able[op.id][factor]
 
     def read_size(self, op: Op, operand: int, dim: int) -> int:
@@ -114,7 +114,7 @@ class DimClasses:
 
 
 def _may_pad(op: Op, rule: OpRule, f: int) -> bool:
-    """Whether a factor may be longer than the program says: it fills its dims alone.
+    """Checks that a factor may be longer than the program says: it fills its dims alone.
 
     Dims of size 1 may not: they broadcast and are squeezed.
     """

@@ -75,7 +75,7 @@ def find_segments(module: Module) -> list[Range]:
 
 
 def namesake(name: str, known: Container[str]) -> str:
-    """What a value is called where other segments are computed again; its name if nowhere."""
+    """Name of a value where other segments are computed again; its own name if nowhere."""
     suffix = next((s for s in (AGAIN, ENTERING, MOVED) if name.endswith(s)), "")
     first = name.removesuffix(suffix)
     return next((n for n in (name, first, first + MOVED) if n in known), name)
@@ -107,12 +107,12 @@ def rematerialize(module: Module, segments: Sequence[Range]) -> Module:
 
 
 class _Uses:
-    """Where values are used, by id: positions in a module's body.
+    """Uses of values, by id: positions in a module's body.
 
     Attributes:
       early: the last use in the first `n` ops.
       first / last: the first use and the last one after these.
-      results: ids of what the module returns.
+      results: ids of the values that the module returns.
     """
 
     def __init__(self, module: Module, n: int) -> None:
@@ -129,7 +129,7 @@ class _Uses:
         self.results = {x.id for x in module.body.results if isinstance(x, Value)}
 
     def after(self, v: int, at: int) -> bool:
-        """Whether a value is returned, or used after a position."""
+        """Tells whether a value is returned, or used after a position."""
         return v in self.results or max(self.early.get(v, -1), self.last.get(v, -1)) > at
 
 

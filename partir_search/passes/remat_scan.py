@@ -20,7 +20,7 @@ WORTH = 2.0  # bytes that computing again must free, as a multiple of those that
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rerun:
-    """What of a scan is computed again.
+    """Part of a scan that is computed again.
 
     Attributes:
       position: of the scan among the body's ops; `users` are those of the backward scans.
@@ -61,7 +61,7 @@ def _rerun(module: Module, at: int, forward: int) -> Rerun | None:
     made = {r.id for inner in region.ops for r in inner.results}
 
     def late(result: Value) -> bool:
-        """Whether only backward scans read it, an element for each iteration."""
+        """True if only backward scans read a result, an element for each iteration."""
         if result.id in returned or not uses.get(result.id):
             return False
         for n, i in uses[result.id]:

@@ -1,1 +1,1 @@
-"""How a decision spreads through a program."""
+"""Propagation of decisions through a program."""

@@ -101,9 +101,9 @@ class Stream:
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
 class Hold:
-    """What is gathered along mesh axis `axis` in the forward pass is held for the backward pass.
+    """Holds copies gathered along mesh axis `axis` in the forward pass for the backward pass.
 
-    Without it, it is gathered again where it is used late.
+    Without this action, late uses gather them again.
     """
 
     axis: str
@@ -134,7 +134,7 @@ class RingForm:
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
 class Nest:
-    """Where several of the mesh axes `axis` ("a+b") tile one dim, the earlier named are major."""
+    """Makes the earlier named of the mesh axes `axis` ("a+b") major where several tile one dim."""
 
     axis: str
 

@@ -133,7 +133,7 @@ def fix(state: State, graph: Graph, actions: Sequence[Action]) -> list[Action]:
 
 
 def fulfilled(state: State, graph: Graph, action: Action) -> bool:
-    """Whether a value is tiled or kept already as an action wants it."""
+    """Tells whether values are tiled, kept or barred already as an action wants."""
     if not isinstance(action, Tile | Replicate | Bar):
         return False
     axes = state.mesh.axes(action.axis)

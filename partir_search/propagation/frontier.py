@@ -1,4 +1,4 @@
-"""What propagation looks at on its way, found for many decided classes at once."""
+"""Nodes and classes that propagation looks at, found for many decided classes at once."""
 
 from __future__ import annotations
 

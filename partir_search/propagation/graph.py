@@ -30,10 +30,10 @@ from partir_search.rules.registry import RuleTable
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Form:
-    """What nodes alike share: all that does not depend on which classes their ports are of.
+    """Structure that nodes alike share: all that does not depend on the classes of their ports.
 
     Attributes:
-      flow: whether they are flows in or out of a region, not ops.
+      flow: whether the nodes are flows in or out of a region, not ops.
       dims: factor per dim, by port.
       sizes: extents of factors; blocked ones have extent 0.
       places: per factor, the (port, dim) pairs that it tiles.
@@ -70,8 +70,8 @@ class Node:
         return zip(self.classes, self.form.dims, strict=True)
 
     def walks(self, rule: OpRule, factors: tuple[int, ...]) -> bool:
-        """Whether it may loop over three factors on two axes and their diagonal: one of them is a
-        sum, to be walked in time, and every operand and result has two.
+        """True if the node may loop over three factors on two axes and their diagonal: one of them
+        is a sum, to be walked in time, and every operand and result has two.
         """
         return (
             rule.walks
@@ -155,11 +155,11 @@ class Graph:
 
     @functools.cached_property
     def reach(self) -> Reach:
-        """What propagation looks at."""
+        """Adjacency of nodes and classes that propagation looks at."""
         return Reach(self.touching, [node.classes for node in self.nodes])
 
     def rows(self, tiles: array[int], loops: array[int], travels: bool) -> AxisRows:
-        """What an axis does to every op and value: classes spread to values, nodes to ops."""
+        """Rows of an axis over all ops and values: classes spread to values, nodes to ops."""
         spread = np.frombuffer(tiles, dtype=np.int8)[self.spread]
         # A contracted op is elementwise: its factors are its result's dims.
         contracted = np.maximum(spread[self.result_of], NONE)

@@ -1,4 +1,4 @@
-"""What a decision did to one axis, kept so that an equal state need not propagate it again.
+"""Effects of decisions on one axis, kept so that an equal state need not propagate them again.
 
 A search plays the same decisions again and again, in states that differ elsewhere: nine of ten
 propagations are repeats.
@@ -28,7 +28,7 @@ class Checks:
     Attributes:
       at / on: classes and their dims, or nodes and their factors.
       extents: in the program.
-      passed: what the answer was.
+      passed: the answers.
     """
 
     at: Places
@@ -60,18 +60,18 @@ class Checks:
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """What one decision did to one axis, to be done again where an axis of its size is the same.
+    """Effect of one decision on one axis, to be done again where an axis of its size is the same.
 
     Attributes:
-      axis: on which it was worked out.
+      axis: on which the effect was worked out.
       near / were: classes and nodes that were looked at, and their tiles and loops before.
-      classes / dims: what became tiled, and how.
-      nodes / factors: what began to loop, and over what.
-      untiled / unlooped: (class, dim) and (node, factor) that other axes kept it from.
+      classes / dims: classes that became tiled, and their dims.
+      nodes / factors: nodes that began to loop, and their factors.
+      untiled / unlooped: (class, dim) and (node, factor) that other axes kept the decision from.
       shapes / sizes: extents of all classes' dims and nodes' factors.
       stacked / beside: nodes with several factors on a dim, and [axes, stacked] what the axes
         looped over there: factors beneath others depend on it.
-      entangled: whether other axes had a say in it besides: it is known by the whole state.
+      entangled: whether other axes had a say in the effect besides: the whole state is its key.
     """
 
     axis: int
@@ -106,8 +106,8 @@ class Spread:
         loops: Sequence[array[int]],
         sizes: Sequence[int],
     ) -> bool:
-        """Whether the decision does the same now: if what was looked at on the axis is as it was,
-        and all that was asked about other axes has the same answer.
+        """Tells whether the decision has the same effect now: if tiles and loops looked at on the
+        axis are as before, and every question about other axes has the same answer.
 
         Args:
           tiles, loops: [axes] rows of the state.

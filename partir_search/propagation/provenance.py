@@ -7,7 +7,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Cause:
-    """Who tiled a class on an axis: an action (`node` is None) or propagation through a node."""
+    """Origin of a class's tile on an axis: an action (`node` is None), or propagation by a node."""
 
     step: int
     node: int | None

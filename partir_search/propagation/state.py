@@ -33,7 +33,7 @@ class State:
     Attributes:
       tiles: [axes] int8 array over classes: dim, NONE or KEPT.
       loops: [axes] int8 array over nodes: factor or NONE.
-      modes: what axes do besides; not part of the state's key.
+      modes: options of axes besides tiling; not part of the state's key.
       left: classes that no action decides; propagation may.
       shapes: [axes][classes] as the graph's, but 1 for dims barred on the axis. Not part of the
         state's key.
@@ -93,7 +93,7 @@ class State:
     # Legality ----------------------------------------------------------------------------------
 
     def divides(self, cls: int, dim: int, axes: Sequence[int]) -> bool:
-        """Whether the dim's size allows these axes on it besides those that it has."""
+        """Tells whether the dim's size allows these axes besides those that tile it already."""
         sizes = self.mesh.sizes
         n, size = self.shapes[axes[0]][cls][dim], sizes[axes[0]]
         for axis in axes[1:]:
@@ -106,7 +106,7 @@ class State:
         return n > 0 and n % size == 0
 
     def free(self, cls: int, axes: Sequence[int]) -> bool:
-        """Whether a class is undecided along all of these axes, and open to decisions."""
+        """Tells whether a class is undecided along all of these axes, and open to decisions."""
         if cls in self.left:
             return False
         for axis in axes:  # noqa: SIM110 (asked so often that a generator would show)
@@ -122,12 +122,12 @@ class State:
         )
 
     def _crowded(self, cls: int, triple: Sequence[int], axes: Sequence[int]) -> bool:
-        """Whether a class would be tiled on two axes and their diagonal as well."""
+        """True if a class would be tiled on two axes and their diagonal as well."""
         return all(a in axes or self.tiles[a][cls] >= 0 for a in triple)
 
     def _walks(self, n: int, factor: int, axis: int, triple: Sequence[int]) -> bool:
-        """Whether a node may loop over `factor` on one of two axes and their diagonal: along with
-        another one, or with both if it walks the one sum among them in time.
+        """True if a node may loop over `factor` on one of two axes and their diagonal: along with
+        another factor, or with both if the node walks the one sum among the three in time.
         """
         node = self.graph.nodes[n]
         rule = self.graph.rules[node.op]
@@ -255,7 +255,7 @@ class State:
         self._bars = tuple(sorted({*self._bars, *((axis, cls, dim) for axis in axes)}))
 
     def barred(self, cls: int, dim: int, axes: Sequence[int]) -> bool:
-        """Whether a dim of a class is never tiled on any of these axes."""
+        """Tells whether a dim of a class is never tiled on any of these axes."""
         return {(a, cls, dim) for a in axes}.issubset(self._bars)
 
     def _decide(self, axis: int, cls: int, new: int) -> None:
@@ -361,7 +361,7 @@ class State:
         return NONE
 
     def _left(self, n: int, factor: int, axis: int) -> int:
-        """What other axes' loops leave of a factor's extent."""
+        """Extent of a factor that other axes' loops leave."""
         extent = self.graph.nodes[n].form.sizes[factor]
         for a, row in enumerate(self.loops):
             if a != axis and row[n] == factor:

@@ -1,4 +1,4 @@
-"""Where an axis of the mesh is larger than a dim that it should tile: which parts it falls into.
+"""Parts into which a mesh axis falls where it is larger than a dim that it should tile.
 
 An axis of 16 over 8 key-value heads in groups of 4 tiles 8 of them and 2 of the groups; an axis of
 64 over a batch of 4 leaves 16 for other dims; a batch of 32 on 8x8 takes 8 and 4 of the other 8.
@@ -77,7 +77,7 @@ def _batches(graph: Graph) -> list[int]:
 
 
 def _for_batch(batch: int, mesh: MeshShape) -> list[tuple[str, int]]:
-    """Where to cut one axis so that whole axes and its part tile the batch as far as it goes."""
+    """Finds a cut of one axis so that whole axes and its part tile the batch as far as it goes."""
     most = math.gcd(batch, mesh.devices)
     found: list[tuple[int, str, int]] = []
     for n in range(len(mesh.names) + 1):

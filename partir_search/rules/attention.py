@@ -129,7 +129,7 @@ def run_members(
 
     Args:
       where: by label, the block that is worked on, of how many; others are as `ctx` says.
-      change: what to make of some results before they are read.
+      change: functions applied to some results before they are read.
     """
     change = change or {}
     for m in body.members:

@@ -40,7 +40,7 @@ class Examples:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Flows:
-    """How values pass in and out of an op's regions.
+    """Flow of values in and out of an op's regions.
 
     Attributes:
       enters: (operand, region, argument, lead): the operand becomes the region's argument.

@@ -47,7 +47,7 @@ def dynamic_slice(op: Op) -> OpRule:
 
 
 def local_slice(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
-    """What lies in this tile; zeros for the rest."""
+    """Elements of the slice that lie in this tile; zeros for the rest."""
     x, wanted = args[0], op.params["slice_sizes"]
     starts = _starts(op, args[1:], wanted)
     sizes, shifts = list(wanted), {}
@@ -119,8 +119,8 @@ def local_update(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
 
 
 def _into_tile(ctx: Any, dim: int, start: Any, size: int, tile: int) -> tuple[Any, Any]:
-    """Where in the tile the piece of it starts that is read or written, and its shift: element j of
-    the whole is element j + shift of that piece.
+    """Start, in the tile, of the piece that is read or written, and the piece's shift: element j of
+    the whole is element j + shift of the piece.
     """
     start = start - ctx.tile_index(dim) * tile
     base = jnp.clip(start, 0, tile - min(size, tile))

@@ -63,7 +63,7 @@ def shard_alike(op: Op) -> OpRule:
 
 @register("device_put")
 def device_put(op: Op) -> OpRule:
-    """Where a value lives is ours to say; a memory space (pinned_host) is kept."""
+    """Ignores the user's placement, which is ours to choose; keeps a memory space (pinned_host)."""
     return dataclasses.replace(_identity(op), local=_local_put, linear=((0,),))
 
 
@@ -74,5 +74,5 @@ def _local_put(_: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
 
 @register("platform_index")
 def platform_index(op: Op) -> OpRule:
-    """Which branch of a `platform_dependent` is compiled: a constant."""
+    """Index of the branch of a `platform_dependent` that is compiled: a constant."""
     return whole(op, Kind.IDENTITY)

@@ -24,7 +24,7 @@ from partir_search.rules.resizing import windows
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Slide:
-    """How a window slides along one dim: point p reaches `reach` elements from
+    """Geometry of a window that slides along one dim: point p reaches `reach` elements from
     ``p * stride - low`` on.
     """
 
@@ -137,7 +137,7 @@ def _local_tangent(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
 
 
 def _unselected(op: Op, dtype: Any) -> Any:
-    """What no window selects."""
+    """Number that no window selects."""
     return identity("max" if op.params["select_prim"].name == "ge" else "min", dtype)
 
 

@@ -50,8 +50,8 @@ def whole(op: Op, kind: Kind, **fields: Any) -> OpRule:
 
 
 def rule_key(op: Op) -> Hashable:
-    """What a rule may depend on: primitive, params, types and signs of literals. Equal keys have
-    equal rules.
+    """Key of all that a rule may depend on: primitive, params, types and signs of literals. Equal
+    keys have equal rules.
     """
     if op.key is None:
         op.key = (
@@ -64,12 +64,12 @@ def rule_key(op: Op) -> Hashable:
 
 
 def _sign(x: Operand) -> tuple[bool, bool] | None:
-    """Whether a literal is zero, and whether it is positive."""
+    """Sign of a literal, (is zero, is positive); None for a value."""
     return None if isinstance(x, Value) else (x.is_zero(), positive(x))
 
 
 def positive(x: Operand) -> bool:
-    """Whether an operand is a literal above zero."""
+    """Tells whether an operand is a literal above zero."""
     if not isinstance(x, Literal):
         return False
     number = x.number

@@ -124,7 +124,7 @@ def _beyond(op: Op, i: int, extent: int) -> Beyond | None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Slide:
-    """How a window slides along one dim.
+    """Geometry of a window that slides along one dim.
 
     Point p of the result, and element q of the window, meet position ``p * stride + q * spread -
     low`` of the image with ``holes`` between its elements. Along the result (or along the window,
@@ -134,7 +134,7 @@ class _Slide:
       still: every window lies on the image as it is.
       touches: pairs of a window's element and a pixel that meet: no padding, no hole.
       points: of the factor; 0 if the dim must stay whole.
-      step / first / width: what a point reads (`Reads`).
+      step / first / width: stretch that a point reads (`Reads`).
     """
 
     still: bool

@@ -1,1 +1,1 @@
-"""What follows from a module and its rules alone: users, rows of axes, pending sums."""
+"""Facts that follow from a module and its rules alone: users, rows of axes, pending sums."""

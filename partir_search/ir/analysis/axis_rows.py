@@ -1,7 +1,7 @@
-"""What one mesh axis does to every op and value, and what follows from that alone.
+"""Loops and tiles that one mesh axis gives ops and values, and facts that follow from these alone.
 
-States of a search differ on one axis or two: the rows of the others are the same objects, and what
-is known of them is not worked out again.
+States of a search differ on one axis or two: the rows of the other axes are the same objects, and
+facts known of these rows are not worked out again.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Sizes = npt.NDArray[np.unsignedinteger]
 
 @dataclasses.dataclass(eq=False)
 class AxisRows:
-    """What one mesh axis does, pending sums already on their way.
+    """Loops and tiles of one mesh axis, with pending sums already on the way.
 
     Attributes:
       loops / tiles: per op its factor, per value its dim, a byte each.
-      travelling: how values that rest as pending reductions are finished, by id.
+      travelling: monoid that finishes each value that rests as a pending reduction, by id.
       loop_row / tile_row / pending: the same as arrays; KEPT reads as NONE in `tile_row`.
       travels: whether pending sums may travel.
     """
@@ -79,8 +79,8 @@ class AxisRows:
         return [int(op) for op in stacked[found]]
 
     def gathered(self, other: AxisRows) -> tuple[int, int]:
-        """How often a dim that both axes tile is needed on one of them only: runs of uses for which
-        this axis is gathered away, and runs for which the other one is.
+        """Counts runs of uses that need a dim, tiled by both axes, on one axis only: runs for which
+        this axis is gathered away, and runs for which the other axis is.
         """
         found = self._gathered.get(other)
         if found is None:

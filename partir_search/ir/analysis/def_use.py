@@ -1,4 +1,4 @@
-"""What walks over a module need again and again, computed once per module and rules."""
+"""Def-use facts that walks over a module need repeatedly, computed once per module and rules."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Index:
         stretches than tiles, or works on blocks.
       stacked: ids of ops with a factor beneath another on one dim.
       beneath: [stacked, factor + 1] whether the factor is beneath another.
-      growth: what `travel` found of ops that it passed: the same questions come with every state.
+      growth: findings of `travel` on ops that it passed: the same questions come with every state.
     """
 
     def __init__(self, module: Module, rules: Sequence[OpRule]) -> None:
@@ -142,7 +142,7 @@ class Index:
                 self.beneath[k, f + 1] = bool(above)
 
     def inside(self, op: Op) -> Inside:
-        """What an op with regions and all that is inside them consists of."""
+        """Returns the values and ops of an op with regions, all nested ones included."""
         found = self._inside.get(op.id)
         if found is None:
             regions = [r for region in op.regions for r in walk_regions(region)]
@@ -181,7 +181,7 @@ class Index:
 
 
 def _always(rule: OpRule) -> bool:
-    """Whether an op matters to a program's cost wherever its operands rest."""
+    """True if an op matters to a program's cost wherever its operands rest."""
     return bool(rule.manual or rule.reads or rule.blockwise)
 
 
@@ -245,7 +245,7 @@ def zero_values(module: Module, rules: Sequence[OpRule]) -> frozenset[int]:
 
 
 def is_zero(operand: object, zeros: Set[int]) -> bool:
-    """Whether an operand is a literal zero or known to be zero."""
+    """Tells whether an operand is a literal zero or known to be zero."""
     if isinstance(operand, Value):
         return operand.id in zeros
     return isinstance(operand, Literal) and operand.is_zero()

@@ -22,7 +22,7 @@ from partir_search.ir.rule import KEPT, NONE, TRAVELLING
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Way:
-    """What a pending value costs if it goes on: ops that lose their loop, values that lose their
+    """Cost of a pending reduction that travels on: ops that lose their loop, values that lose their
     tile, and values that rest pending.
     """
 

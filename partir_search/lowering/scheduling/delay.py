@@ -1,4 +1,4 @@
-"""What waits for products that nothing else waits for.
+"""Rings and gathers that wait for products that nothing else waits for.
 
 XLA puts off the gradients of weights, to have work while it communicates, and what they read stays
 where it is.
@@ -40,8 +40,8 @@ def ring_queue(block: Block) -> dict[int, tuple[Slot, ...]]:
 
 
 def in_turns(item: Instruction) -> bool:
-    """Whether it is a turn of a product on two axes and their diagonal; collective matmul and
-    attention, of which this was not measured, run as XLA has them.
+    """True if an instruction is a turn of a product on two axes and their diagonal; collective
+    matmul and attention, of which this was not measured, run as XLA has them.
     """
     return isinstance(item, Apply) and item.turns > 1 and item.part is None
 

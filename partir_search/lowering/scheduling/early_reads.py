@@ -1,4 +1,4 @@
-"""What the backward pass does not wait for, and should.
+"""Reads that the backward pass does not wait for, and should.
 
 Nothing but the loss's value needs the logit of each token's label. XLA:TPU reads it at the very end
 of the step now and then, and holds the logits until then, beside their gradient: a quarter more
@@ -49,8 +49,8 @@ def read_early(block: Block, rules: Sequence[OpRule]) -> dict[int, Slot]:
 
 
 def _made_by_moves(block: Block) -> dict[int, Slot]:
-    """What each slot was moved from that a move made first: a value that is moved there and back
-    is in one slot twice, and was there before it left.
+    """Source of each slot that a move made first: a value that is moved there and back is in one
+    slot twice, and was in the slot before it left.
     """
     moved: dict[int, Slot] = {}
     seen: set[int] = set()

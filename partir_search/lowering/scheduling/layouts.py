@@ -86,8 +86,8 @@ def meetings(program: LocalProgram) -> dict[int, list[Slot]]:
 
 
 def _fills_tiles(shape: Shape) -> bool:
-    """Whether XLA:TPU lays out an argument of this shape row by row. Others, as heads of 64, are
-    turned so that tiles of 8 by 128 are filled. (True of all 4,224 arguments of compiled programs.)
+    """Tells whether XLA:TPU lays out an argument of this shape row by row. Others, as heads of 64,
+    are turned to fill tiles of 8 by 128. (True of all 4,224 arguments of compiled programs.)
     """
     return len(shape) > 1 and shape[-1] % 128 == 0 and shape[-2] % 8 == 0
 
@@ -97,7 +97,7 @@ def _floats(slot: Slot) -> bool:
 
 
 def _by_array(item: Apply) -> bool:
-    """Whether it takes many rows, and not one stretch that begins at some number."""
+    """True if a lookup takes many rows, and not one stretch that begins at some number."""
     return any(x.type.shape and jnp.issubdtype(x.type.dtype, jnp.integer) for x in item.op.operands)
 
 
@@ -111,7 +111,7 @@ def _results(item: Apply | Move) -> tuple[Slot, ...]:
 
 
 def _walked(item: Apply | Move, shape: Shape, rules: Sequence[OpRule]) -> list[Slot] | None:
-    """What an elementwise step reads; None if it is another one, or reads its points transposed."""
+    """Slots that an elementwise step reads; None if of another kind, or if it reads transposed."""
     if isinstance(item, Move) or item.blocks or not rules[item.op.id].elementwise:
         return None
     rule = rules[item.op.id]

@@ -1,4 +1,4 @@
-"""Which ops of a region are one attention: all that touch its scores.
+"""Ops of a region that form one attention: all that touch its scores.
 
 A value is one of the scores' if it has a dim of keys and one of queries. Where both come from is
 seen at the product that makes the scores. What reads a score belongs to the group; so does what
@@ -41,14 +41,14 @@ class Ops:
         return self._rule(op)
 
     def plain(self, op: Op) -> bool:
-        """Whether an op's tiles are its own affair: it may run on blocks of its operands."""
+        """Tells whether an op's tiles are its own affair: it may run on blocks of its operands."""
         if op.regions or op.effect:
             return False
         r = self.rule(op)
         return not (r.opaque or r.above or r.reads or r.indexed or r.manual or r.blocked)
 
     def dataless(self, op: Op) -> bool:
-        """Whether an op rests on no data: only on positions and literals."""
+        """Tells whether an op rests on no data: only on positions and literals."""
         if id(op) not in self._dataless:
             makers = [self.maker.get(v.id) for _, v in op.inputs()]
             self._dataless[id(op)] = (
@@ -215,7 +215,7 @@ def _score_operands(ops: Ops, group: Group, op: Op) -> list[Value]:
 
 
 def _same(dims: Dims, keys: int, queries: Sequence[int]) -> Dim2 | None:
-    """Where the factors of keys and queries stand in `dims`, if both do."""
+    """Positions of the factors of keys and queries in `dims`, if both are there."""
     if keys == NONE or keys not in dims:
         return None
     at = frozenset(dims.index(q) for q in queries if q != NONE and q in dims)

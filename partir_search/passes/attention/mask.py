@@ -1,8 +1,8 @@
-"""Whether a mask lets queries look at earlier keys only.
+"""Detection of causal masks: queries look at earlier keys only.
 
 The mask is found where scores are selected against a number so low that its exponential is zero.
-What it is made of must depend on the difference of two positions alone; then its first row tells
-all of it.
+The operands that it is made of must depend on the difference of two positions alone; then the
+mask's first row tells all of the mask.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STILL = ("broadcast_in_dim", "convert_element_type", "transpose", "reshape", "co
 
 
 class Kind(enum.Enum):
-    """What a value depends on."""
+    """Positions that a value depends on."""
 
     NOTHING = 0
     QUERY = 1  # a query's position, plus a number
@@ -33,7 +33,7 @@ class Kind(enum.Enum):
 
 
 def is_causal(body: Body, weight: int) -> bool:
-    """Whether each query looks at its own key and at none that is later.
+    """Tells whether each query looks at its own key and at no later key.
 
     Args:
       weight: place of the exponentials.
@@ -112,7 +112,7 @@ def _conjuncts(place: int, made: dict[int, Member]) -> list[int]:
 
 
 def _low(x: Place, made: dict[int, Member]) -> bool:
-    """Whether all of a value is one low number."""
+    """True if all of a value is one low number."""
     while not isinstance(x, Literal):
         m = made.get(x)
         if m is None or m.op.prim not in STILL:

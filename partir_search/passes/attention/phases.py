@@ -93,7 +93,7 @@ def operand_id(x: Value | Literal) -> int | None:
 
 
 def _products_above(ops: Ops, group: Group, op: Op) -> int:
-    """How many products make what an op of the group reads."""
+    """Number of the group's products that make the operands of one of its ops."""
     seen: set[int] = set()
     todo = [op]
     while todo:

@@ -1,5 +1,5 @@
-"""What lets an attention go over its keys block by block: which sums are a softmax's, and which
-sums of the backward pass follow from the forward pass.
+"""Roles that let an attention go over its keys block by block: sums that are a softmax's, and sums
+of the backward pass that follow from the forward pass.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Chain:
 
     Attributes:
       step: of each place on the way, how many factors were applied before it.
-      factors: what was: (primitive, operand positions and places of what is not on the way).
-      divided: which factor is the softmax's own division.
+      factors: applied factors: the member that applies each, and the operand position on the way.
+      divided: position of the factor that is the softmax's own division.
       values: place of the values' operand.
     """
 
@@ -65,7 +65,7 @@ def find_online(draft: Draft, product: Member) -> tuple[Online, Chain]:
 
 
 def _origin(place: Place, made: dict[int, Member]) -> int:
-    """What a place is a cast or transpose of."""
+    """Place that a place is a cast or transpose of."""
     while isinstance(place, int) and place in made and made[place].op.prim in MOVES[:2]:
         place = made[place].ins[0]
     if not isinstance(place, int):
@@ -78,7 +78,7 @@ def _users(body: Body, place: int) -> list[tuple[Member, int]]:
 
 
 def _rows_from(body: Body, place: int) -> set[int]:
-    """What is made of a reduction over keys, outside of scores."""
+    """Places made of a reduction over keys, outside of scores."""
     found = {place}
     for m in body.members:
         inner = body.walked in m.factors or any(out in body.scores for out in m.outs)
@@ -133,8 +133,8 @@ def _chain(body: Body, first: int, last: Place, rows: set[int], values: Place) -
 
 
 def _linear(body: Body, m: Member, at: int) -> bool:
-    """Whether an op is linear in an operand but for rounding (rules do not let sums through where
-    it matters).
+    """True if an op is linear in an operand but for rounding (rules do not let sums through where
+    rounding matters).
     """
     made = makers(body)
     groups = m.rule.linear or LINEAR.get(m.op.prim, ())
@@ -179,7 +179,7 @@ def _rests_on(place: int, places: set[int], made: dict[int, Member]) -> bool:
 
 
 def _returns(body: Body, m: Member) -> bool:
-    """Whether what a reduction over keys makes is used by scores again."""
+    """True if scores use the result of a reduction over keys again."""
     rows = _rows_from(body, m.outs[0])
     return any(
         x in rows
@@ -234,7 +234,7 @@ def _cotangents(
 def _alike(
     m: Member, at: int, factor: Member, position: int, forward: Draft, backward: Draft
 ) -> bool:
-    """Whether a cotangent is multiplied by what the weights were."""
+    """True if a cotangent is multiplied by the same factor as the weights were."""
     if m.op.prim != factor.op.prim or at != position:
         return False
     there = {place: v for v, place in forward.place.items()}

@@ -51,7 +51,7 @@ class Folded:
       original: the module that was folded.
       module: the quotient; `op.count` says how many ops one stands for.
       class_of: quotient value id per original value id (-1: inside a repeat that was dropped).
-      body: which ops are left of the module's body, and of bodies that were opened.
+      body: ops that are left of the module's body, and of bodies that were opened.
       alike: quotient values that are to be tiled alike: the same of copies that were kept apart.
     """
 
@@ -115,7 +115,7 @@ def fold(
             placed.update(x.id for x in (*op.operands, *op.results) if isinstance(x, Value))
 
     def told(segment: Segment) -> bool:
-        """Whether what enters is known to be alike: short periods also occur by chance."""
+        """True if entering values are known to be alike: short periods also occur by chance."""
         pairs = _entering(segment, ops)
         return all(x.id == y.id or _same_role(role(x), role(y)) for x, y in pairs)
 
@@ -293,7 +293,7 @@ def _with_roles(
 
 
 def _alike(segment: Segment, ops: Sequence[Op], role: Callable[[Operand], Role]) -> bool:
-    """Whether no operands correspond of which it is known that they are unlike."""
+    """True if no corresponding operands are known to be unlike."""
     for offset in range(segment.start, segment.start + segment.period):
         roles = [role(x) for x in ops[offset].operands]
         for at in range(offset + segment.period, segment.stop, segment.period):

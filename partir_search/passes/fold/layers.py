@@ -1,4 +1,4 @@
-"""Which numbers in arguments' paths count layers, and which tell the parts of one layer apart.
+"""Numbers in arguments' paths that count layers, or that tell the parts of one layer apart.
 
 Folding may only make the arguments of different layers one. `edges_7/dense_2/kernel` is the third
 matrix of layer 7: folded with the second one it would lose the plans that tile every other matrix
@@ -45,7 +45,7 @@ def leaf_names(
     leaves = {args[i].id: 0 for i, _ in module.ties}
 
     def tie(ties: Ties) -> None:
-        """What is one value in and outside of a region has one name, and its stack another."""
+        """Gives one value inside and outside of a region one name, and its stack another."""
         for group in ties:
             known = next(((v.id, lead) for v, lead in group if v.id in names), None)
             if known is None:
@@ -141,7 +141,7 @@ def layer_names(paths: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> list
             kind_elsewhere.setdefault(end, found_kind)
 
     def kind_at(place: _Place) -> int | None:
-        """What has no matrices (a layer's running means) is of the kind of what is named so."""
+        """Kind of a layer; one without matrices (running means) is of the kind of its namesake."""
         for layer in (place.inside, place.beside):
             if layer in kind_of:
                 return kind_of[layer]
@@ -170,7 +170,7 @@ class _Place:
 
     Attributes:
       parent: the path before the component.
-      component / start: where the component and its number start.
+      component / start: starts of the component and of its number.
       inside / beside: names for all under it, and for all with its number and parent.
     """
 

@@ -26,7 +26,7 @@ class Opened:
     """A region op whose bodies are opened.
 
     Attributes:
-      start: where its ops begin in the list; it stands at the end of them itself.
+      start: position of its first op in the list; the region op stands after its ops.
       regions: numbers of its regions.
       ties: of its operands, its regions' arguments and results, and its results.
     """
@@ -57,7 +57,7 @@ class Linear:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Places:
-    """What is left of a region in a quotient.
+    """Ops of a region that are left in a quotient.
 
     Attributes:
       positions: per op of the quotient's region, its position in the original's.
@@ -107,7 +107,7 @@ def weight(op: Op) -> int:
 
 
 def places_of(linear: Linear, chosen: Sequence[int], op_of: Sequence[int]) -> Places:
-    """What is left of the module's body.
+    """Ops of the module's body that are left.
 
     Args:
       chosen: places in the list of the ops that are left.

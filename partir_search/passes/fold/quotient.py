@@ -19,8 +19,8 @@ def make_quotient(
     """Keeps the chosen ops of a module.
 
     Args:
-      body: which are kept of its body, and of regions that were opened.
-      count_of: how many ops each of them stands for, by id.
+      body: ops that are kept of the module's body, and of regions that were opened.
+      count_of: number of ops that each kept op stands for, by id.
       roots: per value id, the id of one value in its class. Arguments of one class become one; a
         region that was opened has one as an argument as often as there are values in the class.
 

@@ -23,7 +23,7 @@ class Form:
 
     Attributes:
       size: elements of the view.
-      below / above: what stands beyond the dim's ends (see `ir.boundaries`).
+      below / above: padding beyond the dim's ends (see `ir.boundaries`).
       kept: (start, end) of the view's elements that count; the filler stands elsewhere. None if
         all do, or all but those beyond the ends.
     """

@@ -85,7 +85,7 @@ class _Scope:
     Attributes:
       views: values that are views of others.
       sums: values that are sums of views.
-      instead: what to read instead of a value.
+      instead: operand to read instead of a value.
       makers: the op that makes a value.
       crops: values of which only slices are read.
     """

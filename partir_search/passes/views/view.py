@@ -23,7 +23,7 @@ class View:
     """A value as a map of another one.
 
     Attributes:
-      base: what the elements come from; None if all are the filler.
+      base: value that the elements come from; None if all are the filler.
       maps: per dim.
       filler: stands where some map has `FILLER`.
     """
