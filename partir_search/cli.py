@@ -171,7 +171,7 @@ _OTHERS = ("<frozen", f"{os.sep}site-packages{os.sep}", str(pathlib.Path(__file_
 
 
 def named_object(name: str) -> Any:
-    """What ``module:attribute`` names. UsageError that says which part is not there."""
+    """Returns the object that ``module:attribute`` names. UsageError names the missing part."""
     module, colon, attribute = name.partition(":")
     if not colon or not attribute:
         raise UsageError(f"{name!r} names no function; write it as package.module:function")

@@ -73,7 +73,7 @@ class Verification:
 
     @property
     def confirmed(self) -> bool:
-        """Whether every collective was compiled as predicted, up to `changes`."""
+        """True if every collective was compiled as predicted, up to `changes`."""
         return not self.unexplained
 
     def table(self) -> Table:
@@ -380,7 +380,7 @@ def _combined(
 def _narrowed(
     planned: dict[Key, list[tuple[int, int]]], compiled: dict[Key, list[tuple[int, int]]]
 ) -> dict[Key, int]:
-    """How many of each kind and axes move elements that are narrower than predicted."""
+    """Number of collectives, by kind and axes, that move narrower elements than predicted."""
     out = {}
     for key, moved in compiled.items():
         widest: dict[int, int] = {}

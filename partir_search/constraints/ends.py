@@ -109,8 +109,8 @@ class _Meeting:
         return found
 
     def _tie(self, arg: int, result: int, inside: dict[str, Wish]) -> None:
-        """What is new of train state leaves as it came, unless its own sharding is fixed; what
-        only the result has fixed holds for the argument, too.
+        """Ties new train state to its argument: it leaves as it came, unless its own sharding is
+        fixed; a sharding that only the result has fixed holds for the argument, too.
         """
         value = self.module.body.results[result]
         argument = self.module.body.args[arg]

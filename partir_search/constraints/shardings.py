@@ -24,7 +24,7 @@ from partir_search.propagation.actions import Action
 def spec_wish(
     path: str, value: Value, spec: PartitionSpec, mesh: MeshShape, *, uneven: bool = False
 ) -> Wish:
-    """What `spec` says of `value`: tiled on the axes that it names and on no others.
+    """Wish of `spec` for `value`: tiled on the axes that `spec` names and on no others.
 
     With UNCONSTRAINED dims axes that are not named may tile these, and no other dim. ValueErrors
     name `path`.

@@ -1,4 +1,4 @@
-"""What a game must offer to be searched, and the record of what a search has seen.
+"""Interface of a game that can be searched, and the record of the states that a search has seen.
 
 The engine knows no jax and no IR: a game is a state with moves, undo, a key and a cost. An answer
 that keeps all limits is better than any that does not (`Score`).
@@ -64,7 +64,7 @@ class Game(Protocol):
         """The cost of stopping here."""
 
     def bound(self) -> Score | None:
-        """What the score is not below, found with less work than the score; None if not known."""
+        """Lower bound of the score, found with less work than the score; None if not known."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -114,14 +114,14 @@ class Record:
 
     @property
     def novel(self) -> bool:
-        """Whether looks still find states that are new, so that the budget ends with them."""
+        """True while looks still find new states, so that the budget ends with them."""
         return self.looks < LOOKS * self.episodes
 
     def scalar(self, score: Score) -> float:
         return score.scalar(self.penalty)
 
     def knows(self, key: Hashable) -> bool:
-        """Whether a state was looked at."""
+        """Tells whether a state was looked at."""
         return key in self.scores or key in self.bounds
 
     def look(self, path: Sequence[Move], allowed: float = math.inf) -> Score:

@@ -24,7 +24,7 @@ class Goal(Protocol[C]):
         """Log of how many times a limit is exceeded; 0 for goals without one."""
 
     def objective(self, cost: C) -> float:
-        """What to make small; 0 for goals that only limit."""
+        """Quantity to minimize; 0 for goals that only limit."""
 
 
 class _Sized(Protocol):
@@ -130,7 +130,7 @@ class Weighted(Generic[C]):
 
 
 def is_monotone(goal: Goal[C]) -> bool:
-    """Whether a goal says that lower costs never score worse."""
+    """Tells whether a goal declares that lower costs never score worse."""
     return bool(getattr(goal, "monotone", False))
 
 
@@ -146,7 +146,7 @@ class Scorer(Generic[C]):
 
     @property
     def monotone(self) -> bool:
-        """Whether lower costs never score worse."""
+        """True if lower costs never score worse."""
         return all(map(is_monotone, self.goals))
 
 

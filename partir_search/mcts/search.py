@@ -42,7 +42,7 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Result:
-    """What a search found.
+    """Result of a search.
 
     Attributes:
       elites: best answers, best first.

@@ -1,1 +1,1 @@
-"""What people read: errors with remedies, near names, tables."""
+"""Messages to users: errors with remedies, near names, tables."""

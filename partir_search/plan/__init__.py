@@ -1,1 +1,1 @@
-"""What a plan is, and what can be asked of it."""
+"""Plans, and the queries that they answer."""

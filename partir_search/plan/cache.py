@@ -37,10 +37,10 @@ class PlanCache:
         self.folder = make_folder(folder, "cache")
 
     def path(self, module: Module, mesh: MeshShape, options: Sequence[Any]) -> pathlib.Path:
-        """Where the plan of a program is, or would be.
+        """Path of the file that holds, or would hold, the plan of a program.
 
         Args:
-          options: whatever else plans depend on; told apart by `repr`.
+          options: all other inputs that plans depend on; told apart by `repr`.
         """
         facts = [fingerprint(module), str(mesh), *map(repr, options)]
         facts += [repr(module.ties), repr(sorted(module.donated))]

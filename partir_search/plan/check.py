@@ -35,13 +35,13 @@ class LeafCheck:
 
 @dataclasses.dataclass(frozen=True)
 class Check(Shown):
-    """What `check` found; print it for a table of the worst leaves."""
+    """Result of `check`; print it for a table of the worst leaves."""
 
     leaves: tuple[LeafCheck, ...]
 
     @property
     def ok(self) -> bool:
-        """Whether every leaf agrees up to rounding."""
+        """True if every leaf agrees up to rounding."""
         return all(leaf.ok for leaf in self.leaves)
 
     @property

@@ -42,7 +42,7 @@ class CollectiveGroup:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Comparison(Shown):
-    """How plan `after` differs from plan `before`; print it, or read the attributes.
+    """Differences of plan `after` from plan `before`; print them, or read the attributes.
 
     Attributes:
       dropped: actions of `before` that were left out because they contradict a change that was
@@ -131,9 +131,9 @@ def _volumes(plan: Plan) -> dict[CollectiveGroup, float]:
 
 
 def compare(before: Plan, after: Plan) -> Comparison:
-    """How one plan differs from another: tilings, collectives, seconds and bytes.
+    """Compares two plans: tilings, collectives, seconds and bytes.
 
-    They may be of different meshes, machines or functions; arguments go by their paths.
+    The plans may be of different meshes, machines or functions; arguments go by path.
     """
     for name, plan in (("before", before), ("after", after)):
         if not hasattr(plan, "cost") or not hasattr(plan, "arguments"):

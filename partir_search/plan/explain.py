@@ -17,7 +17,7 @@ from partir_search.propagation.conflicts import Conflict, find_conflicts
 
 
 def explain(planned: Planned, path: str) -> str:
-    """Which action and which op brought every axis to the arguments that `path` names."""
+    """Names the action and the op that brought each axis to the arguments at `path`."""
     text("explain: path", path, "an argument's path such as 'state/params/w'")
     module = planned.graph.module
     named = zip(module.arg_paths, module.body.args, strict=True)

@@ -25,7 +25,7 @@ class PlansDiffer(RuntimeError):
 
 
 def spans_processes(mesh: Any) -> bool:
-    """Whether a mesh has devices of several processes; an AbstractMesh has none."""
+    """True if a mesh has devices of several processes; an AbstractMesh has none."""
     return isinstance(mesh, Mesh) and len({d.process_index for d in mesh.devices.flat}) > 1
 
 
@@ -53,7 +53,9 @@ def check_agreement(plan: Plan, mesh: Any) -> None:
 
 
 def _essence(plan: Plan) -> dict[str, Any]:
-    """What must be equal. Not simulated figures: processors differ in the last bit of a sum."""
+    """Facts of a plan that must be equal. Not simulated figures: processors differ in the last bit
+    of a sum.
+    """
     data = plan.to_json()
     del data["seconds"], data["peak_bytes"]
     arguments = {f"argument {p}": a["type"] for p, a in data.pop("arguments").items()}

@@ -54,13 +54,13 @@ if TYPE_CHECKING:
 
 
 class Plan(Layouts, SavedInstead):
-    """What `auto_partition(...).plan(...)` returns.
+    """Plan of a function, as `auto_partition(...).plan(...)` returns it.
 
     Attributes:
-      actions: what was decided; replayable.
+      actions: decisions, in order; replayable.
       cost: simulated cost of a step on one device.
       searches: one report per automatic tactic.
-      seconds: where planning spent its time, by phase.
+      seconds: wall time of planning, by phase.
       padding: dims that are padded inside of the program, one of each class that goes together.
       remat: stretches of the forward pass (by position) that are computed again.
       microbatches: parts of the batch whose gradients are accumulated one after the other.
@@ -116,7 +116,7 @@ class Plan(Layouts, SavedInstead):
 
     @property
     def proven(self) -> bool:
-        """Whether every automatic choice was enumerated: no plan of its space costs less."""
+        """True if every automatic choice was enumerated: no plan of its space costs less."""
         return bool(self.searches) and all(s.proven for s in self.searches)
 
     def ir(self, scope: str | None = None) -> str:
@@ -148,19 +148,19 @@ class Plan(Layouts, SavedInstead):
 
     @property
     def bound_bytes(self) -> float:
-        """What one device must send for the program's products if each began with every operand on
-        one device only (see `simulator/lower_bounds.py`).
+        """Least bytes that one device must send for the program's products if each began with
+        every operand on one device only (see `simulator/lower_bounds.py`).
         """
         return products_bytes(self.module, self.partition.rules, self.mesh_shape.devices)
 
     def breakdown(self) -> tuple[OpCost, ...]:
-        """Where the simulated seconds go: kernels and collectives, dearest first."""
+        """Simulated seconds of each kernel and collective, dearest first."""
         return self._planned.model.breakdown(self._planned.sketch)
 
     # Questions ---------------------------------------------------------------------------------
 
     def explain(self, path: str) -> str:
-        """Which action and which op brought every axis to the arguments that `path` names.
+        """Names the action and the op that brought each axis to the arguments at `path`.
 
         Args:
           path: an argument's path, a glob on paths, or the printed name of any value.
@@ -168,14 +168,14 @@ class Plan(Layouts, SavedInstead):
         return explain(self._planned, path)
 
     def what_if(self, path: str, spec: PartitionSpec | NamedSharding) -> Comparison:
-        """What the plan would cost with other tilings of some arguments.
+        """Compares the plan with one that has other tilings of some arguments.
 
-        They are tiled first; then the plan's actions are played, without those that contradict.
-        Nothing is searched: it is this plan with one choice changed.
+        These arguments are tiled first; then the plan's actions are played, unless they contradict.
+        Nothing is searched: the other plan is this one with one choice changed.
 
         Args:
           path: an argument's path, or a glob on paths.
-          spec: for each of them; an UNCONSTRAINED dim leaves what is not named to the plan.
+          spec: for each argument; an UNCONSTRAINED dim leaves axes that are not named to the plan.
 
         Returns:
           This plan beside the other one (`.after`, which may be given as `schedule=`).
@@ -322,7 +322,7 @@ class Plan(Layouts, SavedInstead):
         return self.cost.peak_bytes <= self.memory_limit
 
     def remedies(self) -> list[Remedy]:
-        """What would make a plan fit that does not, the cheapest first."""
+        """Remedies for a plan that does not fit in memory, the cheapest first."""
         return self._remedies(self)
 
     def to_json(self) -> dict[str, Any]:

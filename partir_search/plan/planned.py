@@ -1,4 +1,4 @@
-"""What planning gives: a module with its actions applied, and what the searches did."""
+"""Result of planning: a module with its actions applied, and reports of the searches."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from partir_search.simulator.simulator import Cost, CostModel
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SearchReport:
-    """What an automatic tactic did.
+    """Report on the search of an automatic tactic.
 
     Attributes:
       experts: (name, cost) of each known strategy, on the folded program.
       cost: of the answer, on the folded program too, so that they compare.
-      proven: the space was small and enumerated: no plan of it is better.
+      proven: the space was small and enumerated: no plan of the space is better.
       history: (episode, score) at each improvement.
-      tree: what was searched; moves are decisions on the folded program.
+      tree: the search tree; moves are decisions on the folded program.
       moves: the tree's moves in words.
     """
 

@@ -1,4 +1,4 @@
-"""What would make a plan fit that does not."""
+"""Remedies for a plan that does not fit in memory."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def save_search(report: SearchReport, folder: str | pathlib.Path) -> None:
 
 
 def search_record(report: SearchReport) -> dict[str, Any]:
-    """What a search did, as plain data; costs are in seconds (and what goals make of them)."""
+    """Record of a search, as plain data; costs are in seconds (objectives, as goals give)."""
     tree = report.tree
     return {
         "axes": list(report.axes),

@@ -176,7 +176,7 @@ def check_mesh(saved: SavedPlan, mesh: MeshShape) -> None:
 
 
 def changes(saved: SavedPlan, module: Module) -> str:
-    """What differs between a program and the one that a plan was made for; "" if nothing does."""
+    """Differences between a program and the one that a plan was made for; "" if none."""
     if saved.fingerprint == fingerprint(module):
         return ""
     now = arguments_of(module)

@@ -1,4 +1,4 @@
-"""Where a plan has the arrays of a function: shardings, abstract arguments, batches, skews."""
+"""Layouts of a function's arrays in a plan: shardings, abstract arguments, batches, skews."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from partir_search.plan.planned import Planned
 
 
 class Layouts:
-    """What `Plan` says of arguments and results.
+    """Layouts of arguments and results in a `Plan`.
 
     Attributes:
       _planned: the module with its actions applied.

@@ -11,11 +11,11 @@ from partir_search.plan.plan import Plan
 
 
 def following_wishes(module: Module, plan: Plan) -> list[Wish]:
-    """What has the arguments of `module` lie as `plan` has those that go by the same path.
+    """Wishes that give the arguments of `module` the layouts that `plan` has at their paths.
 
     The name of the parameter may differ, and a path may be the end of the other one: `params/w`
     follows `state/params/w`. Types must be equal; of an argument whose whole path is the same
-    (a batch), the number of dims, if those that are tiled divide.
+    (a batch), the number of dims, if the tiled dims divide.
 
     Raises:
       ValueError: no argument goes by a path of the plan's.

@@ -135,7 +135,7 @@ class PlanningGame:
         ]
 
     def _runs(self) -> list[tuple[int, ...]]:
-        """What one move may use: a whole axis, or neighbouring parts of a split one."""
+        """Axes that one move may use: a whole axis, or neighbouring parts of a split one."""
         runs = [self.mesh.axes(name) for name in self.axes]
         for parts in list(runs):
             n = len(parts)

@@ -1,7 +1,7 @@
-"""When a step does not fit in memory: computing parts of it again, and what else would help.
+"""Ways to make a step fit in memory: computing parts of it again, and other remedies.
 
 Rematerialisation is tried before a plan is refused: a plan for all segments of the forward pass is
-searched, and then has as few of them computed again as the limit allows. What is refused comes with
+searched, and then has as few of them computed again as the limit allows. A refusal comes with
 remedies and their figures.
 """
 
@@ -87,7 +87,7 @@ def relieve(
 def _worth(
     none: Cost, every: Cost, limit: float, objective: Callable[[Cost], float]
 ) -> list[Goal[Cost]]:
-    """What memory is worth to a plan with all segments computed again: fewer will be.
+    """Goals that price memory in a plan with all segments computed again: fewer will be.
 
     Args:
       none, every: costs of the same decisions with no segment and with all.

@@ -228,7 +228,7 @@ def _innermost(closed: Any) -> tuple[Jaxpr, Sequence[Any]]:
 
 
 def _backward(eqn: Any) -> bool:
-    """Whether the equation, or one in it, belongs to a backward pass."""
+    """Tells whether an equation, or one nested in it, belongs to a backward pass."""
     if "transpose(" in str(eqn.source_info.name_stack):
         return True
     return any(_backward(e) for p in eqn.params.values() if hasattr(p, "eqns") for e in p.eqns)

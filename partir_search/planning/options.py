@@ -1,4 +1,4 @@
-"""What a user asks of `auto_partition`, as one value."""
+"""Options of `auto_partition`, as one value."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Remat = Union[bool, Literal["auto"]]
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What `auto_partition` was asked for."""
+    """Options that a user gave to `auto_partition`."""
 
     mesh: AnyMesh
     schedule: Schedule
@@ -74,7 +74,7 @@ class Options:
         return self.mesh if explicit else auto_axes(self.mesh)
 
     def facts(self) -> list[Any]:
-        """What plans depend on besides the program and the mesh."""
+        """Inputs that plans depend on besides the program and the mesh."""
         follow = self.follow.to_json() if self.follow else None
         return [
             *(self.schedule, self.machine, self.goals, self.episodes, self.seed),

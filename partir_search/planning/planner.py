@@ -111,12 +111,12 @@ class Planner:
 
     @functools.cached_property
     def usage(self) -> Usage:
-        """What the whole program stores and reads."""
+        """Storage and traffic of the whole program."""
         return usage_of(self.module, self.graph.rules, self.machine)
 
     @functools.cached_property
     def roles(self) -> Roles:
-        """What the program's arguments are for."""
+        """Roles of the program's arguments."""
         return find_roles(self.module)
 
     @property
@@ -163,8 +163,8 @@ class Planner:
         return self.finish(state, actions, reports)
 
     def _axis_modes(self, state: State) -> list[Action]:
-        """What makes the whole program better on each axis: products and attention that go block by
-        block, gathered copies that are held.
+        """Modes that improve the whole program on each axis: products and attention that go block
+        by block, gathered copies that are held.
         """
         goal, kept = scorer(self.goals), list[Action]()
         best = goal(self._costed(state)[1])
@@ -222,8 +222,8 @@ class Planner:
         )
 
     def _costed(self, state: State) -> tuple[LocalProgram, Cost]:
-        """What moves of a state's program, and its cost: the last ones are kept, as what a search
-        chose is played once more.
+        """Device-local program and cost of a state: the last ones are kept, as a search's choice is
+        played once more.
         """
         key = state.key()
         for known, modes, program, cost in self._last:
@@ -307,7 +307,7 @@ class Planner:
         return folded, game
 
     def _marks(self, before: Sequence[Action]) -> dict[int, str]:
-        """What earlier actions did to each value by id: unlike values must not be folded."""
+        """Marks of earlier actions on each value, by id: unlike values must not be folded."""
         marks: dict[int, str] = {}
         for action in tilings(before):
             bar = "not " if isinstance(action, Bar) else ""

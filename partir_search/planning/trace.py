@@ -213,10 +213,10 @@ def _trace(jitted: Any, call: Call, args: Sequence[Any], kwargs: dict[str, Any])
 def own_shardings(
     jitted: Any, call: Call, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> tuple[Sequence[Any], Sequence[Any]]:
-    """What `jitted` itself says of flat arguments and results; () where it says nothing. Shardings,
-    or jax's word for none.
+    """Shardings that `jitted` itself gives flat arguments and results, or jax's word for none; ()
+    where `jitted` fixes none.
 
-    It is not traced again where it has been traced for these shapes.
+    `jitted` is not traced again where it has been traced for these shapes.
     """
     leaves = jax.tree.leaves((call.args, call.kwargs))
     arrays = [x for x in leaves if not isinstance(x, SCALARS)]

@@ -1,1 +1,1 @@
-"""What a device-local program costs: seconds, bytes, flops."""
+"""Costs of a device-local program: seconds, bytes, flops."""

@@ -45,7 +45,7 @@ from partir_search.simulator.time.walk import Walk
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Cost:
-    """What one step of a program costs one device.
+    """Cost of one step of a program on one device.
 
     Attributes:
       seconds: whole step; `compute_seconds` + `collective_seconds` (exposed ones only).
@@ -91,10 +91,10 @@ class OpCost:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Price:
-    """What a move takes.
+    """Seconds and bytes of a move.
 
     Attributes:
-      width: bytes that it carries and leaves in a copy, as a multiple of the program's.
+      width: bytes that the move carries and leaves in a copy, as a multiple of the program's.
       copied: bytes moved because a copy is larger than its source: read, and written unless that
         is a collective's part.
       seconds / sent / axes: of a collective, the bytes that a device sends, and the axes' names.
@@ -243,7 +243,7 @@ class CostModel:
         return 0.5 if self.machine.bf16_products and v.type.itemsize == 4 else 1.0
 
     def price(self, move: Move, mesh: MeshShape) -> Price:
-        """What a move takes."""
+        """Price of a move."""
         if mesh is not self._mesh:
             self._mesh, self._transfers, self._prices = mesh, {}, {}
         found = self._prices.get(move) if move.shared else None
@@ -276,7 +276,7 @@ class CostModel:
         return uniform and op is not None and self.elementwise[op.id]
 
     def lands(self, move: Move) -> bool:
-        """Whether a move gathers what goes to a donated argument's buffer."""
+        """True if a move gathers a value into a donated argument's buffer."""
         ends = move.step.kind == "all_gather" and (move.rests or move.op is None)
         return ends and move.source.value.id in self.in_place
 

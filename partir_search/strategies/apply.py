@@ -339,7 +339,7 @@ class Strategist:
 
 
 def _longer(shape: Shape, than: Shape) -> bool:
-    """Whether some dims are longer, but not for having been broadcast."""
+    """Tells whether some dims are longer, but not for having been broadcast."""
     return len(shape) == len(than) and all(
         m == n or m > n > 1 for m, n in zip(shape, than, strict=True)
     )

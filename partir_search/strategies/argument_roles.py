@@ -1,4 +1,4 @@
-"""What the arguments of a step are for, by dataflow."""
+"""Roles of the arguments of a step, by dataflow."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from partir_search.ir.core import Module, Op, Value, walk_regions
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Roles:
-    """What the arguments are for: ids of parameters, optimizer state and data."""
+    """Roles of arguments: ids of parameters, optimizer state and data."""
 
     parameters: tuple[int, ...]
     optimizer: tuple[int, ...]

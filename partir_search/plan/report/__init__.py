@@ -1,4 +1,4 @@
-"""What people look at: tables of a plan, and all of it as one self-contained HTML page."""
+"""Reports of a plan: tables, and the whole plan as one self-contained HTML page."""
 
 from partir_search.plan.report.page import report_page
 

@@ -1,4 +1,4 @@
-"""What people look at: tables of a plan, and the progress bar of a search."""
+"""Tables of a plan, and the progress bar of a search."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def search_progress(
 
 
 def plan_tables(plan: Plan) -> Group:
-    """What `Plan.report` prints."""
+    """Tables that `Plan.report` prints."""
     tables = [figures_table(plan), arguments_table(plan)]
     tables += [experts_table(plan)] if plan.searches else []
     tables += [collectives_table(plan, {}), collective_lines_table(plan)]
@@ -97,7 +97,7 @@ def figures_table(plan: Plan) -> Table:
 
 
 def collective_lines_table(plan: Plan, rows: int = 15) -> Table:
-    """Where the bytes go: collectives by kind, axes and the user's source line, largest first."""
+    """Bytes of collectives by kind, axes and the user's source line, largest first."""
     table = new_table(title="collectives by source line", title_justify="left")
     for column in ("kind", "axes", "where"):
         table.add_column(column)

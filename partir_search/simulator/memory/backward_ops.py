@@ -1,4 +1,4 @@
-"""Which ops work out gradients, and which make values of the forward pass once more."""
+"""Ops that compute gradients, and ops that rematerialize values of the forward pass."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def gradients(module: Module) -> frozenset[int]:
 
 
 class _Marks:
-    """What was found on a walk over a program.
+    """Findings of a walk over a program.
 
     Attributes:
-      found: ids of the ops that work out gradients.
+      found: ids of the ops that compute gradients.
       given: ids of the values that are gradients, or made of some.
     """
 

@@ -1,7 +1,7 @@
-"""What a program stores and reads, before any partitioning: the static half of the simulator.
+"""Buffers and traffic of a program before any partitioning: the static half of the simulator.
 
 Compilers recompute elementwise values inside their users instead of storing them, so only some
-values exist in memory: arguments, results of other ops, and what crosses a region's boundary. A
+values exist in memory: arguments, results of other ops, values that cross a region's boundary. A
 *kernel* is an op that stores its results; it reads the stored values that its operands come from.
 An elementwise value with several uses is stored too when keeping its sources alive would cost
 more than the value itself (the residual stream). So XLA:TPU's own liveness was found to behave.
@@ -35,7 +35,7 @@ MAX_SOURCES = 8  # no kernel recomputes a chain with more sources than this
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Storage:
-    """What a target stores otherwise than the program says (see `simulator/memory/dtypes.py`).
+    """Storage on a target where it differs from the program's (see `simulator/memory/dtypes.py`).
 
     Attributes:
       one_hot: ids of ops recomputed in their users though they are not elementwise.
@@ -43,9 +43,9 @@ class Storage:
       wide: ids of values of which a form twice as wide is stored too, for the forward pass.
       epilogues: whether elementwise ops and sums are fused into the product or scatter that they
         follow.
-      in_place: whether elementwise kernels write over what dies in them, as written.
-      inlines: whether products make their elementwise operands themselves wherever that moves less,
-        as v5e's do.
+      in_place: whether elementwise kernels write over operands that die in them, as written.
+      inlines: whether products make their elementwise operands themselves wherever fewer bytes move
+        then, as v5e's do.
       at_once: by id of a product's result, whether its softmax is worked out in its own kernel
         (else in one of its own, that stores the exponentials); other products' in two.
       width: by value id, stored bytes as a multiple of the type's, where they differ.
@@ -133,8 +133,8 @@ def region_traffic(
         return sources.get(operand.id, (operand.id,)) if isinstance(operand, Value) else ()
 
     def inlined(result: Value, leaves: tuple[int, ...]) -> bool:
-        """Whether products alone read it, it moves less to make it in each of them, and it waits
-        for a reduction, so that it can't be made where its sources are.
+        """True if products alone read `result`, making it in each of them moves fewer bytes, and
+        it waits for a reduction, so that it can't be made where its sources are.
         """
         if not all(rules[u.id].contracts for u in users[result.id]):
             return False
@@ -223,7 +223,7 @@ def inner_traffic(
 def _updates(
     op: Op, rules: list[OpRule], at: int, owned: Set[int], dies: Mapping[int, int]
 ) -> bool:
-    """Whether an op writes a part into a stored value that is not needed any more."""
+    """True if an op writes a part into a stored value that is dead afterwards."""
     if not rules[op.id].writes_into:
         return False
     whole, part = op.operands[:2]

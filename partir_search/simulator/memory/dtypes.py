@@ -33,11 +33,11 @@ from partir_search.simulator.time.latency_hiding import unawaited
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Widths:
-    """How values are stored.
+    """Stored widths of a module's values.
 
     Attributes:
       width: [values] stored bytes as a multiple of the type's. Arguments are stored as they are.
-      for_products: [values] whether it is f32 and products are all that reads it.
+      for_products: [values] whether the value is f32 and products alone read it.
       storage: the rest, which traffic needs.
     """
 
@@ -47,7 +47,7 @@ class Widths:
 
 
 def stored_widths(module: Module, rules: list[OpRule]) -> Widths:
-    """What the values of a module become on a target with `Machine.bf16_products`."""
+    """Widths of a module's values on a target with `Machine.bf16_products`."""
     n = len(module.values)
     for_products, for_widening = [True] * n, [True] * n
     for region in walk_regions(module.body):
@@ -99,7 +99,7 @@ def stored_widths(module: Module, rules: list[OpRule]) -> Widths:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Usage:
-    """What a whole program stores and reads on a machine: the dear part of a cost model.
+    """Storage and traffic of a whole program on a machine: the dear part of a cost model.
 
     Attributes:
       widths: None where values are stored as the program says.
@@ -126,7 +126,7 @@ def usage_of(module: Module, rules: list[OpRule], machine: Machine) -> Usage:
 def storage_of(
     module: Module, rules: list[OpRule], machine: Machine, widths: Widths | None
 ) -> Storage:
-    """What the machine stores otherwise than the program says."""
+    """Storage on a machine where it differs from the program's."""
     storage = widths.storage if widths else AS_WRITTEN
     inlines = machine.bf16_products and machine.reuses_buffers
     storage = dataclasses.replace(storage, in_place=machine.reuses_buffers, inlines=inlines)
@@ -139,7 +139,7 @@ def storage_of(
 
 
 def _softmax(module: Module, rules: list[OpRule]) -> frozenset[int]:
-    """What softmax makes of narrow masked scores, as products read it."""
+    """Ids of the softmax weights of narrow masked scores, as products read them."""
     found, widened = set[int](), Widened(module, rules)
     for op in module.ops:
         scores = rules[op.id].contracts and op.id not in widened.gradients

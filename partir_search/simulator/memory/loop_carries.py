@@ -1,7 +1,7 @@
-"""Which buffers a loop's carries share: compilers keep a carry in one place in all iterations.
+"""Buffers that a loop's carries share: compilers keep a carry in one place in all iterations.
 
-What a loop starts from dies in it and lends its buffer to the loop's result; in the body, what an
-iteration makes of a carry stands in the carry's place if nothing reads the carry later. So XLA
+The initial value dies in the loop and lends its buffer to the loop's result; in the body, the next
+value of a carry stands in the carry's place if nothing reads the carry later. So XLA
 assigns buffers to `while` loops (a key-value cache, gradients that are added up over microbatches).
 """
 

@@ -32,14 +32,14 @@ def find_casts(module: Module, rules: Sequence[OpRule], traffic: RegionTraffic) 
     known: dict[int, bool] = {}
 
     def for_products(value: Value) -> bool:
-        """Whether products alone read a value, themselves or in another form."""
+        """Tells whether products alone read a value, as it is or in another form."""
         return value.id not in kept and all(
             for_products(op.results[0]) if _reforms(op, rules[op.id]) else rules[op.id].contracts
             for op in users[value.id]
         )
 
     def fused(argument: Value) -> bool:
-        """Whether products alone read what an argument is converted to: it is converted once."""
+        """Tells whether products alone read an argument's converted form: it is converted once."""
         if argument.id not in known:
             converted = (op for op in users[argument.id] if changes_width(op, rules[op.id]) < 0)
             known[argument.id] = all(for_products(op.results[0]) for op in converted)
@@ -59,7 +59,7 @@ def find_casts(module: Module, rules: Sequence[OpRule], traffic: RegionTraffic) 
 
 
 def _reforms(op: Op, rule: OpRule) -> bool:
-    """Whether an op gives its operand another form: a type or an order of dims."""
+    """True if an op gives its operand another form: a type or an order of dims."""
     single = rule.elementwise and len(op.operands) == len(op.results) == 1
     return single and (not rule.flops_per_point or bool(changes_width(op, rule)))
 
@@ -97,7 +97,7 @@ class Casts:
 
 
 def is_float(kind: TensorType, itemsize: int) -> bool:
-    """Whether it is a floating-point type of that size. PRNG keys are no numpy type."""
+    """True for a floating-point type of `itemsize` bytes. PRNG keys have no numpy type."""
     if kind.itemsize != itemsize or not isinstance(kind.dtype, np.dtype):
         return False
     return kind.dtype.kind not in "iub"

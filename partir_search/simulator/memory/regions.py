@@ -1,5 +1,5 @@
-"""What the simulator knows of the regions inside of a program: their memory curves, what they
-store, and how often what enters and leaves a folded one is moved.
+"""Regions inside of a program: memory curves, stored values, and the number of moves of each value
+that enters or leaves a folded region.
 """
 
 from __future__ import annotations
@@ -86,14 +86,14 @@ class Inside:
         self._added = frozenset(found)
 
     def runs(self, move: Move) -> int:
-        """How often a move is made where its region runs once."""
+        """Number of times that a move is made where its region runs once."""
         op, value = move.op, move.source.value
         if move.step.monoid and value.id in self._added:
             return 1
         return self._ends.get((op.id if op else NONE, value.id), op.count if op else 1)
 
     def at_once(self, op: Op | None, value: Value) -> int:
-        """How many of the values that one stands for are moved together: all that enter or leave a
+        """Number of the values behind `value` that are moved together: all that enter or leave a
         folded region, else one layer's after another's.
         """
         return self._ends.get((op.id if op else NONE, value.id), 1)
@@ -105,7 +105,7 @@ class Inside:
             self.add(part)
 
     def _count_ends(self, op: Op) -> None:
-        """How many values each of those stands for that enter and leave a folded region."""
+        """Counts the values that each operand and result of a folded region stands for."""
         ends = [(op.id, x) for x in (*op.operands, *op.results)]
         ends += [(NONE, x) for r in op.regions for x in r.results]
         for at, x in ends:

@@ -11,12 +11,12 @@ Users = Sequence[Sequence[Op]]
 
 
 class Readers:
-    """Which ops of a region read a value, themselves or by way of elementwise ops.
+    """Ops of a region that read a value, directly or by way of elementwise ops.
 
-    Ops are told by their ids, which grow along the region.
+    Ops go by their ids, and ids grow along the region.
 
     Attributes:
-      last: by value id, the last op that reads it and stores what it makes.
+      last: by value id, the last op that reads the value and stores its own result.
     """
 
     def __init__(

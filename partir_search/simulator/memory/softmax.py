@@ -1,4 +1,4 @@
-"""Which products of narrow operands XLA:TPU stores in 32 bits.
+"""Products of narrow operands that XLA:TPU stores in 32 bits.
 
 A product that is widened for a softmax is stored as it is written (bf16), whether it is scaled
 before or not, and its exponentials are made again in the backward pass. With a mask or a bias on
@@ -38,7 +38,7 @@ class Widened:
         self.makers: Mapping[int, Op] = {r.id: op for op in module.ops for r in op.results}
 
     def masked(self, product: Op) -> bool:
-        """Whether something else is combined with a product of matrices before its maximum.
+        """True if a product of matrices is combined with another value before its maximum.
 
         Sums of its squares, say, are no softmax: a product with a bias before a LayerNorm is stored
         as it is written.
@@ -49,13 +49,13 @@ class Widened:
         return masked and any(self._is_maximum(u) for v in scores for u in self.users[v])
 
     def looked_up(self, product: Op) -> bool:
-        """Whether something is looked up in what a product becomes before it is reduced."""
+        """True if elements of a product or of values made of it are looked up before reduction."""
         values = self._before_reduction(product)[0]
         users = (u for v in values for u in self.users[v])
         return any(self.rules[u.id].indexed and u.id not in self.gradients for u in users)
 
     def plain(self, product: Op) -> bool:
-        """Whether the maximum of a product of matrices is taken of it as it is."""
+        """Tells whether the maximum of a product of matrices is taken of the product as it is."""
         users = (u for r in product.results for u in self.users[r.id])
         return _of_matrices(self.rules[product.id]) and any(map(self._is_maximum, users))
 
@@ -86,8 +86,8 @@ class Widened:
         return not self.rules[op.id].elementwise and "max" in self.rules[op.id].reducers
 
     def _before_reduction(self, product: Op) -> tuple[list[int], bool]:
-        """What elementwise ops of the forward pass make of a product before anything reduced is
-        combined with it, and whether something is that is not made of it.
+        """Ids of a product and of the values that elementwise ops of the forward pass make of it
+        before a reduction of it is combined with them, and whether a value not made of it is.
         """
         found, masked = [r.id for r in product.results], False
         for v in found:  # which grows
@@ -102,7 +102,7 @@ class Widened:
         return found, masked
 
     def _even(self, v: Value) -> bool:
-        """Whether it is one number, or that number all over."""
+        """True if a value is one number, or one number all over."""
         if not v.type.shape:
             return True
         maker = self.makers.get(v.id)
@@ -111,7 +111,7 @@ class Widened:
         return all(isinstance(x, Literal) or not x.type.shape for x in maker.operands)
 
     def _follows(self, v: Value, product: Op, seen: Sequence[int]) -> bool:
-        """Whether a value is made of the product, by way of reductions."""
+        """Tells whether a value is made of the product, by way of reductions."""
         waiting, known = [v.id], {v.id}
         while waiting and len(known) < FAR:
             maker = self.makers.get(waiting.pop())
@@ -125,14 +125,14 @@ class Widened:
 
 
 def sums_few(rule: OpRule) -> bool:
-    """Whether a product sums over so few elements that nothing else is fused with it."""
+    """True if a product sums over so few elements that nothing else is fused with it."""
     summed = {f for dims in rule.operands for f in dims if f >= 0}
     summed -= {f for dims in rule.results for f in dims}
     return math.prod(rule.sizes[f] for f in summed) < FEW
 
 
 def _of_matrices(rule: OpRule) -> bool:
-    """Whether the dims that an operand shares with the result alone are side by side."""
+    """Checks that the dims that an operand shares with the result alone are side by side."""
     held = [frozenset(dims) for dims in rule.operands]
     made = frozenset(rule.results[0])
     for i, dims in enumerate(rule.operands):

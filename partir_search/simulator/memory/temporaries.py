@@ -1,4 +1,4 @@
-"""What is live in one block beside the values that the program stores: copies, and what waits."""
+"""Temporaries of one block beside the values that the program stores: copies, waiting values."""
 
 from __future__ import annotations
 

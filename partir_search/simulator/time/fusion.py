@@ -1,10 +1,10 @@
-"""Which kernels a compiler makes one of, so that what passes between them is not moved.
+"""Fusion of kernels into one, so that values that pass between them are not moved.
 
 An elementwise op or a reduction joins the kernel that makes one of its operands (the epilogue of
 a matrix product, a chain of updates) or that reads the same operands (sums over one tensor), if
 both walk the same points and its other operands are there by then: what a kernel reduces is there
 when it ends. XLA calls these output, producer-consumer and multi-output fusion. Found to matter by
-comparing with XLA:TPU's own cycles (`experiments.truth`): without it kernels that are not products
+comparing with XLA:TPU's own cycles (`experiments.truth`): unfused, kernels that are not products
 count half as much again.
 """
 
@@ -124,7 +124,7 @@ def fuse(
 
 
 def joins(rule: OpRule) -> bool:
-    """Whether the op walks its operands point by point: elementwise, or a plain reduction."""
+    """True if an op walks its operands point by point: elementwise, or a plain reduction."""
     if rule.elementwise:
         return True
     return bool(
@@ -135,13 +135,13 @@ def joins(rule: OpRule) -> bool:
 
 
 def reduces(rule: OpRule) -> bool:
-    """Whether the op is a plain reduction."""
+    """True for a plain reduction."""
     return not rule.elementwise and joins(rule)
 
 
 def _keeps_much(op: Op, rule: OpRule) -> bool:
-    """Whether a reduction runs over outer dims (a bias' gradient over the batch), and what it adds
-    to until the outermost of them is walked is so large that it takes a kernel of its own.
+    """Tells whether a reduction over outer dims (a bias' gradient over the batch) adds to so large
+    an accumulator, until the outermost of them is walked, that it takes a kernel of its own.
     """
     dims, held = rule.operands[0], set(rule.results[0])
     if not dims or dims[-1] not in held:

@@ -60,12 +60,12 @@ class Sending:
 
 
 class Behind:
-    """What goes on in one region behind products that nothing waits for.
+    """Collectives of one region that run behind products that nothing waits for.
 
     Attributes:
       idle: seconds of such products that hide nothing yet.
-      queue: what waits for products to come.
-      noted: all collectives, with what is left of them.
+      queue: collectives that wait for products to come.
+      noted: all collectives, with the seconds left of each.
     """
 
     def __init__(self) -> None:

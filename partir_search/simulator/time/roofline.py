@@ -1,7 +1,7 @@
-"""What a partition alone puts on one device: kernels, arguments, stored values.
+"""Lower bound of a partition's cost on one device: kernels, arguments, stored values.
 
-No collective and no copy is in it, so it needs no device-local program, and no program of the
-partition costs less: searches ask for it first.
+Collectives and copies are left out, so the bound needs no device-local program, and no program of
+the partition costs less: searches ask for the bound first.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ LOADED = 0.5  # of the memory on the chip: what is no larger is there before ker
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Parts:
-    """What the seconds of each of K kernels come from, per step.
+    """Components of the seconds of each of K kernels, per step.
 
     Attributes:
-      products / vectors / moves: [K] seconds of matrix units, of vector units, and of what moves;
+      products / vectors / moves: [K] seconds of matrix units, of vector units, and of traffic;
         of all that is fused into one kernel, at its leader.
-      own: [K] seconds of what each moves alone.
+      own: [K] seconds of each kernel's own traffic.
       runs: [K] in a step.
     """
 

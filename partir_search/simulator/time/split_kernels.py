@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Cuts:
-    """Where kernels of a module can be cut: after products that start them.
+    """Cuts of a module's kernels: after products that start them.
 
     Attributes:
       kernel: by id of such a product's result, its kernel.

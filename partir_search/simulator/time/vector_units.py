@@ -1,4 +1,4 @@
-"""What vector units add to the bytes that a kernel moves.
+"""Work of vector units, in bytes added to a kernel's traffic.
 
 XLA:TPU's own cycles for kernels of one class lie on a line. An elementwise kernel takes as long as
 its bytes take if all are wide. If it makes narrow elements, or reduces what it walks, it takes as
@@ -74,7 +74,7 @@ class Passes:
 
 
 def _by_vectors(rule: OpRule) -> bool:
-    """Whether it is a product of which one operand has no rows of its own."""
+    """True for a product of which one operand has no rows of its own."""
     if not rule.walks or rule.blockwise or len(rule.operands) != 2:
         return False
     one, other = ({f for f in dims if f >= 0 and rule.sizes[f] > 1} for dims in rule.operands)
@@ -82,6 +82,6 @@ def _by_vectors(rule: OpRule) -> bool:
 
 
 def _batched(rule: OpRule) -> bool:
-    """Whether some factor is a dim of all operands and of the result."""
+    """True if some factor is a dim of all operands and of the result."""
     held = [set(dims) for dims in (*rule.operands, *rule.results)]
     return any(f >= 0 and rule.sizes[f] > 1 for f in set.intersection(*held))

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Note:
-    """What a collective took in all its runs, and what of that no compute hid (seconds)."""
+    """Seconds of a collective in all its runs, and the exposed ones, which no compute hid."""
 
     kind: str
     axes: str
@@ -38,7 +38,7 @@ class Note:
 
 
 class Walk:
-    """What a walk adds up."""
+    """Totals of a walk over a device-local program."""
 
     def __init__(
         self, model: CostModel, partition: Partition, nbytes: Floats, by_op: Floats
@@ -205,7 +205,7 @@ class Walk:
         self.passing.append((move.step.detail.pairs, move.step.axes, payload))
 
     def arrive(self, times: float) -> None:
-        """What was sent is there: its seconds count as far as no product ran meanwhile."""
+        """Ends the sends under way: their seconds count as far as no product ran meanwhile."""
         taken = permute_seconds(self.passing, self.mesh, self.model.machine)
         exposed = max(0.0, taken - self.worked)
         self.exposed += exposed * times
