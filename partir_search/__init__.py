@@ -13,7 +13,8 @@ from partir_search.mcts.goals import Fastest, FewestBytes, Fit, Goal, Weighted
 from partir_search.passes.group_arguments import Group, group
 from partir_search.plan.check import Check
 from partir_search.plan.collectives import Collective
-from partir_search.plan.compare import Comparison, Experts, compare
+from partir_search.plan.compare import Comparison, compare
+from partir_search.plan.experts import Experts
 from partir_search.plan.multihost import PlansDiffer
 from partir_search.plan.plan import Plan
 from partir_search.plan.remedy import Remedy

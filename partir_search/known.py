@@ -9,7 +9,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from partir_search.api import AutoPartitioned, auto_partition
 from partir_search.arguments.axes import AnyMesh
-from partir_search.plan.compare import Experts
+from partir_search.plan.experts import Experts
 from partir_search.simulator.target.machine import Machine
 
 

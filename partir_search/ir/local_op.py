@@ -12,7 +12,8 @@ import numpy as np
 
 from partir_search.ir.bind import bind
 from partir_search.ir.core import Op, Shape
-from partir_search.ir.rule import LocalContext, OpRule
+from partir_search.ir.local_context import LocalContext
+from partir_search.ir.rule import OpRule
 
 WIDE = np.dtype(np.float32)
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from partir_search.ir.blockwise import Blockwise
 from partir_search.ir.boundaries import Beyond
 from partir_search.ir.core import Op, Shape
 from partir_search.ir.kind import Kind
+from partir_search.ir.local_context import LocalContext
 from partir_search.ir.manual import Manual
 
 NONE = -1  # no factor on this dim / no loop on this op / no dim tiled on this value
@@ -23,32 +24,6 @@ KEPT = -2  # decided to stay whole
 TRAVELLING = ("sum", "max", "min")  # reductions that may stay unfinished through other ops
 
 Dims = tuple[int, ...]  # factor of each dim (the most major one of several), or NONE
-
-
-class LocalContext(Protocol):
-    """Queries that a local form may make about the device (or loop iteration) it runs on."""
-
-    @property
-    def on_mesh(self) -> bool:
-        """True if the op runs inside of a manual region over the mesh's axes."""
-
-    def tile_index(self, factor: int) -> Any:
-        """Index of this device's tile along `factor`, a traced or concrete int32 scalar."""
-
-    def tiles(self, factor: int) -> int:
-        """Number of tiles along `factor`; 1 when it is not looped over."""
-
-    def once(self, run: Callable[[], Sequence[Any]]) -> Sequence[Any]:
-        """Calls `run`, which has effects, on one device in all; its results on every device."""
-
-    def last_effects(self) -> Sequence[Any]:
-        """Scalars that the next ordered effect must wait for."""
-
-    def ran(self, token: Any) -> None:
-        """An ordered effect gave back `token`."""
-
-    def shardings(self) -> Sequence[Any]:
-        """The op's operands' shardings as they rest; empty where there are no devices."""
 
 
 Localize = Callable[[Mapping[str, Any], Sequence[Shape], Sequence[Shape]], dict[str, Any]]

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from partir_search.ir.blockwise import Blockwise, Where
+from partir_search.ir.local_context import LocalContext
 from partir_search.ir.partition import Partition
-from partir_search.ir.rule import Dims, LocalContext
+from partir_search.ir.rule import Dims
 from partir_search.lowering.emit_window import coordinate
 from partir_search.lowering.local_ir import Apply
 from partir_search.lowering.ring_attention import Passing

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING
 
 from partir_search.ir.core import Module, Shape, Value
-
-if TYPE_CHECKING:
-    from partir_search.plan.plan import Plan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,23 +51,23 @@ class Basis:
         return f"{text}; step.free_plan(...) searches without it"
 
 
-def serves(base: Plan, module: Module) -> bool:
+def serves(base: Module, module: Module) -> bool:
     """Tells whether `base` decides for a program: all train state is equal, or else some argument.
 
     Types are compared, not weakness of types; scalars decide nothing.
     """
-    ours, theirs = module.body.args, base.module.body.args
-    if module.arg_paths != base.module.arg_paths:
+    ours, theirs = module.body.args, base.body.args
+    if module.arg_paths != base.arg_paths:
         return False
-    kept = {a for a, _ in module.ties} | {a for a, _ in base.module.ties}
+    kept = {a for a, _ in module.ties} | {a for a, _ in base.ties}
     if any(not _alike(ours[i], theirs[i]) for i in kept if ours[i].type.shape):
         return False
     return any(a.type.shape and _alike(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
-def changed_arguments(base: Plan, module: Module) -> tuple[tuple[str, Shape, Shape], ...]:
+def changed_arguments(base: Module, module: Module) -> tuple[tuple[str, Shape, Shape], ...]:
     """(path, shape in `base`, shape here) of the arguments whose types differ."""
-    pairs = zip(module.arg_paths, base.module.body.args, module.body.args, strict=True)
+    pairs = zip(module.arg_paths, base.body.args, module.body.args, strict=True)
     return tuple((p, a.type.shape, b.type.shape) for p, a, b in pairs if not _alike(a, b))
 
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
-import functools
 import json
-import math
 import os
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -17,43 +13,26 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from partir_search.aot.targets import Target
 from partir_search.aot.verify import Verification, verify
-from partir_search.ir.argument_paths import nearest
-from partir_search.ir.core import Module, Value
-from partir_search.ir.partition import Partition
-from partir_search.ir.printer import print_partition
-from partir_search.lowering.local_ir import LocalProgram
-from partir_search.lowering.reshard import COLLECTIVES
 from partir_search.messages import validators
 from partir_search.messages.files import make_folder, write_text
 from partir_search.messages.wording import shown
-from partir_search.passes.pad_choice import Pad
-from partir_search.passes.remat import Range
 from partir_search.plan.check import Check
-from partir_search.plan.collectives import Collective, collectives_of
 from partir_search.plan.compare import Comparison
-from partir_search.plan.explain import conflicts, explain, why_whole, with_sharding
+from partir_search.plan.explain import explain, with_sharding
 from partir_search.plan.export import constrained, logical_axis_rules, paths_of
+from partir_search.plan.facts import PlanFacts
 from partir_search.plan.pickling import SavedInstead
-from partir_search.plan.planned import Planned, SearchReport
-from partir_search.plan.remedy import Remedy
+from partir_search.plan.planned import Planned
 from partir_search.plan.report import report_page, tables
 from partir_search.plan.search_log import save_search
-from partir_search.plan.serialization import FORMAT, SavedPlan, arguments_of, fingerprint
-from partir_search.plan.shardings import Layouts
-from partir_search.propagation.actions import Action
-from partir_search.simulator.lower_bounds import products_bytes
-from partir_search.simulator.simulator import Cost, OpCost
-from partir_search.simulator.target.machine import Machine
-from partir_search.simulator.timeline import Timeline, timeline
+from partir_search.plan.serialization import FORMAT, SavedPlan, arguments_of
 from partir_search.version import VERSION
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from partir_search.plan.basis import Basis
 
-
-class Plan(Layouts, SavedInstead):
+class Plan(PlanFacts, SavedInstead):
     """Plan of a function, as `auto_partition(...).plan(...)` returns it.
 
     Attributes:
@@ -68,94 +47,6 @@ class Plan(Layouts, SavedInstead):
       memory_limit: bytes that the goals allow on a device.
       basis: the plan of other shapes that this one was made from, None if it has its own search.
     """
-
-    def __init__(
-        self,
-        planned: Planned,
-        *,
-        mesh: Any,
-        machine: Machine,
-        in_tree: Any,
-        out_tree: Any,
-        seed: int = 0,
-        original: Module | None = None,
-        remat: Sequence[Range] = (),
-        microbatches: int = 1,
-        padding: Sequence[Pad] = (),
-        attention: bool = False,
-        memory_limit: float = math.inf,
-        remedies: Callable[[Plan], list[Remedy]] = lambda plan: [],
-    ) -> None:
-        super().__init__(planned, mesh, in_tree, out_tree)
-        self.machine, self.seed = machine, seed
-        self.actions: tuple[Action, ...] = planned.actions
-        self.cost: Cost = planned.cost
-        self.searches: tuple[SearchReport, ...] = planned.reports
-        self.seconds: dict[str, float] = planned.seconds
-        self.remat, self.memory_limit = tuple(remat), memory_limit
-        self.microbatches, self.padding = microbatches, tuple(padding)
-        self.attention = attention
-        self.basis: Basis | None = None
-        self._original, self._remedies = original or planned.graph.module, remedies
-
-    # What follows from the actions --------------------------------------------------------------
-
-    @property
-    def program(self) -> LocalProgram:
-        """The device-local program that is simulated and emitted."""
-        return self._planned.program
-
-    @property
-    def sketch(self) -> LocalProgram:
-        """The program without the ops at which nothing moves."""
-        return self._planned.sketch
-
-    @property
-    def partition(self) -> Partition:
-        return self._planned.sketch.partition
-
-    @property
-    def proven(self) -> bool:
-        """True if every automatic choice was enumerated: no plan of its space costs less."""
-        return bool(self.searches) and all(s.proven for s in self.searches)
-
-    def ir(self, scope: str | None = None) -> str:
-        """The program as tile and sum loops; with `scope`, only ops traced under that name."""
-        if scope is None:
-            return print_partition(self.partition)
-        validators.text("ir: scope", scope, "the name of a jax.named_scope")
-        scopes = {op.scope for op in self.module.ops}
-        if not any(scope in s for s in scopes):
-            near = nearest(scope, scopes - {""}, limit=4) or "none"
-            raise ValueError(f"ir: no op was traced under {scope!r}; scopes near it are: {near}")
-        return print_partition(self.partition, lambda op: scope in op.scope)
-
-    @property
-    def collectives(self) -> tuple[Collective, ...]:
-        """Every collective of the program, in program order; then those that the user wrote."""
-        return collectives_of(self._planned.sketch)
-
-    @property
-    def collective_counts(self) -> dict[str, int]:
-        """Collectives in the program text, by kind (one in a loop's body counts once)."""
-        found = collections.Counter(c.kind for c in self.collectives)
-        return {kind: found[kind] for kind in COLLECTIVES}
-
-    @property
-    def sent_bytes(self) -> float:
-        """Bytes that one device sends in a step."""
-        return sum(self.cost.bytes_by_kind.values())
-
-    @property
-    def bound_bytes(self) -> float:
-        """Least bytes that one device must send for the program's products if each began with
-        every operand on one device only (see `simulator/lower_bounds.py`).
-        """
-        return products_bytes(self.module, self.partition.rules, self.mesh_shape.devices)
-
-    def breakdown(self) -> tuple[OpCost, ...]:
-        """Simulated seconds of each kernel and collective, dearest first."""
-        return self._planned.model.breakdown(self._planned.sketch)
 
     # Questions ---------------------------------------------------------------------------------
 
@@ -216,37 +107,10 @@ class Plan(Layouts, SavedInstead):
             )
         (console or Console()).print(tables.plan_tables(self))
 
-    @functools.cached_property
-    def timeline(self) -> Timeline:
-        """The simulated step: compute, collectives per axis, live memory."""
-        return timeline(self._planned.model, self.program)
-
     def save_report(self, path: str | os.PathLike[str]) -> None:
         """Writes the report with pictures as one HTML page, which needs nothing else."""
         make_folder(pathlib.Path(validators.path("path", path)).parent, "path")
         write_text(path, report_page(self, self.timeline))
-
-    def conflicts(self) -> list[str]:
-        """Ops at which several factors were asked for, with what asks for them."""
-        return conflicts(self._planned)
-
-    def why_whole(self, value: Value) -> str:
-        """Why no axis tiles a value."""
-        if not isinstance(value, Value):
-            raise TypeError(
-                f"why_whole takes a value of plan.arguments(), not {shown(value)}; explain(path)"
-                " takes an argument's path"
-            )
-        return why_whole(self._planned, value)
-
-    def opaque(self) -> Mapping[str, tuple[int, str]]:
-        """Primitives without a rule: how often they occur and where first."""
-        found: dict[str, tuple[int, str]] = {}
-        for op in self.module.ops:
-            if self.partition.rules[op.id].opaque:
-                n, where = found.get(op.prim, (0, op.source))
-                found[op.prim] = (n + 1, where)
-        return found
 
     def check(self, step: Any, *args: Any, **kwargs: Any) -> Check:
         """Runs a partitioned function under this plan, and plain, on CPU devices; compares results.
@@ -307,23 +171,6 @@ class Plan(Layouts, SavedInstead):
         return verify(self.program, self._planned.model, Target.parse(target))
 
     # Files -------------------------------------------------------------------------------------
-
-    @property
-    def fingerprint(self) -> str:
-        return fingerprint(self._original)
-
-    @property
-    def original(self) -> Module:
-        """The traced program, before dims were padded or parts computed again."""
-        return self._original
-
-    @property
-    def fits(self) -> bool:
-        return self.cost.peak_bytes <= self.memory_limit
-
-    def remedies(self) -> list[Remedy]:
-        """Remedies for a plan that does not fit in memory, the cheapest first."""
-        return self._remedies(self)
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -18,7 +18,7 @@ from partir_search.ir.mesh import MeshShape
 from partir_search.mcts.goals import Goal, Spare
 from partir_search.messages.wording import amount
 from partir_search.passes.remat import Range, find_segments, namesake, rematerialize
-from partir_search.plan.plan import Plan
+from partir_search.plan.facts import PlanFacts
 from partir_search.plan.planned import Planned
 from partir_search.plan.remedy import Remedy
 from partir_search.planning.planner import Planner
@@ -230,7 +230,7 @@ def refusal(limit: float, cost: Cost, ways: Sequence[Remedy]) -> str:
     return "\n".join(lines)
 
 
-def remedies_of(plan: Plan) -> list[Remedy]:
+def remedies_of(plan: PlanFacts) -> list[Remedy]:
     """`remedies` of a plan that does not fit."""
     return remedies(
         plan.original,

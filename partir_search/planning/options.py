@@ -13,7 +13,6 @@ from partir_search.passes.group_arguments import Group
 from partir_search.plan.cache import PlanCache
 from partir_search.plan.plan import Plan
 from partir_search.plan.serialization import SavedPlan
-from partir_search.planning.checks.options import check_options
 from partir_search.planning.planner import Progress
 from partir_search.planning.tactics import Tactic, diagonals
 from partir_search.simulator.simulator import Cost
@@ -23,7 +22,7 @@ Schedule = Union[Sequence[Tactic], Plan, SavedPlan, None]
 Remat = Union[bool, Literal["auto"]]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
     """Options that a user gave to `auto_partition`."""
 
@@ -48,9 +47,6 @@ class Options:
     groups: tuple[Group, ...] = ()
     explicit_results: bool | None = None
     trip_counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
     @property
     def shape(self) -> MeshShape:

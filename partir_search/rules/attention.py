@@ -14,11 +14,13 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from partir_search.ir.blockwise import Blockwise, Body, Labels, Member, Place, RowSum, Where
+from partir_search.ir.blockwise import Blockwise, Where
+from partir_search.ir.composite import Body, Labels, Member, Place, RowSum
 from partir_search.ir.core import Literal, Op
 from partir_search.ir.kind import Kind
+from partir_search.ir.local_context import LocalContext
 from partir_search.ir.local_op import run_local, widened
-from partir_search.ir.rule import NONE, LocalContext, OpRule
+from partir_search.ir.rule import NONE, OpRule
 from partir_search.rules.registry import register
 
 Env = dict[int, Any]

@@ -22,8 +22,9 @@ from partir_search.ir.boundaries import ZERO, Beyond, taken
 from partir_search.ir.core import Op, Shape
 from partir_search.ir.halos import Beside
 from partir_search.ir.kind import Kind
+from partir_search.ir.local_context import LocalContext
 from partir_search.ir.local_op import local_result_shapes
-from partir_search.ir.rule import NONE, LocalContext, OpRule, Reads
+from partir_search.ir.rule import NONE, OpRule, Reads
 from partir_search.rules.halves import in_halves
 from partir_search.rules.registry import register, result_shape, shape_of
 from partir_search.rules.resizing import convolutions

@@ -29,7 +29,7 @@ def derive(
       planner_of: a planner of a form of the program, on the parts of axes that `base` uses.
     """
     found = adapt(base, module, fixed, planner_of, options)
-    basis = Basis(changed_arguments(base, module), base.cost.seconds)
+    basis = Basis(changed_arguments(base.module, module), base.cost.seconds)
     if found is None:
         return None, dataclasses.replace(basis, episodes=options.episodes)
     basis = dataclasses.replace(basis, left_out=found.left_out)

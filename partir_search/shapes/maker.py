@@ -42,7 +42,7 @@ class Remaker(Maker):
             traced, parts = self._trace_like(base, call, args, kwargs)
             if known and fingerprint(traced.module) == known.fingerprint:
                 return self._best(call, args, kwargs, saved_plan(known), {parts: traced})
-            if self._searches() and serves(base, traced.module):
+            if self._searches() and serves(base.module, traced.module):
                 derived = self._derived(call, args, kwargs, traced, parts, base)
                 if derived is not None:
                     return derived

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Hashable, Sequence
 
-from partir_search.ir.blockwise import Body, Labels, Member, Online, Place, RowSum
+from partir_search.ir.composite import Body, Labels, Member, Online, Place, RowSum
 from partir_search.ir.core import Literal, Op, Operand, Value
 from partir_search.ir.rule import NONE, Dims, OpRule
 from partir_search.passes.attention.groups import Group, NotAttention, Ops

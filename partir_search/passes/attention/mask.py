@@ -12,7 +12,7 @@ import enum
 import jax
 import numpy as np
 
-from partir_search.ir.blockwise import Body, Member, Place
+from partir_search.ir.composite import Body, Member, Place
 from partir_search.ir.core import Literal
 from partir_search.passes.attention.body import makers
 from partir_search.rules.attention import run_members

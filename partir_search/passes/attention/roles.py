@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from partir_search.ir.blockwise import Body, Member, Online, Place, RowSum
+from partir_search.ir.composite import Body, Member, Online, Place, RowSum
 from partir_search.ir.core import Literal
 from partir_search.passes.attention.body import Draft, makers
 from partir_search.passes.attention.groups import NotAttention

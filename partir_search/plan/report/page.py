@@ -8,6 +8,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from partir_search.messages.wording import amount, duration
+from partir_search.plan.facts import PlanFacts
 from partir_search.plan.report import tables
 from partir_search.plan.report.charts import (
     memory_chart,
@@ -20,7 +21,6 @@ from partir_search.simulator.timeline import Timeline
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from partir_search.plan.plan import Plan
 
 STYLE = """
 :root{color-scheme:light}
@@ -47,7 +47,7 @@ font-size:12px;max-height:480px}
 IR_LINES = 400  # of the program that the page shows
 
 
-def report_page(plan: Plan, timeline: Timeline) -> str:
+def report_page(plan: PlanFacts, timeline: Timeline) -> str:
     """The page of a plan.
 
     Args:
@@ -95,7 +95,7 @@ def _section(title: str, body: str, note: str = "") -> str:
     return f"<h2>{escape(title)}</h2>{told}<div class=wide>{body}</div>"
 
 
-def _cards(plan: Plan) -> str:
+def _cards(plan: PlanFacts) -> str:
     c = plan.cost
     cards = [
         (duration(c.seconds), "a step", False),
@@ -145,7 +145,7 @@ def _plain(x: object) -> str:
     return Text.from_markup(x).plain if isinstance(x, str) else str(x)
 
 
-def _arguments(plan: Plan) -> str:
+def _arguments(plan: PlanFacts) -> str:
     rows: dict[tuple[str, str, str, str, str], int] = {}
     for (path, value, spec), slot in zip(plan.arguments(), plan.program.body.args, strict=True):
         picture = ""
@@ -169,7 +169,7 @@ def _live(timeline: Timeline) -> str:
     return _section("Live at the peak", _rows(rows, head) if rows else "", note)
 
 
-def _bound(plan: Plan) -> str:
+def _bound(plan: PlanFacts) -> str:
     bound = plan.bound_bytes
     if not bound:
         return "On one device nothing has to be sent."
@@ -180,7 +180,7 @@ def _bound(plan: Plan) -> str:
     )
 
 
-def _searches(plan: Plan) -> list[str]:
+def _searches(plan: PlanFacts) -> list[str]:
     out = []
     for search in plan.searches:
         best = search.cost.seconds
@@ -205,14 +205,14 @@ def _searches(plan: Plan) -> list[str]:
     return out
 
 
-def _conflicts(plan: Plan) -> str:
+def _conflicts(plan: PlanFacts) -> str:
     found = plan.conflicts()[:20]
     items = "".join(f"<li>{escape(c)}</li>" for c in found)
     note = "Ops at which several tilings met; what was decided first was kept."
     return _section("Conflicts", f"<ul>{items}</ul>" if found else "", note)
 
 
-def _ir(plan: Plan) -> str:
+def _ir(plan: PlanFacts) -> str:
     lines = plan.ir().splitlines()
     more = [f"... {len(lines) - IR_LINES} lines more"] if len(lines) > IR_LINES else []
     return f"<pre>{escape(chr(10).join(lines[:IR_LINES] + more))}</pre>"

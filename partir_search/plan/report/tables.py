@@ -13,12 +13,11 @@ from partir_search.ir.trip_counts import Trips, data_loops
 from partir_search.mcts.game import Record
 from partir_search.messages.console import grouped, new_console, new_table
 from partir_search.messages.wording import amount
+from partir_search.plan.facts import PlanFacts
 
 if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
-
-    from partir_search.plan.plan import Plan
 
 
 @contextlib.contextmanager
@@ -63,7 +62,7 @@ def search_progress(
         yield show
 
 
-def plan_tables(plan: Plan) -> Group:
+def plan_tables(plan: PlanFacts) -> Group:
     """Tables that `Plan.report` prints."""
     tables = [figures_table(plan), arguments_table(plan)]
     tables += [experts_table(plan)] if plan.searches else []
@@ -72,7 +71,7 @@ def plan_tables(plan: Plan) -> Group:
     return grouped(*(t for t in tables if t.row_count))
 
 
-def figures_table(plan: Plan) -> Table:
+def figures_table(plan: PlanFacts) -> Table:
     """A step's figures on one device."""
     c = plan.cost
     table = new_table(title=f"{plan.module.name} on mesh<{plan.mesh_shape}>, {plan.machine.name}")
@@ -96,7 +95,7 @@ def figures_table(plan: Plan) -> Table:
     return table
 
 
-def collective_lines_table(plan: Plan, rows: int = 15) -> Table:
+def collective_lines_table(plan: PlanFacts, rows: int = 15) -> Table:
     """Bytes of collectives by kind, axes and the user's source line, largest first."""
     table = new_table(title="collectives by source line", title_justify="left")
     for column in ("kind", "axes", "where"):
@@ -117,7 +116,7 @@ def collective_lines_table(plan: Plan, rows: int = 15) -> Table:
     return table
 
 
-def loops_table(plan: Plan) -> Table:
+def loops_table(plan: PlanFacts) -> Table:
     """Loops whose trip count depends on data, and the counts that the figures rest on."""
     table = new_table(
         title="loops whose trip count depends on data",
@@ -143,7 +142,7 @@ def loops_table(plan: Plan) -> Table:
     return table
 
 
-def not_tiled_table(plan: Plan) -> Table:
+def not_tiled_table(plan: PlanFacts) -> Table:
     """Arguments of more than a scalar's size that every device holds whole, and why."""
     table = new_table(title="held whole by every device", title_justify="left")
     for column in ("argument", "type", "why"):
@@ -158,7 +157,7 @@ def not_tiled_table(plan: Plan) -> Table:
     return table
 
 
-def arguments_table(plan: Plan) -> Table:
+def arguments_table(plan: PlanFacts) -> Table:
     """Arguments with their tilings; those that differ in digits only (layers) share a row."""
     padded = [f"dim {p.dim} of {p.value} to {p.size}" for p in plan.padding]
     table = new_table(
@@ -179,7 +178,7 @@ def arguments_table(plan: Plan) -> Table:
     return table
 
 
-def collectives_table(plan: Plan, found: Mapping[str, Mapping[str, int]]) -> Table:
+def collectives_table(plan: PlanFacts, found: Mapping[str, Mapping[str, int]]) -> Table:
     """Predicted collectives beside those found, by kind; `found` maps a title to counts."""
     table = new_table(
         title="collectives",
@@ -200,7 +199,7 @@ def collectives_table(plan: Plan, found: Mapping[str, Mapping[str, int]]) -> Tab
     return table
 
 
-def memory_table(plan: Plan, analysis: Any, caption: str | None = None) -> Table:
+def memory_table(plan: PlanFacts, analysis: Any, caption: str | None = None) -> Table:
     """Predicted memory beside XLA's `memory_analysis()` of the compiled program."""
     table = new_table(
         title="memory on a device (bytes)",
@@ -222,7 +221,7 @@ def memory_table(plan: Plan, analysis: Any, caption: str | None = None) -> Table
     return table
 
 
-def experts_table(plan: Plan) -> Table:
+def experts_table(plan: PlanFacts) -> Table:
     """The known strategies that a search compared with, and its answer."""
     table = new_table(title=f"strategies, simulated on {plan.machine.name}", title_justify="left")
     table.add_column("strategy")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 from jax.sharding import AbstractMesh, Mesh
@@ -18,10 +18,8 @@ from partir_search.passes.group_arguments import Group
 from partir_search.plan.plan import Plan
 from partir_search.plan.serialization import SavedPlan
 from partir_search.planning.checks.schedule import check_tactics, known_axis
+from partir_search.planning.options import Options
 from partir_search.planning.tactics import TACTICS
-
-if TYPE_CHECKING:
-    from partir_search.planning.options import Options
 
 EXAMPLE = 'jax.make_mesh((2, 4), ("batch", "model"))'
 
@@ -170,7 +168,7 @@ def check_options(o: Options) -> None:
             warnings.warn(
                 f"machine {o.machine.name!r} has links of axis {axis!r}, which the mesh"
                 f" ({mesh}) does not have{near}",
-                stacklevel=5,
+                stacklevel=3,
             )
 
 

@@ -1,0 +1,166 @@
+"""Facts of a plan: what follows from the actions chosen."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from partir_search.ir.argument_paths import nearest
+from partir_search.ir.core import Module, Value
+from partir_search.ir.partition import Partition
+from partir_search.ir.printer import print_partition
+from partir_search.lowering.local_ir import LocalProgram
+from partir_search.lowering.reshard import COLLECTIVES
+from partir_search.messages import validators
+from partir_search.messages.wording import shown
+from partir_search.passes.pad_choice import Pad
+from partir_search.passes.remat import Range
+from partir_search.plan.basis import Basis
+from partir_search.plan.collectives import Collective, collectives_of
+from partir_search.plan.explain import conflicts, why_whole
+from partir_search.plan.planned import Planned, SearchReport
+from partir_search.plan.remedy import Remedy
+from partir_search.plan.serialization import fingerprint
+from partir_search.plan.shardings import Layouts
+from partir_search.propagation.actions import Action
+from partir_search.simulator.lower_bounds import products_bytes
+from partir_search.simulator.simulator import Cost, OpCost
+from partir_search.simulator.target.machine import Machine
+from partir_search.simulator.timeline import Timeline, timeline
+
+
+class PlanFacts(Layouts):
+    """Program, figures and layouts of a plan (see `Plan`)."""
+
+    def __init__(
+        self,
+        planned: Planned,
+        *,
+        mesh: Any,
+        machine: Machine,
+        in_tree: Any,
+        out_tree: Any,
+        seed: int = 0,
+        original: Module | None = None,
+        remat: Sequence[Range] = (),
+        microbatches: int = 1,
+        padding: Sequence[Pad] = (),
+        attention: bool = False,
+        memory_limit: float = math.inf,
+        remedies: Callable[[PlanFacts], list[Remedy]] = lambda plan: [],
+    ) -> None:
+        super().__init__(planned, mesh, in_tree, out_tree)
+        self.machine, self.seed = machine, seed
+        self.actions: tuple[Action, ...] = planned.actions
+        self.cost: Cost = planned.cost
+        self.searches: tuple[SearchReport, ...] = planned.reports
+        self.seconds: dict[str, float] = planned.seconds
+        self.remat, self.memory_limit = tuple(remat), memory_limit
+        self.microbatches, self.padding = microbatches, tuple(padding)
+        self.attention = attention
+        self.basis: Basis | None = None
+        self._original, self._remedies = original or planned.graph.module, remedies
+
+    @property
+    def program(self) -> LocalProgram:
+        """The device-local program that is simulated and emitted."""
+        return self._planned.program
+
+    @property
+    def sketch(self) -> LocalProgram:
+        """The program without the ops at which nothing moves."""
+        return self._planned.sketch
+
+    @property
+    def partition(self) -> Partition:
+        return self._planned.sketch.partition
+
+    @property
+    def proven(self) -> bool:
+        """True if every automatic choice was enumerated: no plan of its space costs less."""
+        return bool(self.searches) and all(s.proven for s in self.searches)
+
+    def ir(self, scope: str | None = None) -> str:
+        """The program as tile and sum loops; with `scope`, only ops traced under that name."""
+        if scope is None:
+            return print_partition(self.partition)
+        validators.text("ir: scope", scope, "the name of a jax.named_scope")
+        scopes = {op.scope for op in self.module.ops}
+        if not any(scope in s for s in scopes):
+            near = nearest(scope, scopes - {""}, limit=4) or "none"
+            raise ValueError(f"ir: no op was traced under {scope!r}; scopes near it are: {near}")
+        return print_partition(self.partition, lambda op: scope in op.scope)
+
+    @property
+    def collectives(self) -> tuple[Collective, ...]:
+        """Every collective of the program, in program order; then those that the user wrote."""
+        return collectives_of(self._planned.sketch)
+
+    @property
+    def collective_counts(self) -> dict[str, int]:
+        """Collectives in the program text, by kind (one in a loop's body counts once)."""
+        found = collections.Counter(c.kind for c in self.collectives)
+        return {kind: found[kind] for kind in COLLECTIVES}
+
+    @property
+    def sent_bytes(self) -> float:
+        """Bytes that one device sends in a step."""
+        return sum(self.cost.bytes_by_kind.values())
+
+    @property
+    def bound_bytes(self) -> float:
+        """Least bytes that one device must send for the program's products if each began with
+        every operand on one device only (see `simulator/lower_bounds.py`).
+        """
+        return products_bytes(self.module, self.partition.rules, self.mesh_shape.devices)
+
+    def breakdown(self) -> tuple[OpCost, ...]:
+        """Simulated seconds of each kernel and collective, dearest first."""
+        return self._planned.model.breakdown(self._planned.sketch)
+
+    @functools.cached_property
+    def timeline(self) -> Timeline:
+        """The simulated step: compute, collectives per axis, live memory."""
+        return timeline(self._planned.model, self.program)
+
+    def conflicts(self) -> list[str]:
+        """Ops at which several factors were asked for, with what asks for them."""
+        return conflicts(self._planned)
+
+    def why_whole(self, value: Value) -> str:
+        """Why no axis tiles a value."""
+        if not isinstance(value, Value):
+            raise TypeError(
+                f"why_whole takes a value of plan.arguments(), not {shown(value)}; explain(path)"
+                " takes an argument's path"
+            )
+        return why_whole(self._planned, value)
+
+    def opaque(self) -> Mapping[str, tuple[int, str]]:
+        """Primitives without a rule: how often they occur and where first."""
+        found: dict[str, tuple[int, str]] = {}
+        for op in self.module.ops:
+            if self.partition.rules[op.id].opaque:
+                n, where = found.get(op.prim, (0, op.source))
+                found[op.prim] = (n + 1, where)
+        return found
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(self._original)
+
+    @property
+    def original(self) -> Module:
+        """The traced program, before dims were padded or parts computed again."""
+        return self._original
+
+    @property
+    def fits(self) -> bool:
+        return self.cost.peak_bytes <= self.memory_limit
+
+    def remedies(self) -> list[Remedy]:
+        """Remedies for a plan that does not fit in memory, the cheapest first."""
+        return self._remedies(self)
