@@ -86,7 +86,7 @@ def test_engine_knows_no_compiler() -> None:
         assert not [u for u in used if u[0] == "partir_search" and u[1] != "mcts"], path
 
 
-@pytest.mark.parametrize("room", [r for r in ROOMS if r not in ("lowering", "simulator")])
+@pytest.mark.parametrize("room", ROOMS)
 def test_no_file_circles(room: str) -> None:
     names = {".".join(p.relative_to(ROOT).with_suffix("").parts): p for p in files()}
     here = {n: p for n, p in names.items() if part_of(p) == room}

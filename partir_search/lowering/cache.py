@@ -10,8 +10,9 @@ from partir_search.ir.analysis.axis_rows import AxisRows
 from partir_search.ir.core import Value
 from partir_search.ir.partition import Layout, Partition, Pending, Window
 from partir_search.lowering.halo import stretched
-from partir_search.lowering.local_ir import Apply, Move, Slot, Source
+from partir_search.lowering.local_ir import Apply, Move
 from partir_search.lowering.reshard import Step
+from partir_search.lowering.slots import Slot, Source
 
 H = TypeVar("H", bound=Hashable)
 

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 
 from partir_search.ir.rule import OpRule
 from partir_search.lowering.diagonals import shuffle
-from partir_search.lowering.local_ir import Slot
 from partir_search.lowering.reshard import Step
+from partir_search.lowering.slots import Slot
 
 RESULT = -1  # what moves is the sum so far
 

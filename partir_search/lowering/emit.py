@@ -28,19 +28,13 @@ from partir_search.ir.rule import Dims
 from partir_search.lowering.collective_matmul import RESULT, Walk
 from partir_search.lowering.emit_blocks import block_turn
 from partir_search.lowering.emit_window import beside, coordinate, fetch, permute, stretch
-from partir_search.lowering.local_ir import (
-    Apply,
-    Block,
-    LocalProgram,
-    Move,
-    Slot,
-    Source,
-)
+from partir_search.lowering.local_ir import Apply, Block, LocalProgram, Move
+from partir_search.lowering.passing import Passing
 from partir_search.lowering.reshard import Shuffle, Step
-from partir_search.lowering.ring_attention import Passing
 from partir_search.lowering.scheduling.delay import gather_queue, ring_queue
 from partir_search.lowering.scheduling.early_reads import read_early
 from partir_search.lowering.scheduling.layouts import held_by_rows, row_major
+from partir_search.lowering.slots import Slot, Source
 from partir_search.rules.control_flow import EMITTERS
 
 Shardings = Callable[[Layout], Any]

@@ -15,7 +15,7 @@ from partir_search.ir.partition import Partition
 from partir_search.ir.rule import Dims
 from partir_search.lowering.emit_window import coordinate
 from partir_search.lowering.local_ir import Apply
-from partir_search.lowering.ring_attention import Passing
+from partir_search.lowering.passing import Passing
 
 
 class Device(LocalContext, Protocol):

@@ -6,40 +6,17 @@ The simulator walks it and `emit` turns it into jax, so that the prediction is t
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Union
+from typing import Union
 
-from partir_search.ir.core import Literal, Op, Region, Shape, Value
+from partir_search.ir.core import Op, Region
 from partir_search.ir.manual import OwnCollective
-from partir_search.ir.partition import Layout, Partition, Pending
+from partir_search.ir.partition import Partition
+from partir_search.lowering.collective_matmul import Part
+from partir_search.lowering.passing import Passing
 from partir_search.lowering.reshard import Step
+from partir_search.lowering.slots import Slot, Source
 from partir_search.rules.control_flow import flows_of
-
-if TYPE_CHECKING:
-    from partir_search.lowering.collective_matmul import Part
-    from partir_search.lowering.ring_attention import Passing
-
-
-@dataclasses.dataclass(eq=False, slots=True)
-class Slot:
-    """A value on the device in one layout; one object per value, layout and pending sums.
-
-    Not all of the layout where a dim holds another stretch than its tile: `shape` says.
-    """
-
-    id: int
-    value: Value
-    layout: Layout
-    pending: Pending
-    shape: Shape
-    nbytes: int = 0
-
-    def __post_init__(self) -> None:
-        self.nbytes = math.prod(self.shape) * self.value.type.itemsize
-
-
-Source = Union[Slot, Literal]
 
 
 @dataclasses.dataclass(eq=False, slots=True)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from partir_search.ir.core import Op
 from partir_search.ir.partition import Layout
 from partir_search.lowering.cache import Crossing, OpPlan
 from partir_search.lowering.codes import picked
-from partir_search.lowering.local_ir import Apply, Slot, Source
+from partir_search.lowering.local_ir import Apply
+from partir_search.lowering.resting import Resting
+from partir_search.lowering.slots import Slot, Source
 from partir_search.lowering.stopping import stop_alone
 from partir_search.rules.control_flow import flows_of
-
-if TYPE_CHECKING:
-    from partir_search.lowering.localize import Localizer
 
 SAME_REGION = 64  # plans of one op with regions, at most, that are kept
 
@@ -28,7 +27,7 @@ def _layout(source: Source) -> Layout:
     return source.layout if isinstance(source, Slot) else ()
 
 
-def region_plan(of: Localizer, op: Op) -> OpPlan:
+def region_plan(of: Resting, op: Op) -> OpPlan:
     """A region's op and the blocks of its regions; in sparse programs, states that tile all
     of it alike share one.
     """
@@ -49,7 +48,7 @@ def region_plan(of: Localizer, op: Op) -> OpPlan:
     return plan
 
 
-def _with_blocks(of: Localizer, op: Op, ends: Crossing) -> OpPlan:
+def _with_blocks(of: Resting, op: Op, ends: Crossing) -> OpPlan:
     blocks = tuple(
         [
             of.block(region, args, targets, results)
@@ -63,7 +62,7 @@ def _with_blocks(of: Localizer, op: Op, ends: Crossing) -> OpPlan:
     return OpPlan(known.needs, apply, known.moved, known.settles, known.windows)
 
 
-def _crossing(of: Localizer, op: Op) -> Crossing:
+def _crossing(of: Resting, op: Op) -> Crossing:
     flows = flows_of(op)
     args = [_slots(of.all_resting(region.args)) for region in op.regions]
     results = tuple(of.all_resting(region.results) for region in op.regions)

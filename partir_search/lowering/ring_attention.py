@@ -10,53 +10,23 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from partir_search.ir.blockwise import Blockwise
 from partir_search.ir.core import Op
 from partir_search.ir.partition import Layout
+from partir_search.lowering.cache import OpPlan
 from partir_search.lowering.diagonals import redistribute, shuffle
-from partir_search.lowering.local_ir import Apply, Move, Slot, Source
+from partir_search.lowering.local_ir import Apply, Move
+from partir_search.lowering.passing import Passing
+from partir_search.lowering.placing import Placer
 from partir_search.lowering.reshard import Step
+from partir_search.lowering.slots import Slot, Source
 from partir_search.lowering.zigzag import from_zigzag, to_zigzag
-
-if TYPE_CHECKING:
-    from partir_search.lowering.builder import BlockBuilder
-    from partir_search.lowering.cache import OpPlan
-
 
 SCRATCH_BYTES = 256 * 2**20  # of scores that are there at a time
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Passing:
-    """One turn of an op whose blocks pass around.
-
-    Attributes:
-      axes: that they pass around, major to minor: one of the user's, perhaps in parts.
-      size: devices along them, and turns.
-      offset: of the block, from the device's own.
-      moving: operands that are blocks; others are whole, and read at the block.
-      zigzag: whether blocks are two chunks each (`lowering/zigzag.py`).
-      parts: of a block (or chunk), which are worked on one after the other.
-      arrived: sums of the block so far, by position among the returning results.
-    """
-
-    axes: tuple[int, ...]
-    size: int
-    offset: int
-    moving: tuple[int, ...]
-    zigzag: bool
-    parts: int
-    arrived: tuple[Slot, ...] = ()
-
-    @property
-    def share(self) -> float:
-        """Of the pairs of queries and keys in a block, those that are worked on."""
-        return 1.0 if not self.zigzag else 0.5 if self.offset else 0.75
-
-
-def pass_around(builder: BlockBuilder, op: Op, plan: OpPlan) -> bool:
+def pass_around(builder: Placer, op: Op, plan: OpPlan) -> bool:
     """Lets an op's blocks pass around the mesh's axis that is one to do so on; False if none is."""
     owner = builder.owner
     partition = owner.partition
@@ -115,7 +85,7 @@ def pass_around(builder: BlockBuilder, op: Op, plan: OpPlan) -> bool:
     return True
 
 
-def alone(builder: BlockBuilder, apply: Apply) -> Apply:
+def alone(builder: Placer, apply: Apply) -> Apply:
     """An op that works on blocks as one device does it alone: in parts, if they are large."""
     how = builder.owner.partition.rules[apply.op.id].blockwise
     parts = _parts(builder, apply.op, how, 1) if how else 1
@@ -124,7 +94,7 @@ def alone(builder: BlockBuilder, apply: Apply) -> Apply:
     return dataclasses.replace(apply, part=Passing((), 1, 0, (), False, parts))
 
 
-def _parts(builder: BlockBuilder, op: Op, how: Blockwise, blocks: int) -> int:
+def _parts(builder: Placer, op: Op, how: Blockwise, blocks: int) -> int:
     """Into how many parts each of so many blocks is cut, so that little is there at a time."""
     partition = builder.owner.partition
     sizes = partition.rules[op.id].sizes
@@ -136,7 +106,7 @@ def _parts(builder: BlockBuilder, op: Op, how: Blockwise, blocks: int) -> int:
     return parts
 
 
-def _block(builder: BlockBuilder, out: Slot, dim: int, axes: tuple[int, ...]) -> Slot:
+def _block(builder: Placer, out: Slot, dim: int, axes: tuple[int, ...]) -> Slot:
     """A result of which each device has the sum of its block."""
     layout: Layout = tuple(
         (*held, *axes) if d == dim else held for d, held in enumerate(out.layout)
@@ -146,7 +116,7 @@ def _block(builder: BlockBuilder, out: Slot, dim: int, axes: tuple[int, ...]) ->
 
 
 def _turns(
-    builder: BlockBuilder,
+    builder: Placer,
     op: Op,
     ins: Sequence[Source],
     outs: tuple[Slot, ...],

@@ -13,7 +13,8 @@ from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import Layout
 from partir_search.lowering.diagonals import redistribute, straight
 from partir_search.lowering.emit import emit, run_step
-from partir_search.lowering.local_ir import LocalProgram, Slot, Source
+from partir_search.lowering.local_ir import LocalProgram
+from partir_search.lowering.slots import Slot, Source
 
 NO_MESH = AbstractMesh((), ())
 

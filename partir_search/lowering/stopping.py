@@ -11,8 +11,9 @@ from collections.abc import Iterable, Sequence
 
 from partir_search.ir.core import Op, Region
 from partir_search.ir.partition import Partition
-from partir_search.lowering.local_ir import Block, Instruction, Move, Slot, Source
+from partir_search.lowering.local_ir import Block, Instruction, Move
 from partir_search.lowering.reshard import COLLECTIVES
+from partir_search.lowering.slots import Slot, Source
 from partir_search.rules.control_flow import flows_of
 
 

@@ -8,15 +8,13 @@ Blocks go to these places and back by two permutes of half a block.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
 
 from partir_search.ir.core import Op
 from partir_search.lowering.halo import Fetch, Piece, Stretch
-from partir_search.lowering.local_ir import Move, Slot
+from partir_search.lowering.local_ir import Move
+from partir_search.lowering.placing import Placer
 from partir_search.lowering.reshard import WINDOW, Step
-
-if TYPE_CHECKING:
-    from partir_search.lowering.builder import BlockBuilder
+from partir_search.lowering.slots import Slot
 
 
 def owner_of(chunk: int, devices: int) -> int:
@@ -24,7 +22,7 @@ def owner_of(chunk: int, devices: int) -> int:
     return chunk if chunk < devices else 2 * devices - 1 - chunk
 
 
-def to_zigzag(builder: BlockBuilder, slot: Slot, dim: int, axes: tuple[int, ...], op: Op) -> Slot:
+def to_zigzag(builder: Placer, slot: Slot, dim: int, axes: tuple[int, ...], op: Op) -> Slot:
     """A block's two chunks where they belong, the earlier one first."""
     half = slot.shape[dim] // 2
     even, odd = _fetches(builder.owner.partition.mesh.size(axes), half)
@@ -36,7 +34,7 @@ def to_zigzag(builder: BlockBuilder, slot: Slot, dim: int, axes: tuple[int, ...]
 
 
 def from_zigzag(
-    builder: BlockBuilder, slot: Slot, target: Slot, dim: int, axes: tuple[int, ...], op: Op
+    builder: Placer, slot: Slot, target: Slot, dim: int, axes: tuple[int, ...], op: Op
 ) -> None:
     """Two chunks back to where the block rests."""
     half = slot.shape[dim] // 2
@@ -51,7 +49,7 @@ def from_zigzag(
 
 
 def _permute(
-    builder: BlockBuilder, slot: Slot, dim: int, axes: tuple[int, ...], op: Op, fetch: Fetch
+    builder: Placer, slot: Slot, dim: int, axes: tuple[int, ...], op: Op, fetch: Fetch
 ) -> Slot:
     step = Step("collective_permute", axes, dim, -1, "", slot.layout, slot.pending, detail=fetch)
     target = builder.owner.cache.stretched(slot, step)
@@ -59,7 +57,7 @@ def _permute(
     return target
 
 
-def _join(builder: BlockBuilder, slot: Slot, dim: int, axes: tuple[int, ...], swap: bool) -> Step:
+def _join(builder: Placer, slot: Slot, dim: int, axes: tuple[int, ...], swap: bool) -> Step:
     size = builder.owner.partition.mesh.size(axes)
     detail = _joined(size, slot.shape[dim] // 2, swap)
     return Step(WINDOW, axes, dim, -1, "", slot.layout, slot.pending, detail=detail)

@@ -12,8 +12,9 @@ from jax.sharding import AbstractMesh, NamedSharding
 
 import partir_search as ps
 from partir_search.lowering import shard_map
-from partir_search.lowering.local_ir import Apply, LocalProgram, Slot
+from partir_search.lowering.local_ir import Apply, LocalProgram
 from partir_search.lowering.scheduling.layouts import lookups, meetings
+from partir_search.lowering.slots import Slot
 
 BATCH, WIDTH, VOCAB = 16, 256, 1024
 TACTICS = [

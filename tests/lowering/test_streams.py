@@ -16,8 +16,8 @@ from partir_search.ir.axis_options import Modes
 from partir_search.ir.core import Module
 from partir_search.ir.mesh import MeshShape
 from partir_search.lowering.collective_matmul import RESULT, Walk
-from partir_search.lowering.local_ir import Slot
 from partir_search.lowering.localize import localize
+from partir_search.lowering.slots import Slot
 from partir_search.propagation.state import State
 from tests.support import assert_same, check_partition, floats_of, module_of, state_of, tile_arg
 

@@ -19,7 +19,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from partir_search.ir.rule import OpRule
-from partir_search.lowering.local_ir import Apply, Block, Instruction, Move, Slot
+from partir_search.lowering.local_ir import Apply, Block, Instruction, Move
+from partir_search.lowering.slots import Slot
 
 LAG = 2
 MUCH = 64  # times the bytes that it makes are what a product reads

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from partir_search.ir.rule import OpRule
-from partir_search.lowering.local_ir import Apply, Block, Move, Slot
+from partir_search.lowering.local_ir import Apply, Block, Move
+from partir_search.lowering.slots import Slot
 
 MUCH = 64  # times the bytes that it makes are what an op reads
 

@@ -26,7 +26,8 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 from partir_search.ir.core import Shape
 from partir_search.ir.rule import OpRule
-from partir_search.lowering.local_ir import Apply, LocalProgram, Move, Slot
+from partir_search.lowering.local_ir import Apply, LocalProgram, Move
+from partir_search.lowering.slots import Slot
 
 _UPDATES = ("tpu", "gpu")  # platforms whose compilers choose layouts
 _LOOKUPS = ("tpu",)  # whose look-ups are kernels of their own

@@ -5,7 +5,6 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,14 +12,13 @@ from partir_search.ir.blockwise import Blockwise
 from partir_search.ir.core import Op, Value
 from partir_search.ir.partition import Partition
 from partir_search.ir.rule import NONE
-from partir_search.lowering.local_ir import Apply, Move, Slot
+from partir_search.lowering.local_ir import Apply, Move
+from partir_search.lowering.passing import Passing
 from partir_search.lowering.reshard import Shuffle
-from partir_search.lowering.ring_attention import Passing
 from partir_search.lowering.scheduling.delay import in_turns
+from partir_search.lowering.slots import Slot
 from partir_search.simulator.memory.buffers import Floats, Ints
-
-if TYPE_CHECKING:
-    from partir_search.simulator.simulator import CostModel, Price
+from partir_search.simulator.program_model import Price, ProgramModel
 
 BESIDE = 2.0  # times a gather's seconds are those of products that XLA:TPU runs beside it
 
@@ -34,7 +32,7 @@ class Held:
 
     def __init__(
         self,
-        model: CostModel,
+        model: ProgramModel,
         partition: Partition,
         nbytes: Floats,
         members: Ints,

@@ -9,17 +9,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Set
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from partir_search.ir.partition import Partition
 from partir_search.simulator.memory.buffers import Floats
-
-if TYPE_CHECKING:
-    from partir_search.simulator.simulator import CostModel
-
-LOADED = 0.5  # of the memory on the chip: what is no larger is there before kernels read it
+from partir_search.simulator.program_model import LOADED, ProgramModel
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,7 +47,7 @@ class Load:
       argument_bytes: bytes of arguments and large constants.
     """
 
-    def __init__(self, model: CostModel, partition: Partition) -> None:
+    def __init__(self, model: ProgramModel, partition: Partition) -> None:
         self.partition, self._model = partition, model
         k, machine = model.kernels, model.machine
         n, ops, sizes = len(k.op), len(model.module.ops), partition.mesh.sizes

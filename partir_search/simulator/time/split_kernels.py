@@ -9,8 +9,7 @@ graph network with [524,288, 1,024] messages, went from 0.46 to 0.62.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -19,9 +18,6 @@ from partir_search.ir.rule import OpRule
 from partir_search.simulator.memory.buffers import Kernels
 from partir_search.simulator.time.fusion import reduces
 from partir_search.simulator.time.vector_units import Passes
-
-if TYPE_CHECKING:
-    from partir_search.simulator.time.roofline import Load
 
 
 class Cuts:
@@ -37,8 +33,8 @@ class Cuts:
     def __init__(
         self, module: Module, rules: Sequence[OpRule], kernels: Kernels, passes: Passes
     ) -> None:
-        self._passes = passes
-        self._values = module.values
+        self.passes = passes
+        self.values = module.values
         ops, leaders = kernels.op.tolist(), kernels.leader.tolist()
         ends, touched = kernels.offsets.tolist(), kernels.touched
         joined = np.flatnonzero(kernels.leader != np.arange(len(ops))).tolist()
@@ -56,38 +52,3 @@ class Cuts:
                 if k in sums:
                     summed.add(r.id)
         self.stored, self.summed = frozenset(stored), frozenset(summed)
-
-    def seconds(self, load: Load, partial: Mapping[int, int]) -> dict[int, float]:
-        """By kernel that is cut, how much longer it takes per step.
-
-        Args:
-          partial: by value id, local bytes of the partial sums that a collective adds up.
-        """
-        found: dict[int, float] = {}
-        for v, nbytes in partial.items():
-            k = self.kernel.get(v)
-            if k is not None:
-                found[k] = self._seconds(load, v, k, float(nbytes))
-        return found
-
-    def _seconds(self, load: Load, v: int, k: int, partial: float) -> float:
-        parts, batched = load.parts, bool(self._passes.batched[k])
-        products, vectors = float(parts.products[k]), float(parts.vectors[k])
-        own, moves, runs = float(parts.own[k]), float(parts.moves[k]), float(parts.runs[k])
-        whole = load.stored_bytes(v)
-        first = own + runs * load.move_seconds(partial)
-        if v in self.stored:
-            first -= runs * load.move_seconds(whole)
-        itemsize = max(self._values[v].type.itemsize, 1)
-        storing = runs * load.walk_seconds(partial / itemsize, itemsize)
-        longer = _together(products, storing, first, batched)
-        longer -= _together(products, vectors, moves, batched)
-        if k in self.follows:
-            longer += moves - own + vectors + runs * load.move_seconds(whole)
-            longer += runs * load.kernel_seconds
-        return max(longer, 0.0)
-
-
-def _together(products: float, vectors: float, moves: float, batched: bool) -> float:
-    """Seconds of one kernel (see `simulator/time/vector_units.py`)."""
-    return max(products, vectors) + moves if batched else max(products, vectors + moves)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,16 +13,14 @@ from partir_search.ir.partition import Partition
 from partir_search.ir.rule import NONE
 from partir_search.lowering.collective_matmul import RESULT, Part
 from partir_search.lowering.local_ir import Apply, Block, Move
+from partir_search.lowering.passing import Passing
 from partir_search.lowering.reshard import COLLECTIVES
-from partir_search.lowering.ring_attention import Passing
 from partir_search.rules.control_flow import flows_of
 from partir_search.simulator.memory.buffers import Floats, Ints, points
 from partir_search.simulator.memory.temporaries import Held
+from partir_search.simulator.program_model import Price, ProgramModel
 from partir_search.simulator.time.latency_hiding import Behind, Sending
 from partir_search.simulator.time.permutes import Sent, permute_seconds
-
-if TYPE_CHECKING:
-    from partir_search.simulator.simulator import CostModel, Price
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,7 +38,7 @@ class Walk:
     """Totals of a walk over a device-local program."""
 
     def __init__(
-        self, model: CostModel, partition: Partition, nbytes: Floats, by_op: Floats
+        self, model: ProgramModel, partition: Partition, nbytes: Floats, by_op: Floats
     ) -> None:
         self.model, self.mesh, self.nbytes, self.by_op = model, partition.mesh, nbytes, by_op
         self.index, self.rules = partition.index, partition.rules
