@@ -28,6 +28,7 @@ lines.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -66,6 +67,7 @@ class TensorType:
 _SHORT = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c"}
 
 
+@functools.lru_cache(maxsize=256)
 def dtype_name(dtype: Any) -> str:
     """`float32` to `f32`; `bool` and extended types keep their names."""
     name = str(getattr(dtype, "name", dtype))

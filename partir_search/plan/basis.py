@@ -72,4 +72,4 @@ def changed_arguments(base: Module, module: Module) -> tuple[tuple[str, Shape, S
 
 
 def _alike(one: Value, other: Value) -> bool:
-    return str(one.type) == str(other.type)
+    return one.type == other.type

@@ -148,8 +148,9 @@ class PlanFacts(Layouts):
                 found[op.prim] = (n + 1, where)
         return found
 
-    @property
+    @functools.cached_property
     def fingerprint(self) -> str:
+        """Hash of the traced program's arguments and ops."""
         return fingerprint(self._original)
 
     @property
