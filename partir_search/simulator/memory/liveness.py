@@ -108,7 +108,7 @@ class Curve:
             if len(self._kept) == MOST_KEPT:
                 self._kept.clear()
             live = self.bytes_at(nbytes)
-            found = self._kept[key] = live, float(live.max(initial=0.0))
+            found = self._kept[key] = live, float(np.max(live, initial=0.0))
         return found
 
 

@@ -183,7 +183,7 @@ class Walk:
             live, most = curve.kept_bytes_at(self.nbytes)
             if block.steps:
                 extra = self.block(block, times * n)[curve.position]
-                most = float((live + extra).max(initial=0.0))
+                most = float(np.max(live + extra, initial=0.0))
             peak = max(peak, most)
         self._depth -= 1
         return peak
