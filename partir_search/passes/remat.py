@@ -61,9 +61,8 @@ def find_segments(module: Module) -> list[Range]:
     around = 2 * max(n // WINDOWS, SHORTEST) + 1
     floor = THIN * float(np.median(crossing))  # inputs and losses are no places to cut at
     nearby = np.where(crossing < floor, np.inf, crossing)
-    from scipy.ndimage import minimum_filter1d  # of use only here, and slow to import
-
-    narrow = NARROW * minimum_filter1d(nearby, around, mode="nearest")
+    wide = np.pad(nearby, around // 2, mode="edge")
+    narrow = NARROW * np.lib.stride_tricks.sliding_window_view(wide, around).min(axis=1)
     freed = np.cumsum(freed)
     segments: list[Range] = []
     begin = 0

@@ -8,7 +8,7 @@ memory of its own, what is used up within a few kernels lives there, as far as i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import dataclasses
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +18,37 @@ from partir_search.passes.fold.fold import Folded
 from partir_search.passes.fold.linear import Places
 from partir_search.simulator.memory.buffers import Floats, Ints, RegionTraffic
 
-if TYPE_CHECKING:
-    from scipy.sparse import csr_array
-
 EDGE_REPEATS = 2  # repeats of an op looked at, on either end
 NEAR = 6  # kernels that a value may outlive and still be kept on the chip
 MOST_KEPT = 64  # states of one region whose live bytes are kept
 PIECE = 0.25  # of the memory on the chip that one value may take
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Changes:
+    """Sparse matrix [size, classes] of how many members of each class come to life at each row.
+
+    Attributes:
+      rows / classes / weights: [entries] in order of rows; weights are negative where members die.
+    """
+
+    rows: Ints
+    classes: Ints
+    weights: Floats
+    size: int
+
+    @classmethod
+    def of(cls, rows: Ints, classes: Ints, weights: Floats, size: int) -> _Changes:
+        """Changes with the entries of one row and class made one."""
+        width = int(np.max(classes, initial=0)) + 1
+        places, entry = np.unique(rows * width + classes, return_inverse=True)
+        summed = np.bincount(entry, weights, len(places)).astype(np.float64, copy=False)
+        return cls(places // width, places % width, summed, size)
+
+    def bytes_at(self, nbytes: Floats) -> Floats:
+        """[size] bytes that come to life less those that die, from the bytes of each class."""
+        moved = self.weights * nbytes[self.classes]
+        return np.bincount(self.rows, moved, self.size).astype(np.float64, copy=False)
 
 
 class Curve:
@@ -48,8 +72,6 @@ class Curve:
           places: what is left of it there, if it is not the body.
           on_chip: bytes beside the main memory that hold what is used up soon (VMEM).
         """
-        from scipy.sparse import coo_array  # slow to import: when a program is planned
-
         self._on_chip = on_chip
         kernel = np.zeros(max(len(traffic.region.ops), 1) + 1, dtype=np.int64)
         kernel[list(traffic.reads)] = 1
@@ -71,29 +93,28 @@ class Curve:
         first = np.searchsorted(rows, traffic.start, side="left")
         last = np.searchsorted(rows, traffic.stop, side="right")
 
-        def changes(which: npt.NDArray[np.bool_]) -> csr_array:
-            """[R + 1, values] what comes to life (or dies) at each row."""
+        def changes(which: npt.NDArray[np.bool_]) -> _Changes:
             which = which & (classes >= 0)
             weight, cls = traffic.weight[which], classes[which]
             at = np.concatenate((first[which], last[which]))
-            data = np.concatenate((weight, -weight)), (at, np.concatenate((cls, cls)))
-            return coo_array(data, shape=(len(rows) + 1, values)).tocsr()
+            weights = np.concatenate((weight, -weight))
+            return _Changes.of(at, np.concatenate((cls, cls)), weights, len(rows) + 1)
 
         self._near, self._far = changes(near), changes(~near)
         self._values = values
-        self._changing = np.unique(np.concatenate((self._near.indices, self._far.indices)))
+        self._changing = np.unique(np.concatenate((self._near.classes, self._far.classes)))
         self._kept: dict[bytes, tuple[Floats, float]] = {}
 
     def bytes_at(self, nbytes: Floats) -> Floats:
         """[R] live bytes of stored values, from the local bytes of each value (or class)."""
         nbytes = nbytes[: self._values]
-        if not self._near.nnz:
-            alone: Floats = self._far @ nbytes
+        if not len(self._near.rows):
+            alone: Floats = self._far.bytes_at(nbytes)
             return np.cumsum(alone, out=alone)[:-1]
         small = np.where(nbytes <= self._on_chip * PIECE, nbytes, 0.0)
-        far: Floats = self._far @ nbytes
-        far += self._near @ (nbytes - small)
-        near: Floats = self._near @ small
+        far: Floats = self._far.bytes_at(nbytes)
+        far += self._near.bytes_at(nbytes - small)
+        near: Floats = self._near.bytes_at(small)
         for changes in (far, near):  # in place: programs of 1,000 layers have large curves
             np.cumsum(changes, out=changes)
         near -= self._on_chip
