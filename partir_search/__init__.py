@@ -10,6 +10,7 @@ from partir_search.frontends.registry import register_front_end
 from partir_search.ir.mesh import MeshShape
 from partir_search.known import experts
 from partir_search.mcts.goals import Fastest, FewestBytes, Fit, Goal, Weighted
+from partir_search.messages.version import VERSION
 from partir_search.passes.group_arguments import Group, group
 from partir_search.plan.check import Check
 from partir_search.plan.collectives import Collective
@@ -53,7 +54,6 @@ from partir_search.propagation.actions import (
 from partir_search.rules.user import register_rule, with_rule
 from partir_search.simulator.simulator import Cost
 from partir_search.simulator.target.machine import MACHINES, Machine
-from partir_search.version import VERSION
 
 __version__ = VERSION
 

@@ -116,3 +116,10 @@ def test_import_leaves_slow_libraries_for_when_they_are_used() -> None:
     found = set(done.stdout.split())
     assert "jax" in found
     assert not {"scipy", "rich", "flax", "optax", "absl"} & found
+
+
+def test_machine_keeps_its_old_name_for_a_version() -> None:
+    from partir_search.machine import __getattr__ as old
+
+    with pytest.warns(DeprecationWarning, match=r"simulator\.target\.machine\.find_machine"):
+        assert old("find_machine")("tpu_v5e") is partir_search.MACHINES["tpu_v5e"]

@@ -16,9 +16,9 @@ import jax
 from partir_search.ir.core import Module
 from partir_search.ir.mesh import MeshShape
 from partir_search.messages.files import make_folder
+from partir_search.messages.version import VERSION
 from partir_search.plan.plan import Plan
 from partir_search.plan.serialization import SavedPlan, fingerprint, load_plan
-from partir_search.version import VERSION
 
 
 class PlanCache:

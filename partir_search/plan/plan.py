@@ -15,6 +15,7 @@ from partir_search.aot.targets import Target
 from partir_search.aot.verify import Verification, verify
 from partir_search.messages import validators
 from partir_search.messages.files import make_folder, write_text
+from partir_search.messages.version import VERSION
 from partir_search.messages.wording import shown
 from partir_search.plan.check import Check
 from partir_search.plan.compare import Comparison
@@ -26,7 +27,6 @@ from partir_search.plan.planned import Planned
 from partir_search.plan.report import report_page, tables
 from partir_search.plan.search_log import save_search
 from partir_search.plan.serialization import FORMAT, SavedPlan, arguments_of
-from partir_search.version import VERSION
 
 if TYPE_CHECKING:
     from rich.console import Console
