@@ -20,7 +20,7 @@ from partir_search.lowering.cache import Ends, LocalCache
 from partir_search.lowering.diagonals import straight
 from partir_search.lowering.local_ir import Block, LocalProgram
 from partir_search.lowering.resting import Resting
-from partir_search.lowering.slots import Slot, Source
+from partir_search.lowering.slots import Slot, Source, layout_of
 
 
 def localize(
@@ -121,7 +121,7 @@ class Localizer(Resting):
             builder.move(arg, self.rest(arg.value.id).layout, (), None)
         results = list(resting)
         for i, (r, target) in enumerate(zip(region.results, targets, strict=True)):
-            if isinstance(r, Value) and (left or getattr(results[i], "layout", ()) != target):
+            if isinstance(r, Value) and (left or layout_of(results[i]) != target):
                 results[i] = left.get((r.id, target)) or builder.need(r, target, None)
         return Block(region, args, builder.steps, tuple(results))
 

@@ -11,7 +11,7 @@ from partir_search.lowering.cache import Crossing, OpPlan
 from partir_search.lowering.codes import picked
 from partir_search.lowering.local_ir import Apply
 from partir_search.lowering.resting import Resting
-from partir_search.lowering.slots import Slot, Source
+from partir_search.lowering.slots import Slot, Source, layout_of
 from partir_search.lowering.stopping import stop_alone
 from partir_search.rules.control_flow import flows_of
 
@@ -21,10 +21,6 @@ SAME_REGION = 64  # plans of one op with regions, at most, that are kept
 def _slots(sources: Sequence[Source]) -> tuple[Slot, ...]:
     """Sources none of which is a literal."""
     return cast(tuple[Slot, ...], sources)
-
-
-def _layout(source: Source) -> Layout:
-    return source.layout if isinstance(source, Slot) else ()
 
 
 def region_plan(of: Resting, op: Op) -> OpPlan:
@@ -70,7 +66,7 @@ def _crossing(of: Resting, op: Op) -> Crossing:
     for i, r, j, lead in flows.enters:
         layout = args[r][j].layout
         needs[i] = ((),) * lead + layout if lead else layout
-    targets = [list(map(_layout, each)) for each in results]
+    targets = [list(map(layout_of, each)) for each in results]
     rests = _slots(of.all_resting(op.results))
     made = [slot.layout for slot in rests]
     for r, i, out, lead in flows.leaves:

@@ -29,3 +29,8 @@ class Slot:
 
 
 Source = Union[Slot, Literal]
+
+
+def layout_of(source: Source) -> Layout:
+    """Axes on each dim of a slot; () for a literal."""
+    return source.layout if isinstance(source, Slot) else ()

@@ -1,4 +1,4 @@
-"""A function that follows another one's plan: its arguments lie where that has them."""
+"""Shardings of a function's arguments that are taken from the plan of another function."""
 
 from __future__ import annotations
 

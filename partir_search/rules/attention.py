@@ -279,7 +279,7 @@ def _positions(dims: Labels) -> list[tuple[int, int]]:
 
 
 def fit(x: Any, labels: Labels, wanted: Labels) -> Any:
-    """`x` with its dims where `wanted` has them, to be broadcast. Others are of size 1."""
+    """Transposes and expands `x` to the dims of `wanted`; dims that `x` lacks get size 1."""
     kept = [d for d, f in enumerate(labels) if f != NONE and f in wanted]
     order = sorted(kept, key=lambda d: wanted.index(labels[d]))
     others = [d for d in range(len(labels)) if d not in kept]

@@ -91,7 +91,7 @@ def resized_convolution(op: Op, operands: Sequence[Shape], results: Sequence[Sha
 
 
 def convolutions(op: Op) -> Resizing | None:
-    """Groups stay as they are; where the image goes on beyond its ends it keeps its extent."""
+    """Resizing of a convolution; None with groups. A wrapped or mirrored image is not resized."""
     p, dn = op.params, op.params["dimension_numbers"]
     if p["feature_group_count"] != 1 or p["batch_group_count"] != 1:
         return None

@@ -153,13 +153,10 @@ def _entering(base: Plan, planned: Planned) -> list[Enter]:
 
 
 def _kept(base: Plan, planned: Planned) -> list[bool]:
-    """Per argument, whether it lies where `base` has it, if its type is the same."""
+    """True for each argument whose layout is the one in `base`, or whose type differs."""
     specs = argument_specs(planned.sketch, user=True)
     pairs = zip(base.arguments(), planned.graph.module.body.args, specs, strict=True)
-    return [
-        theirs == ours or str(known.type) != str(value.type)
-        for (_, known, theirs), value, ours in pairs
-    ]
+    return [theirs == ours or known.type != value.type for (_, known, theirs), value, ours in pairs]
 
 
 def play_adapted(

@@ -21,7 +21,7 @@ from partir_search.shapes.derive import derive
 
 
 class Remaker(Maker):
-    """Makes the plans of one function, from those that there are where they serve."""
+    """Makes the plans of one function; further shapes and types start from its first plan."""
 
     def remake(
         self,

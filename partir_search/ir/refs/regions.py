@@ -70,7 +70,7 @@ def _writes(effect: Any) -> bool:
 
 
 def write_back(atoms: Sequence[Any], env: Env, inner: Any, local: Env) -> None:
-    """After a call was inlined: the refs that it was given hold what it left in them."""
+    """Stores the final values of an inlined call's refs in the refs that the caller passed."""
     for var, atom in zip(inner.invars, atoms, strict=True):
         if is_ref(atom):
             env[atom] = local[var]

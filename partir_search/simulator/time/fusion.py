@@ -152,7 +152,7 @@ def _keeps_much(op: Op, rule: OpRule) -> bool:
 
 
 def _points(op: Op, rule: OpRule) -> int:
-    """Points that a kernel which starts with the op walks where others may join."""
+    """Number of points that a kernel walks which starts with the op and admits other ops."""
     if rule.contracts or not rule.sizes:
         return math.prod(op.results[0].type.shape) if op.results else 0
     return math.prod(rule.sizes)

@@ -232,8 +232,10 @@ class Walk:
         argument: bool,
         early: float,
     ) -> float:
-        """Adds up a collective; `early` are seconds that it may begin before what it is for.
-        Returns the slack that it leaves.
+        """Adds the seconds and bytes of a collective; returns the slack that is left.
+
+        Args:
+          early: seconds before its user at which it may begin.
         """
         kind, model = move.step.kind, self.model
         self.copied += price.copied * times
