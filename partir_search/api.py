@@ -79,8 +79,9 @@ def auto_partition(
         machine's memory, then the fewest seconds (`[Fit(machine.hbm_bytes), Fastest()]`).
       episodes: distinct strategies that a search scores, besides the known ones.
       seed: of the search; equal seeds give equal plans on every process.
-      donate_argnums: positions of arguments whose buffers may be reused, as of `jax.jit`.
-      donate_argnames: names of such arguments.
+      donate_argnums: positions of arguments whose buffers may be reused, as of `jax.jit`. By
+        default the donated arguments of a function that is jitted already.
+      donate_argnames: names of arguments whose buffers may be reused.
       static_argnums: positions of arguments that are compile-time constants, as of `jax.jit`.
       static_argnames: names of such arguments.
       in_shardings: pytree prefix of NamedSharding, PartitionSpec or None (free) for positional
@@ -186,7 +187,7 @@ class AutoPartitioned(Unpickled):
         self._fun, self._static, self._given = fun, static, brought.given
         self._plain: Any = (
             fun
-            if isinstance(fun, jax.stages.Wrapped)
+            if isinstance(fun, jax.stages.Wrapped) and not any(donate)
             else jax.jit(
                 fun,
                 static_argnums=static[0] or None,

@@ -234,11 +234,16 @@ def own_shardings(
         types = [abstract(x) for x in arrays]
     except NotAnArray:  # `trace_call` names it by its path
         return (), ()
-    for eqn in jax.make_jaxpr(run)(*types).eqns:
-        given, made = (eqn.params.get(f"{end}_shardings", ()) for end in ("in", "out"))
-        fixed = any(isinstance(s, jax.sharding.NamedSharding) for s in (*given, *made))
-        if fixed and len(given) == len(leaves):
-            return given, made
+    eqns = jax.make_jaxpr(run)(*types).eqns
+    while eqns:
+        for eqn in eqns:
+            given, made = (eqn.params.get(f"{end}_shardings", ()) for end in ("in", "out"))
+            fixed = any(isinstance(s, jax.sharding.NamedSharding) for s in (*given, *made))
+            if fixed and len(given) == len(leaves):
+                return given, made
+        # A function jitted again, to donate more arguments, is the only equation of the outer one.
+        alone = len(eqns) == 1 and len(given) == len(leaves)
+        eqns = eqns[0].params["jaxpr"].jaxpr.eqns if alone else []
     return (), ()
 
 

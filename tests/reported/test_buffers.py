@@ -211,3 +211,17 @@ def test_empty_arrays_share_nothing(mesh: Mesh) -> None:
     )
     made = f({"a": jnp.zeros((0, 4)), "b": jnp.zeros((0, 4))})
     assert made["a"].shape == f(made)["b"].shape == (0, 4)
+
+
+@pytest.mark.parametrize("given", [{"donate_argnums": 0}, {"donate_argnames": "state"}, {}])
+def test_beside_a_jitted_function(mesh: Mesh, given: dict[str, Any]) -> None:
+    """As `jax.jit` around `jax.jit`: the outer word counts, or the inner one where it is silent."""
+    jitted = jax.jit(step, donate_argnums=() if given else 1)
+    train = ps.auto_partition(mesh, schedule=SCHEDULE, machine="cpu", **given)(jitted)
+    state, batch = new_state(), new_batch()
+    plan = train.plan(state, batch)
+    count = len(jax.tree.leaves(state))
+    assert plan.module.donated == (set(range(count)) if given else {count})
+    state, batch = jax.device_put((state, batch), plan.in_shardings[0])
+    train(state, batch)
+    assert all(x.is_deleted() == bool(given) for x in jax.tree.leaves(state))
