@@ -67,7 +67,13 @@ def relieve(
         return replay(rewritten, [renamed(a, lambda name: namesake(name, known)) for a in actions])
 
     aim = limit * (1.0 - HEADROOM)
-    spare = _worth(planned.cost, played(planned.actions, segments).cost, aim, objective)
+    same = played(planned.actions, segments)
+    if (
+        len(same.actions) == len(planned.actions)
+        and same.cost.peak_bytes >= planned.cost.peak_bytes
+    ):
+        return planned, ()  # the peak lies elsewhere: computing segments again frees nothing
+    spare = _worth(planned.cost, same.cost, aim, objective)
     every = plan(rematerialize(module, segments), planned.actions, spare)
     if planned.cost.peak_bytes <= every.cost.peak_bytes:
         return planned, ()
