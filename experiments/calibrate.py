@@ -164,7 +164,7 @@ def known(kind: str) -> ps.Machine:
     try:
         return machine_of_kind(kind)
     except ValueError:
-        return ps.MACHINES["cpu"]
+        return dataclasses.replace(ps.MACHINES["cpu"], traits=ps.XlaTraits())
 
 
 def calibrate(mesh: Any) -> tuple[ps.Machine, list[Sample]]:

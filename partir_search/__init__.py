@@ -54,6 +54,7 @@ from partir_search.propagation.actions import (
 from partir_search.rules.user import register_rule, with_rule
 from partir_search.simulator.simulator import Cost
 from partir_search.simulator.target.machine import MACHINES, Machine
+from partir_search.simulator.target.traits import XlaTraits
 
 __version__ = VERSION
 
@@ -104,6 +105,7 @@ __all__ = [
     "Tile",
     "Verification",
     "Weighted",
+    "XlaTraits",
     "auto_partition",
     "compare",
     "experts",

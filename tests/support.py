@@ -17,13 +17,16 @@ from partir_search.ir.interpreter import evaluate
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import Partition
 from partir_search.ir.verify import verify, verify_partition
+from partir_search.lowering.cache import LocalCache
 from partir_search.lowering.localize import localize
 from partir_search.lowering.shard_map import argument_specs, lifted_shardings, result_specs, sharded
+from partir_search.lowering.traits import NEUTRAL, LoweringTraits
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.state import State
 from partir_search.rules.control_flow import EMITTERS
 from partir_search.simulator.simulator import Cost, CostModel
 from partir_search.simulator.target.machine import Machine
+from partir_search.simulator.target.traits import XlaTraits, traits_of
 
 MESH = MeshShape(("batch", "model"), (2, 4))
 
@@ -38,6 +41,15 @@ ROUND = Machine(
     kernel_seconds=0.0,
     matmul_efficiency=1.0,
     hbm_efficiency=1.0,
+)
+
+# As XLA:TPU stores values, but for in which buffers.
+TPU_TRAITS = XlaTraits(
+    f32_dot_operand_bytes=2,
+    keeps_dots_wide=True,
+    fuses_one_hot_updates=True,
+    fuses_weight_casts=True,
+    in_place_elementwise=False,
 )
 
 # Of XLA:CPU's compile time in tests it takes half. Newer ones do not have it.
@@ -91,9 +103,11 @@ def run_evaluator(partition: Partition, args: Sequence[Any]) -> list[Any]:
     return list(jax.jit(lambda *xs: evaluate(partition, xs, EMITTERS))(*args))
 
 
-def run_emitted(partition: Partition, args: Sequence[Any]) -> list[Any]:
+def run_emitted(
+    partition: Partition, args: Sequence[Any], traits: LoweringTraits = NEUTRAL
+) -> list[Any]:
     """The emitted program on CPU devices; checks that replicas of each result agree."""
-    program = localize(partition)
+    program = localize(partition, LocalCache(traits))
     mesh = device_mesh(partition.mesh)
     placed = [
         jax.device_put(a, NamedSharding(mesh, s))
@@ -102,7 +116,7 @@ def run_emitted(partition: Partition, args: Sequence[Any]) -> list[Any]:
     constants = program.partition.module.constants
     lifted = zip(program.lifted, lifted_shardings(program, mesh), strict=True)
     placed += [jax.device_put(constants[i], s) for i, s in lifted]
-    out = jax.block_until_ready(jax.jit(sharded(program, mesh))(*placed))
+    out = jax.block_until_ready(jax.jit(sharded(program, mesh, traits_of(mesh)))(*placed))
     for value, spec in zip(out, result_specs(program), strict=True):
         check_replicas(value, NamedSharding(mesh, spec))
     return list(out)
@@ -141,18 +155,20 @@ def check_partition(
     fn: Callable[..., Any],
     args: Sequence[Any],
     plain: Callable[..., Any] | None = None,
+    traits: LoweringTraits = NEUTRAL,
 ) -> None:
     """Evaluator, emitted program and plain function agree.
 
     Args:
       plain: what to compare with; then without the evaluator, which gives all that `fn` has fixed
         to XLA's partitioner.
+      traits: by which the partition is lowered.
     """
     verify_partition(partition)
     want = [jnp.asarray(x) for x in jax.tree.leaves(jax.jit(plain or fn)(*args))]
     if plain is None:
         assert_same(run_evaluator(partition, args), want)
-    assert_same(run_emitted(partition, args), want)
+    assert_same(run_emitted(partition, args, traits), want)
 
 
 def floats_of(*shapes: tuple[int, ...]) -> list[jax.Array]:

@@ -17,7 +17,7 @@ import pytest
 pytestmark = pytest.mark.devices
 
 ROOT = pathlib.Path(__file__).parent.parent
-PAGES = sorted(p for p in (ROOT / "docs").glob("*.md"))
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
 README = ROOT / "README.md"
 ALONE = ("index", "story", "README")  # pages that begin with nothing
 BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -106,7 +106,7 @@ def test_site_builds(tmp_path: pathlib.Path) -> None:
     code, said = _build(ROOT, tmp_path / "site")
     assert code == 0, said
     navigation = (ROOT / "mkdocs.yml").read_text()
-    assert all(p.name in navigation for p in PAGES)
+    assert all(str(p.relative_to(ROOT / "docs")) in navigation for p in PAGES)
     page = (tmp_path / "site" / "api" / "index.html").read_text()
     assert "donate_argnums" in page
     assert "what_if" in page

@@ -29,6 +29,7 @@ from partir_search.lowering.reshard import COLLECTIVES, Shuffle, Step
 from partir_search.lowering.shard_map import argument_specs, lifted_specs, result_specs, sharded
 from partir_search.messages.console import new_console, new_table
 from partir_search.simulator.simulator import CostModel
+from partir_search.simulator.target.traits import traits_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -121,7 +122,8 @@ def verify(program: LocalProgram, model: CostModel, target: Target) -> Verificat
     spent = time.perf_counter() - begin
     memory = compiled.memory_analysis()
     analysis = compiled.cost_analysis() or {}
-    alike = model.machine.bf16_products == target.machine.bf16_products
+    widths = (m.traits.f32_dot_operand_bytes for m in (model.machine, target.machine))
+    alike = len(set(widths)) == 1
     width = model.width if alike else as_written
     rows, changes, unexplained = compare(program, hlo_collectives(text), width)
     cost = model.evaluate(program)
@@ -163,7 +165,7 @@ def compile_for(program: LocalProgram, mesh: Mesh, options: dict[str, Any] | Non
     module: Module = program.partition.module
     results = tuple(NamedSharding(mesh, s) for s in result_specs(program))
     jitted = jax.jit(
-        sharded(program, mesh),
+        sharded(program, mesh, traits_of(mesh)),
         donate_argnums=tuple(sorted(module.donated)),
         keep_unused=True,
         out_shardings=results,

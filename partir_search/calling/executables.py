@@ -32,6 +32,7 @@ from partir_search.planning.memory_fit import DoesNotFit, refusal
 from partir_search.planning.options import Options
 from partir_search.planning.trace import Call, Traced, weaken
 from partir_search.shapes import Remaker
+from partir_search.simulator.target.traits import traits_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Entry:
         program = self.plan.program
         parts = split_mesh(mesh, program.partition.mesh)
         specs = (*argument_specs(program), *lifted_specs(program))
-        return sharded(program, mesh), [NamedSharding(parts, s) for s in specs]
+        return sharded(program, mesh, traits_of(mesh)), [NamedSharding(parts, s) for s in specs]
 
     def weakened(self, out: Sequence[Any]) -> list[Any]:
         """Results of the program, those with weak types that are to have them."""
@@ -187,7 +188,7 @@ class Executables:
         self._check_fit(plan)
         mesh = plan.mesh
         check_agreement(plan, mesh)
-        mapped = sharded(plan.program, mesh)
+        mapped = sharded(plan.program, mesh, traits_of(mesh))
 
         lifted: tuple[list[Any], ...] = ()
         if plan.program.lifted:

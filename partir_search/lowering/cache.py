@@ -13,6 +13,7 @@ from partir_search.lowering.halo import stretched
 from partir_search.lowering.local_ir import Apply, Move
 from partir_search.lowering.reshard import Step
 from partir_search.lowering.slots import Slot, Source
+from partir_search.lowering.traits import NEUTRAL, LoweringTraits
 
 H = TypeVar("H", bound=Hashable)
 
@@ -64,9 +65,14 @@ class Crossing:
 
 
 class LocalCache:
-    """Cache that the states of one module on one mesh share: rows of axes, slots and op plans."""
+    """Cache that the states of one module on one mesh share: rows of axes, slots and op plans.
 
-    def __init__(self) -> None:
+    Attributes:
+      traits: of the target's compiler.
+    """
+
+    def __init__(self, traits: LoweringTraits = NEUTRAL) -> None:
+        self.traits = traits
         self.rows: dict[bytes, AxisRows] = {}
         self.slots: dict[tuple[object, ...], Slot] = {}
         self.rests: dict[tuple[int, ...], dict[int, Slot]] = {}

@@ -35,6 +35,7 @@ from partir_search.lowering.scheduling.delay import gather_queue, ring_queue
 from partir_search.lowering.scheduling.early_reads import read_early
 from partir_search.lowering.scheduling.layouts import held_by_rows, row_major
 from partir_search.lowering.slots import Slot, Source
+from partir_search.lowering.traits import LoweringTraits
 from partir_search.rules.control_flow import EMITTERS
 
 Shardings = Callable[[Layout], Any]
@@ -103,23 +104,19 @@ class _Device:
 
 
 def emit(
-    program: LocalProgram, platform: str | None, sharding: Shardings
+    program: LocalProgram, traits: LoweringTraits, sharding: Shardings
 ) -> Callable[..., tuple[Any, ...]]:
     """A function of the local arguments and the lifted constants (`LocalProgram.lifted`), to be run
     inside `jax.shard_map` over the mesh.
 
     Args:
-      platform: jax's name of what it is for. For "cpu" the tiles of a reduce_scatter come to the
-        front before it: the collective is the same, but XLA:CPU runs it four times as fast as one
-        along a later dim (eight of 1 MB: 9 ms against 42); on TPU and GPU the transpose would be
-        lost work. Some layouts are held where compilers choose them
-        (`lowering/scheduling/layouts.py`), and for "tpu" gathers wait for what would be put off
-        (`lowering/scheduling/delay.py`).
+      traits: of the compiler for the mesh's devices.
       sharding: the sharding of a layout on the mesh's devices.
     """
-    tiles_first = platform == "cpu"
-    by_rows = held_by_rows(program, platform)
-    waits = gather_queue(program.body, program.partition.rules) if platform == "tpu" else {}
+    by_rows = held_by_rows(program, traits)
+    waits: dict[int, tuple[Slot, ...]] = {}
+    if traits.delays_regathers:
+        waits = gather_queue(program.body, program.partition.rules, traits)
     constants = program.partition.module.constants
 
     lifted, count = program.lifted, len(program.body.args)
@@ -136,7 +133,7 @@ def emit(
             args[:count],
             fixed,
             effects,
-            tiles_first,
+            traits,
             by_rows,
             waits,
         )
@@ -172,7 +169,7 @@ def _run_block(
     args: Sequence[Any],
     outer: Mapping[int, Any],
     effects: _Effects,
-    tiles_first: bool,
+    traits: LoweringTraits,
     by_rows: Mapping[int, Sequence[Slot]] = MappingProxyType({}),
     waits: Mapping[int, Sequence[Slot]] = MappingProxyType({}),
 ) -> list[Any]:
@@ -187,8 +184,8 @@ def _run_block(
 
     fills: set[int] = set()  # slots made of no array
     remade: set[int] = set()  # slots that a compiler makes where they are used
-    queue = ring_queue(block)
-    early = read_early(block, partition.rules)
+    queue = ring_queue(block, traits)
+    early = read_early(block, partition.rules, traits)
     for i, item in enumerate(block.steps):
         if i in queue:
             used = [item.source] if isinstance(item, Move) else item.ins
@@ -206,10 +203,10 @@ def _run_block(
                 env[item.target.id] = put_beside(partition.mesh, item.step, [moved, *blocks])
             else:
                 env[item.target.id] = run_step(
-                    partition.mesh, item.step, moved, tiles_first, blocks
+                    partition.mesh, item.step, moved, traits.reduce_scatter_tiles_first, blocks
                 )
         else:
-            outs = _apply(partition, item, read, env, effects, tiles_first)
+            outs = _apply(partition, item, read, env, effects, traits)
             for slot, out in zip(item.outs, outs, strict=True):
                 env[slot.id] = out
             if item.turn + 1 < item.turns:
@@ -233,7 +230,7 @@ def _apply(
     read: Callable[[Source], Any],
     env: Mapping[int, Any],
     effects: _Effects,
-    tiles_first: bool,
+    traits: LoweringTraits,
 ) -> Sequence[Any]:
     beside_too = partition.rules[item.op.id].beside
     args = [read(x) if beside_too else together(read(x)) for x in item.ins]
@@ -243,7 +240,7 @@ def _apply(
         device = _Device(partition, item.op, effects)
         return run_local(device, partition.rules[item.op.id], item.op, args)
     blocks = [
-        lambda *inner, b=b: _run_block(partition, b, inner, env, effects.inside(), tiles_first)
+        lambda *inner, b=b: _run_block(partition, b, inner, env, effects.inside(), traits)
         for b in item.blocks
     ]
     outs = EMITTERS[item.op.prim](item.op, blocks, args)

@@ -29,7 +29,7 @@ def localize(
     """The device-local program of `partition`.
 
     Args:
-      cache: of this module and mesh.
+      cache: of this module, mesh and target.
       sparse: leave out the ops that run where their operands rest, which most do: enough to know
         the program's cost and collectives, and several times faster.
     """

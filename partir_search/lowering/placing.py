@@ -13,8 +13,6 @@ from partir_search.lowering.reshard import Step
 from partir_search.lowering.resting import Resting
 from partir_search.lowering.slots import Slot, Source
 
-REUSE_WINDOW = 64  # ops between two uses of a copy beyond which it is made again
-
 
 @dataclasses.dataclass(slots=True)
 class _Copy:
@@ -43,13 +41,17 @@ class Placer:
         backward = op.backward if op else True
         key = (operand.id, layout)
         copy = self.copies.get(key)
-        near = copy and copy.backward == backward and self.position - copy.last_use <= REUSE_WINDOW
+        near = copy and copy.backward == backward and self.is_near(copy)
         if copy and (near or self.held(rest.layout, layout)):
             copy.last_use = self.position
             return copy.slot
         slot = self.move(rest, layout, rest.pending, op, again=copy is not None)
         self.copies[key] = _Copy(slot, self.position, backward)
         return slot
+
+    def is_near(self, copy: _Copy) -> bool:
+        """True if a copy was used so few ops ago that it is kept."""
+        return self.position - copy.last_use <= self.owner.cache.traits.regather_distance_ops
 
     def held(self, source: Layout, target: Layout) -> bool:
         """Tells whether a copy is gathered along axes that hold copies, and no other axes."""
@@ -70,7 +72,7 @@ class Placer:
         takes_parts = self.owner.partition.rules[op.id].beside
         key = (source.value.id, source.layout, windows, takes_parts)
         copy = self.copies.get(key)
-        if copy and copy.backward == op.backward and self.position - copy.last_use <= REUSE_WINDOW:
+        if copy and copy.backward == op.backward and self.is_near(copy):
             copy.last_use = self.position
             return copy.slot
         slot = source

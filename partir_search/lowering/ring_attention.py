@@ -23,8 +23,6 @@ from partir_search.lowering.reshard import Step
 from partir_search.lowering.slots import Slot, Source
 from partir_search.lowering.zigzag import from_zigzag, to_zigzag
 
-SCRATCH_BYTES = 256 * 2**20  # of scores that are there at a time
-
 
 def pass_around(builder: Placer, op: Op, plan: OpPlan) -> bool:
     """Lets an op's blocks pass around the mesh's axis that is one to do so on; False if none is."""
@@ -101,7 +99,8 @@ def _parts(builder: Placer, op: Op, how: Blockwise, blocks: int) -> int:
     tiles = math.prod(partition.tiles_of(op, f) for f in how.scratch_factors)
     points = math.prod(sizes[f] for f in how.scratch_factors) // (tiles * blocks)
     length, parts = sizes[how.factor] // blocks, 1
-    while how.scratch * points > parts * SCRATCH_BYTES and length % (2 * parts) == 0:
+    most = builder.owner.cache.traits.attention_scratch_bytes
+    while how.scratch * points > parts * most and length % (2 * parts) == 0:
         parts *= 2
     return parts
 

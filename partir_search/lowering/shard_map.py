@@ -15,6 +15,7 @@ from partir_search.lowering.diagonals import redistribute, straight
 from partir_search.lowering.emit import emit, run_step
 from partir_search.lowering.local_ir import LocalProgram
 from partir_search.lowering.slots import Slot, Source
+from partir_search.lowering.traits import NEUTRAL, LoweringTraits
 
 NO_MESH = AbstractMesh((), ())
 
@@ -85,17 +86,13 @@ def named_sharding(mesh: Any, shape: MeshShape, spec: PartitionSpec) -> NamedSha
     return NamedSharding(mesh if used <= set(mesh.axis_names) else split_mesh(mesh, shape), spec)
 
 
-def _platform(mesh: Any) -> str | None:
-    """The platform of the mesh's devices; None for an `AbstractMesh`."""
-    return str(mesh.devices.flat[0].platform) if isinstance(mesh, jax.sharding.Mesh) else None
-
-
-def sharded(program: LocalProgram, mesh: Any) -> Any:
+def sharded(program: LocalProgram, mesh: Any, traits: LoweringTraits = NEUTRAL) -> Any:
     """`jax.shard_map` of the whole program over flat arguments, lifted constants and results.
 
     Args:
       mesh: a `jax.sharding.Mesh` or `AbstractMesh` with the user's axes (arguments and results
         of explicit ones are moved to and from the split mesh, which costs nothing) or the plan's.
+      traits: of the compiler for the mesh's devices (`traits_of` in `simulator/target/traits.py`).
     """
     shape = program.partition.mesh
     parts = split_mesh(mesh, shape)
@@ -105,7 +102,7 @@ def sharded(program: LocalProgram, mesh: Any) -> Any:
 
     mapped = without_context(
         jax.shard_map(
-            emit(program, _platform(mesh), sharding),
+            emit(program, traits, sharding),
             mesh=parts,
             in_specs=(*argument_specs(program), *lifted_specs(program)),
             out_specs=tuple(result_specs(program)),

@@ -58,7 +58,7 @@ class PlanningGame:
     goal: Scorer[Cost]
     state: State
     strategist: Strategist
-    cache: LocalCache = dataclasses.field(default_factory=LocalCache)
+    cache: LocalCache = dataclasses.field(init=False)
     costs: dict[int, Cost] = dataclasses.field(default_factory=dict)
     _candidates: Sequence[Sequence[StrategyMove]] = ()  # by kind, as in SHARES
     # States are numbered as they are met. Searches play the same moves in the same states over and
@@ -72,6 +72,7 @@ class PlanningGame:
     _loaded: tuple[int, Load | None] = (-1, None)  # of the state looked at last
 
     def __post_init__(self) -> None:
+        self.cache = LocalCache(self.model.machine.traits)
         self._candidates = self._find_candidates()
         self._here = self._met()
 
@@ -214,7 +215,7 @@ class PlanningGame:
 
     def let_go(self) -> None:
         """Forgets what looking at many states takes, once only a few are asked for again."""
-        self.cache = LocalCache()
+        self.cache = LocalCache(self.model.machine.traits)
         self.state.let_go()
         self._legal.clear()
 

@@ -27,7 +27,6 @@ from partir_search.simulator.simulator import Cost
 from partir_search.simulator.target.machine import Machine
 
 PROBES = 5  # numbers of segments at which a plan is costed; peaks fall nearly on a line
-HEADROOM = 0.05  # of the limit: XLA:TPU loses 1 to 5 % of the memory between buffers, and to code
 KINDS = 6  # of segments, at most, that are told apart by what they free and cost
 SHORTEST = 1e-6  # of a step that computing segments again may be taken for
 MOST_DEVICES = 64  # times as many, at most, are tried as a remedy
@@ -66,7 +65,7 @@ def relieve(
         known = {v.name for v in rewritten.values}
         return replay(rewritten, [renamed(a, lambda name: namesake(name, known)) for a in actions])
 
-    aim = limit * (1.0 - HEADROOM)
+    aim = limit * (1.0 - planned.model.machine.traits.memory_fragmentation_fraction)
     same = played(planned.actions, segments)
     if (
         len(same.actions) == len(planned.actions)

@@ -92,7 +92,7 @@ class Planner:
         with self._timed("graph"):
             self.graph = Graph(module, self.table, contract=True)
             self.mesh = split_axes(self.graph, mesh)
-        self.cache = LocalCache()
+        self.cache = LocalCache(machine.traits)
         self.spreads: Spreads = {}
         self._model: CostModel | None = None
         self._last: Kept = collections.deque(maxlen=FINALISTS + 1)

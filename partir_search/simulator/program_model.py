@@ -28,8 +28,6 @@ from partir_search.simulator.time.permutes import permute_seconds
 from partir_search.simulator.time.split_kernels import Cuts
 from partir_search.simulator.time.vector_units import Passes
 
-LOADED = 0.5  # of the memory on the chip: what is no larger is there before kernels read it
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Price:
@@ -80,7 +78,7 @@ class ProgramModel:
         else:
             assert original_rules is not None
             usage = usage or usage_of(folded.original, original_rules, machine)
-            widths = stored_widths(module, rules) if usage.widths else None
+            widths = stored_widths(module, rules, machine.traits) if usage.widths else None
             storage = storage_of(module, rules, machine, widths)
             self.kernels = kernels(usage.traffic, original_rules, folded, rules, storage)
             class_of = np.array(folded.class_of)
@@ -97,9 +95,9 @@ class ProgramModel:
         late = np.setdiff1d(class_of[~awaited], class_of[awaited])
         self.unawaited = frozenset(late.tolist())
         self.unawaited_runs = self._unawaited_runs()
-        self.curve = Curve(self.traffic, folded, machine.vmem_bytes)
+        self.curve = Curve(self.traffic, machine, folded)
         self.casts = Casts(usage.casts, self.traffic.value, class_of, len(module.values))
-        self.inside = Inside(module, machine.vmem_bytes)
+        self.inside = Inside(module, machine)
         if folded is None:
             self.inside.add(self.traffic)
         else:
@@ -128,7 +126,7 @@ class ProgramModel:
         stand; 0 for all other ops.
         """
         found, k = np.zeros(len(self.module.ops)), self.kernels
-        if not self.machine.puts_off:
+        if not self.machine.traits.defers_weight_gradients:
             return found
         for op_id, leader in zip(k.op.tolist(), k.op[k.leader].tolist(), strict=True):
             op = self.module.ops[op_id]
@@ -174,15 +172,18 @@ class ProgramModel:
 
     def width(self, move: Move) -> float:
         """Bytes that a move carries and leaves in a copy, as a multiple of the program's."""
-        if move.step.monoid or move.rests or not self.machine.bf16_products:
+        traits = self.machine.traits
+        if move.step.monoid or move.rests or not traits.narrows_dot_operands:
             return 1.0
         v = move.source.value
         product = move.op is not None and self.contracts[move.op.id]
-        return 0.5 if self.for_products[v.id] else self.product_width(v) if product else 1.0
+        if self.for_products[v.id]:
+            return traits.dot_operand_width
+        return self.product_width(v) if product else 1.0
 
     def product_width(self, v: Value) -> float:
         """Bytes that a product reads of a value, as a multiple of the program's."""
-        return 0.5 if self.machine.bf16_products and v.type.itemsize == 4 else 1.0
+        return self.machine.traits.dot_operand_width if v.type.itemsize == 4 else 1.0
 
     def price(self, move: Move, mesh: MeshShape) -> Price:
         """Price of a move."""
@@ -191,6 +192,7 @@ class ProgramModel:
         found = self._prices.get(move) if move.shared else None
         if found is None:
             width, step, grown = self.width(move), move.step, move.target.nbytes
+            traits = self.machine.traits
             copied, taken = 0.0, (0.0, 0.0, "")
             if grown > move.source.nbytes or step.kind == "window":
                 copied = (1.0 if step.kind in COLLECTIVES else 2.0) * grown * width
@@ -202,9 +204,11 @@ class ProgramModel:
                     copied = 0.0
             if step.kind in COLLECTIVES:
                 taken = self.transfer(step, move.payload_bytes * width, mesh)
-                copied += self.machine.repacks.get(step.kind, 0.0) * move.payload_bytes * width
-            if self.machine.copies_gathered and self.lands(move):
-                on_chip = self.machine.vmem_bytes * LOADED  # from there it is copied meanwhile
+                factor = traits.collective_copy_factors.get(step.kind, 0.0)
+                copied += factor * move.payload_bytes * width
+            if traits.copies_gather_into_donated and self.lands(move):
+                # From the memory on the chip the value is copied while kernels run.
+                on_chip = self.machine.vmem_bytes * traits.vmem_resident_fraction
                 copied += 2.0 * grown if grown >= on_chip else 0.0
             found = Price(width, copied, *taken)
             if move.shared:

@@ -15,9 +15,11 @@ from partir_search.lowering.localize import localize
 from partir_search.propagation.state import State
 from partir_search.simulator.memory.dtypes import usage_of
 from partir_search.simulator.simulator import CostModel
-from tests.support import ROUND, cost_of, module_of, ones, state_of, tile_arg
+from tests.support import ROUND, TPU_TRAITS, cost_of, module_of, ones, state_of, tile_arg
 
-TPU = dataclasses.replace(ROUND, bf16_products=True)
+TPU = dataclasses.replace(ROUND, traits=TPU_TRAITS).with_traits(
+    in_place_elementwise=True, recomputes_dot_operands=True
+)
 
 
 def step(w: Any, x: Any) -> Any:

@@ -80,7 +80,9 @@ def test_products_wait_for_gathers_with_what_they_read(link: float, late: bool) 
     """
     state = gradients()
     _, _, gradient, _, last = at(state, "dot_general")
-    machine = dataclasses.replace(ROUND, prefetches=True, link_bytes_per_s=link)
+    machine = dataclasses.replace(ROUND, link_bytes_per_s=link).with_traits(
+        async_all_gather="since_source"
+    )
     found, sooner = held(state, machine), held(state)
     assert found[gradient - 1] == sooner[gradient - 1] + BYTES
     assert found[last] == (BYTES if late else 0.0)

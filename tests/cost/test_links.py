@@ -13,6 +13,7 @@ import partir_search as ps
 from experiments.calibrate import Sample, fit_link, known
 from models.transformer import TransformerConfig, example_args, make_train_step, optimizer
 from partir_search.simulator.target.machine import MACHINES, find_machine
+from partir_search.simulator.target.traits import XlaTraits
 from partir_search.simulator.time.collectives import collective_seconds
 
 POD = MACHINES["tpu_v5e"].with_axis("hosts", bytes_per_s=6e9, hop_seconds=2e-5)
@@ -74,4 +75,5 @@ def test_what_cannot_be_measured_is_the_kinds() -> None:
     """What the compiler fuses and overlaps; of unknown devices nothing is assumed."""
     assert known("NVIDIA H100 80GB HBM3") == MACHINES["h100"]
     plain = known("Graphcore IPU")
-    assert not any((plain.torus, plain.puts_off, plain.prefetches, plain.bf16_products))
+    assert not plain.torus
+    assert plain.traits == XlaTraits()

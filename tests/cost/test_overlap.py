@@ -18,7 +18,9 @@ from partir_search.simulator.time.latency_hiding import Behind, Sending, unawait
 from tests.support import ROUND, module_of, ones, state_of, tile_arg
 
 N = 64
-MACHINE = dataclasses.replace(ROUND, hbm_bytes_per_s=1e15, link_bytes_per_s=1e8, puts_off=True)
+MACHINE = dataclasses.replace(ROUND, hbm_bytes_per_s=1e15, link_bytes_per_s=1e8).with_traits(
+    defers_weight_gradients=True
+)
 
 
 def step(x: Any, *weights: Any) -> Any:
@@ -80,7 +82,7 @@ def test_reductions_wait_for_products_to_hide_behind() -> None:
         model = CostModel(state.graph.module, state.graph.rules, machine)
         return model.evaluate(localize(state.partition())).collective_seconds
 
-    assert exposed(dataclasses.replace(MACHINE, puts_off=False)) == pytest.approx(3 * reduced)
+    assert exposed(MACHINE.with_traits(defers_weight_gradients=False)) == pytest.approx(3 * reduced)
     assert exposed(MACHINE) == 0.0
     slow = dataclasses.replace(MACHINE, link_bytes_per_s=MACHINE.link_bytes_per_s / 10)
     assert exposed(slow) == pytest.approx(30 * reduced - 3 * made, rel=0.01)

@@ -80,7 +80,13 @@ def test_what_turns_move_beside_one_product() -> None:
     from blocks is read again. Sums that arrive are read instead of the partial sums that one
     product writes.
     """
-    machine = dataclasses.replace(V5E, bf16_products=False, vmem_bytes=0)
+    machine = dataclasses.replace(V5E, vmem_bytes=0).with_traits(
+        f32_dot_operand_bytes=4,
+        keeps_dots_wide=False,
+        fuses_one_hot_updates=False,
+        fuses_weight_casts=False,
+        recomputes_dot_operands=False,
+    )
     rows, inner, columns = 64, 256, 32
     x, w = (jax.ShapeDtypeStruct(s, jnp.float32) for s in ((rows, inner), (inner, columns)))
 

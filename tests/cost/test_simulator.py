@@ -24,8 +24,8 @@ from partir_search.simulator.target.machine import MACHINES, Machine, find_machi
 from partir_search.simulator.time.collectives import collective_seconds, sent_bytes
 from tests.support import ROUND, cost_of, module_of, ones, state_of, tile_arg
 
-OVERLAPPING = dataclasses.replace(
-    ROUND, name="overlapping", link_bytes_per_s=1e7, prefetches=True, puts_off=True
+OVERLAPPING = dataclasses.replace(ROUND, name="overlapping", link_bytes_per_s=1e7).with_traits(
+    async_all_gather="arguments", defers_weight_gradients=True
 )
 
 

@@ -16,8 +16,9 @@ import jax.numpy as jnp
 import pytest
 
 from tests.cost.test_passes import VECTORS, seconds
+from tests.support import TPU_TRAITS
 
-TPU = dataclasses.replace(VECTORS, bf16_products=True, reuses_buffers=False)
+TPU = dataclasses.replace(VECTORS, traits=TPU_TRAITS)
 BATCH, LENGTH = 4, 512
 SCORES = BATCH * LENGTH * LENGTH
 
@@ -84,7 +85,7 @@ def test_bytes_of_a_softmax(form: Any, width: int, moved: float) -> None:
 
 def test_products_make_the_gradient_of_scores_where_that_moves_less() -> None:
     """Two read the scores and the weights' gradient, so that it is not stored (v5e)."""
-    inlines = dataclasses.replace(TPU, reuses_buffers=True)
+    inlines = TPU.with_traits(in_place_elementwise=True, recomputes_dot_operands=True)
     saved = per_score(scaled, 16, grad=True) - per_score(scaled, 16, inlines, grad=True)
     # read twice, made narrow, written, read twice; or read four times
     assert saved == pytest.approx((4 + 4 + 2 + 4) - 8, abs=0.5)
@@ -95,6 +96,6 @@ def test_products_make_the_gradient_of_scores_where_that_moves_less() -> None:
 
 def test_a_softmax_in_narrow_numbers_is_not_stored() -> None:
     """v5p stores what a softmax in f32 becomes, and no other."""
-    stores = dataclasses.replace(TPU, stores_softmax=True)
+    stores = TPU.with_traits(materializes_softmax=True)
     assert per_score(narrow_masked, 16, stores) == pytest.approx(per_score(narrow_masked, 16))
     assert per_score(masked, 16, stores) > per_score(masked, 16) + 4

@@ -15,9 +15,11 @@ from partir_search.simulator.memory.buffers import analyse
 from partir_search.simulator.memory.dtypes import stored_widths, usage_of
 from partir_search.simulator.simulator import CostModel
 from partir_search.simulator.target.machine import MACHINES
-from tests.support import ROUND, cost_of, module_of, ones, state_of
+from tests.support import ROUND, TPU_TRAITS, cost_of, module_of, ones, state_of
 
-TPU = dataclasses.replace(ROUND, bf16_products=True)
+TPU = dataclasses.replace(ROUND, traits=TPU_TRAITS).with_traits(
+    in_place_elementwise=True, recomputes_dot_operands=True
+)
 
 
 def peaks(fn: Any, *args: Any) -> tuple[float, float]:
@@ -45,10 +47,11 @@ def test_operands_of_products_are_stored_where_products_do_not_make_them() -> No
         return jnp.tanh(hidden).T.T @ b + hidden.max()
 
     state = state_of(module_of(f, ones(64, 32), ones(32, 512), ones(512, 32)))
-    fused, stored = cost_of(state), cost_of(state, dataclasses.replace(ROUND, fuses_operands=False))
+    storing = ROUND.with_traits(materializes_dot_operands=True, fuses_dot_epilogues=False)
+    fused, stored = cost_of(state), cost_of(state, storing)
     assert stored.peak_bytes - fused.peak_bytes == pytest.approx(64 * 512 * 4, abs=8)
-    assert not MACHINES["h100"].fuses_operands
-    assert MACHINES["tpu_v5e"].fuses_operands
+    assert MACHINES["h100"].traits.materializes_dot_operands
+    assert not MACHINES["tpu_v5e"].traits.materializes_dot_operands
 
 
 @pytest.mark.parametrize(
@@ -69,7 +72,7 @@ def test_masked_scores_are_stored_wide(queries: str, masked: bool, wide: bool) -
 
     q, k = (np.ones([sizes[c] for c in dims], jnp.bfloat16) for dims in (queries, "bqhd"))
     module = module_of(f, q, k, np.ones((64, 64), bool))
-    widths = stored_widths(module, state_of(module).graph.rules)
+    widths = stored_widths(module, state_of(module).graph.rules, TPU_TRAITS)
     (scores,) = (op.results[0].id for op in module.ops if op.prim == "dot_general")
     assert widths.width[scores] == (2.0 if wide else 1.0)
 
@@ -82,7 +85,7 @@ def test_logits_are_stored_wide_until_labels_are_looked_up() -> None:
 
     x, w = (np.ones(s, jnp.bfloat16) for s in ((64, 32), (32, 512)))
     module = module_of(f, x, w, np.zeros((64, 1), np.int32))
-    widths = stored_widths(module, state_of(module).graph.rules)
+    widths = stored_widths(module, state_of(module).graph.rules, TPU_TRAITS)
     (logits,) = (op.results[0].id for op in module.ops if op.prim == "dot_general")
     assert widths.width[logits] == 1.0
     assert widths.storage.wide == {logits}

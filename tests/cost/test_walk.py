@@ -20,7 +20,7 @@ def test_gathers_of_arguments_hide_where_the_machine_prefetches() -> None:
     tile_arg(state, 2, 0, "batch")
     exposed = cost_of(state).collective_seconds
     assert exposed == pytest.approx(4 * 64 * 64 / 2 / 1e6)
-    hidden = cost_of(state, dataclasses.replace(ROUND, prefetches=True)).collective_seconds
+    hidden = cost_of(state, ROUND.with_traits(async_all_gather="since_source")).collective_seconds
     assert hidden == pytest.approx(exposed - 2 * 32 * 64 * 64 / 1e9)
 
 
@@ -37,7 +37,7 @@ def test_gathers_hide_behind_what_ran_since_their_source_was_made(late: bool) ->
 
     state = state_of(module_of(f, ones(64, 64), ones(64, 64)))
     tile_arg(state, 0, 0, "batch")
-    prefetching = dataclasses.replace(ROUND, prefetches=True)
+    prefetching = ROUND.with_traits(async_all_gather="since_source")
     exposed, left = (cost_of(state, m).collective_seconds for m in (ROUND, prefetching))
     assert exposed == pytest.approx(4 * 64 * 64 / 2 / 1e6)
     assert exposed - left == pytest.approx(2 * 64**3 / 1e9 if late else 0.0)
@@ -50,7 +50,7 @@ def test_what_is_gathered_for_a_donated_buffer_is_copied_there(donated: bool) ->
     state = state_of(dataclasses.replace(module, donated=frozenset({0} if donated else ())))
     state.keep(state.graph.class_of[0], state.mesh.axes("batch"))
     tile_arg(state, 1, 0, "batch")
-    copying = dataclasses.replace(ROUND, copies_gathered=True)
+    copying = ROUND.with_traits(copies_gather_into_donated=True)
     plain, copied = cost_of(state), cost_of(state, copying)
     assert plain.bytes_by_kind.keys() == {"all_gather"}
     spent = copied.compute_seconds - plain.compute_seconds
@@ -64,7 +64,7 @@ def test_tiles_of_an_all_to_all_are_packed() -> None:
     tile_arg(state, 0, 0, "batch")
     (at,) = (op for op in state.graph.module.ops if op.prim == "cumsum")
     state.tile(state.graph.class_of[at.results[0].id], 1, state.mesh.axes("batch"))
-    packing = dataclasses.replace(ROUND, repacks={"all_to_all": 8.0})
+    packing = ROUND.with_traits(collective_copy_factors={"all_to_all": 8.0})
     plain, packed = cost_of(state), cost_of(state, packing)
     assert plain.bytes_by_kind.keys() == {"all_to_all"}
     spent = packed.compute_seconds - plain.compute_seconds

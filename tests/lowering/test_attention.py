@@ -18,13 +18,14 @@ from partir_search.ir.axis_options import Modes
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import Partition
 from partir_search.ir.printer import print_partition
-from partir_search.lowering import ring_attention
+from partir_search.lowering.cache import LocalCache
 from partir_search.lowering.halo import Fetch
 from partir_search.lowering.localize import localize
 from partir_search.lowering.shard_map import argument_specs, sharded
 from partir_search.lowering.zigzag import owner_of
 from partir_search.passes.attention import with_attention
 from partir_search.rules.registry import RuleTable
+from partir_search.simulator.target.traits import XlaTraits
 from tests.attention import FORMS, Attention, by_hand, full, gradients, heads, in_flax
 from tests.lowering.test_rings import plain_optimizer
 from tests.support import assert_same, check_partition, device_mesh, module_of, state_of, tile_arg
@@ -110,15 +111,16 @@ def test_zigzag_is_balanced() -> None:
 
 
 @pytest.mark.devices
-def test_parts_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_of_blocks() -> None:
     """Where scores of a block are many, they are there in parts; also on one device."""
-    monkeypatch.setattr(ring_attention, "SCRATCH_BYTES", 256)
+    traits = XlaTraits(attention_scratch_bytes=256)
     args, fun = heads(2, 16), gradients(by_hand)
     for stream in (True, False):
         partition = partitioned(fun, args, 2, stream, True)
-        parts = [getattr(i, "part", None) for i, _ in localize(partition).instructions()]
+        program = localize(partition, LocalCache(traits))
+        parts = [getattr(i, "part", None) for i, _ in program.instructions()]
         assert min(p.parts for p in parts if p) >= 4
-        check_partition(partition, fun, args)
+        check_partition(partition, fun, args, traits=traits)
 
 
 @pytest.mark.devices

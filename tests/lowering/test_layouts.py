@@ -15,6 +15,7 @@ from partir_search.lowering import shard_map
 from partir_search.lowering.local_ir import Apply, LocalProgram
 from partir_search.lowering.scheduling.layouts import lookups, meetings
 from partir_search.lowering.slots import Slot
+from partir_search.simulator.target.traits import PLATFORMS
 
 BATCH, WIDTH, VOCAB = 16, 256, 1024
 TACTICS = [
@@ -87,16 +88,12 @@ def test_what_tiles_do_not_fill_is_left_alone(mesh: jax.sharding.Mesh) -> None:
     assert not meetings(planned(mesh, *args, fn=heads))
 
 
-def test_held_layouts_change_no_number(
-    mesh: jax.sharding.Mesh, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_held_layouts_change_no_number(mesh: jax.sharding.Mesh) -> None:
     """The program as it is emitted for TPUs, run on CPU devices."""
     program, args = planned(mesh, *arguments()), arguments()
-    monkeypatch.setattr(shard_map, "_platform", lambda mesh: "tpu")
     specs = [NamedSharding(mesh, s) for s in shard_map.argument_specs(program)]
     placed = jax.device_put(args, specs)
-    held = jax.jit(shard_map.sharded(program, mesh)).lower(*placed)
-    monkeypatch.undo()
+    held = jax.jit(shard_map.sharded(program, mesh, PLATFORMS["tpu"])).lower(*placed)
     plain = jax.jit(shard_map.sharded(program, mesh)).lower(*placed)
     assert held.as_text().count("@LayoutConstraint") == 1
     assert "@LayoutConstraint" not in plain.as_text()
@@ -124,19 +121,16 @@ def rows_of(table: Any, at: Any, first: Any) -> Any:
 
 
 @pytest.mark.parametrize(("width", "held"), [(256, 1), (64, 0)])
-def test_looked_up_rows_stay_rows(
-    mesh: jax.sharding.Mesh, monkeypatch: pytest.MonkeyPatch, width: int, held: int
-) -> None:
+def test_looked_up_rows_stay_rows(mesh: jax.sharding.Mesh, width: int, held: int) -> None:
     """Where rows fill tiles; a stretch of a table is cut out of it as it lies."""
     random = np.random.default_rng(0)
     args = [random.normal(size=(VOCAB, width)).astype(np.float32), random.integers(0, VOCAB, 64), 3]
     tactics = [ps.ManualPartition({"at": 0}, axis="batch")]
     program = planned(mesh, *args, fn=rows_of, tactics=tactics)
     assert sum(map(len, lookups(program).values())) == held
-    monkeypatch.setattr(shard_map, "_platform", lambda mesh: "tpu")
     specs = [NamedSharding(mesh, s) for s in shard_map.argument_specs(program)]
     placed = jax.device_put(args, specs)
-    lowered = jax.jit(shard_map.sharded(program, mesh)).lower(*placed)
+    lowered = jax.jit(shard_map.sharded(program, mesh, PLATFORMS["tpu"])).lower(*placed)
     assert lowered.as_text().count("@LayoutConstraint") == held
     for got, want in zip(lowered.compile()(*placed), rows_of(*args), strict=True):
         np.testing.assert_array_equal(got, want)

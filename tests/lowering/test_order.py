@@ -14,6 +14,7 @@ import partir_search as ps
 from partir_search.lowering import emit, shard_map
 from partir_search.lowering.local_ir import LocalProgram, Move
 from partir_search.lowering.scheduling.delay import gather_queue
+from partir_search.simulator.target.traits import PLATFORMS
 
 LAYERS, WIDTH = 6, 16
 ZERO_3 = [
@@ -78,10 +79,9 @@ def test_waiting_changes_no_number(
     program = planned(mesh, *args)
     specs = [NamedSharding(mesh, s) for s in shard_map.argument_specs(program)]
     placed = jax.device_put(jax.tree.leaves(args), specs)
-    monkeypatch.setattr(shard_map, "_platform", lambda mesh: "tpu")
-    waiting = jax.jit(shard_map.sharded(program, mesh)).lower(*placed)
-    monkeypatch.setattr(emit, "gather_queue", lambda block, rules: {})
-    free = jax.jit(shard_map.sharded(program, mesh)).lower(*placed)
+    waiting = jax.jit(shard_map.sharded(program, mesh, PLATFORMS["tpu"])).lower(*placed)
+    monkeypatch.setattr(emit, "gather_queue", lambda block, rules, traits: {})
+    free = jax.jit(shard_map.sharded(program, mesh, PLATFORMS["tpu"])).lower(*placed)
     barriers = [t.as_text().count("optimization_barrier") for t in (waiting, free)]
     assert barriers[0] - barriers[1] == LAYERS - 1 - 2
     for got, want in zip(waiting.compile()(*placed), step(*args), strict=True):

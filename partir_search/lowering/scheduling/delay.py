@@ -21,12 +21,10 @@ from collections.abc import Sequence
 from partir_search.ir.rule import OpRule
 from partir_search.lowering.local_ir import Apply, Block, Instruction, Move
 from partir_search.lowering.slots import Slot
-
-LAG = 2
-MUCH = 64  # times the bytes that it makes are what a product reads
+from partir_search.lowering.traits import NEUTRAL, LoweringTraits
 
 
-def ring_queue(block: Block) -> dict[int, tuple[Slot, ...]]:
+def ring_queue(block: Block, traits: LoweringTraits = NEUTRAL) -> dict[int, tuple[Slot, ...]]:
     """By position of a ring's first step, the results of the ring that it waits for."""
     results: dict[int, tuple[Slot, ...]] = {}  # by op, in order
     for item in block.steps:
@@ -37,7 +35,8 @@ def ring_queue(block: Block) -> dict[int, tuple[Slot, ...]]:
     for i, item in enumerate(block.steps):
         if item.op is not None and item.op.id in results:
             first.setdefault(item.op.id, i)
-    return {first[op]: results[waits] for op, waits in zip(rings[LAG:], rings, strict=False)}
+    late = rings[traits.delay_lag_collectives :]
+    return {first[op]: results[waits] for op, waits in zip(late, rings, strict=False)}
 
 
 def in_turns(item: Instruction) -> bool:
@@ -47,11 +46,14 @@ def in_turns(item: Instruction) -> bool:
     return isinstance(item, Apply) and item.turns > 1 and item.part is None
 
 
-def gather_queue(block: Block, rules: Sequence[OpRule]) -> dict[int, tuple[Slot, ...]]:
+def gather_queue(
+    block: Block, rules: Sequence[OpRule], traits: LoweringTraits = NEUTRAL
+) -> dict[int, tuple[Slot, ...]]:
     """By position of a gather made again, the gradients that it waits for: those that are reduced
-    among devices, were made between the two gathers before the last one, and read `MUCH`.
+    among devices, were made between the two gathers before the last one, and read
+    much for the little that they are (`LoweringTraits.delayed_reduction_ratio`).
     """
-    steps = block.steps
+    steps, lag = block.steps, traits.delay_lag_collectives
     reduced = {
         item.source.id
         for item in steps
@@ -62,11 +64,13 @@ def gather_queue(block: Block, rules: Sequence[OpRule]) -> dict[int, tuple[Slot,
     for i, item in enumerate(steps):
         if isinstance(item, Move):
             if item.again and item.step.kind == "all_gather":
-                if len(waiting) > LAG and waiting[-1 - LAG]:
-                    queue[i] = tuple(waiting[-1 - LAG])
+                if len(waiting) > lag and waiting[-1 - lag]:
+                    queue[i] = tuple(waiting[-1 - lag])
                 waiting.append([])
         elif rules[item.op.id].contracts and item.turns == 1:
             read = max((x.nbytes for x in item.ins if isinstance(x, Slot)), default=0)
             small = (out for out in item.outs if out.id in reduced)
-            waiting[-1] += [out for out in small if read >= MUCH * out.nbytes]
+            waiting[-1] += [
+                out for out in small if read >= traits.delayed_reduction_ratio * out.nbytes
+            ]
     return queue

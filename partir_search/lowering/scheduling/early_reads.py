@@ -13,11 +13,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from partir_search.ir.rule import OpRule
 from partir_search.lowering.local_ir import Apply, Block, Move
 from partir_search.lowering.slots import Slot
+from partir_search.lowering.traits import NEUTRAL, LoweringTraits
 
-MUCH = 64  # times the bytes that it makes are what an op reads
 
-
-def read_early(block: Block, rules: Sequence[OpRule]) -> dict[int, Slot]:
+def read_early(
+    block: Block, rules: Sequence[OpRule], traits: LoweringTraits = NEUTRAL
+) -> dict[int, Slot]:
     """By position of a step of the forward pass that reads much for little, and for which nothing
     in the backward pass waits: an operand that the backward pass uses later, or what it was moved
     from (labels that are gathered once for each pass).
@@ -41,10 +42,10 @@ def read_early(block: Block, rules: Sequence[OpRule]) -> dict[int, Slot]:
         elif any(out.id in needed for out in item.outs):
             needed.update(x.id for x in ins)
         elif not item.blocks and not rules[item.op.id].elementwise:
-            made = sum(out.nbytes for out in item.outs)
+            much = traits.early_read_ratio * sum(out.nbytes for out in item.outs)
             known = [x for slot in ins for x in _before(slot, moved) if x.id in later]
-            small = [x for x in known if x.nbytes <= MUCH * made]
-            if small and max(x.nbytes for x in ins) > MUCH * made:
+            small = [x for x in known if x.nbytes <= much]
+            if small and max(x.nbytes for x in ins) > much:
                 found[i] = min(reversed(small), key=lambda x: x.nbytes)
     return found
 

@@ -28,20 +28,18 @@ from partir_search.ir.core import Shape
 from partir_search.ir.rule import OpRule
 from partir_search.lowering.local_ir import Apply, LocalProgram, Move
 from partir_search.lowering.slots import Slot
-
-_UPDATES = ("tpu", "gpu")  # platforms whose compilers choose layouts
-_LOOKUPS = ("tpu",)  # whose look-ups are kernels of their own
+from partir_search.lowering.traits import NEUTRAL, LoweringTraits
 
 
-def held_by_rows(program: LocalProgram, platform: str | None) -> dict[int, list[Slot]]:
+def held_by_rows(program: LocalProgram, traits: LoweringTraits) -> dict[int, list[Slot]]:
     """By position of a step of the body, those of its results that are to be laid out by rows."""
-    found = meetings(program) if platform in _UPDATES else {}
-    for at, slots in lookups(program).items() if platform in _LOOKUPS else ():
+    found = meetings(program, traits) if traits.pins_update_layouts else {}
+    for at, slots in lookups(program, traits).items() if traits.pins_lookup_layouts else ():
         found[at] = list(dict.fromkeys((*found.get(at, ()), *slots)))
     return found
 
 
-def lookups(program: LocalProgram) -> dict[int, list[Slot]]:
+def lookups(program: LocalProgram, traits: LoweringTraits = NEUTRAL) -> dict[int, list[Slot]]:
     """By position of a step of the body, those of its results that an array of numbers says where
     to find.
     """
@@ -49,13 +47,13 @@ def lookups(program: LocalProgram) -> dict[int, list[Slot]]:
     found: dict[int, list[Slot]] = {}
     for at, item in enumerate(program.body.steps):
         if isinstance(item, Apply) and rules[item.op.id].looks_up and _by_array(item):
-            slots = [s for s in item.outs if _fills_tiles(s.shape) and _floats(s)]
+            slots = [s for s in item.outs if _fills_tiles(s.shape, traits) and _floats(s)]
             if slots:
                 found[at] = slots
     return found
 
 
-def meetings(program: LocalProgram) -> dict[int, list[Slot]]:
+def meetings(program: LocalProgram, traits: LoweringTraits = NEUTRAL) -> dict[int, list[Slot]]:
     """By position of a step of the body, those of its results that from there on are worked on
     elementwise in the shape of donated state, until they update it.
     """
@@ -81,16 +79,17 @@ def meetings(program: LocalProgram) -> dict[int, list[Slot]]:
             continue
         while slot.id in made and isinstance(move := block.steps[made[slot.id]], Move):
             slot = move.source  # of ZeRO's new parameters the shard, before it is gathered
-        if _fills_tiles(slot.shape) and _floats(slot):
+        if _fills_tiles(slot.shape, traits) and _floats(slot):
             visit(slot, slot.shape)
     return found
 
 
-def _fills_tiles(shape: Shape) -> bool:
-    """Tells whether XLA:TPU lays out an argument of this shape row by row. Others, as heads of 64,
-    are turned to fill tiles of 8 by 128. (True of all 4,224 arguments of compiled programs.)
+def _fills_tiles(shape: Shape, traits: LoweringTraits) -> bool:
+    """Tells whether the compiler lays out an argument of this shape row by row. Others, as heads of
+    64, are turned to fill tiles.
     """
-    return len(shape) > 1 and shape[-1] % 128 == 0 and shape[-2] % 8 == 0
+    lanes, sublanes = traits.row_major_lane_elements, traits.row_major_sublane_elements
+    return len(shape) > 1 and shape[-1] % lanes == 0 and shape[-2] % sublanes == 0
 
 
 def _floats(slot: Slot) -> bool:

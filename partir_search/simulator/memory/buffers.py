@@ -24,13 +24,11 @@ from partir_search.passes.fold.linear import Places
 from partir_search.rules.control_flow import flows_of
 from partir_search.simulator.memory.loop_carries import Carried, carried, in_place, lent
 from partir_search.simulator.memory.rematerialized import Readers, Users
+from partir_search.simulator.target.traits import UNKNOWN, XlaTraits
 from partir_search.simulator.time.fusion import Fused, fuse, reduces
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-
-HELD_RATIO = 1.5  # store a reused elementwise value whose sources hold this much more than it
-MAX_SOURCES = 8  # no kernel recomputes a chain with more sources than this
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,24 +39,18 @@ class Storage:
       one_hot: ids of ops recomputed in their users though they are not elementwise.
       operands: ids of elementwise values that are stored, as products read them.
       wide: ids of values of which a form twice as wide is stored too, for the forward pass.
-      epilogues: whether elementwise ops and sums are fused into the product or scatter that they
-        follow.
-      in_place: whether elementwise kernels write over operands that die in them, as written.
-      inlines: whether products make their elementwise operands themselves wherever fewer bytes move
-        then, as v5e's do.
       at_once: by id of a product's result, whether its softmax is worked out in its own kernel
         (else in one of its own, that stores the exponentials); other products' in two.
       width: by value id, stored bytes as a multiple of the type's, where they differ.
+      traits: of the target's compiler.
     """
 
     one_hot: Set[int] = frozenset()
     operands: Set[int] = frozenset()
     wide: Set[int] = frozenset()
-    epilogues: bool = True
-    in_place: bool = True
-    inlines: bool = False
     at_once: Mapping[int, bool] = dataclasses.field(default_factory=dict)
     width: Mapping[int, float] = dataclasses.field(default_factory=dict)
+    traits: XlaTraits = UNKNOWN
 
 
 AS_WRITTEN = Storage()
@@ -117,6 +109,7 @@ def region_traffic(
     for arg in region.args:
         sources[arg.id] = (arg.id,)
         nbytes[arg.id] = arg.type.nbytes
+    traits = storage.traits
     forced = {x.id for x in region.results if isinstance(x, Value)} | storage.operands
     for op in region.ops:
         if op.regions:
@@ -157,14 +150,16 @@ def region_traffic(
             result = op.results[0]
             keep = len(op.results) == 1 and not (
                 result.id in forced
-                or len(leaves) > MAX_SOURCES
+                or len(leaves) > traits.max_fused_inputs
                 or (
                     len(users[result.id]) > 1
-                    and sum(nbytes.get(s, 0) for s in leaves) > HELD_RATIO * result.type.nbytes > 0
+                    and sum(nbytes.get(s, 0) for s in leaves)
+                    > traits.materialize_ratio * result.type.nbytes
+                    > 0
                     and not rules[op.id].reads  # a slice is read in place, however often
                     and sum(nbytes.get(s, 0) for s in readers.kept_for(op, leaves, made))
                     >= result.type.nbytes
-                    and not (storage.inlines and inlined(result, leaves))
+                    and not (traits.recomputes_dot_operands and inlined(result, leaves))
                 )
             )
             if keep or (len(op.results) > 1 and not any(r.id in forced for r in op.results)):
@@ -187,7 +182,7 @@ def region_traffic(
     for at in inner:
         ends.update((v, at - 1) for v in lent(region.ops[at], at, made, dies) if made[v] < at)
     free |= set(in_place(region, carries, rules, made, dies))
-    for at in reads if storage.in_place else ():
+    for at in reads if traits.in_place_elementwise else ():
         if any(storage.width.get(v, 1.0) > 1.0 for v in reads[at]):
             continue
         for v in _reused(region.ops[at], rules[region.ops[at].id], reads[at], nbytes, made, dies):
@@ -200,7 +195,7 @@ def region_traffic(
     start, stop, value = columns[:, 0], columns[:, 1], columns[:, 2]
     owned = made.keys() | {region.args[arg].id for _, arg in carries}
     updates = [at for at in reads if _updates(region.ops[at], rules, at, owned, dies)]
-    fused = fuse(region, rules, reads, nbytes, storage.epilogues, storage.at_once, updates)
+    fused = fuse(region, rules, reads, nbytes, traits, storage.at_once, updates)
     return RegionTraffic(region, reads, start, stop, value, weights, inner, fused)
 
 

@@ -28,6 +28,7 @@ from partir_search.simulator.memory.buffers import (
 from partir_search.simulator.memory.parameter_casts import changes_width, find_casts, is_float
 from partir_search.simulator.memory.softmax import Widened, sums_few
 from partir_search.simulator.target.machine import Machine
+from partir_search.simulator.target.traits import XlaTraits
 from partir_search.simulator.time.latency_hiding import unawaited
 
 
@@ -46,8 +47,8 @@ class Widths:
     storage: Storage
 
 
-def stored_widths(module: Module, rules: list[OpRule]) -> Widths:
-    """Widths of a module's values on a target with `Machine.bf16_products`."""
+def stored_widths(module: Module, rules: list[OpRule], traits: XlaTraits) -> Widths:
+    """Widths of a module's values on a target that stores some in another width than written."""
     n = len(module.values)
     for_products, for_widening = [True] * n, [True] * n
     for region in walk_regions(module.body):
@@ -77,8 +78,10 @@ def stored_widths(module: Module, rules: list[OpRule]) -> Widths:
     for op in module.ops:
         rule, gradient = rules[op.id], op.id in widened.gradients
         for r in op.results:
-            if narrow[r.id] and is_float(r.type, 4):
-                width[r.id] = 0.5
+            if narrow[r.id] and traits.narrows_dot_operands and is_float(r.type, 4):
+                width[r.id] = traits.dot_operand_width
+            elif not traits.keeps_dots_wide:
+                pass
             elif rule.contracts and used[r.id] and for_widening[r.id] and is_float(r.type, 2):
                 if not converted[r.id] if gradient else widened.masked(op):
                     width[r.id] = 2.0
@@ -87,11 +90,12 @@ def stored_widths(module: Module, rules: list[OpRule]) -> Widths:
                 elif not gradient and widened.looked_up(op):
                     wide.add(r.id)
             if r.id not in at_once and rule.contracts and not gradient and widened.plain(op):
-                at_once[r.id] = not sums_few(rule)
-    zeros = zero_values(module, rules)
-    one_hot = frozenset(
-        op.id for op in module.ops if rules[op.id].one_hot and is_zero(op.operands[0], zeros)
-    )
+                at_once[r.id] = not sums_few(rule, traits.min_softmax_contraction_elements)
+    one_hot = frozenset[int]()
+    if traits.fuses_one_hot_updates:
+        zeros = zero_values(module, rules)
+        updates = (op for op in module.ops if rules[op.id].one_hot)
+        one_hot = frozenset(op.id for op in updates if is_zero(op.operands[0], zeros))
     narrowed = {v: float(width[v]) for v in np.flatnonzero(width != 1.0).tolist()}
     products = narrow & np.array([is_float(v.type, 4) for v in module.values])
     return Widths(width, products, Storage(one_hot, wide=wide, width=narrowed, at_once=at_once))
@@ -115,12 +119,19 @@ class Usage:
 
 def usage_of(module: Module, rules: list[OpRule], machine: Machine) -> Usage:
     """Usage of a program that is not folded; models of it and of its fold may share it."""
-    widths = stored_widths(module, rules) if machine.bf16_products else None
+    traits = machine.traits
+    widths = stored_widths(module, rules, traits) if _differs(traits) else None
     storage = storage_of(module, rules, machine, widths)
-    scheduled = machine.puts_off or machine.prefetches
+    scheduled = traits.defers_weight_gradients or traits.async_all_gather != "never"
     late = unawaited(module, rules) if scheduled else frozenset[int]()
     traffic = analyse(module, rules, storage)
-    return Usage(widths, traffic, late, find_casts(module, rules, traffic) if widths else {})
+    casts = find_casts(module, rules, traffic) if traits.fuses_weight_casts else {}
+    return Usage(widths, traffic, late, casts)
+
+
+def _differs(traits: XlaTraits) -> bool:
+    """True if a target stores some values in another width, or recomputes one-hot updates."""
+    return traits.narrows_dot_operands or traits.keeps_dots_wide or traits.fuses_one_hot_updates
 
 
 def storage_of(
@@ -128,14 +139,14 @@ def storage_of(
 ) -> Storage:
     """Storage on a machine where it differs from the program's."""
     storage = widths.storage if widths else AS_WRITTEN
-    inlines = machine.bf16_products and machine.reuses_buffers
-    storage = dataclasses.replace(storage, in_place=machine.reuses_buffers, inlines=inlines)
-    if machine.stores_softmax:
+    traits = machine.traits
+    storage = dataclasses.replace(storage, traits=traits)
+    if traits.materializes_softmax:
         weights = _softmax(module, rules)
         storage = dataclasses.replace(storage, operands=storage.operands | weights)
-    if machine.fuses_operands:
-        return storage
-    return dataclasses.replace(storage, operands=_operands(module, rules), epilogues=False)
+    if traits.materializes_dot_operands:
+        storage = dataclasses.replace(storage, operands=storage.operands | _operands(module, rules))
+    return storage
 
 
 def _softmax(module: Module, rules: list[OpRule]) -> frozenset[int]:

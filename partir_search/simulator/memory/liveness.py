@@ -17,11 +17,10 @@ from partir_search.ir.core import Value
 from partir_search.passes.fold.fold import Folded
 from partir_search.passes.fold.linear import Places
 from partir_search.simulator.memory.buffers import Floats, Ints, RegionTraffic
+from partir_search.simulator.target.machine import Machine
 
 EDGE_REPEATS = 2  # repeats of an op looked at, on either end
-NEAR = 6  # kernels that a value may outlive and still be kept on the chip
 MOST_KEPT = 64  # states of one region whose live bytes are kept
-PIECE = 0.25  # of the memory on the chip that one value may take
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -61,8 +60,8 @@ class Curve:
     def __init__(
         self,
         traffic: RegionTraffic,
+        machine: Machine,
         folded: Folded | None = None,
-        on_chip: float = 0.0,
         places: Places | None = None,
     ) -> None:
         """The curve of a region's traffic.
@@ -70,14 +69,15 @@ class Curve:
         Args:
           folded: what the region is folded in.
           places: what is left of it there, if it is not the body.
-          on_chip: bytes beside the main memory that hold what is used up soon (VMEM).
+          machine: whose chip may have memory for short-lived values (VMEM).
         """
-        self._on_chip = on_chip
+        self._on_chip = machine.vmem_bytes
+        self._largest = machine.vmem_bytes * machine.traits.vmem_value_fraction
         kernel = np.zeros(max(len(traffic.region.ops), 1) + 1, dtype=np.int64)
         kernel[list(traffic.reads)] = 1
         kernel = np.cumsum(kernel)
         results = [x.id for x in traffic.region.results if isinstance(x, Value)]
-        near = kernel[traffic.stop] - kernel[traffic.start] <= NEAR
+        near = kernel[traffic.stop] - kernel[traffic.start] <= machine.traits.vmem_lifetime_kernels
         near &= ~np.isin(traffic.value, results)
         rows = np.arange(max(len(traffic.region.ops), 1), dtype=np.int64)
         classes = traffic.value
@@ -111,7 +111,7 @@ class Curve:
         if not len(self._near.rows):
             alone: Floats = self._far.bytes_at(nbytes)
             return np.cumsum(alone, out=alone)[:-1]
-        small = np.where(nbytes <= self._on_chip * PIECE, nbytes, 0.0)
+        small = np.where(nbytes <= self._largest, nbytes, 0.0)
         far: Floats = self._far.bytes_at(nbytes)
         far += self._near.bytes_at(nbytes - small)
         near: Floats = self._near.bytes_at(small)

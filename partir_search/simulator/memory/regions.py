@@ -13,6 +13,7 @@ from partir_search.passes.fold.fold import Folded
 from partir_search.passes.fold.linear import Places
 from partir_search.simulator.memory.buffers import Ints, RegionTraffic, Storage, inner_traffic
 from partir_search.simulator.memory.liveness import Curve
+from partir_search.simulator.target.machine import Machine
 
 
 class Inside:
@@ -23,13 +24,13 @@ class Inside:
       stored: ids of values that are stored in them.
     """
 
-    def __init__(self, module: Module, on_chip: float) -> None:
+    def __init__(self, module: Module, machine: Machine) -> None:
         """Nothing yet.
 
         Args:
-          on_chip: bytes beside the main memory that hold what is used up soon.
+          machine: whose chip may have memory for short-lived values.
         """
-        self._module, self._on_chip = module, on_chip
+        self._module, self._machine = module, machine
         self.curves: dict[int, list[Curve]] = {}
         self.stored: list[Ints] = []
         self._ends: dict[tuple[int, int], int] = {}
@@ -59,7 +60,7 @@ class Inside:
         for op, at in zip(region.ops, places.positions, strict=True):
             if at in places.opened:
                 pairs = list(zip(whole.inner[at], places.opened[at], strict=True))
-                self.curves[op.id] = [Curve(p, folded, self._on_chip, left) for p, left in pairs]
+                self.curves[op.id] = [Curve(p, self._machine, folded, left) for p, left in pairs]
                 self._count_ends(op)
                 for (part, left), inner in zip(pairs, op.regions, strict=True):
                     values = class_of[part.value]
@@ -99,7 +100,7 @@ class Inside:
         return self._ends.get((op.id if op else NONE, value.id), 1)
 
     def _add_op(self, op: Op, parts: list[RegionTraffic]) -> None:
-        self.curves[op.id] = [Curve(part, None, self._on_chip) for part in parts]
+        self.curves[op.id] = [Curve(part, self._machine) for part in parts]
         self.stored += [part.value for part in parts]
         for part in parts:
             self.add(part)

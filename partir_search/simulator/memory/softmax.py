@@ -25,7 +25,6 @@ from partir_search.ir.core import Literal, Module, Op, Value
 from partir_search.ir.rule import OpRule
 from partir_search.simulator.memory.backward_ops import gradients
 
-FEW = 16  # elements that a product sums over, for a softmax in its kernel
 FAR = 64  # values looked at, of those that a product becomes or an operand is made of
 
 
@@ -124,11 +123,11 @@ class Widened:
         return False
 
 
-def sums_few(rule: OpRule) -> bool:
-    """True if a product sums over so few elements that nothing else is fused with it."""
+def sums_few(rule: OpRule, least: int) -> bool:
+    """True if a product sums over fewer than `least` elements."""
     summed = {f for dims in rule.operands for f in dims if f >= 0}
     summed -= {f for dims in rule.results for f in dims}
-    return math.prod(rule.sizes[f] for f in summed) < FEW
+    return math.prod(rule.sizes[f] for f in summed) < least
 
 
 def _of_matrices(rule: OpRule) -> bool:

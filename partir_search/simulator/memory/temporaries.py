@@ -20,8 +20,6 @@ from partir_search.lowering.slots import Slot
 from partir_search.simulator.memory.buffers import Floats, Ints
 from partir_search.simulator.program_model import Price, ProgramModel
 
-BESIDE = 2.0  # times a gather's seconds are those of products that XLA:TPU runs beside it
-
 
 class Held:
     """Bytes beside those of the model's curve, by position of the block's ops.
@@ -77,7 +75,8 @@ class Held:
             self.extra[at] += self._nbytes[source.value.id] * together
         if step.kind == "all_gather" and move.op is not None and not argument:
             self._send(source, move.op, price, at)
-            if move.again and self._model.machine.prefetches:
+            traits = self._model.machine.traits
+            if move.again and traits.async_all_gather != "never":
                 self._wait(move, move.op, price, at)
         if move.rests or step.kind == "reduce_scatter":
             if target.nbytes != source.nbytes:
@@ -139,7 +138,8 @@ class Held:
         self.extra[begun:at] += size
         if not all(r.id in model.unawaited for r in op.results):
             return
-        left = BESIDE * price.seconds - (spent[at] - spent[begun])
+        overlap = model.machine.traits.regather_overlap_ratio
+        left = overlap * price.seconds - (spent[at] - spent[begun])
         until = bisect.bisect_left(spent, spent[at + 1] + left, lo=at + 1, hi=len(spent) - 1)
         dying = (v.id for v in others if model.last_use[v.id] == at and model.stored[v.id])
         self.extra[at + 1 : until] += size + sum(float(self._nbytes[v]) for v in dying)

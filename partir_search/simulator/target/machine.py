@@ -6,20 +6,26 @@ import dataclasses
 import json
 import os
 from collections.abc import Mapping
+from typing import Any
 
 from partir_search.messages import validators
 from partir_search.messages.files import read_text, write_text
 from partir_search.messages.wording import did_you_mean, shown
+from partir_search.simulator.target import moved_traits
 from partir_search.simulator.target.device_kinds import machine_name, memory_of, nearest_names
+from partir_search.simulator.target.traits import UNKNOWN, XlaTraits, traits_named
 
 GB = 1e9
 GIB = 2**30
 TERA = 1e12
 
 
+@moved_traits.accepted
 @dataclasses.dataclass(frozen=True, slots=True)
 class Machine:
-    """One device and its links.
+    """Datasheet of one device and its links, with the traits of its compiler.
+
+    Names of traits that were fields of a machine are deprecated arguments and properties.
 
     Attributes:
       flops_per_s: peak dense matrix rate by dtype name; "default" for all others.
@@ -28,33 +34,16 @@ class Machine:
       link_bytes_per_s: bandwidth of one device into a ring along one mesh axis, both directions.
       hop_seconds: latency of one step of a collective (alpha).
       kernel_seconds: fixed cost of one kernel.
-      matmul_efficiency / hbm_efficiency: attained share of the peaks.
-      bf16_products: whether f32 operands of products are stored and gathered as bf16, and one-hot
-        updates are never stored (XLA:TPU).
-      fuses_operands: whether products make their elementwise operands themselves; else these are
-        stored (XLA:GPU).
-      reuses_buffers: whether elementwise kernels write over an operand that dies. XLA:TPU does not;
-        for v5e it makes their results inside of the products that read them, which takes as much.
-      stores_softmax: whether the softmax of masked scores is stored for the product that reads it
-        (XLA:TPU for v5p).
-      vector_bytes: width of the elements that vector units work on: kernels that make narrower
-        ones, or reduce, take as long as if they moved one more of it for each point (see
-        `simulator/time/vector_units.py`); 0: none do.
-      vmem_bytes: memory on the chip that holds what kernels soon use up (TPU's VMEM); 0: none.
-      vmem_bytes_per_s: attained bandwidth of elementwise kernels there; 0: as from the main memory.
+      matmul_efficiency / hbm_efficiency: attained fraction of the peaks.
+      vector_bytes: width of the elements that vector units work on (docs/simulator.md); 0: no
+        limit but the memory's.
+      vmem_bytes: memory on the chip that kernels leave short-lived values in (TPU's VMEM); 0: none.
+      vmem_bytes_per_s: attained bandwidth of elementwise kernels there; 0: as from main memory.
       torus: whether devices are linked to their neighbours along each axis, and not by a switch.
-      puts_off: whether products that nothing waits for run beside collectives (XLA:GPU, see
-        `simulator/time/latency_hiding.py`).
-      prefetches: whether all_gathers overlap the compute since their source was there; where
-        `puts_off` holds, only those of arguments.
-      repacks: by kind of collective, bytes moved to pack what is sent and unpack what has come, as
-        a multiple of its payload. XLA:TPU copies the tiles of an all_to_all before and after,
-        transposed, each at half of the bandwidth.
-      copies_gathered: whether what is gathered for a donated argument's buffer is copied to it
-        (XLA:TPU), unless it fits in half of the memory on the chip: from there it leaves meanwhile.
-      sources: where the figures come from.
+      sources: datasheets and measurements of the figures.
       axis_bytes_per_s / axis_hop_seconds: overrides of `link_bytes_per_s` and `hop_seconds` by mesh
         axis name, e.g. for an axis that crosses hosts (see `with_axis`).
+      traits: behaviour of the compiler (see `XlaTraits`).
     """
 
     name: str
@@ -67,27 +56,20 @@ class Machine:
     matmul_efficiency: float = 0.9
     hbm_efficiency: float = 0.75
     vector_bytes: int = 0
-    prefetches: bool = False
-    repacks: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    copies_gathered: bool = False
-    puts_off: bool = False
-    bf16_products: bool = False
-    fuses_operands: bool = True
-    reuses_buffers: bool = True
-    stores_softmax: bool = False
     vmem_bytes: float = 0.0
     vmem_bytes_per_s: float = 0.0
     torus: bool = False
     sources: tuple[str, ...] = ()
     axis_bytes_per_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
     axis_hop_seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    traits: XlaTraits = UNKNOWN
 
     def __post_init__(self) -> None:
         def named(field: str) -> str:
             return f"Machine({self.name!r}): {field}"
 
         validators.text("Machine: name", self.name, "'my_chip'")
-        for field in ("flops_per_s", "repacks", "axis_bytes_per_s"):
+        for field in ("flops_per_s", "axis_bytes_per_s"):
             validators.rates(named(field), getattr(self, field))
         if "default" not in self.flops_per_s:
             raise ValueError(
@@ -108,8 +90,12 @@ class Machine:
             raise TypeError(f"{named('axis_hop_seconds')} maps axes to seconds")
         for axis, seconds in self.axis_hop_seconds.items():
             validators.number(named(f"axis_hop_seconds[{axis!r}]"), seconds)
-        for field in _FLAGS:
-            validators.flag(named(field), getattr(self, field))
+        validators.flag(named("torus"), self.torus)
+        if not isinstance(self.traits, XlaTraits):
+            raise TypeError(f"{named('traits')} is an XlaTraits, not {shown(self.traits)}")
+
+    def __getattr__(self, name: str) -> Any:
+        return moved_traits.read(self, name)
 
     def matmul_flops_per_s(self, dtype: str) -> float:
         """Attained matrix rate for operands of `dtype` (a numpy dtype name)."""
@@ -144,6 +130,10 @@ class Machine:
             axis_hop_seconds={**self.axis_hop_seconds, axis: hop_seconds},
         )
 
+    def with_traits(self, **changes: Any) -> Machine:
+        """The machine with some traits of its compiler changed, by their names in `XlaTraits`."""
+        return dataclasses.replace(self, traits=dataclasses.replace(self.traits, **changes))
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the figures as JSON; `find_machine` reads them from a path."""
         write_text(path, json.dumps(dataclasses.asdict(self), indent=1) + "\n")
@@ -154,10 +144,6 @@ _ABOVE_ZERO = (
     *("matmul_efficiency", "hbm_efficiency"),
 )
 _NOT_NEGATIVE = ("hop_seconds", "kernel_seconds", "vector_bytes", "vmem_bytes", "vmem_bytes_per_s")
-_FLAGS = (
-    *("prefetches", "copies_gathered", "puts_off", "bf16_products", "fuses_operands"),
-    *("reuses_buffers", "stores_softmax", "torus"),
-)
 
 
 _EFFICIENCY = (
@@ -177,13 +163,10 @@ def _tpu(
     hbm_gb_per_s: float,
     link_one_way_gb_per_s: float,
     *,
-    prefetches: bool = False,
     vector_bytes: int = 4,
     hbm_efficiency: float = 0.81,
     vmem_mib: float = 0.0,
     vmem_gb_per_s: float = 0.0,
-    reuses_buffers: bool = False,
-    stores_softmax: bool = False,
     note: str = "",
 ) -> Machine:
     # XLA:TPU multiplies f32 operands at the bf16 rate unless a higher precision is asked for.
@@ -194,18 +177,13 @@ def _tpu(
         hbm_bytes=int(hbm_gib * GIB),
         hbm_bytes_per_s=hbm_gb_per_s * GB,
         link_bytes_per_s=2 * link_one_way_gb_per_s * GB,
-        prefetches=prefetches,
         vector_bytes=vector_bytes,
         hbm_efficiency=hbm_efficiency,
-        bf16_products=True,
         vmem_bytes=vmem_mib * 2**20,
         vmem_bytes_per_s=vmem_gb_per_s * GB,
-        reuses_buffers=reuses_buffers,
-        stores_softmax=stores_softmax,
         torus=True,
-        repacks={"all_to_all": 8.0},
-        copies_gathered=True,
         sources=(_TPU_DOCS + name.removeprefix("tpu_"), _RING, *_EFFICIENCY, note),
+        traits=traits_named(name),
     )
 
 
@@ -222,14 +200,12 @@ def _gpu(
         kernel_seconds=4e-6,
         matmul_efficiency=0.7,
         hbm_efficiency=0.8,
-        prefetches=True,
-        puts_off=True,
-        fuses_operands=False,
         sources=(
             source,
             "NVLink one-way rate; XLA:GPU runs every collective as start/done",
             "matmul 0.7 of peak: the efficiency that AutoParallel assumes for H100 and A100",
         ),
+        traits=traits_named(name),
     )
 
 
@@ -242,14 +218,12 @@ MACHINES: Mapping[str, Machine] = {
         _tpu(
             "tpu_v5e",
             *(197, 15.75, 819, 45),
-            prefetches=True,
             vmem_mib=128,
             vmem_gb_per_s=1100,
-            reuses_buffers=True,
             note="VMEM 1.1 TB/s: XLA:TPU's cycles of Adam's updates on arrays that are there",
         ),
-        _tpu("tpu_v5p", 459, 94.75, 2765, 90, hbm_efficiency=0.69, stores_softmax=True),
-        _tpu("tpu_v6e", 918, 31.75, 1640, 90, prefetches=True, vector_bytes=2),
+        _tpu("tpu_v5p", 459, 94.75, 2765, 90, hbm_efficiency=0.69),
+        _tpu("tpu_v6e", 918, 31.75, 1640, 90, vector_bytes=2),
         _gpu(
             "a100",
             {"default": 312, "float32": 156},
@@ -310,6 +284,7 @@ MACHINES: Mapping[str, Machine] = {
                 "a virtual CPU device: a share of two cores and 24 GB, order of magnitude only;",
                 "0.2 ms per collective and 8 MB all_gather x8 in 0.5 s, measured on jaxlib 0.10.2",
             ),
+            traits=traits_named("cpu"),
         ),
     )
 }
@@ -346,6 +321,7 @@ def _saved_machine(path: str) -> Machine:
             raise TypeError(f"it holds a {type(data).__name__}, and no object of figures")
         if "actions" in data:
             raise TypeError("it holds a plan: pass it as schedule=partir_search.load_plan(...)")
+        moved_traits.rewrite(data)
         fields = {f.name for f in dataclasses.fields(Machine)}
         for name in data:
             if name not in fields:
@@ -357,9 +333,23 @@ def _saved_machine(path: str) -> Machine:
         ]
         if missing:
             raise TypeError(f"figures are missing: {', '.join(missing)}")
+        data["traits"] = _saved_traits(data.get("traits", {}))
+        if isinstance(data.get("sources"), list):
+            data["sources"] = tuple(data["sources"])
         return Machine(**data)
     except (OSError, TypeError, ValueError) as error:
         raise ValueError(f"{path} holds no machine: {error}") from error
+
+
+def _saved_traits(data: Any) -> XlaTraits:
+    """Traits in a saved machine."""
+    if not isinstance(data, dict):
+        raise TypeError(f"its traits are a {type(data).__name__}, and no object")
+    names = {f.name for f in dataclasses.fields(XlaTraits)}
+    for name in data:
+        if name not in names:
+            raise TypeError(f"it has a trait {name!r}{did_you_mean(name, names)}")
+    return XlaTraits(**data)
 
 
 def machine_of_kind(device_kind: str) -> Machine:

@@ -17,8 +17,7 @@ from types import MappingProxyType
 
 from partir_search.ir.core import Op, Region, Value
 from partir_search.ir.rule import OpRule
-
-KEPT_BYTES = 1 << 22  # what a reduction over outer dims may add to in another kernel
+from partir_search.simulator.target.traits import XlaTraits
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ def fuse(
     rules: Sequence[OpRule],
     reads: Mapping[int, tuple[int, ...]],
     nbytes: Mapping[int, int],
-    epilogues: bool = True,
+    traits: XlaTraits,
     at_once: Mapping[int, bool] = MappingProxyType({}),
     in_place: Collection[int] = (),
 ) -> Fused:
@@ -50,8 +49,7 @@ def fuse(
     Args:
       reads: per position of a kernel, the stored values that it reads.
       nbytes: by value id; of what other regions make nothing need be known.
-      epilogues: whether others join kernels that walk other points than their operands'
-        (products, scatters).
+      traits: of the target's compiler.
       at_once: values of which a maximum is known where it is taken, so that what needs it can be in
         the same kernel: by whether that is the kernel which makes the value. If not, what is made
         of it is stored in its place.
@@ -71,13 +69,13 @@ def fuse(
         op = region.ops[at]
         rule = rules[op.id]
         joined = at
-        apart = reduces(rule) and _keeps_much(op, rule)
+        apart = reduces(rule) and _keeps_much(op, rule, traits.max_reduction_accumulator_bytes)
         if not (op.regions or apart) and joins(rule):
             points = math.prod(rule.sizes)
             near = {leader[made[v]] for v in leaves if v in made}
             near |= {shared[v] for v in leaves if v in shared}
             near -= {leader[made[v]] for v in leaves if not at_once.get(v, True) and v in made}
-            if not epilogues:
+            if not traits.fuses_dot_epilogues:
                 near = {head for head in near if joins(rules[region.ops[head].id])}
             for head in sorted(near, reverse=True):
                 if walked[head] == points and all(
@@ -139,7 +137,7 @@ def reduces(rule: OpRule) -> bool:
     return not rule.elementwise and joins(rule)
 
 
-def _keeps_much(op: Op, rule: OpRule) -> bool:
+def _keeps_much(op: Op, rule: OpRule, most: int) -> bool:
     """Tells whether a reduction over outer dims (a bias' gradient over the batch) adds to so large
     an accumulator, until the outermost of them is walked, that it takes a kernel of its own.
     """
@@ -148,7 +146,7 @@ def _keeps_much(op: Op, rule: OpRule) -> bool:
         return False
     outermost = next((i for i, f in enumerate(dims) if f not in held), len(dims))
     inside = math.prod(rule.sizes[f] for f in dims[outermost:] if f in held and f >= 0)
-    return inside * op.results[0].type.itemsize > KEPT_BYTES
+    return inside * op.results[0].type.itemsize > most
 
 
 def _points(op: Op, rule: OpRule) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 
 from partir_search.ir.partition import Partition
 from partir_search.simulator.memory.buffers import Floats
-from partir_search.simulator.program_model import LOADED, ProgramModel
+from partir_search.simulator.program_model import ProgramModel
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Load:
         self.moved: Floats = k.sums(stored) * runs
         worked = self.moved
         if machine.vmem_bytes_per_s:
-            small = stored <= machine.vmem_bytes * LOADED
+            small = stored <= machine.vmem_bytes * machine.traits.vmem_resident_fraction
             np.multiply(stored, bandwidth / machine.vmem_bytes_per_s, out=stored, where=small)
             worked = k.sums(stored) * runs
         passes = model.passes
@@ -99,7 +99,8 @@ class Load:
     def move_seconds(self, nbytes: float) -> float:
         """To read or write a value once."""
         machine = self._model.machine
-        on_chip = machine.vmem_bytes_per_s and nbytes <= machine.vmem_bytes * LOADED
+        largest = machine.vmem_bytes * machine.traits.vmem_resident_fraction
+        on_chip = machine.vmem_bytes_per_s and nbytes <= largest
         return nbytes / (machine.vmem_bytes_per_s if on_chip else machine.attained_hbm_bytes_per_s)
 
     def walk_seconds(self, points: float, itemsize: int) -> float:

@@ -147,7 +147,7 @@ class Walk:
         """Seconds of products that nothing waits for before each op of a block, and where the last
         one is; an empty list if there are none.
         """
-        if not self.model.machine.puts_off:
+        if not self.model.machine.traits.defers_weight_gradients:
             return [], 0
         free = self.model.unawaited_runs[members]
         if not free.any():
@@ -247,11 +247,14 @@ class Walk:
             self.partial.setdefault(move.source.value.id, move.source.nbytes)
         else:
             self.sent_casts |= model.casts.of(move.source.value.id)
-        prefetched = model.machine.prefetches and (argument or not model.machine.puts_off)
+        traits = model.machine.traits
+        prefetched = traits.async_all_gather == "since_source" or (
+            argument and traits.async_all_gather == "arguments"
+        )
         if kind == "all_gather" and prefetched:
             exposed = max(0.0, seconds - early) * times
             slack = max(0.0, slack - min(seconds, early))
-        elif model.machine.puts_off:
+        elif traits.defers_weight_gradients:
             total, op = seconds * times, move.op
             waits = move.source.value.id in model.unawaited
             layers = op.count if op and op.backward else 1
