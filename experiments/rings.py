@@ -108,7 +108,7 @@ def row(name: str, devices: int) -> dict[str, Any]:
 
 
 def _in_time(action: ps.Action) -> bool:
-    return isinstance(action, ps.Stream) or "~" in action.axis
+    return isinstance(action, ps.WindowedEinsum) or "~" in action.axis
 
 
 def main(argv: list[str]) -> None:

@@ -1,5 +1,8 @@
 """Automatic partitioning of JAX train steps over device meshes."""
 
+import warnings
+from typing import Any
+
 from partir_search.aot.hlo import hlo_counts, stablehlo_counts
 from partir_search.aot.targets import Target
 from partir_search.aot.verify import Verification
@@ -40,17 +43,17 @@ from partir_search.planning.tactics import (
 )
 from partir_search.propagation.actions import (
     Action,
-    Bar,
+    AxisOrder,
+    Close,
     Enter,
-    Hold,
-    IllegalAction,
+    KeepGathered,
     Leave,
-    Nest,
     Replicate,
-    RingForm,
-    Stream,
+    RingSchedule,
     Tile,
+    WindowedEinsum,
 )
+from partir_search.propagation.contradictions import IllegalAction
 from partir_search.rules.user import register_rule, with_rule
 from partir_search.simulator.simulator import Cost
 from partir_search.simulator.target.machine import MACHINES, Machine
@@ -65,8 +68,9 @@ __all__ = [
     "Action",
     "AutoPartitioned",
     "AutomaticPartition",
-    "Bar",
+    "AxisOrder",
     "Check",
+    "Close",
     "Collective",
     "CollectiveMatmul",
     "Comparison",
@@ -83,21 +87,19 @@ __all__ = [
     "FrontEndParts",
     "Goal",
     "Group",
-    "Hold",
     "IllegalAction",
+    "KeepGathered",
     "Leave",
     "Machine",
     "ManualPartition",
     "MeshShape",
-    "Nest",
     "Plan",
     "PlansDiffer",
     "Remedy",
     "Replicate",
-    "RingForm",
+    "RingSchedule",
     "SavedPlan",
     "SpatialTemporal",
-    "Stream",
     "Summa",
     "Tactic",
     "Target",
@@ -105,6 +107,7 @@ __all__ = [
     "Tile",
     "Verification",
     "Weighted",
+    "WindowedEinsum",
     "XlaTraits",
     "auto_partition",
     "compare",
@@ -119,3 +122,20 @@ __all__ = [
     "stablehlo_counts",
     "with_rule",
 ]
+
+_RENAMED = {
+    "Bar": "Close",
+    "Hold": "KeepGathered",
+    "Nest": "AxisOrder",
+    "RingForm": "RingSchedule",
+    "Stream": "WindowedEinsum",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Former names, for one version."""
+    if name not in _RENAMED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    new = _RENAMED[name]
+    warnings.warn(f"partir_search.{name} is now {new}", DeprecationWarning, stacklevel=2)
+    return globals()[new]

@@ -126,4 +126,4 @@ def test_saved_plans_hold(tmp_path: Any) -> None:
     plan.save(tmp_path / "plan.json")
     again = plan_of(ps.load_plan(tmp_path / "plan.json"))
     assert (again.actions, again.cost) == (plan.actions, plan.cost)
-    assert ps.Hold("i") in again.actions
+    assert ps.KeepGathered("i") in again.actions

@@ -48,7 +48,7 @@ def test_searched_again_only_where_segments_free_memory(rows: int) -> None:
         return replay(rewritten, hints)
 
     def replay(rewritten: Module, actions: Sequence[Action]) -> Planned:
-        return Planner(rewritten, mesh, machine).replay_what_holds(actions)[0]
+        return Planner(rewritten, mesh, machine).replay_compatible(actions)[0]
 
     assert find_segments(module)
     limit = 0.5 * planned.cost.peak_bytes

@@ -26,7 +26,7 @@ from partir_search.passes.align import aligned
 from partir_search.passes.pad import pad_module
 from partir_search.passes.pad_choice import Pad
 from partir_search.passes.views import with_views
-from partir_search.propagation.apply import fix
+from partir_search.propagation.apply import apply_fixed
 from partir_search.propagation.state import State
 from partir_search.rules import RuleTable
 from partir_search.simulator.simulator import CostModel
@@ -132,7 +132,7 @@ def check_constrained(seed: int) -> None:
     tree = jax.tree.structure(ends[1], is_leaf=lambda x: x is None or isinstance(x, PartitionSpec))
     fixed = fixed_actions(module, mesh, devices, (args, ends[0]), (tree, ends[1]))
     state = state_of(untied(module, fixed), mesh, contract=rng.random() < 0.5)
-    fix(state, state.graph, fixed)
+    apply_fixed(state, fixed)
     act(state, rng, rng.randint(0, 4))
     partition = state.partition()
     program = localize(partition)

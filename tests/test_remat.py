@@ -34,7 +34,7 @@ from partir_search.planning.memory_fit import HEADROOM, PROBES, _cheapest_first,
 from partir_search.planning.planner import Planner
 from partir_search.planning.tactics import ManualPartition
 from partir_search.planning.trace import split_call, trace_call
-from partir_search.propagation.actions import Hold, Tile, renamed
+from partir_search.propagation.actions import KeepGathered, Tile
 from partir_search.rules.control_flow import outer_inner
 from partir_search.rules.registry import rule_key
 from tests.support import assert_same, check_partition, module_of, state_of, tile_arg
@@ -180,8 +180,8 @@ def test_actions_find_their_values_where_other_segments_run_again() -> None:
         assert namesake(name, some) in some
     action = Tile("a_again", 0, "data", also=("b",), barriers=("c_again",))
     wanted = Tile("a", 0, "data", also=("b",), barriers=("c",))
-    assert renamed(action, lambda name: namesake(name, {"a", "b", "c"})) == wanted
-    assert renamed(Hold("data"), str.upper) == Hold("data")
+    assert action.renamed(lambda name: namesake(name, {"a", "b", "c"})) == wanted
+    assert KeepGathered("data").renamed(str.upper) == KeepGathered("data")
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_no_more_is_computed_again_than_must_be() -> None:
     peaks = []
     for left in some.remat:
         fewer = rematerialize(large(), [s for s in some.remat if s != left])
-        found, _ = Planner(fewer, mesh, tight).replay_what_holds(some.actions)
+        found, _ = Planner(fewer, mesh, tight).replay_compatible(some.actions)
         peaks.append(found.cost.peak_bytes)
     aim = (1.0 - HEADROOM) * tight.hbm_bytes
     assert some.cost.peak_bytes <= aim < max(peaks)

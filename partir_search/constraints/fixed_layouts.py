@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import Layout
-from partir_search.propagation.actions import Action, Bar, Nest, Replicate, Tile
+from partir_search.propagation.actions import Action, AxisOrder, Close, Replicate, Tile
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -47,10 +47,10 @@ def together(wishes: Sequence[Wish], mesh: MeshShape) -> list[Action]:
         first, *also = dict.fromkeys(values)
         actions.append(Replicate(first, mesh.names[axis], tuple(also)))
     actions += [
-        Bar(wish.value, dim, mesh.names[axis]) for wish in wishes for dim, axis in wish.bars
+        Close(wish.value, dim, mesh.names[axis]) for wish in wishes for dim, axis in wish.bars
     ]
     orders = dict.fromkeys(mesh.label(axes) for _, axes in tiled if len(axes) > 1)
-    actions += [Nest(label) for label in orders if "+" in label]
+    actions += [AxisOrder(label) for label in orders if "+" in label]
     for (dim, axes), values in tiled.items():
         others = [
             value

@@ -14,7 +14,7 @@ from partir_search.lowering.localize import localize
 from partir_search.mcts.game import Move, Score
 from partir_search.mcts.tree import Tree
 from partir_search.propagation.actions import Action, Enter, tilings
-from partir_search.propagation.apply import apply_action, fulfilled, play_what_holds
+from partir_search.propagation.apply import apply_all, apply_compatible
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.state import State
 from partir_search.simulator.simulator import Cost, CostModel
@@ -65,8 +65,7 @@ class Planned:
     def state(self) -> State:
         """The actions' state with the cause of every tiling. Built when it is first asked for."""
         state = State(self.graph, self.sketch.partition.mesh, record=True)
-        for action in self.actions:
-            apply_action(state, self.graph, action)
+        apply_all(state, self.actions)
         return state
 
     @functools.cached_property
@@ -84,14 +83,14 @@ def varied(planned: Planned, first: Sequence[Action]) -> tuple[Planned, tuple[Ac
     graph, cache = planned.graph, planned.cache
     state = State(graph, planned.sketch.partition.mesh)
     for action in first:
-        if not fulfilled(state, graph, action):
-            apply_action(state, graph, action)
+        if not action.is_applied(state):
+            action.apply(state)
     names = {name for action in tilings(first) for name in action.values}
     args = graph.module.body.args
     kept = [
         a for a in planned.actions if not (isinstance(a, Enter) and args[a.argument].name in names)
     ]
-    played, dropped = play_what_holds(state, graph, kept)
+    played, dropped = apply_compatible(state, kept)
     program = localize(state.partition(cache.rows), cache, sparse=True)
     changed = dataclasses.replace(
         planned,

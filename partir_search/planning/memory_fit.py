@@ -22,7 +22,7 @@ from partir_search.plan.facts import PlanFacts
 from partir_search.plan.planned import Planned
 from partir_search.plan.remedy import Remedy
 from partir_search.planning.planner import Planner
-from partir_search.propagation.actions import Action, renamed
+from partir_search.propagation.actions import Action
 from partir_search.simulator.simulator import Cost
 from partir_search.simulator.target.machine import Machine
 
@@ -63,7 +63,7 @@ def relieve(
     def played(actions: Sequence[Action], some: Sequence[Range]) -> Planned:
         rewritten = rematerialize(module, sorted(some))
         known = {v.name for v in rewritten.values}
-        return replay(rewritten, [renamed(a, lambda name: namesake(name, known)) for a in actions])
+        return replay(rewritten, [a.renamed(lambda name: namesake(name, known)) for a in actions])
 
     aim = limit * (1.0 - planned.model.machine.traits.memory_fragmentation_fraction)
     same = played(planned.actions, segments)

@@ -11,13 +11,12 @@ from partir_search.ir.skewed_schedule import FORMS, RESULT
 from partir_search.messages import validators
 from partir_search.propagation.actions import (
     Action,
-    Hold,
-    IllegalAction,
-    RingForm,
-    Stream,
+    KeepGathered,
+    RingSchedule,
     Tile,
+    WindowedEinsum,
 )
-from partir_search.propagation.apply import apply_action
+from partir_search.propagation.contradictions import IllegalAction
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.state import State
 from partir_search.strategies.apply import Strategist
@@ -192,7 +191,7 @@ def parallel_actions(
     if isinstance(tactic, ContextParallel):
         return context_actions(tactic, graph, state, strategist)
     if isinstance(tactic, CollectiveMatmul):
-        return _axis_actions([Stream(a) for a in tactic.axes], graph, state)
+        return _axis_actions([WindowedEinsum(a) for a in tactic.axes], graph, state)
     mesh, moves = state.mesh, list[StrategyMove]()
     if isinstance(tactic, SpatialTemporal):
         r, c, d = mesh.triple(mesh.index(tactic.diagonal))
@@ -207,15 +206,15 @@ def parallel_actions(
     decisions = [d for move in moves for d in strategist.perform(move, state)]
     actions = _named(decisions, graph, mesh)
     if isinstance(tactic, SpatialTemporal) and tactic.form != RESULT:
-        actions += _axis_actions([RingForm(tactic.diagonal, tactic.form)], graph, state)
+        actions += _axis_actions([RingSchedule(tactic.diagonal, tactic.form)], graph, state)
     if isinstance(tactic, TensorParallel3D | Summa) and tactic.hold:
-        actions += _axis_actions([Hold(a) for a in tactic.axes], graph, state)
+        actions += _axis_actions([KeepGathered(a) for a in tactic.axes], graph, state)
     return actions
 
 
 def _axis_actions(actions: Sequence[Action], graph: Graph, state: State) -> list[Action]:
     for action in actions:
-        apply_action(state, graph, action)
+        action.apply(state)
     return list(actions)
 
 
@@ -237,7 +236,7 @@ def context_actions(
         _check_zigzag(tactic, graph, mesh.size(axes))
     actions = _named(strategist.perform(ContextMove(axes), state), graph, mesh)
     if tactic.ring:
-        actions += _axis_actions([Stream(tactic.axis, tactic.zigzag)], graph, state)
+        actions += _axis_actions([WindowedEinsum(tactic.axis, tactic.zigzag)], graph, state)
     return actions
 
 

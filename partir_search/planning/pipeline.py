@@ -218,7 +218,7 @@ class Maker:
             return self._run(planner, fixed(module), hints)
 
         def replay(module: Module, actions: Sequence[Action]) -> Planned:
-            return self._planner(module).replay_what_holds(actions)[0]
+            return self._planner(module).replay_compatible(actions)[0]
 
         module = untied(module, saved.actions if saved else fixed(module))
         planner = self._planner(module)
@@ -238,7 +238,7 @@ class Maker:
                 planner = self._planner(pad_module(module, planner.graph.rules, pads))
             planner = self._planner(rematerialize(planner.module, remat)) if remat else planner
             if changed:
-                planned, dropped = planner.replay_what_holds(saved.actions)
+                planned, dropped = planner.replay_compatible(saved.actions)
                 warn_changed(changed, dropped)
             else:
                 planned = _replay(planner, saved)

@@ -32,14 +32,14 @@ from partir_search.planning.tactics import AutomaticPartition, Tactic, manual_ac
 from partir_search.planning.unfold import expand, folded_moves, play_folded
 from partir_search.propagation.actions import (
     Action,
-    Bar,
-    Hold,
+    KeepGathered,
     Mode,
-    RingForm,
-    Stream,
+    RingSchedule,
+    WindowedEinsum,
     tilings,
 )
-from partir_search.propagation.apply import apply_action, play_what_holds, value_named
+from partir_search.propagation.apply import apply_compatible
+from partir_search.propagation.contradictions import value_named
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.memo import Spreads
 from partir_search.propagation.state import State
@@ -152,7 +152,7 @@ class Planner:
                 )
                 reports.append(report)
                 for action in found:
-                    apply_action(state, self.graph, action)
+                    action.apply(state)
                 actions += found
             elif isinstance(tactic, PARALLELISM):
                 actions += parallel_actions(tactic, self.graph, state, strategist)
@@ -171,22 +171,26 @@ class Planner:
         causal = any(r.blockwise and r.blockwise.causal for r in self.graph.rules)
         choices: list[list[Mode]] = []
         for name in self.mesh.user.names:
-            choices.append([Stream(name), Stream(name, True)] if causal else [Stream(name)])
-            choices.append([Hold(name)])
+            choices.append(
+                [WindowedEinsum(name), WindowedEinsum(name, True)]
+                if causal
+                else [WindowedEinsum(name)]
+            )
+            choices.append([KeepGathered(name)])
         for name in self.mesh.diagonal_names:
             if max(state.tiles[self.mesh.index(name)]) >= 0:
-                choices.append([RingForm(name, LEAST)])
+                choices.append([RingSchedule(name, LEAST)])
         for modes in choices:
             before, chosen = state.modes, None
             for mode in modes:
                 state.modes = before
-                apply_action(state, self.graph, mode)
+                mode.apply(state)
                 score = goal(self._costed(state)[1])
                 if score < best:
                     best, chosen = score, mode
             state.modes = before
             if chosen:
-                apply_action(state, self.graph, chosen)
+                chosen.apply(state)
                 kept.append(chosen)
         return kept
 
@@ -194,15 +198,15 @@ class Planner:
         """Plays a plan's actions."""
         state = State(self.graph, self.mesh)
         for action in actions:
-            apply_action(state, self.graph, action)
+            action.apply(state)
         return self.finish(state, list(actions), [])
 
-    def replay_what_holds(
+    def replay_compatible(
         self, actions: Sequence[Action]
     ) -> tuple[Planned, list[tuple[Action, str]]]:
         """Plays those actions of a plan that this program admits; the others with the reason."""
         state = State(self.graph, self.mesh)
-        played, dropped = play_what_holds(state, self.graph, actions)
+        played, dropped = apply_compatible(state, actions)
         return self.finish(state, played, []), dropped
 
     def finish(
@@ -310,8 +314,7 @@ class Planner:
         """Marks of earlier actions on each value, by id: unlike values must not be folded."""
         marks: dict[int, str] = {}
         for action in tilings(before):
-            bar = "not " if isinstance(action, Bar) else ""
-            rest = (action.axis, f"{bar}{getattr(action, 'dim', 'whole')}")
+            rest = (action.axis, action.mark)
             for name in action.values:
                 v = value_named(self.module, name).id
                 marks[v] = f"{marks.get(v, '')}{rest}"
@@ -358,7 +361,7 @@ class Planner:
             paths += sorted(contexts, key=lambda p: self._rank(game, p))[:1]
         state = State(self.graph, self.mesh, spreads=self.spreads)
         for action in before:
-            apply_action(state, self.graph, action)
+            action.apply(state)
         found: list[tuple[Score, int, tuple[Move, ...], list[Action]]] = []
         paths = list(dict.fromkeys(paths))
         for rank, path in enumerate(paths):
@@ -368,7 +371,7 @@ class Planner:
             start, modes = state.key(), state.modes
             actions = expand(folded, game, game.decisions(path), state)
             for mode in self._axis_modes(state) if self.streams else ():
-                apply_action(state, self.graph, mode)
+                mode.apply(state)
             cost = self._costed(state)[1]
             state.restore(start)
             state.modes = modes

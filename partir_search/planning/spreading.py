@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 
 from partir_search.ir.argument_paths import named
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.rule import KEPT, NONE
 from partir_search.planning.tactics import REPLICATED, ManualPartition, Tactic
-from partir_search.propagation.actions import Action, Tile, tilings
-from partir_search.propagation.apply import fix
+from partir_search.propagation.actions import Action, tilings
+from partir_search.propagation.apply import apply_fixed
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.memo import Spreads
 from partir_search.propagation.state import State
@@ -29,18 +28,13 @@ def begin(
     from a constraint elsewhere.
     """
     state = State(graph, mesh, spreads=spreads)
-    actions = fix(state, graph, fixed)
+    actions = apply_fixed(state, fixed)
     overrun = tuple(dict.fromkeys(_overrun(schedule, state, actions)))
     if not overrun:
         return state, actions
-    stopped = [
-        dataclasses.replace(a, barriers=tuple(dict.fromkeys((*a.barriers, *overrun))))
-        if isinstance(a, Tile)
-        else a
-        for a in fixed
-    ]
+    stopped = [action.with_barriers(overrun) for action in fixed]
     state = State(graph, mesh, spreads=spreads)
-    return state, fix(state, graph, stopped)
+    return state, apply_fixed(state, stopped)
 
 
 def _overrun(schedule: Sequence[Tactic], state: State, fixed: Sequence[Action]) -> Iterator[str]:

@@ -24,8 +24,8 @@ from partir_search.planning.parallelism import (
     Parallelism,
     SpatialTemporal,
 )
-from partir_search.propagation.actions import Action, IllegalAction, Replicate, Tile
-from partir_search.propagation.apply import apply_action, decided
+from partir_search.propagation.actions import Action, Replicate, Tile
+from partir_search.propagation.contradictions import already_decided
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.state import State
 from partir_search.strategies.apply import Strategist
@@ -172,10 +172,10 @@ def manual_actions(
             now = max((state.tiles[a][cls] for a in axes), key=lambda d: d != NONE)
             if dim is REPLICATED:
                 if now == NONE:
-                    apply_action(state, graph, Replicate(value.name, tactic.axis), path)
+                    Replicate(value.name, tactic.axis).apply(state, path)
                     done.append(Replicate(value.name, tactic.axis))
                 elif now >= 0:
-                    raise IllegalAction(decided(path, now, tactic.axis, "kept whole"))
+                    raise already_decided(path, now, tactic.axis, "kept whole")
                 continue
             if dim is FIRST_DIVISIBLE_DIM:
                 dim = strategist.first_divisible_dim(state, cls, axes) if now == NONE else NONE
@@ -187,7 +187,7 @@ def manual_actions(
             if all(state.tiles[a][cls] == dim for a in axes):
                 continue
             if now not in (NONE, dim):
-                raise IllegalAction(decided(path, now, tactic.axis, f"tiled on dim {dim}"))
-            apply_action(state, graph, Tile(value.name, dim, tactic.axis), path)
+                raise already_decided(path, now, tactic.axis, f"tiled on dim {dim}")
+            Tile(value.name, dim, tactic.axis).apply(state, path)
             done.append(Tile(value.name, dim, tactic.axis))
     return done

@@ -8,8 +8,8 @@ from partir_search.ir.core import Module
 from partir_search.mcts.game import Move
 from partir_search.passes.fold.fold import Folded
 from partir_search.planning.game import PlanningGame
-from partir_search.propagation.actions import Action, Bar, Nest, Replicate, Tile, tilings
-from partir_search.propagation.apply import apply_action, value_named, with_mode
+from partir_search.propagation.actions import Action, Replicate, Tile, tilings
+from partir_search.propagation.contradictions import value_named
 from partir_search.propagation.state import State
 from partir_search.strategies.moves import Decision, KeepClass, TileClass
 
@@ -21,8 +21,6 @@ def folded_moves(
     known = {v.name: v.id for v in module.values}
     moves: list[Move] = []
     for action in tilings(hints):
-        if isinstance(action, Bar):  # the game has them
-            continue
         values = [folded.class_of[known[n]] for n in action.values if n in known]
         axes = game.mesh.axes(action.axis)
         for cls in dict.fromkeys(game.graph.class_of[v] for v in values if v >= 0):
@@ -30,34 +28,20 @@ def folded_moves(
                 ends = [folded.class_of[known[n]] for n in action.barriers if n in known]
                 barriers = dict.fromkeys(game.graph.class_of[v] for v in ends if v >= 0)
                 moves.append(TileClass(cls, action.dim, axes, tuple(barriers)))
-            else:
+            elif isinstance(action, Replicate):
                 moves.append(KeepClass(cls, axes))
     return tuple(moves)
 
 
 def play_folded(before: Sequence[Action], folded: Folded, module: Module, state: State) -> None:
     """Plays actions on the whole program's values on a state of the folded one."""
-    graph, mesh = state.graph, state.mesh
+
+    def classes_of(names: Sequence[str]) -> list[int]:
+        values = [value_named(module, name).id for name in names]
+        return list(dict.fromkeys(state.graph.class_of[folded.class_of[v]] for v in values))
+
     for action in before:
-        if isinstance(action, Nest):
-            state.modes = with_mode(state.modes, mesh.axes(action.axis), action)
-    for action in tilings(before):
-        values = [value_named(module, name).id for name in action.values]
-        classes = list(dict.fromkeys(graph.class_of[folded.class_of[v]] for v in values))
-        axes = mesh.axes(action.axis)
-        if isinstance(action, Bar):
-            for c in classes:
-                state.bar(c, action.dim, axes)
-        elif isinstance(action, Replicate):
-            classes = [c for c in classes if state.free(c, axes)]
-            if classes:
-                state.keep(classes[0], axes, classes[1:])
-        else:
-            classes = [c for c in classes if state.may_tile(c, action.dim, axes)]
-            if classes:
-                ends = [value_named(module, name).id for name in action.barriers]
-                barriers = {graph.class_of[folded.class_of[v]] for v in ends}
-                state.tile(classes[0], action.dim, axes, classes[1:], sorted(barriers))
+        action.apply_folded(state, classes_of)
 
 
 def expand(
@@ -97,6 +81,6 @@ def expand(
             if isinstance(decision, TileClass)
             else Replicate(name, state.mesh.label(axes), tuple(also))
         )
-        apply_action(state, graph, action)
+        action.apply(state)
         done.append(action)
     return done

@@ -10,7 +10,7 @@ from partir_search.ir.partition import Partition
 from partir_search.passes.debug_ops import unwatched, watching
 from partir_search.plan.planned import Planned
 from partir_search.planning.planner import Planner
-from partir_search.propagation.actions import Action, Bar, Replicate, Tile
+from partir_search.propagation.actions import Action, Replicate
 
 Run = Callable[[Planner, Sequence[Action]], Planned]
 
@@ -34,22 +34,17 @@ def plan_unwatched(
         return run(planner, fixed)
     bare.goals = planner.goals
     names = bare.module.value_names()
-    kept = [a for a in fixed if _names(a) <= names.keys()]
+    kept = [a for a in fixed if names.keys() >= set(a.values)]
     try:
         found = run(bare, kept)
     except ValueError:  # a tactic may name what only debugging ops read
         return run(planner, fixed)
     actions = [*found.actions, *(a for a in fixed if a not in kept)]
-    played, _ = planner.replay_what_holds(actions)
+    played, _ = planner.replay_compatible(actions)
     if not _agree(found, played):
         keep = _undecided(planner, aside, found)
-        played, _ = planner.replay_what_holds([*keep, *actions])
+        played, _ = planner.replay_compatible([*keep, *actions])
     return dataclasses.replace(played, reports=found.reports, seconds=found.seconds)
-
-
-def _names(action: Action) -> set[str]:
-    """The values that an action tiles, bars or keeps whole."""
-    return set(action.values) if isinstance(action, Tile | Replicate | Bar) else set()
 
 
 def _agree(found: Planned, played: Planned) -> bool:

@@ -19,7 +19,7 @@ from partir_search.ir.axis_options import NO_MODES
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import Partition
 from partir_search.ir.rule import KEPT, NONE
-from partir_search.propagation.actions import IllegalAction
+from partir_search.propagation.contradictions import IllegalAction
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.memo import Spread, Spreads, beside
 from partir_search.propagation.provenance import Cause

@@ -7,7 +7,7 @@ value is tiled, if the program pads it, or a part of the axis is used.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from partir_search.ir.core import Module, Value
 from partir_search.lowering.diagonals import straight
@@ -21,8 +21,9 @@ from partir_search.plan.plan import Plan
 from partir_search.plan.planned import Planned
 from partir_search.planning.options import Options
 from partir_search.planning.planner import Planner
-from partir_search.propagation.actions import Action, Enter, IllegalAction, Tile
-from partir_search.propagation.apply import apply_action, fix, fulfilled
+from partir_search.propagation.actions import Action, Enter
+from partir_search.propagation.apply import apply_fixed
+from partir_search.propagation.contradictions import IllegalAction
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.state import State
 
@@ -111,7 +112,7 @@ def _played(
     state = State(graph, planner.mesh)
     try:
         actions, left_out, inexact = play_adapted(state, graph, base.actions)
-        actions += fix(state, graph, list(fixed(module)))
+        actions += apply_fixed(state, fixed(module))
     except IllegalAction:
         return None
     planned = _at_ends(base, planner, state, actions)
@@ -124,7 +125,7 @@ def entered(base: Plan, planner: Planner, actions: Sequence[Action]) -> Planned 
     """A plan's actions with arguments that come and go where `base` has them, if they can."""
     state = State(planner.graph, planner.mesh)
     for action in actions:
-        apply_action(state, planner.graph, action)
+        action.apply(state)
     return _at_ends(base, planner, state, list(actions))
 
 
@@ -133,7 +134,7 @@ def _at_ends(base: Plan, planner: Planner, state: State, actions: list[Action]) 
     planned = planner.finish(state, actions)
     try:
         for enter in _entering(base, planned):
-            apply_action(state, planner.graph, enter)
+            enter.apply(state)
             actions.append(enter)
     except IllegalAction:
         return None
@@ -170,15 +171,15 @@ def play_adapted(
     played, left_out, inexact = list[Action](), list[str](), False
     for action in actions:
         try:
-            if not fulfilled(state, graph, action):
-                apply_action(state, graph, action)
+            if not action.is_applied(state):
+                action.apply(state)
                 played.append(action)
             continue
         except ValueError as error:  # IllegalAction, or an axis that the mesh does not have
             reason, inexact = str(error), True
-        for other in _nearest(state, graph, action) if isinstance(action, Tile) else ():
+        for other in action.nearest(state):
             try:
-                apply_action(state, graph, other)
+                other.apply(state)
             except ValueError:
                 continue
             played.append(other)
@@ -186,27 +187,3 @@ def play_adapted(
         else:
             left_out.append(f"{action}: {reason}")
     return played, left_out, inexact
-
-
-def _nearest(state: State, graph: Graph, action: Tile) -> Iterator[Tile]:
-    """Tilings for one that does not divide: of longer forms of its values, then on parts of its
-    axis, the most devices first.
-    """
-    names = graph.module.value_names()
-    values = [v for name in action.values for v in (name, f"{name}_padded") if v in names]
-    barriers = tuple(b for b in action.barriers if b in names)
-    try:
-        axes = state.mesh.axes(action.axis)
-    except ValueError:
-        return
-    for n in range(len(axes), 0, -1):
-        for tiled in dict.fromkeys((axes[:n], axes[-n:])):
-            able = [
-                name
-                for name in values
-                if action.dim < len(names[name].type.shape)
-                and state.may_tile(graph.class_of[names[name].id], action.dim, tiled)
-            ]
-            if able:
-                label = state.mesh.label(tiled)
-                yield Tile(able[0], action.dim, label, tuple(able[1:]), barriers)

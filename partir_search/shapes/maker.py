@@ -16,7 +16,8 @@ from partir_search.planning.checks.schedule import check_schedule
 from partir_search.planning.pipeline import Maker
 from partir_search.planning.tactics import AutomaticPartition
 from partir_search.planning.trace import Call, Traced
-from partir_search.propagation.actions import Action, IllegalAction
+from partir_search.propagation.actions import Action
+from partir_search.propagation.contradictions import IllegalAction
 from partir_search.shapes.derive import derive
 
 

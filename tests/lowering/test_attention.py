@@ -194,7 +194,7 @@ def test_saved_plans(tmp_path: Any) -> None:
     plan.save(tmp_path / "plan.json")
     again = plan_of(ps.load_plan(tmp_path / "plan.json"))
     assert (again.actions, again.cost, again.attention) == (plan.actions, plan.cost, True)
-    assert str(plan.actions[-1]) == "Stream(axis='seq', zigzag=True)"
+    assert str(plan.actions[-1]) == "WindowedEinsum(axis='seq', zigzag=True)"
 
 
 def test_zigzag_spares_half() -> None:

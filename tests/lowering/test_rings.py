@@ -26,7 +26,7 @@ from partir_search.lowering.local_ir import Apply
 from partir_search.lowering.localize import localize
 from partir_search.lowering.scheduling.delay import in_turns, ring_queue
 from partir_search.lowering.shard_map import argument_specs, sharded
-from partir_search.propagation.actions import IllegalAction
+from partir_search.propagation.contradictions import IllegalAction
 from partir_search.rules.registry import RuleTable
 from partir_search.simulator.simulator import CostModel
 from partir_search.simulator.target.machine import MACHINES
@@ -377,7 +377,7 @@ def test_saved_plans_keep_their_diagonals(tmp_path: Any) -> None:
         return step.plan(*entry.abstract_args(8))
 
     plan = plan_of([ps.SpatialTemporal(("r", "c"), form="least")])
-    assert ps.RingForm("r~c", "least") in plan.actions
+    assert ps.RingSchedule("r~c", "least") in plan.actions
     assert any(m.turn for m, _ in plan.program.moves())
     plan.save(tmp_path / "plan.json")
     again = plan_of(ps.load_plan(tmp_path / "plan.json"))

@@ -104,7 +104,7 @@ def test_a_train_step(mesh: jax.sharding.Mesh) -> None:
     before = plan_of().plan(*args)
     step = plan_of(ps.CollectiveMatmul(("batch",)))
     plan = step.plan(*args)
-    assert ps.Stream("batch") in plan.actions
+    assert ps.WindowedEinsum("batch") in plan.actions
     assert plan.collective_counts["all_gather"] < before.collective_counts["all_gather"]
     assert plan.collective_counts["collective_permute"] > 0
     lowered = step.lower(*args)

@@ -16,8 +16,8 @@ from partir_search.ir.mesh import MeshShape
 from partir_search.ir.rule import KEPT
 from partir_search.lowering.localize import localize
 from partir_search.lowering.reshard import SLICE
-from partir_search.propagation.actions import IllegalAction
 from partir_search.propagation.conflicts import find_conflicts
+from partir_search.propagation.contradictions import IllegalAction
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.state import State
 from tests.support import check_partition, module_of, state_of, tile_arg

@@ -1,0 +1,82 @@
+"""Actions on arguments and results that have a layout of their own at the program's border."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import ClassVar
+
+from partir_search.ir.core import Operand
+from partir_search.ir.partition import Layout
+from partir_search.propagation.actions.action import Action, ClassesOf
+from partir_search.propagation.contradictions import IllegalAction
+from partir_search.propagation.state import State
+
+
+class End(Action):
+    """A layout at the program's border.
+
+    Attributes:
+      layout: per dim the mesh axes that tile it, major to minor ("a+b"; "" for none).
+    """
+
+    __slots__ = ()
+    layout: tuple[str, ...]
+
+    @property
+    def axis(self) -> str:
+        """All axes of the layout."""
+        return "+".join(label for label in self.layout if label)
+
+    def apply_folded(self, state: State, classes_of: ClassesOf) -> None:
+        """Nothing: a folded program has no ends of its own."""
+
+    def _axes(self, state: State, ends: Sequence[Operand], number: int) -> tuple[int, Layout]:
+        """The number with the layout in axes; IllegalAction if it does not fit the shape."""
+        shape = ends[number].type.shape if 0 <= number < len(ends) else None
+        axes = [state.mesh.axes(label) if label else () for label in self.layout]
+        used = [a for each in axes for a in each]
+        if (
+            shape is None
+            or len(shape) != len(axes)
+            or len(set(used)) < len(used)
+            or any(n % state.mesh.size(each) for n, each in zip(shape, axes, strict=True))
+        ):
+            raise IllegalAction(f"{self} does not fit: the shape there is {shape}")
+        return number, tuple(axes)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, order=True)
+class Enter(End):
+    """The argument number `argument` comes in a layout of its own and is moved to its resting
+    layout.
+    """
+
+    kind: ClassVar[str] = "enter"
+    argument: int
+    layout: tuple[str, ...]
+
+    def apply(self, state: State, path: str | None = None) -> None:
+        end = self._axes(state, state.graph.module.body.args, self.argument)
+        state.modes = dataclasses.replace(state.modes, enters=(*state.modes.enters, end))
+
+    def __str__(self) -> str:
+        return f"Enter(argument={self.argument}, layout={self.layout})"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, order=True)
+class Leave(End):
+    """The result number `result` is moved from its resting layout to one of its own, and is not
+    tied to an argument.
+    """
+
+    kind: ClassVar[str] = "leave"
+    result: int
+    layout: tuple[str, ...]
+
+    def apply(self, state: State, path: str | None = None) -> None:
+        end = self._axes(state, state.graph.module.body.results, self.result)
+        state.modes = dataclasses.replace(state.modes, leaves=(*state.modes.leaves, end))
+
+    def __str__(self) -> str:
+        return f"Leave(result={self.result}, layout={self.layout})"

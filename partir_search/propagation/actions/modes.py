@@ -1,0 +1,113 @@
+"""Actions on mesh axes: the order of work in time, copies that stay, the order of axes."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from typing import ClassVar
+
+from partir_search.ir.axis_options import Modes
+from partir_search.propagation.actions.action import Action, ClassesOf
+from partir_search.propagation.contradictions import IllegalAction
+from partir_search.propagation.state import State
+
+
+class Mode(Action):
+    """An option of a mesh axis besides tiling."""
+
+    __slots__ = ()
+
+    @abc.abstractmethod
+    def chosen(self, modes: Modes, axes: tuple[int, ...]) -> Modes:
+        """Modes with this option on `axes`."""
+
+    def apply(self, state: State, path: str | None = None) -> None:
+        state.modes = self.chosen(state.modes, state.mesh.axes(self.axis))
+
+    def apply_folded(self, state: State, classes_of: ClassesOf) -> None:
+        """Nothing: options of axes other than their order are chosen on the whole program."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, order=True)
+class WindowedEinsum(Mode):
+    """Collective matmul and ring attention along mesh axis `axis`: operands that are gathered or
+    results that are scattered pass around the axis block by block, and the product with each block
+    overlaps the transfer of the next one.
+
+    Attributes:
+      zigzag: whether causal attention takes its sequences in chunks from both ends
+        (`lowering/zigzag.py`), which gives devices equal work.
+    """
+
+    kind: ClassVar[str] = "stream"
+    axis: str
+    zigzag: bool = False
+
+    def chosen(self, modes: Modes, axes: tuple[int, ...]) -> Modes:
+        streams = {**modes.streams, **dict.fromkeys(axes, self.zigzag)}
+        return dataclasses.replace(modes, streams=streams)
+
+    def __str__(self) -> str:
+        return f"WindowedEinsum(axis={self.axis!r}{', zigzag=True' if self.zigzag else ''})"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, order=True)
+class KeepGathered(Mode):
+    """Keeps copies gathered along mesh axis `axis` in the forward pass for the backward pass.
+
+    Without this action, late uses gather them again (PyTorch FSDP2's `reshard_after_forward`).
+    """
+
+    kind: ClassVar[str] = "hold"
+    axis: str
+
+    def chosen(self, modes: Modes, axes: tuple[int, ...]) -> Modes:
+        return dataclasses.replace(modes, holds=modes.holds.union(axes))
+
+    def __str__(self) -> str:
+        return f"KeepGathered(axis={self.axis!r})"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, order=True)
+class RingSchedule(Mode):
+    """Rings on the diagonal `axis` have another schedule: "result" (default), "least" or "paper".
+
+    See `ir/skewed_schedule.py`.
+    """
+
+    kind: ClassVar[str] = "ring"
+    axis: str
+    form: str
+
+    def chosen(self, modes: Modes, axes: tuple[int, ...]) -> Modes:
+        return dataclasses.replace(modes, forms={**modes.forms, **dict.fromkeys(axes, self.form)})
+
+    def __str__(self) -> str:
+        return f"RingSchedule(axis={self.axis!r}, form={self.form!r})"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, order=True)
+class AxisOrder(Mode):
+    """Makes the earlier named of the mesh axes `axis` ("a+b") major where several tile one dim."""
+
+    kind: ClassVar[str] = "nest"
+    axis: str
+
+    def chosen(self, modes: Modes, axes: tuple[int, ...]) -> Modes:
+        """Modes with the order; IllegalAction if the axes have another one already."""
+        pairs = {(a, b) for i, a in enumerate(axes) for b in axes[i + 1 :]}
+        nested = dataclasses.replace(modes, nests=modes.nests | pairs)
+        try:
+            nested.nested(sorted({a for pair in nested.nests for a in pair}))
+        except ValueError:
+            raise IllegalAction(
+                f"one dim is to be tiled by {self.axis!r}, major to minor, and another one in"
+                " another order; axes have one order in a program"
+            ) from None
+        return nested
+
+    def apply_folded(self, state: State, classes_of: ClassesOf) -> None:
+        self.apply(state)
+
+    def __str__(self) -> str:
+        return f"AxisOrder(axis={self.axis!r})"

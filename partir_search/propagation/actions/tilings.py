@@ -1,0 +1,239 @@
+"""Actions on values: tile a dim, replicate, or close a dim along a mesh axis."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, Self
+
+from partir_search.ir.core import Value
+from partir_search.ir.rule import KEPT, NONE
+from partir_search.propagation.actions.action import Action, ClassesOf
+from partir_search.propagation.contradictions import IllegalAction, already_decided, value_named
+from partir_search.propagation.state import State
+
+
+class Tiling(Action):
+    """An action on values.
+
+    Attributes:
+      mark: text that differs where two actions tile a value differently.
+    """
+
+    __slots__ = ()
+    value: Any
+
+    @property
+    @abc.abstractmethod
+    def mark(self) -> str: ...
+
+    def renamed(self, name_of: Callable[[str], str]) -> Self:
+        changed: dict[str, Any] = {"value": name_of(self.value)}
+        for field in ("also", "barriers"):
+            if names := getattr(self, field, ()):
+                changed[field] = tuple(map(name_of, names))
+        return dataclasses.replace(self, **changed)  # type: ignore[type-var]
+
+    def _classes(self, state: State) -> list[int]:
+        return classes_of(state, self.values)
+
+    def _dim_checked(self, value: Value, dim: int) -> None:
+        if not 0 <= dim < len(value.type.shape):
+            raise IllegalAction(f"{self.value}: {value.type} has no dim {dim}")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, order=True)
+class Tile(Tiling):
+    """Tile dim `dim` of the value named `value` on mesh axis `axis`.
+
+    Values named in `also` (the same value of other layers) are tiled in the same move, before
+    anything propagates, as far as they are undecided: an effect on several layers must not depend
+    on their order. Propagation leaves the values named in `barriers` undecided: another action
+    tiles them otherwise, and a reshard lies between.
+    """
+
+    kind: ClassVar[str] = "tile"
+    value: str
+    dim: int
+    axis: str
+    also: tuple[str, ...] = ()
+    barriers: tuple[str, ...] = ()
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        return (self.value, *self.also)
+
+    @property
+    def mark(self) -> str:
+        return str(self.dim)
+
+    def apply(self, state: State, path: str | None = None) -> None:
+        """Plays the action; parts of the axis that tile the value so already stay as they are."""
+        path = path or self.value
+        value = value_named(state.graph.module, self.value)
+        cls, axes = state.graph.class_of[value.id], state.mesh.axes(self.axis)
+        self._dim_checked(value, self.dim)
+        also = classes_of(state, self.also)
+        wish = f"tiled on dim {self.dim}"
+        axes = tuple(a for a in axes if state.tiles[a][cls] != self.dim) or axes
+        check_undecided(state, cls, axes, path, self.axis, wish)
+        if any(state.barred(cls, self.dim, (a,)) for a in axes):
+            raise IllegalAction(
+                f"{path} cannot be {wish} along axis {self.axis!r}: its sharding is fixed, with"
+                " None for that dim; give it UNCONSTRAINED there to leave it free"
+            )
+        if not state.may_tile(cls, self.dim, axes):
+            rows = zip(state.mesh.names, state.tiles, strict=True)
+            others = [name for name, row in rows if row[cls] == self.dim]
+            raise IllegalAction(
+                f"{path}: {value.type} dim {self.dim} does not divide by axis {self.axis!r} of size"
+                f" {state.mesh.size(axes)}" + (f" on top of {others}" if others else "")
+            )
+        state.tile(cls, self.dim, axes, also, classes_of(state, self.barriers))
+
+    def apply_folded(self, state: State, classes_of: ClassesOf) -> None:
+        axes = state.mesh.axes(self.axis)
+        classes = [c for c in classes_of(self.values) if state.may_tile(c, self.dim, axes)]
+        if classes:
+            barriers = sorted(classes_of(self.barriers))
+            state.tile(classes[0], self.dim, axes, classes[1:], barriers)
+
+    def is_applied(self, state: State) -> bool:
+        axes = state.mesh.axes(self.axis)
+        return all(state.tiles[a][c] == self.dim for a in axes for c in self._classes(state))
+
+    def single(self) -> tuple[Tile, ...]:
+        return tuple(dataclasses.replace(self, value=name, also=()) for name in self.values)
+
+    def nearest(self, state: State) -> Iterator[Tile]:
+        """Tilings for one that does not divide: of longer forms of its values, then on parts of its
+        axis, the most devices first.
+        """
+        graph = state.graph
+        names = graph.module.value_names()
+        values = [v for name in self.values for v in (name, f"{name}_padded") if v in names]
+        barriers = tuple(b for b in self.barriers if b in names)
+        try:
+            axes = state.mesh.axes(self.axis)
+        except ValueError:
+            return
+        for n in range(len(axes), 0, -1):
+            for tiled in dict.fromkeys((axes[:n], axes[-n:])):
+                able = [
+                    name
+                    for name in values
+                    if self.dim < len(names[name].type.shape)
+                    and state.may_tile(graph.class_of[names[name].id], self.dim, tiled)
+                ]
+                if able:
+                    label = state.mesh.label(tiled)
+                    yield Tile(able[0], self.dim, label, tuple(able[1:]), barriers)
+
+    def with_barriers(self, names: Sequence[str]) -> Tile:
+        return dataclasses.replace(self, barriers=tuple(dict.fromkeys((*self.barriers, *names))))
+
+    def __str__(self) -> str:
+        short = f", barriers={len(self.barriers)}" if self.barriers else ""
+        where = f"dim={self.dim}, axis={self.axis!r}{short}"
+        return f"Tile(value={self.value!r}{_alike(self.also)}, {where})"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, order=True)
+class Replicate(Tiling):
+    """Keep the value named `value` replicated along mesh axis `axis` (PartIR's `atomic`), and the
+    values named in `also` that are undecided.
+    """
+
+    kind: ClassVar[str] = "replicate"
+    value: str
+    axis: str
+    also: tuple[str, ...] = ()
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        return (self.value, *self.also)
+
+    @property
+    def mark(self) -> str:
+        return "whole"
+
+    def apply(self, state: State, path: str | None = None) -> None:
+        value = value_named(state.graph.module, self.value)
+        cls, axes = state.graph.class_of[value.id], state.mesh.axes(self.axis)
+        also = classes_of(state, self.also)
+        check_undecided(state, cls, axes, path or self.value, self.axis, "kept whole")
+        state.keep(cls, axes, also)
+
+    def apply_folded(self, state: State, classes_of: ClassesOf) -> None:
+        axes = state.mesh.axes(self.axis)
+        classes = [c for c in classes_of(self.values) if state.free(c, axes)]
+        if classes:
+            state.keep(classes[0], axes, classes[1:])
+
+    def is_applied(self, state: State) -> bool:
+        axes = state.mesh.axes(self.axis)
+        return all(state.tiles[a][c] == KEPT for a in axes for c in self._classes(state))
+
+    def single(self) -> tuple[Replicate, ...]:
+        return tuple(dataclasses.replace(self, value=name, also=()) for name in self.values)
+
+    def __str__(self) -> str:
+        return f"Replicate(value={self.value!r}{_alike(self.also)}, axis={self.axis!r})"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, order=True)
+class Close(Tiling):
+    """Never tile dim `dim` of the value named `value` on mesh axis `axis`; other dims are open."""
+
+    kind: ClassVar[str] = "bar"
+    value: str
+    dim: int
+    axis: str
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        return (self.value,)
+
+    @property
+    def mark(self) -> str:
+        return f"not {self.dim}"
+
+    def apply(self, state: State, path: str | None = None) -> None:
+        value = value_named(state.graph.module, self.value)
+        cls, axes = state.graph.class_of[value.id], state.mesh.axes(self.axis)
+        self._dim_checked(value, self.dim)
+        if any(state.tiles[a][cls] == self.dim for a in axes):
+            wish = f"left whole on dim {self.dim}"
+            raise already_decided(path or self.value, self.dim, self.axis, wish)
+        state.bar(cls, self.dim, axes)
+
+    def apply_folded(self, state: State, classes_of: ClassesOf) -> None:
+        for cls in classes_of(self.values):
+            state.bar(cls, self.dim, state.mesh.axes(self.axis))
+
+    def is_applied(self, state: State) -> bool:
+        axes = state.mesh.axes(self.axis)
+        return all(state.barred(c, self.dim, axes) for c in self._classes(state))
+
+    def __str__(self) -> str:
+        return f"Close(value={self.value!r}, dim={self.dim}, axis={self.axis!r})"
+
+
+def classes_of(state: State, names: Sequence[str]) -> list[int]:
+    """Classes of the values with some names."""
+    module, class_of = state.graph.module, state.graph.class_of
+    return [class_of[value_named(module, name).id] for name in names]
+
+
+def check_undecided(
+    state: State, cls: int, axes: Sequence[int], path: str, axis: str, wish: str
+) -> None:
+    """An IllegalAction for a class that is tiled or replicated along one of some axes."""
+    for a in axes:
+        if state.tiles[a][cls] != NONE:
+            raise already_decided(path, state.tiles[a][cls], axis, wish)
+
+
+def _alike(also: tuple[str, ...]) -> str:
+    return f" and {len(also)} alike" if also else ""
