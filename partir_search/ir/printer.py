@@ -251,7 +251,9 @@ class _Printer:
             name = f"%{self.mesh.names[axis]}"
             index = f"({index}*{self.mesh.sizes[axis]}+{name})" if index else name
         ends = f" {reads.beyond}" if reads.beyond else ""
-        return f"(window {reads.dim} {text}[{reads.step * points}*{index}{start:+}, {size}{ends}])"
+        over = f"/{reads.over}" if reads.over > 1 else ""
+        at = f"{reads.step * points}*{index}{over}{start:+}"
+        return f"(window {reads.dim} {text}[{at}, {size}{ends}])"
 
     def operand(self, operand: Operand) -> str:
         if isinstance(operand, Literal):

@@ -34,8 +34,8 @@ LocalForm = Callable[[LocalContext, Op, Sequence[Any]], Sequence[Any]]
 class Reads:
     """The stretch of an operand's dim that a tile of the dim's factor reads, halo included.
 
-    Point p of the factor reads ``width`` elements from ``step * p + first`` on. Beyond the ends of
-    the dim there are zeros, or what `beyond` says.
+    Point p of the factor reads ``width`` elements from ``step * p // over + first`` on. Beyond the
+    ends of the dim there are zeros, or what `beyond` says.
 
     Attributes:
       spreads: whether a tiling of the operand and one of the factor bring each other about. Not
@@ -49,11 +49,17 @@ class Reads:
     width: int = 1
     spreads: bool = True
     beyond: Beyond | None = None
+    over: int = 1
 
     def stretch(self, tile: int, points: int) -> tuple[int, int]:
-        """Start and size of what tile number `tile` of `points` points reads."""
-        start = min(self.step * tile * points, self.step * ((tile + 1) * points - 1)) + self.first
-        return start, abs(self.step) * (points - 1) + self.width
+        """Start and size of what tile number `tile` of `points` points reads. All tiles read
+        stretches of one size.
+        """
+        start = min(self.step * tile * points, self.step * ((tile + 1) * points - 1))
+        last = abs(self.step) * (points - 1)
+        if self.step * points % self.over:
+            last += self.over - 1  # a tile may start within the elements that a point reads
+        return start // self.over + self.first, last // self.over + self.width
 
 
 Resize = Callable[[Op, Sequence[Shape], Sequence[Shape]], Op]
@@ -229,7 +235,8 @@ class OpRule:
         for monoid in dict.fromkeys(m for m, _ in self.monotone):
             text += f" {monoid}-linear={[list(g) for m, g in self.monotone if m == monoid]}"
         for r in self.reads:
-            point = f"{r.step}*{_letter(self.operands[r.operand][r.dim])}{r.first:+}"
+            over = f"/{r.over}" if r.over > 1 else ""
+            point = f"{r.step}*{_letter(self.operands[r.operand][r.dim])}{over}{r.first:+}"
             apart = "" if r.spreads else " apart"
             ends = f" {r.beyond}" if r.beyond else ""
             text += f" reads={{{r.operand}.{r.dim}: {r.width} from {point}{ends}{apart}}}"

@@ -3,13 +3,15 @@
 The differences of 4096 rows are 4095, which no mesh tiles. Padded to 4096 they lie where the rows
 lie that they come from, and what an op reads of the next tile is a halo. Dims that ops read shifted
 (`Reads`) by little are a group; all of it that does not divide as the best of it does is padded.
+Groups that are read in steps, or resized, lie beside each other as well: every second of the 254
+inner rows of 256 is one of 127, which are padded to 128.
 """
 
 from __future__ import annotations
 
 import collections
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from partir_search.ir.core import Module, Op, Value
 from partir_search.ir.mesh import MeshShape
@@ -20,8 +22,14 @@ from partir_search.rules.registry import RuleTable
 from partir_search.rules.shifts import LITTLE
 
 MOST = 1.25  # a padded dim is at most this much longer
+RESIZED = 1 + LITTLE / 2  # of a dim whose extent follows from no other that divides
+LINKS = 3  # groups from which an extent reaches a group
 
-Shifted = tuple[int, int, int, int]  # operand, dim, result, dim
+Ratio = tuple[int, int]  # elements of the dim that is read, per elements of the walked one
+Shifted = tuple[int, int, int, int, Ratio]  # operand, dim, result, dim
+Dim = tuple[Value, int]
+Pair = tuple[Dim, Dim, Ratio]
+Link = tuple[int, int, Ratio]  # groups
 
 
 def aligned(module: Module, mesh: MeshShape) -> tuple[Module, tuple[Pad, ...]]:
@@ -46,7 +54,7 @@ def find_aligned(module: Module, rules: Sequence[OpRule], mesh: MeshShape) -> tu
         for op, rule in zip(module.ops, rules, strict=True)
         for pair in _pairs(op, near.get(id(rule), ()))
     ]
-    if not any(_matters(pair, given, mesh) for pair in shifts):
+    if not any(_matters(pair, given, mesh) for pair in dict.fromkeys(shifts)):
         return ()
     classes = DimClasses(module, rules)
     extent: dict[int, int] = {}
@@ -58,25 +66,65 @@ def find_aligned(module: Module, rules: Sequence[OpRule], mesh: MeshShape) -> tu
         return cls
 
     places: dict[int, tuple[Value, int]] = {}
-    for read, walked in shifts:
+    for read, walked, ratio in shifts:
         for value, dim in (read, walked):
             cls = classes.of(value, dim)
             extent[cls] = value.type.shape[dim]
             places.setdefault(cls, (value, dim))
-        group[root(classes.of(*read))] = root(classes.of(*walked))
+        one, two = root(classes.of(*read)), root(classes.of(*walked))
+        if ratio == (1, 1):
+            group[one] = two
     members: dict[int, list[int]] = collections.defaultdict(list)
     for cls in extent:
         members[root(cls)].append(cls)
+    links = {
+        (root(classes.of(*read)), root(classes.of(*walked)), ratio)
+        for read, walked, ratio in shifts
+        if ratio != (1, 1)
+    }
+    extents = {cls: {extent[c] for c in together} for cls, together in members.items()}
+    _link(extents, links, mesh)
     able = _computed(module, rules, classes)
     pads = []
-    for together in members.values():
-        tiles = _tiles([extent[c] for c in together], mesh)
-        for cls in together:
-            size = _longer(extent[cls], [extent[c] for c in together], tiles)
-            if size and cls in able:
-                value, dim = places[cls]
+    for cls, together in members.items():
+        tiles = _tiles(extents[cls], mesh)
+        for member in together:
+            size = _longer(extent[member], extents[cls], tiles)
+            if size and member in able:
+                value, dim = places[member]
                 pads.append(Pad(value.name, dim, size))
     return tuple(pads)
+
+
+def _link(extents: Mapping[int, set[int]], links: Collection[Link], mesh: MeshShape) -> None:
+    """Adds to the extents of each group those that would lie beside extents of linked groups."""
+    given = {cls: tuple(sizes) for cls, sizes in extents.items()}
+    for _ in range(LINKS if links else 0):
+        for read, walked, (step, over) in links:
+            found = {n: _beside(extents[n], mesh) for n in (read, walked)}
+            for from_, to, ratio in ((read, walked, (over, step)), (walked, read, (step, over))):
+                extents[to].update(_scaled(found[from_], given[to], *ratio))
+
+
+def _beside(extents: Collection[int], mesh: MeshShape) -> list[tuple[int, list[int]]]:
+    """Extents, each with the numbers of tiles that it has."""
+    return [(n, _tiles([n], mesh)) for n in extents]
+
+
+def _scaled(
+    extents: Sequence[tuple[int, list[int]]], given: Sequence[int], times: int, by: int
+) -> Iterator[int]:
+    """Extents that are so many times those that divide, or a little longer than given ones."""
+    for n, tiles in extents:
+        if not tiles:
+            continue
+        m = -(-n * times // by)
+        yield m
+        if n * times % by or m % tiles[0]:
+            for size in given:
+                longer = -(-size // tiles[0]) * tiles[0]
+                if longer <= RESIZED * size:
+                    yield longer
 
 
 def apart(
@@ -103,29 +151,35 @@ def _shifted(op: Op, rule: OpRule) -> Iterator[Shifted]:
         ]
         for i, d in walked[:1]:
             m = (op.results[i] if i >= 0 else op.operands[-1 - i]).type.shape[d]
-            if rule.resizing and abs(n - m) <= LITTLE * max(n, m) and m == rule.sizes[f]:
-                yield r.operand, r.dim, i, d
+            step = abs(r.step)
+            near = abs(n * r.over - step * m) <= LITTLE * max(n * r.over, step * m)
+            if rule.resizing and near and m == rule.sizes[f]:
+                yield r.operand, r.dim, i, d, (step, r.over)
 
 
-def _pairs(
-    op: Op, shifted: Sequence[Shifted]
-) -> Iterator[tuple[tuple[Value, int], tuple[Value, int]]]:
+def _pairs(op: Op, shifted: Sequence[Shifted]) -> Iterator[Pair]:
     """The dims themselves: what is read, and what is walked."""
-    for i, d, r, e in shifted:
+    for i, d, r, e, ratio in shifted:
         x, made = op.operands[i], op.results[r] if r >= 0 else op.operands[-1 - r]
         if isinstance(x, Value) and isinstance(made, Value):
-            yield (x, d), (made, e)
+            yield (x, d), (made, e), ratio
 
 
-def _matters(pair: Sequence[tuple[Value, int]], given: int, mesh: MeshShape) -> bool:
+def _matters(pair: Pair, given: int, mesh: MeshShape) -> bool:
     """True if a dim that is read, or the one that is walked, could be longer with a gain: of the
     first `given` values, arguments and constants, none can (tokens, all but the last of which are
     taken).
     """
-    extents = [v.type.shape[d] for v, d in pair]
-    tiles = _tiles(extents, mesh)
-    sizes = zip(extents, pair, strict=True)
-    return any(v.id >= given and _longer(n, extents, tiles) for n, (v, _) in sizes)
+    read, walked, ratio = pair
+    extents = [{v.type.shape[d]} for v, d in (read, walked)]
+    if ratio == (1, 1):
+        extents = [extents[0] | extents[1]] * 2
+    else:
+        _link(dict(enumerate(extents)), [(0, 1, ratio)], mesh)
+    return any(
+        v.id >= given and _longer(v.type.shape[d], near, _tiles(near, mesh))
+        for (v, d), near in zip((read, walked), extents, strict=True)
+    )
 
 
 def _computed(module: Module, rules: Sequence[OpRule], classes: DimClasses) -> set[int]:
@@ -139,14 +193,14 @@ def _computed(module: Module, rules: Sequence[OpRule], classes: DimClasses) -> s
     return found
 
 
-def _tiles(extents: Sequence[int], mesh: MeshShape) -> list[int]:
+def _tiles(extents: Collection[int], mesh: MeshShape) -> list[int]:
     """Numbers of tiles that the mesh can make, and of which some extent is a multiple."""
     devices = math.prod(mesh.sizes)
     tiles = [t for t in range(devices, 1, -1) if devices % t == 0]
     return [t for t in tiles if any(n % t == 0 and n > t for n in extents)]
 
 
-def _longer(n: int, extents: Sequence[int], tiles: Sequence[int]) -> int:
+def _longer(n: int, extents: Collection[int], tiles: Sequence[int]) -> int:
     """The extent to pad `n` to; 0 if it divides as it is, or would be much longer."""
     for t in tiles:
         if n % t == 0:

@@ -2,6 +2,7 @@
 
 from partir_search.rules import (
     attention,
+    banded,
     boundaries,
     contraction,
     control_flow,
@@ -14,6 +15,7 @@ from partir_search.rules import (
     other,
     pooling,
     random,
+    remaps,
     shape,
     shifts,
     windowed,
@@ -24,6 +26,7 @@ __all__ = [
     "RULES",
     "RuleTable",
     "attention",
+    "banded",
     "boundaries",
     "contraction",
     "control_flow",
@@ -37,6 +40,7 @@ __all__ = [
     "pooling",
     "random",
     "register",
+    "remaps",
     "shape",
     "shifts",
     "whole",

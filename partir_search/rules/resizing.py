@@ -37,6 +37,16 @@ def resized_slice(op: Op, operands: Sequence[Shape], results: Sequence[Shape]) -
 SLICE = Resizing(resized_slice)
 
 
+def resized_strides(op: Op, operands: Sequence[Shape], results: Sequence[Shape]) -> Op:
+    """A slice with strides, which may end beyond the operand's end: there are zeros."""
+    starts, strides = op.params["start_indices"], op.params["strides"]
+    ends = tuple(s + (m - 1) * k + 1 for s, m, k in zip(starts, results[0], strides, strict=True))
+    return dataclasses.replace(op, params={**op.params, "limit_indices": ends}, key=None)
+
+
+STRIDED = Resizing(resized_strides)
+
+
 def resized_pad(op: Op, operands: Sequence[Shape], results: Sequence[Shape]) -> Op:
     """More or less padding at the end."""
     config = []
@@ -48,15 +58,25 @@ def resized_pad(op: Op, operands: Sequence[Shape], results: Sequence[Shape]) -> 
 
 
 def pads(op: Op) -> Resizing:
-    """Keeps the operand's extent where the filler is no zero, or stands between elements."""
+    """Keeps the operand's extent where the filler is no zero."""
     config, filler = op.params["padding_config"], op.operands[1]
     zero = isinstance(filler, Literal) and filler.is_zero()
-    barred = {(0, d) for d, (_, _, inner) in enumerate(config) if inner or not zero}
-    masked = {(0, d) for d, (_, high, _) in enumerate(config) if high > 0}
+    barred = {(0, d) for d in range(len(config)) if not zero}
+    masked = {(0, d) for d, (_, high, inner) in enumerate(config) if high > inner}
     return Resizing(resized_pad, masked=frozenset(masked), barred=frozenset(barred))
 
 
 SHIFT = Resizing(lambda op, operands, results: op)  # its extent is a parameter
+
+
+def resized_map(op: Op, operands: Sequence[Shape], results: Sequence[Shape]) -> Op:
+    """An index map with zeros at its end."""
+    p = op.params
+    places = p["places"].longer(results[0][p["dimension"]])
+    return dataclasses.replace(op, params={**p, "places": places}, key=None)
+
+
+REMAP = Resizing(resized_map)
 
 
 def resized_window(op: Op, operands: Sequence[Shape], results: Sequence[Shape]) -> Op:

@@ -19,9 +19,10 @@ from jax import lax
 from partir_search.ir.bind import bind
 from partir_search.ir.core import Literal, Op, Shape
 from partir_search.ir.kind import Kind
+from partir_search.ir.local_op import local_result_shapes
 from partir_search.ir.rule import NONE, OpRule, Reads
 from partir_search.rules.registry import register, result_shape, shape_of
-from partir_search.rules.resizing import SLICE, pads
+from partir_search.rules.resizing import SLICE, STRIDED, pads
 from partir_search.rules.shape import identity
 
 Params = Mapping[str, Any]
@@ -63,10 +64,10 @@ def slice_(op: Op) -> OpRule:
 
     reads = [_reads(0, d, strides[d], starts[d], shape[d], result[d]) for d in cut if d not in few]
     plain = all(strides[d] == 1 for d in range(len(shape)))
-    resizing = SLICE if plain and not few else None
+    resizing = None if few else SLICE if plain else STRIDED
     rule = _stretching(op, reads, localize=localize, resizing=resizing)
     if not few:
-        return rule
+        return rule if plain else dataclasses.replace(rule, local=_local_strided)
     return dataclasses.replace(
         rule,
         sizes=tuple(shape[d] if d in few else n for d, n in enumerate(result)),
@@ -74,6 +75,20 @@ def slice_(op: Op) -> OpRule:
         reducers=tuple("sum" if d in few else "" for d in range(len(result))),
         local=functools.partial(_local_few, few, localize),
     )
+
+
+def _local_strided(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
+    """Every so many elements of a stretch; zeros stand beyond the end of the operand."""
+    (x,), p, (result,) = args, op.params, local_result_shapes(ctx, slice_(op), op)
+    starts, strides = list(p["start_indices"]), p["strides"]
+    for d, (n, m) in enumerate(zip(op.operands[0].type.shape, result_shape(op), strict=True)):
+        if n != m and m != result[d]:
+            starts[d] = 0
+    ends = [s + (m - 1) * k + 1 for s, m, k in zip(starts, result, strides, strict=True)]
+    longer = [max(end - n, 0) for end, n in zip(ends, x.shape, strict=True)]
+    if any(longer):
+        x = lax.pad(x, jnp.zeros((), x.dtype), [(0, more, 0) for more in longer])
+    return [lax.slice(x, starts, ends, strides)]
 
 
 def _is_few(op: Op, dim: int) -> bool:
@@ -168,26 +183,24 @@ def _local_join(
 
 @register("pad")
 def pad(op: Op) -> OpRule:
-    """A tile of a padded dim reads what of the operand falls into it. Linear for zeros.
-
-    With padding between elements, tiles are of whole gaps; where these do not divide, the operand
-    is needed whole.
-    """
+    """A tile of a padded dim reads what of the operand falls into it. Linear for zeros."""
     shape, result = shape_of(op, 0), result_shape(op)
     filler = op.operands[1]
     zero = isinstance(filler, Literal) and filler.is_zero()
-    operand, sizes, reads = list(range(len(result))), list(result), []
-    for d, (low, high, inner) in enumerate(op.params["padding_config"]):
+    operand, reads = list(range(len(result))), []
+    for d, config in enumerate(op.params["padding_config"]):
+        low, high, inner = map(int, config)  # jax may give numpy's integers
         if not (low or high or inner):
             continue
-        if result[d] % (inner + 1) or shape[d] == 0:
+        if shape[d] == 0:
             operand[d] = NONE
         else:
-            sizes[d] //= inner + 1
-            reads.append(_reads(0, d, 1, -(low // (inner + 1)), shape[d], sizes[d]))
+            first, points = -(low // (inner + 1)), -(-result[d] // (inner + 1))
+            found = _reads(0, d, 1, first, shape[d], points)
+            reads.append(dataclasses.replace(found, over=inner + 1))
     return OpRule(
         Kind.MOVEMENT,
-        sizes=tuple(sizes),
+        sizes=result,
         operands=(tuple(operand), ()),
         results=(tuple(range(len(result))),),
         reducers=("",) * len(result),
@@ -219,14 +232,20 @@ def _local_pad(
     x, filler = args
     config = list(op.params["padding_config"])
     tiled = [d for d, c in enumerate(config) if any(c) and ctx.tiles(d) > 1]
+    starts: dict[int, Any] = {}  # of a tile in what is made for it
     for d in stretched.intersection(tiled):
         low, _, inner = config[d]
-        tile = result_shape(op)[d] // ctx.tiles(d)
-        low %= inner + 1
-        config[d] = (low, tile - low - (x.shape[d] - 1) * (inner + 1) - 1, inner)
+        tile, each = result_shape(op)[d] // ctx.tiles(d), inner + 1
+        low %= each
+        if tile % each:  # the first element of a stretch lies elsewhere in each tile
+            starts[d] = inner - low + ctx.tile_index(d) * tile % each
+            tile, low = tile + 2 * inner, inner
+        config[d] = (low, tile - low - (x.shape[d] - 1) * each - 1, inner)
     (out,) = bind(op, {**op.params, "padding_config": tuple(config)}, (x, filler))
     for d in tiled:
         tile = result_shape(op)[d] // ctx.tiles(d)
+        if d in starts:
+            out = lax.dynamic_slice_in_dim(out, starts[d], tile, d)
         if d not in stretched:
             out = lax.dynamic_slice_in_dim(out, ctx.tile_index(d) * tile, tile, d)
         elif not zero:  # beyond the operand's ends the stretch holds zeros

@@ -90,7 +90,11 @@ def convolution(op: Op) -> OpRule:
             walked = (rhs_dims, k) if slide.along_window else (out_dims, o)
             factor(slide.points, (lhs_dims, d), walked, reducer="sum" * slide.along_window)
             reads.append(
-                Reads(0, d, slide.step, slide.first, slide.width, beyond=_beyond(op, i, lhs[d]))
+                Reads(
+                    *(0, d, slide.step, slide.first, slide.width),
+                    beyond=_beyond(op, i, lhs[d]),
+                    over=slide.over,
+                )
             )
             work *= slide.touches / slide.points
         else:
@@ -129,13 +133,13 @@ class _Slide:
 
     Point p of the result, and element q of the window, meet position ``p * stride + q * spread -
     low`` of the image with ``holes`` between its elements. Along the result (or along the window,
-    where that is wider) points are blocks of so many elements that each reads alike.
+    where that is wider) points are elements, or blocks of so many that each reads alike.
 
     Attributes:
       still: every window lies on the image as it is.
       touches: pairs of a window's element and a pixel that meet: no padding, no hole.
       points: of the factor; 0 if the dim must stay whole.
-      step / first / width: stretch that a point reads (`Reads`).
+      step / over / first / width: stretch that a point reads (`Reads`).
     """
 
     still: bool
@@ -143,6 +147,7 @@ class _Slide:
     touches: int
     points: int
     step: int
+    over: int
     first: int
     width: int
 
@@ -161,12 +166,15 @@ def _slide(op: Op, i: int) -> _Slide:
     block = holes // math.gcd(holes, pace)
     first = -(low // holes)
     last = (pace * (block - 1) + reach * (other - 1) - low) // holes
+    single = pace == 1 and not along_window  # tiles may begin at any element
+    fits = single or walked % block == 0
     return _Slide(
         still=stride == spread == holes == 1 and (low, high) == (0, 0),
         along_window=along_window,
         touches=_touches(image, window, out, i, p),
-        points=walked // block if walked % block == 0 and last >= first else 0,
-        step=pace * block // holes,
+        points=walked // (1 if single else block) if fits and last >= first else 0,
+        step=1 if single else pace * block // holes,
+        over=holes if single else 1,
         first=first,
         width=last - first + 1,
     )
@@ -188,11 +196,17 @@ def _touches(image: int, window: int, out: int, i: int, p: Mapping[str, Any]) ->
 
 def _local(ctx: LocalContext, op: Op, args: Sequence[Any]) -> Sequence[Any]:
     rule = convolution(op)
-    shapes = local_result_shapes(ctx, rule, op)
-    params = _localize(op, op.params, [x.shape for x in args], shapes)
+    made = list(local_result_shapes(ctx, rule, op)[0])
     image, window = args
+    dn, starts = op.params["dimension_numbers"], dict[int, Any]()
+    tiled = _tiled(op, window.shape, tuple(made))
+    for i in tiled:
+        o, holes = dn.out_spec[2 + i], op.params["lhs_dilation"][i]
+        if _slide(op, i).over > 1 and made[o] % holes:  # elements before the tile's own are made
+            starts[o] = ctx.tile_index(rule.results[0][o]) * made[o] % holes, made[o]
+            made[o] += holes - 1
+    params = _localize(op, tiled, [x.shape for x in args], made)
     padding = list(params["padding"])
-    dn = params["dimension_numbers"]
     for i, d in enumerate(dn.lhs_spec[2:]):
         f = rule.operands[0][d]
         if (beyond := _beyond(op, i, image.shape[d])) and (f == NONE or ctx.tiles(f) == 1):
@@ -204,9 +218,22 @@ def _local(ctx: LocalContext, op: Op, args: Sequence[Any]) -> Sequence[Any]:
             padding[i] = (0, 0)
     params["padding"] = tuple(padding)
     convolve = functools.partial(_convolve, op)
-    if isinstance(image, Beside):
-        return [in_halves(convolve, params, image, window)]
-    return [convolve(params, image, window)]
+    halves = isinstance(image, Beside)
+    out = (functools.partial(in_halves, convolve) if halves else convolve)(params, image, window)
+    for o, (start, size) in starts.items():
+        out = lax.dynamic_slice_in_dim(out, start, size, o)
+    return [out]
+
+
+def _tiled(op: Op, window: Shape, out: Shape) -> list[int]:
+    """The windows of which this is a tile, by position."""
+    dn, found = op.params["dimension_numbers"], []
+    for i, (k, o) in enumerate(zip(dn.rhs_spec[2:], dn.out_spec[2:], strict=True)):
+        slide = _slide(op, i)
+        whole = op.operands[1].type.shape[k] if slide.along_window else result_shape(op)[o]
+        if (window[k] if slide.along_window else out[o]) != whole and not slide.still:
+            found.append(i)
+    return found
 
 
 def _convolve(op: Op, params: Mapping[str, Any], image: Any, window: Any) -> Any:
@@ -227,25 +254,20 @@ def _convolve(op: Op, params: Mapping[str, Any], image: Any, window: Any) -> Any
 
 
 def _localize(
-    op: Op, params: Mapping[str, Any], operands: Sequence[Shape], results: Sequence[Shape]
+    op: Op, tiled: Sequence[int], operands: Sequence[Shape], out: Sequence[int]
 ) -> dict[str, Any]:
     """Fewer groups of the same size, where groups are tiled. The halo takes the padding's place,
-    where the image is.
+    where windows are `tiled`.
     """
-    dn, lhs, rhs, out = params["dimension_numbers"], operands[0], operands[1], results[0]
-    new = dict(params)
+    params, (lhs, rhs) = op.params, operands
+    dn, new = params["dimension_numbers"], dict(params)
     if params["feature_group_count"] > 1:
         new["feature_group_count"] = lhs[dn.lhs_spec[1]] // rhs[dn.rhs_spec[1]]
     if params["batch_group_count"] > 1:
         new["batch_group_count"] = lhs[dn.lhs_spec[0]] // out[dn.out_spec[0]]
     padding = list(params["padding"])
-    for i, (d, k, o) in enumerate(
-        zip(dn.lhs_spec[2:], dn.rhs_spec[2:], dn.out_spec[2:], strict=True)
-    ):
-        slide = _slide(op, i)
-        whole = op.operands[1].type.shape[k] if slide.along_window else result_shape(op)[o]
-        if (rhs[k] if slide.along_window else out[o]) == whole or slide.still:
-            continue
+    for i in tiled:
+        d, k, o = dn.lhs_spec[2 + i], dn.rhs_spec[2 + i], dn.out_spec[2 + i]
         holes = params["lhs_dilation"][i]
         low = padding[i][0] % holes
         stride, spread = params["window_strides"][i], params["rhs_dilation"][i]

@@ -104,21 +104,71 @@ def shifted(rng: random.Random, d: int) -> Form:
     return lambda u: jnp.concatenate([jnp.zeros_like(u[_at(d, 0, 1)]), u[_at(d, None, -1)]], d)
 
 
+def red_black(rng: random.Random, d: int) -> Form:
+    """Every other element is set to, or combined with, what stands beside it."""
+    first = rng.choice([0, 1, 2])
+    how = rng.choice(["set", "set", "add", "multiply", "min"])
+
+    def form(u: Any) -> Any:
+        n = u.shape[d]
+        places = tuple(slice(first, n - 1, 2) if e == d else slice(None) for e in range(2))
+        nexts = tuple(slice(first + 1, n, 2) if e == d else slice(None) for e in range(2))
+        return getattr(u.at[places], how)(jnp.cos(u[nexts]) * 0.5)
+
+    return form
+
+
+def every(rng: random.Random, d: int) -> Form:
+    """Coarse grids and back."""
+    step = rng.choice([2, 2, 3])
+
+    def form(u: Any) -> Any:
+        fine = tuple(slice(None, None, step) if e == d else slice(None) for e in range(2))
+        coarse = u[fine] * 0.5
+        return jnp.zeros_like(u).at[fine].add(coarse) + u
+
+    return form
+
+
+def resized(rng: random.Random, d: int) -> Form:
+    method = rng.choice(["linear", "cubic", "nearest", "lanczos3"])
+    by = rng.choice([(3, 2), (2, 3), (2, 1), (1, 2), (4, 3), (1, 1)])
+    more = rng.choice([0, 2, -2]) if by != (1, 1) else 2
+
+    def form(u: Any) -> Any:
+        sizes = [n if e != d else max(n * by[0] // by[1] + more, 4) for e, n in enumerate(u.shape)]
+        return jax.image.resize(jax.image.resize(u, sizes, method), u.shape, method)
+
+    return form
+
+
+def looked_up(rng: random.Random, d: int) -> Form:
+    by, mode = rng.choice([1, -1, 2]), rng.choice(["clip", "wrap"])
+
+    def form(u: Any) -> Any:
+        places = jnp.arange(u.shape[d]) + by
+        ends = jnp.clip(places, 0, u.shape[d] - 1) if mode == "clip" else places % u.shape[d]
+        return jnp.take(u, ends, axis=d) * 0.5 + u
+
+    return form
+
+
 def rollout(rng: random.Random, d: int) -> Form:
-    inner = rng.choice(STENCILS[:5])(rng, d)
+    inner = rng.choice((*STENCILS[:5], red_black))(rng, d)
     return lambda u: lax.scan(lambda c, _: (jnp.tanh(inner(c)), None), u, None, length=2)[0]
 
 
 STENCILS: tuple[Op, ...] = (
     *(roll, difference, padded_slices, padded_convolution, shifted),
     *(gradient, pooled, update, boundary, rollout),
+    *(red_black, red_black, every, resized, resized, looked_up),
 )
 
 
 def stencil(seed: int) -> tuple[Callable[..., Any], list[jax.Array]]:
     """A program on a grid and another one, and its arguments; often with its gradient."""
     rng = random.Random(seed)
-    shape = rng.choice([8, 12, 16, 24]), rng.choice([6, 8, 16])
+    shape = rng.choice([8, 12, 16, 24, 32, 48]), rng.choice([6, 8, 16])
     forms = [(rng.choice(STENCILS)(rng, rng.randrange(2))) for _ in range(rng.randint(1, 4))]
 
     def forward(u: Any, w: Any) -> Any:

@@ -134,7 +134,7 @@ def test_every_rule_is_tested() -> None:
         for p in (
             *("random_bits", "scan", "sharding_constraint", "shard_alike", "debug_print"),
             *("platform_index", "threefry2x32", "ruled_call", "shard_map", "attention", "check"),
-            *("inspect_sharding", "shift"),
+            *("inspect_sharding", "shift", "remap", "banded"),
         )
     }
     missing = {fn.__name__ for fn in RULES.values()} - {f.__name__ for f in covered | elsewhere}

@@ -37,7 +37,7 @@ class Constants:
 
     def enter(self, op: Op) -> None:
         """Takes what is known into the op's regions, where it is the same whenever they run."""
-        for region, first, operands in _entering(op):
+        for region, first, operands in entering(op):
             for arg, x in zip(region.args[first:], operands, strict=False):
                 known = self.of(x)
                 if known is not None and _small(arg) and known.shape == arg.type.shape:
@@ -59,7 +59,7 @@ class Constants:
                 self._known[result] = made
 
 
-def _entering(op: Op) -> Iterator[tuple[Region, int, Sequence[Operand]]]:
+def entering(op: Op) -> Iterator[tuple[Region, int, Sequence[Operand]]]:
     """Regions, and which of their arguments stand for which operands."""
     p, regions = op.params, op.regions
     if op.prim == "scan":
@@ -90,7 +90,8 @@ def _broadcast(params: Mapping[str, Any], x: Any, *_: Any) -> Any:
     return np.broadcast_to(np.reshape(x, ones), shape)
 
 
-def _slice(params: Mapping[str, Any], x: Any) -> Any:
+def sliced(params: Mapping[str, Any], x: Any) -> Any:
+    """The slice of an array that a primitive's params say."""
     strides = params["strides"] or (1,) * x.ndim
     ends = zip(params["start_indices"], params["limit_indices"], strides, strict=True)
     return x[tuple(slice(*e) for e in ends)]
@@ -104,7 +105,7 @@ FOLDED: dict[str, Callable[..., Any]] = {
     "neg": lambda p, x: -x,
     "reshape": lambda p, x, *_: np.reshape(x, p["new_sizes"]),
     "squeeze": lambda p, x: np.squeeze(x, tuple(p["dimensions"])),
-    "slice": _slice,
+    "slice": sliced,
     "add": lambda p, x, y: x + y,
     "sub": lambda p, x, y: x - y,
     "mul": lambda p, x, y: x * y,

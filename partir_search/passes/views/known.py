@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from partir_search.ir.core import Literal, Op, Operand, Region, Value
+from partir_search.passes.views.constants import entering, sliced
 
 MOST = 1 << 25  # elements of an array that is worked out
 
@@ -17,8 +18,9 @@ MOST = 1 << 25  # elements of an array that is worked out
 class Known:
     """Values of one region that depend on no argument."""
 
-    def __init__(self, region: Region) -> None:
-        self._region = region
+    def __init__(self, region: Region, arrays: Mapping[Value, Callable[[], Any]]) -> None:
+        """Known values of a region; `arrays` gives those that enter it."""
+        self._region, self._arrays = region, arrays
         self._found: dict[Value, Any] = {}
         self._constant: dict[Value, bool] = {}
 
@@ -30,9 +32,18 @@ class Known:
         """The numbers of a value; None if they are not known, or too many."""
         return self._evaluate(x) if self._is_known(x) else None
 
+    def entering(self, op: Op) -> Iterator[tuple[Value, Callable[[], Any]]]:
+        """Arguments of an op's regions that are the same whenever they run, if they are known."""
+        for region, first, operands in entering(op):
+            for arg, x in zip(region.args[first:], operands, strict=False):
+                if self._is_known(x):
+                    yield arg, functools.partial(self._evaluate, x)
+
     def _is_known(self, x: Operand) -> bool:
         if isinstance(x, Literal):
             return True
+        if x in self._arrays:
+            return math.prod(x.type.shape) <= MOST
         known = self._constant.get(x)
         if known is None:
             op = self._makers.get(x)
@@ -44,6 +55,8 @@ class Known:
     def _evaluate(self, x: Operand) -> Any:
         if isinstance(x, Literal):
             return np.asarray(x.value)
+        if x in self._arrays and x not in self._found:
+            self._found[x] = np.asarray(self._arrays[x]())
         if x not in self._found:
             op = self._makers[x]
             with np.errstate(all="ignore"):
@@ -91,6 +104,10 @@ _EVALUATED: dict[str, Callable[..., Any]] = {
     "clamp": _plain(lambda low, x, high: np.clip(x, low, high)),
     "div": _plain(_divided),
     "copy": _plain(lambda x: x),
+    "concatenate": lambda p, *xs: np.concatenate(xs, int(p["dimension"])),
+    "slice": sliced,
+    "rev": lambda p, x: np.flip(x, tuple(p["dimensions"])),
+    "transpose": lambda p, x: np.transpose(x, tuple(p["permutation"])),
     **{
         name: _plain(fn)
         for name, fn in {

@@ -9,19 +9,24 @@ tiles lie, so that only what crosses their edges moves.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
+
+import numpy as np
 
 from partir_search.ir.boundaries import ZERO
 from partir_search.ir.core import Literal, Module, Op, Operand, Region, Value, walk_regions
 from partir_search.ir.numbering import number
+from partir_search.passes.views.along import looked_up
 from partir_search.passes.views.constants import FOLDED, Constants
 from partir_search.passes.views.convolutions import around, unwrapped
 from partir_search.passes.views.crops import WINDOWED, Crops
+from partir_search.passes.views.indexed import indexed
 from partir_search.passes.views.joins import join
 from partir_search.passes.views.known import Known
 from partir_search.passes.views.resize import resized
-from partir_search.passes.views.spaced import spaced
+from partir_search.passes.views.scattered import scattered
 from partir_search.passes.views.sums import MOST, Sums
 from partir_search.passes.views.updates import SCATTERS, as_slice, update
 from partir_search.passes.views.view import (
@@ -31,6 +36,7 @@ from partir_search.passes.views.view import (
     repeated,
     view_of,
     whole,
+    zero_filled,
     zeros_only,
 )
 from partir_search.passes.views.write import Names, Writer
@@ -56,6 +62,7 @@ def with_views(module: Module) -> Module:
     names = Names({v.name for v in module.values})
     values = {i: (module.values[i], array) for i, array in module.constants.items()}
     rewriter = _Rewriter(names, Constants(constants))
+    rewriter.known.update((v, partial(np.asarray, array)) for v, array in constants.items())
     body = rewriter.region(module.body)
     values |= rewriter.arrays
     new = dataclasses.replace(
@@ -71,6 +78,7 @@ class _Rewriter:
     def __init__(self, names: Names, constants: Constants) -> None:
         self.names, self.constants = names, constants
         self.arrays: dict[int, tuple[Value, Any]] = {}  # that rewritten programs hold besides
+        self.known: dict[Value, Callable[[], Any]] = {}  # arrays that enter regions
 
     def region(self, region: Region) -> Region:
         looked_at = (op.prim for r in walk_regions(region) for op in r.ops)
@@ -96,7 +104,7 @@ class _Scope:
         self.views: dict[Value, View] = {}
         self.instead: dict[Value, Operand] = {}
         self.makers: dict[Value, Op] = {}
-        self.known = Known(region)
+        self.known = Known(region, owner.known)
         self.crops = Crops(self.makers, region)
         self.sums = Sums(self.crops)
 
@@ -124,6 +132,7 @@ class _Scope:
                 op = dataclasses.replace(op, operands=operands, key=None)
         if op.regions:
             self.owner.constants.enter(op)
+            self.owner.known.update(self.known.entering(op))
             regions = tuple(map(self.owner.region, op.regions))
             self.writer.ops.append(dataclasses.replace(op, regions=regions))
             return
@@ -139,12 +148,24 @@ class _Scope:
             )
         if resized(self.writer, op, self.known, self.owner.arrays):
             return
-        if spaced(self.writer, op, self.known):
+        if self.at_places(op):
             return
         self.makers[op.results[0]] = op = around(op, self.views) or op
         op = as_slice(op, constants) or repeated(op, self.makers) or op
         if not (self.rewritten(op) or update(self.writer, op, constants, self.views)):
             self.writer.ops.append(op)
+
+    def at_places(self, op: Op) -> bool:
+        """Writes a gather or a scatter at places that are known."""
+        found = indexed(op, self.known) if op.prim == "gather" or op.prim in SCATTERS else None
+        x = op.operands[0]
+        if found is None or not isinstance(x, Value):
+            return False
+        view = self.views.get(x) or whole(x)
+        if op.prim == "gather":
+            return looked_up(self.writer, op, found, view)
+        zeros = view.base is None and zero_filled(view)
+        return scattered(self.writer, op, found, zeros=zeros)
 
     def matters(self, op: Op) -> bool:
         """True if the op may be a view, or read one: of most it is known by their primitive."""

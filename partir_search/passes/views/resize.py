@@ -16,11 +16,14 @@ import numpy as np
 import numpy.typing as npt
 from jax import lax
 
+from partir_search.ir.bands import band_of
 from partir_search.ir.core import Literal, Op, TensorType, Value
 from partir_search.ir.reducers import number_of
 from partir_search.passes.views.known import Known
 from partir_search.passes.views.view import zero
 from partir_search.passes.views.write import Writer
+from partir_search.rules.banded import BANDED
+from partir_search.rules.shifts import LITTLE
 
 LEAST = 8  # elements of a dim that is resized so
 MOST_TAPS, MOST_PHASES = 16, 8
@@ -47,23 +50,29 @@ class _Band:
 
 
 def resized(writer: Writer, op: Op, known: Known, constants: dict[int, tuple[Value, Any]]) -> bool:
-    """Writes a product with a banded matrix of known weights as a sum of shifts."""
+    """Writes a product with a banded matrix of known weights as a sum of shifts, or as a product
+    that reads what lies in the band.
+    """
     if op.prim != "dot_general":
         return False
     (contract, batch), kinds = op.params["dimension_numbers"], [x.type for x in op.operands]
-    if any(batch) or len(contract[0]) != 1 or op.results[0].type.dtype != kinds[0].dtype:
+    if any(batch) or len(contract[0]) != 1:
         return False
     wide = np.dtype(np.float32), np.dtype(np.float64)
+    same = op.results[0].type.dtype == kinds[0].dtype == kinds[1].dtype
     for side in (0, 1):
         x, matrix = op.operands[1 - side], op.operands[side]
         along, dim = contract[side][0], contract[1 - side][0]
-        if len(matrix.type.shape) != 2 or not isinstance(x, Value) or x.type.dtype not in wide:
+        if len(matrix.type.shape) != 2 or not isinstance(x, Value):
             continue
         n, m = matrix.type.shape[along], matrix.type.shape[1 - along]
-        if min(n, m) < LEAST or not _regular(n, m):
+        weights = known.array(matrix) if min(n, m) >= LEAST else None
+        if weights is None:
             continue
-        weights = known.array(matrix)
-        band = None if weights is None else _band(weights if along == 0 else weights.T)
+        weights = weights if along == 0 else weights.T
+        band = _band(weights) if same and x.type.dtype in wide and _regular(n, m) else None
+        if band is None and _narrow(writer, op, side, weights):
+            return True
         if band is not None:
             made = _write(writer, op, x, dim, band, constants)
             order = list(range(len(x.type.shape)))
@@ -75,6 +84,21 @@ def resized(writer: Writer, op: Op, known: Known, constants: dict[int, tuple[Val
             writer.add(op, lax.transpose_p, (made,), shape, params, like=x.type, into=result)
             return True
     return False
+
+
+def _narrow(writer: Writer, op: Op, side: int, weights: Floats) -> bool:
+    """Writes a product as one that reads a band of [inputs, outputs] `weights`, if it is narrow."""
+    n = len(weights)
+    held = weights != 0
+    lows = np.where(held.any(0), held.argmax(0), n)
+    highs = n - 1 - held[::-1].argmax(0)
+    band = band_of(lows, np.where(lows == n, -1, highs), n)
+    if band.off > LITTLE * n:
+        return False
+    params = {**op.params, "matrix": side, "band": dataclasses.astuple(band)}
+    (result,) = op.results
+    writer.add(op, BANDED, op.operands, result.type.shape, params, into=result)
+    return True
 
 
 def _regular(n: int, m: int) -> bool:

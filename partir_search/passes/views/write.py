@@ -88,6 +88,16 @@ class Writer:
         )
         return result
 
+    def renamed(self, near: Op, x: Value, into: Value) -> Value:
+        """`x` under another name."""
+        if self.ops and self.ops[-1].results == (x,) and x not in self._known.values():
+            self.ops[-1] = dataclasses.replace(self.ops[-1], results=(into,), key=None)
+            return into
+        shape = x.type.shape
+        dims = tuple(range(len(shape)))
+        params = {"shape": shape, "broadcast_dimensions": dims, "sharding": None}
+        return self.add(near, lax.broadcast_in_dim_p, (x,), shape, params, like=x.type, into=into)
+
     def view(self, near: Op, view: View, into: Value | None = None) -> Value:
         """Writes a view: first what comes from beyond ends, then pads or slices, then fillers."""
         forms = view.forms()
@@ -172,6 +182,17 @@ class Writer:
             if len(ends) == 2:
                 ends = [self.add(near, lax.and_p, ends, shape, {}, like=_FLAG)]
             self._known[key] = ends[0]
+        return self._known[key]
+
+    def every(self, near: Op, shape: Shape, dim: int, first: int, step: int) -> Value:
+        """Tells whether a place of a dim is one of every `step` from `first` on."""
+        key = ("every", shape, dim, first, step)
+        if key not in self._known:
+            params = {"dtype": _INT32, "shape": shape, "dimension": dim, "sharding": None}
+            place = self.add(near, lax.iota_p, (), shape, params, like=_INDEX)
+            left = self.add(near, lax.rem_p, (place, _int32(step)), shape, {}, like=_INDEX)
+            made = self.add(near, lax.eq_p, (left, _int32(first)), shape, {}, like=_FLAG)
+            self._known[key] = made
         return self._known[key]
 
     def select(

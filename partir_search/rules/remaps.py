@@ -1,0 +1,80 @@
+"""`remap`: a dim read through an index map that is known before the program runs.
+
+jax has no primitive for it: `passes.views` writes it for gathers whose places lie near the elements
+that they are for, as those of the nearest neighbours in a grid of another size do, and for what
+scatters put at such places. Element p of the result is element ``places[p]`` of the operand, or a
+zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from partir_search.ir.bands import Band, band_of
+from partir_search.ir.boundaries import Ints
+from partir_search.ir.core import Op
+from partir_search.ir.kind import Kind
+from partir_search.ir.rule import OpRule, Reads
+from partir_search.rules.registry import register, result_shape, shape_of
+from partir_search.rules.resizing import REMAP as REMAP_RESIZING
+from partir_search.rules.shifts import LITTLE
+
+REMAP = "remap"
+
+
+def band(places: Ints, extent: int) -> Band:
+    """The band of an index map into a dim of `extent` elements."""
+    return band_of(np.where(places < 0, extent, places), places, extent)
+
+
+def reads(dim: int, found: Band, extent: int, operand: int = 0) -> Reads:
+    """Stretches of an operand's dim that tiles of points read."""
+    near = found.off <= LITTLE * extent
+    step, first, width = found.step, found.first, found.width
+    return Reads(operand, dim, step, first, width, spreads=near, over=found.over)
+
+
+@register(REMAP)
+def remap(op: Op) -> OpRule:
+    """A tile reads the stretch of the dim in which its places lie."""
+    result, dim, extent = result_shape(op), op.params["dimension"], shape_of(op, 0)
+    keys = jnp.issubdtype(op.results[0].type.dtype, jax.dtypes.extended)
+    dims = tuple(range(len(result)))
+    found = band(op.params["places"].positions, extent[dim])
+    return OpRule(
+        Kind.MOVEMENT,
+        sizes=result,
+        operands=(dims,),
+        results=(dims,),
+        reducers=("",) * len(result),
+        blocked=frozenset({dim}) if keys else frozenset(),
+        reads=() if keys else (reads(dim, found, extent[dim]),),
+        linear=((0,),),
+        resizing=REMAP_RESIZING,
+        local=_local,
+    )
+
+
+def _local(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
+    """Elements of a stretch, at the places of this tile."""
+    (x,), dim, places = args, op.params["dimension"], op.params["places"].positions
+    tiles, nowhere = ctx.tiles(dim), x.shape[dim]
+    whole = remap(op).reads_on(0, dim)
+    if tiles == 1 or whole is None:
+        at: Any = np.where(places < 0, nowhere, places)
+    else:
+        points = len(places) // tiles
+        starts = np.array([whole.stretch(i, points)[0] for i in range(tiles)])
+        by_tile = places.reshape(tiles, points)
+        by_tile = np.where(by_tile < 0, nowhere, by_tile - starts[:, None])
+        at = by_tile[0]
+        if (by_tile != at).any():
+            table = jnp.asarray(by_tile, jnp.int32)
+            at = lax.dynamic_index_in_dim(table, ctx.tile_index(dim), keepdims=False)
+    return [jnp.take(x, at, dim, mode="fill", fill_value=0)]
