@@ -19,7 +19,7 @@ from partir_search.ir.kind import Kind
 from partir_search.ir.reducers import identity
 from partir_search.ir.rule import NONE, OpRule, Reads
 from partir_search.rules.registry import register, result_shape, shape_of
-from partir_search.rules.resizing import windows
+from partir_search.rules.resizing import gradients_of_windows, windows
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -156,6 +156,10 @@ def pooling_gradient(op: Op) -> OpRule:
         sizes.append(s.out)
         if s.still:
             continue
+        if s.out * s.stride != s.size and s.stride <= s.reach:
+            sizes[d] = s.size
+            reads += _uneven(s, d)
+            continue
         if s.out * s.stride != s.size or last < first:
             sizes[d] = max(s.size, s.out)
             blocked.add(d)
@@ -173,8 +177,25 @@ def pooling_gradient(op: Op) -> OpRule:
         reads=tuple(reads),
         flops_per_point=1.0,
         linear=((0,),),
+        resizing=gradients_of_windows(op),
         local=_local_gradient,
     )
+
+
+def _uneven(s: _Slide, dim: int) -> list[Reads]:
+    """Stretches for tiles that begin at any element: cotangents of all windows that touch them, and
+    elements of these windows, of which the first may begin up to ``stride - 1`` later.
+    """
+    first = _first(s)
+    width = (s.stride - 1 + s.low) // s.stride - first + 1
+    start = 1 - s.stride + first * s.stride - s.low
+    reach = 2 * (s.stride - 1) + (width - 1) * s.stride + s.reach
+    return [Reads(0, dim, 1, first, width, over=s.stride), Reads(1, dim, 1, start, reach)]
+
+
+def _first(s: _Slide) -> int:
+    """The first window that touches a tile, counted from the one that begins with it."""
+    return (s.low - s.reach + 1) // s.stride
 
 
 def _touching(s: _Slide) -> tuple[int, int]:
@@ -185,23 +206,45 @@ def _touching(s: _Slide) -> tuple[int, int]:
 def _local_gradient(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
     cotangents, operand = args
     slides = _slides(op, 1, result=0)
-    tiled = _tiled(ctx, slides)
+    held, unselected = op.params.get("held"), _unselected(op, args[1].dtype)
+    tiled, cuts = _tiled(ctx, slides), list[tuple[int, Any]]()
+    if held:  # dims were made longer
+        for d in range(operand.ndim):
+            if d not in tiled and not slides[d].still:
+                operand = lax.slice_in_dim(operand, 0, held[d][0], axis=d)
+                cotangents = lax.slice_in_dim(cotangents, 0, held[d][1], axis=d)
     for d in tiled:
         s = slides[d]
+        size = held[d][0] if held else s.size
+        if s.out * s.stride != s.size:
+            tile = s.size // ctx.tiles(d)
+            begin = ctx.tile_index(d) * tile
+            start = begin + 1 - s.stride + _first(s) * s.stride - s.low
+            place = lax.broadcasted_iota(jnp.int32, operand.shape, d) + start
+            operand = jnp.where((place >= 0) & (place < size), operand, unselected)
+            length, late = (cotangents.shape[d] - 1) * s.stride + s.reach, begin % s.stride
+            operand = lax.dynamic_slice_in_dim(operand, s.stride - 1 - late, length, d)
+            cuts.append((d, late - _first(s) * s.stride + s.low))
+            continue
         first, last = _touching(s)
         start = first * s.stride - s.low
-        if start >= 0 and (s.out - 1 + last) * s.stride - s.low + s.reach <= s.size:
+        cuts.append((d, s.low - first * s.stride))
+        if start >= 0 and (s.out - 1 + last) * s.stride - s.low + s.reach <= size:
             continue
         place = lax.broadcasted_iota(jnp.int32, operand.shape, d)
         place = place + ctx.tile_index(d) * (s.size // ctx.tiles(d)) + start
-        inside = (place >= 0) & (place < s.size)
-        operand = jnp.where(inside, operand, _unselected(op, operand.dtype))
+        inside = (place >= 0) & (place < size)
+        operand = jnp.where(inside, operand, unselected)
     params = {**op.params, "padding": _padding(ctx, slides, op.params)}
+    params.pop("held", None)
     (out,) = bind(op, params, (cotangents, operand))
-    for d in tiled:
-        s = slides[d]
-        before = s.low - _touching(s)[0] * s.stride
-        out = lax.slice_in_dim(out, before, before + s.size // ctx.tiles(d), axis=d)
+    for d, before in cuts:
+        out = lax.dynamic_slice_in_dim(out, before, slides[d].size // ctx.tiles(d), d)
+    if held:
+        for d, s in enumerate(slides):
+            if d not in tiled and not s.still:
+                config = [(0, s.size - n if e == d else 0, 0) for e, n in enumerate(out.shape)]
+                out = lax.pad(out, jnp.zeros((), out.dtype), config)
     return [out]
 
 

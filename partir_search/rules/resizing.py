@@ -95,6 +95,18 @@ def windows(op: Op, filler: str) -> Resizing:
     return Resizing(resized_window, filler, frozenset(masked))
 
 
+def resized_gradient(op: Op, operands: Sequence[Shape], results: Sequence[Shape]) -> Op:
+    """The gradient of a pooling with the extents that count beside the longer ones, as `held`."""
+    held = tuple(zip(shape_of(op, 1), shape_of(op, 0), strict=True))
+    return dataclasses.replace(op, params={"held": held, **op.params}, key=None)
+
+
+def gradients_of_windows(op: Op) -> Resizing:
+    """Of a pooling's gradient: no window beyond the extent has a cotangent."""
+    masked = frozenset((0, d) for d in range(len(result_shape(op))))
+    return Resizing(resized_gradient, masked=masked)
+
+
 def resized_convolution(op: Op, operands: Sequence[Shape], results: Sequence[Shape]) -> Op:
     """More or less padding at the end of the image."""
     p, dn = op.params, op.params["dimension_numbers"]

@@ -111,7 +111,7 @@ def convolution(op: Op) -> OpRule:
         pads=p["feature_group_count"] == p["batch_group_count"] == 1,
         resizing=convolutions(op),
         beside=op.results[0].type.itemsize >= WIDE,
-        flops_per_point=2.0 * max(work, 1.0),
+        flops_per_point=2.0 * work,
         local=_local,
     )
 

@@ -73,10 +73,14 @@ def padded_convolution(rng: random.Random, d: int) -> Form:
 
 def pooled(rng: random.Random, d: int) -> Form:
     start, fn = rng.choice([(0.0, lax.add), (-jnp.inf, lax.max)])
+    mode = rng.choice(MODES)
     window = tuple(3 if e == d else 1 for e in range(2))
 
     def form(u: Any) -> Any:
-        p = jnp.pad(u, _ends(d, 1, 1), constant_values=start)
+        if mode == "constant":
+            p = jnp.pad(u, _ends(d, 1, 1), constant_values=start)
+        else:
+            p = jnp.pad(u, _ends(d, 1, 1), mode=mode)  # type: ignore[call-overload]
         return lax.reduce_window(p, start, fn, window, (1, 1), "VALID") / 3
 
     return form

@@ -67,6 +67,15 @@ def average(x: Any) -> Any:
     return lax.reduce_window(p, 0.0, lax.add, (1, 3, 1, 1), (1, 2, 1, 1), "VALID")
 
 
+def maxima(mode: str, stride: int) -> Form:
+    def form(x: Any) -> Any:
+        ends = ((0, 0), (1, 1), (0, 0), (0, 0))
+        p = jnp.pad(x, ends, mode=mode) if mode else x  # type: ignore[call-overload]
+        return lax.reduce_window(p, -jnp.inf, lax.max, (1, 3, 1, 1), (1, stride, 1, 1), "VALID")
+
+    return form
+
+
 FORMS: dict[str, tuple[Form, int]] = {  # function, rows of the largest collective
     "red-black": (red_black, 2),
     "four colours": (four_colours, 3),
@@ -92,6 +101,10 @@ FORMS: dict[str, tuple[Form, int]] = {  # function, rows of the largest collecti
     "reflected, stride 2": (strided("reflect"), 8),
     "edges, stride 2": (strided("edge"), 8),
     "averages, stride 2": (average, 9),
+    "maxima": (maxima("", 1), 2),
+    "maxima, stride 2": (maxima("", 2), 2),
+    "maxima, wrapped": (maxima("wrap", 1), 9),
+    "maxima, reflected, stride 2": (maxima("reflect", 2), 9),
 }
 
 
