@@ -2,7 +2,7 @@
 
     python -m experiments.transformer --mesh=batch:2,model:4 --schedule=auto
 
-Prints the chosen tilings, one layer of the plan's IR, the collectives and memory predicted and
+Prints the chosen tilings, one layer's attention and MLP in the plan's IR, the collectives and memory predicted and
 compiled, and both runs' losses. Exits with 1 when the losses differ by more than float rounding.
 On several hosts the same command runs on each, with `--cluster` or `--coordinator=host:port
 --num_processes=N --process_id=I`. `--checkpoint=DIR` keeps the state and goes on from it.
@@ -83,8 +83,8 @@ def show_plan(console: Console, plan: ps.Plan, lowered: Any, compiled: Any, scop
     console.print(ps.report.arguments_table(plan))
     if plan.searches:
         console.print(ps.report.experts_table(plan))
-    console.rule("one layer of the plan")
-    console.print(plan.ir(scope), markup=False, highlight=False, soft_wrap=True)
+    console.rule(f"{scope} of the plan: attention and MLP")
+    console.print(plan.ir(f"forward of {scope}"), markup=False, highlight=False, soft_wrap=True)
     console.rule()
     found = {
         "emitted (StableHLO)": ps.stablehlo_counts(lowered.as_text()),
@@ -208,7 +208,7 @@ def write(folder: pathlib.Path, plan: ps.Plan, losses: dict[int, float]) -> None
     folder.mkdir(parents=True, exist_ok=True)
     plan.save(folder / "plan.json")
     plan.save_search(folder)
-    (folder / "plan.ir").write_text(plan.ir() + "\n")
+    (folder / "plan.ir").write_text(plan.ir(full=True) + "\n")
     lines = ["step,loss", *(f"{i},{loss!r}" for i, loss in losses.items())]
     (folder / "losses.csv").write_text("\n".join(lines) + "\n")
 

@@ -118,7 +118,7 @@ def _plan(
     if args.out:
         folder = make_folder(args.out, "--out")
         plan.save(folder / "plan.json")
-        (folder / "plan.ir").write_text(plan.ir() + "\n")
+        (folder / "plan.ir").write_text(plan.ir(full=args.full_ir) + "\n")
         plan.save_report(folder / "report.html")
         plan.save_search(folder)
         console.print(f"wrote plan.json, plan.ir, report.html and the search to {folder}")
@@ -215,6 +215,7 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--rings", action="store_true", help="partition in time as well")
     plan.add_argument("--cache", help="folder of plans")
     plan.add_argument("--verify", help="compile for a target and compare: tpu_v5e:4x4")
+    plan.add_argument("--full-ir", action="store_true", help="every op and attribute in plan.ir")
     plan.add_argument("--out", help="folder for plan.json, plan.ir, report.html and the search")
     return parser
 

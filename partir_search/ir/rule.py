@@ -122,6 +122,7 @@ class OpRule:
       watches: a debugging tool, which decides nothing (see `passes/debug_ops.py`).
       rests: takes its operands as they are tiled, whichever way; costs nothing.
       together: its local form holds collectives, so that all devices must run it.
+      told: parameters that types and factors tell; the printed IR leaves them out.
     """
 
     kind: Kind
@@ -149,6 +150,7 @@ class OpRule:
     watches: bool = False
     rests: bool = False
     together: bool = False
+    told: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         for factor in range(len(self.sizes)):

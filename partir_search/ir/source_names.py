@@ -39,11 +39,16 @@ def clean(scope: str) -> str:
 
 
 @functools.lru_cache(maxsize=16384)
-def value_stem(scope: str, prim: str) -> str:
-    """A readable name: module path of the user's code and the primitive, `d_` in the backward."""
+def scope_path(scope: str) -> tuple[str, ...]:
+    """Modules and named scopes of a name stack, outermost first, without transformations."""
     plain = scope
     while _WRAPPER.search(plain):
         plain = _WRAPPER.sub(r"\1", plain)
-    parts = [p for p in plain.split("/") if p and re.fullmatch(r"[\w.]+", p)]
-    stem = ".".join([*parts[-3:], prim]).replace("-", "_")
+    return tuple(p for p in plain.split("/") if p and re.fullmatch(r"[\w.]+", p))
+
+
+@functools.lru_cache(maxsize=16384)
+def value_stem(scope: str, prim: str) -> str:
+    """A readable name: module path of the user's code and the primitive, `d_` in the backward."""
+    stem = ".".join([*scope_path(scope)[-3:], prim]).replace("-", "_")
     return f"d_{stem}" if "transpose(" in scope else stem

@@ -8,6 +8,7 @@ from partir_search.constraints.fixed_layouts import together
 from partir_search.constraints.shardings import spec_wish
 from partir_search.ir.argument_paths import matches, nearest
 from partir_search.ir.core import Op, Value
+from partir_search.ir.printing.names import printed_as
 from partir_search.ir.rule import KEPT
 from partir_search.messages.validators import text
 from partir_search.messages.wording import shown
@@ -23,12 +24,13 @@ def explain(planned: Planned, path: str) -> str:
     named = zip(module.arg_paths, module.body.args, strict=True)
     found = [(p, v) for p, v in named if matches(path, p)]
     if not found:
-        value = module.value_names().get(path.removeprefix("%"))
-        if value is None:
+        name = path.removeprefix("%").replace("/", ".")
+        value = module.value_names().get(name)
+        found = printed_as(module, name) if value is None else [(path, value)]
+        if not found:
             raise ValueError(
                 f"no argument or value {path!r}; near it are: {nearest(path, module.arg_paths)}"
             )
-        found = [(path, value)]
     return "\n".join(line for p, v in found for line in _explain(planned, p, v))
 
 

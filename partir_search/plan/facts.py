@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from partir_search.ir.argument_paths import nearest
-from partir_search.ir.core import Module, Value
+from partir_search.ir.core import Module, Op, Value
 from partir_search.ir.partition import Partition
 from partir_search.ir.printer import print_partition
 from partir_search.lowering.local_ir import LocalProgram
@@ -83,16 +83,31 @@ class PlanFacts(Layouts):
         """True if every automatic choice was enumerated: no plan of its space costs less."""
         return bool(self.searches) and all(s.proven for s in self.searches)
 
-    def ir(self, scope: str | None = None) -> str:
-        """The program as tile and sum loops; with `scope`, only ops traced under that name."""
+    def ir(self, scope: str | None = None, *, full: bool = False) -> str:
+        """The program as tile and sum loops.
+
+        Args:
+          scope: only ops traced under this name; "backward of layer_0" and "forward of layer_0"
+            name the ops of one pass.
+          full: every op with all its attributes. By default a run of elementwise ops is one line,
+            and layers that are equal up to names are printed once.
+        """
         if scope is None:
-            return print_partition(self.partition)
+            return print_partition(self.partition, full=full)
         validators.text("ir: scope", scope, "the name of a jax.named_scope")
-        scopes = {op.scope for op in self.module.ops}
-        if not any(scope in s for s in scopes):
-            near = nearest(scope, scopes - {""}, limit=4) or "none"
+        name, backward = scope, None
+        for word, meant in (("forward of ", False), ("backward of ", True)):
+            if scope.startswith(word):
+                name, backward = scope.removeprefix(word), meant
+
+        def within(op: Op) -> bool:
+            return name in op.scope and backward in (None, op.backward)
+
+        if not any(map(within, self.module.ops)):
+            scopes = {op.scope for op in self.module.ops}
+            near = nearest(name, scopes - {""}, limit=4) or "none"
             raise ValueError(f"ir: no op was traced under {scope!r}; scopes near it are: {near}")
-        return print_partition(self.partition, lambda op: scope in op.scope)
+        return print_partition(self.partition, within, full=full)
 
     @property
     def collectives(self) -> tuple[Collective, ...]:

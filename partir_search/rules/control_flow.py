@@ -73,7 +73,10 @@ EMITTERS: dict[str, Callable[[Op, Sequence[Block], Sequence[Any]], Sequence[Any]
 @register("scan", "while", "cond", "remat2", "checkpoint", "optimization_barrier")
 def region_op(op: Op) -> OpRule:
     """Tilings pass through the flows, not through factors."""
-    return whole(op, Kind.REGION)
+    return whole(op, Kind.REGION, told=_TOLD)
+
+
+_TOLD = frozenset({"differentiated", "prevent_cse", "unroll"})  # change nothing in the results
 
 
 def _scan_flows(op: Op) -> Flows:

@@ -80,7 +80,19 @@ def gather(op: Op) -> OpRule:
         indexed=frozenset(indexed),
         localize=functools.partial(_local_slice_sizes, _full_slices(op)),
         local=local_gather,
+        told=_told(dn.collapsed_slice_dims, dn.start_index_map, dn.offset_dims, len(result)),
     )
+
+
+def _told(
+    cut: Sequence[int], indexed: Sequence[int], window: Sequence[int], rank: int
+) -> frozenset[str]:
+    """Parameters that types tell: dimension numbers where rows of the first dim are meant."""
+    rows = tuple(cut) == tuple(indexed) == (0,)
+    told = {"fill_value", "slice_sizes"}
+    if rows and list(window) == list(range(rank - len(window), rank)):
+        told.add("dimension_numbers")
+    return frozenset(told)
 
 
 def _summable(dtype: Any) -> bool:
@@ -210,6 +222,10 @@ def scatter(op: Op) -> OpRule:
         flops_per_point=0.0,
         indexed=frozenset(indexed),
         local=local_scatter,
+        told=_told(
+            *(dn.inserted_window_dims, dn.scatter_dims_to_operand_dims),
+            *(dn.update_window_dims, len(updates)),
+        ),
     )
 
 

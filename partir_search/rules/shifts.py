@@ -65,7 +65,8 @@ def slice_(op: Op) -> OpRule:
     reads = [_reads(0, d, strides[d], starts[d], shape[d], result[d]) for d in cut if d not in few]
     plain = all(strides[d] == 1 for d in range(len(shape)))
     resizing = None if few else SLICE if plain else STRIDED
-    rule = _stretching(op, reads, localize=localize, resizing=resizing)
+    told = frozenset({"limit_indices"})
+    rule = _stretching(op, reads, localize=localize, resizing=resizing, told=told)
     if not few:
         return rule if plain else dataclasses.replace(rule, local=_local_strided)
     return dataclasses.replace(

@@ -113,7 +113,27 @@ def convolution(op: Op) -> OpRule:
         beside=op.results[0].type.itemsize >= WIDE,
         flops_per_point=2.0 * work,
         local=_local,
+        told=_told(op),
     )
+
+
+def _told(op: Op) -> frozenset[str]:
+    """Parameters that are as in a plain convolution: steps of one, no padding, one group, features
+    last.
+    """
+    p, n = op.params, len(op.results[0].type.shape)
+    dn, space = p["dimension_numbers"], tuple(range(1, n - 1))
+    plain = {
+        "window_strides": set(p["window_strides"]) == {1},
+        "lhs_dilation": set(p["lhs_dilation"]) == {1},
+        "rhs_dilation": set(p["rhs_dilation"]) == {1},
+        "padding": not any(n for pair in p["padding"] for n in pair),
+        "feature_group_count": p["feature_group_count"] == 1,
+        "batch_group_count": p["batch_group_count"] == 1,
+        "dimension_numbers": dn.lhs_spec == dn.out_spec == (0, n - 1, *space)
+        and dn.rhs_spec == (n - 1, n - 2, *(d - 1 for d in space)),
+    }
+    return frozenset(name for name, is_plain in plain.items() if is_plain)
 
 
 def _ends(op: Op, i: int) -> tuple[str, str]:

@@ -45,7 +45,7 @@ def test_rule_line(case: str, golden: Callable[[str], None]) -> None:
     rule = RuleTable()(op)
     lines = [f"{prim}: {rule} ({rule.kind.value})"]
     for _, state in looped_states(module, op):
-        text = print_partition(state.partition(), lambda o: o is op)
+        text = print_partition(state.partition(), lambda o: o is op, full=True)
         lines += text.splitlines()[1:-1]
     golden("\n".join(lines))
 

@@ -1,0 +1,1 @@
+"""Text of a partition: loops, names, attributes, blocks of scopes."""

@@ -1,0 +1,132 @@
+"""Every op on a line of its own, with all attributes and names that are unique in the program.
+
+Neighbouring ops in the same loop nest are printed in one loop. An operand made outside of a loop
+is sliced at its use; values made inside are used as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from partir_search.ir.core import Literal, Op, Operand, Value
+from partir_search.ir.partition import Partition
+from partir_search.ir.printing.attributes import all_attributes
+from partir_search.ir.printing.loops import (
+    RING,
+    Loop,
+    Nest,
+    head_text,
+    joins,
+    nest_of,
+    passing,
+    pieces,
+)
+from partir_search.ir.printing.text import (
+    layout_text,
+    listed,
+    literal_text,
+    type_text,
+    used_outside,
+)
+from partir_search.ir.rule import NONE
+
+Keep = Callable[[Op], bool]
+
+
+def print_full(partition: Partition, keep: Keep | None = None) -> str:
+    """The module under `partition`; with `keep`, only the body's ops that it accepts."""
+    printer = _Printer(partition)
+    module = partition.module
+    enters, leaves = dict(partition.modes.enters), dict(partition.modes.leaves)
+    args = [
+        f"%{v.name}: "
+        + (layout_text(partition, v, enters[i]) if i in enters else type_text(partition, v))
+        for i, v in enumerate(module.body.args)
+    ]
+    begin, end = f"func {module.name}(", f") mesh<{partition.mesh}> {{"
+    head = listed(begin, args if keep is None else ["..."], end)
+    ops = [op for op in module.body.ops if keep is None or keep(op)]
+    lines = printer.ops(ops, 0, used_outside(module.body, ops))
+    results = [
+        _operand(r) + (f": {layout_text(partition, r, leaves[i])}" if i in leaves else "")
+        for i, r in enumerate(module.body.results)
+    ]
+    tail = listed("  return ", results, "") if keep is None else []
+    return "\n".join([*head, *("  " + line for line in lines), *tail, "}"])
+
+
+class _Printer:
+    def __init__(self, partition: Partition) -> None:
+        self.partition = partition
+        self.local: dict[int, set[int]] = {}  # per axis, values made in the loop being printed
+
+    def nest(self, op: Op) -> Nest:
+        return nest_of(self.partition, op)
+
+    def ops(self, ops: Sequence[Op], level: int, outside: set[int]) -> list[str]:
+        """Lines of ops that share their first `level` loops."""
+        lines: list[str] = []
+        last = {v.id: at for at, op in enumerate(ops) for _, v in op.inputs()}
+        i = 0
+        while i < len(ops):
+            nest = self.nest(ops[i])
+            if len(nest) <= level:
+                lines += self.statement(ops[i])
+                i += 1
+                continue
+            loop, j, made = nest[level], i, set[int]()
+            while j == i or (
+                j < len(ops) and joins(self.partition, ops[j], self.nest(ops[j]), level, loop, made)
+            ):
+                made.update(r.id for r in ops[j].results)
+                j += 1
+            results = [r for op in ops[i:j] for r in op.results]
+            shown = [r for r in results if r.id in outside or last.get(r.id, NONE) >= j]
+            lines += self.loop(ops[i:j], loop, level, shown)
+            i = j
+        return lines
+
+    def loop(self, run: Sequence[Op], loop: Loop, level: int, shown: Sequence[Value]) -> list[str]:
+        axis = loop.axes[0]
+        before = self.local.get(axis, set())
+        if not loop.in_time:
+            self.local[axis] = {r.id for op in run for r in op.results}
+        inner = self.ops(run, level + 1, {r.id for r in shown})
+        self.local[axis] = before
+        names = ", ".join(f"%{r.name}" for r in shown)
+        yields = names
+        if loop.kind == RING and (ring := self.partition.ring(run[0])):
+            yields = passing(self.partition, run[0], ring, f"%{run[0].results[0].name}")
+        return [
+            f"{names} = {head_text(self.partition, loop)} {{",
+            *("  " + line for line in inner),
+            f"  yield {yields}",
+            "}",
+        ]
+
+    def statement(self, op: Op) -> list[str]:
+        operands = ", ".join(self.sliced(op, i, x) for i, x in enumerate(op.operands))
+        results = ", ".join(f"%{r.name}" for r in op.results)
+        types = ", ".join(type_text(self.partition, r) for r in op.results)
+        text = f"{results} = {op.prim}{all_attributes(op)} {operands}".rstrip()
+        if not op.regions:
+            return [f"{text} : {types}"]
+        lines = [f"{text} : {types} {{"]
+        for region in op.regions:
+            args = ", ".join(f"%{v.name}: {type_text(self.partition, v)}" for v in region.args)
+            lines.append(f"  ({args}) {{")
+            inner = self.ops(region.ops, 0, used_outside(region, region.ops))
+            lines += ["    " + line for line in inner]
+            lines.append(f"    yield {', '.join(map(_operand, region.results))}")
+            lines.append("  }")
+        return [*lines, "}"]
+
+    def sliced(self, op: Op, position: int, operand: Operand) -> str:
+        text = _operand(operand)
+        for piece in pieces(self.partition, op, position, self.local):
+            text = piece.of(text)
+        return text
+
+
+def _operand(operand: Operand) -> str:
+    return literal_text(operand) if isinstance(operand, Literal) else f"%{operand.name}"

@@ -1,0 +1,167 @@
+"""Short names of values: unique within a scope, read from the scope outward.
+
+The full name of a value is the path of its scope and a short name. In a block of `layer_0` the
+value `layer_0.norm.mul` is `%norm.mul`. The last value of a scope that goes on to other scopes in
+the same pass bears the scope's name: `%norm`. Values of the backward pass begin with `d_`.
+An argument is named by its path; in a block of `layer_0`, `params.layer_0.w1` is `%w1`.
+"""
+
+from __future__ import annotations
+
+import collections
+import re
+
+from partir_search.ir.core import Module, Op, Region, Value, walk_regions
+from partir_search.ir.source_names import scope_path
+
+Path = tuple[str, ...]
+
+
+class Names:
+    """Full names of the values of a module, by id."""
+
+    def __init__(self, module: Module) -> None:
+        self.paths = [scope_path(op.scope) for op in module.ops]
+        self.homes: list[Path] = [()] * len(module.values)
+        self.arguments = {v.id for v in module.body.args}
+        self._leaves = _Leaves(module, self.paths)
+        for value in module.values:  # arguments and constants
+            *home, short = value.name.split(".")
+            self.homes[value.id] = (*home, short)
+        taken: collections.Counter[Path] = collections.Counter()
+        mains = self._leaves.mains()
+        for op in module.ops:
+            path = self.paths[op.id]
+            for region in op.regions:
+                self._region(region, op, path)
+            for result in op.results:
+                main = mains.get(result.id, 0)
+                mark = "d_" if op.backward else ""
+                stem = (*path[: main - 1], mark + path[main - 1]) if main else None
+                full = stem or (*path, f"{mark}{op.prim}")
+                count, taken[full] = taken[full], taken[full] + 1
+                self.homes[result.id] = (*full[:-1], f"{full[-1]}_{count}") if count else full
+
+    def _region(self, region: Region, op: Op, path: Path) -> None:
+        """Arguments of a region bear the names of the program's arguments that they stand for."""
+        paired = len(region.args) == len(op.operands)
+        for i, arg in enumerate(region.args):
+            operand = op.operands[i] if paired else None
+            if isinstance(operand, Value) and operand.id in self.arguments:
+                self.arguments.add(arg.id)
+                self.homes[arg.id] = self.homes[operand.id]
+            else:
+                self.homes[arg.id] = (*path, arg.name.rpartition(".")[2])
+
+    def in_block(self, block: Path) -> BlockNames:
+        return BlockNames(self, block)
+
+
+def printed_as(module: Module, text: str) -> list[tuple[str, Value]]:
+    """Values with their full names, where these are `text` or end in it behind a dot."""
+    homes = Names(module).homes
+    full = [(".".join(homes[v.id]), v) for v in module.values]
+    return [(name, v) for name, v in full if f".{name}".endswith(f".{text}")]
+
+
+class _Leaves:
+    """Scopes that values leave on their way to users in the same pass."""
+
+    def __init__(self, module: Module, paths: list[Path]) -> None:
+        self.module, self.paths = module, paths
+        self.results = {
+            x.id for r in walk_regions(module.body) for x in r.results if isinstance(x, Value)
+        }
+
+    def mains(self) -> dict[int, int]:
+        """By value, the length of the outermost path that it is the last value to leave."""
+        users, last = self.module.users(), dict[tuple[Path, bool], int]()
+        for op in self.module.ops:
+            path = self.paths[op.id]
+            for result in op.results if path else ():
+                common = [
+                    _common(path, self.paths[u.id])
+                    for u in users[result.id]
+                    if u.backward == op.backward
+                ]
+                if result.id in self.results:
+                    common.append(0)
+                for k in range(min(common, default=len(path)) + 1, len(path) + 1):
+                    last[path[:k], op.backward] = result.id
+        found: dict[int, int] = {}
+        for (path, _), value in last.items():
+            found[value] = min(found.get(value, len(path)), len(path))
+        return found
+
+
+class BlockNames:
+    """Names as a block shows them: each stands for one value."""
+
+    def __init__(self, names: Names, block: Path) -> None:
+        self.names, self.block = names, block
+        self._shown: dict[object, str] = {}
+        self._taken: set[str] = set()
+
+    def of(self, value: Value) -> str:
+        found = self._shown.get(value.id)
+        if found is None:
+            full = self.names.homes[value.id]
+            if value.id in self.names.arguments:
+                found = self._unique(self._argument(full), full)
+            else:
+                k = min(_common(full, self.block), len(full) - 1)
+                found = self._unique(full[k:], full)
+            self._shown[value.id] = found
+        return found
+
+    def is_main(self, value: Value) -> bool:
+        """True for the value that bears the block's name."""
+        *outer, last = self.names.homes[value.id]
+        return bool(self.block) and (*outer, last.removeprefix("d_")) == self.block
+
+    def slice_of(self, value: Value, key: object) -> str:
+        """Name of a slice: `%xs` of `%x`."""
+        found = self._shown.get((value.id, key))
+        if found is None:
+            short = self.of(value).rpartition(".")[2]
+            stem, number = _NUMBERED.fullmatch(short).groups()  # type: ignore[union-attr]
+            found = self._free(f"{stem}{'_s' if stem.endswith('s') else 's'}{number}")
+            self._shown[value.id, key] = found
+        return found
+
+    def _argument(self, full: Path) -> Path:
+        """The part of an argument's path behind the block's own, or all of it."""
+        for j in range(len(self.block)):
+            own = self.block[j:]
+            for start in range(len(full) - len(own) - 1, -1, -1):
+                if full[start : start + len(own)] == own:
+                    return full[start + len(own) :]
+        return full
+
+    def _unique(self, short: Path, full: Path) -> str:
+        for k in range(len(full) - len(short), -1, -1):
+            text = ".".join(full[k:])
+            if text not in self._taken:
+                self._taken.add(text)
+                return text
+        return self._free(".".join(full))
+
+    def _free(self, text: str) -> str:
+        found, n = text, 0
+        while found in self._taken:
+            n += 1
+            found = f"{text}_{n}"
+        self._taken.add(found)
+        return found
+
+
+_NUMBERED = re.compile(r"(.*?)((?:_\d+)?)")  # matches any name
+
+
+def _common(a: Path, b: Path) -> int:
+    n = 0
+    for x, y in zip(a, b, strict=False):
+        if x != y:
+            break
+        n += 1
+    return n

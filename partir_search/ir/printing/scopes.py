@@ -1,0 +1,136 @@
+"""Blocks of scopes, and an order of their ops in which few loops are needed."""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Union
+
+from partir_search.ir.core import Op
+from partir_search.ir.printing.loops import Nest
+from partir_search.ir.printing.names import Path
+from partir_search.ir.rule import NONE
+
+STRUCTURE = 2  # ops of weight that make a scope a block of its own
+STRUCTURE_BACKWARD = 3  # a product has two in the backward pass
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Scope:
+    """Neighbouring ops traced under one path, in one pass.
+
+    Attributes:
+      path: of modules and named scopes.
+      backward: whether the ops are of the backward pass.
+      ops: all ops, those of inner scopes too.
+      items: inner scopes, and the ops between them.
+    """
+
+    path: Path
+    backward: bool
+    ops: tuple[Op, ...]
+    items: tuple[Item, ...]
+
+
+Item = Union[Op, Scope]
+
+
+def scopes_of(
+    ops: Sequence[Op], paths: Sequence[Path], weighs: Callable[[Op], bool], depth: int = 0
+) -> tuple[Item, ...]:
+    """Ops with a `Scope` for each run of neighbours under one path that has structure.
+
+    Args:
+      paths: by op id.
+      weighs: tells ops of weight, as products, from elementwise ops and their like.
+    """
+
+    def key(op: Op) -> tuple[str, bool]:
+        path = paths[op.id]
+        return (path[depth] if len(path) > depth else "", op.backward)
+
+    items: list[Item] = []
+    for (part, backward), group in itertools.groupby(ops, key):
+        inside = tuple(group)
+        least = STRUCTURE_BACKWARD if backward else STRUCTURE
+        if part and sum(map(weighs, inside)) >= least:
+            inner = scopes_of(inside, paths, weighs, depth + 1)
+            if len(inner) == 1 and isinstance(inner[0], Scope):
+                items.append(inner[0])
+            else:
+                path = paths[inside[0].id][: depth + 1]
+                items.append(Scope(path, backward, inside, inner))
+        else:
+            items += inside
+    return tuple(items)
+
+
+def gathered(
+    ops: Sequence[Op], nests: Sequence[Nest], weighs: Callable[[Op], bool], given: set[int]
+) -> tuple[Op, ...]:
+    """The ops in an order in which neighbours share their loops.
+
+    Light ops on values `given` go first if they need loops of their own or none, as reshapes of
+    parameters and tables of positions; their results become given. Then ops that need no loop go
+    before loops. Ops of weight keep their order.
+    """
+    early = {op.id for op in _on(ops, weighs, set(given))}
+    shared = {nests[op.id] for op in ops if op.id not in early} - {()}
+    first = _on([op for op in ops if nests[op.id] not in shared], weighs, given)
+    early = {op.id for op in first}
+    then = [op for op in ops if op.id not in early]
+    return (*_in_order(first, nests, weighs), *_in_order(then, nests, weighs))
+
+
+def _on(ops: Sequence[Op], weighs: Callable[[Op], bool], given: set[int]) -> list[Op]:
+    """Light ops on `given` values, to which their results are added."""
+    found = []
+    for op in ops:
+        if not weighs(op) and all(v.id in given for _, v in op.inputs()):
+            found.append(op)
+            given.update(r.id for r in op.results)
+    return found
+
+
+def _in_order(
+    ops: Sequence[Op], nests: Sequence[Nest], weighs: Callable[[Op], bool]
+) -> Iterator[Op]:
+    """Ops behind the makers of their operands, those of one loop nest as long as there are any."""
+    waits, after = _waits(ops, weighs)
+    ready: dict[Nest, list[int]] = {(): []}
+
+    def release(i: int) -> None:
+        heapq.heappush(ready.setdefault(nests[ops[i].id], []), i)
+
+    for i in range(len(ops)):
+        if not waits[i]:
+            release(i)
+    nest: Nest = ()
+    for _ in ops:
+        if not ready[nest]:
+            held = [n for n, queue in ready.items() if queue]
+            nest = () if ready[()] else min(held, key=lambda n: ready[n][0])
+        at = heapq.heappop(ready[nest])
+        yield ops[at]
+        for j in after[at]:
+            waits[j] -= 1
+            if not waits[j]:
+                release(j)
+
+
+def _waits(ops: Sequence[Op], weighs: Callable[[Op], bool]) -> tuple[list[int], list[list[int]]]:
+    """By position, the number of ops that go before, and the positions of those that wait."""
+    made = {r.id: i for i, op in enumerate(ops) for r in op.results}
+    waits, after = [0] * len(ops), [list[int]() for _ in ops]
+    last = NONE
+    for i, op in enumerate(ops):
+        needed = {made[v.id] for _, v in op.inputs() if v.id in made}
+        if weighs(op):
+            needed |= {last} - {NONE}
+            last = i
+        waits[i] = len(needed)
+        for j in needed:
+            after[j].append(i)
+    return waits, after

@@ -1,0 +1,82 @@
+"""Types, operands and lists as text; lines of at most `WIDTH` columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from partir_search.ir.core import Literal, Op, Operand, Region, Value
+from partir_search.ir.partition import Layout, Partition
+
+WIDTH = 100  # columns, beyond which arguments and results stand one to a line
+
+
+def type_text(partition: Partition, value: Value) -> str:
+    """`f32[8,4]{batch:0, model:sum}`: the whole type, tiled dims and unfinished reductions."""
+    p, names = partition, partition.mesh.names
+    notes = [
+        f"{names[a]}:{d}"
+        for a in p.order
+        if value.type.shape and (d := p.axes[a].tiles[value.id]) >= 0
+    ]
+    notes += [f"{names[a]}:{monoid}" for a, monoid in p.rest_pending(value)]
+    return f"{value.type}{{{', '.join(notes)}}}" if notes else str(value.type)
+
+
+def layout_text(partition: Partition, x: Operand, layout: Layout) -> str:
+    """Type of an argument or result in a layout of its own."""
+    names = partition.mesh.names
+    notes = [f"{names[a]}:{d}" for d, axes in enumerate(layout) for a in axes]
+    return f"{x.type}{{{', '.join(notes)}}}"
+
+
+def literal_text(literal: Literal) -> str:
+    value = literal.value
+    return str(value.item() if hasattr(value, "item") else value)
+
+
+def listed(begin: str, items: Sequence[str], end: str) -> list[str]:
+    """A list in one line if it fits, else with a line for each item."""
+    line = f"{begin}{', '.join(items)}{end}"
+    if len(line) <= WIDTH or len(items) == 1:
+        return [line]
+    indent = " " * (len(begin) - len(begin.lstrip()))
+    inside = [f"{indent}  {item}," for item in items]
+    if not end:  # no bracket closes the list
+        inside[-1] = inside[-1].removesuffix(",")
+        return [begin.rstrip(), *inside]
+    return [begin, *inside, indent + end]
+
+
+def fitted(line: str) -> list[str]:
+    """The line in pieces of at most `WIDTH` columns; all but the first are indented by 4 more."""
+    indent = " " * min(len(line) - len(line.lstrip()) + 4, WIDTH // 2)
+    lines = []
+    while len(line) > WIDTH:
+        at = _break(line)
+        lines.append(line[:at])
+        line = indent + line[at:].lstrip()
+    return [*lines, line]
+
+
+def _break(line: str) -> int:
+    """Column of a space to break at: behind a comma or before a type if there is one in the right
+    half, in the fewest brackets, the last of them.
+    """
+    depth, best, found = 0, (3, len(line)), WIDTH
+    for at, c in enumerate(line[: WIDTH + 1]):
+        depth += (c in "([{") - (c in ")]}")
+        if c == " " and at >= WIDTH // 2 and line[at - 1] not in "=:" and line[at + 1] not in "{)":
+            rank = (not (line[at - 1] == "," or line[at + 1] == ":"), depth)
+            if rank <= best:
+                best, found = rank, at
+    return found
+
+
+def used_outside(region: Region, ops: Sequence[Op]) -> set[int]:
+    """Ids of values that a region's results or ops other than the given ones use."""
+    inside = {op.id for op in ops}
+    used = {x.id for x in region.results if isinstance(x, Value)}
+    for op in region.ops:
+        if op.id not in inside:
+            used.update(v.id for _, v in op.inputs())
+    return used
