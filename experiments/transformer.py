@@ -2,8 +2,9 @@
 
     python -m experiments.transformer --mesh=batch:2,model:4 --schedule=auto
 
-Prints the chosen tilings, one layer's attention and MLP in the plan's IR, the collectives and memory predicted and
-compiled, and both runs' losses. Exits with 1 when the losses differ by more than float rounding.
+Prints the chosen tilings, one layer's attention and MLP in the plan's IR, the collectives and
+memory predicted and compiled, and both runs' losses. Exits with 1 when the losses differ by more
+than float rounding.
 On several hosts the same command runs on each, with `--cluster` or `--coordinator=host:port
 --num_processes=N --process_id=I`. `--checkpoint=DIR` keeps the state and goes on from it.
 """

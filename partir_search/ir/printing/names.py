@@ -123,7 +123,9 @@ class BlockNames:
         """Name of a slice: `%xs` of `%x`."""
         found = self._shown.get((value.id, key))
         if found is None:
-            short = self.of(value).rpartition(".")[2]
+            *outer, short = self.of(value).split(".")
+            if short.isdecimal() and outer:  # a place in a list
+                short = f"{outer[-1]}_{short}"
             stem, number = _NUMBERED.fullmatch(short).groups()  # type: ignore[union-attr]
             found = self._free(f"{stem}{'_s' if stem.endswith('s') else 's'}{number}")
             self._shown[value.id, key] = found
