@@ -2,22 +2,27 @@
 
 Grammar (what the printer writes; loops come from a `Partition`, see `ir/partition.py`)::
 
-    module  = "func" name "(" arg ("," arg)* ")" "mesh<" axis ":" size ... ">" "{" stmt* return "}"
-    arg     = "%" name ":" type
-    type    = dtype "[" dims "]" [ "{" dim ":" axes ... "}" ]
-    stmt    = results "=" rhs
-    rhs     = prim operands attributes [region ...]
-            | "tile" dim axis "(" index ":" "range<" size ">" ")" "{" stmt* yield "}"
-            | monoid axis "(" index ":" "range<" size ">" ")" "{" stmt* yield "}"
+    module  = "func" name "(" arg ("," arg)* ")" "mesh<" axis ":" size ... ">" "{" line* return "}"
+    arg     = "%" name ":" type [ "x" count ]          -- as many that differ in a number only
+    type    = dtype "[" dims "]" [ "{" axis ":" (dim | monoid) ... "}" ]
+    line    = stmt | run | block
+    block   = [ "backward of" ] path [ "... x" count "(" path ".." path ")" ] "{" line* "}"
+    run     = "..." (count kind)* "ops" [ "in" loops ] ":" results ":" type
+    stmt    = results "=" (prim attributes operands ":" types [ "{" region* "}" ]
+                           | loop ("," loop)* "{" slice* line* yield "}")
+    loop    = ("tile" dim | monoid) axis "(" index ":" "range<" size ">" ")"
             | "ring" axis axis "(" index "," index "," "%t" ":" "steps<" size ">" ")"
-              "{" stmt* yield "}"                        -- a sum walked in time
-                                                            (ir/skewed_schedule.py)
+                                       -- a sum walked in time (ir/skewed_schedule.py)
             | "pass" ["zigzag"] axis "(" index "," "%t" ":" "steps<" size ">" ")"
-              "{" stmt* yield "}"                        -- blocks pass around (ir/blockwise.py)
-    operand = "%" name | literal | "(" "slice" dim operand "[" index "]" ")"
-            | "(" "window" dim operand "[" start "," size [ modes ] "]" ")"
+                                       -- blocks pass around (ir/blockwise.py)
+    slice   = names "=" "slice" dims operands "[" index "]"
+            | name "=" "window" dim operand "[" start "," size [ modes ] "]"
                                        -- zeros beyond the ends, or as modes say (ir/boundaries.py)
+    results = "%" name ("," "%" name)* [ "," "..." count "more" ]
     return  = "return" (operand [ ":" type ])*                       -- where it does not rest so
+
+In full (`ir/printing/full.py`) no line is a run or a block, each loop stands alone, and operands
+are sliced at uses: ``(slice 0 %x[%batch])``.
 
 The base module never changes: a partition is a separate object that refers to ops and values by
 their ids, which are dense and in program order (an op's results come after its regions' values).

@@ -96,7 +96,7 @@ class _Printer:
             if isinstance(node, Block):
                 lines += self.block(node, outer)
             elif isinstance(node, Looped):
-                lines += self.looped(node, names)
+                lines += self.looped(node, names, {})
             elif isinstance(node, Run):
                 lines.append(self.run(node, names))
             else:
@@ -114,7 +114,7 @@ class _Printer:
         inner = self.nodes(block.body, self.names.in_block(block.path), block)
         return [f"{head} {{", *_indented(inner), "}"]
 
-    def looped(self, node: Looped, names: BlockNames) -> list[str]:
+    def looped(self, node: Looped, names: BlockNames, outer: Aliases) -> list[str]:
         heads = ", ".join(head_text(self.partition, loop) for loop in node.loops)
         if node.run:
             loops = ", ".join(
@@ -122,10 +122,12 @@ class _Printer:
             )
             return [self.run(node.run, names, f" in {loops}")]
         results = self.listed(node.results, names)
-        lines, aliases = self.sliced(node, names)
+        lines, aliases = self.sliced(node, names, outer)
         for inner in node.body:
             if isinstance(inner, Statement):
                 lines += self.statement(inner, names, aliases)
+            elif isinstance(inner, Looped):
+                lines += self.looped(inner, names, aliases)
             else:
                 lines += self.nodes([inner], names)
         yields = results
@@ -135,12 +137,15 @@ class _Printer:
                 yields = passing(self.partition, inner.op, ring, results)
         return [f"{_assigned(results)}{heads} {{", *_indented([*lines, f"yield {yields}"]), "}"]
 
-    def sliced(self, node: Looped, names: BlockNames) -> tuple[list[str], Aliases]:
-        """Lines of slices, operands with equal slices together; names of the slices."""
-        aliases: Aliases = {}
+    def sliced(self, node: Looped, names: BlockNames, outer: Aliases) -> tuple[list[str], Aliases]:
+        """Lines of slices that outer loops have not taken, operands with equal slices together;
+        names of all slices.
+        """
+        aliases = dict(outer)
         groups: dict[tuple[Piece, ...], list[Value]] = collections.defaultdict(list)
         for value, parts in self.slices(node):
-            groups[parts].append(value)
+            if (value.id, parts) not in outer:
+                groups[parts].append(value)
         lines = []
         for parts, values in groups.items():
             for v in values:
