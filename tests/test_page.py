@@ -151,6 +151,12 @@ def test_command_plans(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str
     assert "arguments on mesh<batch:2, model:4>" in said
     files = {p.name for p in (tmp_path / "out").iterdir()}
     assert {"plan.json", "plan.ir", "report.html", "search.json", "search.svg"} <= files
+    text = (tmp_path / "out" / "plan.ir").read_text()
+    assert " elementwise" in text
+    assert cli.main(["plan", *NAMES, *WHERE, *more, "--full-ir"]) == 0
+    full = (tmp_path / "out" / "plan.ir").read_text()
+    assert " elementwise" not in full
+    assert len(full.splitlines()) > 4 * len(text.splitlines())
     saved = json.loads((tmp_path / "out" / "plan.json").read_text())
     assert saved["function"] == "example_step"
     assert ps.load_plan(tmp_path / "out" / "plan.json").fingerprint == saved["fingerprint"]
