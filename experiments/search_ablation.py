@@ -172,7 +172,7 @@ def variant_games(planner: Planner, names: Sequence[str]) -> dict[str, PlanningG
         paths.strategist,
     )
     graph = Graph(planner.module, planner.table, contract=True)
-    model = CostModel(planner.module, graph.rules, planner.machine, usage=planner.usage)
+    model = CostModel(planner.module, graph.rules, planner.machine, analysis=planner.analysis)
     state, strategist = State(graph, planner.mesh), Strategist(graph)
     goal = scorer(planner.goals)
     whole = PlanningGame(graph, planner.mesh, model, names, goal, state, strategist)

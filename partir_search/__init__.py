@@ -55,7 +55,7 @@ from partir_search.propagation.actions import (
 )
 from partir_search.propagation.contradictions import IllegalAction
 from partir_search.rules.user import register_rule, with_rule
-from partir_search.simulator.simulator import Cost
+from partir_search.simulator.cost import Cost
 from partir_search.simulator.target.machine import MACHINES, Machine
 from partir_search.simulator.target.traits import XlaTraits
 

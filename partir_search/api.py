@@ -36,7 +36,7 @@ from partir_search.planning.checks import options as checks
 from partir_search.planning.options import Options, Remat, Schedule
 from partir_search.planning.planner import DEFAULT_EPISODES, Progress
 from partir_search.planning.trace import ClosesOverTraced, split_call
-from partir_search.simulator.simulator import Cost
+from partir_search.simulator.cost import Cost
 from partir_search.simulator.target.machine import Machine, find_machine, machine_of_kind
 
 

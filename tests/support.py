@@ -24,7 +24,8 @@ from partir_search.lowering.traits import NEUTRAL, LoweringTraits
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.state import State
 from partir_search.rules.control_flow import EMITTERS
-from partir_search.simulator.simulator import Cost, CostModel
+from partir_search.simulator.cost import Cost
+from partir_search.simulator.simulator import CostModel
 from partir_search.simulator.target.machine import Machine
 from partir_search.simulator.target.traits import XlaTraits, traits_of
 

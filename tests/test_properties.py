@@ -31,7 +31,6 @@ from partir_search.propagation.state import State
 from partir_search.rules import RuleTable
 from partir_search.simulator.simulator import CostModel
 from partir_search.simulator.target.machine import MACHINES
-from partir_search.simulator.time.roofline import Load
 from tests.generated.constrained import constrained, random_spec
 from tests.generated.stencils import stencil
 from tests.programs import build
@@ -194,7 +193,7 @@ def test_sparse_programs(seed: int) -> None:
         a, b = model.evaluate(sparse), model.evaluate(whole)
         assert dataclasses.astuple(a)[:6] == pytest.approx(dataclasses.astuple(b)[:6], rel=1e-12)
         assert a.bytes_by_axis == b.bytes_by_axis
-        least = model.least(Load(model, state.partition()))
+        least = model.lower_bound(model.load(state.partition()))
         assert 0 < least.seconds <= a.seconds
         assert least.argument_bytes == a.argument_bytes
         assert least.argument_bytes <= least.peak_bytes <= a.peak_bytes

@@ -26,8 +26,9 @@ from partir_search.plan.remedy import Remedy
 from partir_search.plan.serialization import fingerprint
 from partir_search.plan.shardings import Layouts
 from partir_search.propagation.actions import Action
+from partir_search.simulator.cost import Cost, OpCost
 from partir_search.simulator.lower_bounds import products_bytes
-from partir_search.simulator.simulator import Cost, OpCost
+from partir_search.simulator.simulator import Simulation
 from partir_search.simulator.target.machine import Machine
 from partir_search.simulator.timeline import Timeline, timeline
 
@@ -135,6 +136,11 @@ class PlanFacts(Layouts):
     def breakdown(self) -> tuple[OpCost, ...]:
         """Simulated seconds of each kernel and collective, dearest first."""
         return self._planned.model.breakdown(self._planned.sketch)
+
+    @functools.cached_property
+    def simulation(self) -> Simulation:
+        """Simulated step with every result that the cost comes from; `print` shows them."""
+        return self._planned.model.simulate(self.program, record=True)
 
     @functools.cached_property
     def timeline(self) -> Timeline:

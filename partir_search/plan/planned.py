@@ -17,7 +17,8 @@ from partir_search.propagation.actions import Action, Enter, tilings
 from partir_search.propagation.apply import apply_all, apply_compatible
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.state import State
-from partir_search.simulator.simulator import Cost, CostModel
+from partir_search.simulator.cost import Cost
+from partir_search.simulator.simulator import CostModel
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

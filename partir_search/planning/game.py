@@ -17,8 +17,8 @@ from partir_search.mcts.game import Move, Score
 from partir_search.mcts.goals import Scorer
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.state import State
-from partir_search.simulator.simulator import Cost, CostModel
-from partir_search.simulator.time.roofline import Load
+from partir_search.simulator.cost import Cost
+from partir_search.simulator.simulator import CostModel, DeviceLoad
 from partir_search.strategies.apply import Strategist
 from partir_search.strategies.moves import (
     Axes,
@@ -69,7 +69,7 @@ class PlanningGame:
     _legal: dict[int, Sequence[Sequence[Move]]] = dataclasses.field(default_factory=dict)
     _here: int = 0
     _before: list[int] = dataclasses.field(default_factory=list)  # states on the way here
-    _loaded: tuple[int, Load | None] = (-1, None)  # of the state looked at last
+    _loaded: tuple[int, DeviceLoad | None] = (-1, None)  # of the state looked at last
 
     def __post_init__(self) -> None:
         self.cache = LocalCache(self.model.machine.traits)
@@ -200,15 +200,15 @@ class PlanningGame:
             cost = self.costs[self._here] = self.model.evaluate(program, load)
         return cost
 
-    def _load(self) -> Load:
+    def _load(self) -> DeviceLoad:
         number, load = self._loaded
         if number != self._here or load is None:
-            load = Load(self.model, self.state.partition(self.cache.rows))
+            load = self.model.load(self.state.partition(self.cache.rows))
             self._loaded = self._here, load
         return load
 
     def bound(self) -> Score | None:
-        return self.goal(self.model.least(self._load())) if self.goal.monotone else None
+        return self.goal(self.model.lower_bound(self._load())) if self.goal.monotone else None
 
     def score(self) -> Score:
         return self.goal(self.cost())

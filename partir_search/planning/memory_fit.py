@@ -23,7 +23,7 @@ from partir_search.plan.planned import Planned
 from partir_search.plan.remedy import Remedy
 from partir_search.planning.planner import Planner
 from partir_search.propagation.actions import Action
-from partir_search.simulator.simulator import Cost
+from partir_search.simulator.cost import Cost
 from partir_search.simulator.target.machine import Machine
 
 PROBES = 5  # numbers of segments at which a plan is costed; peaks fall nearly on a line

@@ -15,7 +15,7 @@ from partir_search.plan.plan import Plan
 from partir_search.plan.serialization import SavedPlan
 from partir_search.planning.planner import Progress
 from partir_search.planning.tactics import Tactic, diagonals
-from partir_search.simulator.simulator import Cost
+from partir_search.simulator.cost import Cost
 from partir_search.simulator.target.machine import Machine
 
 Schedule = Union[Sequence[Tactic], Plan, SavedPlan, None]

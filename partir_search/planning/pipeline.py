@@ -40,7 +40,7 @@ from partir_search.planning.trace import Call, Traced, donated_leaves, own_shard
 from partir_search.planning.unwatched import plan_unwatched
 from partir_search.propagation.actions import Action
 from partir_search.rules.registry import RuleTable
-from partir_search.simulator.simulator import Cost
+from partir_search.simulator.cost import Cost
 
 
 class Maker:

@@ -46,8 +46,9 @@ from partir_search.propagation.state import State
 from partir_search.propagation.sub_axes import split_axes
 from partir_search.rules.control_flow import outer_inner
 from partir_search.rules.registry import RuleTable, rule_key
-from partir_search.simulator.memory.dtypes import Usage, usage_of
-from partir_search.simulator.simulator import Cost, CostModel
+from partir_search.simulator.cost import Cost
+from partir_search.simulator.program_analysis import ProgramAnalysis, analyse_program
+from partir_search.simulator.simulator import CostModel
 from partir_search.simulator.target.machine import Machine
 from partir_search.strategies.apply import Strategist
 from partir_search.strategies.argument_roles import Roles, find_roles
@@ -110,9 +111,9 @@ class Planner:
         return self.mesh.user.names + self.mesh.diagonal_names
 
     @functools.cached_property
-    def usage(self) -> Usage:
-        """Storage and traffic of the whole program."""
-        return usage_of(self.module, self.graph.rules, self.machine)
+    def analysis(self) -> ProgramAnalysis:
+        """Analyses of the whole program."""
+        return analyse_program(self.module, self.graph.rules, self.machine)
 
     @functools.cached_property
     def roles(self) -> Roles:
@@ -123,7 +124,9 @@ class Planner:
     def model(self) -> CostModel:
         """Cost model of the whole program."""
         if self._model is None:
-            self._model = CostModel(self.module, self.graph.rules, self.machine, usage=self.usage)
+            self._model = CostModel(
+                self.module, self.graph.rules, self.machine, analysis=self.analysis
+            )
         return self._model
 
     def run(
@@ -330,7 +333,7 @@ class Planner:
             self.machine,
             folded=folded,
             original_rules=self.graph.rules,
-            usage=self.usage,
+            analysis=self.analysis,
         )
         strategist = Strategist(graph, self.roles.of(folded.class_of))
         goal = scorer(self.goals)

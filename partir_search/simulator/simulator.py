@@ -1,162 +1,236 @@
-"""Walks a device-local program: seconds, peak bytes, flops, bytes per axis and per kind.
+"""Simulator of device-local programs: seconds, peak bytes, flops, bytes per axis and per kind.
 
-Roofline seconds per kernel, alpha-beta seconds per collective (`time/collectives.py`), overlap
-where the target overlaps, and the live-memory curve with donation (`memory/liveness.py`). Loops
-multiply by their trip count. The model of a module is built once; a state costs one walk over its
-moves.
+The models of a module are built once (`models.py`). A partition then costs one roofline of its
+kernels (`load`), and a program one schedule of its instructions, from which follow the overlap of
+collectives with compute and the temporaries of redistribution (`simulate`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 import numpy as np
 
-from partir_search.lowering.local_ir import LocalProgram
-from partir_search.lowering.reshard import COLLECTIVES
-from partir_search.messages.wording import amount
-from partir_search.simulator.memory.buffers import Floats
-from partir_search.simulator.program_model import ProgramModel
-from partir_search.simulator.time.roofline import Load
-from partir_search.simulator.time.split_seconds import split_seconds
-from partir_search.simulator.time.walk import Walk
+from partir_search.ir.core import Module
+from partir_search.ir.mesh import MeshShape
+from partir_search.ir.partition import Partition
+from partir_search.ir.rule import OpRule
+from partir_search.lowering.local_ir import LocalProgram, Move
+from partir_search.passes.fold.fold import Folded
+from partir_search.simulator.arrays import Floats
+from partir_search.simulator.breakdown import cost_by_op
+from partir_search.simulator.cost import Cost, OpCost
+from partir_search.simulator.memory.temporaries import Temporaries, redistribution_temporaries
+from partir_search.simulator.models import model_fold, model_program
+from partir_search.simulator.printing import table
+from partir_search.simulator.program_analysis import ProgramAnalysis, analyse_program
+from partir_search.simulator.schedule import ScheduledBlock, schedule
+from partir_search.simulator.target.machine import Machine
+from partir_search.simulator.time.collective_cost import CollectiveCosts, move_width
+from partir_search.simulator.time.fusion_splits import SplitKernels, split_at_partials
+from partir_search.simulator.time.overlap import Overlap, overlap
+from partir_search.simulator.time.roofline import Roofline, roofline
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Cost:
-    """Cost of one step of a program on one device.
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class DeviceLoad:
+    """Kernels and stored values of one device under a partition.
+
+    Collectives and copies are left out, so a load needs no device-local program.
 
     Attributes:
-      seconds: whole step; `compute_seconds` + `collective_seconds` (exposed ones only).
-      peak_bytes: most bytes live at once, arguments included.
-      flops: floating-point operations on one device.
-      bytes_by_axis / bytes_by_kind: bytes sent by one device.
+      argument_bytes: bytes of arguments and large constants.
+      live: [R] bytes of stored values along the curve, arguments apart, if no cast of a weight is
+        stored.
     """
 
-    seconds: float
-    compute_seconds: float
-    collective_seconds: float
-    peak_bytes: float
+    partition: Partition
+    roofline: Roofline
     argument_bytes: float
-    flops: float
-    bytes_by_axis: Mapping[str, float]
-    bytes_by_kind: Mapping[str, float]
+    live: Floats
 
     def __str__(self) -> str:
-        return (
-            f"{self.seconds * 1e3:.3f} ms ({self.collective_seconds * 1e3:.3f} ms exposed"
-            f" communication), peak {amount(self.peak_bytes)}"
-        )
+        rows = [
+            ("seconds of kernels", float(self.roofline.seconds.sum())),
+            ("bytes of arguments", self.argument_bytes),
+            ("most live bytes besides", float(np.max(self.live, initial=0.0))),
+        ]
+        return table("DeviceLoad", ("", ""), rows)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class OpCost:
-    """One kernel's or collective's part of a step on one device.
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class Simulation:
+    """Simulated step of a device-local program, with the results that its cost comes from.
 
     Attributes:
-      kind: the primitive, or the collective.
-      value: what it computes or moves.
-      times: runs per step; `seconds`, `flops` and `bytes` are of all runs together.
+      seconds_of: [ops] seconds of one run of each op.
+      live: [R] live bytes along the curve, arguments included.
     """
 
-    kind: str
-    value: str
-    source: str
-    times: float
-    seconds: float
-    flops: float
-    bytes: float
+    cost: Cost
+    load: DeviceLoad
+    seconds_of: Floats
+    scheduled: ScheduledBlock
+    overlap: Overlap
+    split: SplitKernels
+    temporaries: Temporaries
+    live: Floats
+
+    def __str__(self) -> str:
+        stages = (self.load, self.scheduled, self.overlap, self.split, self.temporaries)
+        return "\n".join(map(str, (self.cost, *stages)))
 
 
-class CostModel(ProgramModel):
-    """Costs of the device-local programs of one module on one machine."""
+class CostModel:
+    """Costs of the device-local programs of one module on one machine.
+
+    Attributes:
+      analysis: of the module, or of the fold's original.
+      facts / memory / time: models of the module.
+    """
+
+    def __init__(
+        self,
+        module: Module,
+        rules: Sequence[OpRule],
+        machine: Machine,
+        *,
+        folded: Folded | None = None,
+        original_rules: Sequence[OpRule] | None = None,
+        analysis: ProgramAnalysis | None = None,
+    ) -> None:
+        """A model of `module`, or of its original by way of the quotient.
+
+        Args:
+          rules: per op id.
+          folded: fold whose quotient `module` is.
+          original_rules: per op id of the fold's original.
+          analysis: of the original, if it is known already.
+        """
+        self.module, self.rules, self.machine = module, rules, machine
+        if folded is None:
+            self.analysis = analysis or analyse_program(module, rules, machine)
+            models = model_program(module, rules, machine, self.analysis)
+        else:
+            assert original_rules is not None
+            self.analysis = analysis or analyse_program(folded.original, original_rules, machine)
+            models = model_fold(folded, rules, machine, self.analysis)
+        self.folded = folded is not None
+        self.facts, self.memory, self.time = models.facts, models.memory, models.time
+        self._costs: CollectiveCosts | None = None
+
+    def costs(self, mesh: MeshShape) -> CollectiveCosts:
+        """Costs of moves on a mesh, kept while the mesh is the same."""
+        if self._costs is None or self._costs.mesh is not mesh:
+            self._costs = CollectiveCosts(self.facts, self.machine, mesh)
+        return self._costs
+
+    def width(self, move: Move) -> float:
+        """Bytes that a move carries and leaves in a copy, as a multiple of the program's."""
+        return move_width(move, self.facts, self.machine.traits)
+
+    def load(self, partition: Partition) -> DeviceLoad:
+        """Load of a partition of this model's module."""
+        memory, time = self.memory, self.time
+        found = roofline(
+            time.kernels,
+            time.work,
+            time.rates,
+            memory.nbytes,
+            memory.width,
+            partition,
+            self.machine,
+        )
+        arguments = float(memory.argument_counts @ found.nbytes)
+        return DeviceLoad(partition, found, arguments, memory.live_bytes(found.nbytes))
+
+    def lower_bound(self, load: DeviceLoad) -> Cost:
+        """A cost that no program of a partition is below, in any of its figures.
+
+        Its seconds are 0 where modes of axes may spare some kernels.
+        """
+        least = 0.0 if load.partition.modes.streams else float(load.roofline.seconds.sum())
+        peak = load.argument_bytes + float(np.max(load.live))
+        return Cost(least, least, 0.0, peak, load.argument_bytes, 0.0, {}, {})
+
+    def evaluate(self, program: LocalProgram, load: DeviceLoad | None = None) -> Cost:
+        """Cost of a device-local program of this model's module.
+
+        Args:
+          load: of the program's partition, if it is known already.
+        """
+        return self.simulate(program, load).cost
+
+    def simulate(
+        self, program: LocalProgram, load: DeviceLoad | None = None, *, record: bool = False
+    ) -> Simulation:
+        """Simulated step of a device-local program.
+
+        Args:
+          load: of the program's partition, if it is known already.
+          record: whether to record every collective.
+        """
+        facts, memory, time, partition = self.facts, self.memory, self.time, program.partition
+        load = load or self.load(partition)
+        kernels, found, costs = time.kernels, load.roofline, self.costs(partition.mesh)
+        seconds_of = np.zeros(len(self.module.ops))
+        seconds_of[kernels.op] = found.seconds / np.maximum(kernels.times, 1e-30)
+        scheduled = schedule(program, seconds_of, costs)
+        beside = overlap(
+            scheduled,
+            partition,
+            seconds_of,
+            costs,
+            memory.regions,
+            time.deferred_runs,
+            record=record,
+        )
+        split = split_at_partials(time.splits, time.work, found, beside.partial)
+        temporaries = redistribution_temporaries(
+            scheduled,
+            partition,
+            found.nbytes,
+            facts,
+            memory,
+            time.splits.reduced,
+            self.machine.traits,
+        )
+        casts = temporaries.stored_casts
+        stored = memory.live_bytes(found.nbytes, casts) if casts else load.live
+        live = stored + temporaries.bytes_at[memory.curve.position]
+        cost = _cost(load, beside, split, live, self.machine)
+        return Simulation(
+            *(cost, load, seconds_of, scheduled, beside, split, temporaries),
+            load.argument_bytes + live,
+        )
 
     def breakdown(self, program: LocalProgram) -> tuple[OpCost, ...]:
         """Every kernel and collective of the program, dearest first.
 
         Collectives count in full here, also where `evaluate` finds them hidden by compute.
         """
-        partition, k = program.partition, self.kernels
-        load, rows = Load(self, partition), list[OpCost]()
-        partial: dict[int, int] = {}
-        for move, _ in program.moves():
-            if move.step.monoid:
-                partial.setdefault(move.source.value.id, move.source.nbytes)
-        seconds_of = load.seconds.copy()
-        for kernel, longer in split_seconds(self.cuts, load, partial).items():
-            seconds_of[kernel] += longer
-        spent = (load.flops.tolist(), load.moved.tolist(), seconds_of.tolist())
-        for op_id, times, *total in zip(k.op.tolist(), k.times.tolist(), *spent, strict=True):
-            op = self.module.ops[op_id]
-            flops, moved, seconds = total
-            name = op.results[0].name
-            rows.append(OpCost(op.prim, name, op.source, times, seconds, flops, moved))
-        for move, trips in program.moves():
-            if move.step.kind in COLLECTIVES:
-                times = trips * self.inside.runs(move)
-                step, payload = move.step, move.payload_bytes * self.width(move)
-                seconds = self.transfer(step, payload, partition.mesh)[0]
-                source = move.op.source if move.op else ""
-                name = move.source.value.name
-                rows.append(
-                    OpCost(step.kind, name, source, times, seconds * times, 0.0, payload * times)
-                )
-        for own, op, trips in program.own_collectives():
-            seconds = self.own_seconds(own, partition.mesh)[0] * trips * op.count
-            runs = trips * op.count
-            sent = float(own.nbytes) * runs
-            rows.append(OpCost(own.kind, own.value, op.source, runs, seconds, 0.0, sent))
-        return tuple(sorted(rows, key=lambda r: -r.seconds))
-
-    def evaluate(self, program: LocalProgram, load: Load | None = None) -> Cost:
-        """The cost of a device-local program of this model's module.
-
-        Args:
-          load: of the program's partition, if it is known already.
-        """
-        return self.walked(program, load)[0]
-
-    def least(self, load: Load) -> Cost:
-        """A cost that no program of a partition is below, in any of its figures."""
-        return Cost(
-            seconds=load.least_seconds,
-            compute_seconds=load.least_seconds,
-            collective_seconds=0.0,
-            peak_bytes=load.least_bytes,
-            argument_bytes=load.argument_bytes,
-            flops=0.0,
-            bytes_by_axis={},
-            bytes_by_kind={},
+        analysis = None if self.folded else self.analysis
+        load, costs = self.load(program.partition), self.costs(program.partition.mesh)
+        return cost_by_op(
+            program, load.roofline, costs, self.memory.regions, self.time, self.rules, analysis
         )
 
-    def walked(
-        self, program: LocalProgram, load: Load | None = None, *, notes: bool = False
-    ) -> tuple[Cost, Walk, Floats]:
-        """The cost, the walk that it comes from (with notes of every collective if asked for), and
-        the live bytes along the curve, arguments included.
-        """
-        partition, machine, k = program.partition, self.machine, self.kernels
-        load = load or Load(self, partition)
-        by_op = np.zeros(len(self.module.ops))
-        by_op[k.op] = load.seconds / np.maximum(k.times, 1e-30)
-        walk = Walk(self, partition, load.nbytes, by_op)
-        walk.notes = {} if notes else None
-        extra = walk.block(program.body, 1.0)
-        compute = float(load.seconds.sum()) - walk.spared_seconds
-        walk.cuts = split_seconds(self.cuts, load, walk.partial)
-        compute += sum(walk.cuts.values())
-        compute += walk.copied / machine.attained_hbm_bytes_per_s
-        live = load.live_with(walk.sent_casts) + extra[self.curve.position]
-        peak = load.argument_bytes + float(np.max(live, initial=0.0))
-        cost = Cost(
-            seconds=compute + walk.exposed,
-            compute_seconds=compute,
-            collective_seconds=walk.exposed,
-            peak_bytes=peak,
-            argument_bytes=load.argument_bytes,
-            flops=float(load.flops.sum()) - walk.spared_flops,
-            bytes_by_axis=walk.by_axis,
-            bytes_by_kind=walk.by_kind,
-        )
-        return cost, walk, load.argument_bytes + live
+
+def _cost(
+    load: DeviceLoad, beside: Overlap, split: SplitKernels, live: Floats, machine: Machine
+) -> Cost:
+    """Totals of a step."""
+    compute = float(load.roofline.seconds.sum()) - beside.skipped_seconds
+    compute += sum(split.seconds.values())
+    compute += beside.copied / machine.attained_hbm_bytes_per_s
+    return Cost(
+        seconds=compute + beside.exposed,
+        compute_seconds=compute,
+        collective_seconds=beside.exposed,
+        peak_bytes=load.argument_bytes + float(np.max(live, initial=0.0)),
+        argument_bytes=load.argument_bytes,
+        flops=float(load.roofline.flops.sum()) - beside.skipped_flops,
+        bytes_by_axis=beside.by_axis,
+        bytes_by_kind=beside.by_kind,
+    )

@@ -8,8 +8,7 @@ import numpy as np
 
 from partir_search.ir.core import Op, walk_regions
 from partir_search.lowering.local_ir import Apply, LocalProgram
-from partir_search.simulator.simulator import CostModel
-from partir_search.simulator.time.walk import Walk
+from partir_search.simulator.simulator import CostModel, Simulation
 
 COMPUTE = "compute"
 
@@ -68,14 +67,15 @@ def timeline(model: CostModel, program: LocalProgram, most: int = 40) -> Timelin
       program: all of it, not only what moves.
       most: values to list at the peak.
     """
-    cost, walk, live = model.walked(program, notes=True)
-    spent = _seconds_of_ops(model, program, walk)
-    position = walk.index.position
+    found = model.simulate(program, record=True)
+    cost, live, curve = found.cost, found.live, model.memory.curve
+    spent = _seconds_of_ops(model, program, found)
+    position = program.partition.index.position
     began = np.zeros(len(program.body.region.ops) + 1)
     events: list[Event] = []
     now = 0.0
     for item in program.body.steps:
-        for n in (walk.notes or {}).get(id(item), ()):
+        for n in found.overlap.records.get(id(item), ()):
             start = max(0.0, now - (n.seconds - n.exposed))
             events.append(Event(n.axes, n.kind, start, n.seconds, n.exposed, n.source))
             now += n.exposed
@@ -92,23 +92,24 @@ def timeline(model: CostModel, program: LocalProgram, most: int = 40) -> Timelin
         events.append(Event(COMPUTE, "copies of what is gathered or cut", now, copied, copied, ""))
     began[-1] = cost.seconds
     began = np.maximum.accumulate(began)
-    memory = [(float(began[p]), float(b)) for p, b in zip(model.curve.position, live, strict=True)]
+    memory = [(float(began[p]), float(b)) for p, b in zip(curve.position, live, strict=True)]
     return Timeline(
         cost.seconds,
         tuple(events),
         tuple(memory),
-        _live(model, walk.nbytes, live, most),
+        _live(model, found.load.roofline.nbytes, live, most),
         cost.argument_bytes,
     )
 
 
-def _seconds_of_ops(model: CostModel, program: LocalProgram, walk: Walk) -> dict[int, float]:
+def _seconds_of_ops(model: CostModel, program: LocalProgram, found: Simulation) -> dict[int, float]:
     """Seconds of each op of the body, with all that its regions do."""
     times = np.zeros(len(model.module.ops))
-    times[model.kernels.op] = model.kernels.times
-    total = walk.by_op * times
-    for kernel, longer in walk.cuts.items():
-        total[model.kernels.op[kernel]] += longer
+    kernels = model.time.kernels
+    times[kernels.op] = kernels.times
+    total = found.seconds_of * times
+    for kernel, longer in found.split.seconds.items():
+        total[kernels.op[kernel]] += longer
 
     def whole(op: Op) -> float:
         inner = (o for r in op.regions for region in walk_regions(r) for o in region.ops)
@@ -118,16 +119,16 @@ def _seconds_of_ops(model: CostModel, program: LocalProgram, walk: Walk) -> dict
 
 
 def _live(model: CostModel, nbytes: np.ndarray, live: np.ndarray, most: int) -> tuple[Live, ...]:
-    traffic, module = model.traffic, model.module
+    ranges, module = model.analysis.buffers.ranges, model.module
     if not len(live):
         return ()
-    peak = model.curve.position[int(np.argmax(live))]
-    there = np.flatnonzero((traffic.start <= peak) & (traffic.stop >= peak))
+    peak = model.memory.curve.position[int(np.argmax(live))]
+    there = np.flatnonzero((ranges.start <= peak) & (ranges.stop >= peak))
     made = {r.id: op for op in module.ops for r in op.results}
     found = []
     for i in there.tolist():
-        value = module.values[int(traffic.value[i])]
-        size = float(nbytes[value.id] * traffic.weight[i])
+        value = module.values[int(ranges.value[i])]
+        size = float(nbytes[value.id] * ranges.weight[i])
         source = made[value.id].source if value.id in made else ""
         found.append(Live(value.name, str(value.type), size, source))
     return tuple(sorted(found, key=lambda v: -v.bytes)[:most])

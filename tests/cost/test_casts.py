@@ -13,7 +13,7 @@ import pytest
 from partir_search.ir.core import Module
 from partir_search.lowering.localize import localize
 from partir_search.propagation.state import State
-from partir_search.simulator.memory.dtypes import usage_of
+from partir_search.simulator.program_analysis import analyse_program
 from partir_search.simulator.simulator import CostModel
 from tests.support import ROUND, TPU_TRAITS, cost_of, module_of, ones, state_of, tile_arg
 
@@ -35,18 +35,18 @@ def step(w: Any, x: Any) -> Any:
 
 def casts(module: Module) -> list[str]:
     """The arguments of which products make another form themselves."""
-    found = usage_of(module, state_of(module).graph.rules, TPU).casts
+    found = analyse_program(module, state_of(module).graph.rules, TPU).weight_casts
     return [module.values[argument].name for argument in found.values()]
 
 
 def spared(state: State) -> float:
     """Live bytes at the peak if all forms are stored, less those if products make them."""
     graph, program = state.graph, localize(state.partition())
-    usage = usage_of(graph.module, graph.rules, TPU)
-    assert len(usage.casts) == 1
-    written = dataclasses.replace(usage, casts={})
-    models = (CostModel(graph.module, graph.rules, TPU, usage=u) for u in (written, usage))
-    before, after = (model.walked(program)[2] for model in models)
+    analysis = analyse_program(graph.module, graph.rules, TPU)
+    assert len(analysis.weight_casts) == 1
+    written = dataclasses.replace(analysis, weight_casts={})
+    models = (CostModel(graph.module, graph.rules, TPU, analysis=a) for a in (written, analysis))
+    before, after = (model.simulate(program).live for model in models)
     return float((before - after).max())
 
 

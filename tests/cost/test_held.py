@@ -14,7 +14,6 @@ from partir_search.ir.mesh import MeshShape
 from partir_search.lowering.localize import localize
 from partir_search.simulator.simulator import CostModel
 from partir_search.simulator.target.machine import Machine
-from partir_search.simulator.time.roofline import Load
 from tests.support import ROUND, module_of, ones, state_of, tile_arg
 
 N = 4
@@ -26,9 +25,9 @@ def held(state: Any, machine: Machine = ROUND) -> list[float]:
     """Bytes that are live beside stored values, by position of the module's ops."""
     model = CostModel(state.graph.module, state.graph.rules, machine)
     partition = state.partition()
-    load = Load(model, partition)
-    _, walk, live = model.walked(localize(partition))
-    beside = live - load.argument_bytes - load.live_with(walk.sent_casts)
+    found = model.simulate(localize(partition))
+    stored = model.memory.live_bytes(found.load.roofline.nbytes, found.temporaries.stored_casts)
+    beside = found.live - found.load.argument_bytes - stored
     return np.round(beside, 3).tolist()
 
 

@@ -14,7 +14,11 @@ from partir_search.lowering.localize import localize
 from partir_search.rules.registry import RuleTable
 from partir_search.simulator.simulator import CostModel
 from partir_search.simulator.target.machine import Machine
-from partir_search.simulator.time.latency_hiding import Behind, Sending, unawaited
+from partir_search.simulator.time.latency_hiding import (
+    InFlightCollective,
+    OverlapWindow,
+    off_critical_path,
+)
 from tests.support import ROUND, module_of, ones, state_of, tile_arg
 
 N = 64
@@ -45,7 +49,7 @@ def scanned(x: Any, weights: Any) -> Any:
 
 def products(module: Module) -> list[tuple[tuple[int, ...], bool]]:
     """Shape of each product's result, and whether another product waits for it."""
-    late = unawaited(module, [RuleTable()(op) for op in module.ops])
+    late = off_critical_path(module, [RuleTable()(op) for op in module.ops])
     found = [op.results[0] for op in module.ops if op.prim == "dot_general"]
     return [(v.type.shape, v.id not in late) for v in found]
 
@@ -88,12 +92,12 @@ def test_reductions_wait_for_products_to_hide_behind() -> None:
     assert exposed(slow) == pytest.approx(30 * reduced - 3 * made, rel=0.01)
 
 
-def sending(seconds: float) -> Sending:
-    return Sending("all_reduce", "x", seconds, seconds, None, 0)
+def sending(seconds: float) -> InFlightCollective:
+    return InFlightCollective("all_reduce", "x", seconds, seconds, None, 0)
 
 
 def test_what_waits_is_hidden_first() -> None:
-    behind = Behind()
+    behind = OverlapWindow()
     late = [sending(3.0), sending(2.0)]
     behind.work(1.0)
     for each in late:
@@ -106,7 +110,7 @@ def test_what_waits_is_hidden_first() -> None:
     behind.begin(awaited, waits=False)
     behind.work(9.0)
     behind.end()
-    assert [s.left for s in behind.noted] == [0.0, 0.0, 3.0]
+    assert [s.left for s in behind.begun] == [0.0, 0.0, 3.0]
     behind.begin(after := sending(1.0), waits=False)
     assert after.left == 1.0
 
@@ -115,13 +119,13 @@ def test_layers_of_a_fold_hide_in_the_next() -> None:
     """Four layers of a collective of 2 s each, and then of a product of 1 s: only the first layer
     has no product before it; three products hide 1 s each.
     """
-    whole, folded = Behind(), Behind()
+    whole, folded = OverlapWindow(), OverlapWindow()
     for _ in range(4):
         whole.begin(sending(2.0), waits=False)
         whole.work(1.0)
     whole.end()
-    assert sum(s.left for s in whole.noted) == 5.0
+    assert sum(s.left for s in whole.begun) == 5.0
     folded.begin(sending(8.0), waits=False, layers=4)
     folded.work(4.0)
     folded.end()
-    assert sum(s.left for s in folded.noted) == 4.0  # as if the last layer's product hid some too
+    assert sum(s.left for s in folded.begun) == 4.0  # as if the last layer's product hid some too

@@ -12,7 +12,8 @@ from partir_search.ir.axis_options import Modes
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.skewed_schedule import Edge
 from partir_search.lowering.localize import localize
-from partir_search.simulator.simulator import Cost, CostModel
+from partir_search.simulator.cost import Cost
+from partir_search.simulator.simulator import CostModel
 from partir_search.simulator.target.machine import MACHINES, Machine
 from partir_search.simulator.time.permutes import loads, permute_seconds
 from tests.support import module_of, state_of, tile_arg

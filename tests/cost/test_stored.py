@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from partir_search.simulator.memory.buffers import analyse
-from partir_search.simulator.memory.dtypes import stored_widths, usage_of
+from partir_search.simulator.memory.dtypes import assign_dtypes
+from partir_search.simulator.program_analysis import analyse_program
 from partir_search.simulator.simulator import CostModel
 from partir_search.simulator.target.machine import MACHINES
 from tests.support import ROUND, TPU_TRAITS, cost_of, module_of, ones, state_of
@@ -72,9 +72,9 @@ def test_masked_scores_are_stored_wide(queries: str, masked: bool, wide: bool) -
 
     q, k = (np.ones([sizes[c] for c in dims], jnp.bfloat16) for dims in (queries, "bqhd"))
     module = module_of(f, q, k, np.ones((64, 64), bool))
-    widths = stored_widths(module, state_of(module).graph.rules, TPU_TRAITS)
+    dtypes = assign_dtypes(module, state_of(module).graph.rules, TPU_TRAITS)
     (scores,) = (op.results[0].id for op in module.ops if op.prim == "dot_general")
-    assert widths.width[scores] == (2.0 if wide else 1.0)
+    assert dtypes.width[scores] == (2.0 if wide else 1.0)
 
 
 def test_logits_are_stored_wide_until_labels_are_looked_up() -> None:
@@ -85,10 +85,10 @@ def test_logits_are_stored_wide_until_labels_are_looked_up() -> None:
 
     x, w = (np.ones(s, jnp.bfloat16) for s in ((64, 32), (32, 512)))
     module = module_of(f, x, w, np.zeros((64, 1), np.int32))
-    widths = stored_widths(module, state_of(module).graph.rules, TPU_TRAITS)
+    dtypes = assign_dtypes(module, state_of(module).graph.rules, TPU_TRAITS)
     (logits,) = (op.results[0].id for op in module.ops if op.prim == "dot_general")
-    assert widths.width[logits] == 1.0
-    assert widths.storage.wide == {logits}
+    assert dtypes.width[logits] == 1.0
+    assert dtypes.wide_forward == {logits}
 
 
 @pytest.mark.parametrize("masked", [True, False])
@@ -103,8 +103,8 @@ def test_a_masked_softmax_is_stored_for_v5p(masked: bool) -> None:
     rules = state_of(module).graph.rules
     weights = module.ops[-1].operands[0]
     for name, stored in (("tpu_v5p", masked), ("tpu_v5e", False)):
-        traffic = usage_of(module, rules, MACHINES[name]).traffic
-        assert (weights.id in traffic.value.tolist()) == stored
+        ranges = analyse_program(module, rules, MACHINES[name]).buffers.ranges
+        assert (weights.id in ranges.value.tolist()) == stored
 
 
 @pytest.mark.parametrize("read_later", [True, False])
@@ -124,7 +124,10 @@ def test_what_is_kept_anyway_is_multiplied_again(read_later: bool) -> None:
 
     module = module_of(f, ones(64, 64), ones(64, 64), ones(64, 64))
     rules = state_of(module).graph.rules
-    stored = {module.values[v].name for v in analyse(module, rules).value.tolist()}
+    stored = {
+        module.values[v].name
+        for v in analyse_program(module, rules, ROUND).buffers.ranges.value.tolist()
+    }
     assert ("mul" in stored) != read_later
 
 
@@ -150,7 +153,7 @@ def test_epilogues_join_their_product() -> None:
 
     state = state_of(module_of(f, ones(64, 128), ones(128, 32)))
     model = CostModel(state.graph.module, state.graph.rules, ROUND)
-    kernels = model.kernels
+    kernels = model.time.kernels
     names = [state.graph.module.ops[op].prim for op in kernels.op.tolist()]
     product, relu, total = names.index("dot_general"), names.index("max"), names.index("reduce_sum")
     assert kernels.leader[relu] == kernels.leader[total] == product

@@ -17,7 +17,8 @@ Made by `python -m tests.cost.traits_table`; a test holds it up to date.
 A program does not say everything that a compiler does with it. Each row is a field of `XlaTraits`,
 which `Machine.traits` holds. The simulator and the lowering read these fields and compare no names
 of platforms. `other` is a target about which nothing is known: the default of a `Machine` of your
-own. `machine.with_traits(defers_weight_gradients=True)` changes some.
+own. `machine.with_traits(defers_weight_gradients=True)` changes some. `plan.breakdown()` names the
+traits that the price of each kernel and each collective depends on.
 """
 
 

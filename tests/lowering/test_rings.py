@@ -30,7 +30,6 @@ from partir_search.propagation.contradictions import IllegalAction
 from partir_search.rules.registry import RuleTable
 from partir_search.simulator.simulator import CostModel
 from partir_search.simulator.target.machine import MACHINES
-from partir_search.simulator.time.roofline import Load
 from tests.rings import mlp, mlp_state, square
 from tests.support import (
     assert_same,
@@ -179,17 +178,20 @@ def test_what_passes_around_is_a_value() -> None:
     partition = state.partition()
     model = CostModel(partition.module, list(partition.rules), MACHINES["tpu_v3"])
     program = localize(partition)
-    cost, _, live = model.walked(program)
+    found = model.simulate(program)
+    live = found.live
     products = [op for op in partition.module.ops if partition.ring(op)]
     (hidden,) = {v for _, v in products[1].inputs()} - set(partition.module.body.args)
-    assert hidden.id not in model.stored
-    static = cost.argument_bytes + Load(model, partition).live
+    assert hidden.id not in model.memory.stored
+    static = found.cost.argument_bytes + model.load(partition).live
     between = range(partition.index.position[products[1].id] + 1, len(live))
     uses = [op for op in products[2:] if any(v is hidden for _, v in op.inputs())]
     until = partition.index.position[uses[-1].id]
     size = hidden.type.nbytes / 4 / 2  # a fourth, in bf16
     extra = (live - static).tolist()
-    rows = [i for i, p in enumerate(model.curve.position.tolist()) if p in between and p <= until]
+    rows = [
+        i for i, p in enumerate(model.memory.curve.position.tolist()) if p in between and p <= until
+    ]
     assert rows
     assert all(extra[i] >= size for i in rows)
 

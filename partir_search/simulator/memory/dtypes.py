@@ -1,166 +1,164 @@
-"""In what width a compiler keeps values, where that is not the program's.
+"""Stored dtypes: values that a compiler keeps in another width than the program says.
 
-A target that multiplies f32 operands in bf16 (XLA:TPU at default precision) stores and gathers
-f32 values as bf16 if products are all that they are for. And where a product is rounded to bf16
-only to be widened again, the rounding is left out (excess precision): the wide form is stored, for
-the forward pass or for both (`simulator/memory/softmax.py`).
-Found by compiling transformers for v5e (`experiments.verify`).
+Three traits change widths. A target that multiplies f32 in bf16 stores and gathers f32 values as
+bf16 where dots alone read them (`f32_dot_operand_bytes`). A dot that is rounded to bf16 only to be
+widened again is stored wide, for the forward pass or for both (`keeps_dots_wide`,
+`simulator/memory/softmax.py`). One-hot updates of zeros are never stored (`fuses_one_hot_updates`).
+Two more store elementwise operands of dots: `materializes_dot_operands`, `materializes_softmax`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 
 import numpy as np
-import numpy.typing as npt
 
 from partir_search.ir.analysis.def_use import is_zero, zero_values
 from partir_search.ir.core import Module, Value, walk_regions
 from partir_search.ir.rule import OpRule
-from partir_search.simulator.memory.buffers import (
-    AS_WRITTEN,
-    Floats,
-    RegionTraffic,
-    Storage,
-    analyse,
-)
-from partir_search.simulator.memory.parameter_casts import changes_width, find_casts, is_float
-from partir_search.simulator.memory.softmax import Widened, sums_few
-from partir_search.simulator.target.machine import Machine
+from partir_search.simulator.arrays import Bools, Floats
+from partir_search.simulator.memory.float_types import changes_width, is_float
+from partir_search.simulator.memory.softmax import DotOutputs, sums_few
+from partir_search.simulator.printing import table
 from partir_search.simulator.target.traits import XlaTraits
-from partir_search.simulator.time.latency_hiding import unawaited
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Widths:
-    """Stored widths of a module's values.
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class Dtypes:
+    """Stored form of a module's values where a target's compiler differs from the program.
 
     Attributes:
+      names: [values] for printing.
       width: [values] stored bytes as a multiple of the type's. Arguments are stored as they are.
-      for_products: [values] whether the value is f32 and products alone read it.
-      storage: the rest, which traffic needs.
+      changed: by id of a value whose width is not 1, the width.
+      for_dots: [values] whether the value is f32 and dots alone read it.
+      one_hot: ids of ops that are recomputed in their consumers though they are not elementwise.
+      materialized: ids of elementwise values that are stored, as dots read them.
+      wide_forward: ids of values of which a form twice as wide is stored too, for the forward pass.
+      softmax_in_one_kernel: by id of a dot's result, whether the dot's kernel computes the softmax
+        of the result (else a second one, which stores the exponentials); softmaxes of all other
+        values take two kernels.
     """
 
+    names: Sequence[str]
     width: Floats
-    for_products: npt.NDArray[np.bool_]
-    storage: Storage
+    changed: Mapping[int, float]
+    for_dots: Bools
+    one_hot: Set[int]
+    materialized: Set[int]
+    wide_forward: Set[int]
+    softmax_in_one_kernel: Mapping[int, bool]
+
+    def __str__(self) -> str:
+        rows: list[tuple[object, ...]] = [
+            (self.names[v], f"{width:g} times as wide") for v, width in self.changed.items()
+        ]
+        rows += [(self.names[v], "stored for dots") for v in sorted(self.materialized)]
+        rows += [
+            (self.names[v], "twice, wide until its last forward use") for v in self.wide_forward
+        ]
+        return table("Dtypes", ("value", "stored"), rows)
 
 
-def stored_widths(module: Module, rules: list[OpRule], traits: XlaTraits) -> Widths:
-    """Widths of a module's values on a target that stores some in another width than written."""
+def assign_dtypes(module: Module, rules: Sequence[OpRule], traits: XlaTraits) -> Dtypes:
+    """Stored form of a module's values on a target.
+
+    Args:
+      rules: per op id.
+    """
     n = len(module.values)
-    for_products, for_widening = [True] * n, [True] * n
-    for region in walk_regions(module.body):
-        for x in region.results:
-            if isinstance(x, Value):
-                for_products[x.id] = for_widening[x.id] = False
-    used = [False] * n
-    converted = [True] * n  # every use is a conversion itself
-    for op in reversed(module.ops):
-        rule = rules[op.id]
-        products, widening, converts = rule.contracts and not op.regions, False, False
-        if rule.elementwise and not op.regions:
-            change, results = changes_width(op, rule), [r.id for r in op.results]
-            converts = change > 0
-            widening = converts or all(for_widening[r] and used[r] for r in results)
-            products |= change < 0 or (
-                not rule.flops_per_point and all(for_products[r] and used[r] for r in results)
-            )
-        for _, v in op.inputs():
-            used[v.id] = True
-            for_products[v.id] &= products
-            for_widening[v.id] &= widening
-            converted[v.id] &= converts
-    width, wide, at_once = np.ones(n), set[int](), dict[int, bool]()
-    narrow = np.array(for_products) & np.array(used)
-    widened = Widened(module, rules)
-    for op in module.ops:
-        rule, gradient = rules[op.id], op.id in widened.gradients
-        for r in op.results:
-            if narrow[r.id] and traits.narrows_dot_operands and is_float(r.type, 4):
-                width[r.id] = traits.dot_operand_width
-            elif not traits.keeps_dots_wide:
-                pass
-            elif rule.contracts and used[r.id] and for_widening[r.id] and is_float(r.type, 2):
-                if not converted[r.id] if gradient else widened.masked(op):
-                    width[r.id] = 2.0
-                    if not gradient:
-                        at_once[r.id] = True
-                elif not gradient and widened.looked_up(op):
-                    wide.add(r.id)
-            if r.id not in at_once and rule.contracts and not gradient and widened.plain(op):
-                at_once[r.id] = not sums_few(rule, traits.min_softmax_contraction_elements)
+    width, for_dots = np.ones(n), np.zeros(n, dtype=np.bool_)
+    wide, in_one_kernel = set[int](), dict[int, bool]()
     one_hot = frozenset[int]()
+    if traits.narrows_dot_operands or traits.keeps_dots_wide:
+        for_dots = _set_widths(module, rules, traits, width, wide, in_one_kernel)
     if traits.fuses_one_hot_updates:
         zeros = zero_values(module, rules)
         updates = (op for op in module.ops if rules[op.id].one_hot)
         one_hot = frozenset(op.id for op in updates if is_zero(op.operands[0], zeros))
-    narrowed = {v: float(width[v]) for v in np.flatnonzero(width != 1.0).tolist()}
-    products = narrow & np.array([is_float(v.type, 4) for v in module.values])
-    return Widths(width, products, Storage(one_hot, wide=wide, width=narrowed, at_once=at_once))
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Usage:
-    """Storage and traffic of a whole program on a machine: the dear part of a cost model.
-
-    Attributes:
-      widths: None where values are stored as the program says.
-      unawaited: values that no product waits for, where the machine makes use of that.
-      casts: values that products make themselves, with the argument that each is made of.
-    """
-
-    widths: Widths | None
-    traffic: RegionTraffic
-    unawaited: frozenset[int] = frozenset()
-    casts: Mapping[int, int] = dataclasses.field(default_factory=dict)
-
-
-def usage_of(module: Module, rules: list[OpRule], machine: Machine) -> Usage:
-    """Usage of a program that is not folded; models of it and of its fold may share it."""
-    traits = machine.traits
-    widths = stored_widths(module, rules, traits) if _differs(traits) else None
-    storage = storage_of(module, rules, machine, widths)
-    scheduled = traits.defers_weight_gradients or traits.async_all_gather != "never"
-    late = unawaited(module, rules) if scheduled else frozenset[int]()
-    traffic = analyse(module, rules, storage)
-    casts = find_casts(module, rules, traffic) if traits.fuses_weight_casts else {}
-    return Usage(widths, traffic, late, casts)
-
-
-def _differs(traits: XlaTraits) -> bool:
-    """True if a target stores some values in another width, or recomputes one-hot updates."""
-    return traits.narrows_dot_operands or traits.keeps_dots_wide or traits.fuses_one_hot_updates
-
-
-def storage_of(
-    module: Module, rules: list[OpRule], machine: Machine, widths: Widths | None
-) -> Storage:
-    """Storage on a machine where it differs from the program's."""
-    storage = widths.storage if widths else AS_WRITTEN
-    traits = machine.traits
-    storage = dataclasses.replace(storage, traits=traits)
+    materialized = frozenset[int]()
     if traits.materializes_softmax:
-        weights = _softmax(module, rules)
-        storage = dataclasses.replace(storage, operands=storage.operands | weights)
+        materialized |= _softmax_weights(module, rules)
     if traits.materializes_dot_operands:
-        storage = dataclasses.replace(storage, operands=storage.operands | _operands(module, rules))
-    return storage
+        materialized |= _dot_operands(module, rules)
+    changed = {v: float(width[v]) for v in np.flatnonzero(width != 1.0).tolist()}
+    names = [v.name for v in module.values]
+    return Dtypes(names, width, changed, for_dots, one_hot, materialized, wide, in_one_kernel)
 
 
-def _softmax(module: Module, rules: list[OpRule]) -> frozenset[int]:
-    """Ids of the softmax weights of narrow masked scores, as products read them."""
-    found, widened = set[int](), Widened(module, rules)
+def _set_widths(
+    module: Module,
+    rules: Sequence[OpRule],
+    traits: XlaTraits,
+    width: Floats,
+    wide: set[int],
+    in_one_kernel: dict[int, bool],
+) -> Bools:
+    """Fills `width`, `wide` and `in_one_kernel` (see `Dtypes`); returns `for_dots`."""
+    n = len(module.values)
+    for_dots, for_widening = [True] * n, [True] * n
+    for region in walk_regions(module.body):
+        for x in region.results:
+            if isinstance(x, Value):
+                for_dots[x.id] = for_widening[x.id] = False
+    used = [False] * n
+    converted = [True] * n  # every use is a conversion itself
+    for op in reversed(module.ops):
+        rule = rules[op.id]
+        dots, widening, converts = rule.contracts and not op.regions, False, False
+        if rule.elementwise and not op.regions:
+            change, results = changes_width(op, rule), [r.id for r in op.results]
+            converts = change > 0
+            widening = converts or all(for_widening[r] and used[r] for r in results)
+            dots |= change < 0 or (
+                not rule.flops_per_point and all(for_dots[r] and used[r] for r in results)
+            )
+        for _, v in op.inputs():
+            used[v.id] = True
+            for_dots[v.id] &= dots
+            for_widening[v.id] &= widening
+            converted[v.id] &= converts
+    narrow = np.array(for_dots) & np.array(used)
+    outputs = DotOutputs(module, rules)
     for op in module.ops:
-        scores = rules[op.id].contracts and op.id not in widened.gradients
+        rule, gradient = rules[op.id], op.id in outputs.gradients
+        for r in op.results:
+            if narrow[r.id] and traits.narrows_dot_operands and is_float(r.type, 4):
+                width[r.id] = traits.dot_operand_width
+            elif (
+                traits.keeps_dots_wide
+                and rule.contracts
+                and used[r.id]
+                and for_widening[r.id]
+                and is_float(r.type, 2)
+            ):
+                if not converted[r.id] if gradient else outputs.feeds_masked_softmax(op):
+                    width[r.id] = 2.0
+                    if not gradient:
+                        in_one_kernel[r.id] = True
+                elif not gradient and outputs.feeds_gather(op):
+                    wide.add(r.id)
+            forward_dot = rule.contracts and not gradient
+            if r.id not in in_one_kernel and forward_dot and outputs.feeds_max(op):
+                few = sums_few(rule, traits.min_softmax_contraction_elements)
+                in_one_kernel[r.id] = not few
+    found: Bools = narrow & np.array([is_float(v.type, 4) for v in module.values])
+    return found
+
+
+def _softmax_weights(module: Module, rules: Sequence[OpRule]) -> frozenset[int]:
+    """Ids of the softmax weights of narrow masked scores, as dots read them."""
+    found, outputs = set[int](), DotOutputs(module, rules)
+    for op in module.ops:
+        scores = rules[op.id].contracts and op.id not in outputs.gradients
         if scores and is_float(op.results[0].type, 2):
-            found.update(widened.softmax(op))
+            found.update(outputs.softmax_weights(op))
     return frozenset(found)
 
 
-def _operands(module: Module, rules: list[OpRule]) -> frozenset[int]:
-    """Elementwise values that products read, as they are before their dims are moved about."""
+def _dot_operands(module: Module, rules: Sequence[OpRule]) -> frozenset[int]:
+    """Ids of elementwise values that dots read, before their dims are moved about."""
     made = {r.id: op for op in module.ops for r in op.results}
     found: set[int] = set()
     for op in module.ops:

@@ -28,37 +28,37 @@ from partir_search.simulator.memory.backward_ops import gradients
 FAR = 64  # values looked at, of those that a product becomes or an operand is made of
 
 
-class Widened:
-    """Asks a module which products come out wide."""
+class DotOutputs:
+    """Consumers of a module's dots that decide in which width a dot's result is stored."""
 
     def __init__(self, module: Module, rules: Sequence[OpRule]) -> None:
         self.rules, self.users = rules, module.users()
         self.gradients = gradients(module)
         self.makers: Mapping[int, Op] = {r.id: op for op in module.ops for r in op.results}
 
-    def masked(self, product: Op) -> bool:
+    def feeds_masked_softmax(self, product: Op) -> bool:
         """True if a product of matrices is combined with another value before its maximum.
 
-        Sums of its squares, say, are no softmax: a product with a bias before a LayerNorm is stored
-        as it is written.
+        A sum of squares is no softmax: a product with a bias before a LayerNorm is stored as the
+        program says.
         """
         if not _of_matrices(self.rules[product.id]):
             return False
         scores, masked = self._before_reduction(product)
         return masked and any(self._is_maximum(u) for v in scores for u in self.users[v])
 
-    def looked_up(self, product: Op) -> bool:
-        """True if elements of a product or of values made of it are looked up before reduction."""
+    def feeds_gather(self, product: Op) -> bool:
+        """True if elements of a product, or of elementwise functions of it, are gathered."""
         values = self._before_reduction(product)[0]
         users = (u for v in values for u in self.users[v])
         return any(self.rules[u.id].indexed and u.id not in self.gradients for u in users)
 
-    def plain(self, product: Op) -> bool:
-        """Tells whether the maximum of a product of matrices is taken of the product as it is."""
+    def feeds_max(self, product: Op) -> bool:
+        """True if the maximum of a product of matrices is taken of the product itself."""
         users = (u for r in product.results for u in self.users[r.id])
         return _of_matrices(self.rules[product.id]) and any(map(self._is_maximum, users))
 
-    def softmax(self, product: Op) -> list[int]:
+    def softmax_weights(self, product: Op) -> list[int]:
         """Ids of the values that products of the forward pass read, if the product is masked,
         widened, reduced to its maximum and made into them by elementwise ops.
         """

@@ -1,10 +1,13 @@
-"""Temporaries of one block beside the values that the program stores: copies, waiting values."""
+"""Temporaries of redistribution, beside the values that a program stores: copies of what moves,
+values that wait for a gather, and blocks that pass around a ring.
+"""
 
 from __future__ import annotations
 
 import bisect
+import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Set
 
 import numpy as np
 
@@ -14,80 +17,162 @@ from partir_search.ir.partition import Partition
 from partir_search.ir.rule import NONE
 from partir_search.lowering.local_ir import Apply, Move
 from partir_search.lowering.passing import Passing
-from partir_search.lowering.reshard import Shuffle
+from partir_search.lowering.reshard import COLLECTIVES, Shuffle
 from partir_search.lowering.scheduling.delay import in_turns
 from partir_search.lowering.slots import Slot
-from partir_search.simulator.memory.buffers import Floats, Ints
-from partir_search.simulator.program_model import Price, ProgramModel
+from partir_search.simulator.arrays import Floats
+from partir_search.simulator.memory.model import MemoryModel
+from partir_search.simulator.printing import table
+from partir_search.simulator.program_facts import ProgramFacts
+from partir_search.simulator.schedule import ScheduledBlock
+from partir_search.simulator.target.traits import XlaTraits
+from partir_search.simulator.time.collective_cost import CollectiveCost, dot_read_width
 
 
-class Held:
-    """Bytes beside those of the model's curve, by position of the block's ops.
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class Temporaries:
+    """Temporaries of one region on one device.
 
     Attributes:
-      extra: [ops + 2] bytes; the last two at the results, and before all ops.
+      bytes_at: [ops + 2] bytes beside those of the region's curve; the last two at the results, and
+        before all ops.
+      stored_casts: ids of casts of weights that are stored because they are sent, here or in
+        regions inside.
     """
+
+    bytes_at: Floats
+    stored_casts: Set[int]
+
+    def __str__(self) -> str:
+        rows = [(at, float(b)) for at, b in enumerate(self.bytes_at) if b]
+        head = f"Temporaries: {len(self.stored_casts)} casts stored"
+        return table(head, ("position", "bytes"), rows)
+
+
+def redistribution_temporaries(
+    scheduled: ScheduledBlock,
+    partition: Partition,
+    nbytes: Floats,
+    facts: ProgramFacts,
+    memory: MemoryModel,
+    reduced: Set[int],
+    traits: XlaTraits,
+) -> Temporaries:
+    """Temporaries of a scheduled region.
+
+    Args:
+      nbytes: [values] local bytes.
+      reduced: ids of dots' results that the epilogue reduces (`FusionSplits.reduced`).
+    """
+    found = _Builder(scheduled, partition, nbytes, facts, memory, reduced, traits)
+    return Temporaries(found.extra, found.stored_casts)
+
+
+class _Builder:
+    """Temporaries so far."""
 
     def __init__(
         self,
-        model: ProgramModel,
+        scheduled: ScheduledBlock,
         partition: Partition,
         nbytes: Floats,
-        members: Ints,
-        spent: Sequence[float],
+        facts: ProgramFacts,
+        memory: MemoryModel,
+        reduced: Set[int],
+        traits: XlaTraits,
     ) -> None:
-        """Nothing yet.
-
-        Args:
-          nbytes: [values] local bytes.
-          members: ids of the block's ops.
-          spent: [ops + 1] seconds of compute before each.
-        """
-        self._model, self._partition, self._nbytes = model, partition, nbytes
-        self._members, self._spent = members, spent
+        self._partition, self._nbytes, self._facts = partition, nbytes, facts
+        self._memory, self._reduced, self._traits = memory, reduced, traits
+        self._members, self._spent = scheduled.members, scheduled.spent
         self._position = partition.index.position
-        self.extra: Floats = np.zeros(len(members) + 2)
+        self.extra: Floats = np.zeros(len(scheduled.members) + 2)
+        self.stored_casts: set[int] = set()
         self._copies: dict[int, tuple[float, int]] = {}  # by slot: bytes, and the last use so far
         self._sent: dict[int, tuple[int, Op]] = {}  # by value that only collectives store
         self._passed: dict[int, Op] = {}  # by operand that rings made a value of: the last ring
         self._ring: Op | None = None  # the last one
+        columns = zip(
+            scheduled.block.steps,
+            scheduled.position,
+            scheduled.costs,
+            scheduled.of_argument,
+            strict=True,
+        )
+        for number, (item, at, cost, argument) in enumerate(columns):
+            if isinstance(item, Move):
+                assert cost is not None
+                if item.turn and item.op:
+                    self._pass_on(item, cost, at)
+                else:
+                    self._move(item, cost, at, argument)
+                continue
+            self._read(item, at)
+            if item.turns > 1:
+                if item.turn + 1 < item.turns:
+                    continue
+                self._end_ring(item, at)
+            if item.blocks:
+                self.extra[at] += self._regions(scheduled, number, item)
 
-    def passes(self, move: Move, at: int) -> None:
-        """A block moves on around a ring: one copy is in use and one on its way, never more."""
+    def _regions(self, scheduled: ScheduledBlock, number: int, item: Apply) -> float:
+        """Peak bytes inside an op's regions."""
+        peak = 0.0
+        curves = self._memory.regions.curves[item.op.id]
+        for (part, _), curve in zip(scheduled.inner[number], curves, strict=True):
+            live, most = curve.kept_bytes_at(self._nbytes)
+            if part is not None:
+                inner = _Builder(
+                    part,
+                    self._partition,
+                    self._nbytes,
+                    self._facts,
+                    self._memory,
+                    self._reduced,
+                    self._traits,
+                )
+                self.stored_casts |= inner.stored_casts
+                extra = inner.extra[curve.position]
+                most = float(np.max(live + extra, initial=0.0))
+            peak = max(peak, most)
+        return peak
+
+    def _pass_on(self, move: Move, cost: CollectiveCost, at: int) -> None:
+        """Adds a block that moves on around a ring: one copy is in use and one on its way."""
         if move.turn <= 2:
-            self.extra[at] += move.target.nbytes * self._model.width(move)
+            self.extra[at] += move.target.nbytes * cost.width
 
-    def moves(self, move: Move, price: Price, at: int, argument: bool) -> None:
-        """A value is moved.
+    def _move(self, move: Move, cost: CollectiveCost, at: int, argument: bool) -> None:
+        """Adds the copy that a move makes.
 
         Args:
-          argument: whether it is one of the block's.
+          argument: whether the move's source is an argument of the region.
         """
         for piece in move.blocks:
             self._use(piece, at)
         source, target, step = move.source, move.target, move.step
-        together = self._model.inside.at_once(move.op, source.value)
+        if step.kind in COLLECTIVES and not step.monoid:
+            self.stored_casts |= self._memory.casts.stored_with(source.value.id)
+        together = self._memory.regions.instances_in_flight(move.op, source.value)
         if argument and move.rests and isinstance(step.detail, Shuffle):
             # Blocks of an argument where rings use them, beside the argument.
-            last = self._model.last_use[target.value.id]
+            last = self._facts.last_use[target.value.id]
             self.extra[at : max(at, last) + 1] += target.nbytes
-        if step.monoid and source.value.id in self._model.cuts.summed:
+        if step.monoid and source.value.id in self._reduced:
             self.extra[at] += self._nbytes[source.value.id] * together
         if step.kind == "all_gather" and move.op is not None and not argument:
-            self._send(source, move.op, price, at)
-            traits = self._model.machine.traits
-            if move.again and traits.async_all_gather != "never":
-                self._wait(move, move.op, price, at)
+            self._send(source, move.op, cost, at)
+            if move.again and self._traits.async_all_gather != "never":
+                self._wait(move, move.op, cost, at)
         if move.rests or step.kind == "reduce_scatter":
             if target.nbytes != source.nbytes:
                 self.extra[at - 1] += source.nbytes * together  # beside the value at rest
         elif target.nbytes > source.nbytes or step.detail is not None:
-            size = target.nbytes * price.width * together
+            size = target.nbytes * cost.width * together
             self._copies[target.id] = size, at
             self.extra[at] += size
 
-    def reads(self, item: Apply, at: int) -> None:
-        """An op, or one turn of it, reads its operands."""
+    def _read(self, item: Apply, at: int) -> None:
+        """Keeps the operands of an op, or of one turn of it, until here."""
         for source in item.ins:
             if isinstance(source, Slot):
                 self._use(source, at)
@@ -95,11 +180,11 @@ class Held:
         if how and item.turn + 1 == item.turns:
             self.extra[at] += self._scratch(item, how)
 
-    def ends(self, item: Apply, at: int) -> None:
-        """The last turn of a ring."""
+    def _end_ring(self, item: Apply, at: int) -> None:
+        """Adds values that a ring keeps, at its last turn."""
         if in_turns(item):
             self._keep_operands(item.op)
-            self._put_off(item.op)
+            self._defer(item.op)
         for out in item.outs if item.part is None else ():
             # The sum so far and the turn's product, in 32 bits.
             size = max(out.value.type.itemsize, 1)
@@ -111,52 +196,51 @@ class Held:
             self.extra[until + 1 : at + 1] += size
             self._copies[slot.id] = size, at
 
-    def _send(self, shard: Slot, op: Op, price: Price, at: int) -> None:
-        """A value that is fused into its users elsewhere is stored to be gathered, and kept if it
-        is gathered again.
+    def _send(self, shard: Slot, op: Op, cost: CollectiveCost, at: int) -> None:
+        """Adds a shard that is fused into its users elsewhere: to be gathered it is stored, and
+        kept if it is gathered again.
         """
         v = shard.value.id
-        if self._model.stored[v]:
+        if self._memory.stored[v]:
             return
-        size, before = shard.nbytes * price.width, self._sent.get(v)
+        size, before = shard.nbytes * cost.width, self._sent.get(v)
         if before and op.backward and not before[1].backward:
             size *= op.count  # those of all layers, by the end of the forward pass
         self.extra[before[0] + 1 if before else at : at + 1] += size
         self._sent[v] = at, op
 
-    def _wait(self, move: Move, op: Op, price: Price, at: int) -> None:
-        """A gather that is made again for a product begins about when the product's other operand
-        is there. If nothing waits for the product, XLA puts it off, with what it reads, until
-        others have run beside the gather.
+    def _wait(self, move: Move, op: Op, cost: CollectiveCost, at: int) -> None:
+        """Adds a regathered operand of a dot, from about when the dot's other operand is there. XLA
+        defers a dot off the critical path, with its operands, until other dots have run beside the
+        gather.
         """
-        model, spent = self._model, self._spent
-        if not model.contracts[op.id]:
+        facts, spent = self._facts, self._spent
+        if not facts.contracts[op.id]:
             return
         others = [v for _, v in op.inputs() if v.id != move.source.value.id]
         begun = max((self._made(v) for v in others), default=0)
-        size = move.target.nbytes * price.width
+        size = move.target.nbytes * cost.width
         self.extra[begun:at] += size
-        if not all(r.id in model.unawaited for r in op.results):
+        if not all(r.id in facts.off_critical_path for r in op.results):
             return
-        overlap = model.machine.traits.regather_overlap_ratio
-        left = overlap * price.seconds - (spent[at] - spent[begun])
+        left = self._traits.regather_overlap_ratio * cost.seconds - (spent[at] - spent[begun])
         until = bisect.bisect_left(spent, spent[at + 1] + left, lo=at + 1, hi=len(spent) - 1)
-        dying = (v.id for v in others if model.last_use[v.id] == at and model.stored[v.id])
+        dying = (v.id for v in others if facts.last_use[v.id] == at and self._memory.stored[v.id])
         self.extra[at + 1 : until] += size + sum(float(self._nbytes[v]) for v in dying)
 
     def _made(self, v: Value) -> int:
         """Position of the op that makes a value, 0 if it is none of the block's."""
-        made = self._model.made[v.id]
+        made = self._facts.made[v.id]
         at = int(self._position[made]) if made != NONE else 0
         return at if at < len(self._members) and self._members[at] == made else 0
 
     def _keep_operands(self, op: Op) -> None:
-        """Adds operands of a ring that are fused into their users elsewhere: what passes around or
-        is worked on in parts is a value, and kept for the next ring that passes it.
+        """Adds operands of a ring that are fused into their users elsewhere: an operand that passes
+        around or is worked on in parts is stored, and kept for the next ring that passes it.
         """
         for v in dict.fromkeys(v for _, v in op.inputs()):
             size = self._passed_bytes(v)
-            if self._model.stored[v.id] or not size:
+            if self._memory.stored[v.id] or not size:
                 continue
             at, before = int(self._position[op.id]), self._passed.get(v.id)
             if before and op.backward and not before.backward:
@@ -164,23 +248,23 @@ class Held:
             self.extra[int(self._position[before.id]) + 1 if before else at : at + 1] += size
             self._passed[v.id] = op
 
-    def _put_off(self, op: Op) -> None:
-        """Adds what the ring before used last: it may be put off until this one is done."""
+    def _defer(self, op: Op) -> None:
+        """Adds operands that the ring before used last: it may be deferred until this one ends."""
         before, self._ring = self._ring, op
         if before is not None:
             at, used = int(self._position[op.id]), int(self._position[before.id])
             for v in dict.fromkeys(v for _, v in before.inputs()):
-                if self._model.last_use[v.id] == used:
+                if self._facts.last_use[v.id] == used:
                     self.extra[used + 1 : at + 1] += self._passed_bytes(v)
 
     def _passed_bytes(self, v: Value) -> float:
-        """Bytes of a value as a product reads it; 0 for arguments that it reads as they are."""
-        width = self._model.product_width(v)
-        copied = self._model.made[v.id] != NONE or width < 1.0
+        """Bytes of a value as a dot reads it; 0 for arguments that are read as they are."""
+        width = dot_read_width(v, self._traits)
+        copied = self._facts.made[v.id] != NONE or width < 1.0
         return float(self._nbytes[v.id]) * width if copied else 0.0
 
     def _scratch(self, item: Apply, how: Blockwise) -> float:
-        """Bytes that are there during one turn of an op that works on blocks."""
+        """Bytes of scratch during one turn of an op that works on blocks."""
         sizes = self._partition.rules[item.op.id].sizes
         tiles = [self._partition.tiles_of(item.op, f) for f in how.scratch_factors]
         points = math.prod(sizes[f] for f in how.scratch_factors) / math.prod(tiles)

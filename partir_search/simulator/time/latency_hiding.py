@@ -1,9 +1,9 @@
-"""Collectives behind products that nothing waits for.
+"""Collectives behind dots off the critical path.
 
-XLA:GPU's scheduler puts off the products that make gradients of parameters and runs them beside
-collectives, of the gradients made before or of the backward pass. So it hides about as many seconds
-of collectives as these products take, whatever the links (`experiments/judge.py` on its schedules;
-figures in docs/simulator.md). What it could hide behind the rest of the backward pass it does not.
+Under `XlaTraits.defers_weight_gradients` the scheduler defers the dots that make gradients of
+parameters and runs them beside collectives: of the gradients made before, or of the backward pass.
+So it hides about as many seconds of collectives as these dots take, whatever the links. The rest of
+the backward pass could hide more and does not.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from partir_search.ir.rule import OpRule
 from partir_search.rules.control_flow import flows_of
 
 
-def unawaited(module: Module, rules: Sequence[OpRule]) -> frozenset[int]:
-    """Ids of values that no product needs, directly or not, in the region that makes them."""
+def off_critical_path(module: Module, rules: Sequence[OpRule]) -> frozenset[int]:
+    """Ids of values that no dot needs, directly or not, in the region that makes them."""
     made = frozenset(r.id for op in module.ops for r in op.results)
     awaited: set[int] = set()
     _visit(module.body, (), rules, awaited)
@@ -48,7 +48,7 @@ def _works(op: Op, rules: Sequence[OpRule]) -> bool:
 
 
 @dataclasses.dataclass(slots=True)
-class Sending:
+class InFlightCollective:
     """A collective, and seconds of it that nothing has hidden yet."""
 
     kind: str
@@ -59,24 +59,24 @@ class Sending:
     at: int
 
 
-class Behind:
-    """Collectives of one region that run behind products that nothing waits for.
+class OverlapWindow:
+    """Collectives of one region that run behind dots off the critical path.
 
     Attributes:
-      idle: seconds of such products that hide nothing yet.
-      queue: collectives that wait for products to come.
-      noted: all collectives, with the seconds left of each.
+      idle: seconds of such dots that hide nothing yet.
+      queue: collectives that wait for dots to come.
+      begun: all collectives, with the seconds left of each.
     """
 
     def __init__(self) -> None:
         self.idle = 0.0
-        self.queue: collections.deque[Sending] = collections.deque()
-        self.noted: list[Sending] = []
-        self._layers: list[tuple[Sending, float]] = []
+        self.queue: collections.deque[InFlightCollective] = collections.deque()
+        self.begun: list[InFlightCollective] = []
+        self._layers: list[tuple[InFlightCollective, float]] = []
 
     def work(self, seconds: float) -> None:
-        """Such products ran: what waits is hidden first. Their own results' collectives come later,
-        and run behind others'; as sums over a step the two are the same but for one product.
+        """Runs such dots: waiting collectives are hidden first. Collectives of the dots' own
+        results come later and run behind others; sums over a step are the same but for one dot.
         """
         while self.queue and seconds > 0.0:
             first = self.queue[0]
@@ -87,14 +87,15 @@ class Behind:
                 self.queue.popleft()
         self.idle += seconds
 
-    def begin(self, found: Sending, *, waits: bool, layers: int = 1) -> None:
-        """A collective, which products before it hide.
+    def begin(self, found: InFlightCollective, *, waits: bool, layers: int = 1) -> None:
+        """Begins a collective, which dots before it hide.
 
         Args:
-          waits: whether it may be put off as well, as nothing waits for it.
-          layers: how many it stands for in a fold: products of one layer hide it in the next.
+          waits: whether it may be deferred as well, as no dot needs its result.
+          layers: number of collectives that it stands for in a fold: dots of one layer hide it in
+            the next.
         """
-        self.noted.append(found)
+        self.begun.append(found)
         share = min(self.idle, found.left)
         self.idle -= share
         found.left -= share
@@ -104,7 +105,7 @@ class Behind:
             self._layers.append((found, found.left * (layers - 1) / layers))
 
     def end(self) -> None:
-        """No product is left to put off."""
+        """Ends the window: no dot is left to defer."""
         for found, most in self._layers:
             share = min(self.idle, most)
             self.idle -= share

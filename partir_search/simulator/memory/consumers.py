@@ -1,4 +1,4 @@
-"""For what values are kept, if elementwise ones are made again wherever they are read."""
+"""Consumers of values where elementwise values are recomputed in their consumers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from partir_search.ir.rule import OpRule
 Users = Sequence[Sequence[Op]]
 
 
-class Readers:
-    """Ops of a region that read a value, directly or by way of elementwise ops.
+class Consumers:
+    """Ops of a region that read a value, directly or by way of recomputed elementwise ops.
 
     Ops go by their ids, and ids grow along the region.
 
@@ -27,12 +27,12 @@ class Readers:
         stored: Set[int],
         one_hot: Set[int],
     ) -> None:
-        """Readers of a region's values.
+        """Consumers of a region's values.
 
         Args:
           users: by value id, the ops that read it.
-          stored: ids of values that are not made again.
-          one_hot: ids of ops that are, though they are not elementwise.
+          stored: ids of values that are stored in any case.
+          one_hot: ids of ops that are recomputed though they are not elementwise.
         """
         self.rules, self.users, self.stored, self.one_hot = rules, users, stored, one_hot
         self.makers = {r.id: op for op in region.ops for r in op.results}
@@ -44,23 +44,24 @@ class Readers:
                     last[v.id] = end
 
     def _end(self, op: Op) -> int:
-        """Until when an op's operands are read: while its results are, if they are not stored."""
+        """Id of the last op that reads an op's operands, by way of its results if not stored."""
         if op.regions or not (self.rules[op.id].elementwise or op.id in self.one_hot):
             return op.id
         if any(r.id in self.stored for r in op.results):
             return op.id
         return max(self.last.get(r.id, op.id) for r in op.results)
 
-    def kept_for(self, op: Op, leaves: Sequence[int], made: Mapping[int, int]) -> list[int]:
-        """Those of the leaves that would be kept for the result of an op alone, were it made again
-        wherever it is read: arguments (of which it is a copy in another form), and what nothing
-        else reads as late.
+    def sole(self, op: Op, leaves: Sequence[int], made: Mapping[int, int]) -> list[int]:
+        """Leaves that stay alive for an op's result alone if its consumers recompute the result:
+        arguments, of which the result is a copy in another form, and values read by nothing else
+        as late.
 
         Args:
-          leaves: the stored values that the op's result is made of, `made` by ops or arguments.
+          leaves: stored values that the op's result is computed from.
+          made: by id of a value that an op of the region makes, the op's position.
         """
         until = self.last.get(op.results[0].id, op.id)
-        # What is read after the result is, something else reads.
+        # A value read after the result has another consumer.
         doubtful = {s for s in leaves if s in made and self.last.get(s, until) <= until}
         chain: dict[int, int] = {}  # by op between, the last read of its results but for `op`
         for between in self._between(op, leaves) if doubtful else ():
@@ -69,7 +70,7 @@ class Readers:
         return [s for s in leaves if s not in made or last.get(s, until) < until]
 
     def _between(self, op: Op, leaves: Sequence[int]) -> list[Op]:
-        """The ops between the leaves and an op, last first."""
+        """Ops between the leaves and an op, last first."""
         found, waiting = dict[int, Op](), [op]
         while waiting:
             for _, v in waiting.pop().inputs():
@@ -80,6 +81,6 @@ class Readers:
         return [found[i] for i in sorted(found, reverse=True)]
 
     def _other(self, v: int, op: Op, chain: Mapping[int, int]) -> int:
-        """The last op that reads a value, but for one; known for ops of a chain."""
+        """Id of the last op besides `op` that reads a value; `chain` has known ones."""
         users = (u for u in self.users[v] if u is not op)
         return max((chain[u.id] if u.id in chain else self._end(u) for u in users), default=-1)

@@ -1,4 +1,4 @@
-"""Buffers that a loop's carries share: compilers keep a carry in one place in all iterations.
+"""Buffers that a loop's carries share: compilers keep a carry in one buffer in all iterations.
 
 The initial value dies in the loop and lends its buffer to the loop's result; in the body, the next
 value of a carry stands in the carry's place if nothing reads the carry later. So XLA
@@ -13,17 +13,19 @@ from partir_search.ir.core import Op, Region, Value
 from partir_search.ir.rule import OpRule
 from partir_search.rules.control_flow import flows_of
 
-Carried = Sequence[tuple[int, int]]
-"""(result, argument) of a region: which of its results are which arguments of the next run."""
+CarryPairs = Sequence[tuple[int, int]]
+"""(result, argument) of a region: position of a result that is an argument of the next run."""
 
 
-def carried(op: Op, region: int) -> Carried:
+def carry_pairs(op: Op, region: int) -> CarryPairs:
     """The carries of one of an op's regions."""
     flows = flows_of(op).carries
     return [(result, arg) for of, result, to, arg in flows if of == to == region]
 
 
-def lent(op: Op, at: int, made: Mapping[int, int], dies: Mapping[int, int]) -> list[int]:
+def aliased_operands(
+    op: Op, at: int, made: Mapping[int, int], dies: Mapping[int, int]
+) -> list[int]:
     """Ids of operands that lend their buffers to a region op's results.
 
     Args:
@@ -40,9 +42,9 @@ def lent(op: Op, at: int, made: Mapping[int, int], dies: Mapping[int, int]) -> l
     return [v for v in dict.fromkeys(found) if found.count(v) == 1]
 
 
-def in_place(
+def aliased_results(
     region: Region,
-    carries: Carried,
+    carries: CarryPairs,
     rules: Sequence[OpRule],
     made: Mapping[int, int],
     dies: Mapping[int, int],

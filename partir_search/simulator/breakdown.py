@@ -1,0 +1,183 @@
+"""Cost of a step by kernel and collective, each with the traits that its price depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from partir_search.ir.core import Op, Region, Value
+from partir_search.ir.rule import OpRule
+from partir_search.lowering.local_ir import Apply, Block, LocalProgram, Move
+from partir_search.lowering.reshard import COLLECTIVES
+from partir_search.lowering.slots import Slot
+from partir_search.simulator.cost import OpCost
+from partir_search.simulator.memory.region_summaries import RegionSummaries
+from partir_search.simulator.models import TimeModel
+from partir_search.simulator.op_kinds import is_reduction
+from partir_search.simulator.program_analysis import ProgramAnalysis
+from partir_search.simulator.target.traits import XlaTraits
+from partir_search.simulator.time.collective_cost import CollectiveCosts, gathers_into_donated
+from partir_search.simulator.time.fusion import exceeds_accumulator
+from partir_search.simulator.time.fusion_splits import split_at_partials
+from partir_search.simulator.time.kernels import Kernels
+from partir_search.simulator.time.roofline import Roofline
+
+
+def cost_by_op(
+    program: LocalProgram,
+    found: Roofline,
+    costs: CollectiveCosts,
+    regions: RegionSummaries,
+    time: TimeModel,
+    rules: Sequence[OpRule],
+    analysis: ProgramAnalysis | None,
+) -> tuple[OpCost, ...]:
+    """Every kernel and collective of a program, dearest first.
+
+    Args:
+      found: of the program's partition.
+      rules: per op id.
+      analysis: of the program's module, if it is no quotient.
+    """
+    rows, partial = list[OpCost](), dict[int, int]()
+    for move, _ in program.moves():
+        if move.step.monoid:
+            partial.setdefault(move.source.value.id, move.source.nbytes)
+    seconds_of = found.seconds.copy()
+    for kernel, longer in split_at_partials(time.splits, time.work, found, partial).seconds.items():
+        seconds_of[kernel] += longer
+    ops, k = program.partition.module.ops, time.kernels
+    priced = _KernelTraits(program, found, k, rules, analysis)
+    spent = (found.flops.tolist(), found.moved.tolist(), seconds_of.tolist())
+    columns = zip(k.op.tolist(), k.times.tolist(), *spent, strict=True)
+    for number, (op_id, times, flops, moved, seconds) in enumerate(columns):
+        op = ops[op_id]
+        name, traits = op.results[0].name, priced.of(number)
+        rows.append(OpCost(op.prim, name, op.source, times, seconds, flops, moved, traits))
+    arguments = {slot.id for slot in _arguments(program.body)}
+    for move, trips in program.moves():
+        if move.step.kind in COLLECTIVES:
+            times, cost = trips * regions.runs(move), costs.cost(move)
+            payload = move.payload_bytes * cost.width
+            source = move.op.source if move.op else ""
+            row = (move.step.kind, move.source.value.name, source, times, cost.seconds * times)
+            traits = _move_traits(move, cost.width, move.source.id in arguments, costs)
+            rows.append(OpCost(*row, 0.0, payload * times, traits))
+    for own, op, trips in program.own_collectives():
+        seconds = costs.of_own(own)[0] * trips * op.count
+        runs = trips * op.count
+        sent = float(own.nbytes) * runs
+        rows.append(OpCost(own.kind, own.value, op.source, runs, seconds, 0.0, sent))
+    return tuple(sorted(rows, key=lambda r: -r.seconds))
+
+
+def _arguments(block: Block) -> Iterator[Slot]:
+    yield from block.args
+    for item in block.steps:
+        for inner in item.blocks if isinstance(item, Apply) else ():
+            yield from _arguments(inner)
+
+
+def _move_traits(
+    move: Move, width: float, argument: bool, costs: CollectiveCosts
+) -> tuple[str, ...]:
+    """Traits that the price of a collective depends on."""
+    traits, kind = costs.machine.traits, move.step.kind
+    start = traits.async_all_gather
+    early = kind == "all_gather" and (start == "since_source" or (argument and start != "never"))
+    donated = traits.copies_gather_into_donated and gathers_into_donated(move, costs.facts)
+    found = {
+        "f32_dot_operand_bytes": width != 1.0,
+        "collective_copy_factors": bool(traits.collective_copy_factors.get(kind)),
+        "copies_gather_into_donated": donated,
+        "async_all_gather": early,
+        "defers_weight_gradients": traits.defers_weight_gradients and not early and not move.turn,
+    }
+    return tuple(name for name, holds in found.items() if holds)
+
+
+class _KernelTraits:
+    """Traits that the prices of a program's kernels depend on."""
+
+    def __init__(
+        self,
+        program: LocalProgram,
+        found: Roofline,
+        kernels: Kernels,
+        rules: Sequence[OpRule],
+        analysis: ProgramAnalysis | None,
+    ) -> None:
+        self._module = module = program.partition.module
+        self._roofline, self._kernels, self._rules = found, kernels, rules
+        self._analysis, self._users = analysis, module.users()
+        self._makers = {r.id: op for op in module.ops for r in op.results}
+        self._leads = {k for k, leader in enumerate(kernels.leader.tolist()) if leader != k}
+        self._leads = set(kernels.leader[sorted(self._leads)].tolist())
+        self._forced = set[int]()
+        for region in _regions(module.body):
+            self._forced.update(x.id for x in region.results if isinstance(x, Value))
+            self._forced.update(v.id for op in region.ops if op.regions for _, v in op.inputs())
+
+    def of(self, k: int) -> tuple[str, ...]:
+        """Names of traits, without repeats."""
+        return tuple(dict.fromkeys(self._names(k)))
+
+    def _names(self, k: int) -> Iterator[str]:
+        found, machine = self._roofline, self._roofline.machine
+        traits: XlaTraits = machine.traits
+        op = self._module.ops[int(self._kernels.op[k])]
+        rule, leader, values = (
+            self._rules[op.id],
+            int(self._kernels.leader[k]),
+            self._kernels.values(k),
+        )
+        if any(found.width[v] < 1.0 for v in values):
+            yield "f32_dot_operand_bytes"
+        if any(found.width[v] > 1.0 for v in values):
+            yield "keeps_dots_wide"
+        if machine.vmem_bytes_per_s:
+            most = machine.vmem_bytes * traits.vmem_resident_fraction
+            if any(found.stored_bytes(v) <= most for v in values):
+                yield "vmem_resident_fraction"
+        starts = self._module.ops[int(self._kernels.op[leader])]
+        if self._rules[starts.id].contracts and (leader != k or k in self._leads):
+            yield "fuses_dot_epilogues"
+        if is_reduction(rule) and leader == k and exceeds_accumulator(op, rule, traits):
+            yield "max_reduction_accumulator_bytes"
+        if self._analysis is not None:
+            yield from self._of_values(op, values, self._analysis, traits)
+
+    def _of_values(
+        self, op: Op, values: Sequence[int], analysis: ProgramAnalysis, traits: XlaTraits
+    ) -> Iterator[str]:
+        """Traits by which values that the kernel touches are stored, or its operands are not."""
+        dtypes, rule = analysis.dtypes, self._rules[op.id]
+        if any(v in dtypes.materialized for v in values):
+            if traits.materializes_dot_operands:
+                yield "materializes_dot_operands"
+            if traits.materializes_softmax:
+                yield "materializes_softmax"
+        if any(not dtypes.softmax_in_one_kernel.get(v, True) for v in values):
+            yield "min_softmax_contraction_elements"
+        operands = [v for _, v in op.inputs()]
+        if any(v.id in analysis.weight_casts for v in operands):
+            yield "fuses_weight_casts"
+        makers = [self._makers[v.id] for v in operands if v.id in self._makers]
+        if any(maker.id in dtypes.one_hot for maker in makers):
+            yield "fuses_one_hot_updates"
+        if not rule.elementwise or op.regions or len(op.results) != 1:
+            return
+        result = op.results[0].id
+        if result in self._forced or result in dtypes.materialized:
+            return
+        read = [v for v in values if v != result]
+        if len(read) > traits.max_fused_inputs:
+            yield "max_fused_inputs"
+        elif len(self._users[result]) > 1:
+            yield "materialize_ratio"
+
+
+def _regions(region: Region) -> Iterator[Region]:
+    yield region
+    for op in region.ops:
+        for inner in op.regions:
+            yield from _regions(inner)

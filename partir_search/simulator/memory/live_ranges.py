@@ -1,0 +1,49 @@
+"""Live ranges: for how long each stored value of a region takes memory, and how much."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from partir_search.ir.core import Region, Value
+from partir_search.simulator.arrays import Floats, Ints
+from partir_search.simulator.memory.aliases import Aliases
+from partir_search.simulator.memory.dtypes import Dtypes
+from partir_search.simulator.memory.materialize import Materialized
+from partir_search.simulator.printing import table
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class LiveRanges:
+    """Intervals over the op positions of one region, both ends included.
+
+    Attributes:
+      start / stop / value: [intervals] first and last position, and id of the value.
+      weight: [intervals] bytes that the interval holds, as a multiple of the value's.
+    """
+
+    region: Region
+    start: Ints
+    stop: Ints
+    value: Ints
+    weight: Floats
+
+    def __str__(self) -> str:
+        columns = (self.value, self.start, self.stop, self.weight)
+        rows = zip(*(x.tolist() for x in columns), strict=True)
+        return table("LiveRanges", ("value id", "from", "to", "times its bytes"), rows)
+
+
+def live_ranges(stored: Materialized, aliases: Aliases, dtypes: Dtypes) -> LiveRanges:
+    """Live ranges of a region's stored values, arguments apart."""
+    region, made, free = stored.region, stored.made, aliases.free
+    end = max(len(region.ops) - 1, 0)
+    returned = {x.id for x in region.results if isinstance(x, Value)}
+    ends = {**stored.last, **{v: end for v in returned if v in made}, **aliases.released}
+    live = [(made[v], ends[v], v) for v in made if v not in free]
+    weight = [dtypes.changed.get(v, 1.0) for v in made if v not in free]
+    wide = [(made[v], stored.last_forward[v], v) for v in made if v in dtypes.wide_forward]
+    columns = np.array(live + wide, dtype=np.int64).reshape(-1, 3)
+    weights = np.array(weight + [2.0] * len(wide))
+    return LiveRanges(region, columns[:, 0], columns[:, 1], columns[:, 2], weights)

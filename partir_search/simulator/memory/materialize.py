@@ -1,0 +1,143 @@
+"""Materialized values: those that exist in memory under a compiler that fuses.
+
+A compiler recomputes an elementwise value inside of its consumers and stores only arguments,
+results of other ops and values that cross a region's boundary. A *kernel* is an op that stores its
+results; it reads the stored values that its operands are computed from. An elementwise value with
+several consumers is stored as well where keeping its sources alive would take more than the value
+itself (the residual stream): `XlaTraits.materialize_ratio`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+from partir_search.ir.core import Op, Operand, Region, Value
+from partir_search.ir.rule import OpRule
+from partir_search.simulator.memory.consumers import Consumers, Users
+from partir_search.simulator.memory.dtypes import Dtypes
+from partir_search.simulator.op_kinds import is_reduction
+from partir_search.simulator.printing import table
+from partir_search.simulator.target.traits import XlaTraits
+
+Sources = Mapping[int, tuple[int, ...]]
+"""By value id, the stored values that a captured value is computed from."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class Materialized:
+    """Stored values of one region and the kernels that make and read them.
+
+    Attributes:
+      reads: per position of a kernel, ids of the stored values that the kernel reads.
+      made: by id of a stored value, the position of the kernel that makes it.
+      nbytes: by id of a stored value or argument, unpartitioned bytes.
+      last: by id of a stored value, the position of its last use.
+      last_forward: the same in the forward pass.
+    """
+
+    region: Region
+    reads: Mapping[int, tuple[int, ...]]
+    made: Mapping[int, int]
+    nbytes: Mapping[int, int]
+    last: Mapping[int, int]
+    last_forward: Mapping[int, int]
+
+    def __str__(self) -> str:
+        ops = self.region.ops
+        rows = [
+            (at, ops[at].prim, ", ".join(r.name for r in ops[at].results), list(self.reads[at]))
+            for at in self.reads
+        ]
+        return table("Materialized", ("position", "kernel", "stores", "reads (value ids)"), rows)
+
+
+def materialize(
+    region: Region,
+    rules: Sequence[OpRule],
+    users: Users,
+    dtypes: Dtypes,
+    traits: XlaTraits,
+    outside: Sources = MappingProxyType({}),
+) -> Materialized:
+    """Stored values of a region.
+
+    Args:
+      rules: per op id.
+      users: per value id, the ops that read the value.
+      outside: sources of captured values.
+    """
+    sources: dict[int, tuple[int, ...]] = dict(outside)
+    nbytes: dict[int, int] = {}
+    for arg in region.args:
+        sources[arg.id] = (arg.id,)
+        nbytes[arg.id] = arg.type.nbytes
+    forced = {x.id for x in region.results if isinstance(x, Value)} | dtypes.materialized
+    for op in region.ops:
+        if op.regions:
+            forced.update(v.id for _, v in op.inputs())
+    reads: dict[int, tuple[int, ...]] = {}
+    made: dict[int, int] = {}
+    last: dict[int, int] = {}
+    last_forward: dict[int, int] = {}
+    consumers = Consumers(region, rules, users, forced, dtypes.one_hot)
+
+    def of(operand: Operand) -> tuple[int, ...]:
+        return sources.get(operand.id, (operand.id,)) if isinstance(operand, Value) else ()
+
+    def recomputed_in_dots(result: Value, leaves: tuple[int, ...]) -> bool:
+        """True if dots alone read `result`, computing it in each of them moves fewer bytes, and it
+        depends on a reduction, so that no kernel of its sources can make it.
+        """
+        if not all(rules[u.id].contracts for u in users[result.id]):
+            return False
+        waits = any(
+            is_reduction(rules[region.ops[made[s]].id])
+            and not set(leaves).isdisjoint(reads[made[s]])
+            for s in leaves
+            if s in made
+        )
+        each = sum(nbytes.get(s, 0) * dtypes.changed.get(s, 1.0) for s in leaves)
+        n = len(users[result.id])
+        return waits and n * each < each + (n + 1) * result.type.nbytes
+
+    def recomputed(op: Op, leaves: tuple[int, ...]) -> bool:
+        """True if an elementwise op's results are computed inside of their consumers."""
+        if len(op.results) > 1:
+            return not any(r.id in forced for r in op.results)
+        (result,) = op.results
+        return not (
+            result.id in forced
+            or len(leaves) > traits.max_fused_inputs
+            or (
+                len(users[result.id]) > 1
+                and sum(nbytes.get(s, 0) for s in leaves)
+                > traits.materialize_ratio * result.type.nbytes
+                > 0
+                and not rules[op.id].reads  # a slice is read in place, however often
+                and sum(nbytes.get(s, 0) for s in consumers.sole(op, leaves, made))
+                >= result.type.nbytes
+                and not (traits.recomputes_dot_operands and recomputed_in_dots(result, leaves))
+            )
+        )
+
+    for at, op in enumerate(region.ops):
+        if rules[op.id].rests:  # looks at types and shardings only
+            continue
+        leaves = tuple(dict.fromkeys(s for x in op.operands for s in of(x)))
+        fusible = rules[op.id].elementwise or op.id in dtypes.one_hot
+        if fusible and not op.regions and recomputed(op, leaves):
+            for r in op.results:
+                sources[r.id] = leaves
+            continue
+        reads[at] = leaves
+        for s in leaves:
+            last[s] = at
+            if not op.backward:
+                last_forward[s] = at
+        for r in op.results:
+            sources[r.id] = (r.id,)
+            nbytes[r.id] = r.type.nbytes
+            made[r.id] = last[r.id] = last_forward[r.id] = at
+    return Materialized(region, reads, made, nbytes, last, last_forward)

@@ -1,0 +1,164 @@
+"""Regions inside of a program: memory curves, stored values, and the number of moves of each value
+that enters or leaves a folded region.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence, Set
+
+import numpy as np
+
+from partir_search.ir.core import Module, Op, Region, Value
+from partir_search.ir.rule import NONE, OpRule
+from partir_search.lowering.local_ir import Move
+from partir_search.passes.fold.fold import Folded
+from partir_search.passes.fold.linear import Places
+from partir_search.simulator.arrays import Ints
+from partir_search.simulator.memory.buffers import Buffers
+from partir_search.simulator.memory.curve import Curve, live_curve
+from partir_search.simulator.printing import table
+from partir_search.simulator.target.machine import Machine
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class RegionSummaries:
+    """Regions of a module's ops.
+
+    Attributes:
+      curves: by op id, the memory curve of each of the op's regions.
+      stored: ids of values that are stored in regions.
+      instances: by (op id or NONE, value id), the number of values that a value stands for which
+        enters or leaves a folded region.
+      summed: ids of values that a quotient adds up over repeats, and reads nowhere else.
+    """
+
+    curves: Mapping[int, Sequence[Curve]]
+    stored: Sequence[Ints]
+    instances: Mapping[tuple[int, int], int]
+    summed: Set[int]
+
+    def __str__(self) -> str:
+        rows = [
+            (op, at, len(curve.position), len(curve.changing))
+            for op, curves in self.curves.items()
+            for at, curve in enumerate(curves)
+        ]
+        return table("RegionSummaries", ("op id", "region", "rows", "values"), rows)
+
+    def runs(self, move: Move) -> int:
+        """Number of times that a move is made where its region runs once."""
+        op, value = move.op, move.source.value
+        if move.step.monoid and value.id in self.summed:
+            return 1
+        return self.instances.get((op.id if op else NONE, value.id), op.count if op else 1)
+
+    def instances_in_flight(self, op: Op | None, value: Value) -> int:
+        """Number of the values behind `value` that are moved together: all that enter or leave a
+        folded region, else one layer's after another's.
+        """
+        return self.instances.get((op.id if op else NONE, value.id), 1)
+
+
+def summarize_regions(buffers: Buffers, machine: Machine) -> RegionSummaries:
+    """Regions of a module that is not folded."""
+    found = _Builder(machine)
+    found.add(buffers)
+    return RegionSummaries(found.curves, found.stored, {}, frozenset())
+
+
+def summarize_folded_regions(
+    buffers: Buffers,
+    folded: Folded,
+    rules: Sequence[OpRule],
+    closed: Mapping[int, Sequence[Buffers]],
+    machine: Machine,
+) -> RegionSummaries:
+    """Regions of a quotient.
+
+    Args:
+      buffers: of the original's body.
+      rules: per op id of the quotient.
+      closed: by id of an op of the quotient, the buffers of its regions, where they are not folded.
+    """
+    found = _Builder(machine)
+    class_of = np.array(folded.class_of)
+    found.add_folded(buffers, folded.module.body, folded, folded.body, closed, class_of)
+    summed = _summed(folded.module, rules)
+    return RegionSummaries(found.curves, found.stored, found.instances, summed)
+
+
+class _Builder:
+    """Summaries so far."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self.curves: dict[int, list[Curve]] = {}
+        self.stored: list[Ints] = []
+        self.instances: dict[tuple[int, int], int] = {}
+
+    def add(self, buffers: Buffers) -> None:
+        """Adds all regions inside of a region."""
+        for at, parts in buffers.inner.items():
+            self._add_op(buffers.region.ops[at], parts)
+
+    def add_folded(
+        self,
+        whole: Buffers,
+        region: Region,
+        folded: Folded,
+        places: Places,
+        closed: Mapping[int, Sequence[Buffers]],
+        class_of: Ints,
+    ) -> None:
+        """Adds all regions inside of a quotient's region.
+
+        Args:
+          whole: buffers of the region that `region` is the quotient of.
+          places: ops that are left of the latter.
+        """
+        for op, at in zip(region.ops, places.positions, strict=True):
+            if at in places.opened:
+                pairs = list(zip(whole.inner[at], places.opened[at], strict=True))
+                self.curves[op.id] = [
+                    live_curve(p, self._machine, folded, left) for p, left in pairs
+                ]
+                self._count_ends(op)
+                for (part, left), inner in zip(pairs, op.regions, strict=True):
+                    values = class_of[part.ranges.value]
+                    self.stored.append(values[values >= 0])
+                    self.add_folded(part, inner, folded, left, closed, class_of)
+            elif op.regions:
+                self._add_op(op, closed[op.id])
+
+    def _add_op(self, op: Op, parts: Sequence[Buffers]) -> None:
+        self.curves[op.id] = [live_curve(part, self._machine) for part in parts]
+        self.stored += [part.ranges.value for part in parts]
+        for part in parts:
+            self.add(part)
+
+    def _count_ends(self, op: Op) -> None:
+        """Counts the values that each operand and result of a folded region stands for."""
+        ends = [(op.id, x) for x in (*op.operands, *op.results)]
+        ends += [(NONE, x) for r in op.regions for x in r.results]
+        for at, x in ends:
+            if isinstance(x, Value):
+                self.instances[at, x.id] = self.instances.get((at, x.id), 0) + 1
+
+
+def _summed(module: Module, rules: Sequence[OpRule]) -> frozenset[int]:
+    """Ids of values that a quotient adds up over repeats, and reads nowhere else: each layer's part
+    of a shared parameter's gradient, say, added to a total that only later ops read. The whole
+    program reduces the total alone (`ir/analysis/pending.py`).
+    """
+    uses, users, found = module.use_counts(), module.users(), set[int]()
+    for op in reversed(module.ops):
+        if op.regions or not rules[op.id].linear:
+            continue
+        own = {r.id for r in op.results}
+        held = [v.id for _, v in op.inputs()]
+        totals = own & set(held) if op.count > 1 else set()
+        alone = all(u is op or u.count == 1 for v in totals for u in users[v])
+        if own & found or (totals and alone):
+            found.update(v for v in held if v not in own and uses[v] == 1)
+    return frozenset(found)

@@ -1,0 +1,184 @@
+"""Models of memory and time of one module on one machine, composed of the analyses."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from partir_search.ir.core import Module, Region
+from partir_search.ir.rule import OpRule
+from partir_search.passes.fold.fold import Folded
+from partir_search.passes.fold.linear import Places
+from partir_search.simulator.arrays import Floats, Ints
+from partir_search.simulator.memory.buffers import Buffers, assign_inner_buffers
+from partir_search.simulator.memory.curve import live_curve
+from partir_search.simulator.memory.dtypes import assign_dtypes
+from partir_search.simulator.memory.model import MemoryModel
+from partir_search.simulator.memory.region_summaries import (
+    summarize_folded_regions,
+    summarize_regions,
+)
+from partir_search.simulator.memory.weight_casts import fuse_weight_casts
+from partir_search.simulator.printing import table
+from partir_search.simulator.program_analysis import ProgramAnalysis
+from partir_search.simulator.program_facts import ProgramFacts, program_facts
+from partir_search.simulator.target.machine import Machine
+from partir_search.simulator.time.fusion import Fusions, fuse
+from partir_search.simulator.time.fusion_splits import FusionSplits, find_splits
+from partir_search.simulator.time.kernels import (
+    Closed,
+    Kernels,
+    find_folded_kernels,
+    find_kernels,
+)
+from partir_search.simulator.time.overlap import deferred_runs
+from partir_search.simulator.time.vector_units import VectorWork, vector_work
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class TimeModel:
+    """Kernels of a module and their work.
+
+    Attributes:
+      rates: [K] attained matrix rate of each kernel, flops per second.
+      deferred_runs: [ops] see `time/overlap.py`.
+    """
+
+    kernels: Kernels
+    rates: Floats
+    work: VectorWork
+    splits: FusionSplits
+    deferred_runs: Floats
+
+    def __str__(self) -> str:
+        rows = [
+            ("kernels", len(self.kernels.op)),
+            ("of them leaders", len(set(self.kernels.leader.tolist()))),
+            ("that collectives can split", len(self.splits.kernel)),
+            ("dots that can be deferred", int((self.deferred_runs > 0).sum())),
+        ]
+        return table("TimeModel", ("", "number"), rows)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class Models:
+    """Facts, memory and time of a module, or of the quotient of a fold."""
+
+    facts: ProgramFacts
+    memory: MemoryModel
+    time: TimeModel
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, (self.facts, self.memory, self.time)))
+
+
+def model_program(
+    module: Module, rules: Sequence[OpRule], machine: Machine, analysis: ProgramAnalysis
+) -> Models:
+    """Models of a module that is not folded.
+
+    Args:
+      rules: per op id.
+    """
+    buffers = analysis.buffers
+    class_of: Ints = np.arange(len(module.values))
+    kernels = find_kernels(buffers, analysis.fusions, rules)
+    counts = np.zeros(len(module.values))
+    for v in module.body.args:
+        counts[v.id] = 1
+    facts = program_facts(
+        module, rules, analysis.dtypes.for_dots, analysis.off_critical_path, class_of
+    )
+    width = analysis.dtypes.width
+    memory = MemoryModel(
+        np.array([v.type.nbytes for v in module.values], dtype=np.float64),
+        width,
+        live_curve(buffers, machine),
+        fuse_weight_casts(
+            analysis.weight_casts, buffers.ranges.value, class_of, len(module.values)
+        ),
+        summarize_regions(buffers, machine),
+        _with_constants(counts, module),
+        buffers.ranges.value,
+    )
+    return Models(facts, memory, _time_model(facts, rules, kernels, width, machine))
+
+
+def model_fold(
+    folded: Folded, rules: Sequence[OpRule], machine: Machine, analysis: ProgramAnalysis
+) -> Models:
+    """Models of a quotient, by way of the analyses of its original.
+
+    Args:
+      rules: per op id of the quotient.
+    """
+    module, buffers = folded.module, analysis.buffers
+    n, traits = len(module.values), machine.traits
+    class_of = np.array(folded.class_of)
+    closed = _closed_regions(folded, rules, machine)
+    kernels = find_folded_kernels(buffers, analysis.fusions, folded, rules, closed)
+    known = class_of >= 0
+    width, for_dots = np.ones(n), np.zeros(n, dtype=np.bool_)
+    if traits.narrows_dot_operands or traits.keeps_dots_wide:
+        width[class_of[known]] = analysis.dtypes.width[known]
+        for_dots[class_of[known]] = analysis.dtypes.for_dots[known]
+    counts = np.zeros(n)
+    for v in folded.original.body.args:
+        counts[folded.class_of[v.id]] += 1
+    facts = program_facts(module, rules, for_dots, analysis.off_critical_path, class_of)
+    inner = {op: [part for part, _ in parts] for op, parts in closed.items()}
+    live = class_of[buffers.ranges.value]
+    memory = MemoryModel(
+        np.array([v.type.nbytes for v in module.values], dtype=np.float64),
+        width,
+        live_curve(buffers, machine, folded),
+        fuse_weight_casts(analysis.weight_casts, buffers.ranges.value, class_of, n),
+        summarize_folded_regions(buffers, folded, rules, inner, machine),
+        _with_constants(counts, module),
+        live[live >= 0],
+    )
+    return Models(facts, memory, _time_model(facts, rules, kernels, width, machine))
+
+
+def _closed_regions(folded: Folded, rules: Sequence[OpRule], machine: Machine) -> Closed:
+    """Buffers and fusions of a quotient's regions that are not folded."""
+    module, traits = folded.module, machine.traits
+    found: dict[int, list[tuple[Buffers, Fusions]]] = {}
+    if not any(op.regions for op in module.body.ops):
+        return found
+    dtypes, users = assign_dtypes(module, rules, traits), module.users()
+
+    def visit(region: Region, places: Places) -> None:
+        for op, at in zip(region.ops, places.positions, strict=True):
+            if at in places.opened:
+                for inner, left in zip(op.regions, places.opened[at], strict=True):
+                    visit(inner, left)
+            elif op.regions:
+                parts = assign_inner_buffers(op, rules, users, dtypes, traits)
+                found[op.id] = [(part, fuse(part, rules, dtypes, traits)) for part in parts]
+
+    visit(module.body, folded.body)
+    return found
+
+
+def _with_constants(counts: Floats, module: Module) -> Floats:
+    for v_id in module.constants:
+        counts[v_id] += 1
+    return counts
+
+
+def _time_model(
+    facts: ProgramFacts,
+    rules: Sequence[OpRule],
+    kernels: Kernels,
+    width: Floats,
+    machine: Machine,
+) -> TimeModel:
+    rates = np.array([machine.matmul_flops_per_s(d) for d in kernels.dtype])
+    work = vector_work(facts.module, rules, kernels, width, machine)
+    leaders = dict(zip(kernels.op.tolist(), kernels.op[kernels.leader].tolist(), strict=True))
+    deferred = deferred_runs(facts, leaders, machine)
+    splits = find_splits(facts.module, rules, kernels)
+    return TimeModel(kernels, rates, work, splits, deferred)

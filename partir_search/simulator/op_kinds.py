@@ -1,0 +1,32 @@
+"""Kinds of ops that the simulator tells apart, and their floating-point operations."""
+
+from __future__ import annotations
+
+import math
+
+from partir_search.ir.core import Op
+from partir_search.ir.rule import OpRule
+
+
+def is_pointwise(rule: OpRule) -> bool:
+    """True for an op that walks its operands point by point: elementwise, or a plain reduction."""
+    if rule.elementwise:
+        return True
+    return bool(
+        rule.sizes
+        and not (rule.contracts or rule.blocked or rule.opaque or rule.local)
+        and any(rule.reducers)
+    )
+
+
+def is_reduction(rule: OpRule) -> bool:
+    """True for a plain reduction."""
+    return not rule.elementwise and is_pointwise(rule)
+
+
+def op_flops(op: Op, rule: OpRule) -> float:
+    """Floating-point operations of the unpartitioned op."""
+    if not rule.flops_per_point:
+        return 0.0
+    sizes = rule.sizes or op.results[0].type.shape
+    return rule.flops_per_point * math.prod(sizes)

@@ -1,0 +1,55 @@
+"""Analyses of a whole program on a machine, which models of it and of its folds share."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence, Set
+
+from partir_search.ir.core import Module
+from partir_search.ir.rule import OpRule
+from partir_search.simulator.memory.buffers import Buffers, assign_buffers
+from partir_search.simulator.memory.dtypes import Dtypes, assign_dtypes
+from partir_search.simulator.memory.weight_casts import find_weight_casts
+from partir_search.simulator.printing import table
+from partir_search.simulator.target.machine import Machine
+from partir_search.simulator.time.fusion import Fusions, fuse
+from partir_search.simulator.time.latency_hiding import off_critical_path
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class ProgramAnalysis:
+    """Stored values and kernels of a program that is not folded.
+
+    Attributes:
+      off_critical_path: ids of values that no dot needs, on targets that make use of that.
+      weight_casts: by id of a cast that dots compute themselves, the argument that it converts.
+    """
+
+    dtypes: Dtypes
+    buffers: Buffers
+    fusions: Fusions
+    off_critical_path: Set[int]
+    weight_casts: Mapping[int, int]
+
+    def __str__(self) -> str:
+        rows = [(self.dtypes.names[c], self.dtypes.names[a]) for c, a in self.weight_casts.items()]
+        casts = table("Weight casts", ("value", "of argument"), rows)
+        return "\n".join(map(str, (self.dtypes, self.buffers, self.fusions, casts)))
+
+
+def analyse_program(module: Module, rules: Sequence[OpRule], machine: Machine) -> ProgramAnalysis:
+    """Analyses of a module.
+
+    Args:
+      rules: per op id.
+    """
+    traits = machine.traits
+    dtypes = assign_dtypes(module, rules, traits)
+    buffers = assign_buffers(module, rules, dtypes, traits)
+    fusions = fuse(buffers, rules, dtypes, traits)
+    late, casts = frozenset[int](), dict[int, int]()
+    if traits.defers_weight_gradients or traits.async_all_gather != "never":
+        late = off_critical_path(module, rules)
+    if traits.fuses_weight_casts:
+        casts = find_weight_casts(module, rules, buffers.materialized)
+    return ProgramAnalysis(dtypes, buffers, fusions, late, casts)

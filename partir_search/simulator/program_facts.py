@@ -1,0 +1,98 @@
+"""Facts of a module that hold under every partition and that memory and time both need."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from array import array
+from collections.abc import Mapping, Sequence, Set
+
+import numpy as np
+
+from partir_search.ir.core import Module, Value
+from partir_search.ir.manual import OwnCollective
+from partir_search.ir.rule import NONE, OpRule
+from partir_search.simulator.arrays import Bools, Ints
+from partir_search.simulator.printing import table
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ProgramFacts:
+    """Definitions and uses of a module, or of the quotient of a fold.
+
+    Attributes:
+      contracts / elementwise: [ops] kind of each op.
+      manual: by op id, collectives in a region of the user's own.
+      for_dots: [values] whether the value is f32 and dots alone read it.
+      off_critical_path: ids of values that no dot needs (`time/latency_hiding.py`).
+    """
+
+    module: Module
+    contracts: Sequence[bool]
+    elementwise: Sequence[bool]
+    manual: Mapping[int, Sequence[OwnCollective]]
+    for_dots: Bools
+    off_critical_path: Set[int]
+
+    def __str__(self) -> str:
+        rows = [
+            ("dots", sum(self.contracts)),
+            ("elementwise ops", sum(self.elementwise)),
+            ("ops with collectives of their own", len(self.manual)),
+            ("f32 values that dots alone read", int(self.for_dots.sum())),
+            ("values off the critical path", len(self.off_critical_path)),
+        ]
+        return table("ProgramFacts", ("", "number"), rows)
+
+    @functools.cached_property
+    def last_use(self) -> array[int]:
+        """[values] position of the body's op that uses each last, or NONE."""
+        found = array("i", [NONE]) * len(self.module.values)
+        for at, op in enumerate(self.module.body.ops):
+            for _, v in op.inputs():
+                found[v.id] = at
+        return found
+
+    @functools.cached_property
+    def donated_results(self) -> frozenset[int]:
+        """Ids of results that land in a donated argument's buffer."""
+        results = [
+            self.module.body.results[r] for a, r in self.module.ties if a in self.module.donated
+        ]
+        return frozenset(x.id for x in results if isinstance(x, Value))
+
+    @functools.cached_property
+    def made(self) -> array[int]:
+        """[values] id of the op that makes each, or NONE: arguments and constants."""
+        found = array("i", [NONE]) * len(self.module.values)
+        for op in self.module.ops:
+            for r in op.results:
+                found[r.id] = op.id
+        return found
+
+
+def program_facts(
+    module: Module,
+    rules: Sequence[OpRule],
+    for_dots: Bools,
+    off_critical_path: Set[int],
+    class_of: Ints,
+) -> ProgramFacts:
+    """Facts of a module whose original, if it is a quotient, has some values off the critical path.
+
+    Args:
+      rules: per op id.
+      class_of: id of the module's value for each of the original's.
+    """
+    awaited = np.ones(len(class_of), dtype=np.bool_)
+    awaited[list(off_critical_path)] = False
+    late = np.setdiff1d(class_of[~awaited], class_of[awaited])
+    regions = ((op.id, rules[op.id].manual) for op in module.ops)
+    return ProgramFacts(
+        module,
+        [rule.contracts for rule in rules],
+        [rule.elementwise for rule in rules],
+        {i: manual.collectives for i, manual in regions if manual},
+        for_dots,
+        frozenset(late.tolist()),
+    )

@@ -1,0 +1,116 @@
+"""Schedule of a device-local program: the position and the cost of each instruction."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from partir_search.ir.core import Op
+from partir_search.ir.partition import Partition
+from partir_search.lowering.local_ir import Block, LocalProgram, Move
+from partir_search.rules.control_flow import flows_of
+from partir_search.simulator.arrays import Floats, Ints
+from partir_search.simulator.printing import table
+from partir_search.simulator.time.collective_cost import CollectiveCost, CollectiveCosts
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class ScheduledBlock:
+    """One region on one device.
+
+    Attributes:
+      members: ids of the region's ops.
+      seconds: [ops] of compute in one run of the region.
+      spent: [ops + 1] seconds of compute before each op.
+      position: per instruction, the position of the op that it is done for; the number of ops for
+        the region's results.
+      costs: per instruction, the cost of a move.
+      of_argument: per instruction, whether it moves an argument of the region.
+      inner: per instruction with regions, these with their trip counts; None where no instruction
+        of the region is scheduled.
+    """
+
+    block: Block
+    members: Ints
+    seconds: Floats
+    spent: Sequence[float]
+    position: Sequence[int]
+    costs: Sequence[CollectiveCost | None]
+    of_argument: Sequence[bool]
+    inner: Mapping[int, Sequence[tuple[ScheduledBlock | None, float]]]
+
+    def __str__(self) -> str:
+        rows = [
+            (at, self.spent[min(at, len(self.members))], _name(item), cost.seconds if cost else "")
+            for item, at, cost in zip(self.block.steps, self.position, self.costs, strict=True)
+        ]
+        head = ("position", "compute before, s", "instruction", "collective, s")
+        return table("ScheduledBlock", head, rows)
+
+    def all_costs(self) -> Iterator[CollectiveCost]:
+        """Costs of all moves, those in inner regions too."""
+        yield from (cost for cost in self.costs if cost)
+        for parts in self.inner.values():
+            for part, _ in parts:
+                if part is not None:
+                    yield from part.all_costs()
+
+
+def schedule(program: LocalProgram, seconds_of: Floats, costs: CollectiveCosts) -> ScheduledBlock:
+    """Schedule of a program.
+
+    Args:
+      seconds_of: [ops] seconds of one run of each op.
+    """
+    return _schedule(program.body, program.partition, seconds_of, costs)
+
+
+def _schedule(
+    block: Block, partition: Partition, seconds_of: Floats, costs: CollectiveCosts
+) -> ScheduledBlock:
+    index = partition.index
+    members, position = index.members[block.region], index.position
+    seconds = seconds_of[members]
+    spent = [0.0, *np.cumsum(seconds).tolist()]
+    constants = partition.module.constants
+    arguments = {s.id for s in block.args} if block.steps else set[int]()
+    positions: list[int] = []
+    prices: list[CollectiveCost | None] = []
+    of_argument: list[bool] = []
+    inner: dict[int, list[tuple[ScheduledBlock | None, float]]] = {}
+    at, done = 0, None  # the next op's position, and the op before
+    for item in block.steps:
+        op: Op | None = item.op
+        if isinstance(item, Move):
+            if op is None:
+                at = 0 if item.source.value.id in constants else len(members)
+            elif op is not done:
+                at = int(position[op.id])
+            positions.append(at)
+            prices.append(costs.cost(item))
+            of_argument.append(item.source.id in arguments)
+            continue
+        if op is not done:
+            at = int(position[item.op.id])
+        positions.append(at)
+        prices.append(None)
+        of_argument.append(False)
+        if item.turns > 1 and item.turn + 1 < item.turns:
+            continue
+        if item.blocks:
+            inner[len(positions) - 1] = [
+                (_schedule(b, partition, seconds_of, costs) if b.steps else None, n)
+                for b, n in zip(item.blocks, flows_of(item.op).trips, strict=True)
+            ]
+        done = item.op
+        at += 1
+    return ScheduledBlock(block, members, seconds, spent, positions, prices, of_argument, inner)
+
+
+def _name(item: object) -> str:
+    if isinstance(item, Move):
+        return f"{item.step.kind} {item.source.value.name}"
+    op = getattr(item, "op", None)
+    return f"{op.prim} {op.results[0].name}" if op and op.results else str(item)

@@ -1,0 +1,177 @@
+"""Kernels of a module as arrays, for the whole program or for the quotient of a fold."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from partir_search.ir.core import Op, Region
+from partir_search.ir.rule import OpRule
+from partir_search.passes.fold.fold import Folded
+from partir_search.passes.fold.linear import Places
+from partir_search.rules.control_flow import flows_of
+from partir_search.simulator.arrays import Floats, Ints
+from partir_search.simulator.memory.buffers import Buffers
+from partir_search.simulator.op_kinds import op_flops
+from partir_search.simulator.printing import table
+from partir_search.simulator.time.fusion import Fusions
+
+Closed = Mapping[int, Sequence[tuple[Buffers, Fusions]]]
+"""By id of a quotient's op, buffers and fusions of its regions, where these are not folded."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class Kernels:
+    """All K kernels of a module.
+
+    Attributes:
+      prims: [K] primitives, for printing.
+      op: [K] op ids.
+      times: [K] runs per step: trip counts and fold counts.
+      flops: [K] floating-point operations, unpartitioned.
+      leader: [K] the kernel that it is fused into, often itself.
+      touched / offsets: values read and written by kernel k: touched[offsets[k]:offsets[k + 1]].
+      dtype: [K] of the first operand: it sets the matrix rate.
+    """
+
+    prims: Sequence[str]
+    op: Ints
+    times: Floats
+    flops: Floats
+    leader: Ints
+    touched: Ints
+    offsets: Ints
+    dtype: Sequence[str]
+
+    def __str__(self) -> str:
+        columns = (self.op, self.times, self.flops, self.leader)
+        rows = (
+            (k, prim, *row)
+            for k, (prim, *row) in enumerate(
+                zip(self.prims, *(x.tolist() for x in columns), strict=True)
+            )
+        )
+        return table("Kernels", ("kernel", "op", "id", "runs", "flops", "part of"), rows)
+
+    def values(self, k: int) -> list[int]:
+        """Ids of the values that a kernel reads and writes."""
+        found: list[int] = self.touched[self.offsets[k] : self.offsets[k + 1]].tolist()
+        return found
+
+    def sums(self, each: Floats) -> Floats:
+        """[K] sums of a figure of each value touched."""
+        upto = np.zeros(len(each) + 1)
+        np.cumsum(each, out=upto[1:])
+        found: Floats = upto[self.offsets[1:]] - upto[self.offsets[:-1]]
+        return found
+
+
+def find_kernels(buffers: Buffers, fusions: Fusions, rules: Sequence[OpRule]) -> Kernels:
+    """Kernels of a module that is not folded.
+
+    Args:
+      rules: per op id.
+    """
+    found = _Builder()
+    found.visit(buffers, fusions, rules, 1.0)
+    return found.kernels()
+
+
+def find_folded_kernels(
+    buffers: Buffers, fusions: Fusions, folded: Folded, rules: Sequence[OpRule], closed: Closed
+) -> Kernels:
+    """Kernels of a quotient, each with the number of the original's that it stands for.
+
+    Args:
+      buffers / fusions: of the original's body.
+      rules: per op id of the quotient.
+    """
+    found = _Builder()
+    region, places = folded.module.body, folded.body
+    found.visit_folded(buffers, fusions, region, places, folded, rules, closed, 1.0)
+    return found.kernels()
+
+
+class _Builder:
+    """Kernels so far."""
+
+    def __init__(self) -> None:
+        self.prims: list[str] = []
+        self.op: list[int] = []
+        self.times: list[float] = []
+        self.flops: list[float] = []
+        self.leader: list[int] = []
+        self.touched: list[int] = []
+        self.offsets: list[int] = [0]
+        self.dtype: list[str] = []
+
+    def kernels(self) -> Kernels:
+        return Kernels(
+            self.prims,
+            np.array(self.op, dtype=np.int64),
+            np.array(self.times),
+            np.array(self.flops),
+            np.array(self.leader, dtype=np.int64),
+            np.array(self.touched, dtype=np.int64),
+            np.array(self.offsets, dtype=np.int64),
+            self.dtype,
+        )
+
+    def add(self, o: Op, rule: OpRule, values: Sequence[int], head: int, trips: float) -> None:
+        self.prims.append(o.prim)
+        self.leader.append(head)
+        self.op.append(o.id)
+        self.times.append(trips * o.count)
+        self.flops.append(op_flops(o, rule))
+        self.touched.extend(values)
+        self.offsets.append(len(self.touched))
+        first = o.operands[0] if o.operands else o.results[0]
+        self.dtype.append(str(first.type.dtype))
+
+    def visit(
+        self, buffers: Buffers, fusions: Fusions, rules: Sequence[OpRule], trips: float
+    ) -> None:
+        """Adds the kernels of a region that runs `trips` times."""
+        place: dict[int, int] = {}
+        for at in buffers.materialized.reads:
+            o = buffers.region.ops[at]
+            place[at] = len(self.op)
+            if at in buffers.inner:
+                parts = zip(buffers.inner[at], fusions.inner[at], flows_of(o).trips, strict=True)
+                for part, fused, n in parts:
+                    self.visit(part, fused, rules, trips * n)
+            else:
+                self.add(o, rules[o.id], fusions.touched[at], place[fusions.leader[at]], trips)
+
+    def visit_folded(
+        self,
+        whole: Buffers,
+        fusions: Fusions,
+        region: Region,
+        places: Places,
+        folded: Folded,
+        rules: Sequence[OpRule],
+        closed: Closed,
+        trips: float,
+    ) -> None:
+        """Adds the kernels of a quotient's region, whose original has buffers `whole`."""
+        place: dict[int, int] = {}
+        for q, at in enumerate(places.positions):
+            if at not in whole.materialized.reads:
+                continue
+            place[q] = len(self.op)
+            o = region.ops[q]
+            if at in places.opened:
+                left = zip(o.regions, places.opened[at], flows_of(o).trips, strict=True)
+                pairs = zip(whole.inner[at], fusions.inner[at], strict=True)
+                for (part, fused), (inner, kept, n) in zip(pairs, left, strict=True):
+                    self.visit_folded(part, fused, inner, kept, folded, rules, closed, trips * n)
+            elif at in whole.inner:
+                for (part, fused), n in zip(closed[o.id], flows_of(o).trips, strict=True):
+                    self.visit(part, fused, rules, trips * n)
+            else:
+                values = (folded.class_of[v] for v in fusions.touched[at])
+                head = place.get(places.op_of[fusions.leader[at]], len(self.op))
+                self.add(o, rules[o.id], [v for v in values if v >= 0], head, trips)

@@ -1,0 +1,339 @@
+"""Overlap of collectives with compute: seconds that nothing hides, and bytes that devices send.
+
+A synchronous collective is exposed in full. An asynchronous all_gather (`XlaTraits.
+async_all_gather`) hides behind the compute since its source was made, or since the region began if
+it gathers an argument. Permutes of a ring hide behind the products of one turn. On targets with
+`XlaTraits.defers_weight_gradients` all others hide behind dots off the critical path.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from partir_search.ir.core import Op
+from partir_search.ir.partition import Partition
+from partir_search.ir.rule import NONE
+from partir_search.lowering.collective_matmul import RESULT, Part
+from partir_search.lowering.local_ir import Apply, Move
+from partir_search.lowering.passing import Passing
+from partir_search.lowering.reshard import COLLECTIVES
+from partir_search.simulator.arrays import Floats, Ints
+from partir_search.simulator.memory.region_summaries import RegionSummaries
+from partir_search.simulator.op_kinds import op_flops
+from partir_search.simulator.printing import table
+from partir_search.simulator.program_facts import ProgramFacts
+from partir_search.simulator.schedule import ScheduledBlock
+from partir_search.simulator.target.machine import Machine
+from partir_search.simulator.time.collective_cost import CollectiveCost, CollectiveCosts
+from partir_search.simulator.time.latency_hiding import InFlightCollective, OverlapWindow
+from partir_search.simulator.time.permutes import Sent, permute_seconds
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CollectiveRecord:
+    """Seconds of a collective in all its runs, and the exposed ones, which no compute hid."""
+
+    kind: str
+    axes: str
+    seconds: float
+    exposed: float
+    source: str
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class Overlap:
+    """Collectives of a device-local program beside its compute.
+
+    Attributes:
+      exposed: seconds of collectives that nothing hides.
+      copied: bytes moved because copies are larger than their sources, or a ring works in parts.
+      skipped_seconds / skipped_flops: of blocks of attention that are masked in full.
+      partial: by value id, local bytes of partial sums that a collective adds up.
+      by_axis / by_kind: bytes that a device sends.
+      records: collectives by id of the body's instruction; empty unless recorded.
+    """
+
+    exposed: float
+    copied: float
+    skipped_seconds: float
+    skipped_flops: float
+    partial: Mapping[int, int]
+    by_axis: Mapping[str, float]
+    by_kind: Mapping[str, float]
+    records: Mapping[int, Sequence[CollectiveRecord]]
+
+    def __str__(self) -> str:
+        rows: list[tuple[object, ...]] = [
+            (r.kind, r.axes, r.seconds, r.exposed) for each in self.records.values() for r in each
+        ]
+        rows += [(kind, "all axes", f"{sent:.6g} bytes", "") for kind, sent in self.by_kind.items()]
+        head = f"Overlap: {self.exposed:.6g} s exposed, {self.copied:.6g} bytes copied"
+        return table(head, ("collective", "axes", "seconds or bytes", "exposed, s"), rows)
+
+
+def overlap(
+    scheduled: ScheduledBlock,
+    partition: Partition,
+    seconds_of: Floats,
+    costs: CollectiveCosts,
+    regions: RegionSummaries,
+    deferred_runs: Floats,
+    *,
+    record: bool = False,
+) -> Overlap:
+    """Overlap of a scheduled program.
+
+    Args:
+      seconds_of: [ops] seconds of one run of each op.
+      deferred_runs: see `deferred_runs`.
+      record: whether to record every collective (finding an op's line takes time).
+    """
+    found = _Builder(partition, seconds_of, costs, regions, deferred_runs, record)
+    found.block(scheduled, 1.0)
+    return Overlap(
+        found.exposed,
+        found.copied,
+        found.skipped_seconds,
+        found.skipped_flops,
+        found.partial,
+        found.by_axis,
+        found.by_kind,
+        found.records,
+    )
+
+
+def deferred_runs(facts: ProgramFacts, leaders: Mapping[int, int], machine: Machine) -> Floats:
+    """[ops] runs in a step of each dot off the critical path, at the op at which its kernel's
+    seconds stand; 0 for all other ops, and on targets that defer no dots.
+
+    Args:
+      leaders: by id of an op with a kernel, the op that leads the kernel.
+    """
+    found = np.zeros(len(facts.module.ops))
+    if not machine.traits.defers_weight_gradients:
+        return found
+    for op_id, leader in leaders.items():
+        op, late = facts.module.ops[op_id], facts.off_critical_path
+        if facts.contracts[op_id] and all(r.id in late for r in op.results):
+            found[leader] = op.count
+    return found
+
+
+class _Builder:
+    """Overlap so far."""
+
+    def __init__(
+        self,
+        partition: Partition,
+        seconds_of: Floats,
+        costs: CollectiveCosts,
+        regions: RegionSummaries,
+        deferred: Floats,
+        record: bool,
+    ) -> None:
+        self._partition, self._mesh, self._index = partition, partition.mesh, partition.index
+        self._seconds_of, self._deferred = seconds_of, deferred
+        self._costs, self._facts, self._machine = costs, costs.facts, costs.machine
+        self._regions, self._record = regions, record
+        self._passing: list[Sent] = []  # blocks that move on while turns of a ring work
+        self._worked = 0.0  # seconds of these turns
+        self._window = OverlapWindow()  # of the region that is being looked at
+        self._at = -1  # id of the body's instruction that is being looked at
+        self._depth = 0
+        self.exposed = self.copied = self.skipped_seconds = self.skipped_flops = 0.0
+        self.partial: dict[int, int] = {}
+        self.by_axis: dict[str, float] = {}
+        self.by_kind: dict[str, float] = {}
+        self.records: dict[int, list[CollectiveRecord]] = {}
+
+    def record(
+        self,
+        kind: str,
+        axes: str,
+        seconds: float,
+        exposed: float,
+        source: str | Op | None,
+        at: int | None = None,
+    ) -> None:
+        """Records a collective, if recording."""
+        if self._record:
+            source = source.source if isinstance(source, Op) else source or ""
+            found = CollectiveRecord(kind, axes, seconds, exposed, source)
+            self.records.setdefault(self._at if at is None else at, []).append(found)
+
+    def block(self, scheduled: ScheduledBlock, times: float) -> None:
+        """Adds a region that runs `times` times."""
+        members, spent = scheduled.members, scheduled.spent
+        freed, last = self._freed(members, scheduled.seconds, times)
+        outer, self._window = self._window, OverlapWindow()
+        slack = 0.0
+        seen = 0  # position up to which compute was added to the slack
+        columns = zip(
+            scheduled.block.steps,
+            scheduled.position,
+            scheduled.costs,
+            scheduled.of_argument,
+            strict=True,
+        )
+        for number, (item, at, cost, argument) in enumerate(columns):
+            if not self._depth:
+                self._at = id(item)
+            slack += spent[at] - spent[seen]
+            if at != seen and freed:
+                self._window.work(freed[at] - freed[seen])
+                if at > last:
+                    self._window.end()
+            seen = at
+            if isinstance(item, Move):
+                assert cost is not None
+                if item.turn and item.op:
+                    self._pass_on(item, cost, times * item.op.count)
+                    continue
+                count = times * self._regions.runs(item)
+                early = slack if argument else min(slack, self._since(item, members, spent, at))
+                slack = self._move(item, cost, count, slack, argument, early)
+                continue
+            if item.turns > 1:
+                share = item.part.share if isinstance(item.part, Passing) else 1.0
+                seconds = float(self._seconds_of[item.op.id]) / item.turns
+                self._worked += share * seconds
+                self._skip(item, (1.0 - share) / item.turns, times)
+                if item.turn + 1 < item.turns:
+                    continue
+                self._arrive(times * item.op.count)
+                if isinstance(item.part, Part):
+                    self.copied += self._regathered(item, item.part) * times * item.op.count
+            if item.blocks:
+                self._depth += 1
+                for part, n in scheduled.inner[number]:
+                    if part is not None:
+                        self.block(part, times * n)
+                self._depth -= 1
+            elif item.op.id in self._facts.manual:
+                for own in self._facts.manual[item.op.id]:
+                    seconds, sent, name = self._costs.of_own(own)
+                    self._add(own.kind, name, sent, times * own.times * item.op.count)
+                    taken = seconds * times * own.times * item.op.count
+                    self.exposed += taken
+                    self.record(own.kind, name, taken, taken, item.op)
+        if freed:
+            self._window.work(freed[len(members)] - freed[seen])
+            self._window.end()
+        for s in self._window.begun:
+            self.exposed += s.left
+            self.record(s.kind, s.axes, s.seconds, s.left, s.op, s.at)
+        self._window = outer
+
+    def _freed(self, members: Ints, seconds: Floats, times: float) -> tuple[list[float], int]:
+        """Seconds of deferred dots before each op of a block, and the position after the last dot;
+        an empty list if there are none.
+        """
+        if not self._machine.traits.defers_weight_gradients:
+            return [], 0
+        free = self._deferred[members]
+        if not free.any():
+            return [], 0
+        sums = np.concatenate(([0.0], np.cumsum(seconds * free * times)))
+        return sums.tolist(), int(np.flatnonzero(free)[-1]) + 1
+
+    def _skip(self, item: Apply, share: float, times: float) -> None:
+        """Skips a share of an op's work."""
+        if share:
+            share *= times * item.op.count
+            self.skipped_seconds += share * float(self._seconds_of[item.op.id])
+            p, rule = self._partition, self._partition.rules[item.op.id]
+            tiles = math.prod(p.tiles_of(item.op, f) for f in range(len(rule.sizes)))
+            self.skipped_flops += share * op_flops(item.op, rule) / tiles
+
+    def _regathered(self, item: Apply, part: Part) -> float:
+        """Bytes that the turns of a collective matmul move beyond those of one dot."""
+        (out,) = item.outs
+        if part.assembles(self._partition.rules[item.op.id]):
+            return float(out.nbytes)  # no epilogue is fused into the dots
+        if part.walk.moving == RESULT:
+            return float(out.nbytes * (item.turns - 1))  # sums arrive
+        return 2.0 * out.nbytes * (item.turns - 1)  # the sum so far is read and written
+
+    def _add(self, kind: str, axes: str, sent: float, times: float) -> None:
+        self.by_axis[axes] = self.by_axis.get(axes, 0.0) + sent * times
+        self.by_kind[kind] = self.by_kind.get(kind, 0.0) + sent * times
+
+    def _pass_on(self, move: Move, cost: CollectiveCost, times: float) -> None:
+        """Adds a block that moves on while a turn of a ring works."""
+        if self._worked:
+            self._arrive(times)
+        self._add(move.step.kind, cost.axes, cost.sent, times)
+        payload = move.payload_bytes * cost.width
+        self._passing.append((move.step.detail.pairs, move.step.axes, payload))
+
+    def _arrive(self, times: float) -> None:
+        """Ends the sends under way: their seconds count as far as no dot ran meanwhile."""
+        taken = permute_seconds(self._passing, self._mesh, self._machine)
+        exposed = max(0.0, taken - self._worked)
+        self.exposed += exposed * times
+        if taken:
+            axes = dict.fromkeys(
+                self._mesh.names[a] for _, along, _ in self._passing for a in along
+            )
+            names = ",".join(axes)
+            self.record(
+                "collective_permute", names, taken * times, exposed * times, "a ring's turn"
+            )
+        self._passing, self._worked = [], 0.0
+
+    def _since(self, move: Move, members: Ints, spent: Sequence[float], at: int) -> float:
+        """Seconds of compute between the op that makes a gather's source and the gather's use."""
+        if move.step.kind != "all_gather":
+            return 0.0
+        made = self._facts.made[move.source.value.id]
+        if made == NONE:
+            return spent[at]
+        first = int(self._index.position[made])
+        here = first < at and members[first] == made
+        return spent[at] - spent[first + 1] if here else 0.0
+
+    def _move(
+        self,
+        move: Move,
+        cost: CollectiveCost,
+        times: float,
+        slack: float,
+        argument: bool,
+        early: float,
+    ) -> float:
+        """Adds the seconds and bytes of a collective; returns the slack that is left.
+
+        Args:
+          early: seconds before its user at which it may begin.
+        """
+        kind, traits = move.step.kind, self._machine.traits
+        self.copied += cost.copied * times
+        if kind not in COLLECTIVES:
+            return slack
+        seconds = cost.seconds
+        self._add(kind, cost.axes, cost.sent, times)
+        if move.step.monoid:
+            self.partial.setdefault(move.source.value.id, move.source.nbytes)
+        start = traits.async_all_gather
+        if kind == "all_gather" and (
+            start == "since_source" or (argument and start == "arguments")
+        ):
+            exposed = max(0.0, seconds - early) * times
+            slack = max(0.0, slack - min(seconds, early))
+        elif traits.defers_weight_gradients:
+            total, op = seconds * times, move.op
+            waits = move.source.value.id in self._facts.off_critical_path
+            layers = op.count if op and op.backward else 1
+            found = InFlightCollective(kind, cost.axes, total, total, op, self._at)
+            self._window.begin(found, waits=waits, layers=layers)
+            return slack
+        else:
+            exposed = seconds * times
+        self.exposed += exposed
+        if self._record:
+            self.record(kind, cost.axes, seconds * times, exposed, move.op)
+        return slack
