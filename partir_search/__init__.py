@@ -23,7 +23,8 @@ from partir_search.plan.multihost import PlansDiffer
 from partir_search.plan.plan import Plan
 from partir_search.plan.remedy import Remedy
 from partir_search.plan.report import tables as report
-from partir_search.plan.serialization import SavedPlan, load_plan
+from partir_search.plan.serialization import load_plan
+from partir_search.plan.spec import PlanSpec
 from partir_search.planning.memory_fit import DoesNotFit
 from partir_search.planning.microbatch import microbatched
 from partir_search.planning.parallelism import (
@@ -94,11 +95,11 @@ __all__ = [
     "ManualPartition",
     "MeshShape",
     "Plan",
+    "PlanSpec",
     "PlansDiffer",
     "Remedy",
     "Replicate",
     "RingSchedule",
-    "SavedPlan",
     "SpatialTemporal",
     "Summa",
     "Tactic",
@@ -128,6 +129,7 @@ _RENAMED = {
     "Hold": "KeepGathered",
     "Nest": "AxisOrder",
     "RingForm": "RingSchedule",
+    "SavedPlan": "PlanSpec",
     "Stream": "WindowedEinsum",
 }
 

@@ -31,7 +31,7 @@ from partir_search.passes.group_arguments import Group
 from partir_search.plan.cache import PlanCache
 from partir_search.plan.check import Check, compared, concrete, cpu_mesh
 from partir_search.plan.pickling import Unpickled
-from partir_search.plan.plan import Plan, saved_plan
+from partir_search.plan.plan import Plan, spec_of
 from partir_search.planning.checks import options as checks
 from partir_search.planning.options import Options, Remat, Schedule
 from partir_search.planning.planner import DEFAULT_EPISODES, Progress
@@ -307,7 +307,7 @@ class AutoPartitioned(Unpickled):
           *args: arrays, or ShapeDtypeStructs to be filled with random numbers.
           plan: to check; default: the one for these arguments. They may be smaller than its own.
         """
-        saved = saved_plan(self.plan(*args, **kwargs) if plan is None else plan)
+        saved = spec_of(self.plan(*args, **kwargs) if plan is None else plan)
         user = saved.mesh.user
         straight = user.split(saved.mesh.parts()).with_diagonals(saved.mesh.diagonal_names)
         options = dataclasses.replace(

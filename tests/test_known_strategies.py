@@ -21,7 +21,8 @@ import partir_search as ps
 from experiments.schedules import schedule
 from models.catalog import MODELS
 from models.transformer import TransformerConfig, example_args, make_train_step, optimizer
-from partir_search.plan.plan import saved_plan
+from partir_search.plan.plan import spec_of
+from partir_search.plan.rewrites import Rewrites
 from partir_search.propagation.actions import Tile
 
 SCHEDULES = ("bp", "bp+mp", "mp", "bp+mp+z2", "bp+mp+z3")
@@ -190,7 +191,7 @@ def test_multi_query_decoding(mesh: jax.sharding.Mesh) -> None:
         layers("out", 0),
         layers("mlp_in", 1),
     )
-    saved = dataclasses.replace(saved_plan(base), actions=actions, padding=(), remat=())
+    saved = dataclasses.replace(spec_of(base), actions=actions, rewrites=Rewrites())
     step = ps.auto_partition(mesh, machine="tpu_v5e", schedule=saved)(entry.step)
     plan = step.plan(*args)
     counts = collections.Counter[str]()

@@ -22,7 +22,7 @@ import pytest
 import partir_search as ps
 from models import training
 from models.catalog import MODELS
-from partir_search.plan.plan import saved_plan
+from partir_search.plan.plan import spec_of
 from partir_search.propagation.actions import Action, Tile, action_from_json
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.state import State
@@ -98,14 +98,15 @@ def test_plans(name: str, mesh: jax.sharding.Mesh, request: pytest.FixtureReques
         distinct = {str((p.partition.loops, p.partition.tiles, p.partition.mesh)): p for p in known}
         for plan in distinct.values():
             compare(name, mesh, schedule=plan)
-    base = saved_plan(found)
+    base = spec_of(found)
+    no_remat = dataclasses.replace(base.rewrites, remat=())
     state = State(Graph(found.module), base.mesh)
     for seed in range(count):
         start = state.key()
         rng = random.Random(f"{name} {seed}")
         actions = tuple(random_actions(state, rng))
         state.restore(start)
-        compare(name, mesh, schedule=dataclasses.replace(base, actions=actions, remat=()))
+        compare(name, mesh, schedule=dataclasses.replace(base, actions=actions, rewrites=no_remat))
 
 
 def random_actions(state: State, rng: random.Random) -> Iterator[Action]:

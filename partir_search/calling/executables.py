@@ -31,7 +31,7 @@ from partir_search.plan.planned import collector_paused
 from partir_search.planning.memory_fit import DoesNotFit, refusal
 from partir_search.planning.options import Options
 from partir_search.planning.trace import Call, Traced, weaken
-from partir_search.shapes import Remaker
+from partir_search.shapes import ShapesPipeline
 from partir_search.simulator.target.traits import traits_of
 
 
@@ -109,7 +109,7 @@ class Executables:
         """
         self._similar = {} if similar is None else similar
         self._name, self._options = name, options
-        self._maker = Remaker(fun, plain, name, options)
+        self._pipeline = ShapesPipeline(fun, plain, name, options)
         self._moves, self._returned = Moves(name), Returned()
         self._plans: dict[Hashable, tuple[Plan, Traced]] = {}
         self._by_shape: dict[Hashable, Plan] = {}
@@ -138,20 +138,20 @@ class Executables:
         similar = self._similar.get(call.plan_key())
         if known is None and base is None and similar is not None:
             with contextlib.suppress(ValueError):  # another program
-                return self._maker.make(call, args, kwargs, similar)
-        return self._maker.remake(call, args, kwargs, known, base)
+                return self._pipeline.make(call, args, kwargs, similar)
+        return self._pipeline.remake(call, args, kwargs, known, base)
 
     def free_plan(self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> Plan:
         """The plan of a call, made without regard to others."""
         with collector_paused(), plainly():
-            return self._maker.make(call, args, kwargs)[0]
+            return self._pipeline.make(call, args, kwargs)[0]
 
     def known_plans(
         self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> dict[str, Plan]:
         """The known strategies as plans, by name."""
         with collector_paused(), plainly():
-            return self._maker.known_plans(call, args, kwargs)
+            return self._pipeline.known_plans(call, args, kwargs)
 
     def entry(self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> Entry:
         """The executable of a call.

@@ -97,6 +97,11 @@ class LocalProgram:
         """Value ids of the constants that are passed after the arguments."""
         return self.partition.module.large_constants()
 
+    @property
+    def size(self) -> int:
+        """Instructions in the program's text, those of loops once."""
+        return _size(self.body)
+
     def instructions(self) -> Iterator[tuple[Instruction, int]]:
         """Moves and ops with the number of times that one step of the program runs them."""
         yield from _instructions(self.body, 1)
@@ -111,6 +116,11 @@ class LocalProgram:
             if isinstance(item, Apply) and (manual := self.partition.rules[item.op.id].manual):
                 for c in manual.collectives:
                     yield c, item.op, times * c.times
+
+
+def _size(block: Block) -> int:
+    inner = (b for item in block.steps if isinstance(item, Apply) for b in item.blocks)
+    return len(block.steps) + sum(map(_size, inner))
 
 
 def _instructions(block: Block, times: int) -> Iterator[tuple[Instruction, int]]:

@@ -18,7 +18,8 @@ from partir_search.ir.mesh import MeshShape
 from partir_search.messages.files import make_folder
 from partir_search.messages.version import VERSION
 from partir_search.plan.plan import Plan
-from partir_search.plan.serialization import SavedPlan, fingerprint, load_plan
+from partir_search.plan.serialization import fingerprint, load_plan
+from partir_search.plan.spec import PlanSpec
 
 
 class PlanCache:
@@ -49,7 +50,7 @@ class PlanCache:
         name = "".join(c if c.isalnum() or c in "_-" else "_" for c in module.name)
         return self.folder / f"{name}-{key}.json"
 
-    def load(self, path: pathlib.Path) -> SavedPlan | None:
+    def load(self, path: pathlib.Path) -> PlanSpec | None:
         """The plan in a file, if there is one that can be read."""
         if not path.exists():
             return None

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import collections
 import functools
-import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 from partir_search.ir.argument_paths import nearest
 from partir_search.ir.core import Module, Op, Value
 from partir_search.ir.partition import Partition
 from partir_search.ir.printer import print_partition
 from partir_search.lowering.local_ir import LocalProgram
+from partir_search.lowering.local_printer import print_local
 from partir_search.lowering.reshard import COLLECTIVES
 from partir_search.messages import validators
 from partir_search.messages.wording import shown
-from partir_search.passes.pad_choice import Pad
-from partir_search.passes.remat import Range
 from partir_search.plan.basis import Basis
 from partir_search.plan.collectives import Collective, collectives_of
+from partir_search.plan.context import PlanContext
 from partir_search.plan.explain import conflicts, why_whole
+from partir_search.plan.pass_record import PassRecords
 from partir_search.plan.planned import Planned, SearchReport
 from partir_search.plan.remedy import Remedy
+from partir_search.plan.rewrites import Rewrites, Rewritten
 from partir_search.plan.serialization import fingerprint
 from partir_search.plan.shardings import Layouts
 from partir_search.propagation.actions import Action
@@ -33,37 +33,26 @@ from partir_search.simulator.target.machine import Machine
 from partir_search.simulator.timeline import Timeline, timeline
 
 
-class PlanFacts(Layouts):
+class PlanFacts(Layouts, Rewritten):
     """Program, figures and layouts of a plan (see `Plan`)."""
 
-    def __init__(
-        self,
-        planned: Planned,
-        *,
-        mesh: Any,
-        machine: Machine,
-        in_tree: Any,
-        out_tree: Any,
-        seed: int = 0,
-        original: Module | None = None,
-        remat: Sequence[Range] = (),
-        microbatches: int = 1,
-        padding: Sequence[Pad] = (),
-        attention: bool = False,
-        memory_limit: float = math.inf,
-        remedies: Callable[[PlanFacts], list[Remedy]] = lambda plan: [],
-    ) -> None:
-        super().__init__(planned, mesh, in_tree, out_tree)
-        self.machine, self.seed = machine, seed
+    def __init__(self, planned: Planned, rewrites: Rewrites, context: PlanContext) -> None:
+        super().__init__(planned, context)
+        self.rewrites = rewrites
+        self.machine: Machine = context.machine
+        self.seed: int = context.seed
+        self.memory_limit: float = context.memory_limit
         self.actions: tuple[Action, ...] = planned.actions
         self.cost: Cost = planned.cost
         self.searches: tuple[SearchReport, ...] = planned.reports
         self.seconds: dict[str, float] = planned.seconds
-        self.remat, self.memory_limit = tuple(remat), memory_limit
-        self.microbatches, self.padding = microbatches, tuple(padding)
-        self.attention = attention
         self.basis: Basis | None = None
-        self._original, self._remedies = original or planned.graph.module, remedies
+
+    @property
+    def passes(self) -> PassRecords:
+        """Records of the passes from the traced call to the program of one device."""
+        self._planned.program  # noqa: B018, the last pass runs when its result is asked for
+        return PassRecords((*self._context.passes, *self._planned.passes))
 
     @property
     def program(self) -> LocalProgram:
@@ -109,6 +98,10 @@ class PlanFacts(Layouts):
             near = nearest(name, scopes - {""}, limit=4) or "none"
             raise ValueError(f"ir: no op was traced under {scope!r}; scopes near it are: {near}")
         return print_partition(self.partition, within, full=full)
+
+    def local_ir(self) -> str:
+        """The program of one device, with its collectives, that is simulated and emitted."""
+        return print_local(self.program)
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
@@ -172,12 +165,12 @@ class PlanFacts(Layouts):
     @functools.cached_property
     def fingerprint(self) -> str:
         """Hash of the traced program's arguments and ops."""
-        return fingerprint(self._original)
+        return fingerprint(self.original)
 
     @property
     def original(self) -> Module:
         """The traced program, before dims were padded or parts computed again."""
-        return self._original
+        return self._context.original
 
     @property
     def fits(self) -> bool:
@@ -185,4 +178,4 @@ class PlanFacts(Layouts):
 
     def remedies(self) -> list[Remedy]:
         """Remedies for a plan that does not fit in memory, the cheapest first."""
-        return self._remedies(self)
+        return self._context.remedies(self)

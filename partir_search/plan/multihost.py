@@ -17,7 +17,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from partir_search.plan.plan import Plan
-from partir_search.plan.serialization import SavedPlan, from_json
+from partir_search.plan.spec import PlanSpec
 
 
 class PlansDiffer(RuntimeError):
@@ -67,7 +67,7 @@ def _short(x: Any) -> str:
     return text if len(text) < 120 else text[:117] + "..."
 
 
-def plan_first(make: Callable[[], Plan]) -> Plan | SavedPlan:
+def plan_first(make: Callable[[], Plan]) -> Plan | PlanSpec:
     """`make()` on process 0; the plan to replay on the others.
 
     Raises:
@@ -89,7 +89,7 @@ def plan_first(make: Callable[[], Plan]) -> Plan | SavedPlan:
     data = json.loads(told)
     if "failed" in data:
         raise RuntimeError(f"planning failed on process 0: {data['failed']}")
-    return from_json(data)
+    return PlanSpec.from_json(data)
 
 
 def exchange(text: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -26,7 +26,8 @@ from partir_search.plan.pickling import SavedInstead
 from partir_search.plan.planned import Planned
 from partir_search.plan.report import report_page, tables
 from partir_search.plan.search_log import save_search
-from partir_search.plan.serialization import FORMAT, SavedPlan, arguments_of
+from partir_search.plan.serialization import FORMAT, arguments_of
+from partir_search.plan.spec import PlanSpec
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,10 +41,8 @@ class Plan(PlanFacts, SavedInstead):
       cost: simulated cost of a step on one device.
       searches: one report per automatic tactic.
       seconds: wall time of planning, by phase.
-      padding: dims that are padded inside of the program, one of each class that goes together.
-      remat: stretches of the forward pass (by position) that are computed again.
-      microbatches: parts of the batch whose gradients are accumulated one after the other.
-      attention: whether each attention is one op, whose scores are made again for gradients.
+      rewrites: rewrites of the program before the actions; `remat`, `padding`, `microbatches` and
+        `attention` are its fields.
       memory_limit: bytes that the goals allow on a device.
       basis: the plan of other shapes that this one was made from, None if it has its own search.
     """
@@ -80,21 +79,7 @@ class Plan(PlanFacts, SavedInstead):
 
     def _with(self, planned: Planned) -> Plan:
         """The same program under other actions."""
-        return Plan(
-            planned,
-            mesh=self._mesh,
-            machine=self.machine,
-            in_tree=self._in_tree,
-            out_tree=self._out_tree,
-            seed=self.seed,
-            original=self._original,
-            remat=self.remat,
-            microbatches=self.microbatches,
-            padding=self.padding,
-            attention=self.attention,
-            memory_limit=self.memory_limit,
-            remedies=self._remedies,
-        )
+        return Plan(planned, self.rewrites, self._context)
 
     def report(self, console: Console | None = None) -> None:
         """Prints tables of arguments, strategies, collectives and memory in the terminal."""
@@ -138,10 +123,12 @@ class Plan(PlanFacts, SavedInstead):
         ``jax.jit(plan.constrained(), in_shardings=plan.in_shardings[0])`` runs without this
         package's partitioning; XLA's partitioner chooses the collectives.
         """
-        flat = constrained(self.partition, self._mesh)
+        flat = constrained(self.partition, self._context.mesh)
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            return jax.tree.unflatten(self._out_tree, flat(*jax.tree.leaves((args, kwargs))))
+            return jax.tree.unflatten(
+                self._context.out_tree, flat(*jax.tree.leaves((args, kwargs)))
+            )
 
         run.__name__ = run.__qualname__ = self.module.name
         return run
@@ -172,29 +159,27 @@ class Plan(PlanFacts, SavedInstead):
 
     # Files -------------------------------------------------------------------------------------
 
+    @functools.cached_property
+    def spec(self) -> PlanSpec:
+        """The plan's decisions, which can be replayed on the same or another program."""
+        return PlanSpec(
+            function=self.module.name,
+            fingerprint=self.fingerprint,
+            mesh=self.mesh_shape,
+            machine=self.machine.name,
+            actions=self.actions,
+            rewrites=self.rewrites,
+            arguments=arguments_of(self.module),
+        )
+
     def to_json(self) -> dict[str, Any]:
-        return {
-            "format": FORMAT,
-            "function": self.module.name,
-            "fingerprint": self.fingerprint,
-            "mesh": dict(self.mesh_shape.user.as_dict()),
-            **({"parts": parts} if (parts := self.mesh_shape.parts()) else {}),
-            **({"diagonals": list(names)} if (names := self.mesh_shape.diagonal_names) else {}),
-            **({"skewed_state": True} if self.mesh_shape.skewed_state else {}),
-            "machine": self.machine.name,
-            "seconds": self.cost.seconds,
-            "peak_bytes": self.cost.peak_bytes,
-            **({"remat": [list(r) for r in self.remat]} if self.remat else {}),
-            **({"microbatches": self.microbatches} if self.microbatches > 1 else {}),
-            **({"padding": [dataclasses.asdict(p) for p in self.padding]} if self.padding else {}),
-            **({"attention": True} if self.attention else {}),
-            "actions": [a.to_json() for a in self.actions],
-            "arguments": {
-                path: {"type": str(value.type), "spec": str(spec)}
-                for path, value, spec in self.arguments()
-            },
-            "versions": {"partir_search": VERSION, "jax": jax.__version__},
-        }
+        """Decisions, figures, and versions, as values of JSON."""
+        data = {"format": FORMAT, **self.spec.to_json()}
+        for path, _, spec in self.arguments():
+            data["arguments"][path]["spec"] = str(spec)
+        figures = {"seconds": self.cost.seconds, "peak_bytes": self.cost.peak_bytes}
+        versions = {"partir_search": VERSION, "jax": jax.__version__}
+        return {**data, **figures, "versions": versions}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the plan as readable JSON; `load_plan` reads it."""
@@ -213,21 +198,10 @@ class Plan(PlanFacts, SavedInstead):
         return f"Plan({self.module.name}, mesh<{self.mesh_shape}>, {self.cost})"
 
 
-def saved_plan(plan: Plan) -> SavedPlan:
-    """A plan as saving and loading give it; a loaded one as it is."""
-    if isinstance(plan, SavedPlan):
+def spec_of(plan: Plan | PlanSpec) -> PlanSpec:
+    """The decisions of a plan; a TypeError for anything else."""
+    if isinstance(plan, PlanSpec):
         return plan
     if not isinstance(plan, Plan):
         raise TypeError(f"plan is a Plan or what load_plan reads, not {shown(plan)}")
-    return SavedPlan(
-        plan.module.name,
-        plan.fingerprint,
-        plan.mesh_shape,
-        plan.machine.name,
-        plan.actions,
-        plan.remat,
-        plan.microbatches,
-        plan.padding,
-        plan.attention,
-        arguments_of(plan.module),
-    )
+    return plan.spec

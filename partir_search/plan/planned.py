@@ -6,13 +6,16 @@ import contextlib
 import dataclasses
 import functools
 import gc
+import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from partir_search.lowering.cache import LocalCache
 from partir_search.lowering.local_ir import LocalProgram
+from partir_search.lowering.local_printer import print_local
 from partir_search.lowering.localize import localize
 from partir_search.mcts.game import Move, Score
 from partir_search.mcts.tree import Tree
+from partir_search.plan.pass_record import PassRecord
 from partir_search.propagation.actions import Action, Enter, tilings
 from partir_search.propagation.apply import apply_all, apply_compatible
 from partir_search.propagation.graph import Graph
@@ -51,6 +54,7 @@ class Planned:
 
     Attributes:
       sketch: the device-local program without the ops at which nothing moves.
+      passes: records of the passes from the search on.
     """
 
     graph: Graph
@@ -61,6 +65,7 @@ class Planned:
     reports: tuple[SearchReport, ...]
     seconds: dict[str, float]
     model: CostModel
+    passes: tuple[PassRecord, ...] = ()
 
     @functools.cached_property
     def state(self) -> State:
@@ -72,7 +77,28 @@ class Planned:
     @functools.cached_property
     def program(self) -> LocalProgram:
         """The whole device-local program, to be emitted. Built when it is first asked for."""
-        return localize(self.sketch.partition, self.cache)
+        begin = time.perf_counter()
+        program = localize(self.sketch.partition, self.cache)
+        seconds, ops = time.perf_counter() - begin, len(self.graph.module.ops)
+        record = PassRecord("local", seconds, ops, program.size, lambda: print_local(program))
+        self.passes = (*self.passes, record)
+        return program
+
+
+def with_search(planned: Planned, found: Planned, reports: Sequence[SearchReport]) -> Planned:
+    """A plan with the record of a search for another form of its program.
+
+    Args:
+      found: the result of that search.
+      reports: its reports, where they hold for `planned`.
+    """
+    passes = tuple(p for p in found.passes if p.name in ("fold", "search"))
+    return dataclasses.replace(
+        planned,
+        reports=tuple(reports),
+        seconds=found.seconds,
+        passes=(*passes, *planned.passes),
+    )
 
 
 def varied(planned: Planned, first: Sequence[Action]) -> tuple[Planned, tuple[Action, ...]]:
@@ -100,6 +126,7 @@ def varied(planned: Planned, first: Sequence[Action]) -> tuple[Planned, tuple[Ac
         cost=planned.model.evaluate(program),
         reports=(),
         seconds={},
+        passes=(),
     )
     return changed, tuple(action for action, _ in dropped)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import os
@@ -18,34 +17,11 @@ from partir_search.ir.mesh import MeshShape
 from partir_search.messages.files import read_text
 from partir_search.messages.validators import choice
 from partir_search.messages.wording import did_you_mean, shown
-from partir_search.passes.pad_choice import Pad
-from partir_search.passes.remat import Range
-from partir_search.propagation.actions import Action, action_from_json, tilings
+from partir_search.plan.spec import PlanSpec, check_kinds
+from partir_search.propagation.actions import tilings
 
 FORMAT = 2
 SHOWN = 12  # differences that a message lists
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class SavedPlan:
-    """A plan read from a file, to be applied to the function and mesh that it was made for.
-
-    Attributes:
-      arguments: type of each argument, by path.
-      on_change: what to do if the function changed: "raise", or "apply" what still holds.
-    """
-
-    function: str
-    fingerprint: str
-    mesh: MeshShape
-    machine: str
-    actions: tuple[Action, ...]
-    remat: tuple[Range, ...] = ()
-    microbatches: int = 1
-    padding: tuple[Pad, ...] = ()
-    attention: bool = False
-    arguments: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    on_change: Literal["raise", "apply"] = "raise"
 
 
 def fingerprint(module: Module) -> str:
@@ -61,7 +37,7 @@ def fingerprint(module: Module) -> str:
 
 def load_plan(
     path: str | os.PathLike[str], *, on_change: Literal["raise", "apply"] = "raise"
-) -> SavedPlan:
+) -> PlanSpec:
     """Reads a plan that `Plan.save` wrote; pass it as `schedule=` to `auto_partition`.
 
     It is replayed on any mesh whose axes have the same names, if all dims divide.
@@ -82,7 +58,7 @@ def load_plan(
     try:
         data = json.loads(text)
         _check_kind(data)
-        plan = from_json(data, on_change)
+        plan = PlanSpec.from_json(data, on_change)
     except json.JSONDecodeError as error:
         raise ValueError(
             f"{path} is not a plan that can be read: it is no JSON, or was cut off ({error}); write"
@@ -110,22 +86,7 @@ def _check_kind(data: Any) -> None:
             " and save that, or install the version that wrote it"
             f" ({_versions(data).get('partir_search', 'not said')})"
         )
-    for key, kind, words in (
-        ("mesh", dict, "axes and their sizes"),
-        ("actions", list, "a list of actions"),
-        ("arguments", dict, "arguments by path"),
-        ("microbatches", int, "a whole number"),
-        ("padding", list, "a list of padded dims"),
-        ("remat", list, "a list of pairs"),
-        ("parts", dict, "axes and the sizes of their parts"),
-    ):
-        if key in data and not isinstance(data[key], kind):
-            raise ValueError(f"its {key!r} are {words}, not {shown(data[key])}")
-    if data.get("mesh") == {}:
-        raise ValueError("its mesh has no axes")
-    for pair in data.get("remat", ()):
-        if not isinstance(pair, list) or len(pair) != 2:
-            raise ValueError(f"its 'remat' are pairs of positions, not {shown(pair)}")
+    check_kinds(data)
 
 
 def _versions(data: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -143,27 +104,7 @@ def _warn_version(path: Any, data: Mapping[str, Any]) -> None:
         )
 
 
-def from_json(data: Mapping[str, Any], on_change: Literal["raise", "apply"] = "raise") -> SavedPlan:
-    """Inverse of `Plan.to_json`; KeyError, TypeError or ValueError for anything else."""
-    mesh: Mapping[str, int] = data["mesh"]
-    return SavedPlan(
-        data["function"],
-        data["fingerprint"],
-        MeshShape(tuple(mesh), tuple(mesh.values()))
-        .split(data.get("parts", {}))
-        .with_diagonals(data.get("diagonals", ()), bool(data.get("skewed_state"))),
-        data["machine"],
-        tuple(action_from_json(a) for a in data["actions"]),
-        tuple((int(a), int(b)) for a, b in data.get("remat", ())),
-        int(data.get("microbatches", 1)),
-        tuple(Pad(str(p["value"]), int(p["dim"]), int(p["size"])) for p in data.get("padding", ())),
-        bool(data.get("attention")),
-        {path: str(a["type"]) for path, a in data["arguments"].items()},
-        on_change,
-    )
-
-
-def check_mesh(saved: SavedPlan, mesh: MeshShape) -> None:
+def check_mesh(saved: PlanSpec, mesh: MeshShape) -> None:
     """A ValueError if a plan's mesh has other axes than this one."""
     theirs, ours = saved.mesh.user.names, mesh.user.names
     if theirs != ours:
@@ -175,7 +116,7 @@ def check_mesh(saved: SavedPlan, mesh: MeshShape) -> None:
         )
 
 
-def changes(saved: SavedPlan, module: Module) -> str:
+def changes(saved: PlanSpec, module: Module) -> str:
     """Differences between a program and the one that a plan was made for; "" if none."""
     if saved.fingerprint == fingerprint(module):
         return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from typing import Any, Self
 
 import jax
@@ -14,6 +15,7 @@ from partir_search.frontends.protocol import Returned
 from partir_search.ir.core import Module, Value
 from partir_search.ir.mesh import MeshShape
 from partir_search.lowering.shard_map import argument_specs, named_sharding, reorder, result_specs
+from partir_search.plan.context import PlanContext
 from partir_search.plan.planned import Planned
 
 
@@ -22,18 +24,16 @@ class Layouts:
 
     Attributes:
       _planned: the module with its actions applied.
-      _mesh: the user's mesh.
-      _in_tree, _out_tree: pytrees of arguments (args, kwargs) and results.
+      _context: the mesh, and the pytrees of arguments and results.
     """
 
-    def __init__(self, planned: Planned, mesh: Any, in_tree: Any, out_tree: Any) -> None:
-        self._planned, self._mesh = planned, mesh
-        self._in_tree, self._out_tree = in_tree, out_tree
+    def __init__(self, planned: Planned, context: PlanContext) -> None:
+        self._planned, self._context = planned, context
 
     def on(self, mesh: Any) -> Self:
         """The same on a mesh with the same axes, of other types."""
         other = copy.copy(self)
-        other._mesh = mesh
+        other._context = dataclasses.replace(self._context, mesh=mesh)
         return other
 
     @property
@@ -43,7 +43,7 @@ class Layouts:
     @property
     def mesh(self) -> Any:
         """The mesh of the shardings below."""
-        return self._mesh
+        return self._context.mesh
 
     @property
     def mesh_shape(self) -> MeshShape:
@@ -52,7 +52,9 @@ class Layouts:
     @property
     def partition_specs(self) -> Any:
         """(args, kwargs) pytree of PartitionSpecs."""
-        return jax.tree.unflatten(self._in_tree, argument_specs(self._planned.sketch, user=True))
+        return jax.tree.unflatten(
+            self._context.in_tree, argument_specs(self._planned.sketch, user=True)
+        )
 
     @property
     def in_shardings(self) -> Any:
@@ -60,7 +62,7 @@ class Layouts:
 
         An argument that is tiled by a part of an axis has one on the mesh whose axes are split.
         """
-        return jax.tree.unflatten(self._in_tree, self.flat_in_shardings())
+        return jax.tree.unflatten(self._context.in_tree, self.flat_in_shardings())
 
     @property
     def out_shardings(self) -> Any:
@@ -69,7 +71,7 @@ class Layouts:
         Of a function that changes arguments in place a pair: those of its result, and those of the
         changed arguments by name.
         """
-        found = jax.tree.unflatten(self._out_tree, self.flat_out_shardings())
+        found = jax.tree.unflatten(self._context.out_tree, self.flat_out_shardings())
         if isinstance(found, Returned):
             return (found.out, found.updates) if found.updates else found.out
         return found
@@ -79,7 +81,7 @@ class Layouts:
         """(args, kwargs) pytree of ShapeDtypeStructs that carry the plan's shardings."""
         args = zip(self.module.body.args, self.flat_in_shardings(), strict=True)
         structs = [struct_of(jax.ShapeDtypeStruct(v.type.shape, v.type.dtype), s) for v, s in args]
-        return jax.tree.unflatten(self._in_tree, structs)
+        return jax.tree.unflatten(self._context.in_tree, structs)
 
     @property
     def abstract_state(self) -> Any:
@@ -121,7 +123,7 @@ class Layouts:
         return [self._named(s) for s in argument_specs(self._planned.sketch, user=True)]
 
     def _named(self, spec: PartitionSpec) -> NamedSharding:
-        return named_sharding(self._mesh, self.mesh_shape, spec)
+        return named_sharding(self._context.mesh, self.mesh_shape, spec)
 
     def arguments(self) -> list[tuple[str, Value, PartitionSpec]]:
         """(path, value, spec) of each argument."""
@@ -147,12 +149,12 @@ class Layouts:
     def _reordered(self, state: Any, into: bool) -> Any:
         leaves: list[Any] = jax.tree.leaves(state)
         tree: Any = jax.tree.structure(state)
-        args, kwargs = jax.tree.unflatten(self._in_tree, range(len(self.module.body.args)))
+        args, kwargs = jax.tree.unflatten(self._context.in_tree, range(len(self.module.body.args)))
         for subtree in (*args, *kwargs.values()):
             places = jax.tree.leaves(subtree)
             shapes = [self.module.body.args[i].type.shape for i in places]
             if tree == jax.tree.structure(subtree) and shapes == list(map(np.shape, leaves)):
-                found = reorder(self._planned.program, self._mesh, places, leaves, into)
+                found = reorder(self._planned.program, self._context.mesh, places, leaves, into)
                 return jax.tree.unflatten(tree, found)
         raise ValueError(
             f"no argument of {self.module.name!r} has the structure and shapes of {tree}; pass a"

@@ -19,7 +19,7 @@ from partir_search.mcts.goals import Goal, Spare
 from partir_search.messages.wording import amount
 from partir_search.passes.remat import Range, find_segments, namesake, rematerialize
 from partir_search.plan.facts import PlanFacts
-from partir_search.plan.planned import Planned
+from partir_search.plan.planned import Planned, with_search
 from partir_search.plan.remedy import Remedy
 from partir_search.planning.planner import Planner
 from partir_search.propagation.actions import Action
@@ -85,7 +85,7 @@ def relieve(
     few, n = _fewest(lambda n: at(ordered[:n]), known, aim)
     if few is not every:  # of which nothing was proven
         reports = tuple(dataclasses.replace(r, proven=False) for r in every.reports)
-        few = dataclasses.replace(few, reports=reports, seconds=every.seconds)
+        few = with_search(few, every, reports)
     return few, tuple(sorted(ordered[:n]))
 
 

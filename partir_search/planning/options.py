@@ -12,13 +12,13 @@ from partir_search.mcts.goals import Goal
 from partir_search.passes.group_arguments import Group
 from partir_search.plan.cache import PlanCache
 from partir_search.plan.plan import Plan
-from partir_search.plan.serialization import SavedPlan
+from partir_search.plan.spec import PlanSpec
 from partir_search.planning.planner import Progress
 from partir_search.planning.tactics import Tactic, diagonals
 from partir_search.simulator.cost import Cost
 from partir_search.simulator.target.machine import Machine
 
-Schedule = Union[Sequence[Tactic], Plan, SavedPlan, None]
+Schedule = Union[Sequence[Tactic], Plan, PlanSpec, None]
 Remat = Union[bool, Literal["auto"]]
 
 
@@ -49,11 +49,16 @@ class Options:
     trip_counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @property
+    def replays(self) -> bool:
+        """True if the schedule is a plan."""
+        return isinstance(self.schedule, Plan | PlanSpec)
+
+    @property
     def shape(self) -> MeshShape:
         """The mesh, with the diagonals that the schedule names or a search may use."""
         plain = MeshShape(tuple(self.mesh.axis_names), tuple(self.mesh.axis_sizes))
         given = self.follow or self.schedule
-        if isinstance(given, Plan | SavedPlan):
+        if isinstance(given, Plan | PlanSpec):
             return _like(plain, given.mesh_shape if isinstance(given, Plan) else given.mesh)
         named = diagonals(given or ()) or (plain.equal_pairs() if self.rings else ())
         return plain.with_diagonals(named, self.skewed_state)

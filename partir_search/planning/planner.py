@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import functools
 import math
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from partir_search.ir.argument_paths import named
 from partir_search.ir.axis_options import Modes
 from partir_search.ir.core import Module
 from partir_search.ir.mesh import MeshShape
+from partir_search.ir.printer import print_partition
 from partir_search.ir.skewed_schedule import LEAST
 from partir_search.lowering.cache import LocalCache
 from partir_search.lowering.local_ir import LocalProgram
@@ -24,10 +23,12 @@ from partir_search.mcts.search import Result
 from partir_search.passes.fold.fold import Folded, fold
 from partir_search.plan.planned import Planned, SearchReport
 from partir_search.planning.checks.schedule import check_schedule
+from partir_search.planning.clock import Clock
 from partir_search.planning.game import PlanningGame
 from partir_search.planning.interruption import search_noted
 from partir_search.planning.parallelism import PARALLELISM, parallel_actions
 from partir_search.planning.spreading import begin
+from partir_search.planning.stage import print_module
 from partir_search.planning.tactics import AutomaticPartition, Tactic, manual_actions
 from partir_search.planning.unfold import expand, folded_moves, play_folded
 from partir_search.propagation.actions import (
@@ -88,22 +89,15 @@ class Planner:
         self.streams = streams
         self.module, self.machine = module, machine
         self.goals = goals if goals is not None else (Fit(machine.hbm_bytes), Fastest())
-        self.seconds: dict[str, float] = {}
+        self._clock = Clock()
         self.table = table or RuleTable()
-        with self._timed("graph"):
+        with self._clock.timed("graph"):
             self.graph = Graph(module, self.table, contract=True)
             self.mesh = split_axes(self.graph, mesh)
         self.cache = LocalCache(machine.traits)
         self.spreads: Spreads = {}
         self._model: CostModel | None = None
         self._last: Kept = collections.deque(maxlen=FINALISTS + 1)
-
-    @contextlib.contextmanager
-    def _timed(self, phase: str) -> Iterator[None]:
-        begin = time.perf_counter()
-        yield
-        spent = time.perf_counter() - begin
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + spent
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -216,7 +210,11 @@ class Planner:
         self, state: State, actions: Sequence[Action], reports: Sequence[SearchReport] = ()
     ) -> Planned:
         """The program of a state that the actions led to."""
-        program, cost = self._costed(state)
+        with self._clock.timed("unfold"):
+            program, cost = self._costed(state)
+        ops = len(self.module.ops)
+        self._clock.record("unfold", ops, ops, lambda: print_partition(program.partition))
+        passes = self._clock.taken()
         return Planned(
             self.graph,
             tuple(actions),
@@ -224,8 +222,9 @@ class Planner:
             self.cache,
             cost,
             tuple(reports),
-            self.seconds,
+            self._clock.seconds,
             self.model,
+            passes,
         )
 
     def _costed(self, state: State) -> tuple[LocalProgram, Cost]:
@@ -253,16 +252,20 @@ class Planner:
         hints: Sequence[Action] = (),
     ) -> tuple[list[Action], SearchReport]:
         names = tactic.axes or self.names
-        with self._timed("fold"):
+        with self._clock.timed("fold"):
             folded, game = self.game(names, before, tactic.leave)
+        ops, small = len(self.module.ops), len(folded.module.ops)
+        self._clock.record("fold", ops, small, lambda: print_module(folded.module))
         known = expert_plans(self.mesh, names, game.strategist, self.streams)
-        with self._timed("experts"):
+        with self._clock.timed("experts"):
             experts = [(name, self._folded(game, moves)[1]) for name, moves in known]
         starts = [*(moves for _, moves in known), folded_moves(hints, folded, self.module, game)]
-        with self._timed("search"):
+        with self._clock.timed("search"):
             result = search_noted(game, episodes, seed, starts, progress)
+        found = [game.describe(move) for move in result.best.path]
+        self._clock.record("search", small, small, lambda: "\n".join(found))
         game.let_go()
-        with self._timed("finalists"):
+        with self._clock.timed("finalists"):
             best, path = self._finalist(game, folded, before, result, starts)
         report = SearchReport(
             tuple(names),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -18,6 +19,8 @@ from partir_search.ir.argument_paths import leaf_path, parameter_names
 from partir_search.ir.core import Module
 from partir_search.ir.from_jaxpr import read_module
 from partir_search.passes.views import with_views
+from partir_search.plan.pass_record import PassRecord
+from partir_search.planning.stage import print_module, recorded
 from partir_search.rules import RULES
 from partir_search.rules.unruled import UNRULED
 
@@ -105,6 +108,7 @@ class Traced:
     Attributes:
       donated: per flat argument, whether its buffer may be reused.
       weak: per flat result, whether its type is weak (`shard_map` makes all types strong).
+      passes: records of tracing, and of the passes on the traced program.
     """
 
     module: Module
@@ -112,6 +116,12 @@ class Traced:
     out_tree: Any
     donated: tuple[bool, ...]
     weak: tuple[bool, ...]
+    passes: tuple[PassRecord, ...]
+
+    def run(self, name: str, rewrite: Callable[[Module], Module]) -> Traced:
+        """The call after a pass on its program."""
+        module, record = recorded(name, rewrite, self.module)
+        return dataclasses.replace(self, module=module, passes=(*self.passes, record))
 
 
 def weaken(x: jax.Array) -> jax.Array:
@@ -139,6 +149,7 @@ def trace_call(
       donated: per flat argument; None if `jitted` itself knows.
       trip_counts: of loops that depend on data, by glob.
     """
+    begin = time.perf_counter()
     traced = _trace(jitted, call, args, kwargs)
     if len(traced.jaxpr.jaxpr.invars) > traced.in_tree.num_leaves:
         raise ClosesOverTraced(
@@ -162,10 +173,18 @@ def trace_call(
         trip_counts=trip_counts,
         ruled=(*RULES, *UNRULED),
     )
-    module = with_views(module)
+    record = PassRecord(
+        "trace",
+        time.perf_counter() - begin,
+        len(traced.jaxpr.jaxpr.eqns),
+        len(module.ops),
+        lambda: print_module(module),
+    )
     weak = tuple(bool(getattr(x, "weak_type", False)) for _, x in out_leaves)
     _forget(jitted)
-    return Traced(module, in_tree, jax.tree.structure(traced.out_info), donated, weak)
+    out_tree = jax.tree.structure(traced.out_info)
+    found = Traced(module, in_tree, out_tree, donated, weak, (record,))
+    return found.run("views", with_views)
 
 
 def donated_leaves(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 
 from partir_search.ir.core import Module, Value
 from partir_search.ir.partition import Partition
 from partir_search.passes.debug_ops import unwatched, watching
-from partir_search.plan.planned import Planned
+from partir_search.plan.planned import Planned, with_search
 from partir_search.planning.planner import Planner
 from partir_search.propagation.actions import Action, Replicate
 
@@ -44,7 +43,7 @@ def plan_unwatched(
     if not _agree(found, played):
         keep = _undecided(planner, aside, found)
         played, _ = planner.replay_compatible([*keep, *actions])
-    return dataclasses.replace(played, reports=found.reports, seconds=found.seconds)
+    return with_search(played, found, found.reports)
 
 
 def _agree(found: Planned, played: Planned) -> bool:

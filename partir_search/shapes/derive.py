@@ -8,6 +8,7 @@ from partir_search.ir.core import Module
 from partir_search.mcts.goals import scorer
 from partir_search.plan.basis import Basis, changed_arguments
 from partir_search.plan.plan import Plan
+from partir_search.plan.planned import with_search
 from partir_search.plan.report.tables import search_progress
 from partir_search.planning.options import Options
 from partir_search.planning.tactics import AutomaticPartition
@@ -68,4 +69,4 @@ def _searched(
     if planned is None or not score(planned.cost) < score(found.planned.cost):
         return None
     reports = tuple(dataclasses.replace(r, proven=False) for r in free.reports)
-    return dataclasses.replace(found, planned=dataclasses.replace(planned, reports=reports))
+    return dataclasses.replace(found, planned=with_search(planned, free, reports))

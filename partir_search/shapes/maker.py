@@ -10,10 +10,11 @@ from typing import Any
 from partir_search.constraints.ends import untied
 from partir_search.ir.core import Module
 from partir_search.plan.basis import serves
-from partir_search.plan.plan import Plan, saved_plan
-from partir_search.plan.serialization import SavedPlan, fingerprint
+from partir_search.plan.plan import Plan, spec_of
+from partir_search.plan.serialization import fingerprint
 from partir_search.planning.checks.schedule import check_schedule
-from partir_search.planning.pipeline import Maker
+from partir_search.planning.pipeline import PlanPipeline
+from partir_search.planning.stage import Stage
 from partir_search.planning.tactics import AutomaticPartition
 from partir_search.planning.trace import Call, Traced
 from partir_search.propagation.actions import Action
@@ -21,7 +22,7 @@ from partir_search.propagation.contradictions import IllegalAction
 from partir_search.shapes.derive import derive
 
 
-class Remaker(Maker):
+class ShapesPipeline(PlanPipeline):
     """Makes the plans of one function; further shapes and types start from its first plan."""
 
     def remake(
@@ -42,7 +43,7 @@ class Remaker(Maker):
         if base is not None:
             traced, parts = self._trace_like(base, call, args, kwargs)
             if known and fingerprint(traced.module) == known.fingerprint:
-                return self._best(call, args, kwargs, saved_plan(known), {parts: traced})
+                return self._best(call, args, kwargs, spec_of(known), {parts: traced})
             if self._searches() and serves(base.module, traced.module):
                 derived = self._derived(call, args, kwargs, traced, parts, base)
                 if derived is not None:
@@ -56,7 +57,7 @@ class Remaker(Maker):
         error: ValueError | None = None
         for parts in dict.fromkeys((base.microbatches, *self._options.microbatches)):
             try:
-                return self._trace(call, args, kwargs, parts), parts
+                return self.trace(call, args, kwargs, parts), parts
             except ValueError as reason:  # it does not divide
                 error = error or reason
         assert error is not None
@@ -76,22 +77,24 @@ class Remaker(Maker):
         tactics = list(given) if isinstance(given, Sequence) else [AutomaticPartition()]
         check_schedule(tactics, traced.module, base.mesh_shape)
         held = dataclasses.replace(self._options, follow=base, schedule=tactics, cache=None)
-        there = Maker(self._fun, self._plain, self._name, held)
+        there = PlanPipeline(self._fun, self._plain, self._name, held)
         there._own = self._own
-        module = untied(there._forms(traced.module, saved_plan(base))[0], base.actions)
+        stage = there.forms(traced, parts, spec_of(base))[0]
+        module = untied(stage.module, base.actions)
 
         def fixed(form: Module) -> list[Action]:
-            return there._fixed(call, traced, form, self._options.follow)
+            return there.fixed(call, traced, form, self._options.follow)
 
-        made, basis = derive(base, module, fixed, there._planner, self._options)
+        made, basis = derive(base, module, fixed, there.planner_of, self._options)
         if made is None:
             try:
                 found = there._best(call, args, kwargs, None, {parts: traced})
             except IllegalAction:
                 return None
         else:
-            form = (made.remat, parts, made.padding, base.attention)
-            found = self._plan(made.planned, traced, base.memory_limit, *form), traced
+            rewrites = dataclasses.replace(stage.rewrites, padding=made.padding, remat=made.remat)
+            stage = Stage(made.module, rewrites, stage.passes)
+            found = self.plan(traced, (stage, made.planned), base.memory_limit), traced
         found[0].basis = basis
         found[0].seconds["from another plan"] = time.perf_counter() - begin
         return found
@@ -101,6 +104,6 @@ class Remaker(Maker):
         given = self._options.schedule
         if given is None:
             return self._options.follow is None
-        return isinstance(given, Plan | SavedPlan) or any(
+        return not isinstance(given, Sequence) or any(
             isinstance(t, AutomaticPartition) for t in given
         )

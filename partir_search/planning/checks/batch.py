@@ -6,7 +6,7 @@ import warnings
 
 from partir_search.messages.wording import multiples
 from partir_search.plan.plan import Plan
-from partir_search.plan.serialization import SavedPlan
+from partir_search.plan.spec import PlanSpec
 from partir_search.planning.options import Options
 from partir_search.planning.tactics import AutomaticPartition
 
@@ -19,7 +19,7 @@ def warn_uneven(plan: Plan, options: Options) -> None:
     """
     axes = {axis for search in plan.searches for axis in search.axes}
     tactics = options.schedule or ()
-    if isinstance(tactics, Plan | SavedPlan) or not axes.issuperset(plan.mesh_shape.user.names):
+    if isinstance(tactics, Plan | PlanSpec) or not axes.issuperset(plan.mesh_shape.user.names):
         return
     left = any(isinstance(t, AutomaticPartition) and t.leave for t in tactics)
     if left or options.in_shardings is not None or options.follow is not None:

@@ -16,7 +16,7 @@ from partir_search.messages import validators
 from partir_search.messages.wording import did_you_mean, shown
 from partir_search.passes.group_arguments import Group
 from partir_search.plan.plan import Plan
-from partir_search.plan.serialization import SavedPlan
+from partir_search.plan.spec import PlanSpec
 from partir_search.planning.checks.schedule import check_tactics, known_axis
 from partir_search.planning.options import Options
 from partir_search.planning.tactics import TACTICS
@@ -173,7 +173,7 @@ def check_options(o: Options) -> None:
 
 
 def _check_schedule(schedule: Any, mesh: MeshShape) -> None:
-    if schedule is None or isinstance(schedule, Plan | SavedPlan):
+    if schedule is None or isinstance(schedule, Plan | PlanSpec):
         return
     if isinstance(schedule, str) or hasattr(schedule, "__fspath__"):
         raise TypeError(f"schedule is a path: pass partir_search.load_plan({str(schedule)!r})")
@@ -251,7 +251,7 @@ def _check_follow(follow: Any, mesh: MeshShape) -> None:
         return
     if not isinstance(follow, Plan):
         remedy = "pass the plan of a function: follow=train_step.plan(state, batch)"
-        if isinstance(follow, SavedPlan | str) or hasattr(follow, "__fspath__"):
+        if isinstance(follow, PlanSpec | str) or hasattr(follow, "__fspath__"):
             remedy = (
                 "replay the saved plan first, auto_partition(mesh, schedule=load_plan(path))"
                 "(train_step).plan(state, batch), and follow that"

@@ -1,0 +1,80 @@
+"""Records of the passes between a traced program and the program of one device."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+PIPELINE = {
+    "trace": "jaxpr of the call, read into the IR",
+    "views": "shifted reads as windows of one array",
+    "group_arguments": "arguments that the user wants alike",
+    "recognize_attention": "each attention as one op",
+    "pad": "dims that do not divide, padded inside the program",
+    "rematerialize": "segments of the forward pass, computed again",
+    "fold": "equal layers as one, for the search",
+    "search": "decisions on the folded program",
+    "unfold": "decisions on the whole program",
+    "local": "the program of one device, with its collectives",
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PassRecord:
+    """Record of one pass.
+
+    Attributes:
+      name: one of PIPELINE.
+      seconds: wall time.
+      ops_before, ops_after: ops of the program, those in regions too; of the local program,
+        instructions.
+      text: prints the program after the pass.
+    """
+
+    name: str
+    seconds: float
+    ops_before: int
+    ops_after: int
+    text: Callable[[], str] = dataclasses.field(repr=False, compare=False)
+
+    @property
+    def file_name(self) -> str:
+        """Name of the file with the program after the pass: its place in PIPELINE, and its name."""
+        return f"{list(PIPELINE).index(self.name):02d}_{self.name}.ir"
+
+    def __str__(self) -> str:
+        ops = f"{self.ops_before} ops"
+        if self.ops_after != self.ops_before:
+            ops += f" to {self.ops_after}"
+        return f"{self.name}: {ops}, {self.seconds:.3f} s"
+
+
+class PassRecords(tuple[PassRecord, ...]):
+    """Records of all passes of a plan, in order; print them for a table."""
+
+    def __str__(self) -> str:
+        header = ("pass", "seconds", "ops before", "after", "")
+        return "\n".join(_aligned([header, *map(_row, self)]))
+
+    def __getitem__(self, key: Any) -> Any:
+        """The record of a position, or of a pass by its name."""
+        if isinstance(key, str):
+            found = [record for record in self if record.name == key]
+            if not found:
+                raise KeyError(f"{key!r} did not run; passes that did: {[r.name for r in self]}")
+            return found[-1]
+        return super().__getitem__(key)
+
+
+def _row(record: PassRecord) -> tuple[str, ...]:
+    counts = str(record.ops_before), str(record.ops_after)
+    return record.name, f"{record.seconds:.3f}", *counts, PIPELINE[record.name]
+
+
+def _aligned(rows: list[tuple[str, ...]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for first, *numbers, last in rows:
+        cells = [first.ljust(widths[0])]
+        cells += [n.rjust(w) for n, w in zip(numbers, widths[1:-1], strict=True)]
+        yield "  ".join([*cells, last]).rstrip()

@@ -1,0 +1,143 @@
+"""Plans without the program: decisions, saved as JSON, compared and replayed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from partir_search.ir.mesh import MeshShape
+from partir_search.messages.wording import shown
+from partir_search.passes.pad_choice import Pad
+from partir_search.plan.rewrites import Rewrites, Rewritten
+from partir_search.propagation.actions import Action, action_from_json
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class PlanSpec(Rewritten):
+    """Decisions of a plan, with the program and mesh for which they were made.
+
+    Attributes:
+      function: name of the function.
+      fingerprint: hash of the traced program's arguments and ops.
+      mesh: the user's mesh, with axes in parts and diagonals where actions name them.
+      machine: name of the machine.
+      actions: decisions in order.
+      rewrites: rewrites of the program before the actions.
+      arguments: type of each argument, by path.
+      on_change: treatment of a changed function: "raise", or "apply" the decisions that still hold.
+    """
+
+    function: str
+    fingerprint: str
+    mesh: MeshShape
+    machine: str
+    actions: tuple[Action, ...]
+    rewrites: Rewrites = dataclasses.field(default_factory=Rewrites)
+    arguments: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    on_change: Literal["raise", "apply"] = dataclasses.field(default="raise", compare=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields but `on_change` as values of JSON."""
+        return {k: v for entry in _ENTRIES for k, v in entry.write(self).items()}
+
+    @classmethod
+    def from_json(
+        cls, data: Mapping[str, Any], on_change: Literal["raise", "apply"] = "raise"
+    ) -> PlanSpec:
+        """Inverse of `to_json`; KeyError, TypeError or ValueError for anything else."""
+        fields = {entry.field: entry.read(data) for entry in _ENTRIES}
+        return cls(**fields, on_change=on_change)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Entry:
+    """A field of a PlanSpec in JSON, where it may have several keys, or none for a default."""
+
+    field: str
+    write: Callable[[PlanSpec], dict[str, Any]]
+    read: Callable[[Mapping[str, Any]], Any]
+
+
+def _text(name: str) -> _Entry:
+    return _Entry(name, lambda spec: {name: getattr(spec, name)}, lambda data: str(data[name]))
+
+
+def _write_mesh(spec: PlanSpec) -> dict[str, Any]:
+    mesh = spec.mesh
+    found = {
+        "parts": mesh.parts(),
+        "diagonals": list(mesh.diagonal_names),
+        "skewed_state": mesh.skewed_state,
+    }
+    return {"mesh": dict(mesh.user.as_dict()), **{k: v for k, v in found.items() if v}}
+
+
+def _read_mesh(data: Mapping[str, Any]) -> MeshShape:
+    sizes: Mapping[str, int] = data["mesh"]
+    split = MeshShape(tuple(sizes), tuple(sizes.values())).split(data.get("parts", {}))
+    return split.with_diagonals(data.get("diagonals", ()), bool(data.get("skewed_state")))
+
+
+_READ_REWRITE: Mapping[str, Callable[[Any], Any]] = {
+    "microbatches": int,
+    "attention": bool,
+    "padding": lambda pads: tuple(
+        Pad(str(p["value"]), int(p["dim"]), int(p["size"])) for p in pads
+    ),
+    "remat": lambda ranges: tuple((int(a), int(b)) for a, b in ranges),
+}
+
+
+def _write_rewrites(spec: PlanSpec) -> dict[str, Any]:
+    default = Rewrites()
+    return {
+        name: value
+        for name, value in dataclasses.asdict(spec.rewrites).items()
+        if value != getattr(default, name)
+    }
+
+
+def _read_rewrites(data: Mapping[str, Any]) -> Rewrites:
+    return Rewrites(**{k: read(data[k]) for k, read in _READ_REWRITE.items() if k in data})
+
+
+_ENTRIES = (
+    _text("function"),
+    _text("fingerprint"),
+    _Entry("mesh", _write_mesh, _read_mesh),
+    _text("machine"),
+    _Entry("rewrites", _write_rewrites, _read_rewrites),
+    _Entry(
+        "actions",
+        lambda spec: {"actions": [a.to_json() for a in spec.actions]},
+        lambda data: tuple(map(action_from_json, data["actions"])),
+    ),
+    _Entry(
+        "arguments",
+        lambda spec: {"arguments": {path: {"type": t} for path, t in spec.arguments.items()}},
+        lambda data: {path: str(a["type"]) for path, a in data["arguments"].items()},
+    ),
+)
+
+_KINDS = (
+    ("mesh", dict, "axes and their sizes"),
+    ("actions", list, "a list of actions"),
+    ("arguments", dict, "arguments by path"),
+    ("microbatches", int, "a whole number"),
+    ("padding", list, "a list of padded dims"),
+    ("remat", list, "a list of pairs"),
+    ("parts", dict, "axes and the sizes of their parts"),
+)
+
+
+def check_kinds(data: Mapping[str, Any]) -> None:
+    """A ValueError that names the entry whose value has another type than `to_json` writes."""
+    for key, kind, words in _KINDS:
+        if key in data and not isinstance(data[key], kind):
+            raise ValueError(f"its {key!r} are {words}, not {shown(data[key])}")
+    if data.get("mesh") == {}:
+        raise ValueError("its mesh has no axes")
+    for pair in data.get("remat", ()):
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise ValueError(f"its 'remat' are pairs of positions, not {shown(pair)}")

@@ -1,0 +1,202 @@
+"""Ways from a traced program to its plan: a search, or the replay of a plan."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from partir_search.ir.core import Module
+from partir_search.mcts.goals import Goal, scorer
+from partir_search.passes.align import apart, find_aligned
+from partir_search.passes.pad import pad_module
+from partir_search.passes.pad_choice import Pad, find_pads
+from partir_search.passes.remat import Range, find_segments, rematerialize
+from partir_search.plan.planned import Planned
+from partir_search.plan.report.tables import search_progress
+from partir_search.plan.spec import PlanSpec
+from partir_search.planning.memory_fit import relieve
+from partir_search.planning.notices import warn_changed
+from partir_search.planning.options import Options
+from partir_search.planning.planner import Planner
+from partir_search.planning.stage import Stage
+from partir_search.planning.tactics import AutomaticPartition, Tactic
+from partir_search.planning.unwatched import plan_unwatched
+from partir_search.propagation.actions import Action
+from partir_search.simulator.simulator import Cost
+
+Way = tuple[Stage, Planned]
+Fixed = Callable[[Module], list[Action]]
+
+
+class Ways:
+    """Ways to the plan of one traced program.
+
+    Attributes:
+      fixed: shardings that the user fixed, as actions on a form of the program.
+      planner_of: a planner of a form of the program.
+    """
+
+    def __init__(
+        self, options: Options, fixed: Fixed, planner_of: Callable[[Module], Planner]
+    ) -> None:
+        self._options, self.fixed, self.planner_of = options, fixed, planner_of
+        self._last: Planner | None = None
+
+    def planner(self, module: Module) -> Planner:
+        """A planner of a form of the program, the last one again if it is of the same form."""
+        if self._last is None or self._last.module is not module:
+            self._last = self.planner_of(module)
+        return self._last
+
+    # Replays -----------------------------------------------------------------------------------
+
+    def replayed(self, stage: Stage, spec: PlanSpec) -> Way:
+        """A plan of the same program, with its rewrites."""
+        stage = self.padded(stage, spec.rewrites.padding)
+        stage = rematerialized(stage, spec.rewrites.remat)
+        return stage, _replay(self.planner(stage.module), spec)
+
+    def replayed_changed(self, stage: Stage, spec: PlanSpec, changed: str) -> Way:
+        """The decisions of a plan that a changed program admits; warns of the others.
+
+        Args:
+          changed: differences from the plan's program.
+        """
+        planned, dropped = self.planner(stage.module).replay_compatible(spec.actions)
+        warn_changed(changed, dropped)
+        return stage, planned
+
+    # Searches ----------------------------------------------------------------------------------
+
+    def searched(self, stage: Stage) -> Way:
+        """The plan of the schedule, with the rewrites that the options allow."""
+        aligned, uneven = self.aligned(stage)
+        if self._options.remat is True and not uneven:
+            return self._again_everywhere(aligned, ())
+        way = self._schedule(aligned)
+        if uneven and way[1].reports:
+            way = self._better_padded(stage, way, uneven)
+        if self._options.remat is True:
+            return self._again_everywhere(way[0], way[1].actions if way[1].reports else ())
+        return self._relieved(*way) if self._options.remat == "auto" else way
+
+    def aligned(self, stage: Stage) -> tuple[Stage, tuple[Pad, ...]]:
+        """The program with dims of stencils padded to the grid's, and other dims that do not divide
+        and could be padded as well.
+        """
+        if not self._options.pad:
+            return stage, ()
+        planner = self.planner(stage.module)
+        module, rules = stage.module, planner.graph.rules
+        pads = find_aligned(module, rules, self._options.shape)
+        uneven = find_pads(module, rules, planner.mesh)
+        if pads and uneven:
+            uneven = apart(module, rules, pads, uneven)
+        return self.padded(stage, pads), uneven
+
+    def padded(self, stage: Stage, pads: tuple[Pad, ...]) -> Stage:
+        """The program with padded dims."""
+        if not pads:
+            return stage
+
+        def rewrite(module: Module) -> Module:
+            return pad_module(module, self.planner(module).graph.rules, pads)
+
+        return stage.run("pad", rewrite, dataclasses.replace(stage.rewrites, padding=pads))
+
+    def _better_padded(self, plain: Stage, way: Way, uneven: tuple[Pad, ...]) -> Way:
+        """The better of a plan and one of the program with its uneven dims padded as well."""
+        stage, planned = way
+        padded = self.padded(plain, (*stage.rewrites.padding, *uneven))
+        planner = self.planner(padded.module)
+        same_mesh = planner.mesh == planned.sketch.partition.mesh
+        found = self._schedule(padded, planned.actions if same_mesh else ())
+        score = scorer(planner.goals)
+        return found if score(found[1].cost) < score(planned.cost) else way
+
+    def _again_everywhere(self, stage: Stage, hints: Sequence[Action]) -> Way:
+        """The plan of the program with all segments computed again."""
+        return self._schedule(rematerialized(stage, tuple(find_segments(stage.module))), hints)
+
+    def _relieved(self, stage: Stage, planned: Planned) -> Way:
+        """A plan that fits by computing segments again, if a search's own does not."""
+        planner = self.planner(stage.module)
+        limit, score = planner.memory_limit, scorer(planner.goals)
+        if not planned.reports or planned.cost.peak_bytes <= limit:
+            return stage, planned
+
+        def search(module: Module, hints: Sequence[Action], goals: Sequence[Goal[Cost]]) -> Planned:
+            return self._run(self.planner_of(module), hints, goals)
+
+        def replay(module: Module, actions: Sequence[Action]) -> Planned:
+            return self.planner_of(module).replay_compatible(actions)[0]
+
+        planned, remat = relieve(
+            stage.module, planned, limit, search, replay, lambda cost: score(cost).objective
+        )
+        return rematerialized(stage, remat, planned.graph.module), planned
+
+    def _schedule(self, stage: Stage, hints: Sequence[Action] = ()) -> Way:
+        return stage, self._run(self.planner(stage.module), hints)
+
+    def _run(
+        self,
+        planner: Planner,
+        hints: Sequence[Action] = (),
+        goals: Sequence[Goal[Cost]] = (),
+    ) -> Planned:
+        """Plays the schedule.
+
+        Args:
+          hints: a plan of a similar program, from which searches start too.
+          goals: goals besides the planner's.
+        """
+        planner.goals = (*planner.goals, *goals)
+        o = self._options
+        schedule = _default(o) if o.schedule is None else o.schedule
+        assert isinstance(schedule, Sequence)
+        automatic = any(isinstance(t, AutomaticPartition) for t in schedule)
+        with search_progress(o.progress if automatic else False, o.episodes) as progress:
+
+            def run(planner: Planner, fixed: Sequence[Action]) -> Planned:
+                return planner.run(
+                    schedule,
+                    fixed=fixed,
+                    episodes=o.episodes,
+                    seed=o.seed,
+                    progress=progress,
+                    hints=hints,
+                )
+
+            return plan_unwatched(planner, self.fixed(planner.module), run, self.planner_of)
+
+
+def rematerialized(stage: Stage, remat: tuple[Range, ...], known: Module | None = None) -> Stage:
+    """The program with segments of its forward pass computed again.
+
+    Args:
+      known: the rewritten program, if it is there already.
+    """
+    if not remat:
+        return stage
+    return stage.run(
+        "rematerialize",
+        lambda module: known or rematerialize(module, remat),
+        dataclasses.replace(stage.rewrites, remat=remat),
+    )
+
+
+def _default(options: Options) -> list[Tactic]:
+    return [] if options.follow else [AutomaticPartition()]
+
+
+def _replay(planner: Planner, spec: PlanSpec) -> Planned:
+    try:
+        return planner.replay(spec.actions)
+    except ValueError as error:
+        if spec.mesh.user == planner.mesh.user:
+            raise
+        raise ValueError(
+            f"the saved plan is for mesh<{spec.mesh}>, this is mesh<{planner.mesh}>, where it"
+            f" does not hold: {error}; plan again with schedule=None"
+        ) from error
