@@ -85,7 +85,8 @@ def _local_strided(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
     for d, (n, m) in enumerate(zip(op.operands[0].type.shape, result_shape(op), strict=True)):
         if n != m and m != result[d]:
             starts[d] = 0
-    ends = [s + (m - 1) * k + 1 for s, m, k in zip(starts, result, strides, strict=True)]
+    spans = [(m - 1) * k + 1 if m else 0 for m, k in zip(result, strides, strict=True)]
+    ends = [s + span for s, span in zip(starts, spans, strict=True)]
     longer = [max(end - n, 0) for end, n in zip(ends, x.shape, strict=True)]
     if any(longer):
         x = lax.pad(x, jnp.zeros((), x.dtype), [(0, more, 0) for more in longer])

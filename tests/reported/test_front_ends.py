@@ -79,12 +79,12 @@ def same(got: Any, want: Any) -> None:
 
 def planned_once(step: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """From here on nothing may be planned."""
-    from partir_search.planning.pipeline import Maker
+    from partir_search.planning.pipeline import PlanPipeline
 
     def fail(*args: Any) -> Any:
         raise AssertionError("planned again")
 
-    monkeypatch.setattr(Maker, "make", fail)
+    monkeypatch.setattr(PlanPipeline, "make", fail)
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -15,7 +15,7 @@ from partir_search.ir.mesh import MeshShape
 from partir_search.lowering.localize import localize
 from partir_search.lowering.reshard import COLLECTIVES
 from tests.reported.test_shifted_reads import planned
-from tests.support import assert_same, run_emitted
+from tests.support import assert_same, check_partition, module_of, run_emitted, state_of, tile_arg
 
 N, M, C = 128, 16, 2
 ROW = M * C * 4  # bytes
@@ -126,3 +126,17 @@ def test_halos_move(form: str) -> None:
             if move.step.kind in COLLECTIVES:
                 assert move.payload_bytes <= max(most * ROW, 8), (move.op, move.payload_bytes / ROW)
         assert_same(run_emitted(state.partition(), [x]), jax.tree.leaves(jax.jit(step)(x)))
+
+
+@pytest.mark.devices
+def test_steps_that_read_nothing() -> None:
+    """A step past the end of a short dim, as `lax.associative_scan` takes of one element."""
+
+    def fn(x: Any) -> Any:
+        return x[2::3], jax.lax.associative_scan(jnp.add, x)
+
+    x = jnp.arange(16.0).reshape(2, 8)
+    module = module_of(fn, x)
+    state = state_of(module)
+    tile_arg(state, "a0", 1, "batch")
+    check_partition(state.partition(), fn, (x,))
