@@ -27,6 +27,7 @@ from partir_search.calling.forms import Adapter, Claimed, Form, Initial
 from partir_search.calling.inside import Within
 from partir_search.calling.plainly import is_plain, plainly
 from partir_search.mcts.goals import Goal
+from partir_search.messages.files import make_folder
 from partir_search.passes.group_arguments import Group
 from partir_search.plan.cache import PlanCache
 from partir_search.plan.check import Check, compared, concrete, cpu_mesh
@@ -65,6 +66,7 @@ def auto_partition(
     groups: Sequence[Group] = (),
     explicit_results: bool | None = None,
     trip_counts: Mapping[str, int] | None = None,
+    dump_dir: str | os.PathLike[str] | None = None,
     on_overflow: Literal["raise", "warn"] = "raise",
     progress: bool | Progress | None = None,
 ) -> Callable[[Callable[..., Any]], AutoPartitioned]:
@@ -118,6 +120,8 @@ def auto_partition(
         by glob on the loop's source line, name stack or name, as the report shows them,
         ``{"*solver.py:41*": 12}``. Default: 100, shared by loops in each other, or the program's
         own limit if that is less.
+      dump_dir: a folder for the program after each pass, `00_trace.ir` to `09_local.ir`; plans of
+        further signatures are written to folders in it.
       on_overflow: what a call does if the plan needs more memory than the goals allow: raise
         `DoesNotFit` with remedies, or warn. Plans of a schedule without a search only warn.
       progress: True or False for a progress bar (default: on a terminal), or a function that is
@@ -149,6 +153,7 @@ def auto_partition(
         groups=checks.group_list(groups),
         explicit_results=explicit_results,
         trip_counts=checks.counts_of_trips(trip_counts),
+        dump_dir=None if dump_dir is None else make_folder(dump_dir, "dump_dir"),
     )
     checks.check_options(options)
     static = checks.chosen("static", static_argnums, static_argnames)
@@ -318,6 +323,7 @@ class AutoPartitioned(Unpickled):
             on_overflow="warn",
             follow=None,
             cache=None,
+            dump_dir=None,
         )
         form = self._form(args, kwargs)
         other = AutoPartitioned(form.fun, options, form.static, ((), ()))

@@ -112,6 +112,7 @@ def _plan(
         donate_argnums=args.donate,
         rings=args.rings,
         cache=args.cache,
+        dump_dir=args.dump_dir,
     )(step)
     plan = partitioned.plan(*inputs)
     plan.report(console)
@@ -214,6 +215,7 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--donate", type=_positions, help="positions of donated arguments: 0 or 0,1")
     plan.add_argument("--rings", action="store_true", help="partition in time as well")
     plan.add_argument("--cache", help="folder of plans")
+    plan.add_argument("--dump-dir", help="folder for the program after each pass")
     plan.add_argument("--verify", help="compile for a target and compare: tpu_v5e:4x4")
     plan.add_argument("--full-ir", action="store_true", help="every op and attribute in plan.ir")
     plan.add_argument("--out", help="folder for plan.json, plan.ir, report.html and the search")

@@ -25,6 +25,7 @@ from partir_search.lowering.shard_map import (
     split_mesh,
     without_context,
 )
+from partir_search.plan.dump import dump
 from partir_search.plan.multihost import check_agreement
 from partir_search.plan.plan import Plan
 from partir_search.plan.planned import collector_paused
@@ -124,6 +125,7 @@ class Executables:
         if key not in self._plans:
             with collector_paused(), plainly():
                 self._plans[key] = self._make(call, args, kwargs)
+                self._dump(self._plans[key][0])
             self._first.setdefault((call.flat[1], call.statics), self._plans[key][0])
             self._by_shape[call.plan_key()] = self._similar[call.plan_key()] = self._plans[key][0]
         plan, traced = self._plans[key]
@@ -131,6 +133,12 @@ class Executables:
             plan = plan.on(here)
             self._plans[key] = plan, traced
         return plan, traced
+
+    def _dump(self, plan: Plan) -> None:
+        """Writes the passes of a plan where the user wants them: further plans in folders."""
+        folder = self._options.dump_dir
+        if folder is not None:
+            dump(plan, folder / plan.fingerprint if self._first else folder)
 
     def _make(self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Plan, Traced]:
         known = self._by_shape.get(call.plan_key())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Union
 
@@ -47,6 +48,7 @@ class Options:
     groups: tuple[Group, ...] = ()
     explicit_results: bool | None = None
     trip_counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    dump_dir: pathlib.Path | None = None
 
     @property
     def replays(self) -> bool:

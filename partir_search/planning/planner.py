@@ -213,7 +213,9 @@ class Planner:
         with self._clock.timed("unfold"):
             program, cost = self._costed(state)
         ops = len(self.module.ops)
-        self._clock.record("unfold", ops, ops, lambda: print_partition(program.partition))
+        self._clock.record(
+            "unfold", ops, ops, lambda: print_partition(program.partition, full=True)
+        )
         passes = self._clock.taken()
         return Planned(
             self.graph,

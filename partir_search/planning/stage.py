@@ -60,4 +60,4 @@ def recorded(
 
 def print_module(module: Module) -> str:
     """The text of a program without loops."""
-    return print_partition(State(Graph(module), MeshShape(("",), (1,))).partition())
+    return print_partition(State(Graph(module), MeshShape(("",), (1,))).partition(), full=True)

@@ -138,5 +138,5 @@ def test_steps_that_read_nothing() -> None:
     x = jnp.arange(16.0).reshape(2, 8)
     module = module_of(fn, x)
     state = state_of(module)
-    tile_arg(state, "a0", 1, "batch")
+    tile_arg(state, 0, 1, "batch")
     check_partition(state.partition(), fn, (x,))

@@ -1,0 +1,112 @@
+"""Passes from the traced call to the program of one device: named, recorded and dumped."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AbstractMesh
+
+import partir_search as ps
+from partir_search.passes.pad_choice import Pad
+from partir_search.plan.pass_record import PIPELINE
+from partir_search.plan.rewrites import Rewrites
+from partir_search.plan.spec import PlanSpec
+
+MESH = AbstractMesh((2, 2), ("batch", "model"))
+X, W = (jax.ShapeDtypeStruct(s, jnp.float32) for s in ((16, 8), (8, 32)))
+
+
+def step(x: Any, w: Any) -> Any:
+    return jnp.tanh(x @ w) @ w.T
+
+
+def partitioned(**options: Any) -> Any:
+    return ps.auto_partition(MESH, machine="tpu_v5e", episodes=20, progress=False, **options)(step)
+
+
+def test_recorded_in_order() -> None:
+    plan = partitioned().plan(X, W)
+    names = [record.name for record in plan.passes]
+    assert names == ["trace", "views", "group_arguments", "fold", "search", "unfold", "local"]
+    assert names == [name for name in PIPELINE if name in names]
+    assert all(record.seconds >= 0 for record in plan.passes)
+    trace, fold, local = (plan.passes[name] for name in ("trace", "fold", "local"))
+    assert trace.ops_after == fold.ops_before == local.ops_before == len(plan.module.ops)
+    assert local.ops_after == plan.program.size
+    assert local.text() == plan.local_ir()
+    assert str(plan.passes).splitlines()[1].startswith("trace")
+    with pytest.raises(KeyError, match=r"'pad' did not run; passes that did: \['trace'"):
+        plan.passes["pad"]
+
+
+def test_rewrites_are_passes() -> None:
+    """What a plan rewrites is in its record, and in that of its replay."""
+
+    def uneven(x: Any, w: Any) -> Any:
+        return jnp.tanh(x @ w) @ w.T
+
+    shapes = (
+        jax.ShapeDtypeStruct((8191, 8192), jnp.float32),
+        jax.ShapeDtypeStruct((8192, 8191), jnp.float32),
+    )
+    decorate = ps.auto_partition(MESH, machine="tpu_v5e", episodes=30, progress=False)
+    plan = decorate(uneven).plan(*shapes)
+    assert plan.padding
+    assert plan.passes["pad"].ops_after > plan.passes["pad"].ops_before
+    again = ps.auto_partition(MESH, machine="tpu_v5e", schedule=plan)(uneven).plan(*shapes)
+    names = [record.name for record in again.passes]
+    assert names == ["trace", "views", "group_arguments", "pad", "unfold", "local"]
+    assert again.spec == plan.spec
+
+
+def test_dumped(tmp_path: pathlib.Path) -> None:
+    train = partitioned(dump_dir=tmp_path / "passes")
+    plan = train.plan(X, W)
+    files = sorted(p.name for p in (tmp_path / "passes").iterdir())
+    assert files == [
+        "00_trace.ir",
+        "01_views.ir",
+        "02_group_arguments.ir",
+        "06_fold.ir",
+        "07_search.ir",
+        "08_unfold.ir",
+        "09_local.ir",
+        "passes.txt",
+    ]
+    read = {p.name: p.read_text() for p in (tmp_path / "passes").iterdir()}
+    assert "dot_general" in read["00_trace.ir"] or "@" in read["00_trace.ir"]
+    assert 'tile 0 "batch"' not in read["00_trace.ir"]
+    assert read["08_unfold.ir"] == plan.ir(full=True) + "\n"
+    assert read["09_local.ir"] == plan.local_ir() + "\n"
+    other = train.plan(jax.ShapeDtypeStruct((32, 8), jnp.float32), W)
+    assert (tmp_path / "passes" / other.fingerprint / "09_local.ir").exists()
+
+
+def test_spec_is_saved_and_read() -> None:
+    """Every field of a spec and of its rewrites goes through JSON."""
+    spec = PlanSpec(
+        function="step",
+        fingerprint="abc",
+        mesh=ps.MeshShape(("a", "b"), (4, 2)).split({"a": (2, 2)}),
+        machine="cpu",
+        actions=(ps.Tile("x", 0, "b"), ps.Close("x", 1, "b")),
+        rewrites=Rewrites(
+            microbatches=2, attention=True, padding=(Pad("x", 0, 8),), remat=((1, 4),)
+        ),
+        arguments={"x": "f32[4, 4]"},
+    )
+    defaults = Rewrites()
+    for field in dataclasses.fields(Rewrites):
+        assert getattr(spec.rewrites, field.name) != getattr(defaults, field.name)
+    data = json.loads(json.dumps(spec.to_json()))
+    assert PlanSpec.from_json(data) == spec
+    assert set(data) >= {"microbatches", "attention", "padding", "remat", "parts"}  # of format 2
+    assert spec.remat == ((1, 4),)
+    plain = dataclasses.replace(spec, rewrites=defaults).to_json()
+    assert not set(plain) & {field.name for field in dataclasses.fields(Rewrites)}
