@@ -30,17 +30,15 @@ from partir_search.planning.parallelism import PARALLELISM, parallel_actions
 from partir_search.planning.spreading import begin
 from partir_search.planning.stage import print_module
 from partir_search.planning.tactics import AutomaticPartition, Tactic, manual_actions
-from partir_search.planning.unfold import expand, folded_moves, play_folded
+from partir_search.planning.unfold import expand, folded_moves, marks, play_folded
 from partir_search.propagation.actions import (
     Action,
     KeepGathered,
     Mode,
     RingSchedule,
     WindowedEinsum,
-    tilings,
 )
 from partir_search.propagation.apply import apply_compatible
-from partir_search.propagation.contradictions import value_named
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.memo import Spreads
 from partir_search.propagation.state import State
@@ -312,21 +310,11 @@ class Planner:
           leave: globs of arguments that no move of the game tiles or keeps.
         """
         left = [v.id for glob in leave for _, v in named(self.module, glob)]
-        marks = self._marks(before) | dict.fromkeys(left, "left")
+        marks = marks(self.module, before) | dict.fromkeys(left, "left")
         folded = fold(self.module, rule_key, marks, outer_inner)
         game = self._game(folded, before, axes)
         game.state.left = {game.graph.class_of[folded.class_of[v]] for v in left}
         return folded, game
-
-    def _marks(self, before: Sequence[Action]) -> dict[int, str]:
-        """Marks of earlier actions on each value, by id: unlike values must not be folded."""
-        marks: dict[int, str] = {}
-        for action in tilings(before):
-            rest = (action.axis, action.mark)
-            for name in action.values:
-                v = value_named(self.module, name).id
-                marks[v] = f"{marks.get(v, '')}{rest}"
-        return marks
 
     def _game(self, folded: Folded, before: Sequence[Action], names: Sequence[str]) -> PlanningGame:
         graph = Graph(folded.module, self.table, contract=True, alike=folded.alike)
@@ -365,7 +353,9 @@ class Planner:
         limit = dataclasses.replace(best, objective=best.objective * FOLD_ERROR)
         paths = [p for p in paths if not limit < self._folded(game, p)[0]]
         if self.streams:  # gathers that rings hide
-            contexts = [p for p in map(tuple, experts) if any(map(_is_context, p))]
+            contexts = [
+                p for p in map(tuple, experts) if any(isinstance(m, ContextParallel) for m in p)
+            ]
             paths += sorted(contexts, key=lambda p: self._rank(game, p))[:1]
         state = State(self.graph, self.mesh, spreads=self.spreads)
         for action in before:
@@ -395,10 +385,6 @@ class Planner:
         cost = game.cost()
         rewind(game, len(taken))
         return game.goal(cost), cost
-
-
-def _is_context(move: Move) -> bool:
-    return isinstance(move, ContextParallel)
 
 
 def _close(whole: Score, folded: Score) -> bool:

@@ -33,6 +33,17 @@ def folded_moves(
     return tuple(moves)
 
 
+def marks(module: Module, actions: Sequence[Action]) -> dict[int, str]:
+    """Marks of actions on each value, by id: values with different marks must not be folded."""
+    found: dict[int, str] = {}
+    for action in tilings(actions):
+        rest = (action.axis, action.mark)
+        for name in action.values:
+            v = value_named(module, name).id
+            found[v] = f"{found.get(v, '')}{rest}"
+    return found
+
+
 def play_folded(before: Sequence[Action], folded: Folded, module: Module, state: State) -> None:
     """Plays actions on the whole program's values on a state of the folded one."""
 

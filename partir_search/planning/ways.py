@@ -22,7 +22,7 @@ from partir_search.planning.stage import Stage
 from partir_search.planning.tactics import AutomaticPartition, Tactic
 from partir_search.planning.unwatched import plan_unwatched
 from partir_search.propagation.actions import Action
-from partir_search.simulator.simulator import Cost
+from partir_search.simulator.cost import Cost
 
 Way = tuple[Stage, Planned]
 Fixed = Callable[[Module], list[Action]]
