@@ -30,7 +30,7 @@ from partir_search.planning.parallelism import PARALLELISM, parallel_actions
 from partir_search.planning.spreading import begin
 from partir_search.planning.stage import print_module
 from partir_search.planning.tactics import AutomaticPartition, Tactic, manual_actions
-from partir_search.planning.unfold import expand, folded_moves, marks, play_folded
+from partir_search.planning.unfold import expand, folded_moves, marks_of, play_folded
 from partir_search.propagation.actions import (
     Action,
     KeepGathered,
@@ -310,7 +310,7 @@ class Planner:
           leave: globs of arguments that no move of the game tiles or keeps.
         """
         left = [v.id for glob in leave for _, v in named(self.module, glob)]
-        marks = marks(self.module, before) | dict.fromkeys(left, "left")
+        marks = marks_of(self.module, before) | dict.fromkeys(left, "left")
         folded = fold(self.module, rule_key, marks, outer_inner)
         game = self._game(folded, before, axes)
         game.state.left = {game.graph.class_of[folded.class_of[v]] for v in left}

@@ -33,7 +33,7 @@ def folded_moves(
     return tuple(moves)
 
 
-def marks(module: Module, actions: Sequence[Action]) -> dict[int, str]:
+def marks_of(module: Module, actions: Sequence[Action]) -> dict[int, str]:
     """Marks of actions on each value, by id: values with different marks must not be folded."""
     found: dict[int, str] = {}
     for action in tilings(actions):
