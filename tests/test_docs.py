@@ -132,9 +132,9 @@ def _build(folder: pathlib.Path, site: pathlib.Path) -> tuple[int, str]:
 
 
 def test_judged_plans_are_those_of_the_page() -> None:
-    """Every row of seconds in docs/simulator.md follows from the rows that are kept."""
+    """Every row of seconds in docs/evidence/simulator.md follows from the rows that are kept."""
     rows = [json.loads(line) for line in (ROOT / "docs/truth.jsonl").read_text().splitlines()]
-    page = (ROOT / "docs/simulator.md").read_text()
+    page = (ROOT / "docs/evidence/simulator.md").read_text()
     names = {"llama": "LLaMA", "t5": "T5", "moe": "mixture of experts", "unet": "U-Net"}
     names["graph-net"] = "graph network"
     ratios: dict[tuple[str, str], list[float]] = {}

@@ -9,11 +9,15 @@ import numpy as np
 
 from partir_search.ir.core import Op
 from partir_search.ir.partition import Partition
-from partir_search.lowering.local_ir import Block, LocalProgram, Move
+from partir_search.lowering.local_ir import Block, Instruction, LocalProgram, Move
 from partir_search.rules.control_flow import flows_of
 from partir_search.simulator.arrays import Floats, Ints
 from partir_search.simulator.printing import table
 from partir_search.simulator.time.collective_cost import CollectiveCost, CollectiveCosts
+
+Scheduled = tuple[Instruction, int, CollectiveCost | None, bool]
+"""Instruction, the position of the op that it is done for (the number of ops for the region's
+results), the cost of a move, and whether it moves an argument of the region."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -24,34 +28,28 @@ class ScheduledBlock:
       members: ids of the region's ops.
       seconds: [ops] of compute in one run of the region.
       spent: [ops + 1] seconds of compute before each op.
-      position: per instruction, the position of the op that it is done for; the number of ops for
-        the region's results.
-      costs: per instruction, the cost of a move.
-      of_argument: per instruction, whether it moves an argument of the region.
+      steps: instructions; see `Scheduled`.
       inner: per instruction with regions, these with their trip counts; None where no instruction
         of the region is scheduled.
     """
 
-    block: Block
     members: Ints
     seconds: Floats
     spent: Sequence[float]
-    position: Sequence[int]
-    costs: Sequence[CollectiveCost | None]
-    of_argument: Sequence[bool]
+    steps: Sequence[Scheduled]
     inner: Mapping[int, Sequence[tuple[ScheduledBlock | None, float]]]
 
     def __str__(self) -> str:
         rows = [
             (at, self.spent[min(at, len(self.members))], _name(item), cost.seconds if cost else "")
-            for item, at, cost in zip(self.block.steps, self.position, self.costs, strict=True)
+            for item, at, cost, _ in self.steps
         ]
         head = ("position", "compute before, s", "instruction", "collective, s")
         return table("ScheduledBlock", head, rows)
 
     def all_costs(self) -> Iterator[CollectiveCost]:
         """Costs of all moves, those in inner regions too."""
-        yield from (cost for cost in self.costs if cost)
+        yield from (cost for _, _, cost, _ in self.steps if cost)
         for parts in self.inner.values():
             for part, _ in parts:
                 if part is not None:
@@ -76,9 +74,7 @@ def _schedule(
     spent = [0.0, *np.cumsum(seconds).tolist()]
     constants = partition.module.constants
     arguments = {s.id for s in block.args} if block.steps else set[int]()
-    positions: list[int] = []
-    prices: list[CollectiveCost | None] = []
-    of_argument: list[bool] = []
+    steps: list[Scheduled] = []
     inner: dict[int, list[tuple[ScheduledBlock | None, float]]] = {}
     at, done = 0, None  # the next op's position, and the op before
     for item in block.steps:
@@ -88,25 +84,21 @@ def _schedule(
                 at = 0 if item.source.value.id in constants else len(members)
             elif op is not done:
                 at = int(position[op.id])
-            positions.append(at)
-            prices.append(costs.cost(item))
-            of_argument.append(item.source.id in arguments)
+            steps.append((item, at, costs.cost(item), item.source.id in arguments))
             continue
         if op is not done:
             at = int(position[item.op.id])
-        positions.append(at)
-        prices.append(None)
-        of_argument.append(False)
+        steps.append((item, at, None, False))
         if item.turns > 1 and item.turn + 1 < item.turns:
             continue
         if item.blocks:
-            inner[len(positions) - 1] = [
+            inner[len(steps) - 1] = [
                 (_schedule(b, partition, seconds_of, costs) if b.steps else None, n)
                 for b, n in zip(item.blocks, flows_of(item.op).trips, strict=True)
             ]
         done = item.op
         at += 1
-    return ScheduledBlock(block, members, seconds, spent, positions, prices, of_argument, inner)
+    return ScheduledBlock(members, seconds, spent, steps, inner)
 
 
 def _name(item: object) -> str:

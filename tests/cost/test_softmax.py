@@ -2,7 +2,7 @@
 
 Held against `simulator/memory/softmax.py`.
 
-Measured by compiling such programs for v5e; the figures stand in docs/simulator.md.
+Measured by compiling such programs for v5e; the figures stand in docs/evidence/simulator.md.
 """
 
 from __future__ import annotations

@@ -91,14 +91,7 @@ class _Builder:
         self._sent: dict[int, tuple[int, Op]] = {}  # by value that only collectives store
         self._passed: dict[int, Op] = {}  # by operand that rings made a value of: the last ring
         self._ring: Op | None = None  # the last one
-        columns = zip(
-            scheduled.block.steps,
-            scheduled.position,
-            scheduled.costs,
-            scheduled.of_argument,
-            strict=True,
-        )
-        for number, (item, at, cost, argument) in enumerate(columns):
+        for number, (item, at, cost, argument) in enumerate(scheduled.steps):
             if isinstance(item, Move):
                 assert cost is not None
                 if item.turn and item.op:

@@ -172,15 +172,8 @@ class _Builder:
         outer, self._window = self._window, OverlapWindow()
         slack = 0.0
         seen = 0  # position up to which compute was added to the slack
-        columns = zip(
-            scheduled.block.steps,
-            scheduled.position,
-            scheduled.costs,
-            scheduled.of_argument,
-            strict=True,
-        )
-        for number, (item, at, cost, argument) in enumerate(columns):
-            if not self._depth:
+        for number, (item, at, cost, argument) in enumerate(scheduled.steps):
+            if self._record and not self._depth:
                 self._at = id(item)
             slack += spent[at] - spent[seen]
             if at != seen and freed:
