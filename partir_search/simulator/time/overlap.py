@@ -199,7 +199,9 @@ class _Builder:
                     continue
                 self._arrive(times * item.op.count)
                 if isinstance(item.part, Part):
-                    self.copied += self._regathered(item, item.part) * times * item.op.count
+                    self.copied += (
+                        self._collective_matmul_copies(item, item.part) * times * item.op.count
+                    )
             if item.blocks:
                 self._depth += 1
                 for part, n in scheduled.inner[number]:
@@ -242,7 +244,7 @@ class _Builder:
             tiles = math.prod(p.tiles_of(item.op, f) for f in range(len(rule.sizes)))
             self.skipped_flops += share * op_flops(item.op, rule) / tiles
 
-    def _regathered(self, item: Apply, part: Part) -> float:
+    def _collective_matmul_copies(self, item: Apply, part: Part) -> float:
         """Bytes that the turns of a collective matmul move beyond those of one dot."""
         (out,) = item.outs
         if part.assembles(self._partition.rules[item.op.id]):
