@@ -93,7 +93,7 @@ def plans_of(
     mesh, machine = AbstractMesh(shape.sizes, shape.names), ps.Target.parse(target).machine
     step, args = case.partitioned(mesh, machine.name)
     plan = step.plan(*args)
-    if found and _actions(plan) != found:
+    if found and plan.to_json()["actions"] != json.loads(found):
         with tempfile.TemporaryDirectory() as folder:
             file = pathlib.Path(folder, "plan.json")
             file.write_text(json.dumps(plan.to_json() | {"actions": json.loads(found)}))
@@ -122,7 +122,7 @@ def row_of(plan: ps.Plan, target: str, model: str, known: dict[str, Any]) -> dic
         "predicted_flops": plan.cost.flops,
     }
     machine = ps.Target.parse(target).machine
-    if known and known["plan_actions"] == _actions(plan):
+    if known and json.loads(known["plan_actions"]) == plan.to_json()["actions"]:
         if FLAGS.hlo and _kept(target, model, known).exists():
             text = gzip.decompress(_kept(target, model, known).read_bytes()).decode()
             row |= _judged(text, plan, machine)
