@@ -1,14 +1,18 @@
-"""Prints device-local programs: one line per collective, slice, window or op.
+"""Text of device-local programs: one line per collective, slice, window or op.
 
-program    := "def" name "(" slot* ")" "on" mesh "{" block "}"
-block      := instruction* "return" source*
-instruction:= slot "=" step "(" slot ")" attributes ["for" op]
-|  slot* "=" op "(" source* ")" attributes ["{" block "}"]*
-slot       := "%" value "[" axes* "]" ["+" monoid "(" axes ")"]     axes of each dim; partial
+    program := "def" name "on" mesh "{" slot* block "}"
+    block   := line* "return" source*
+    line    := slot "=" step "(" slot ")" axes dims monoid turn ["with" slot*] ["for" op]
+             | slot* "=" op "(" source* ")" turn ["{" block ("} {" block)* "}"]
+    slot    := "%" value ["#" copy] "[" axes* "]" ["+" monoid "(" axis ")"]* [":" type]
+
+The brackets of a slot hold the axes that tile each dim; partial sums follow. Copies of one value in
+one layout (blocks of a ring, parts of a halo) are numbered. Types are of the device's tile.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 
 from partir_search.ir.core import Literal
@@ -33,17 +37,22 @@ def print_local(program: LocalProgram) -> str:
 class _Printer:
     def __init__(self, mesh: MeshShape) -> None:
         self._mesh = mesh
+        self._alike: dict[str, list[Slot]] = {}
 
     def slot(self, slot: Slot) -> str:
         """Name and layout of a slot, and its partial sums."""
         axes = ", ".join(self._mesh.label(each) if each else "-" for each in slot.layout)
         partial = "".join(f" +{m}({self._mesh.names[a]})" for a, m in slot.pending)
-        return f"%{slot.value.name}[{axes}]{partial}"
+        alike = self._alike.setdefault(f"%{slot.value.name}[{axes}]{partial}", [])
+        if slot not in alike:
+            alike.append(slot)
+        number = alike.index(slot) + 1
+        copy = f"#{number}" if number > 1 else ""
+        return f"%{slot.value.name}{copy}[{axes}]{partial}"
 
     def declared(self, slot: Slot) -> str:
         """A slot with the type of its tile."""
-        shape = ", ".join(map(str, slot.shape))
-        return f"{self.slot(slot)}: {slot.value.type.dtype}[{shape}]"
+        return f"{self.slot(slot)}: {dataclasses.replace(slot.value.type, shape=slot.shape)}"
 
     def source(self, source: Source) -> str:
         return str(source.value) if isinstance(source, Literal) else self.slot(source)
