@@ -63,8 +63,8 @@ def band_of(lows: Ints, highs: Ints, extent: int) -> Band:
     bands = []
     for step, over in _slopes(extent, len(lows)):
         base = points * step // over
-        first = int((lows - base)[held].min(initial=extent if held.any() else 0))
-        last = int((highs - base)[held].max(initial=-extent if held.any() else 0))
+        first = int(np.min((lows - base)[held], initial=extent if held.any() else 0))
+        last = int(np.max((highs - base)[held], initial=-extent if held.any() else 0))
         bands.append(Band(step, over, first, last - first + 1))
     return min(bands, key=lambda band: band.width)
 

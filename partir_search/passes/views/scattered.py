@@ -101,7 +101,7 @@ def _inverse(at: Ints, n: int) -> list[Ints]:
     begins = np.flatnonzero(np.diff(ranked, prepend=-1))
     times = np.arange(len(at)) - np.repeat(begins, np.diff(begins, append=len(at)))
     found = []
-    for k in range(min(int(times.max(initial=0)) + 1, MOST + 1)):
+    for k in range(min(int(np.max(times, initial=0)) + 1, MOST + 1)):
         sources = np.full(n, FILLER)
         sources[ranked[times == k]] = order[times == k]
         found.append(sources)
