@@ -32,7 +32,7 @@ from partir_search.simulator.target.machine import MACHINES, find_machine
 
 
 class UsageError(Exception):
-    """Something that the user named is not there, or is not what it should be."""
+    """Bad input: a name that does not exist, or an object of the wrong kind."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -21,6 +21,7 @@ from partir_search.lowering.cache import LocalCache
 from partir_search.lowering.localize import localize
 from partir_search.lowering.shard_map import argument_specs, lifted_shardings, result_specs, sharded
 from partir_search.lowering.traits import NEUTRAL, LoweringTraits
+from partir_search.lowering.verify_local import verify_local
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.state import State
 from partir_search.rules.control_flow import EMITTERS
@@ -109,6 +110,7 @@ def run_emitted(
 ) -> list[Any]:
     """The emitted program on CPU devices; checks that replicas of each result agree."""
     program = localize(partition, LocalCache(traits))
+    verify_local(program)
     mesh = device_mesh(partition.mesh)
     placed = [
         jax.device_put(a, NamedSharding(mesh, s))

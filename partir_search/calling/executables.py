@@ -138,7 +138,7 @@ class Executables:
         """Writes the passes of a plan where the user wants them: further plans in folders."""
         folder = self._options.dump_dir
         if folder is not None:
-            dump(plan, folder / plan.fingerprint if self._first else folder)
+            dump(plan, folder / plan.fingerprint if self._similar else folder)
 
     def _make(self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Plan, Traced]:
         known = self._by_shape.get(call.plan_key())

@@ -128,8 +128,8 @@ class Localizer(Resting):
     def _entering(
         self, region: Region, args: Sequence[Slot], targets: Sequence[Layout]
     ) -> dict[int, list[Slot]]:
-        """Arguments that come otherwise than they rest, by position of the op that uses them
-        first; last those that are only returned. None where all come as they rest.
+        """Arguments whose layout at the border is not their resting layout, by position of the
+        first op that uses them; arguments that are only returned stand at the end.
         """
         if not self.partition.mesh.diagonals and not self.partition.modes.enters:
             return {}

@@ -1,4 +1,4 @@
-"""Plans on disk by what they were made for, so that a second start plans nothing."""
+"""Cache of plans on disk, by hash of program, mesh and options: a second start plans nothing."""
 
 from __future__ import annotations
 

@@ -91,8 +91,10 @@ def _conflict(planned: Planned, conflict: Conflict) -> str:
 def with_sharding(
     planned: Planned, path: str, spec: PartitionSpec | NamedSharding
 ) -> tuple[Planned, tuple[Action, ...]]:
-    """The same with other tilings of the arguments that `path` names, and the actions that
-    contradict them.
+    """The plan with a sharding of its own for some arguments, and the actions that contradict it.
+
+    Args:
+      path: an argument's path, or a glob on paths.
     """
     graph, mesh = planned.graph, planned.sketch.partition.mesh
     text("what_if: path", path, "an argument's path such as 'state/params/w'")

@@ -51,7 +51,6 @@ class PlanFacts(Layouts, Rewritten):
     @property
     def passes(self) -> PassRecords:
         """Records of the passes from the traced call to the program of one device."""
-        self._planned.program  # noqa: B018, the last pass runs when its result is asked for
         return PassRecords((*self._context.passes, *self._planned.passes))
 
     @property

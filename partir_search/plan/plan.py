@@ -192,7 +192,9 @@ class Plan(PlanFacts, SavedInstead):
             save_search(search, where / (f"search_{i}" if i else ""))
 
     def __copy__(self) -> Plan:
-        return self._with(self._planned)
+        other = self._with(self._planned)
+        other.basis = self.basis
+        return other
 
     def __repr__(self) -> str:
         return f"Plan({self.module.name}, mesh<{self.mesh_shape}>, {self.cost})"

@@ -54,7 +54,7 @@ class Planned:
 
     Attributes:
       sketch: the device-local program without the ops at which nothing moves.
-      passes: records of the passes from the search on.
+      searched: records of the passes from the fold to the actions on the whole program.
     """
 
     graph: Graph
@@ -65,7 +65,7 @@ class Planned:
     reports: tuple[SearchReport, ...]
     seconds: dict[str, float]
     model: CostModel
-    passes: tuple[PassRecord, ...] = ()
+    searched: tuple[PassRecord, ...] = ()
 
     @functools.cached_property
     def state(self) -> State:
@@ -75,14 +75,22 @@ class Planned:
         return state
 
     @functools.cached_property
-    def program(self) -> LocalProgram:
-        """The whole device-local program, to be emitted. Built when it is first asked for."""
+    def _local(self) -> tuple[LocalProgram, PassRecord]:
         begin = time.perf_counter()
         program = localize(self.sketch.partition, self.cache)
         seconds, ops = time.perf_counter() - begin, len(self.graph.module.ops)
-        record = PassRecord("local", seconds, ops, program.size, lambda: print_local(program))
-        self.passes = (*self.passes, record)
-        return program
+        text = functools.partial(print_local, program)
+        return program, PassRecord("local", seconds, ops, program.size, text)
+
+    @property
+    def program(self) -> LocalProgram:
+        """The whole device-local program, to be emitted. Built when it is first asked for."""
+        return self._local[0]
+
+    @property
+    def passes(self) -> tuple[PassRecord, ...]:
+        """Records of the passes from the fold to the device-local program."""
+        return (*self.searched, self._local[1])
 
 
 def with_search(planned: Planned, found: Planned, reports: Sequence[SearchReport]) -> Planned:
@@ -92,12 +100,12 @@ def with_search(planned: Planned, found: Planned, reports: Sequence[SearchReport
       found: the result of that search.
       reports: its reports, where they hold for `planned`.
     """
-    passes = tuple(p for p in found.passes if p.name in ("fold", "search"))
+    passes = tuple(p for p in found.searched if p.name in ("fold", "search"))
     return dataclasses.replace(
         planned,
         reports=tuple(reports),
         seconds=found.seconds,
-        passes=(*passes, *planned.passes),
+        searched=(*passes, *planned.searched),
     )
 
 
@@ -126,7 +134,7 @@ def varied(planned: Planned, first: Sequence[Action]) -> tuple[Planned, tuple[Ac
         cost=planned.model.evaluate(program),
         reports=(),
         seconds={},
-        passes=(),
+        searched=(),
     )
     return changed, tuple(action for action, _ in dropped)
 

@@ -75,7 +75,7 @@ class PlanPipeline:
         parts = self._options.microbatches[0]
         traced = self.trace(call, args, kwargs, parts)
         ways = self._ways(call, traced)
-        stage, _ = ways.aligned(_begin(traced, parts))
+        stage = ways.aligned(_begin(traced, parts))
         planner = ways.planner(stage.module)
         limit = planner.memory_limit
         return {

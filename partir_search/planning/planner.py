@@ -211,9 +211,8 @@ class Planner:
         with self._clock.timed("unfold"):
             program, cost = self._costed(state)
         ops = len(self.module.ops)
-        self._clock.record(
-            "unfold", ops, ops, lambda: print_partition(program.partition, full=True)
-        )
+        text = functools.partial(print_partition, program.partition, full=True)
+        self._clock.record("unfold", ops, ops, text, "finalists")
         passes = self._clock.taken()
         return Planned(
             self.graph,

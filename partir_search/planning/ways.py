@@ -40,13 +40,13 @@ class Ways:
         self, options: Options, fixed: Fixed, planner_of: Callable[[Module], Planner]
     ) -> None:
         self._options, self.fixed, self.planner_of = options, fixed, planner_of
-        self._last: Planner | None = None
+        self._planners: dict[int, Planner] = {}  # by `id` of their modules, which they hold
 
     def planner(self, module: Module) -> Planner:
-        """A planner of a form of the program, the last one again if it is of the same form."""
-        if self._last is None or self._last.module is not module:
-            self._last = self.planner_of(module)
-        return self._last
+        """The planner of a form of the program, one for each form."""
+        if id(module) not in self._planners:
+            self._planners[id(module)] = self.planner_of(module)
+        return self._planners[id(module)]
 
     # Replays -----------------------------------------------------------------------------------
 
@@ -70,7 +70,8 @@ class Ways:
 
     def searched(self, stage: Stage) -> Way:
         """The plan of the schedule, with the rewrites that the options allow."""
-        aligned, uneven = self.aligned(stage)
+        aligned = self.aligned(stage)
+        uneven = self._uneven(stage, aligned.rewrites.padding) if self._options.pad else ()
         if self._options.remat is True and not uneven:
             return self._again_everywhere(aligned, ())
         way = self._schedule(aligned)
@@ -80,19 +81,19 @@ class Ways:
             return self._again_everywhere(way[0], way[1].actions if way[1].reports else ())
         return self._relieved(*way) if self._options.remat == "auto" else way
 
-    def aligned(self, stage: Stage) -> tuple[Stage, tuple[Pad, ...]]:
-        """The program with dims of stencils padded to the grid's, and other dims that do not divide
-        and could be padded as well.
-        """
+    def aligned(self, stage: Stage) -> Stage:
+        """The program with dims of stencils padded to the grid's, if the options allow it."""
         if not self._options.pad:
-            return stage, ()
+            return stage
+        rules = self.planner(stage.module).graph.rules
+        return self.padded(stage, find_aligned(stage.module, rules, self._options.shape))
+
+    def _uneven(self, stage: Stage, aligned: tuple[Pad, ...]) -> tuple[Pad, ...]:
+        """Dims that do not divide and could be padded besides those that are `aligned`."""
         planner = self.planner(stage.module)
         module, rules = stage.module, planner.graph.rules
-        pads = find_aligned(module, rules, self._options.shape)
         uneven = find_pads(module, rules, planner.mesh)
-        if pads and uneven:
-            uneven = apart(module, rules, pads, uneven)
-        return self.padded(stage, pads), uneven
+        return apart(module, rules, aligned, uneven) if aligned and uneven else uneven
 
     def padded(self, stage: Stage, pads: tuple[Pad, ...]) -> Stage:
         """The program with padded dims."""

@@ -93,7 +93,7 @@ class State:
     # Legality ----------------------------------------------------------------------------------
 
     def divides(self, cls: int, dim: int, axes: Sequence[int]) -> bool:
-        """Tells whether the dim's size allows these axes besides those that tile it already."""
+        """True if a dim divides by axes on top of the axes that tile it already."""
         sizes = self.mesh.sizes
         n, size = self.shapes[axes[0]][cls][dim], sizes[axes[0]]
         for axis in axes[1:]:

@@ -10,16 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
 from partir_search.ir.boundaries import Beyond, taken
 from partir_search.ir.core import Op
-from partir_search.ir.kind import Kind
 from partir_search.ir.rule import OpRule, Reads
 from partir_search.rules.registry import register, result_shape
 from partir_search.rules.resizing import SHIFT as SHIFT_RESIZING
-from partir_search.rules.shifts import LITTLE
+from partir_search.rules.shifts import LITTLE, stretching
 
 SHIFT = "shift"
 
@@ -38,23 +34,11 @@ def shift(op: Op) -> OpRule:
     off = max(abs(first), abs(first + result[dim] - n))
     if beyond.below == beyond.above == "wrap":
         off = min(first % n, -first % n) + abs(result[dim] - n)
-    keys = jnp.issubdtype(op.results[0].type.dtype, jax.dtypes.extended)
-    dims = tuple(range(len(result)))
     reads = Reads(0, dim, 1, first, spreads=off <= LITTLE * n, beyond=beyond)
-    return OpRule(
-        Kind.MOVEMENT,
-        sizes=result,
-        operands=(dims,),
-        results=(dims,),
-        reducers=("",) * len(result),
-        blocked=frozenset({dim}) if keys else frozenset(),
-        reads=() if keys else (reads,),
-        elementwise=True,
-        linear=((0,),),
-        monotone=() if "" in (beyond.below, beyond.above) else (("max", (0,)), ("min", (0,))),
-        resizing=SHIFT_RESIZING,
-        local=_local,
-    )
+    fields: dict[str, Any] = {"resizing": SHIFT_RESIZING, "local": _local}
+    if "" in (beyond.below, beyond.above):  # zeros come in
+        fields["monotone"] = ()
+    return stretching(op, [reads], **fields)
 
 
 def _local(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:

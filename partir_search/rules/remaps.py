@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -19,11 +18,10 @@ from jax import lax
 from partir_search.ir.bands import Band, band_of
 from partir_search.ir.boundaries import Ints
 from partir_search.ir.core import Op
-from partir_search.ir.kind import Kind
 from partir_search.ir.rule import OpRule, Reads
-from partir_search.rules.registry import register, result_shape, shape_of
+from partir_search.rules.registry import register, shape_of
 from partir_search.rules.resizing import REMAP as REMAP_RESIZING
-from partir_search.rules.shifts import LITTLE
+from partir_search.rules.shifts import LITTLE, stretching
 
 REMAP = "remap"
 
@@ -43,22 +41,10 @@ def reads(dim: int, found: Band, extent: int, operand: int = 0) -> Reads:
 @register(REMAP)
 def remap(op: Op) -> OpRule:
     """A tile reads the stretch of the dim in which its places lie."""
-    result, dim, extent = result_shape(op), op.params["dimension"], shape_of(op, 0)
-    keys = jnp.issubdtype(op.results[0].type.dtype, jax.dtypes.extended)
-    dims = tuple(range(len(result)))
-    found = band(op.params["places"].positions, extent[dim])
-    return OpRule(
-        Kind.MOVEMENT,
-        sizes=result,
-        operands=(dims,),
-        results=(dims,),
-        reducers=("",) * len(result),
-        blocked=frozenset({dim}) if keys else frozenset(),
-        reads=() if keys else (reads(dim, found, extent[dim]),),
-        linear=((0,),),
-        resizing=REMAP_RESIZING,
-        local=_local,
-    )
+    dim, extent = op.params["dimension"], shape_of(op, 0)
+    found = reads(dim, band(op.params["places"].positions, extent[dim]), extent[dim])
+    fields: dict[str, Any] = {"elementwise": False, "monotone": ()}
+    return stretching(op, [found], resizing=REMAP_RESIZING, local=_local, **fields)
 
 
 def _local(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:

@@ -37,7 +37,7 @@ def rev(op: Op) -> OpRule:
     """A tile of a reversed dim reads the mirror image of its stretch."""
     shape = result_shape(op)
     mirrored = [Reads(0, d, -1, shape[d] - 1, spreads=False) for d in op.params["dimensions"]]
-    return _stretching(op, mirrored)
+    return stretching(op, mirrored)
 
 
 @register("slice")
@@ -66,7 +66,7 @@ def slice_(op: Op) -> OpRule:
     plain = all(strides[d] == 1 for d in range(len(shape)))
     resizing = None if few else SLICE if plain else STRIDED
     told = frozenset({"limit_indices"})
-    rule = _stretching(op, reads, localize=localize, resizing=resizing, told=told)
+    rule = stretching(op, reads, localize=localize, resizing=resizing, told=told)
     if not few:
         return rule if plain else dataclasses.replace(rule, local=_local_strided)
     return dataclasses.replace(
@@ -134,11 +134,20 @@ def _reads(operand: int, dim: int, step: int, first: int, extent: int, points: i
     return Reads(operand, dim, step, first, spreads=off <= LITTLE * extent)
 
 
-def _stretching(op: Op, reads: Sequence[Reads], **fields: Any) -> OpRule:
-    """Operand and result share their dims; tiles of some read other stretches of them."""
+def stretching(op: Op, reads: Sequence[Reads], **fields: Any) -> OpRule:
+    """Rule of an op whose operands and result share their dims, of which tiles read stretches.
+
+    Args:
+      reads: of the dims of which a tile reads another stretch than its own.
+      fields: of the rule, where they are not those of a shift.
+    """
     result = result_shape(op)
     every = tuple(range(len(op.operands)))
     keys = jnp.issubdtype(op.results[0].type.dtype, jax.dtypes.extended)  # are not padded
+    shift: dict[str, Any] = {
+        "elementwise": True,
+        "monotone": (("max", every), ("min", every)),
+    }
     return OpRule(
         Kind.MOVEMENT,
         sizes=result,
@@ -147,10 +156,8 @@ def _stretching(op: Op, reads: Sequence[Reads], **fields: Any) -> OpRule:
         reducers=("",) * len(result),
         blocked=frozenset(r.dim for r in reads) if keys else frozenset(),
         reads=() if keys else tuple(reads),
-        elementwise=True,
         linear=(every,),
-        monotone=(("max", every), ("min", every)),
-        **fields,
+        **{**shift, **fields},
     )
 
 
@@ -166,7 +173,7 @@ def concatenate(op: Op) -> OpRule:
     reads = [
         Reads(i, dim, 1, n - end) for i, (n, end) in enumerate(zip(extents, ends, strict=True))
     ]
-    return _stretching(op, reads, local=functools.partial(_local_join, dim, ends))
+    return stretching(op, reads, local=functools.partial(_local_join, dim, ends))
 
 
 def _local_join(

@@ -122,7 +122,7 @@ def _played(
 
 
 def entered(base: Plan, planner: Planner, actions: Sequence[Action]) -> Planned | None:
-    """A plan's actions with arguments that come and go where `base` has them, if they can."""
+    """A plan's actions with the argument layouts of `base`; None if a layout does not fit."""
     state = State(planner.graph, planner.mesh)
     for action in actions:
         action.apply(state)

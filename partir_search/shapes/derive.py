@@ -53,7 +53,7 @@ def _searched(
     options: Options,
     episodes: int,
 ) -> Adapted | None:
-    """Result of a short search that keeps arguments where `base` has them, if it is better."""
+    """Result of a short search with the argument layouts of `base`; None if it is no better."""
     planner = planner_of(found.planned.graph.module)
     with search_progress(options.progress, episodes) as progress:
         free = planner.run(

@@ -110,8 +110,8 @@ class _KernelTraits:
         self._roofline, self._kernels, self._rules = found, kernels, rules
         self._analysis, self._users = analysis, module.users()
         self._makers = {r.id: op for op in module.ops for r in op.results}
-        self._leads = {k for k, leader in enumerate(kernels.leader.tolist()) if leader != k}
-        self._leads = set(kernels.leader[sorted(self._leads)].tolist())
+        leaders = enumerate(kernels.leader.tolist())
+        self._leads = {leader for k, leader in leaders if leader != k}
         self._forced = set[int]()
         for region in _regions(module.body):
             self._forced.update(x.id for x in region.results if isinstance(x, Value))

@@ -200,10 +200,8 @@ class CostModel:
         stored = memory.live_bytes(found.nbytes, casts) if casts else load.live
         live = stored + temporaries.bytes_at[memory.curve.position]
         cost = _cost(load, beside, split, live, self.machine)
-        return Simulation(
-            *(cost, load, seconds_of, scheduled, beside, split, temporaries),
-            load.argument_bytes + live,
-        )
+        live = load.argument_bytes + live
+        return Simulation(cost, load, seconds_of, scheduled, beside, split, temporaries, live)
 
     def breakdown(self, program: LocalProgram) -> tuple[OpCost, ...]:
         """Every kernel and collective of the program, dearest first.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 
 import jax
@@ -114,4 +113,3 @@ def test_former_names() -> None:
             assert getattr(ps, old) is new
     with pytest.raises(AttributeError, match="has no attribute 'Sheet'"):
         ps.Sheet  # noqa: B018
-    assert all(dataclasses.is_dataclass(a) for a in ACTIONS)

@@ -68,6 +68,12 @@ class Action(abc.ABC):
         """The same action, whose propagation leaves some more values undecided."""
         return self
 
+    def __str__(self) -> str:
+        fields = dataclasses.fields(self)  # type: ignore[arg-type]
+        values = [(field, getattr(self, field.name)) for field in fields]
+        told = [f"{field.name}={x!r}" for field, x in values if x != field.default]
+        return f"{type(self).__name__}({', '.join(told)})"
+
     def to_json(self) -> dict[str, Any]:
         """Fields by name, without those that have their default."""
         first, *others = dataclasses.fields(self)  # type: ignore[arg-type]

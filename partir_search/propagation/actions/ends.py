@@ -60,9 +60,6 @@ class Enter(End):
         end = self._axes(state, state.graph.module.body.args, self.argument)
         state.modes = dataclasses.replace(state.modes, enters=(*state.modes.enters, end))
 
-    def __str__(self) -> str:
-        return f"Enter(argument={self.argument}, layout={self.layout})"
-
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
 class Leave(End):
@@ -77,6 +74,3 @@ class Leave(End):
     def apply(self, state: State, path: str | None = None) -> None:
         end = self._axes(state, state.graph.module.body.results, self.result)
         state.modes = dataclasses.replace(state.modes, leaves=(*state.modes.leaves, end))
-
-    def __str__(self) -> str:
-        return f"Leave(result={self.result}, layout={self.layout})"

@@ -47,9 +47,6 @@ class WindowedEinsum(Mode):
         streams = {**modes.streams, **dict.fromkeys(axes, self.zigzag)}
         return dataclasses.replace(modes, streams=streams)
 
-    def __str__(self) -> str:
-        return f"WindowedEinsum(axis={self.axis!r}{', zigzag=True' if self.zigzag else ''})"
-
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
 class KeepGathered(Mode):
@@ -63,9 +60,6 @@ class KeepGathered(Mode):
 
     def chosen(self, modes: Modes, axes: tuple[int, ...]) -> Modes:
         return dataclasses.replace(modes, holds=modes.holds.union(axes))
-
-    def __str__(self) -> str:
-        return f"KeepGathered(axis={self.axis!r})"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
@@ -81,9 +75,6 @@ class RingSchedule(Mode):
 
     def chosen(self, modes: Modes, axes: tuple[int, ...]) -> Modes:
         return dataclasses.replace(modes, forms={**modes.forms, **dict.fromkeys(axes, self.form)})
-
-    def __str__(self) -> str:
-        return f"RingSchedule(axis={self.axis!r}, form={self.form!r})"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
@@ -108,6 +99,3 @@ class AxisOrder(Mode):
 
     def apply_folded(self, state: State, classes_of: ClassesOf) -> None:
         self.apply(state)
-
-    def __str__(self) -> str:
-        return f"AxisOrder(axis={self.axis!r})"

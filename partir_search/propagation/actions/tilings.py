@@ -216,9 +216,6 @@ class Close(Tiling):
         axes = state.mesh.axes(self.axis)
         return all(state.barred(c, self.dim, axes) for c in self._classes(state))
 
-    def __str__(self) -> str:
-        return f"Close(value={self.value!r}, dim={self.dim}, axis={self.axis!r})"
-
 
 def classes_of(state: State, names: Sequence[str]) -> list[int]:
     """Classes of the values with some names."""

@@ -67,7 +67,7 @@ class Roofline:
         return table(f"Roofline: {self.seconds.sum():.6g} s", head, rows)
 
     def stored_bytes(self, v: int) -> float:
-        """Bytes of a value where it rests, in the width that it is stored in."""
+        """Bytes of a value on the device in its storage dtype."""
         return float(self.nbytes[v]) * float(self.width[v])
 
     def move_seconds(self, nbytes: float) -> float:
