@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -36,7 +37,7 @@ def start(
     stderr: Any = subprocess.PIPE,
 ) -> list[Any]:
     """Processes that share 8 devices; `command` is given the coordinator's port and an index."""
-    env = {**os.environ, "NPROC": "16", "JAX_PLATFORMS": "cpu"}
+    env = {**os.environ, "NPROC": "16", "JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}
     flags = [f for f in os.environ["XLA_FLAGS"].split() if "device_count" not in f]
     flags.append(f"--xla_force_host_platform_device_count={8 // processes}")
     env["XLA_FLAGS"] = " ".join(flags) + FASTER
@@ -55,11 +56,21 @@ def start(
     ]
 
 
+def ended_well(process: Any, stderr: str) -> bool:
+    """Whether a process ended without an error of its program.
+
+    The coordinator's gRPC server may abort in its destructor where another process' last request
+    is still queued (jaxlib, at exit, after the program has ended): results are printed by then.
+    """
+    at_exit = process.returncode == -signal.SIGABRT and "RuntimeService::Shutdown" in stderr
+    return process.returncode == 0 or at_exit
+
+
 def run(processes: int, worker: pathlib.Path = WORKER, *more: str) -> list[dict[str, Any]]:
     results = []
     for process in start(processes, lambda p, i: [str(worker), p, str(processes), str(i), *more]):
         out, err = process.communicate(timeout=240)
-        assert process.returncode == 0, err[-3000:]
+        assert ended_well(process, err), err[-3000:]
         # Gloo prints, too, and not always before the worker does.
         results.append(json.loads([line for line in out.splitlines() if line[:1] == "{"][-1]))
     return results
@@ -124,13 +135,14 @@ def test_the_example_goes_on_after_a_restart(tmp_path: pathlib.Path) -> None:
     """Two processes, two steps; then a fresh start of both that goes on to the fourth: the losses
     are those of one device that never stopped (the example compares, and exits with 1 otherwise).
     """
-    for steps, said in ((2, "losses agree within"), (4, "going on after step 1")):
+    for steps, said in ((2, "losses"), (4, "going on after step 1")):
         workers = start(2, example(2, tmp_path, f"--steps={steps}", "--plan_once"))
         first, second = (w.communicate(timeout=240) for w in workers)
-        assert [w.returncode for w in workers] == [0, 0], first[1][-2000:] + second[1][-2000:]
+        for worker, (_, err) in zip(workers, (first, second), strict=True):
+            assert ended_well(worker, err), err[-3000:]
         assert said in first[0]
+        assert "losses agree within" in first[0]
         assert "losses" not in second[0]  # one process speaks
-    assert "losses agree within" in first[0]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["2", "4"]
 
 
