@@ -80,10 +80,10 @@ def full(game: PlanningGame, starts: Starts, seed: int, **changed: Any) -> Score
 
 def _record(game: PlanningGame, starts: Starts) -> Record:
     record = Record(game, episodes=FLAGS.episodes)
-    record.look(())
+    record.evaluate(())
     for start in starts:
         taken = list(play(game, start))
-        record.look(taken)
+        record.evaluate(taken)
         rewind(game, len(taken))
     record.limit += record.episodes
     return record
@@ -98,13 +98,13 @@ def annealing(game: PlanningGame, starts: Starts, seed: int) -> Score:
 def walks(game: PlanningGame, starts: Starts, seed: int) -> Score:
     """Random moves from the start, as many as a plan has."""
     record, draw = _record(game, starts), random.Random(seed)
-    while not record.spent:
+    while not record.exhausted:
         path: list[Move] = []
         for _ in range(draw.randrange(1, 12)):
             move = game.draw(draw)
             if move is not None and game.step(move):
                 path.append(move)
-                record.look(path)
+                record.evaluate(path)
         rewind(game, len(path))
     return record.best.score
 
@@ -113,17 +113,17 @@ def beam(game: PlanningGame, starts: Starts, seed: int, width: int = 4) -> Score
     """The best `width` lists of moves, each extended by every move in random order; 1: greedy."""
     record, draw = _record(game, starts), random.Random(seed)
     front: list[tuple[Move, ...]] = [()]
-    while front and not record.spent:
+    while front and not record.exhausted:
         grown: dict[Any, tuple[float, tuple[Move, ...]]] = {}
         for path in front:
             taken = tuple(play(game, path))
             moves = list(game.moves())
             draw.shuffle(moves)
             for move in moves:
-                if record.spent:
+                if record.exhausted:
                     break
                 if game.step(move):
-                    scalar = record.look((*taken, move)).scalar()
+                    scalar = record.evaluate((*taken, move)).scalar()
                     grown.setdefault(game.key(), (scalar, (*taken, move)))
                     game.undo()
             rewind(game, len(taken))

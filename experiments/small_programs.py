@@ -179,7 +179,7 @@ def enumerated(game: PlanningGame, states: int) -> Record | None:
     # Their plans need not be reached one by one.
     for _, moves in expert_plans(game.mesh, game.axes, game.strategist):
         taken = list(play(game, moves))
-        record.look(taken)
+        record.evaluate(taken)
         rewind(game, len(taken))
     return record
 

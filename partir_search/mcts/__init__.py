@@ -1,1 +1,1 @@
-"""Search: an engine that knows no compiler."""
+"""Search engine over games: tree search, annealing and enumeration, free of compiler code."""

@@ -1,4 +1,4 @@
-"""Simulated annealing on the move list of the best answer: order matters, so moves may move."""
+"""Simulated annealing of the best answer's list of moves, whose order matters."""
 
 from __future__ import annotations
 
@@ -8,60 +8,68 @@ from collections.abc import Sequence
 
 from partir_search.mcts.game import Game, Move, Record, rewind
 
-HOT, COLD = 0.03, 0.001  # temperatures in log cost: 3 % and 0.1 % worse answers are accepted
-ROUNDS = 3  # times that the temperature starts again, from the best answer then known
-
-REHEAT = 2  # looks at known states that double the temperature: a way out of a small basin
-HOTTEST = 32.0  # doublings at most: everything is accepted long before
-STERNER = 4.0  # growth of the penalty, round by round, while no answer keeps the limits
-SETTLED = 0.002  # in log cost: a round that gains less, after others that gained more, is the last
+# In log cost: answers that are 3 % worse are accepted at first, 0.1 % worse at the end of a round.
+INITIAL_TEMPERATURE, FINAL_TEMPERATURE = 0.03, 0.001
+ROUNDS = 3  # each cools once, from the best answer known at its start
+REPEATS_PER_DOUBLING = 2.0  # known states in a row that double the temperature, to leave a basin
+MAX_DOUBLINGS = 32.0  # bounds the temperature; a few doublings accept any answer
+PENALTY_GROWTH = 4.0  # factor on the penalty per round while no answer keeps the limits
+CONVERGENCE_TOL = 0.002  # gain of a round in log cost, below which annealing has converged
 
 
 def anneal(game: Game, record: Record, rng: random.Random) -> bool:
-    """Spends the rest of the record's budget; the game returns to its state.
+    """Anneals until the record's budget is exhausted or annealing has converged.
+
+    Annealing has converged after a round that gains less than `CONVERGENCE_TOL`, if earlier rounds
+    gained more, states are still new and the best answer keeps all limits. A search that gained
+    nothing at all may be stuck instead, and goes on.
+
+    Args:
+      game: returned to its state.
+      record: states evaluated before; annealing starts from the best.
 
     Returns:
-      Whether it ended before that, as little was to be gained any more: rounds before had found
-      what is better, and a whole one no longer did though it met new states. (Where nothing
-      better was found at all, the search may as well be stuck.)
+      True if annealing has converged with budget left.
     """
     played: list[Move] = []
-    start, given = record.used, record.best.score
+    start, initial = record.used, record.best.score
     for turn in range(ROUNDS):
         if record.best.score.excess > 0:
-            record.penalty *= STERNER
+            record.penalty *= PENALTY_GROWTH
         current = list(record.best.path)
         first = score = record.best.score
         begin, stop = record.used, start + (1.0 - start) * (turn + 1) / ROUNDS
-        stale = 0  # looks since the last state that was new
+        repeats = 0  # known states since the last new one
         while record.used < stop:
-            share = (record.used - begin) / (stop - begin)
-            temperature = HOT * (COLD / HOT) ** share
-            wanted = _propose(game, rng, current, played)
-            taken = _replay(game, played, wanted)
-            stale = stale + 1 if record.knows(game.key()) else 0
-            temperature *= 2.0 ** min(stale / REHEAT, HOTTEST)
-            # Metropolis, drawn first: what is worse than the draw allows need not be worked out.
+            elapsed = (record.used - begin) / (stop - begin)
+            cooling = (FINAL_TEMPERATURE / INITIAL_TEMPERATURE) ** elapsed
+            temperature = INITIAL_TEMPERATURE * cooling
+            proposed = _propose(game, rng, current, played)
+            path = _replay(game, played, proposed)
+            repeats = repeats + 1 if record.knows(game.key()) else 0
+            temperature *= 2.0 ** min(repeats / REPEATS_PER_DOUBLING, MAX_DOUBLINGS)
+            # The Metropolis test draws first: a bound above the draw saves scoring the state.
             allowed = record.scalar(score) - temperature * math.log(1.0 - rng.random())
-            new = record.look(taken, allowed)
+            new = record.evaluate(path, allowed)
             if record.scalar(new) <= allowed:
-                current, score = list(taken), new
+                current, score = list(path), new
         best = record.best.score
-        before = record.scalar(given) - record.scalar(first)
-        now = record.scalar(first) - record.scalar(best)
-        settled = before >= SETTLED > now and best.excess == 0
-        if settled and record.novel and not record.spent:
+        gained_before = record.scalar(initial) - record.scalar(first)
+        gained = record.scalar(first) - record.scalar(best)
+        converged = gained_before >= CONVERGENCE_TOL > gained and best.excess == 0
+        if converged and record.finding_new and not record.exhausted:
             break
     rewind(game, len(played))
-    return not record.spent
+    return not record.exhausted
 
 
 def _propose(
     game: Game, rng: random.Random, current: Sequence[Move], played: list[Move]
 ) -> list[Move]:
-    """A neighbour of a move list: insert, drop, replace or move one.
+    """Neighbour of a list of moves: one move inserted, dropped, replaced or moved.
 
-    A short list is mostly what a known strategy consists of, all of it needed: it rather grows.
+    Inserting is the likelier, the shorter the list is: short lists are mostly known strategies,
+    which need each of their moves.
     """
     kinds = {"insert": 2.0 + 4.0 / (1 + len(current)), "drop": 1.0, "replace": 1.0, "move": 2.0}
     (kind,) = rng.choices(list(kinds), list(kinds.values()))
@@ -83,17 +91,17 @@ def _propose(
     return path
 
 
-def _replay(game: Game, played: list[Move], wanted: Sequence[Move]) -> list[Move]:
-    """Brings the game from `played` to `wanted`, keeping the common prefix.
+def _replay(game: Game, played: list[Move], target: Sequence[Move]) -> list[Move]:
+    """Brings the game from the moves `played` to the moves `target`, keeping the common prefix.
 
-    `played` is updated to what really was played: moves without effect fall out.
+    Updates `played` in place and returns a copy; moves without effect are left out.
     """
-    same = 0
-    while same < min(len(played), len(wanted)) and played[same] == wanted[same]:
-        same += 1
-    rewind(game, len(played) - same)
-    del played[same:]
-    for move in wanted[same:]:
+    common = 0
+    while common < min(len(played), len(target)) and played[common] == target[common]:
+        common += 1
+    rewind(game, len(played) - common)
+    del played[common:]
+    for move in target[common:]:
         if game.step(move):
             played.append(move)
     return list(played)

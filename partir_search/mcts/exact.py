@@ -1,6 +1,6 @@
-"""Looking everywhere, which small spaces allow: enumeration, and best-first search.
+"""Exhaustive search of small spaces: enumeration, and best-first search.
 
-What is enumerated is proven, and regret can be measured against it.
+The best answer of an enumerated space is proven optimal; regret is measured against it.
 """
 
 from __future__ import annotations
@@ -11,9 +11,12 @@ from partir_search.mcts.game import Game, Move, Record, play, rewind
 
 
 def enumerate_states(game: Game, record: Record, limit: int) -> bool:
-    """Looks at every state reachable from here; False (early) if there are more than `limit`.
+    """Evaluates every state reachable from the current one, if there are at most `limit`.
 
-    A space whose first level alone does not fit is given up at once.
+    A game with more than `limit` / 4 moves in the current state is not enumerated.
+
+    Returns:
+      True if the space was enumerated; False, with nothing evaluated, if the space is larger.
     """
     if len(game.moves()) > limit // 4:
         return False
@@ -25,13 +28,13 @@ def enumerate_states(game: Game, record: Record, limit: int) -> bool:
             if not game.step(move):
                 continue
             key = game.key()
-            fits = True
+            within_limit = True
             if key not in seen:
                 seen.add(key)
                 found.append((*path, move))
-                fits = len(seen) <= limit and visit((*path, move))
+                within_limit = len(seen) <= limit and visit((*path, move))
             game.undo()
-            if not fits:
+            if not within_limit:
                 return False
         return True
 
@@ -40,29 +43,30 @@ def enumerate_states(game: Game, record: Record, limit: int) -> bool:
     for path in found:
         for move in path:
             game.step(move)
-        record.look(path)
+        record.evaluate(path)
         for _ in path:
             game.undo()
     return True
 
 
 def best_first(game: Game, record: Record) -> None:
-    """Spends the episodes that are left on all neighbours of the best states, then of the next.
+    """Evaluates all neighbours of the best state, then of the next best, until no episode is left.
 
-    For spaces in which chance keeps finding what is known: the record's looks do not count here.
+    For spaces in which random moves mostly lead to known states. Evaluations of known states are
+    not limited here.
     """
     expanded: set[Hashable] = set()
     while record.episodes < record.limit:
-        waiting = [k for k in record.paths if k not in expanded]
-        if not waiting:
+        frontier = [key for key in record.paths if key not in expanded]
+        if not frontier:
             return
-        at = min(waiting, key=lambda k: record.scalar(record.scores[k]))
-        expanded.add(at)
-        path = list(play(game, record.paths[at]))
+        best = min(frontier, key=lambda key: record.scalar(record.scores[key]))
+        expanded.add(best)
+        path = list(play(game, record.paths[best]))
         for move in list(game.moves()):
             if record.episodes >= record.limit:
                 break
             if game.step(move):
-                record.look([*path, move])
+                record.evaluate([*path, move])
                 game.undo()
         rewind(game, len(path))

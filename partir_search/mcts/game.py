@@ -1,7 +1,6 @@
-"""Interface of a game that can be searched, and the record of the states that a search has seen.
+"""Interface of a searchable game, and the record of the states that a search has evaluated.
 
-The engine knows no jax and no IR: a game is a state with moves, undo, a key and a cost. An answer
-that keeps all limits is better than any that does not (`Score`).
+The engine knows no jax and no IR: a game is a state with moves, undo, a key and a score.
 """
 
 from __future__ import annotations
@@ -14,74 +13,84 @@ from typing import Protocol
 
 Move = Hashable
 
-LOOKS = 4  # looks per episode after which a search ends though it finds little that is new
-PENALTY = 2.0  # exceeding a limit by x costs a search as much as a slow-down by x^PENALTY
+MAX_EVALUATIONS_PER_EPISODE = 4  # ends a search that mostly meets known states
+PENALTY_EXPONENT = 2.0  # exceeding a limit x times costs as much as a slow-down by x^exponent
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Score:
-    """Lower is better: first what keeps the limits, by objective; then the rest, by `scalar`.
+    """Score of an answer; lower is better.
+
+    Any answer within all limits ranks before any answer beyond one. Answers of the same group rank
+    by `scalar`.
 
     Attributes:
-      excess: log of how many times a limit is exceeded, at least 0.
-      objective: positive, e.g. seconds.
+      excess: natural log of the ratio of a figure to its limit, at least 0, summed over limits.
+      objective: quantity to minimize, positive, e.g. seconds.
     """
 
     excess: float
     objective: float
 
-    def scalar(self, penalty: float = PENALTY) -> float:
-        """One number: exceeding a limit by x costs as much as a slow-down by x^penalty."""
+    def scalar(self, penalty: float = PENALTY_EXPONENT) -> float:
+        """Cost as one number: log of the objective, plus `penalty` times the excess."""
         return math.log(max(self.objective, 1e-300)) + penalty * self.excess
 
     def __lt__(self, other: Score) -> bool:
         return self.rank() < other.rank()
 
     def rank(self) -> tuple[bool, float]:
-        """Sort key."""
+        """Sort key: answers within the limits first."""
         return self.excess > 0, self.scalar()
 
 
 class Game(Protocol):
-    """A single-player game whose every state is a valid answer (stopping is always legal)."""
+    """Single-player game whose every state is a valid answer: stopping is always legal."""
 
     def moves(self) -> Sequence[Move]:
         """Legal moves of the current state, in a deterministic order."""
 
     def draw(self, rng: random.Random) -> Move | None:
-        """A legal move of the current state by chance; None if there is none."""
+        """Random legal move of the current state; None if no move is legal."""
 
     def step(self, move: Move) -> bool:
-        """Plays a move; False (and no change) if it is illegal or changes nothing."""
+        """Plays a move; returns False, with no change, for an illegal or ineffective move."""
 
     def undo(self) -> None:
         """Takes back the last successful `step`."""
 
     def key(self) -> Hashable:
-        """Equal for equal states, however they were reached."""
+        """Identity of the current state, equal for all paths that lead to the state."""
 
     def score(self) -> Score:
-        """The cost of stopping here."""
+        """Score of the current state."""
 
     def bound(self) -> Score | None:
-        """Lower bound of the score, found with less work than the score; None if not known."""
+        """Lower bound of the score, cheaper to compute than the score; None if unknown."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Elite:
-    """One of the best answers seen."""
+    """One of the best answers, with the moves that lead to the answer."""
 
     score: Score
     path: tuple[Move, ...]
 
 
 class Record:
-    """Scores by state key, the best answers, and the budget.
+    """Scores of the states that a search has evaluated, the best answers, and the budget.
 
     Attributes:
-      episodes: distinct states looked at; `looks` counts states seen before as well.
-      scores: by state key; `bounds` of states of which it was enough to know that they are worse.
-      penalty: weight of exceeded limits, raised while nothing fits.
+      limit: most distinct states to evaluate.
+      episodes: distinct states evaluated.
+      evaluations: calls of `evaluate`, of known states too.
+      scores: by state key.
+      bounds: by state key, the lower bound of the score, where it was asked for.
+      paths: by key of a scored state, the moves that led to the state first.
+      elites: by state key, the best answers; pruned to `max_elites` from time to time.
+      history: (episodes, score) at each improvement.
+      worst: highest scalar cost of a scored state.
+      penalty: factor on the excess in `scalar`; raised while no answer keeps the limits.
     """
 
     def __init__(
@@ -92,9 +101,9 @@ class Record:
         elites: int = 10,
         progress: Callable[[Record], None] | None = None,
     ) -> None:
-        self.game, self.limit, self.keep = game, episodes, elites
-        self.episodes = self.looks = 0
-        self.penalty = PENALTY
+        self.game, self.limit, self.max_elites = game, episodes, elites
+        self.episodes = self.evaluations = 0
+        self.penalty = PENALTY_EXPONENT
         self.scores: dict[Hashable, Score] = {}
         self.bounds: dict[Hashable, Score | None] = {}
         self.paths: dict[Hashable, tuple[Move, ...]] = {}
@@ -105,32 +114,37 @@ class Record:
 
     @property
     def used(self) -> float:
-        """Share of the budget that is spent."""
-        return max(self.episodes / self.limit, self.looks / (LOOKS * self.limit))
+        """Used fraction of the budget, by episodes or by evaluations, the larger of both."""
+        evaluations = self.evaluations / (MAX_EVALUATIONS_PER_EPISODE * self.limit)
+        return max(self.episodes / self.limit, evaluations)
 
     @property
-    def spent(self) -> bool:
+    def exhausted(self) -> bool:
+        """True if the whole budget is used."""
         return self.used >= 1.0
 
     @property
-    def novel(self) -> bool:
-        """True while looks still find new states, so that the budget ends with them."""
-        return self.looks < LOOKS * self.episodes
+    def finding_new(self) -> bool:
+        """True if episodes use more of the budget than evaluations do: most states are new."""
+        return self.evaluations < MAX_EVALUATIONS_PER_EPISODE * self.episodes
 
     def scalar(self, score: Score) -> float:
+        """Scalar cost of a score under the record's penalty."""
         return score.scalar(self.penalty)
 
     def knows(self, key: Hashable) -> bool:
-        """Tells whether a state was looked at."""
+        """Returns True for a state that was evaluated before."""
         return key in self.scores or key in self.bounds
 
-    def look(self, path: Sequence[Move], allowed: float = math.inf) -> Score:
-        """The score of the game's current state, reached by `path`. A new one costs an episode.
+    def evaluate(self, path: Sequence[Move], allowed: float = math.inf) -> Score:
+        """Scores the game's current state; a new state takes an episode.
 
         Args:
-          allowed: scalars above it are all the same to the caller: the score may be a bound then.
+          path: moves that led to the state.
+          allowed: highest scalar cost of interest to the caller. For a state whose lower bound is
+            above, the bound is returned instead of the score.
         """
-        self.looks += 1
+        self.evaluations += 1
         key = self.game.key()
         score = self.scores.get(key)
         if score is None:
@@ -141,7 +155,7 @@ class Record:
         return score
 
     def _bound(self, key: Hashable, allowed: float) -> Score | None:
-        """A bound of the current state's score, if that is more than allowed."""
+        """Lower bound of the current state's score, if the bound is above `allowed`, else None."""
         if allowed == math.inf:
             return None
         if key not in self.bounds:
@@ -161,31 +175,33 @@ class Record:
         if best is None or score < best:
             self.history.append((self.episodes, score))
         self.elites[key] = Elite(score, path)
-        if len(self.elites) > 4 * self.keep:
+        if len(self.elites) > 4 * self.max_elites:  # sorting at every new state costs too much
             ranked = sorted(self.elites.items(), key=lambda item: item[1].score.rank())
-            self.elites = dict(ranked[: self.keep])
+            self.elites = dict(ranked[: self.max_elites])
 
     @property
     def best(self) -> Elite:
+        """Best answer."""
         return min(self.elites.values(), key=lambda e: e.score.rank())
 
     def ranked(self) -> list[Elite]:
-        """The best answers, best first."""
-        return sorted(self.elites.values(), key=lambda e: e.score.rank())[: self.keep]
+        """At most `max_elites` answers, best first."""
+        return sorted(self.elites.values(), key=lambda e: e.score.rank())[: self.max_elites]
 
     def reward(self, scalar: float) -> float:
-        """Maps a scalar cost to [0, 1] between the worst and the best seen."""
+        """Reward in [0, 1] of a scalar cost: 0 for the worst of the record, 1 for the best."""
         low = self.best.score.scalar()
         return 1.0 if self.worst <= low else (self.worst - scalar) / (self.worst - low)
 
 
 def play(game: Game, path: Sequence[Move]) -> Iterator[Move]:
-    """Plays `path` from the current state; yields the moves that had an effect."""
+    """Plays moves from the current state; yields each move that has an effect."""
     for move in path:
         if game.step(move):
             yield move
 
 
 def rewind(game: Game, depth: int) -> None:
+    """Takes back the last `depth` moves."""
     for _ in range(depth):
         game.undo()

@@ -1,8 +1,8 @@
-"""Goals of a search: limits to keep, and objectives to minimise once they are kept.
+"""Goals of a search: limits to keep first, and objectives to minimize within the limits.
 
-A goal is any object with `excess` and `objective`; users write their own as these are written. One
-that also has `monotone = True` says that no cost scores better than one that is lower in every
-figure: searches then leave out answers of which a part of the cost is too much already.
+A goal is any object with the methods `excess` and `objective`. A goal with `monotone = True`
+promises never to score a cost better than a second one that is lower in every figure: a search then
+skips an answer as soon as a lower bound of the answer's cost scores too high.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ C = TypeVar("C", contravariant=True)
 
 
 class Goal(Protocol[C]):
-    """Something asked of a cost."""
+    """Limit or objective of a cost of type `C`."""
 
     def excess(self, cost: C) -> float:
-        """Log of how many times a limit is exceeded; 0 for goals without one."""
+        """Log of the ratio of a figure to its limit, at least 0; 0 for a goal without a limit."""
 
     def objective(self, cost: C) -> float:
-        """Quantity to minimize; 0 for goals that only limit."""
+        """Quantity to minimize; 0 for a limit alone."""
 
 
 class _Sized(Protocol):
@@ -44,7 +44,7 @@ class _Sent(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fit:
-    """Peak memory within `bytes`."""
+    """Limit on the peak memory of a device, in bytes."""
 
     monotone: ClassVar[bool] = True
     bytes: float
@@ -60,7 +60,7 @@ class Fit:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fastest:
-    """Fewest seconds per step."""
+    """Objective: seconds per step."""
 
     monotone: ClassVar[bool] = True
 
@@ -73,8 +73,12 @@ class Fastest:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Spare:
-    """Memory left free below `bytes`, where it is worth something: each byte `worth` of the other
-    goals' objective (seconds, say), all of it at most `most`.
+    """Objective: memory left free below a limit, traded against the objective of further goals.
+
+    Attributes:
+      bytes: limit below which memory counts as free.
+      worth: objective per free byte, e.g. seconds per byte.
+      most: largest reward, in units of the objective.
     """
 
     monotone: ClassVar[bool] = True
@@ -91,7 +95,7 @@ class Spare:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FewestBytes:
-    """Fewest bytes sent along an axis of the mesh by one device, e.g. one that crosses hosts."""
+    """Objective: bytes that one device sends along a mesh axis, e.g. an axis that crosses hosts."""
 
     monotone: ClassVar[bool] = True
     axis: str
@@ -109,9 +113,10 @@ class FewestBytes:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Weighted(Generic[C]):
-    """Another goal, its objective times `weight`: what one unit of it is worth of the others'.
+    """Goal with the objective of `goal` times `weight`, to add up objectives of several units.
 
-    `[Fastest(), Weighted(FewestBytes("hosts"), 1e-10)]`: 10 GB less along `hosts` are worth 1 s.
+    With `[Fastest(), Weighted(FewestBytes("hosts"), 1e-10)]` sending 10 GB less along `hosts` is
+    worth 1 s.
     """
 
     goal: Goal[C]
@@ -119,7 +124,7 @@ class Weighted(Generic[C]):
 
     @property
     def monotone(self) -> bool:
-        """As the other goal."""
+        """True if the weighted goal is monotone and the weight is not negative."""
         return self.weight >= 0 and is_monotone(self.goal)
 
     def excess(self, cost: C) -> float:
@@ -130,13 +135,13 @@ class Weighted(Generic[C]):
 
 
 def is_monotone(goal: Goal[C]) -> bool:
-    """Tells whether a goal declares that lower costs never score worse."""
+    """Returns True for a goal that declares itself monotone."""
     return bool(getattr(goal, "monotone", False))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Scorer(Generic[C]):
-    """Goals as one score: all limits first, then the objectives' sum."""
+    """Function from a cost to its `Score`: excesses and objectives are summed over all goals."""
 
     goals: tuple[Goal[C], ...]
 
@@ -146,10 +151,10 @@ class Scorer(Generic[C]):
 
     @property
     def monotone(self) -> bool:
-        """True if lower costs never score worse."""
+        """True if all goals are monotone."""
         return all(map(is_monotone, self.goals))
 
 
 def scorer(goals: Sequence[Goal[C]]) -> Scorer[C]:
-    """The score of goals."""
+    """Scorer of a sequence of goals."""
     return Scorer(tuple(goals))

@@ -1,9 +1,10 @@
 """Monte Carlo tree search with UCT over a `Game`, followed by annealing on the best answers.
 
-What differs from the textbook (Kocsis & Szepesvari 2006), because it stayed 6 to 16 % behind the
-expert on a transformer: rewards are log costs scaled between the worst and the best seen (good
-answers differ by a few percent), a node is worth the best and not the mean below it, children
-open progressively, rollouts keep only moves that improve.
+Differences from the textbook (Kocsis & Szepesvari 2006): rewards are log costs scaled between the
+worst and the best evaluated, as good answers differ by a few percent; the value of a node is the
+best cost below the node, not the mean; children are added progressively; a rollout keeps a random
+move only if the move lowers the cost. Plain UCT ended 6 to 16 % behind the known strategies of a
+transformer.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ class Settings:
     """Constants of the search.
 
     Attributes:
-      exploration: UCT's c, small as rewards of good answers lie close together.
-      widening: (a, b): a node opens a + b sqrt(visits) children.
-      rollout: random moves tried per rollout, kept only if they improve.
-      tree_share: share of the episodes for the tree; annealing has the rest. On 6 programs x 4
-        seeds (those of `experiments.search_ablation`) answers were 2.2 % behind the best known at
-        0.1, and 3.1, 3.9 and 4.2 % at 0, 0.25 and 0.5.
-      exact_states: spaces of at most this many states are enumerated.
+      exploration: weight of UCT's exploration term; small, as rewards of good answers lie close
+        together.
+      widening: (a, b): a node has at most a + b sqrt(visits) children.
+      rollout: random moves tried per rollout.
+      tree_share: share of the episodes for the tree; annealing has the rest. 0.1 did best of 0,
+        0.1, 0.25 and 0.5 (`experiments.search_ablation`, docs/search.md).
+      exact_states: most states of a space that is enumerated.
     """
 
     exploration: float = 0.05
@@ -46,9 +47,11 @@ class Result:
 
     Attributes:
       elites: best answers, best first.
-      proven: whether the whole space was enumerated.
-      episodes / states: answers looked at, and distinct states among them.
-      history: (episode, score) at each improvement.
+      proven: True if the whole space was enumerated.
+      episodes: evaluations, of known states too.
+      states: distinct states evaluated.
+      history: (distinct states, score) at each improvement.
+      tree: tree of the search; empty if the space was enumerated.
     """
 
     elites: tuple[Elite, ...]
@@ -60,6 +63,7 @@ class Result:
 
     @property
     def best(self) -> Elite:
+        """Best answer."""
         return self.elites[0]
 
 
@@ -72,22 +76,24 @@ def search(
     settings: Settings = Settings(),
     progress: Callable[[Record], None] | None = None,
 ) -> Result:
-    """Searches from the game's current state (to which it returns).
+    """Searches for the best answer from the game's current state, and returns to that state.
 
     Args:
-      episodes: distinct answers to score at most. A search that finds little that is new, or
-        nothing that is better, ends earlier.
-      starts: paths to evaluate first (expert strategies, elites of an earlier goal); they do
-        not count as episodes.
+      episodes: most distinct states to evaluate. The search ends earlier if most evaluations meet
+        known states, or if annealing has converged and no state is left to expand.
+      seed: of all random choices.
+      starts: lists of moves to evaluate first, e.g. known strategies or elites of an earlier goal;
+        free of the budget.
+      progress: called with the record after every evaluation.
     """
     record = Record(game, episodes=max(episodes, 1), progress=progress)
     tree = Tree()
-    record.look(())
+    record.evaluate(())
     for start in starts:
-        taken = list(play(game, start))
-        record.look(taken)
-        rewind(game, len(taken))
-    record.limit += record.episodes  # what is given is not found: it costs no budget
+        path = list(play(game, start))
+        record.evaluate(path)
+        rewind(game, len(path))
+    record.limit += record.episodes  # states that the caller gave are free
     proven = enumerate_states(game, record, settings.exact_states)
     if not proven:
         rng = random.Random(seed)
@@ -98,7 +104,7 @@ def search(
     return Result(
         tuple(record.ranked()),
         proven,
-        record.looks,
+        record.evaluations,
         record.episodes,
         tuple(record.history),
         tree,
@@ -108,7 +114,7 @@ def search(
 def grow(
     game: Game, record: Record, tree: Tree, rng: random.Random, settings: Settings, share: float
 ) -> None:
-    """Grows the tree until `share` of the budget is used."""
+    """Simulates until the fraction `share` of the budget is used."""
     tree.node(game.key())
     while record.used < share:
         simulate(game, record, tree, rng, settings)
@@ -117,17 +123,17 @@ def grow(
 def simulate(
     game: Game, record: Record, tree: Tree, rng: random.Random, settings: Settings
 ) -> None:
-    """One simulation: select, expand, roll out, back up."""
+    """Runs one simulation: selection, expansion, rollout and backup."""
     node, nodes, path = ROOT, [ROOT], list[Move]()
+    least, per_root_visit = settings.widening
     while True:
-        a, b = settings.widening
-        if len(tree.children[node]) < a + b * math.sqrt(tree.visits[node]):
+        if len(tree.children[node]) < least + per_root_visit * math.sqrt(tree.visits[node]):
             drawn = game.draw(rng)
             if drawn is not None and drawn not in tree.children[node] and game.step(drawn):
-                node_next = tree.node(game.key())
-                tree.children[node][drawn] = node_next
+                child = tree.node(game.key())
+                tree.children[node][drawn] = child
                 path.append(drawn)
-                nodes.append(node_next)
+                nodes.append(child)
                 break
         if not tree.children[node]:
             break
@@ -142,12 +148,13 @@ def simulate(
 
 
 def _select(record: Record, tree: Tree, node: int, settings: Settings) -> Move:
+    """Move to the child of the highest upper confidence bound."""
     log_visits = math.log(max(tree.visits[node], 1))
 
     def uct(child: int) -> float:
         visits = max(tree.visits[child], 1)
-        known = record.reward(tree.best[child]) if tree.visits[child] else 1.0
-        return known + settings.exploration * math.sqrt(log_visits / visits)
+        reward = record.reward(tree.best[child]) if tree.visits[child] else 1.0
+        return reward + settings.exploration * math.sqrt(log_visits / visits)
 
     return max(tree.children[node].items(), key=lambda item: uct(item[1]))[0]
 
@@ -155,15 +162,15 @@ def _select(record: Record, tree: Tree, node: int, settings: Settings) -> Move:
 def _rollout(
     game: Game, record: Record, rng: random.Random, path: list[Move], settings: Settings
 ) -> float:
-    """Hill-climbs from the current state by random moves; extends `path` by what it keeps."""
-    best = record.look(path)
+    """Hill-climbs by random moves, appends each kept move to `path`; returns the lowest cost."""
+    best = record.evaluate(path)
     for _ in range(settings.rollout):
-        move = None if record.spent else game.draw(rng)
+        move = None if record.exhausted else game.draw(rng)
         if move is None:
             break
         if not game.step(move):
             continue
-        score = record.look([*path, move], best.scalar())
+        score = record.evaluate([*path, move], best.scalar())
         if score.scalar() < best.scalar():
             best = score
             path.append(move)

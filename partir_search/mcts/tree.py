@@ -1,4 +1,4 @@
-"""The search tree as a struct of arrays; transpositions share a node."""
+"""Search tree as a struct of arrays; transpositions share a node."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ ROOT = 0
 
 
 class Tree:
-    """Nodes by state key.
+    """Nodes of the N states that simulations have reached.
 
     Attributes:
+      index: by state key, the state's node.
       visits: [N] simulations through the node.
-      best: [N] lowest scalar cost seen below the node (max backup, as costs are rewards negated).
-      children: [N] move to child index, in order of expansion.
+      best: [N] lowest scalar cost below the node: max backup, as costs are negated rewards.
+      children: [N] by move, the child node, in order of expansion.
     """
 
     def __init__(self) -> None:
@@ -31,23 +32,23 @@ class Tree:
         return len(self.visits)
 
     def node(self, key: Hashable) -> int:
-        """Index of the node of a state; a new one if the state is new."""
-        found = self.index.get(key, UNVISITED)
-        if found == UNVISITED:
-            found = self.index[key] = len(self.visits)
+        """Node of a state, added to the tree if the state is new."""
+        node = self.index.get(key, UNVISITED)
+        if node == UNVISITED:
+            node = self.index[key] = len(self.visits)
             self.visits.append(0)
             self.best.append(math.inf)
             self.children.append({})
-        return found
+        return node
 
     def backup(self, path: list[int], scalar: float) -> None:
-        """Credits every node on the path (each once, though a transposition may repeat it)."""
+        """Adds a simulation of cost `scalar` to each node of a path, once per distinct node."""
         for node in dict.fromkeys(path):
             self.visits[node] += 1
             self.best[node] = min(self.best[node], scalar)
 
     def to_dict(self) -> list[dict[str, Any]]:
-        """Plain data, for goldens and pictures."""
+        """JSON-like form, for goldens and pictures."""
         return [
             {
                 "visits": self.visits[n],

@@ -121,7 +121,7 @@ def test_a_round_that_gains_little_is_the_last(monkeypatch: pytest.MonkeyPatch) 
     assert 600 < result.states < 800
     assert run(TooLarge).states >= 1000
     assert run(starts=[result.best.path]).states >= 1000  # nothing is better than what is given
-    monkeypatch.setattr("partir_search.mcts.anneal.SETTLED", -1.0)
+    monkeypatch.setattr("partir_search.mcts.anneal.CONVERGENCE_TOL", -1.0)
     assert run().states >= 1000
 
 
@@ -173,13 +173,13 @@ def test_enumeration_gives_up_in_time() -> None:
     record = Record(game, episodes=10)
     assert not enumerate_states(game, record, 100)
     assert game.taken == []
-    assert record.looks == 0
+    assert record.evaluations == 0
 
 
 def test_annealing_alone_improves_and_restores() -> None:
     game = Order([0] * 6, 0)
     record = Record(game, episodes=1500)
-    record.look(())
+    record.evaluate(())
     anneal(game, record, random.Random(0))
     assert record.best.score.objective <= 100 - 60 + 6
     assert game.taken == []
@@ -200,7 +200,7 @@ def test_bounds_spare_work_and_change_nothing() -> None:
     records = []
     for game in (plain, bounded):
         record = Record(game, episodes=300)
-        record.look(())
+        record.evaluate(())
         anneal(game, record, random.Random(0))
         records.append(record)
     one, other = records
@@ -213,10 +213,10 @@ def test_bounds_spare_work_and_change_nothing() -> None:
 def test_a_bounded_state_is_scored_once_it_may_be_good_enough() -> None:
     game = Bounded([4, 6], 10)  # scores 11, 7, 5, 1; bounds nine tenths of them
     record = Record(game, episodes=10)
-    assert record.look((), allowed=math.log(5.0)) == Score(0.0, 0.9 * 11)
+    assert record.evaluate((), allowed=math.log(5.0)) == Score(0.0, 0.9 * 11)
     assert (game.scored, record.episodes, record.elites) == (0, 1, {})
-    assert record.look((), allowed=math.log(10.5)) == Score(0.0, 11.0)
-    assert record.look(()) == Score(0.0, 11.0)
+    assert record.evaluate((), allowed=math.log(10.5)) == Score(0.0, 11.0)
+    assert record.evaluate(()) == Score(0.0, 11.0)
     assert (game.scored, record.episodes) == (1, 1)
 
 

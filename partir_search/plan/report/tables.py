@@ -52,7 +52,7 @@ def search_progress(
         task = bar.add_task("search", total=episodes, best="")
 
         def show(record: Record) -> None:
-            if record.episodes % 10 == 0 or record.spent:
+            if record.episodes % 10 == 0 or record.exhausted:
                 best = record.best.score
                 text = f"best {best.objective * 1e3:.3f} ms, {record.episodes} states"
                 if best.excess > 0:
