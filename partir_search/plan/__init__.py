@@ -1,1 +1,1 @@
-"""Plans, and the queries that they answer."""
+"""Plans and the queries on them."""

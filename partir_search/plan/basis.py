@@ -1,4 +1,4 @@
-"""Choice of a base plan for another shape, and the cost of the new plan beside it."""
+"""Choice of a base plan for new argument shapes, and cost of the new plan relative to the base."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from partir_search.ir.core import Module, Shape, Value
 
 @dataclasses.dataclass(frozen=True)
 class Basis:
-    """The plan from which another one was made without a search of its own.
+    """Origin of a plan that was derived from an earlier plan of the same function, without a full
+    search.
 
     Attributes:
-      changed: (path, shape of the base plan, shape of this one) of arguments that differ.
-      seconds: of a step by the base plan.
-      left_out: decisions of the base plan that do not hold for these shapes.
-      episodes: of a search over what they left open; 0 if there was none.
+      changed: (path, base shape, new shape) of each argument whose type differs.
+      seconds: simulated seconds per step of the base plan.
+      left_out: actions of the base plan that cannot be applied at the new shapes.
+      episodes: episodes of the short search that followed; 0 if none ran.
     """
 
     changed: tuple[tuple[str, Shape, Shape], ...]
@@ -26,16 +27,24 @@ class Basis:
 
     @property
     def work(self) -> float:
-        """Elements of the largest argument that differs, against the base plan's."""
+        """Elements of the largest changed argument, relative to the base plan."""
         _, before, now = max(self.changed, key=lambda c: math.prod(c[1]), default=("", (), ()))
         return math.prod(now) / max(math.prod(before), 1)
 
     def pace(self, seconds: float) -> float:
-        """Seconds of a step for the same work, against the base plan's."""
+        """Seconds per unit of work, relative to the base plan.
+
+        Args:
+          seconds: simulated seconds per step of the new plan.
+        """
         return seconds / self.seconds / self.work if self.work and self.seconds else 1.0
 
     def describe(self, seconds: float) -> str:
-        """The comparison in words, of a plan whose step takes `seconds`."""
+        """Sentence that compares the new plan with its base.
+
+        Args:
+          seconds: simulated seconds per step of the new plan.
+        """
         if not self.changed:
             return "made from the plan of the same shapes in other types"
         path, before, now = max(self.changed, key=lambda c: math.prod(c[1]))
@@ -52,9 +61,11 @@ class Basis:
 
 
 def serves(base: Module, module: Module) -> bool:
-    """Tells whether `base` decides for a program: all train state is equal, or else some argument.
+    """True if the plan of `base` can be adapted to `module`.
 
-    Types are compared, not weakness of types; scalars decide nothing.
+    The argument paths must be equal. If the program has train state, every state array must have
+    the same type in both programs; otherwise at least one array must. Weak types and scalars are
+    ignored.
     """
     ours, theirs = module.body.args, base.body.args
     if module.arg_paths != base.arg_paths:
@@ -66,7 +77,7 @@ def serves(base: Module, module: Module) -> bool:
 
 
 def changed_arguments(base: Module, module: Module) -> tuple[tuple[str, Shape, Shape], ...]:
-    """(path, shape in `base`, shape here) of the arguments whose types differ."""
+    """(path, shape in `base`, shape in `module`) of each argument whose type differs."""
     pairs = zip(module.arg_paths, base.body.args, module.body.args, strict=True)
     return tuple((p, a.type.shape, b.type.shape) for p, a, b in pairs if not _alike(a, b))
 

@@ -1,4 +1,4 @@
-"""Cache of plans on disk, by hash of program, mesh and options: a second start plans nothing."""
+"""Cache of plans on disk, keyed by a hash of program, mesh and options."""
 
 from __future__ import annotations
 
@@ -23,25 +23,27 @@ from partir_search.plan.spec import PlanSpec
 
 
 class PlanCache:
-    """A folder of plans.
+    """Folder of saved plans.
 
-    A plan's file name has a hash of the program, the mesh, all options that plans depend on and the
+    File names contain a hash of the program, the mesh, the options that affect planning, and the
     versions of this package and jax. Files may be deleted at any time.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        """The cache of a folder, which is made.
+        """Opens the cache in `folder`, creating the folder if missing.
 
         Raises:
-          OSError: it cannot be.
+          OSError: the folder cannot be created.
         """
         self.folder = make_folder(folder, "cache")
 
     def path(self, module: Module, mesh: MeshShape, options: Sequence[Any]) -> pathlib.Path:
-        """Path of the file that holds, or would hold, the plan of a program.
+        """Path of the cache file for a program, existing or not.
 
         Args:
-          options: all other inputs that plans depend on; told apart by `repr`.
+          module: the traced program.
+          mesh: the mesh of the plan.
+          options: all further inputs of planning, compared by `repr`.
         """
         facts = [fingerprint(module), str(mesh), *map(repr, options)]
         facts += [repr(module.ties), repr(sorted(module.donated))]
@@ -51,7 +53,9 @@ class PlanCache:
         return self.folder / f"{name}-{key}.json"
 
     def load(self, path: pathlib.Path) -> PlanSpec | None:
-        """The plan in a file, if there is one that can be read."""
+        """Reads a cached plan; None (with a warning if the file is damaged) where no plan can be
+        read.
+        """
         if not path.exists():
             return None
         try:
@@ -61,9 +65,9 @@ class PlanCache:
             return None
 
     def store(self, path: pathlib.Path, plan: Plan) -> None:
-        """Writes a plan whole or not at all: several processes may do so at once.
+        """Writes a plan atomically, as several processes may write the same file.
 
-        Where it cannot be written it warns: the plan is there and the step runs.
+        A failed write is a warning, not an error: the step can run without a cached plan.
         """
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""A partitioned function against the plain one, leaf by leaf, on CPU devices."""
+"""Comparison of a partitioned function with the plain function, leaf by leaf, on CPU devices."""
 
 from __future__ import annotations
 
@@ -24,7 +24,15 @@ TOLERANCE = {2: 2e-2, 4: 1e-4, 8: 1e-9}  # of a leaf's largest element, by bytes
 
 @dataclasses.dataclass(frozen=True)
 class LeafCheck:
-    """The largest difference in one result, and that relative to its largest element."""
+    """Largest absolute difference in one result leaf.
+
+    Attributes:
+      path: path of the leaf in the result.
+      type: dtype and shape, as text.
+      difference: largest absolute difference; for integers and keys, 1 if any element differs.
+      relative: `difference` divided by the largest absolute element of the plain result.
+      ok: True if `relative` is within the dtype's tolerance and NaNs are at the same places.
+    """
 
     path: str
     type: str
@@ -35,7 +43,7 @@ class LeafCheck:
 
 @dataclasses.dataclass(frozen=True)
 class Check(Shown):
-    """Result of `check`; print it for a table of the worst leaves."""
+    """Result of `Plan.check`; printing shows a table of the worst leaves."""
 
     leaves: tuple[LeafCheck, ...]
 
@@ -65,7 +73,11 @@ class Check(Shown):
 
 
 def cpu_mesh(names: tuple[str, ...], sizes: tuple[int, ...]) -> Mesh:
-    """A mesh of CPU devices; a ValueError that says how to have enough of them."""
+    """Mesh of CPU devices.
+
+    Raises:
+      ValueError: jax has too few CPU devices; the message gives the XLA flag.
+    """
     count = int(np.prod(sizes))
     devices = jax.devices("cpu")
     if len(devices) < count:
@@ -77,8 +89,10 @@ def cpu_mesh(names: tuple[str, ...], sizes: tuple[int, ...]) -> Mesh:
 
 
 def concrete(tree: Any, seed: int = 0) -> Any:
-    """Arrays on no mesh. Leaves that have a shape only are filled: with normal numbers, zeros and
-    ones, a key.
+    """Copies the leaves of `tree` to the host and fills ShapeDtypeStructs with random data.
+
+    Floats are drawn from a normal distribution of scale 0.1, integers from {0, 1}, and PRNG keys
+    are split from `seed`.
     """
     rng = np.random.default_rng(seed)
 
@@ -103,7 +117,9 @@ def concrete(tree: Any, seed: int = 0) -> Any:
 def compared(
     partitioned: Callable[..., Any], plain: Callable[..., Any], args: Any, kwargs: Any
 ) -> Check:
-    """Runs both, on copies of the arguments as either may donate them; compares their results."""
+    """Runs both functions on copies of the arguments (either may donate) and compares the
+    results.
+    """
 
     def fresh() -> Any:
         return jax.tree.map(lambda x: jnp.array(x, copy=True), (args, kwargs))

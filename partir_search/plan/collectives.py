@@ -1,4 +1,4 @@
-"""The collectives of a plan, as people ask for them."""
+"""Collectives of a plan, with source lines and run counts."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ class Collective:
     """One collective of the device-local program.
 
     Attributes:
+      kind: primitive name, for example "all_gather".
       axes: mesh axes, major to minor.
-      bytes: payload on one device (the larger of input and output).
-      op: the op that makes or needs the value.
-      source: the user's source line of that op.
-      times: runs per step (trip counts of loops around it).
+      bytes: payload per device (the larger of input and output).
+      value: name of the value moved.
+      op: the op that produces or consumes the value.
+      source: the user's source line of `op`.
+      times: runs per step (product of the trip counts of enclosing loops).
     """
 
     kind: str
@@ -30,7 +32,9 @@ class Collective:
 
 
 def collectives_of(program: LocalProgram) -> tuple[Collective, ...]:
-    """Every collective of the program, in program order; then those that the user wrote."""
+    """Planned collectives in program order, followed by the collectives of the user's
+    `shard_map`s.
+    """
     names = program.partition.mesh.names
     planned = [
         Collective(

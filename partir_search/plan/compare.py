@@ -1,4 +1,4 @@
-"""Two plans side by side, by argument, collective, seconds and bytes; and the known strategies."""
+"""Comparison of two plans by argument tiling, collective, seconds and bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Shown:
-    """Something that rich shows and `str` gives as text."""
+    """Base of results with a rich rendering, for terminals and as the text of `str`."""
 
     def __rich__(self) -> RenderableType:
         raise NotImplementedError
@@ -32,7 +32,7 @@ class Shown:
 
 @dataclasses.dataclass(frozen=True)
 class CollectiveGroup:
-    """Collectives of one kind along the same axes for values that share a source line."""
+    """Key of collectives with the same kind, mesh axes and source line."""
 
     kind: str
     axes: tuple[str, ...]
@@ -41,11 +41,12 @@ class CollectiveGroup:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Comparison(Shown):
-    """Differences of plan `after` from plan `before`; print them, or read the attributes.
+    """Differences between the plans `before` and `after`; printing shows tables.
 
     Attributes:
-      dropped: actions of `before` that were left out because they contradict a change that was
-        asked for (of `Plan.what_if`).
+      before: the reference plan.
+      after: the changed plan.
+      dropped: actions of `before` in conflict with the requested change (`Plan.what_if` only).
     """
 
     before: PlanFacts
@@ -54,17 +55,19 @@ class Comparison(Shown):
 
     @property
     def seconds(self) -> float:
-        """Simulated seconds of a step that `after` takes more (negative: fewer)."""
+        """Simulated seconds per step of `after` minus `before`."""
         return self.after.cost.seconds - self.before.cost.seconds
 
     @property
     def peak_bytes(self) -> float:
-        """Bytes at the peak that `after` needs more (negative: fewer)."""
+        """Peak bytes per device of `after` minus `before`."""
         return self.after.cost.peak_bytes - self.before.cost.peak_bytes
 
     @property
     def arguments(self) -> dict[str, tuple[str, str]]:
-        """Tilings (before, after) of arguments that differ, by path; "" where there is none."""
+        """Specs (before, after) of arguments with different tilings, by path; "" for a missing
+        argument.
+        """
         one, two = (
             {path: str(spec) for path, _, spec in p.arguments()} for p in (self.before, self.after)
         )
@@ -74,7 +77,9 @@ class Comparison(Shown):
 
     @property
     def collectives(self) -> dict[CollectiveGroup, tuple[float, float]]:
-        """Bytes (before, after) that a step hands to collectives on a device, where they differ."""
+        """Bytes (before, after) of collectives per step and device, for groups with different
+        volumes.
+        """
         one, two = _volumes(self.before), _volumes(self.after)
         both = {g: (one.get(g, 0.0), two.get(g, 0.0)) for g in (*one, *two)}
         return {g: pair for g, pair in both.items() if pair[0] != pair[1]}
@@ -132,7 +137,7 @@ def _volumes(plan: PlanFacts) -> dict[CollectiveGroup, float]:
 def compare(before: PlanFacts, after: PlanFacts) -> Comparison:
     """Compares two plans: tilings, collectives, seconds and bytes.
 
-    The plans may be of different meshes, machines or functions; arguments go by path.
+    The plans may have different meshes, machines or functions; arguments are matched by path.
     """
     for name, plan in (("before", before), ("after", after)):
         if not hasattr(plan, "cost") or not hasattr(plan, "arguments"):

@@ -1,4 +1,4 @@
-"""Surroundings of a plan: the call, the machine, and the program as it was traced."""
+"""Inputs of a plan: the call, the machine and the traced program."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from partir_search.simulator.target.machine import Machine
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlanContext:
-    """Surroundings of a plan.
+    """Inputs of a plan.
 
     Attributes:
       mesh: the user's mesh.
-      in_tree, out_tree: pytrees of arguments (args, kwargs) and results.
-      original: the traced program, before its rewrites.
-      memory_limit: bytes that the goals allow on a device.
-      remedies: finds remedies for a plan that does not fit.
+      machine: hardware figures used by the simulator.
+      in_tree, out_tree: tree structures of (args, kwargs) and of the results.
+      original: the traced program, before any rewrite.
+      seed: seed of the search.
+      memory_limit: bytes per device allowed by the goals.
+      remedies: function from a plan over the limit to remedies.
       passes: records of the passes before the search.
     """
 

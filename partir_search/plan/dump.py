@@ -1,4 +1,4 @@
-"""Programs after each pass, as files."""
+"""Files with the program after each pass."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from partir_search.plan.plan import Plan
 
 
 def dump(plan: Plan, folder: pathlib.Path) -> None:
-    """Writes the program after each pass that ran to `00_trace.ir` ... `09_local.ir`, and the
-    record of all passes to `passes.txt`.
+    """Writes the program after each recorded pass (`00_trace.ir` ... `09_local.ir`) and a table of
+    all passes (`passes.txt`).
 
     Raises:
       OSError: a file cannot be written.

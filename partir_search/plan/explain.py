@@ -1,4 +1,6 @@
-"""Questions about a plan: who tiled what, why something is whole, what else would cost."""
+"""Explanations of a plan: causes of tilings, replicated values, conflicts, and changed
+shardings.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from partir_search.propagation.conflicts import Conflict, find_conflicts
 
 
 def explain(planned: Planned, path: str) -> str:
-    """Names the action and the op that brought each axis to the arguments at `path`."""
+    """Names the action, and the op it propagated through, for each mesh axis of the arguments at
+    `path`.
+    """
     text("explain: path", path, "an argument's path such as 'state/params/w'")
     module = planned.graph.module
     named = zip(module.arg_paths, module.body.args, strict=True)
@@ -74,7 +78,7 @@ def why_whole(planned: Planned, value: Value) -> str:
 
 
 def conflicts(planned: Planned) -> list[str]:
-    """Ops at which several factors were asked for, with what asks for them."""
+    """Conflicts as text: the op, the mesh axis, and each operand with its requested factor."""
     return [_conflict(planned, c) for c in find_conflicts(planned.state)]
 
 
@@ -91,10 +95,15 @@ def _conflict(planned: Planned, conflict: Conflict) -> str:
 def with_sharding(
     planned: Planned, path: str, spec: PartitionSpec | NamedSharding
 ) -> tuple[Planned, tuple[Action, ...]]:
-    """The plan with a sharding of its own for some arguments, and the actions that contradict it.
+    """Applies the sharding `spec` to the arguments at `path`, then the plan's compatible actions.
 
     Args:
+      planned: the plan to vary.
       path: an argument's path, or a glob on paths.
+      spec: the new sharding.
+
+    Returns:
+      The varied plan and the dropped actions, which contradict `spec`.
     """
     graph, mesh = planned.graph, planned.sketch.partition.mesh
     text("what_if: path", path, "an argument's path such as 'state/params/w'")

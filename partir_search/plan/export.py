@@ -1,4 +1,6 @@
-"""Ways out: a plan as sharding constraints for plain `jax.jit`, and as flax's logical rules."""
+"""Export of a plan: as sharding constraints for plain `jax.jit`, and as flax's logical axis
+rules.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,13 @@ MeshAxes = Union[str, tuple[str, ...], None]
 
 
 def constrained(partition: Partition, mesh: Any) -> Callable[..., list[Any]]:
-    """The program over flat whole arrays, with `with_sharding_constraint` on every value that the
-    partition tiles. XLA's partitioner makes the collectives.
+    """The program on flat global arrays, with `with_sharding_constraint` on every tiled value.
 
-    Partial sums, rings and what is held or given up between uses cannot be said so: the partitioner
-    decides about them.
+    XLA's partitioner inserts the collectives. Constraints cannot express partial sums, rings, and
+    freeing or keeping gathered copies; XLA's partitioner decides about all three.
 
     Raises:
-      ValueError: the program has a `shard_map` of the user's own, or the mesh has Explicit axes.
+      ValueError: the program contains a user's `shard_map`, or the mesh has Explicit axes.
     """
     module = partition.module
     if jax.sharding.AxisType.Explicit in mesh.axis_types:
@@ -62,14 +63,15 @@ def constrained(partition: Partition, mesh: Any) -> Callable[..., list[Any]]:
 def logical_axis_rules(
     specs: Mapping[str, PartitionSpec], names: Mapping[str, Sequence[str | None]]
 ) -> list[tuple[str, MeshAxes]]:
-    """Rules (logical name, mesh axes), as `flax.linen.logical_axis_rules` takes them.
+    """Rules (logical name, mesh axes) for `flax.linen.logical_axis_rules`.
 
     Args:
-      specs: the plan's, by path.
-      names: logical names of each dim, by path.
+      specs: PartitionSpec of each argument, by path.
+      names: logical name of each dim, by argument path.
 
     Raises:
-      ValueError: dims of one logical name are tiled differently; says where.
+      ValueError: dims with the same logical name are tiled differently; the message names both
+        arguments.
     """
     found: dict[str, tuple[MeshAxes, str]] = {}
     for path, dims in names.items():
@@ -87,10 +89,10 @@ def logical_axis_rules(
 
 
 def paths_of(module: Module, prefix: str, tree: Any) -> dict[str, Any]:
-    """Leaves of a pytree of tuples (or PartitionSpecs), by the path of the argument they are for.
+    """Leaves of a pytree of tuples (or PartitionSpecs), by argument path.
 
     Raises:
-      ValueError: a path is none of the program's.
+      ValueError: a path is no argument's, or a tuple has the wrong length.
     """
     from_jax = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: isinstance(x, tuple))
     found = {}

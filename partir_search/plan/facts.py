@@ -1,4 +1,4 @@
-"""Facts of a plan: what follows from the actions chosen."""
+"""Properties of a plan derived from its actions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from partir_search.simulator.timeline import Timeline, timeline
 
 
 class PlanFacts(Layouts, Rewritten):
-    """Program, figures and layouts of a plan (see `Plan`)."""
+    """Program, cost and layouts of a plan (see `Plan`)."""
 
     def __init__(self, planned: Planned, rewrites: Rewrites, context: PlanContext) -> None:
         super().__init__(planned, context)
@@ -50,17 +50,17 @@ class PlanFacts(Layouts, Rewritten):
 
     @property
     def passes(self) -> PassRecords:
-        """Records of the passes from the traced call to the program of one device."""
+        """Records of the passes from the trace to the device-local program, in order."""
         return PassRecords((*self._context.passes, *self._planned.passes))
 
     @property
     def program(self) -> LocalProgram:
-        """The device-local program that is simulated and emitted."""
+        """The device-local program, as simulated and emitted."""
         return self._planned.program
 
     @property
     def sketch(self) -> LocalProgram:
-        """The program without the ops at which nothing moves."""
+        """The device-local program without the ops that need no communication."""
         return self._planned.sketch
 
     @property
@@ -69,17 +69,22 @@ class PlanFacts(Layouts, Rewritten):
 
     @property
     def proven(self) -> bool:
-        """True if every automatic choice was enumerated: no plan of its space costs less."""
+        """True if every search enumerated its whole space: the plan is optimal under the cost
+        model.
+        """
         return bool(self.searches) and all(s.proven for s in self.searches)
 
     def ir(self, scope: str | None = None, *, full: bool = False) -> str:
-        """The program as tile and sum loops.
+        """Text of the program as tile and sum loops.
 
         Args:
-          scope: only ops traced under this name; "backward of layer_0" and "forward of layer_0"
-            name the ops of one pass.
-          full: every op with all its attributes. By default a run of elementwise ops is one line,
-            and layers that are equal up to names are printed once.
+          scope: prints only the ops traced under this `jax.named_scope`; "forward of layer_0" and
+            "backward of layer_0" restrict the output to one pass.
+          full: prints every op with all attributes. By default a run of elementwise ops is one
+            line, and layers equal up to names are printed once.
+
+        Raises:
+          ValueError: no op was traced under `scope`.
         """
         if scope is None:
             return print_partition(self.partition, full=full)
@@ -99,48 +104,50 @@ class PlanFacts(Layouts, Rewritten):
         return print_partition(self.partition, within, full=full)
 
     def local_ir(self) -> str:
-        """The program of one device, with its collectives, that is simulated and emitted."""
+        """Text of the device-local program with its collectives, as simulated and emitted."""
         return print_local(self.program)
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
-        """Every collective of the program, in program order; then those that the user wrote."""
+        """Planned collectives in program order, followed by the collectives of the user's
+        `shard_map`s.
+        """
         return collectives_of(self._planned.sketch)
 
     @property
     def collective_counts(self) -> dict[str, int]:
-        """Collectives in the program text, by kind (one in a loop's body counts once)."""
+        """Number of collectives in the program text, by kind (one in a loop body counts once)."""
         found = collections.Counter(c.kind for c in self.collectives)
         return {kind: found[kind] for kind in COLLECTIVES}
 
     @property
     def sent_bytes(self) -> float:
-        """Bytes that one device sends in a step."""
+        """Bytes sent by one device per step."""
         return sum(self.cost.bytes_by_kind.values())
 
     @property
     def bound_bytes(self) -> float:
-        """Least bytes that one device must send for the program's products if each began with
-        every operand on one device only (see `simulator/lower_bounds.py`).
+        """Lower bound on the bytes sent by one device for the program's products, if every operand
+        starts unreplicated (see `simulator/lower_bounds.py`).
         """
         return products_bytes(self.module, self.partition.rules, self.mesh_shape.devices)
 
     def breakdown(self) -> tuple[OpCost, ...]:
-        """Simulated seconds of each kernel and collective, dearest first."""
+        """Simulated seconds of each kernel and collective, most expensive first."""
         return self._planned.model.breakdown(self._planned.sketch)
 
     @functools.cached_property
     def simulation(self) -> Simulation:
-        """Simulated step with every result that the cost comes from; `print` shows them."""
+        """Simulation of the step with all intermediate results; `print` shows each."""
         return self._planned.model.simulate(self.program, record=True)
 
     @functools.cached_property
     def timeline(self) -> Timeline:
-        """The simulated step: compute, collectives per axis, live memory."""
+        """Timeline of the simulated step: compute, collectives per axis, and live memory."""
         return timeline(self._planned.model, self.program)
 
     def conflicts(self) -> list[str]:
-        """Ops at which several factors were asked for, with what asks for them."""
+        """Conflicts as text: the op, the mesh axis, and each operand with its requested factor."""
         return conflicts(self._planned)
 
     def why_whole(self, value: Value) -> str:
@@ -153,7 +160,7 @@ class PlanFacts(Layouts, Rewritten):
         return why_whole(self._planned, value)
 
     def opaque(self) -> Mapping[str, tuple[int, str]]:
-        """Primitives without a rule: how often they occur and where first."""
+        """Primitives without a rule, each with its number of ops and the first op's source line."""
         found: dict[str, tuple[int, str]] = {}
         for op in self.module.ops:
             if self.partition.rules[op.id].opaque:
@@ -168,7 +175,7 @@ class PlanFacts(Layouts, Rewritten):
 
     @property
     def original(self) -> Module:
-        """The traced program, before dims were padded or parts computed again."""
+        """The traced program, before padding, rematerialization and all further rewrites."""
         return self._context.original
 
     @property
@@ -176,5 +183,5 @@ class PlanFacts(Layouts, Rewritten):
         return self.cost.peak_bytes <= self.memory_limit
 
     def remedies(self) -> list[Remedy]:
-        """Remedies for a plan that does not fit in memory, the cheapest first."""
+        """Remedies for a plan over the memory limit, cheapest first."""
         return self._context.remedies(self)

@@ -1,8 +1,8 @@
-"""Several processes: one plan for all, and an error instead of a hang where they differ.
+"""Agreement of several processes on one plan.
 
-Every process plans by itself, which gives the same plan (the search is deterministic), or the first
-one plans and the others replay. Either way plans are compared before anything compiles: processes
-that compile different programs wait for each other forever.
+Either every process plans by itself (the search is deterministic), or process 0 plans and all
+further processes replay its plan. Both ways, plans are compared before compilation: processes with
+different programs would wait for each other forever.
 """
 
 from __future__ import annotations
@@ -21,18 +21,21 @@ from partir_search.plan.spec import PlanSpec
 
 
 class PlansDiffer(RuntimeError):
-    """Processes came to different plans; the message says in what."""
+    """Processes have different plans; the message names the differences."""
 
 
 def spans_processes(mesh: Any) -> bool:
-    """True if a mesh has devices of several processes; an AbstractMesh has none."""
+    """True if the mesh has devices of several processes; False for an AbstractMesh."""
     return isinstance(mesh, Mesh) and len({d.process_index for d in mesh.devices.flat}) > 1
 
 
 def check_agreement(plan: Plan, mesh: Any) -> None:
-    """PlansDiffer on every process if some process has another plan than the first one.
+    """Compares the plans of all processes; every process must call this function.
 
-    Every process must call it. Nothing happens where the mesh is of one process.
+    A mesh within one process needs no comparison.
+
+    Raises:
+      PlansDiffer: on every process, if any process has a plan unlike process 0's.
     """
     if not spans_processes(mesh):
         return
@@ -53,8 +56,9 @@ def check_agreement(plan: Plan, mesh: Any) -> None:
 
 
 def _essence(plan: Plan) -> dict[str, Any]:
-    """Facts of a plan that must be equal. Not simulated figures: processors differ in the last bit
-    of a sum.
+    """Properties of a plan that must agree between processes.
+
+    Simulated figures are left out: processors differ in the last bit of a sum.
     """
     data = plan.to_json()
     del data["seconds"], data["peak_bytes"]
@@ -68,10 +72,11 @@ def _short(x: Any) -> str:
 
 
 def plan_first(make: Callable[[], Plan]) -> Plan | PlanSpec:
-    """`make()` on process 0; the plan to replay on the others.
+    """Calls `make` on process 0 and sends the plan to all further processes, as a PlanSpec to
+    replay.
 
     Raises:
-      RuntimeError: planning failed on process 0; says how.
+      RuntimeError: planning failed on process 0; the message has the original error.
     """
     text, failed, plan = "", None, None
     if jax.process_index() == 0:
@@ -93,7 +98,7 @@ def plan_first(make: Callable[[], Plan]) -> Plan | PlanSpec:
 
 
 def exchange(text: str) -> list[str]:
-    """Every process's text, by process. All processes must call it."""
+    """Texts of all processes, by process index. All processes must call this function."""
     mine = np.frombuffer(text.encode(), np.uint8)
     lengths = np.ravel(multihost_utils.process_allgather(np.array([len(mine)])))
     padded = np.zeros(int(lengths.max()), np.uint8)

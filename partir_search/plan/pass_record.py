@@ -1,4 +1,4 @@
-"""Records of the passes between a traced program and the program of one device."""
+"""Records of the passes from the traced program to the device-local program."""
 
 from __future__ import annotations
 
@@ -25,11 +25,10 @@ class PassRecord:
     """Record of one pass.
 
     Attributes:
-      name: one of PIPELINE.
+      name: a key of PIPELINE.
       seconds: wall time.
-      ops_before, ops_after: ops of the program, those in regions too; of the local program,
-        instructions.
-      text: prints the program after the pass.
+      ops_before, ops_after: number of ops, including regions; of the local program, instructions.
+      text: function that prints the program after the pass.
     """
 
     name: str
@@ -40,7 +39,7 @@ class PassRecord:
 
     @property
     def file_name(self) -> str:
-        """Name of the file with the program after the pass: its place in PIPELINE, and its name."""
+        """Name of the dump file: position in PIPELINE and pass name."""
         return f"{list(PIPELINE).index(self.name):02d}_{self.name}.ir"
 
     def __str__(self) -> str:
@@ -51,14 +50,14 @@ class PassRecord:
 
 
 class PassRecords(tuple[PassRecord, ...]):
-    """Records of all passes of a plan, in order; print them for a table."""
+    """Records of a plan's passes, in order; `print` shows a table."""
 
     def __str__(self) -> str:
         header = ("pass", "seconds", "ops before", "after", "")
         return "\n".join(_aligned([header, *map(_row, self)]))
 
     def __getitem__(self, key: Any) -> Any:
-        """The record of a position, or of a pass by its name."""
+        """Record at a position or slice, or the last record of a pass by name."""
         if isinstance(key, str):
             found = [record for record in self if record.name == key]
             if not found:

@@ -1,4 +1,4 @@
-"""Pickling: plans and partitioned functions say what to keep instead."""
+"""Pickling errors of plans and partitioned functions, with the remedy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _T = TypeVar("_T")
 
 
 class Unpickled:
-    """A function of this process's devices: deep copies are itself, as of any function."""
+    """Mixin for functions bound to this process's devices: a deep copy is the function itself."""
 
     def __reduce__(self) -> Any:
         name = getattr(self, "__name__", "the function")
@@ -27,7 +27,7 @@ class Unpickled:
 
 
 class SavedInstead:
-    """A plan: it is written by `save`, and neither pickled nor copied deeply."""
+    """Mixin for plans: written by `save`, neither pickled nor deep-copied."""
 
     def __reduce__(self) -> Any:
         raise TypeError(

@@ -1,4 +1,4 @@
-"""A plan: the actions chosen, with everything that follows from them."""
+"""A plan: the chosen actions and everything derived from them."""
 
 from __future__ import annotations
 
@@ -34,23 +34,25 @@ if TYPE_CHECKING:
 
 
 class Plan(PlanFacts, SavedInstead):
-    """Plan of a function, as `auto_partition(...).plan(...)` returns it.
+    """Plan of a function, as returned by `auto_partition(...).plan(...)`.
 
     Attributes:
-      actions: decisions, in order; replayable.
-      cost: simulated cost of a step on one device.
+      actions: decisions, in replay order.
+      cost: simulated cost per step on one device.
       searches: one report per automatic tactic.
       seconds: wall time of planning, by phase.
-      rewrites: rewrites of the program before the actions; `remat`, `padding`, `microbatches` and
-        `attention` are its fields.
-      memory_limit: bytes that the goals allow on a device.
-      basis: the plan of other shapes that this one was made from, None if it has its own search.
+      rewrites: rewrites applied before the actions; the fields `remat`, `padding`, `microbatches`
+        and `attention` are attributes of the plan, too.
+      memory_limit: bytes per device allowed by the goals.
+      basis: the plan of earlier argument shapes from which this plan was derived; None after a full
+        search.
     """
 
     # Questions ---------------------------------------------------------------------------------
 
     def explain(self, path: str) -> str:
-        """Names the action and the op that brought each axis to the arguments at `path`.
+        """Names the action, and the op it propagated through, for each mesh axis of the arguments
+        at `path`.
 
         Args:
           path: an argument's path, a glob on paths, or the printed name of any value.
@@ -58,31 +60,31 @@ class Plan(PlanFacts, SavedInstead):
         return explain(self._planned, path)
 
     def what_if(self, path: str, spec: PartitionSpec | NamedSharding) -> Comparison:
-        """Compares the plan with one that has other tilings of some arguments.
+        """Compares the plan with a variant in which some arguments have a different sharding.
 
-        These arguments are tiled first; then the plan's actions are played, unless they contradict.
-        Nothing is searched: the other plan is this one with one choice changed.
+        The sharding is applied first, then every action of this plan that does not contradict. No
+        search runs.
 
         Args:
           path: an argument's path, or a glob on paths.
-          spec: for each argument; an UNCONSTRAINED dim leaves axes that are not named to the plan.
+          spec: the sharding; UNCONSTRAINED dims may still be tiled by the plan on unused axes.
 
         Returns:
-          This plan beside the other one (`.after`, which may be given as `schedule=`).
+          Comparison of this plan with the variant, whose plan is `.after` (usable as `schedule=`).
 
         Raises:
-          ValueError: no argument goes by that path.
-          ValueError: the sharding does not fit an argument, or the mesh.
+          ValueError: no argument matches `path`, or the sharding does not fit an argument or the
+            mesh.
         """
         planned, dropped = with_sharding(self._planned, path, spec)
         return Comparison(self, self._with(planned), dropped)
 
     def _with(self, planned: Planned) -> Plan:
-        """The same program under other actions."""
+        """Plan of the same program with different actions."""
         return Plan(planned, self.rewrites, self._context)
 
     def report(self, console: Console | None = None) -> None:
-        """Prints tables of arguments, strategies, collectives and memory in the terminal."""
+        """Prints tables of arguments, strategies, collectives and memory to the terminal."""
         from rich.console import Console
 
         if console is not None and not isinstance(console, Console):
@@ -93,21 +95,23 @@ class Plan(PlanFacts, SavedInstead):
         (console or Console()).print(tables.plan_tables(self))
 
     def save_report(self, path: str | os.PathLike[str]) -> None:
-        """Writes the report with pictures as one HTML page, which needs nothing else."""
+        """Writes the report with charts as one self-contained HTML page."""
         make_folder(pathlib.Path(validators.path("path", path)).parent, "path")
         write_text(path, report_page(self, self.timeline))
 
     def check(self, step: Any, *args: Any, **kwargs: Any) -> Check:
-        """Runs a partitioned function under this plan, and plain, on CPU devices; compares results.
+        """Runs a partitioned function under this plan and the plain function on CPU devices, and
+        compares.
 
         Args:
-          step: what `auto_partition` returned. The mesh is this plan's, of CPU devices.
-          *args: arrays, or ShapeDtypeStructs to be filled with random numbers. They may be smaller
-            than those that the plan is for: actions that hold for them are applied then.
-          **kwargs: those by name.
+          step: the function returned by `auto_partition`. The check uses this plan's mesh, on CPU
+            devices.
+          *args: arrays, or ShapeDtypeStructs to be filled with random numbers. Shapes may be
+            smaller than the plan's; the actions that still hold are applied.
+          **kwargs: keyword arguments of the step.
 
         Raises:
-          TypeError: `step` is a function that nothing partitions.
+          TypeError: `step` was not returned by `auto_partition`.
         """
         if not hasattr(step, "check"):
             raise TypeError(
@@ -134,15 +138,15 @@ class Plan(PlanFacts, SavedInstead):
         return run
 
     def logical_axis_rules(self, names: Any, argument: str = "") -> list[tuple[str, Any]]:
-        """The plan as rules for `flax.linen.logical_axis_rules`, where logical names allow it.
+        """Rules for `flax.linen.logical_axis_rules`, if the logical names can express the plan.
 
         Args:
-          names: a pytree of tuples of logical names per dim (`nn.get_partition_spec` of the
-            variables makes one) for a part of the arguments.
-          argument: path of that part, "state/params".
+          names: pytree of tuples of logical names per dim (for example `nn.get_partition_spec` of
+            the variables) for an argument or a subtree.
+          argument: path of the argument or subtree, for example "state/params".
 
         Raises:
-          ValueError: one name stands for dims that the plan tiles differently.
+          ValueError: dims with the same logical name are tiled differently.
         """
         if not isinstance(argument, str):
             raise TypeError(f"logical_axis_rules: argument is a path, not {shown(argument)}")
@@ -150,10 +154,12 @@ class Plan(PlanFacts, SavedInstead):
         return logical_axis_rules(specs, paths_of(self.module, argument, names))
 
     def verify(self, target: str) -> Verification:
-        """Compiles the plan with a target's real compiler, ahead of time, and compares.
+        """Compiles the plan ahead of time with the target's compiler, and compares with the
+        simulation.
 
         Args:
-          target: a machine and topology with as many devices as the mesh, ``tpu_v5e:4x4``.
+          target: machine and topology with as many devices as the mesh, for example
+            ``tpu_v5e:4x4``.
         """
         return verify(self.program, self._planned.model, Target.parse(target))
 
@@ -161,7 +167,7 @@ class Plan(PlanFacts, SavedInstead):
 
     @functools.cached_property
     def spec(self) -> PlanSpec:
-        """The plan's decisions, which can be replayed on the same or another program."""
+        """Decisions of the plan, replayable on the same or another program."""
         return PlanSpec(
             function=self.module.name,
             fingerprint=self.fingerprint,
@@ -173,7 +179,7 @@ class Plan(PlanFacts, SavedInstead):
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Decisions, figures, and versions, as values of JSON."""
+        """Decisions, simulated figures and versions, as JSON values."""
         data = {"format": FORMAT, **self.spec.to_json()}
         for path, _, spec in self.arguments():
             data["arguments"][path]["spec"] = str(spec)
@@ -182,11 +188,11 @@ class Plan(PlanFacts, SavedInstead):
         return {**data, **figures, "versions": versions}
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the plan as readable JSON; `load_plan` reads it."""
+        """Writes the plan as readable JSON, for `load_plan`."""
         write_text(path, json.dumps(self.to_json(), indent=1) + "\n")
 
     def save_search(self, folder: str | os.PathLike[str]) -> None:
-        """Writes each automatic tactic's search: `search.json`, and `search.svg` to look at."""
+        """Writes the search of each automatic tactic as `search.json` and `search.svg`."""
         where = make_folder(folder)
         for i, search in enumerate(self.searches):
             save_search(search, where / (f"search_{i}" if i else ""))
@@ -201,7 +207,11 @@ class Plan(PlanFacts, SavedInstead):
 
 
 def spec_of(plan: Plan | PlanSpec) -> PlanSpec:
-    """The decisions of a plan; a TypeError for anything else."""
+    """PlanSpec of a plan.
+
+    Raises:
+      TypeError: `plan` is neither a Plan nor a PlanSpec.
+    """
     if isinstance(plan, PlanSpec):
         return plan
     if not isinstance(plan, Plan):

@@ -1,4 +1,4 @@
-"""Result of planning: a module with its actions applied, and reports of the searches."""
+"""Result of planning: a module with applied actions, and search reports."""
 
 from __future__ import annotations
 
@@ -29,12 +29,15 @@ class SearchReport:
     """Report on the search of an automatic tactic.
 
     Attributes:
+      axes: mesh axes of the tactic.
       experts: (name, cost) of each known strategy, on the folded program.
-      cost: of the answer, on the folded program too, so that they compare.
-      proven: the space was small and enumerated: no plan of the space is better.
+      cost: cost of the answer, on the folded program for comparison with `experts`.
+      proven: True if the whole space was enumerated: the answer is optimal in the space.
+      episodes: episodes played.
+      states: distinct states evaluated.
       history: (episode, score) at each improvement.
       tree: the search tree; moves are decisions on the folded program.
-      moves: the tree's moves in words.
+      moves: text of each move in the tree.
     """
 
     axes: tuple[str, ...]
@@ -50,11 +53,18 @@ class SearchReport:
 
 @dataclasses.dataclass(eq=False)
 class Planned:
-    """A module with its actions applied.
+    """A module with applied actions.
 
     Attributes:
-      sketch: the device-local program without the ops at which nothing moves.
-      searched: records of the passes from the fold to the actions on the whole program.
+      graph: the propagation graph of the module.
+      actions: decisions, in order.
+      sketch: the device-local program without the ops that need no communication.
+      cache: cache of localized ops, shared by variants of the plan.
+      cost: simulated cost per step on one device.
+      reports: one report per automatic tactic.
+      seconds: wall time of planning, by phase.
+      model: the cost model.
+      searched: records of the passes from the fold to the unfolded actions.
     """
 
     graph: Graph
@@ -69,7 +79,7 @@ class Planned:
 
     @functools.cached_property
     def state(self) -> State:
-        """The actions' state with the cause of every tiling. Built when it is first asked for."""
+        """State after the actions, with the cause of every tiling. Built on first access."""
         state = State(self.graph, self.sketch.partition.mesh, record=True)
         apply_all(state, self.actions)
         return state
@@ -84,7 +94,7 @@ class Planned:
 
     @property
     def program(self) -> LocalProgram:
-        """The whole device-local program, to be emitted. Built when it is first asked for."""
+        """The full device-local program, for emission. Built on first access."""
         return self._local[0]
 
     @property
@@ -94,11 +104,12 @@ class Planned:
 
 
 def with_search(planned: Planned, found: Planned, reports: Sequence[SearchReport]) -> Planned:
-    """A plan with the record of a search for another form of its program.
+    """Copy of `planned` with the record of a search on another form of the program.
 
     Args:
-      found: the result of that search.
-      reports: its reports, where they hold for `planned`.
+      planned: the plan to return.
+      found: result of the search.
+      reports: the search's reports, as far as valid for `planned`.
     """
     passes = tuple(p for p in found.searched if p.name in ("fold", "search"))
     return dataclasses.replace(
@@ -110,10 +121,13 @@ def with_search(planned: Planned, found: Planned, reports: Sequence[SearchReport
 
 
 def varied(planned: Planned, first: Sequence[Action]) -> tuple[Planned, tuple[Action, ...]]:
-    """The same with some actions played before all others, and what contradicts them.
+    """Plays the actions `first`, then the plan's compatible actions, and costs the result.
+
+    Returns:
+      The varied plan and the dropped actions, which contradict `first`.
 
     Raises:
-      IllegalAction: one of `first` cannot be played.
+      IllegalAction: an action of `first` cannot be applied.
     """
     graph, cache = planned.graph, planned.cache
     state = State(graph, planned.sketch.partition.mesh)
@@ -141,8 +155,8 @@ def varied(planned: Planned, first: Sequence[Action]) -> tuple[Planned, tuple[Ac
 
 @contextlib.contextmanager
 def collector_paused() -> Iterator[None]:
-    """Stops Python's cycle collector: planning makes millions of small objects and hardly a cycle,
-    and looking for some took a sixth of the time.
+    """Pauses Python's cyclic garbage collector, which costs a sixth of planning time: planning
+    allocates millions of small objects and almost no cycles.
     """
     was = gc.isenabled()
     gc.disable()

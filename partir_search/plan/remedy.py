@@ -1,4 +1,4 @@
-"""Remedies for a plan that does not fit in memory."""
+"""Remedies for plans over the memory limit."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from partir_search.messages.wording import amount, duration
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Remedy:
-    """Something that would make a step fit.
+    """A change that makes a step fit in memory.
 
     Attributes:
-      what: in words, with figures.
-      peak_bytes / seconds: of the plan that fits with it; seconds 0 where it was not planned.
+      what: description with figures.
+      peak_bytes: peak bytes per device after the change.
+      seconds: simulated seconds per step after the change; 0 if not planned.
     """
 
     what: str

@@ -1,4 +1,4 @@
-"""Rewrites of a program before the actions of a plan apply."""
+"""Rewrites of a program before a plan's actions."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from partir_search.passes.remat import Range
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Rewrites:
-    """Rewrites of a traced program, in the order in which they are applied.
+    """Rewrites of a traced program, in order of application.
 
     Attributes:
-      microbatches: parts of the batch, whose gradients are accumulated one after the other.
-      attention: whether each attention is one op, which recomputes its scores for gradients.
-      padding: dims that are padded inside the program, one of each class of equal dims.
-      remat: segments of the forward pass, by position, that are computed again.
+      microbatches: number of parts of the batch; gradients are accumulated over the parts.
+      attention: True if each attention is one op and its scores are recomputed in the backward
+        pass.
+      padding: dims padded inside the program, one per class of equal dims.
+      remat: segments of the forward pass (positions of ops) recomputed in the backward pass.
     """
 
     microbatches: int = 1
@@ -26,27 +27,27 @@ class Rewrites:
 
 
 class Rewritten:
-    """A plan, whose rewrites are its attributes too."""
+    """Mixin with the fields of `rewrites` as attributes."""
 
     __slots__ = ()
     rewrites: Rewrites
 
     @property
     def remat(self) -> tuple[Range, ...]:
-        """Segments of the forward pass, by position, that are computed again."""
+        """Segments of the forward pass (positions of ops) recomputed in the backward pass."""
         return self.rewrites.remat
 
     @property
     def microbatches(self) -> int:
-        """Parts of the batch, whose gradients are accumulated one after the other."""
+        """Number of parts of the batch; gradients are accumulated over the parts."""
         return self.rewrites.microbatches
 
     @property
     def padding(self) -> tuple[Pad, ...]:
-        """Dims that are padded inside the program, one of each class of equal dims."""
+        """Dims padded inside the program, one per class of equal dims."""
         return self.rewrites.padding
 
     @property
     def attention(self) -> bool:
-        """True if each attention is one op, which recomputes its scores for gradients."""
+        """True if each attention is one op and its scores are recomputed in the backward pass."""
         return self.rewrites.attention

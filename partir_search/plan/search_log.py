@@ -1,4 +1,4 @@
-"""A search to look at afterwards: tree and progress as JSON, the tree's top as a picture."""
+"""Log of a search: tree and progress as JSON, the top of the tree as a picture."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEPTH, BREADTH = 6, 4  # of the picture: decisions deep, children of a node
 
 
 def save_search(report: SearchReport, folder: str | pathlib.Path) -> None:
-    """Writes `search.json` and `search.svg` into a folder, which is made if need be."""
+    """Writes `search.json` and `search.svg` into `folder`, creating the folder if missing."""
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "search.json").write_text(json.dumps(search_record(report), indent=1) + "\n")
@@ -29,7 +29,7 @@ def save_search(report: SearchReport, folder: str | pathlib.Path) -> None:
 
 
 def search_record(report: SearchReport) -> dict[str, Any]:
-    """Record of a search, as plain data; costs are in seconds (objectives, as goals give)."""
+    """JSON values of a search; objectives are in the goals' unit, seconds by default."""
     tree = report.tree
     return {
         "axes": list(report.axes),
@@ -53,7 +53,9 @@ def search_record(report: SearchReport) -> dict[str, Any]:
 
 
 def picture(report: SearchReport) -> RichTree:
-    """The most visited decisions; nodes show visits and the best cost below, against the best."""
+    """Tree of the most visited decisions, each with its visits and the best cost below relative to
+    the overall best.
+    """
     from rich.markup import escape
     from rich.tree import Tree as RichTree
 

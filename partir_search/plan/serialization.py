@@ -1,4 +1,4 @@
-"""Plans as files: readable JSON, held against the function and mesh that they were made for."""
+"""Plan files: JSON, checked against the function and mesh of the call."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHOWN = 12  # differences that a message lists
 
 
 def fingerprint(module: Module) -> str:
-    """Hash of the program's arguments and ops: what a saved plan must agree with."""
+    """Hash of the program's arguments and ops, for comparison with a saved plan."""
     h = hashlib.sha256()
     for path, v in zip(module.arg_paths, module.body.args, strict=True):
         h.update(f"{path}:{v.type};".encode())
@@ -38,20 +38,20 @@ def fingerprint(module: Module) -> str:
 def load_plan(
     path: str | os.PathLike[str], *, on_change: Literal["raise", "apply"] = "raise"
 ) -> PlanSpec:
-    """Reads a plan that `Plan.save` wrote; pass it as `schedule=` to `auto_partition`.
+    """Reads a plan written by `Plan.save`, for use as `schedule=` of `auto_partition`.
 
-    It is replayed on any mesh whose axes have the same names, if all dims divide.
+    The plan can be replayed on any mesh with the same axis names, if all dims divide. A plan from a
+    different version of jax is read with a warning.
 
     Args:
-      on_change: what to do if the function or the shapes of its arguments are others than those
-        that the plan was made for: raise a ValueError that says what differs, or apply what still
-        holds and warn with the same text.
+      path: the file.
+      on_change: behavior if the function or the argument shapes have changed: "raise" a ValueError
+        that lists the differences, or "apply" the actions that still hold and warn with the same
+        text.
 
     Raises:
-      OSError: there is no such file, or it cannot be read.
-      ValueError: it holds no plan, or one of another version's format.
-
-    A plan that another version of jax made is read with a warning.
+      OSError: the file does not exist or cannot be read.
+      ValueError: the file holds no plan, or a plan in an unsupported format.
     """
     choice("on_change", on_change, ("raise", "apply"))
     text = read_text(path, "plan")
@@ -72,7 +72,11 @@ def load_plan(
 
 
 def _check_kind(data: Any) -> None:
-    """A ValueError for JSON that is something else, or of another format."""
+    """Checks the format of a plan file.
+
+    Raises:
+      ValueError: the JSON is no plan, or has an unsupported format.
+    """
     if not isinstance(data, dict):
         raise ValueError(f"it holds {shown(data)}; write plans with plan.save(path)")
     if "hbm_bytes" in data:
@@ -105,7 +109,11 @@ def _warn_version(path: Any, data: Mapping[str, Any]) -> None:
 
 
 def check_mesh(saved: PlanSpec, mesh: MeshShape) -> None:
-    """A ValueError if a plan's mesh has other axes than this one."""
+    """Checks the axis names of the mesh against a saved plan.
+
+    Raises:
+      ValueError: the axis names differ.
+    """
     theirs, ours = saved.mesh.user.names, mesh.user.names
     if theirs != ours:
         near = [did_you_mean(axis, theirs) for axis in ours if axis not in theirs]
@@ -117,7 +125,7 @@ def check_mesh(saved: PlanSpec, mesh: MeshShape) -> None:
 
 
 def changes(saved: PlanSpec, module: Module) -> str:
-    """Differences between a program and the one that a plan was made for; "" if none."""
+    """Differences between `module` and the program of a saved plan, as text; "" if equal."""
     if saved.fingerprint == fingerprint(module):
         return ""
     now = arguments_of(module)

@@ -1,4 +1,4 @@
-"""Layouts of a function's arrays in a plan: shardings, abstract arguments, batches, skews."""
+"""Layouts of a plan's arrays: shardings, abstract arguments, global batches and skewed state."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Layouts:
 
     Attributes:
       _planned: the module with its actions applied.
-      _context: the mesh, and the pytrees of arguments and results.
+      _context: the mesh, and the tree structures of arguments and results.
     """
 
     def __init__(self, planned: Planned, context: PlanContext) -> None:
         self._planned, self._context = planned, context
 
     def on(self, mesh: Any) -> Self:
-        """The same on a mesh with the same axes, of other types."""
+        """Copy of the plan on a mesh with the same axes but different axis types."""
         other = copy.copy(self)
         other._context = dataclasses.replace(self._context, mesh=mesh)
         return other
@@ -42,7 +42,7 @@ class Layouts:
 
     @property
     def mesh(self) -> Any:
-        """The mesh of the shardings below."""
+        """Mesh of the shardings below."""
         return self._context.mesh
 
     @property
@@ -60,7 +60,7 @@ class Layouts:
     def in_shardings(self) -> Any:
         """(args, kwargs) pytree of NamedShardings on the user's mesh.
 
-        An argument that is tiled by a part of an axis has one on the mesh whose axes are split.
+        An argument tiled on a sub-axis has a NamedSharding on the mesh with the axis split.
         """
         return jax.tree.unflatten(self._context.in_tree, self.flat_in_shardings())
 
@@ -68,8 +68,8 @@ class Layouts:
     def out_shardings(self) -> Any:
         """Pytree of NamedShardings of the results.
 
-        Of a function that changes arguments in place a pair: those of its result, and those of the
-        changed arguments by name.
+        For a function that changes arguments in place, the pair (shardings of the results,
+        shardings of the changed arguments by name).
         """
         found = jax.tree.unflatten(self._context.out_tree, self.flat_out_shardings())
         if isinstance(found, Returned):
@@ -78,27 +78,29 @@ class Layouts:
 
     @property
     def abstract_args(self) -> Any:
-        """(args, kwargs) pytree of ShapeDtypeStructs that carry the plan's shardings."""
+        """(args, kwargs) pytree of ShapeDtypeStructs with the plan's shardings."""
         args = zip(self.module.body.args, self.flat_in_shardings(), strict=True)
         structs = [struct_of(jax.ShapeDtypeStruct(v.type.shape, v.type.dtype), s) for v, s in args]
         return jax.tree.unflatten(self._context.in_tree, structs)
 
     @property
     def abstract_state(self) -> Any:
-        """The first argument (the train state) likewise: what orbax restores into."""
+        """First argument (the train state) as ShapeDtypeStructs with shardings, for orbax to
+        restore.
+        """
         return self.abstract_args[0][0]
 
     def make_global_batch(self, local: Any) -> Any:
-        """Global arrays of one argument, of what this process has read of it.
-
-        Args:
-          local: a pytree like that of an argument; every process passes the rows that its devices
-            hold (`in_shardings` and `addressable_devices_indices_map` say which), or all of them.
-
-        Raises:
-          ValueError: no argument has this structure and these types.
+        """Builds the global arrays of one argument from process-local data.
 
         See `jax.make_array_from_process_local_data`.
+
+        Args:
+          local: pytree with the structure of an argument. Every process passes the rows held by its
+            own devices (see `in_shardings` and `addressable_devices_indices_map`), or all rows.
+
+        Raises:
+          ValueError: no argument has the structure and dtypes of `local`.
         """
         leaves: list[Any] = jax.tree.leaves(local)
         tree: Any = jax.tree.structure(local)
@@ -132,18 +134,18 @@ class Layouts:
         return list(zip(module.arg_paths, module.body.args, specs, strict=True))
 
     def skew(self, state: Any) -> Any:
-        """Train state as the step takes it, of `auto_partition(..., skewed_state=True)`.
+        """Reorders train state for a step made by `auto_partition(..., skewed_state=True)`.
 
         Args:
-          state: an argument of the step, of the shapes that the plan is for, in the usual order.
+          state: an argument of the step in the usual order, with the plan's shapes.
 
         Raises:
-          ValueError: no argument has this structure and these shapes.
+          ValueError: no argument has the structure and shapes of `state`.
         """
         return self._reordered(state, into=True)
 
     def unskew(self, state: Any) -> Any:
-        """Inverse of `skew`: for export, checkpoints and evaluation."""
+        """Inverse of `skew`, for export, checkpoints and evaluation."""
         return self._reordered(state, into=False)
 
     def _reordered(self, state: Any, into: bool) -> Any:
@@ -163,5 +165,5 @@ class Layouts:
 
 
 def _dtype(leaf: Any) -> Any:
-    """A leaf's type; of what is no array, its class."""
+    """Type of an array leaf's elements, or the class name of a leaf that is no array."""
     return getattr(leaf, "dtype", type(leaf).__name__)

@@ -15,17 +15,17 @@ from partir_search.propagation.actions import Action, action_from_json
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class PlanSpec(Rewritten):
-    """Decisions of a plan, with the program and mesh for which they were made.
+    """Decisions of a plan, with a description of the program and mesh.
 
     Attributes:
       function: name of the function.
       fingerprint: hash of the traced program's arguments and ops.
-      mesh: the user's mesh, with axes in parts and diagonals where actions name them.
+      mesh: the user's mesh, with the sub-axes and diagonals named by actions.
       machine: name of the machine.
       actions: decisions in order.
       rewrites: rewrites of the program before the actions.
       arguments: type of each argument, by path.
-      on_change: treatment of a changed function: "raise", or "apply" the decisions that still hold.
+      on_change: behavior for a changed function: "raise", or "apply" the decisions that still hold.
     """
 
     function: str
@@ -38,21 +38,25 @@ class PlanSpec(Rewritten):
     on_change: Literal["raise", "apply"] = dataclasses.field(default="raise", compare=False)
 
     def to_json(self) -> dict[str, Any]:
-        """All fields but `on_change` as values of JSON."""
+        """All fields but `on_change`, as JSON values."""
         return {k: v for entry in _ENTRIES for k, v in entry.write(self).items()}
 
     @classmethod
     def from_json(
         cls, data: Mapping[str, Any], on_change: Literal["raise", "apply"] = "raise"
     ) -> PlanSpec:
-        """Inverse of `to_json`; KeyError, TypeError or ValueError for anything else."""
+        """Inverse of `to_json`.
+
+        Raises:
+          KeyError, TypeError or ValueError: `data` was not written by `to_json`.
+        """
         fields = {entry.field: entry.read(data) for entry in _ENTRIES}
         return cls(**fields, on_change=on_change)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Entry:
-    """A field of a PlanSpec in JSON, where it may have several keys, or none for a default."""
+    """JSON form of a PlanSpec field: several keys, or none for a default value."""
 
     field: str
     write: Callable[[PlanSpec], dict[str, Any]]
@@ -132,7 +136,11 @@ _KINDS = (
 
 
 def check_kinds(data: Mapping[str, Any]) -> None:
-    """A ValueError that names the entry whose value has another type than `to_json` writes."""
+    """Checks the JSON type of each entry.
+
+    Raises:
+      ValueError: an entry has a type that `to_json` never writes; the message names the entry.
+    """
     for key, kind, words in _KINDS:
         if key in data and not isinstance(data[key], kind):
             raise ValueError(f"its {key!r} are {words}, not {shown(data[key])}")

@@ -1,4 +1,4 @@
-"""Charts of a page, as SVG: the step's timeline, its memory, the search's progress."""
+"""SVG charts of the report page: timeline, memory and search progress."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ def _axis(y: float, seconds: float) -> str:
 
 
 def timeline_chart(timeline: Timeline) -> str:
-    """Compute and each set of mesh axes in a lane of its own; collectives that nothing hides are
-    full, hidden parts faint.
+    """Chart with a lane for compute and a lane for each set of mesh axes.
+
+    Exposed parts of a collective are opaque, hidden parts faint.
     """
     lanes = [COMPUTE, *dict.fromkeys(e.lane for e in timeline.events if e.lane != COMPUTE)]
     scale = (WIDTH - LEFT - RIGHT) / max(timeline.seconds, 1e-12)
@@ -71,7 +72,7 @@ def _bar(e: Event, y: float, scale: float, color: str) -> str:
 
 
 def _drawn(events: Sequence[Event], scale: float) -> list[Event]:
-    """Events of one lane, those too short to see put together."""
+    """Events of one lane, with runs of events shorter than NARROW pixels merged."""
     out: list[Event] = []
     for e in events:
         last = out[-1] if out else None
@@ -89,7 +90,7 @@ def _drawn(events: Sequence[Event], scale: float) -> list[Event]:
 
 
 def memory_chart(timeline: Timeline, limit: float) -> str:
-    """Live bytes over the step, the arguments' share and the limit as lines."""
+    """Live bytes over the step, with lines for the peak, the arguments and the limit."""
     if not timeline.memory:
         return ""
     height, scale = 190.0, (WIDTH - LEFT - RIGHT) / max(timeline.seconds, 1e-12)
@@ -121,7 +122,7 @@ def memory_chart(timeline: Timeline, limit: float) -> str:
 
 
 def progress_chart(history: Sequence[tuple[int, float]], episodes: int) -> str:
-    """The best seconds so far over the search's episodes."""
+    """Best seconds per step over the episodes of a search."""
     height = 150.0
     best, worst = min(s for _, s in history), max(s for _, s in history)
     scale = (WIDTH - LEFT - RIGHT) / max(episodes, 1)

@@ -1,4 +1,4 @@
-"""The page: everything a plan's report says, and pictures of it, in one file without scripts."""
+"""HTML report of a plan with charts, in one file without scripts."""
 
 from __future__ import annotations
 
@@ -48,10 +48,11 @@ IR_LINES = 400  # of the program that the page shows
 
 
 def report_page(plan: PlanFacts, timeline: Timeline) -> str:
-    """The page of a plan.
+    """HTML page of a plan.
 
     Args:
-      timeline: of the plan's program.
+      plan: the plan.
+      timeline: timeline of the plan's program.
     """
     name, mesh = escape(plan.module.name), escape(str(plan.mesh_shape))
     parts = [
@@ -115,7 +116,7 @@ def _cards(plan: PlanFacts) -> str:
 
 
 def _rows(rows: Sequence[Sequence[str]], head: Sequence[tuple[str, bool]], raw: int = -1) -> str:
-    """A table; numbers to the right, column `raw` as it is."""
+    """HTML table with numbers aligned right; column `raw` holds HTML and is not escaped."""
     top = "".join(f"<th{' class=n' * n}>{escape(t)}</th>" for t, n in head)
     body = "".join(
         "<tr>"
@@ -130,7 +131,7 @@ def _rows(rows: Sequence[Sequence[str]], head: Sequence[tuple[str, bool]], raw: 
 
 
 def _table(table: Table) -> str:
-    """A rich table as HTML; "" if it has no rows."""
+    """HTML of a rich table; "" for a table without rows."""
     if not table.row_count:
         return ""
     head = [(_plain(c.header), c.justify == "right") for c in table.columns]

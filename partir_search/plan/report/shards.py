@@ -1,4 +1,4 @@
-"""Pictures of how an argument lies on the mesh: its tiles, and which devices hold each."""
+"""Pictures of an argument's tiles and the devices that hold each."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ HUES = 330
 
 
 def shards_picture(shape: Sequence[int], layout: Layout, mesh: MeshShape) -> str:
-    """The argument as a rectangle of its two most tiled dims; a tile's color is its number, and its
-    title names the devices (positions in the mesh, row-major) that hold it.
+    """SVG of an argument as a rectangle of its two most tiled dims.
+
+    Colors number the tiles; a tile's title lists its devices (positions in the mesh, row-major).
     """
     sizes = [mesh.size(axes) for axes in layout]
     ranked = sorted(range(len(shape)), key=lambda d: (-sizes[d], -shape[d]))[:2]
@@ -43,7 +44,9 @@ def shards_picture(shape: Sequence[int], layout: Layout, mesh: MeshShape) -> str
 
 
 def _extent(across: int, down: int) -> tuple[float, float]:
-    """Pixels of a rectangle: like the dims, but no thinner than two fifths of its length."""
+    """Width and height in pixels, proportional to the dims but with a minimum of two fifths of
+    SIDE.
+    """
     longest = max(across, down, 1)
     return max(SIDE * across / longest, SIDE / 2.5), max(SIDE * down / longest, SIDE / 2.5)
 
@@ -51,7 +54,7 @@ def _extent(across: int, down: int) -> tuple[float, float]:
 def _holders(
     layout: Layout, mesh: MeshShape, down: int, across: int
 ) -> dict[tuple[int, int], list[int]]:
-    """Devices by the tile that they hold of two dims."""
+    """Devices by (row, column) of the tile they hold in the dims `down` and `across`."""
     found: dict[tuple[int, int], list[int]] = {}
     for device, place in enumerate(itertools.product(*map(range, mesh.device_sizes))):
 

@@ -63,7 +63,7 @@ def search_progress(
 
 
 def plan_tables(plan: PlanFacts) -> Group:
-    """Tables that `Plan.report` prints."""
+    """Tables printed by `Plan.report`."""
     tables = [figures_table(plan), arguments_table(plan)]
     tables += [experts_table(plan)] if plan.searches else []
     tables += [collectives_table(plan, {}), collective_lines_table(plan)]
@@ -72,7 +72,7 @@ def plan_tables(plan: PlanFacts) -> Group:
 
 
 def figures_table(plan: PlanFacts) -> Table:
-    """A step's figures on one device."""
+    """Cost per step on one device."""
     c = plan.cost
     table = new_table(title=f"{plan.module.name} on mesh<{plan.mesh_shape}>, {plan.machine.name}")
     table.title_justify = "left"
@@ -117,7 +117,7 @@ def collective_lines_table(plan: PlanFacts, rows: int = 15) -> Table:
 
 
 def loops_table(plan: PlanFacts) -> Table:
-    """Loops whose trip count depends on data, and the counts that the figures rest on."""
+    """Loops with data-dependent trip counts, and the counts assumed by the simulator."""
     table = new_table(
         title="loops whose trip count depends on data",
         title_justify="left",
@@ -143,7 +143,7 @@ def loops_table(plan: PlanFacts) -> Table:
 
 
 def not_tiled_table(plan: PlanFacts) -> Table:
-    """Arguments of more than a scalar's size that every device holds whole, and why."""
+    """Replicated arguments (scalars excepted), with the reason."""
     table = new_table(title="held whole by every device", title_justify="left")
     for column in ("argument", "type", "why"):
         table.add_column(column)
@@ -158,7 +158,7 @@ def not_tiled_table(plan: PlanFacts) -> Table:
 
 
 def arguments_table(plan: PlanFacts) -> Table:
-    """Arguments with their tilings; those that differ in digits only (layers) share a row."""
+    """Arguments with their tilings; arguments that differ only in digits (layers) share a row."""
     padded = [f"dim {p.dim} of {p.value} to {p.size}" for p in plan.padding]
     table = new_table(
         title=f"arguments on mesh<{plan.mesh_shape}>",
@@ -179,7 +179,12 @@ def arguments_table(plan: PlanFacts) -> Table:
 
 
 def collectives_table(plan: PlanFacts, found: Mapping[str, Mapping[str, int]]) -> Table:
-    """Predicted collectives beside those found, by kind; `found` maps a title to counts."""
+    """Predicted collectives beside compiled ones, by kind.
+
+    Args:
+      plan: the plan.
+      found: counts by kind, by column title.
+    """
     table = new_table(
         title="collectives",
         title_justify="left",
@@ -222,7 +227,7 @@ def memory_table(plan: PlanFacts, analysis: Any, caption: str | None = None) -> 
 
 
 def experts_table(plan: PlanFacts) -> Table:
-    """The known strategies that a search compared with, and its answer."""
+    """Known strategies compared by a search, and the search's answer."""
     table = new_table(title=f"strategies, simulated on {plan.machine.name}", title_justify="left")
     table.add_column("strategy")
     table.add_column("ms", justify="right")
