@@ -13,6 +13,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from partir_search.constraints.fixed_layouts import Wish, together
+from partir_search.ir.analysis.union_find import UnionFind
 from partir_search.ir.axis_options import Modes
 from partir_search.ir.core import Module, Value
 from partir_search.ir.mesh import MeshShape
@@ -68,12 +69,12 @@ class _Meeting:
         self.args, self.results = args, results
         self._numbers = {v.name: i for i, v in enumerate(module.body.args)}
         self.kept: list[Wish] = []
-        self._parent: dict[str, str] = {}
-        self._first: dict[str, Wish] = {}  # by root, the wish that is kept
+        self._tiled_alike = UnionFind(len(module.values))
+        self._first: dict[int, Wish] = {}  # by root, the wish that is kept
         self._enters: set[int] = set()
         self._leaves: dict[int, Wish] = {}
         for a, b in module.alike:
-            self._join(module.body.args[a].name, module.body.args[b].name)
+            self._tiled_alike.merge(module.body.args[a].id, module.body.args[b].id)
         self._tied: dict[int, int] = {}  # by result, the argument whose tiling it keeps
         for a, r in module.ties:
             self._tie(a, r, inside)
@@ -125,14 +126,14 @@ class _Meeting:
         target = leaves or comes
         given = [w for w in (comes, leaves, made) if w is not None]
         if all(self._agree(w, v) for w in given for v in given):
-            self._join(argument.name, value.name)
+            self._tiled_alike.merge(argument.id, value.id)
             self._tied[result] = arg
         elif target is not None:
             self._leaves[result] = target
 
     def _keep(self, wish: Wish) -> bool:
         """Keeps a wish; False if it does not agree with another one on the same value."""
-        root = self._root(wish.value)
+        root = self._tiled_alike.find(self.module.value_names()[wish.value].id)
         first = self._first.setdefault(root, wish)
         if not self._agree(first, wish):
             return False
@@ -152,16 +153,6 @@ class _Meeting:
 
     def _labels(self, layout: Layout) -> tuple[str, ...]:
         return tuple(self.mesh.label(axes) for axes in layout)
-
-    def _root(self, name: str) -> str:
-        while name in self._parent:
-            name = self._parent[name]
-        return name
-
-    def _join(self, one: str, other: str) -> None:
-        one, other = self._root(one), self._root(other)
-        if one != other:
-            self._parent[other] = one
 
 
 WHOLE = -1

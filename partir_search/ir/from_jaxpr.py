@@ -26,7 +26,7 @@ from partir_search.ir.numbering import number
 from partir_search.ir.refs.discharge import READ
 from partir_search.ir.refs.regions import carried, check_no_ref, has_effect, write_back, written
 from partir_search.ir.sharding_constraints import constrained, laid
-from partir_search.ir.source_names import clean, value_stem
+from partir_search.ir.source_names import clean, is_backward, value_stem
 from partir_search.ir.trip_counts import set_trips
 
 INLINED = {
@@ -283,7 +283,7 @@ class _Reader:
         name = eqn.primitive.name
         scope = self.scope(prefix, eqn)
         stem = value_stem(scope, name)
-        backward = self.backward or "transpose(" in scope
+        backward = self.backward or is_backward(scope)
         regions: tuple[Region, ...] = ()
         params, invars, outvars = _params(eqn), eqn.invars, eqn.outvars
         outer, self.backward = self.backward, backward

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from jax.sharding import NamedSharding
 
 from partir_search.ir.core import Op, Operand, Value
-from partir_search.ir.source_names import clean
+from partir_search.ir.source_names import clean, is_backward
 
 
 class Reader(Protocol):
@@ -55,7 +55,7 @@ def laid(
         return values
     scope = clean(reader.scope(prefix, eqn))
     op = Op(-1, "", (), (), {}, (), eqn.source_info, scope)
-    op.backward, op.handle = reader.backward or "transpose(" in scope, eqn.primitive
+    op.backward, op.handle = reader.backward or is_backward(scope), eqn.primitive
     return [
         constrained(reader, op, ops, x, s) if isinstance(s, NamedSharding) else x
         for x, s in zip(values, given, strict=True)

@@ -47,8 +47,13 @@ def scope_path(scope: str) -> tuple[str, ...]:
     return tuple(p for p in plain.split("/") if p and re.fullmatch(r"[\w.]+", p))
 
 
+def is_backward(scope: str) -> bool:
+    """True for the name stack of an equation that reverse-mode differentiation made."""
+    return "transpose(" in scope
+
+
 @functools.lru_cache(maxsize=16384)
 def value_stem(scope: str, prim: str) -> str:
     """A readable name: module path of the user's code and the primitive, `d_` in the backward."""
     stem = ".".join([*scope_path(scope)[-3:], prim]).replace("-", "_")
-    return f"d_{stem}" if "transpose(" in scope else stem
+    return f"d_{stem}" if is_backward(scope) else stem

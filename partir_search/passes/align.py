@@ -13,6 +13,7 @@ import collections
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
+from partir_search.ir.analysis.union_find import UnionFind
 from partir_search.ir.core import Module, Op, Value
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.rule import NONE, OpRule
@@ -58,27 +59,20 @@ def find_aligned(module: Module, rules: Sequence[OpRule], mesh: MeshShape) -> tu
         return ()
     classes = DimClasses(module, rules)
     extent: dict[int, int] = {}
-    group: dict[int, int] = {}
-
-    def root(cls: int) -> int:
-        while group.setdefault(cls, cls) != cls:
-            cls = group[cls]
-        return cls
-
+    groups = UnionFind(classes.count)
     places: dict[int, tuple[Value, int]] = {}
     for read, walked, ratio in shifts:
         for value, dim in (read, walked):
             cls = classes.of(value, dim)
             extent[cls] = value.type.shape[dim]
             places.setdefault(cls, (value, dim))
-        one, two = root(classes.of(*read)), root(classes.of(*walked))
         if ratio == (1, 1):
-            group[one] = two
+            groups.merge(classes.of(*read), classes.of(*walked))
     members: dict[int, list[int]] = collections.defaultdict(list)
     for cls in extent:
-        members[root(cls)].append(cls)
+        members[groups.find(cls)].append(cls)
     links = {
-        (root(classes.of(*read)), root(classes.of(*walked)), ratio)
+        (groups.find(classes.of(*read)), groups.find(classes.of(*walked)), ratio)
         for read, walked, ratio in shifts
         if ratio != (1, 1)
     }

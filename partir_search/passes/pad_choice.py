@@ -13,6 +13,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
+from partir_search.ir.analysis.union_find import UnionFind
 from partir_search.ir.core import Module, Op, Operand, Value
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.rule import NONE, OpRule
@@ -34,13 +35,18 @@ class Pad:
 
 
 class DimClasses:
-    """Dims of a module's values that are padded together, or not at all."""
+    """Dims of a module's values that are padded together, or not at all.
+
+    Attributes:
+      count: number of dims of all values; classes are numbers below it.
+      padded: size per class that is padded.
+    """
 
     def __init__(self, module: Module, rules: Sequence[OpRule]) -> None:
         self.module, self.rules = module, rules
         starts = itertools.accumulate((len(v.type.shape) for v in module.values), initial=0)
-        self._start = list(starts)
-        self._parent = list(range(self._start[-1]))
+        *self._start, self.count = starts
+        self._classes = UnionFind(self.count)
         self.padded: dict[int, int] = {}
         able: dict[int, tuple[bool, ...]] = {}  # by rule: ops that share one have equal types
         for op, rule in zip(module.ops, rules, strict=True):
@@ -51,7 +57,7 @@ class DimClasses:
             for places in self._together(op):
                 first, *rest = places
                 for other in rest:
-                    self._merge(first, other)
+                    self._classes.merge(self._at(*first), self._at(*other))
 
     def _together(self, op: Op) -> Iterator[list[tuple[Value, int]]]:
         """Dims that an op makes share one fate."""
@@ -78,18 +84,12 @@ class DimClasses:
                     and not (at < len(op.operands) and rule.reads_on(at, dims.index(f)))
                 ]
 
-    def _merge(self, one: tuple[Value, int], two: tuple[Value, int]) -> None:
-        a, b = self.of(*one), self.of(*two)
-        if a != b:
-            self._parent[max(a, b)] = min(a, b)
-
     def of(self, value: Value, dim: int) -> int:
         """The class of a dim."""
-        x = self._start[value.id] + dim
-        while self._parent[x] != x:
-            self._parent[x] = self._parent[self._parent[x]]
-            x = self._parent[x]
-        return x
+        return self._classes.find(self._at(value, dim))
+
+    def _at(self, value: Value, dim: int) -> int:
+        return self._start[value.id] + dim
 
     def carries(self, op: Op, factor: int) -> bool:
         """Tells whether the op can carry a padded factor along."""

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from partir_search.ir.mesh import MeshShape
 from partir_search.messages.wording import shown
-from partir_search.passes.pad_choice import Pad
 from partir_search.plan.rewrites import Rewrites, Rewritten
 from partir_search.propagation.actions import Action, action_from_json
 
@@ -83,35 +82,12 @@ def _read_mesh(data: Mapping[str, Any]) -> MeshShape:
     return split.with_diagonals(data.get("diagonals", ()), bool(data.get("skewed_state")))
 
 
-_READ_REWRITE: Mapping[str, Callable[[Any], Any]] = {
-    "microbatches": int,
-    "attention": bool,
-    "padding": lambda pads: tuple(
-        Pad(str(p["value"]), int(p["dim"]), int(p["size"])) for p in pads
-    ),
-    "remat": lambda ranges: tuple((int(a), int(b)) for a, b in ranges),
-}
-
-
-def _write_rewrites(spec: PlanSpec) -> dict[str, Any]:
-    default = Rewrites()
-    return {
-        name: value
-        for name, value in dataclasses.asdict(spec.rewrites).items()
-        if value != getattr(default, name)
-    }
-
-
-def _read_rewrites(data: Mapping[str, Any]) -> Rewrites:
-    return Rewrites(**{k: read(data[k]) for k, read in _READ_REWRITE.items() if k in data})
-
-
 _ENTRIES = (
     _text("function"),
     _text("fingerprint"),
     _Entry("mesh", _write_mesh, _read_mesh),
     _text("machine"),
-    _Entry("rewrites", _write_rewrites, _read_rewrites),
+    _Entry("rewrites", lambda spec: spec.rewrites.to_json(), Rewrites.from_json),
     _Entry(
         "actions",
         lambda spec: {"actions": [a.to_json() for a in spec.actions]},

@@ -15,12 +15,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend import core
-from jax.extend.core import Jaxpr, Literal, Var, jaxpr_as_fun
+from jax.extend.core import Literal, Var, jaxpr_as_fun
 
 from partir_search.arguments.abstract_values import abstract
 from partir_search.frontends.protocol import Returned
 from partir_search.ir.argument_paths import leaf_path, parameter_names
+from partir_search.ir.equations import innermost, is_backward, run_equations, subset
 from partir_search.messages.validators import whole_number
 from partir_search.messages.wording import multiples, shown
 from partir_search.planning.trace import Call, bound
@@ -156,8 +156,8 @@ def _divisors(batch: int) -> str:
 
 
 def _run(closed: Any, leaves: Sequence[Any], data: set[int], parts: int) -> list[Any]:
-    jaxpr, consts = _innermost(closed)
-    cut = max((i for i, e in enumerate(jaxpr.eqns) if _backward(e)), default=-1) + 1
+    jaxpr, consts = innermost(closed)
+    cut = max((i for i, e in enumerate(jaxpr.eqns) if is_backward(e)), default=-1) + 1
     if not cut:
         raise ValueError(f"microbatches={parts}: the step takes no gradient; nothing to accumulate")
     tainted = {v for i, v in enumerate(jaxpr.invars) if i in data}
@@ -191,10 +191,10 @@ def _run(closed: Any, leaves: Sequence[Any], data: set[int], parts: int) -> list
             )
     env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
     env |= zip(jaxpr.invars, leaves, strict=True)
-    _evaluate(jaxpr, once, env)
+    run_equations(jaxpr, once, env)
     split = [v for i, v in enumerate(jaxpr.invars) if i in data]
     whole = [v for v in env if v not in split]
-    program = jaxpr_as_fun(_subset(jaxpr, each, [*whole, *split], list(wanted)))
+    program = jaxpr_as_fun(subset(jaxpr, each, [*whole, *split], list(wanted)))
     held = [env[v] for v in whole]
 
     def body(total: list[Any], examples: list[Any]) -> tuple[list[Any], None]:
@@ -206,53 +206,9 @@ def _run(closed: Any, leaves: Sequence[Any], data: set[int], parts: int) -> list
     zeros = [jnp.zeros(t.shape, jnp.promote_types(t.dtype, jnp.float32)) for t in types]
     total, _ = lax.scan(body, zeros, stacked)
     env |= {v: x.astype(t.dtype) for v, x, t in zip(wanted, total, types, strict=True)}
-    _evaluate(jaxpr, after, env)
+    run_equations(jaxpr, after, env)
     return [v.val if isinstance(v, Literal) else env[v] for v in jaxpr.outvars]
 
 
 def _stack(x: Any, parts: int) -> Any:
     return jnp.swapaxes(x.reshape(x.shape[0] // parts, parts, *x.shape[1:]), 0, 1)
-
-
-def _innermost(closed: Any) -> tuple[Jaxpr, Sequence[Any]]:
-    """The jaxpr inside wrappers that only call it, as `jax.jit` does."""
-    jaxpr, consts = closed.jaxpr, closed.consts
-    while len(jaxpr.eqns) == 1 and "jaxpr" in jaxpr.eqns[0].params and not consts:
-        (eqn,) = jaxpr.eqns
-        inner = eqn.params["jaxpr"]
-        same = list(eqn.invars) == jaxpr.invars and list(eqn.outvars) == jaxpr.outvars
-        if not same or not hasattr(inner, "consts"):
-            break
-        jaxpr, consts = inner.jaxpr, inner.consts
-    return jaxpr, consts
-
-
-def _backward(eqn: Any) -> bool:
-    """Tells whether an equation, or one nested in it, belongs to a backward pass."""
-    if "transpose(" in str(eqn.source_info.name_stack):
-        return True
-    return any(_backward(e) for p in eqn.params.values() if hasattr(p, "eqns") for e in p.eqns)
-
-
-def _evaluate(jaxpr: Jaxpr, eqns: Sequence[Any], env: dict[Any, Any]) -> None:
-    """Runs equations on what `env` holds and adds their results to it."""
-    held = list(env)
-    made = [v for e in eqns for v in e.outvars]
-    if made:
-        found = jaxpr_as_fun(_subset(jaxpr, eqns, held, made))(*(env[v] for v in held))
-        env |= zip(made, found, strict=True)
-
-
-def _subset(
-    jaxpr: Jaxpr, eqns: Sequence[Any], inputs: Sequence[Any], outputs: Sequence[Any]
-) -> Any:
-    """A closed jaxpr of some equations. Since jax 0.11 both are one class."""
-    new = jaxpr.replace(
-        constvars=[],
-        invars=list(inputs),
-        outvars=list(outputs),
-        eqns=list(eqns),
-        debug_info=jaxpr.debug_info.with_unknown_names(),
-    )
-    closed: Any = getattr(core, "ClosedJaxpr", Jaxpr)
-    return closed(new, ())

@@ -18,6 +18,7 @@ import numpy as np
 
 from partir_search.ir.analysis.axis_rows import AxisRows, axis_rows
 from partir_search.ir.analysis.def_use import Index
+from partir_search.ir.analysis.union_find import UnionFind
 from partir_search.ir.core import Module, Op, Operand, Shape, Value
 from partir_search.ir.flat import FlatLists
 from partir_search.ir.kind import Kind
@@ -111,16 +112,16 @@ class Graph:
         self.module = module
         self.rules: list[OpRule] = [table(op) for op in module.ops]
         self.index = Index(module, self.rules)
-        find = _Union(len(module.values))
-        self._merge_ties(find)
+        union = UnionFind(len(module.values))
+        self._merge_ties(union)
         for first, *rest in alike:
             for other in rest:
-                find.merge(first, other)
-        contracted = self._contract(find) if contract else set()
+                union.merge(first, other)
+        contracted = self._contract(union) if contract else set()
         self.class_of = array("i")
         heads: list[int] = []  # the smallest of each class
         for v in range(len(module.values)):
-            root = find(v)
+            root = union.find(v)
             if root == v:
                 heads.append(v)
             self.class_of.append(self.class_of[root] if root < v else len(heads) - 1)
@@ -169,20 +170,20 @@ class Graph:
         bytes_of = array("b", row.astype(np.int8).tobytes()), array("b", spread.tobytes())
         return axis_rows(self.index, *bytes_of, travels)
 
-    def _merge_ties(self, find: _Union) -> None:
+    def _merge_ties(self, union: UnionFind) -> None:
         module = self.module
         for arg, result in module.ties:
             value = module.body.results[result]
             if isinstance(value, Value) and value.type.shape == module.body.args[arg].type.shape:
-                find.merge(module.body.args[arg].id, value.id)
+                union.merge(module.body.args[arg].id, value.id)
         for one, other in module.alike:
-            find.merge(module.body.args[one].id, module.body.args[other].id)
+            union.merge(module.body.args[one].id, module.body.args[other].id)
         for op in module.ops:
             if op.regions:
                 for r, i, s, j in flows_of(op).same:
-                    find.merge(op.regions[r].args[i].id, op.regions[s].args[j].id)
+                    union.merge(op.regions[r].args[i].id, op.regions[s].args[j].id)
 
-    def _contract(self, find: _Union) -> set[int]:
+    def _contract(self, union: UnionFind) -> set[int]:
         """Merges classes across identity elementwise ops; returns the ops that vanished."""
         module = self.module
         fixed = {v.id for v in module.body.args}
@@ -209,7 +210,7 @@ class Graph:
             if ports and not fixed.intersection(ports) and op.results[0].id not in fixed:
                 gone.add(op.id)
                 for other in ports:
-                    find.merge(op.results[0].id, other)
+                    union.merge(op.results[0].id, other)
         return gone
 
     def _add_flows(self, op: Op) -> None:
@@ -284,21 +285,3 @@ def _spreading(rule: OpRule, operand: int) -> Dims:
     dims = rule.operands[operand]
     apart = {r.dim for r in rule.reads if r.operand == operand and not r.spreads}
     return tuple(NONE if d in apart else f for d, f in enumerate(dims)) if apart else dims
-
-
-class _Union:
-    """Union-find; the smaller id is the root, so that arguments name their classes."""
-
-    def __init__(self, n: int) -> None:
-        self.parent = array("i", range(n))
-
-    def __call__(self, x: int) -> int:
-        while self.parent[x] != x:
-            self.parent[x] = self.parent[self.parent[x]]
-            x = self.parent[x]
-        return x
-
-    def merge(self, x: int, y: int) -> None:
-        x, y = self(x), self(y)
-        if x != y:
-            self.parent[max(x, y)] = min(x, y)

@@ -5,26 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Hashable, Sequence
 
+from partir_search.ir.analysis.union_find import UnionFind
 from partir_search.ir.composite import Body, Labels, Member, Online, Place, RowSum
 from partir_search.ir.core import Literal, Op, Operand, Value
 from partir_search.ir.rule import NONE, Dims, OpRule
 from partir_search.passes.attention.groups import Group, NotAttention, Ops
 from partir_search.passes.attention.phases import Phase
-
-
-class _Union:
-    """Sets of dims that are one."""
-
-    def __init__(self) -> None:
-        self._up: dict[Hashable, Hashable] = {}
-
-    def find(self, x: Hashable) -> Hashable:
-        while (up := self._up.get(x, x)) != x:
-            x = up
-        return x
-
-    def join(self, x: Hashable, y: Hashable) -> None:
-        self._up[self.find(x)] = self.find(y)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -43,11 +29,17 @@ class Draft:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Use:
-    """One op of a draft; `ins` holds positions of uses where one makes the operand."""
+    """One op of a draft.
+
+    Attributes:
+      ins: operands; positions of a use and of its result where a use makes the operand.
+      first: id of its first factor: factors of all uses are numbered in order.
+    """
 
     op: Op
     rule: OpRule
     ins: tuple[Operand | tuple[int, int], ...]
+    first: int
 
     def ports(self) -> list[tuple[Operand | tuple[int, int], Dims]]:
         """Operands with their factors."""
@@ -73,13 +65,13 @@ def draft(
     keys, queries = _roles(group, scores, same, uses)
     _join_operands(uses, same, keys, queries)
     keys, queries = _roles(group, scores, same, uses)
-    number: dict[Hashable, int] = {}
+    number: dict[int, int] = {}
     sizes: list[int] = []
     factors: list[Labels] = []
-    for u, use in enumerate(uses):
-        own = []
+    for use in uses:
+        own: list[int] = []
         for f, n in enumerate(use.rule.sizes):
-            label = number.setdefault(same.find((u, f)), len(number))
+            label = number.setdefault(same.find(use.first + f), len(number))
             if label == len(sizes):
                 sizes.append(n)
             if sizes[label] != n:
@@ -154,62 +146,65 @@ def _uses(ops: Ops, phase: Phase) -> tuple[list[_Use], dict[int, tuple[int, int]
         if maker is None or not ops.dataless(maker):
             return x
         ins = tuple(map(read, maker.operands))
-        uses.append(_Use(maker, ops.rule(maker), ins))
+        uses.append(_Use(maker, ops.rule(maker), ins, _factors(uses)))
         return len(uses) - 1, maker.results.index(x)
 
     for op in phase.ops:
         ins = tuple(map(read, op.operands))
         made |= {v.id: (len(uses), r) for r, v in enumerate(op.results)}
-        uses.append(_Use(op, ops.rule(op), ins))
+        uses.append(_Use(op, ops.rule(op), ins, _factors(uses)))
     return uses, made
 
 
-def _joined(uses: Sequence[_Use]) -> _Union:
+def _factors(uses: Sequence[_Use]) -> int:
+    """Number of factors of all uses."""
+    return uses[-1].first + len(uses[-1].rule.sizes) if uses else 0
+
+
+def _joined(uses: Sequence[_Use]) -> UnionFind:
     """Factors that are one: of a dim's maker and its users."""
-    same = _Union()
-    for u, use in enumerate(uses):
+    same = UnionFind(_factors(uses))
+    for use in uses:
         for x, dims in use.ports():
             if isinstance(x, tuple):
                 maker, result = x
                 for f, g in zip(dims, uses[maker].rule.results[result], strict=True):
                     if f >= 0 and g >= 0:
-                        same.join((u, f), (maker, g))
+                        same.merge(use.first + f, uses[maker].first + g)
     return same
 
 
 def _roles(
-    group: Group, scores: dict[int, tuple[int, int]], same: _Union, uses: Sequence[_Use]
-) -> tuple[Hashable, set[Hashable]]:
+    group: Group, scores: dict[int, tuple[int, int]], same: UnionFind, uses: Sequence[_Use]
+) -> tuple[int, set[int]]:
     """The keys' and the queries' factors."""
-    keys: set[Hashable] = set()
-    queries: set[Hashable] = set()
+    keys: set[int] = set()
+    queries: set[int] = set()
     for v, (u, r) in scores.items():
         if v in group.made:
-            dims = uses[u].rule.results[r]
+            dims, first = uses[u].rule.results[r], uses[u].first
             at, others = group.scores[v]
-            keys.add(same.find((u, dims[at])))
-            queries |= {same.find((u, dims[q])) for q in others if dims[q] >= 0}
+            keys.add(same.find(first + dims[at]))
+            queries |= {same.find(first + dims[q]) for q in others if dims[q] >= 0}
     if len(keys) != 1 or keys & queries:
         raise NotAttention("keys and queries are the same dim")
     return keys.pop(), queries
 
 
-def _join_operands(
-    uses: Sequence[_Use], same: _Union, keys: Hashable, queries: set[Hashable]
-) -> None:
+def _join_operands(uses: Sequence[_Use], same: UnionFind, keys: int, queries: set[int]) -> None:
     """Takes a value that is read more than once for one operand, if its keys and queries agree."""
-    first: dict[object, list[Hashable | None]] = {}
-    for u, use in enumerate(uses):
+    first: dict[object, list[int | None]] = {}
+    for use in uses:
         for x, dims in use.ports():
             if not isinstance(x, Value):
                 continue
-            here = [same.find((u, f)) if f >= 0 else None for f in dims]
+            here = [same.find(use.first + f) if f >= 0 else None for f in dims]
             role = tuple("k" if f == keys else "q" if f in queries else "" for f in here)
             whole = tuple(f is None for f in here)
             other = first.setdefault((x.id, role, whole), here)
             for f, g in zip(here, other, strict=True):
-                if f is not None:
-                    same.join(f, g)
+                if f is not None and g is not None:
+                    same.merge(f, g)
 
 
 def _result_labels(

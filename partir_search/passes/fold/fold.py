@@ -20,6 +20,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from partir_search.ir.analysis.union_find import UnionFind
 from partir_search.ir.core import Literal, Module, Op, Operand, Value
 from partir_search.passes.fold.layers import leaf_names
 from partir_search.passes.fold.linear import Linear, Places, Ties, linearize, places_of, weight
@@ -78,21 +79,13 @@ def fold(
     linear = linearize(module, key_of, ties_of)
     prints = _fingerprints(linear, key_of)
     names = leaf_names(module, linear, prints.tolist(), marks)
-    parent = array("i", range(len(module.values)))
+    classes = UnionFind(len(module.values))
+    find = classes.find
     merged: set[int] = set()  # ids that have stood for others
 
-    def find(x: int) -> int:
-        while parent[x] != x:
-            parent[x] = parent[parent[x]]
-            x = parent[x]
-        return x
-
     def merge(a: Operand, b: Operand) -> None:
-        if isinstance(a, Value) and isinstance(b, Value):
-            x, y = find(a.id), find(b.id)
-            if x != y:
-                parent[max(x, y)] = min(x, y)
-                merged.add(min(x, y))
+        if isinstance(a, Value) and isinstance(b, Value) and classes.merge(a.id, b.id):
+            merged.add(find(a.id))
 
     merge_ops = functools.partial(_merge_ops, merge)
     ops = linear.ops

@@ -1,0 +1,19 @@
+"""Models know nothing of the package; experiments use its public names, as users do."""
+
+from __future__ import annotations
+
+from tests.test_layers import ROOT, imports
+
+# They measure the engine, not the package, or fit it.
+INSIDERS = (
+    *("calibrate.py", "judge.py"),
+    *("search_ablation.py", "search_quality.py", "small_programs.py"),
+)
+
+
+def test_models_and_experiments_stand_outside() -> None:
+    for path in (ROOT / "models").rglob("*.py"):
+        assert not any(n.startswith("partir_search") for n in imports(path)), path
+    for path in (ROOT / "experiments").rglob("*.py"):
+        for name in imports(path) if path.name not in INSIDERS else ():
+            assert not name.startswith("partir_search.") or name.count(".") == 1, (path, name)
