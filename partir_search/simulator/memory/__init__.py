@@ -1,1 +1,1 @@
-"""Live bytes on one device: what is stored, in what width, and for how long."""
+"""Memory of one device: stored values, storage dtypes, live ranges and live bytes."""

@@ -1,9 +1,10 @@
-"""Aliasing: values that share a buffer with another one.
+"""Aliasing: values that share one buffer.
 
-A donated argument lends its buffer to the result that takes its place. A loop keeps each carry in
-one buffer, and what the loop begins with lends its buffer to the loop's result. An update writes
-into the buffer of an operand that dies. On targets with `XlaTraits.in_place_elementwise` an
-elementwise kernel takes the buffer of an operand that dies.
+- A result tied to a donated argument is written into the argument's buffer.
+- A loop keeps each carry in one buffer: from the initial value to the loop's result.
+- An update writes into the buffer of its first operand, if the operand dies in the update.
+- With `XlaTraits.in_place_elementwise` an elementwise kernel writes into the buffer of a dying
+  operand.
 """
 
 from __future__ import annotations
@@ -29,20 +30,22 @@ class Aliases:
     """Shared buffers of one region.
 
     Attributes:
-      free: ids of values without a buffer of their own.
-      released: by id of a value whose buffer another one takes, the last position at which the
-        value counts.
-      updates: positions of kernels that write a part into their first operand where it is stored.
+      unallocated: ids of values written into the buffer of an argument or a carry.
+      released: by id of a value whose buffer a later value reuses, the last position at which the
+        buffer counts as the value's.
+      updates: positions of kernels with the second operand written into the buffer of the first.
     """
 
     region: Region
-    free: Set[int]
+    unallocated: Set[int]
     released: Mapping[int, int]
     updates: Sequence[int]
 
     def __str__(self) -> str:
-        rows: list[tuple[object, ...]] = [(v, "has the buffer of another value") for v in self.free]
-        rows += [(v, f"gives its buffer on after {at}") for v, at in self.released.items()]
+        rows: list[tuple[object, ...]] = [
+            (v, "in the buffer of an argument or a carry") for v in self.unallocated
+        ]
+        rows += [(v, f"buffer reused after {at}") for v, at in self.released.items()]
         rows += [
             (op.results[0].id, f"writes into {op.operands[0]}")
             for op in map(self.region.ops.__getitem__, self.updates)
@@ -55,14 +58,15 @@ def alias(
     rules: Sequence[OpRule],
     dtypes: Dtypes,
     traits: XlaTraits,
-    free: frozenset[int] = frozenset(),
+    donated: frozenset[int] = frozenset(),
     carries: CarryPairs = (),
 ) -> Aliases:
-    """Shared buffers of a region's stored values.
+    """Finds the shared buffers of a region's stored values.
 
     Args:
-      free: ids of results that land in a donated argument's buffer.
-      carries: pairs of the region's results and arguments, if the region is a loop's body.
+      rules: per op id.
+      donated: ids of results written into a donated argument's buffer.
+      carries: carries of the region, if the region is a loop's body.
     """
     region, made = stored.region, stored.made
     returned = {x.id for x in region.results if isinstance(x, Value)}
@@ -70,35 +74,46 @@ def alias(
     released: dict[int, int] = {}
     for at in stored.reads:
         if region.ops[at].regions:
-            lent = aliased_operands(region.ops[at], at, made, dies)
-            released.update((v, at - 1) for v in lent if made[v] < at)
-    free |= set(aliased_results(region, carries, rules, made, dies))
+            aliased = aliased_operands(region.ops[at], at, made, dies)
+            released.update((v, at - 1) for v in aliased if made[v] < at)
+    unallocated = donated | set(aliased_results(region, carries, rules, made, dies))
     for at in stored.reads if traits.in_place_elementwise else ():
         if any(dtypes.changed.get(v, 1.0) > 1.0 for v in stored.reads[at]):
-            continue
+            continue  # the storage dtype of an operand is not its type's: sizes do not match
         op = region.ops[at]
         for v in _overwritten(op, rules[op.id], stored, dies, stored.reads[at]):
             released[v] = max(at - 1, made[v])
     owned = made.keys() | {region.args[arg].id for _, arg in carries}
     updates = [at for at in stored.reads if _updates(region.ops[at], rules, at, owned, dies)]
-    return Aliases(region, free, released, updates)
+    return Aliases(region, unallocated, released, updates)
 
 
 def _updates(
     op: Op, rules: Sequence[OpRule], at: int, owned: Set[int], dies: Mapping[int, int]
 ) -> bool:
-    """True if an op writes a part into a stored value that dies in it."""
+    """True if an op updates a part of a stored value in place, as the value dies in the op.
+
+    Args:
+      at: the op's position.
+      owned: ids of values with a buffer that the region may overwrite.
+      dies: by id of a value that is not returned, the position of the last use.
+    """
     if not rules[op.id].writes_into:
         return False
     whole, part = op.operands[:2]
-    held = isinstance(whole, Value) and whole.id in owned and dies.get(whole.id) == at
-    return held and isinstance(part, Value)
+    dying = isinstance(whole, Value) and whole.id in owned and dies.get(whole.id) == at
+    return dying and isinstance(part, Value)
 
 
 def _overwritten(
     op: Op, rule: OpRule, stored: Materialized, dies: Mapping[int, int], leaves: tuple[int, ...]
 ) -> list[int]:
-    """Ids of values that die in an elementwise kernel and whose buffers its results take."""
+    """Ids of values dying in an elementwise kernel, overwritten by the kernel's results.
+
+    Args:
+      dies: by id of a value that is not returned, the position of the last use.
+      leaves: ids of the stored values that the kernel reads.
+    """
     if not rule.elementwise:
         return []
     made, nbytes = stored.made, stored.nbytes

@@ -1,4 +1,4 @@
-"""Ops that compute gradients, and ops that rematerialize values of the forward pass."""
+"""Gradient ops, told from ops of the backward pass that rematerialize forward values."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from partir_search.rules.control_flow import flows_of
 
 
 def gradients(module: Module) -> frozenset[int]:
-    """Ids of the ops that work out gradients.
+    """Ids of the ops that compute gradients.
 
-    Regions that run in the backward pass (rematerialisation, a scan's) begin with what they make
-    once more; what rests on a gradient that enters them is not of it.
+    A region of a backward op may also rematerialize values of the forward pass. Inside of a region
+    only ops with an input that depends on an entering gradient count.
     """
     marks = _Marks()
     marks.visit(module.body, True)
@@ -18,11 +18,11 @@ def gradients(module: Module) -> frozenset[int]:
 
 
 class _Marks:
-    """Findings of a walk over a program.
+    """Results of a walk over a program.
 
     Attributes:
-      found: ids of the ops that compute gradients.
-      given: ids of the values that are gradients, or made of some.
+      found: ids of the gradient ops.
+      given: ids of the gradients and of values computed from gradients.
     """
 
     def __init__(self) -> None:
@@ -30,6 +30,7 @@ class _Marks:
         self.given: set[int] = set()
 
     def visit(self, region: Region, outermost: bool) -> None:
+        """Marks the ops of a region and of all regions inside."""
         given = self.given
         for op in region.ops:
             if op.backward if outermost else any(v.id in given for _, v in op.inputs()):
@@ -39,13 +40,13 @@ class _Marks:
                     self._inside(op)
 
     def _inside(self, op: Op) -> None:
-        """Ops of the regions of an op that gradients enter."""
+        """Marks the ops in the regions of an op that reads gradients."""
         given, flows = self.given, flows_of(op)
         for operand, at, arg, _ in flows.enters:
             if getattr(op.operands[operand], "id", -1) in given:
                 given.add(op.regions[at].args[arg].id)
         before = -1
-        while len(given) > before:  # what an iteration leaves enters the next one
+        while len(given) > before:  # a carry that depends on a gradient enters the next iteration
             before = len(given)
             for region in op.regions:
                 self.visit(region, False)

@@ -1,4 +1,4 @@
-"""Buffers of a program before any partitioning: the memory analyses of each of its regions."""
+"""Buffers of a program before partitioning: the memory analyses of each region."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Buffers:
     """Stored values of one region, their aliases and their live ranges.
 
     Attributes:
-      inner: per position of an op with regions, the buffers of these.
+      inner: by position of an op with regions, the buffers of each region.
     """
 
     region: Region
@@ -38,18 +38,18 @@ class Buffers:
 def assign_buffers(
     module: Module, rules: Sequence[OpRule], dtypes: Dtypes, traits: XlaTraits
 ) -> Buffers:
-    """Buffers of a module's body.
+    """Buffers of a module's body and of all regions inside.
 
     Args:
       rules: per op id.
     """
     donated = {r for a, r in module.ties if a in module.donated}
-    free = {
+    in_donated = {
         x.id for i, x in enumerate(module.body.results) if i in donated and isinstance(x, Value)
     }
     outside = {v: (v,) for v in module.constants}
     return _region_buffers(
-        module.body, rules, module.users(), dtypes, traits, outside, frozenset(free)
+        module.body, rules, module.users(), dtypes, traits, outside, frozenset(in_donated)
     )
 
 
@@ -64,6 +64,7 @@ def assign_inner_buffers(
     """Buffers of each region of an op.
 
     Args:
+      rules: per op id.
       users: per value id, the ops that read the value.
       outside: sources of captured values.
     """
@@ -80,7 +81,7 @@ def _region_buffers(
     dtypes: Dtypes,
     traits: XlaTraits,
     outside: Sources,
-    free: frozenset[int] = frozenset(),
+    in_donated: frozenset[int] = frozenset(),
     carries: CarryPairs = (),
 ) -> Buffers:
     stored = materialize(region, rules, users, dtypes, traits, outside)
@@ -89,5 +90,5 @@ def _region_buffers(
         for at in stored.reads
         if region.ops[at].regions
     }
-    aliases = alias(stored, rules, dtypes, traits, free, carries)
+    aliases = alias(stored, rules, dtypes, traits, in_donated, carries)
     return Buffers(region, stored, aliases, live_ranges(stored, aliases, dtypes), inner)

@@ -1,4 +1,4 @@
-"""Consumers of values where elementwise values are recomputed in their consumers."""
+"""Consumers of values, where consumers recompute elementwise operands."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ Users = Sequence[Sequence[Op]]
 
 
 class Consumers:
-    """Ops of a region that read a value, directly or by way of recomputed elementwise ops.
+    """Ops of a region that read a value, directly or through recomputed elementwise ops.
 
-    Ops go by their ids, and ids grow along the region.
+    Op ids grow along a region, so the largest id is the last op.
 
     Attributes:
-      last: by value id, the last op that reads the value and stores its own result.
+      makers: by value id, the op of the region that makes the value.
+      last: by value id, id of the value's last consumer that stores a result.
     """
 
     def __init__(
@@ -27,12 +28,13 @@ class Consumers:
         stored: Set[int],
         one_hot: Set[int],
     ) -> None:
-        """Consumers of a region's values.
+        """Finds the last consumer of each value.
 
         Args:
-          users: by value id, the ops that read it.
-          stored: ids of values that are stored in any case.
-          one_hot: ids of ops that are recomputed though they are not elementwise.
+          rules: per op id.
+          users: by value id, the direct consumers.
+          stored: ids of values stored in any case.
+          one_hot: ids of recomputed ops that are not elementwise (`Dtypes.one_hot`).
         """
         self.rules, self.users, self.stored, self.one_hot = rules, users, stored, one_hot
         self.makers = {r.id: op for op in region.ops for r in op.results}
@@ -44,7 +46,7 @@ class Consumers:
                     last[v.id] = end
 
     def _end(self, op: Op) -> int:
-        """Id of the last op that reads an op's operands, by way of its results if not stored."""
+        """Id of the last op to read an op's operands: the last consumer of a recomputed op."""
         if op.regions or not (self.rules[op.id].elementwise or op.id in self.one_hot):
             return op.id
         if any(r.id in self.stored for r in op.results):
@@ -52,25 +54,26 @@ class Consumers:
         return max(self.last.get(r.id, op.id) for r in op.results)
 
     def sole(self, op: Op, leaves: Sequence[int], made: Mapping[int, int]) -> list[int]:
-        """Leaves that stay alive for an op's result alone if its consumers recompute the result:
-        arguments, of which the result is a copy in another form, and values read by nothing else
-        as late.
+        """Leaves with a longer life, if the consumers of an op's result recompute the result.
+
+        Arguments count, as the result is a second copy of their data. A leaf with a further
+        consumer, at or after the last use of the result, lives as long anyway and does not count.
 
         Args:
-          leaves: stored values that the op's result is computed from.
-          made: by id of a value that an op of the region makes, the op's position.
+          leaves: ids of the stored values from which the result is computed.
+          made: by id of a value made in the region, the position of the op.
         """
         until = self.last.get(op.results[0].id, op.id)
-        # A value read after the result has another consumer.
-        doubtful = {s for s in leaves if s in made and self.last.get(s, until) <= until}
-        chain: dict[int, int] = {}  # by op between, the last read of its results but for `op`
-        for between in self._between(op, leaves) if doubtful else ():
-            chain[between.id] = max(self._other(r.id, op, chain) for r in between.results)
-        last = {s: self._other(s, op, chain) for s in doubtful}
+        # A leaf that is read after the result lives on anyway.
+        candidates = {s for s in leaves if s in made and self.last.get(s, until) <= until}
+        chain: dict[int, int] = {}  # by op between leaves and `op`, last read not through `op`
+        for between in self._between(op, leaves) if candidates else ():
+            chain[between.id] = max(self._last_besides(r.id, op, chain) for r in between.results)
+        last = {s: self._last_besides(s, op, chain) for s in candidates}
         return [s for s in leaves if s not in made or last.get(s, until) < until]
 
     def _between(self, op: Op, leaves: Sequence[int]) -> list[Op]:
-        """Ops between the leaves and an op, last first."""
+        """Ops on the paths from the leaves to an op, last first."""
         found, waiting = dict[int, Op](), [op]
         while waiting:
             for _, v in waiting.pop().inputs():
@@ -80,7 +83,11 @@ class Consumers:
                     waiting.append(maker)
         return [found[i] for i in sorted(found, reverse=True)]
 
-    def _other(self, v: int, op: Op, chain: Mapping[int, int]) -> int:
-        """Id of the last op besides `op` that reads a value; `chain` has known ones."""
+    def _last_besides(self, v: int, op: Op, chain: Mapping[int, int]) -> int:
+        """Id of the last op to read a value other than through `op`, or -1.
+
+        Args:
+          chain: by op id, the answer for the op's results, where known.
+        """
         users = (u for u in self.users[v] if u is not op)
         return max((chain[u.id] if u.id in chain else self._end(u) for u in users), default=-1)

@@ -1,10 +1,11 @@
-"""Live-memory curve of a region, of a whole module or of a folded one.
+"""Live-memory curve of a region, in a whole module or in a quotient.
 
-On a fold the curve is a sparse table: for a handful of positions (the first and last repeats of
-each op, since counts are linear in the layer in between) the number of members of each class that
-come to life or die. The curve of a partition is then a matrix-vector product, added up. Where the
-chip has memory of its own, values that are used up within a few kernels live there, as far as they
-fit (`XlaTraits.vmem_lifetime_kernels`, `XlaTraits.vmem_value_fraction`).
+The curve is a sparse matrix: by row (a position of the region) and class, the number of the class's
+members that come to life less the number that die. Live bytes under a partition are the cumulative
+sum of the matrix times the local bytes of each class. The curve of a quotient has rows for the
+first and last repeats of each op only, as counts are linear in the layer in between. Short-lived
+values stay in memory on the chip, as far as they fit (`XlaTraits.vmem_lifetime_kernels`,
+`XlaTraits.vmem_value_fraction`).
 """
 
 from __future__ import annotations
@@ -21,16 +22,17 @@ from partir_search.simulator.memory.buffers import Buffers
 from partir_search.simulator.printing import table
 from partir_search.simulator.target.machine import Machine
 
-EDGE_REPEATS = 2  # repeats of an op looked at, on either end
-MOST_KEPT = 64  # partitions of one region whose live bytes are kept
+EDGE_REPEATS = 2  # first and last repeats of an op that have rows in a quotient's curve
+MAX_CACHED = 64  # cached results of `Curve.cached_bytes_at`
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Changes:
-    """Sparse matrix [size, classes] of how many members of each class come to life at each row.
+    """Sparse matrix [size, classes]: members of each class that come to life at each row.
 
     Attributes:
-      rows / classes / weights: [entries] in order of rows; weights are negative where members die.
+      rows / classes / weights: [entries] row, column and value, in order of rows; deaths are
+        negative.
     """
 
     rows: Ints
@@ -40,14 +42,14 @@ class _Changes:
 
     @classmethod
     def of(cls, rows: Ints, classes: Ints, weights: Floats, size: int) -> _Changes:
-        """Changes with the entries of one row and class made one."""
+        """Matrix of entries in any order, with entries of the same row and class added up."""
         width = int(np.max(classes, initial=0)) + 1
         places, entry = np.unique(rows * width + classes, return_inverse=True)
         summed = np.bincount(entry, weights, len(places)).astype(np.float64, copy=False)
         return cls(places // width, places % width, summed, size)
 
     def bytes_at(self, nbytes: Floats) -> Floats:
-        """[size] bytes that come to life less those that die, from the bytes of each class."""
+        """[size] bytes that come to life less bytes that die, given [classes] bytes of a member."""
         moved = self.weights * nbytes[self.classes]
         return np.bincount(self.rows, moved, self.size).astype(np.float64, copy=False)
 
@@ -57,21 +59,23 @@ class Curve:
     """Live bytes over the positions of one region, as a function of the bytes of each value.
 
     Attributes:
-      position: [R] position of the op (of the quotient, if folded) that each row belongs to.
-      near / far: changes of values that may live on the chip, and of all others.
+      position: [R] position of each row's op, in the quotient if folded.
+      near: changes of values that may live in memory on the chip.
+      far: changes of all values that may not.
       vmem_bytes: memory on the chip.
-      most_bytes: of one value there.
-      changing: ids of the values (or classes) that have live ranges.
+      max_near_bytes: largest value that lives in memory on the chip.
+      values: number of the values, or classes, that the curve knows.
+      changing: ids of the values, or classes, with live ranges.
     """
 
     position: Ints
     near: _Changes
     far: _Changes
     vmem_bytes: float
-    most_bytes: float
+    max_near_bytes: float
     values: int
     changing: Ints
-    kept: dict[bytes, tuple[Floats, float]] = dataclasses.field(default_factory=dict, repr=False)
+    cache: dict[bytes, tuple[Floats, float]] = dataclasses.field(default_factory=dict, repr=False)
 
     def __str__(self) -> str:
         head = f"Curve: {len(self.position)} rows, {len(self.changing)} values with live ranges"
@@ -79,12 +83,12 @@ class Curve:
         return table(head, ("", "changes"), rows)
 
     def bytes_at(self, nbytes: Floats) -> Floats:
-        """[R] live bytes of stored values, from the local bytes of each value (or class)."""
+        """[R] live bytes of stored values in main memory, given [values] local bytes."""
         nbytes = nbytes[: self.values]
         if not len(self.near.rows):
             alone: Floats = self.far.bytes_at(nbytes)
             return np.cumsum(alone, out=alone)[:-1]
-        small = np.where(nbytes <= self.most_bytes, nbytes, 0.0)
+        small = np.where(nbytes <= self.max_near_bytes, nbytes, 0.0)
         far: Floats = self.far.bytes_at(nbytes)
         far += self.near.bytes_at(nbytes - small)
         near: Floats = self.near.bytes_at(small)
@@ -94,16 +98,16 @@ class Curve:
         far += np.maximum(near, 0.0, out=near)
         return far[:-1]
 
-    def kept_bytes_at(self, nbytes: Floats) -> tuple[Floats, float]:
-        """`bytes_at` and its maximum; kept by the bytes of the values that have live ranges."""
+    def cached_bytes_at(self, nbytes: Floats) -> tuple[Floats, float]:
+        """Cached `bytes_at`, with the maximum of all rows."""
         key = nbytes[self.changing].tobytes()
-        found = self.kept.get(key)
-        if found is None:
-            if len(self.kept) == MOST_KEPT:
-                self.kept.clear()
+        result = self.cache.get(key)
+        if result is None:
+            if len(self.cache) == MAX_CACHED:
+                self.cache.clear()
             live = self.bytes_at(nbytes)
-            found = self.kept[key] = live, float(np.max(live, initial=0.0))
-        return found
+            result = self.cache[key] = live, float(np.max(live, initial=0.0))
+        return result
 
 
 def live_curve(
@@ -112,11 +116,11 @@ def live_curve(
     folded: Folded | None = None,
     places: Places | None = None,
 ) -> Curve:
-    """Curve of a region's live ranges.
+    """Builds the curve of a region's live ranges.
 
     Args:
-      folded: fold that the region is part of.
-      places: ops that are left of the region in the fold; those of the body by default.
+      folded: fold of the region's module, for the curve of the quotient.
+      places: ops of the region in the quotient; the body's by default.
     """
     ranges, region = buffers.ranges, buffers.region
     kernel = np.zeros(max(len(region.ops), 1) + 1, dtype=np.int64)
@@ -129,7 +133,7 @@ def live_curve(
     classes = ranges.value
     if folded is not None:
         places = places or folded.body
-        # A result is moved at the row after its op's, if its op must move it.
+        # A move of an op's result is positioned at the row after the op's.
         rows = _rows(places, np.concatenate((ranges.start, ranges.start + 1, ranges.stop)))
         classes = np.array([folded.class_of[v] for v in ranges.value], dtype=np.int64)
     position: Ints = rows
@@ -148,13 +152,15 @@ def live_curve(
 
     short, long = changes(near), changes(~near)
     changing = np.unique(np.concatenate((short.classes, long.classes)))
-    most = machine.vmem_bytes * machine.traits.vmem_value_fraction
-    return Curve(position, short, long, machine.vmem_bytes, most, values, changing)
+    max_near = machine.vmem_bytes * machine.traits.vmem_value_fraction
+    return Curve(position, short, long, machine.vmem_bytes, max_near, values, changing)
 
 
 def _rows(places: Places, ends: Ints) -> Ints:
-    """Positions at which the curve of a folded program can peak: where a value dies, is made from
-    operands that were copied for it, or is copied itself.
+    """Positions of the original at which the curve of its quotient can peak.
+
+    Args:
+      ends: positions at which a value comes to life, is moved, or dies.
     """
     length = len(places.op_of)
     keep = np.zeros(length, dtype=bool)

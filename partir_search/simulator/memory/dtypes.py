@@ -1,10 +1,12 @@
-"""Stored dtypes: values that a compiler keeps in another width than the program says.
+"""Storage dtypes: the width of each stored value, and the stored operands of dots.
 
-Three traits change widths. A target that multiplies f32 in bf16 stores and gathers f32 values as
-bf16 where dots alone read them (`f32_dot_operand_bytes`). A dot that is rounded to bf16 only to be
-widened again is stored wide, for the forward pass or for both (`keeps_dots_wide`,
-`simulator/memory/softmax.py`). One-hot updates of zeros are never stored (`fuses_one_hot_updates`).
-Two more store elementwise operands of dots: `materializes_dot_operands`, `materializes_softmax`.
+Traits of `XlaTraits` that change the stored form of a value:
+
+- `f32_dot_operand_bytes`: f32 values read by dots alone are stored and gathered in bf16.
+- `keeps_dots_wide`: bf16 results of dots are stored in f32 if each use widens the result again
+  (`simulator/memory/softmax.py`).
+- `fuses_one_hot_updates`: one-hot updates of zeros are recomputed, never stored.
+- `materializes_dot_operands`, `materializes_softmax`: elementwise operands of dots are stored.
 """
 
 from __future__ import annotations
@@ -26,19 +28,19 @@ from partir_search.simulator.target.traits import XlaTraits
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class Dtypes:
-    """Stored form of a module's values where a target's compiler differs from the program.
+    """Storage of a module's values, where the compiler departs from the program's types.
 
     Attributes:
       names: [values] for printing.
-      width: [values] stored bytes as a multiple of the type's. Arguments are stored as they are.
-      changed: by id of a value whose width is not 1, the width.
-      for_dots: [values] whether the value is f32 and dots alone read it.
-      one_hot: ids of ops that are recomputed in their consumers though they are not elementwise.
-      materialized: ids of elementwise values that are stored, as dots read them.
-      wide_forward: ids of values of which a form twice as wide is stored too, for the forward pass.
-      softmax_in_one_kernel: by id of a dot's result, whether the dot's kernel computes the softmax
-        of the result (else a second one, which stores the exponentials); softmaxes of all other
-        values take two kernels.
+      width: [values] stored bytes as a multiple of the type's; 1 for arguments.
+      changed: widths other than 1, by value id.
+      for_dots: [values] True for an f32 value read by dots alone.
+      one_hot: ids of recomputed ops that are not elementwise: one-hot updates of zeros.
+      materialized: ids of elementwise values stored for dots.
+      wide_forward: ids of values with a second copy of twice the width in the forward pass.
+      softmax_in_one_kernel: by id of a dot's result, True if the dot's kernel computes the softmax
+        of the result, False if a second kernel computes and stores the exponentials. Softmaxes of
+        values not listed take two kernels.
     """
 
     names: Sequence[str]
@@ -62,7 +64,7 @@ class Dtypes:
 
 
 def assign_dtypes(module: Module, rules: Sequence[OpRule], traits: XlaTraits) -> Dtypes:
-    """Stored form of a module's values on a target.
+    """Assigns storage dtypes to a module's values on a target.
 
     Args:
       rules: per op id.
@@ -103,7 +105,7 @@ def _set_widths(
             if isinstance(x, Value):
                 for_dots[x.id] = for_widening[x.id] = False
     used = [False] * n
-    converted = [True] * n  # every use is a conversion itself
+    converted = [True] * n  # True while every use is a conversion to a wider type
     for op in reversed(module.ops):
         rule = rules[op.id]
         dots, widening, converts = rule.contracts and not op.regions, False, False
@@ -148,7 +150,7 @@ def _set_widths(
 
 
 def _softmax_weights(module: Module, rules: Sequence[OpRule]) -> frozenset[int]:
-    """Ids of the softmax weights of narrow masked scores, as dots read them."""
+    """Ids of the softmax weights of masked bf16 or f16 scores, in the dtype of the dots."""
     found, outputs = set[int](), DotOutputs(module, rules)
     for op in module.ops:
         scores = rules[op.id].contracts and op.id not in outputs.gradients
@@ -158,7 +160,7 @@ def _softmax_weights(module: Module, rules: Sequence[OpRule]) -> frozenset[int]:
 
 
 def _dot_operands(module: Module, rules: Sequence[OpRule]) -> frozenset[int]:
-    """Ids of elementwise values that dots read, before their dims are moved about."""
+    """Ids of elementwise operands of dots, before transposes and broadcasts."""
     made = {r.id: op for op in module.ops for r in op.results}
     found: set[int] = set()
     for op in module.ops:

@@ -1,4 +1,4 @@
-"""Live ranges: for how long each stored value of a region takes memory, and how much."""
+"""Live ranges: the positions of a region at which each stored value takes memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class LiveRanges:
 
     Attributes:
       start / stop / value: [intervals] first and last position, and id of the value.
-      weight: [intervals] bytes that the interval holds, as a multiple of the value's.
+      weight: [intervals] bytes as a multiple of the value's.
     """
 
     region: Region
@@ -36,13 +36,13 @@ class LiveRanges:
 
 
 def live_ranges(stored: Materialized, aliases: Aliases, dtypes: Dtypes) -> LiveRanges:
-    """Live ranges of a region's stored values, arguments apart."""
-    region, made, free = stored.region, stored.made, aliases.free
+    """Live ranges of a region's stored values without its arguments."""
+    region, made, skipped = stored.region, stored.made, aliases.unallocated
     end = max(len(region.ops) - 1, 0)
     returned = {x.id for x in region.results if isinstance(x, Value)}
     ends = {**stored.last, **{v: end for v in returned if v in made}, **aliases.released}
-    live = [(made[v], ends[v], v) for v in made if v not in free]
-    weight = [dtypes.changed.get(v, 1.0) for v in made if v not in free]
+    live = [(made[v], ends[v], v) for v in made if v not in skipped]
+    weight = [dtypes.changed.get(v, 1.0) for v in made if v not in skipped]
     wide = [(made[v], stored.last_forward[v], v) for v in made if v in dtypes.wide_forward]
     columns = np.array(live + wide, dtype=np.int64).reshape(-1, 3)
     weights = np.array(weight + [2.0] * len(wide))

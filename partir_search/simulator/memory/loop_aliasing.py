@@ -1,8 +1,8 @@
-"""Buffers that a loop's carries share: compilers keep a carry in one buffer in all iterations.
+"""Buffers of loop carries: one buffer holds a carry in all iterations.
 
-The initial value dies in the loop and lends its buffer to the loop's result; in the body, the next
-value of a carry stands in the carry's place if nothing reads the carry later. So XLA
-assigns buffers to `while` loops (a key-value cache, gradients that are added up over microbatches).
+An initial value without later uses shares its buffer with the loop's result. In the body, the
+next value of a carry shares the carry's buffer, if no op reads the carry later. XLA assigns buffers
+to `while` loops in this way: key-value caches, gradients summed over microbatches.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from partir_search.ir.rule import OpRule
 from partir_search.rules.control_flow import flows_of
 
 CarryPairs = Sequence[tuple[int, int]]
-"""(result, argument) of a region: position of a result that is an argument of the next run."""
+"""Carries of a region: (position among its results, position among its arguments)."""
 
 
 def carry_pairs(op: Op, region: int) -> CarryPairs:
-    """The carries of one of an op's regions."""
+    """Carries of region number `region` of an op, from an iteration to the next."""
     flows = flows_of(op).carries
     return [(result, arg) for of, result, to, arg in flows if of == to == region]
 
@@ -26,11 +26,12 @@ def carry_pairs(op: Op, region: int) -> CarryPairs:
 def aliased_operands(
     op: Op, at: int, made: Mapping[int, int], dies: Mapping[int, int]
 ) -> list[int]:
-    """Ids of operands that lend their buffers to a region op's results.
+    """Ids of a region op's operands in the same buffers as the op's results.
 
     Args:
       at: the op's position.
-      made / dies: by value id, where it is made and, if it is not returned, read last.
+      made: by value id, the position of the op that makes the value.
+      dies: by id of a value that is not returned, the position of the last use.
     """
     flows = flows_of(op)
     starts = {(region, arg): operand for operand, region, arg, _ in flows.enters}
@@ -49,17 +50,19 @@ def aliased_results(
     made: Mapping[int, int],
     dies: Mapping[int, int],
 ) -> Iterator[int]:
-    """Ids of results that take the place of the carry whose next value they are.
+    """Ids of a body's results written into the buffer of the carry that the result replaces.
 
     Args:
-      made / dies: by value id, where it is made and, if it is not returned, read last.
+      rules: per op id.
+      made: by value id, the position of the op that makes the value.
+      dies: by id of a value that is not returned, the position of the last use.
     """
     returned = [x.id for x in region.results if isinstance(x, Value)]
     for result, arg in carries:
         x, old = region.results[result], region.args[arg]
         if not isinstance(x, Value) or x.id not in made or old.id in returned:
             continue
-        at, read = made[x.id], dies.get(old.id, -1)
-        over = rules[region.ops[at].id].elementwise
-        if returned.count(x.id) == 1 and (read < at or (read == at and over)):
+        at, last_read = made[x.id], dies.get(old.id, -1)
+        overwrites = rules[region.ops[at].id].elementwise
+        if returned.count(x.id) == 1 and (last_read < at or (last_read == at and overwrites)):
             yield x.id

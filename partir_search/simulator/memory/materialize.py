@@ -1,10 +1,10 @@
-"""Materialized values: those that exist in memory under a compiler that fuses.
+"""Materialized values: values in memory under a compiler that fuses elementwise ops.
 
-A compiler recomputes an elementwise value inside of its consumers and stores only arguments,
-results of other ops and values that cross a region's boundary. A *kernel* is an op that stores its
-results; it reads the stored values that its operands are computed from. An elementwise value with
-several consumers is stored as well where keeping its sources alive would take more than the value
-itself (the residual stream): `XlaTraits.materialize_ratio`.
+The consumers of an elementwise value recompute the value. Stored are arguments, inputs and results
+of regions, and results of all ops but elementwise ones. A *kernel* is an op with stored results.
+Its *leaves* are the stored values from which its operands are computed. An elementwise value with
+several consumers is stored too, if keeping its leaves alive would take more memory than the value
+(the residual stream): `XlaTraits.materialize_ratio`.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from partir_search.simulator.printing import table
 from partir_search.simulator.target.traits import XlaTraits
 
 Sources = Mapping[int, tuple[int, ...]]
-"""By value id, the stored values that a captured value is computed from."""
+"""By value id, ids of the stored values from which the value is computed."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class Materialized:
-    """Stored values of one region and the kernels that make and read them.
+    """Stored values of one region, and the kernels by which each value is made and read.
 
     Attributes:
-      reads: per position of a kernel, ids of the stored values that the kernel reads.
-      made: by id of a stored value, the position of the kernel that makes it.
+      reads: by position of a kernel, ids of the leaves.
+      made: by id of a stored value, the position of the kernel.
       nbytes: by id of a stored value or argument, unpartitioned bytes.
-      last: by id of a stored value, the position of its last use.
-      last_forward: the same in the forward pass.
+      last: by id of a stored value, the position of the last kernel to read the value.
+      last_forward: `last` among kernels of the forward pass.
     """
 
     region: Region
@@ -61,7 +61,7 @@ def materialize(
     traits: XlaTraits,
     outside: Sources = MappingProxyType({}),
 ) -> Materialized:
-    """Stored values of a region.
+    """Decides for each op of a region whether the op stores its results.
 
     Args:
       rules: per op id.
@@ -83,27 +83,29 @@ def materialize(
     last_forward: dict[int, int] = {}
     consumers = Consumers(region, rules, users, forced, dtypes.one_hot)
 
-    def of(operand: Operand) -> tuple[int, ...]:
+    def sources_of(operand: Operand) -> tuple[int, ...]:
         return sources.get(operand.id, (operand.id,)) if isinstance(operand, Value) else ()
 
     def recomputed_in_dots(result: Value, leaves: tuple[int, ...]) -> bool:
-        """True if dots alone read `result`, computing it in each of them moves fewer bytes, and it
-        depends on a reduction, so that no kernel of its sources can make it.
+        """True if dots alone read a value, computing the value in each dot moves fewer bytes, and
+        no kernel of the leaves can compute the value, as the value depends on a reduction.
         """
         if not all(rules[u.id].contracts for u in users[result.id]):
             return False
-        waits = any(
+        after_reduction = any(
             is_reduction(rules[region.ops[made[s]].id])
             and not set(leaves).isdisjoint(reads[made[s]])
             for s in leaves
             if s in made
         )
-        each = sum(nbytes.get(s, 0) * dtypes.changed.get(s, 1.0) for s in leaves)
+        leaf_bytes = sum(nbytes.get(s, 0) * dtypes.changed.get(s, 1.0) for s in leaves)
         n = len(users[result.id])
-        return waits and n * each < each + (n + 1) * result.type.nbytes
+        # Read the leaves in each dot, or once to write the value, which each dot then reads.
+        fewer = n * leaf_bytes < leaf_bytes + (n + 1) * result.type.nbytes
+        return after_reduction and fewer
 
     def recomputed(op: Op, leaves: tuple[int, ...]) -> bool:
-        """True if an elementwise op's results are computed inside of their consumers."""
+        """True if the consumers of an elementwise op's results compute the results themselves."""
         if len(op.results) > 1:
             return not any(r.id in forced for r in op.results)
         (result,) = op.results
@@ -123,9 +125,9 @@ def materialize(
         )
 
     for at, op in enumerate(region.ops):
-        if rules[op.id].rests:  # looks at types and shardings only
+        if rules[op.id].rests:  # reads types and shardings, no data
             continue
-        leaves = tuple(dict.fromkeys(s for x in op.operands for s in of(x)))
+        leaves = tuple(dict.fromkeys(s for x in op.operands for s in sources_of(x)))
         fusible = rules[op.id].elementwise or op.id in dtypes.one_hot
         if fusible and not op.regions and recomputed(op, leaves):
             for r in op.results:

@@ -1,4 +1,4 @@
-"""Memory of a module on a machine, under every partition."""
+"""Memory model of a module on a machine, valid for every partition."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from partir_search.simulator.printing import table
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MemoryModel:
-    """Bytes of a module's values and for how long they live.
+    """Sizes, storage widths and live ranges of a module's values.
 
     Attributes:
-      nbytes: [values] unpartitioned bytes, as the program says.
+      nbytes: [values] unpartitioned bytes in the program's types.
       width: [values] stored bytes as a multiple of the type's.
-      curve: of the module's body.
-      casts: of weights, which dots compute themselves.
-      regions: inside of the module's ops.
-      argument_counts: [values] number of arguments and constants that a value stands for.
+      curve: live bytes of the module's body.
+      casts: casts of weights, computed inside of dots.
+      regions: memory of regions inside of the module's ops.
+      argument_counts: [values] number of arguments and constants behind a value: several in a
+        quotient, 0 for values of ops.
       live_values: ids of values with live ranges in the body.
     """
 
@@ -50,7 +51,7 @@ class MemoryModel:
 
     @functools.cached_property
     def stored(self) -> bytearray:
-        """[values] whether each is stored; others are computed in their consumers."""
+        """[values] 1 for a stored value, 0 for a value recomputed in its consumers."""
         found = np.zeros(len(self.nbytes), dtype=np.bool_)
         found[self.live_values] = True
         for values in self.regions.stored:
@@ -58,11 +59,11 @@ class MemoryModel:
         return bytearray(found)
 
     def live_bytes(self, nbytes: Floats, stored_casts: Set[int] = frozenset()) -> Floats:
-        """[R] bytes of stored values along the curve, arguments apart.
+        """[R] bytes of stored values along the curve, without arguments.
 
         Args:
           nbytes: [values] local bytes.
-          stored_casts: ids of casts that are stored.
+          stored_casts: ids of weight casts that are stored under this partition.
         """
         fused = self.casts.mask
         if stored_casts:

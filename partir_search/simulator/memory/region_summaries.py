@@ -1,5 +1,5 @@
-"""Regions inside of a program: memory curves, stored values, and the number of moves of each value
-that enters or leaves a folded region.
+"""Summaries of the regions of a module's ops: memory curves, stored values, and the number of
+values that each operand and result of a folded region stands for.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from partir_search.simulator.target.machine import Machine
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class RegionSummaries:
-    """Regions of a module's ops.
+    """Memory and multiplicities of the regions of a module's ops.
 
     Attributes:
       curves: by op id, the memory curve of each of the op's regions.
-      stored: ids of values that are stored in regions.
-      instances: by (op id or NONE, value id), the number of values that a value stands for which
-        enters or leaves a folded region.
-      summed: ids of values that a quotient adds up over repeats, and reads nowhere else.
+      stored: per region, ids of the stored values.
+      instances: by (op id, value id), the number of the original's values behind an operand or
+        result of an op with folded regions; by (NONE, value id) behind a result of the region.
+      summed: ids of values of a quotient whose only use is a sum over repeats.
     """
 
     curves: Mapping[int, Sequence[Curve]]
@@ -47,21 +47,23 @@ class RegionSummaries:
         return table("RegionSummaries", ("op id", "region", "rows", "values"), rows)
 
     def runs(self, move: Move) -> int:
-        """Number of times that a move is made where its region runs once."""
+        """Executions of a move per run of its region in the original."""
         op, value = move.op, move.source.value
         if move.step.monoid and value.id in self.summed:
             return 1
         return self.instances.get((op.id if op else NONE, value.id), op.count if op else 1)
 
     def instances_in_flight(self, op: Op | None, value: Value) -> int:
-        """Number of the values behind `value` that are moved together: all that enter or leave a
-        folded region, else one layer's after another's.
+        """Number of the original's values behind `value` that are moved at the same time.
+
+        Values that enter or leave a folded region are moved together; all further values are moved
+        layer by layer.
         """
         return self.instances.get((op.id if op else NONE, value.id), 1)
 
 
 def summarize_regions(buffers: Buffers, machine: Machine) -> RegionSummaries:
-    """Regions of a module that is not folded."""
+    """Summarizes the regions of a module without a fold."""
     found = _Builder(machine)
     found.add(buffers)
     return RegionSummaries(found.curves, found.stored, {}, frozenset())
@@ -74,12 +76,12 @@ def summarize_folded_regions(
     closed: Mapping[int, Sequence[Buffers]],
     machine: Machine,
 ) -> RegionSummaries:
-    """Regions of a quotient.
+    """Summarizes the regions of a quotient.
 
     Args:
       buffers: of the original's body.
       rules: per op id of the quotient.
-      closed: by id of an op of the quotient, the buffers of its regions, where they are not folded.
+      closed: by id of a quotient's op whose regions are not folded, the buffers of the regions.
     """
     found = _Builder(machine)
     class_of = np.array(folded.class_of)
@@ -98,7 +100,7 @@ class _Builder:
         self.instances: dict[tuple[int, int], int] = {}
 
     def add(self, buffers: Buffers) -> None:
-        """Adds all regions inside of a region."""
+        """Adds all regions inside a region."""
         for at, parts in buffers.inner.items():
             self._add_op(buffers.region.ops[at], parts)
 
@@ -111,11 +113,13 @@ class _Builder:
         closed: Mapping[int, Sequence[Buffers]],
         class_of: Ints,
     ) -> None:
-        """Adds all regions inside of a quotient's region.
+        """Adds all regions inside a quotient's region.
 
         Args:
-          whole: buffers of the region that `region` is the quotient of.
-          places: ops that are left of the latter.
+          whole: buffers of the original's region.
+          region: region of the quotient.
+          places: ops of the original's region in the quotient.
+          class_of: id of the quotient's value for each of the original's, or -1.
         """
         for op, at in zip(region.ops, places.positions, strict=True):
             if at in places.opened:
@@ -138,7 +142,7 @@ class _Builder:
             self.add(part)
 
     def _count_ends(self, op: Op) -> None:
-        """Counts the values that each operand and result of a folded region stands for."""
+        """Counts the original's values behind each operand and result of an op."""
         ends = [(op.id, x) for x in (*op.operands, *op.results)]
         ends += [(NONE, x) for r in op.regions for x in r.results]
         for at, x in ends:
@@ -147,18 +151,19 @@ class _Builder:
 
 
 def _summed(module: Module, rules: Sequence[OpRule]) -> frozenset[int]:
-    """Ids of values that a quotient adds up over repeats, and reads nowhere else: each layer's part
-    of a shared parameter's gradient, say, added to a total that only later ops read. The whole
-    program reduces the total alone (`ir/analysis/pending.py`).
+    """Ids of a quotient's values whose only use is a sum over repeats.
+
+    An example is each layer's part of a shared parameter's gradient. The whole program reduces the
+    total alone, not the parts (`ir/analysis/pending.py`).
     """
     uses, users, found = module.use_counts(), module.users(), set[int]()
     for op in reversed(module.ops):
         if op.regions or not rules[op.id].linear:
             continue
-        own = {r.id for r in op.results}
-        held = [v.id for _, v in op.inputs()]
-        totals = own & set(held) if op.count > 1 else set()
-        alone = all(u is op or u.count == 1 for v in totals for u in users[v])
-        if own & found or (totals and alone):
-            found.update(v for v in held if v not in own and uses[v] == 1)
+        results = {r.id for r in op.results}
+        inputs = [v.id for _, v in op.inputs()]
+        totals = results & set(inputs) if op.count > 1 else set()
+        read_later = all(u is op or u.count == 1 for v in totals for u in users[v])
+        if results & found or (totals and read_later):
+            found.update(v for v in inputs if v not in results and uses[v] == 1)
     return frozenset(found)

@@ -1,19 +1,25 @@
-"""Products of narrow operands that XLA:TPU stores in 32 bits.
+"""Storage of 16-bit dot results that feed a softmax, as XLA:TPU stores the results.
 
-A product that is widened for a softmax is stored as it is written (bf16), whether it is scaled
-before or not, and its exponentials are made again in the backward pass. With a mask or a bias on
-it they are stored instead, in f32: twice the bytes. Where the dims that one operand alone has do
-not lie side by side ([b, q, h, g, d] with [b, k, h, d], grouped attention), the product is a
-convolution of higher rank, with which nothing that follows is fused, and it is stored as written
-in any case. Logits in which the labels' are looked up are stored both ways, in f32 until then.
-For v5p alone the softmax of masked scores is stored too, as products read it, if it is worked out
-in f32.
-A product that is stored in f32 for its mask, or whose maximum is taken of it as it is, has
-maximum, exponentials and their sum in its own kernel; if it sums over few elements, in a second
-kernel that stores the exponentials in its place. All others have the maximum alone, and the sum in
-a second one.
-Found by compiling attention of 512 to 2,048 positions for v4, v5e, v5p and v6e, and with heads of 8
-to 1,024 for v5e and v5p.
+A dot result that is widened for a softmax, the *scores*, is stored in one of these forms:
+
+- Scores as computed, or scaled: in 16 bits, as the program says. The backward pass recomputes the
+  exponentials.
+- Scores combined with a mask or a bias: the exponentials are stored in their place, in f32.
+- Scores of which elements are gathered (the logits of labels): in 16 bits, and in f32 until the
+  last use of the forward pass.
+- Scores of an operand whose own dims are not adjacent, as in grouped attention ([b, q, h, g, d]
+  with [b, k, h, d]): in 16 bits. The dot is a convolution of higher rank, with which nothing fuses.
+
+v5p also stores the softmax weights of masked scores in the form that dots read, if the softmax is
+computed in f32 (`XlaTraits.materializes_softmax`).
+
+The kernel of a dot computes maximum, exponentials and sum of the scores, if the scores are masked,
+or if the maximum is taken of the dot's result itself. If such a dot contracts fewer elements than
+`XlaTraits.min_softmax_contraction_elements`, a second kernel overwrites the scores with the
+exponentials. Kernels of all further dots compute the maximum alone, and second kernels the sum.
+
+Evidence: attention of 512 to 2,048 positions compiled for v4, v5e, v5p and v6e, and with heads of 8
+to 1,024 numbers for v5e and v5p.
 """
 
 from __future__ import annotations
@@ -25,45 +31,46 @@ from partir_search.ir.core import Literal, Module, Op, Value
 from partir_search.ir.rule import OpRule
 from partir_search.simulator.memory.backward_ops import gradients
 
-FAR = 64  # values looked at, of those that a product becomes or an operand is made of
+MAX_WALKED = 64  # values that a walk over producers or consumers visits
 
 
 class DotOutputs:
-    """Consumers of a module's dots that decide in which width a dot's result is stored."""
+    """Queries about the consumers of dot results, which decide the width of a stored result."""
 
     def __init__(self, module: Module, rules: Sequence[OpRule]) -> None:
         self.rules, self.users = rules, module.users()
         self.gradients = gradients(module)
         self.makers: Mapping[int, Op] = {r.id: op for op in module.ops for r in op.results}
 
-    def feeds_masked_softmax(self, product: Op) -> bool:
-        """True if a product of matrices is combined with another value before its maximum.
+    def feeds_masked_softmax(self, dot: Op) -> bool:
+        """True if the result of a dot of matrices is masked or biased before its maximum is taken.
 
-        A sum of squares is no softmax: a product with a bias before a LayerNorm is stored as the
-        program says.
+        The maximum tells a softmax from a LayerNorm, whose reductions are sums.
         """
-        if not _of_matrices(self.rules[product.id]):
+        if not _of_matrices(self.rules[dot.id]):
             return False
-        scores, masked = self._before_reduction(product)
+        scores, masked = self._before_reduction(dot)
         return masked and any(self._is_maximum(u) for v in scores for u in self.users[v])
 
-    def feeds_gather(self, product: Op) -> bool:
-        """True if elements of a product, or of elementwise functions of it, are gathered."""
-        values = self._before_reduction(product)[0]
+    def feeds_gather(self, dot: Op) -> bool:
+        """True if the forward pass gathers elements of a dot's scores."""
+        values = self._before_reduction(dot)[0]
         users = (u for v in values for u in self.users[v])
         return any(self.rules[u.id].indexed and u.id not in self.gradients for u in users)
 
-    def feeds_max(self, product: Op) -> bool:
-        """True if the maximum of a product of matrices is taken of the product itself."""
-        users = (u for r in product.results for u in self.users[r.id])
-        return _of_matrices(self.rules[product.id]) and any(map(self._is_maximum, users))
+    def feeds_max(self, dot: Op) -> bool:
+        """True if a maximum is taken of the result of a dot of matrices itself."""
+        users = (u for r in dot.results for u in self.users[r.id])
+        return _of_matrices(self.rules[dot.id]) and any(map(self._is_maximum, users))
 
-    def softmax_weights(self, product: Op) -> list[int]:
-        """Ids of the values that products of the forward pass read, if the product is masked,
-        widened, reduced to its maximum and made into them by elementwise ops.
+    def softmax_weights(self, dot: Op) -> list[int]:
+        """Ids of the softmax weights that dots of the forward pass read.
+
+        Weights are elementwise functions of scores; empty unless the scores are masked, widened and
+        reduced to a maximum.
         """
-        scores, masked = self._before_reduction(product)
-        narrow = product.results[0].type.itemsize
+        scores, masked = self._before_reduction(dot)
+        narrow = dot.results[0].type.itemsize
         maxima = [u for v in scores for u in self.users[v] if self._is_maximum(u)]
         if not masked or not any(u.operands[0].type.itemsize > narrow for u in maxima):
             return []
@@ -84,24 +91,28 @@ class DotOutputs:
     def _is_maximum(self, op: Op) -> bool:
         return not self.rules[op.id].elementwise and "max" in self.rules[op.id].reducers
 
-    def _before_reduction(self, product: Op) -> tuple[list[int], bool]:
-        """Ids of a product and of the values that elementwise ops of the forward pass make of it
-        before a reduction of it is combined with them, and whether a value not made of it is.
+    def _before_reduction(self, dot: Op) -> tuple[list[int], bool]:
+        """Scores of a dot, and whether the scores are masked.
+
+        Returns:
+          Ids of the dot's results and of their elementwise functions in the forward pass, up to the
+          first op that combines the scores with a reduction of the scores.
+          True if the scores are combined with a value independent of the dot: a mask or a bias.
         """
-        found, masked = [r.id for r in product.results], False
-        for v in found:  # which grows
-            for user in self.users[v] if len(found) < FAR else ():
+        found, masked = [r.id for r in dot.results], False
+        for v in found:  # the loop appends to the list
+            for user in self.users[v] if len(found) < MAX_WALKED else ():
                 if user.id in self.gradients or not self.rules[user.id].elementwise:
                     continue
-                others = [x for _, x in user.inputs() if x.id not in found and not self._even(x)]
-                follows = [self._follows(x, product, found) for x in others]
+                others = [x for _, x in user.inputs() if x.id not in found and not self._uniform(x)]
+                follows = [self._depends_on(x, dot, found) for x in others]
                 masked |= not all(follows)
                 if not any(follows):
                     found += [r.id for r in user.results if r.id not in found]
         return found, masked
 
-    def _even(self, v: Value) -> bool:
-        """True if a value is one number, or one number all over."""
+    def _uniform(self, v: Value) -> bool:
+        """True if all elements of a value are equal: a scalar or the broadcast of a scalar."""
         if not v.type.shape:
             return True
         maker = self.makers.get(v.id)
@@ -109,13 +120,13 @@ class DotOutputs:
             return False
         return all(isinstance(x, Literal) or not x.type.shape for x in maker.operands)
 
-    def _follows(self, v: Value, product: Op, seen: Sequence[int]) -> bool:
-        """Tells whether a value is made of the product, by way of reductions."""
+    def _depends_on(self, v: Value, dot: Op, scores: Sequence[int]) -> bool:
+        """Returns True for a value computed from a dot's scores, through reductions too."""
         waiting, known = [v.id], {v.id}
-        while waiting and len(known) < FAR:
+        while waiting and len(known) < MAX_WALKED:
             maker = self.makers.get(waiting.pop())
-            for _, x in maker.inputs() if maker and maker.id > product.id else ():
-                if x.id in seen:
+            for _, x in maker.inputs() if maker and maker.id > dot.id else ():
+                if x.id in scores:
                     return True
                 if x.id not in known:
                     known.add(x.id)
@@ -124,20 +135,20 @@ class DotOutputs:
 
 
 def sums_few(rule: OpRule, least: int) -> bool:
-    """True if a product sums over fewer than `least` elements."""
+    """True if a dot contracts fewer than `least` elements."""
     summed = {f for dims in rule.operands for f in dims if f >= 0}
     summed -= {f for dims in rule.results for f in dims}
     return math.prod(rule.sizes[f] for f in summed) < least
 
 
 def _of_matrices(rule: OpRule) -> bool:
-    """Checks that the dims that an operand shares with the result alone are side by side."""
-    held = [frozenset(dims) for dims in rule.operands]
-    made = frozenset(rule.results[0])
+    """True if each operand's own dims, shared with the result alone, are adjacent."""
+    factors = [frozenset(dims) for dims in rule.operands]
+    of_result = frozenset(rule.results[0])
     for i, dims in enumerate(rule.operands):
-        others = frozenset[int]().union(*held[:i], *held[i + 1 :])
+        others = frozenset[int]().union(*factors[:i], *factors[i + 1 :])
         large = [f for f in dims if f < 0 or rule.sizes[f] > 1]
-        free = [at for at, f in enumerate(large) if f in made - others]
+        free = [at for at, f in enumerate(large) if f in of_result - others]
         if free and free[-1] - free[0] >= len(free):
             return False
     return True

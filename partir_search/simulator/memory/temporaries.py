@@ -1,5 +1,7 @@
-"""Temporaries of redistribution, beside the values that a program stores: copies of what moves,
-values that wait for a gather, and blocks that pass around a ring.
+"""Temporaries of redistribution: memory beside the stored values of a program.
+
+Temporaries are copies made by moves, values with a longer life because a gather delays their dot,
+and blocks and operands of rings.
 """
 
 from __future__ import annotations
@@ -34,10 +36,10 @@ class Temporaries:
     """Temporaries of one region on one device.
 
     Attributes:
-      bytes_at: [ops + 2] bytes beside those of the region's curve; the last two at the results, and
-        before all ops.
-      stored_casts: ids of casts of weights that are stored because they are sent, here or in
-        regions inside.
+      bytes_at: [ops + 2] bytes to add to the region's curve, by position; the last two entries are
+        for the region's results and for the time before all ops.
+      stored_casts: ids of weight casts sent by a collective of the region or of a region inside;
+        all of them stored.
     """
 
     bytes_at: Floats
@@ -58,7 +60,7 @@ def redistribution_temporaries(
     reduced: Set[int],
     traits: XlaTraits,
 ) -> Temporaries:
-    """Temporaries of a scheduled region.
+    """Computes the temporaries of a scheduled region.
 
     Args:
       nbytes: [values] local bytes.
@@ -69,7 +71,7 @@ def redistribution_temporaries(
 
 
 class _Builder:
-    """Temporaries so far."""
+    """Accumulator of a region's temporaries, over one pass of its schedule."""
 
     def __init__(
         self,
@@ -87,10 +89,11 @@ class _Builder:
         self._position = partition.index.position
         self.extra: Floats = np.zeros(len(scheduled.members) + 2)
         self.stored_casts: set[int] = set()
-        self._copies: dict[int, tuple[float, int]] = {}  # by slot: bytes, and the last use so far
-        self._sent: dict[int, tuple[int, Op]] = {}  # by value that only collectives store
-        self._passed: dict[int, Op] = {}  # by operand that rings made a value of: the last ring
-        self._ring: Op | None = None  # the last one
+        self._copies: dict[int, tuple[float, int]] = {}  # by slot id: bytes, position of last use
+        # By id of a value that is stored for gathers alone: position and op of the last gather.
+        self._sent: dict[int, tuple[int, Op]] = {}
+        self._passed: dict[int, Op] = {}  # by id of a value stored for rings alone: the last ring
+        self._ring: Op | None = None  # the last ring
         for number, (item, at, cost, argument) in enumerate(scheduled.steps):
             if isinstance(item, Move):
                 assert cost is not None
@@ -108,11 +111,11 @@ class _Builder:
                 self.extra[at] += self._regions(scheduled, number, item)
 
     def _regions(self, scheduled: ScheduledBlock, number: int, item: Apply) -> float:
-        """Peak bytes inside an op's regions."""
+        """Peak bytes inside an op's regions, as instruction number `number` runs them."""
         peak = 0.0
         curves = self._memory.regions.curves[item.op.id]
         for (part, _), curve in zip(scheduled.inner[number], curves, strict=True):
-            live, most = curve.kept_bytes_at(self._nbytes)
+            live, most = curve.cached_bytes_at(self._nbytes)
             if part is not None:
                 inner = _Builder(
                     part,
@@ -130,15 +133,15 @@ class _Builder:
         return peak
 
     def _pass_on(self, move: Move, cost: CollectiveCost, at: int) -> None:
-        """Adds a block that moves on around a ring: one copy is in use and one on its way."""
+        """Adds a block passed on by a ring: two copies, one in use and one being received."""
         if move.turn <= 2:
             self.extra[at] += move.target.nbytes * cost.width
 
     def _move(self, move: Move, cost: CollectiveCost, at: int, argument: bool) -> None:
-        """Adds the copy that a move makes.
+        """Adds the copy made by a move.
 
         Args:
-          argument: whether the move's source is an argument of the region.
+          argument: True if the move's source is an argument of the region.
         """
         for piece in move.blocks:
             self._use(piece, at)
@@ -147,7 +150,7 @@ class _Builder:
             self.stored_casts |= self._memory.casts.stored_with(source.value.id)
         together = self._memory.regions.instances_in_flight(move.op, source.value)
         if argument and move.rests and isinstance(step.detail, Shuffle):
-            # Blocks of an argument where rings use them, beside the argument.
+            # The argument keeps its buffer: its blocks in the order of a ring are a second copy.
             last = self._facts.last_use[target.value.id]
             self.extra[at : max(at, last) + 1] += target.nbytes
         if step.monoid and source.value.id in self._reduced:
@@ -158,14 +161,16 @@ class _Builder:
                 self._wait(move, move.op, cost, at)
         if move.rests or step.kind == "reduce_scatter":
             if target.nbytes != source.nbytes:
-                self.extra[at - 1] += source.nbytes * together  # beside the value at rest
+                self.extra[at - 1] += (
+                    source.nbytes * together
+                )  # the source and the value are live at once
         elif target.nbytes > source.nbytes or step.detail is not None:
             size = target.nbytes * cost.width * together
             self._copies[target.id] = size, at
             self.extra[at] += size
 
     def _read(self, item: Apply, at: int) -> None:
-        """Keeps the operands of an op, or of one turn of it, until here."""
+        """Extends the life of the copies read by an op or by a turn of an op."""
         for source in item.ins:
             if isinstance(source, Slot):
                 self._use(source, at)
@@ -174,62 +179,67 @@ class _Builder:
             self.extra[at] += self._scratch(item, how)
 
     def _end_ring(self, item: Apply, at: int) -> None:
-        """Adds values that a ring keeps, at its last turn."""
+        """Adds the operands and sums of a ring, at the ring's last turn."""
         if in_turns(item):
             self._keep_operands(item.op)
             self._defer(item.op)
         for out in item.outs if item.part is None else ():
-            # The sum so far and the turn's product, in 32 bits.
+            # The partial sum and the product of a turn, both in at least 32 bits.
             size = max(out.value.type.itemsize, 1)
             self.extra[at] += out.nbytes * (2 * max(4, size) - size) / size
 
     def _use(self, slot: Slot, at: int) -> None:
+        """Extends the life of a copy to its use at a position."""
         if slot.id in self._copies:
             size, until = self._copies[slot.id]
             self.extra[until + 1 : at + 1] += size
             self._copies[slot.id] = size, at
 
     def _send(self, shard: Slot, op: Op, cost: CollectiveCost, at: int) -> None:
-        """Adds a shard that is fused into its users elsewhere: to be gathered it is stored, and
-        kept if it is gathered again.
+        """Adds a shard stored for a gather alone: consumers recompute the value otherwise.
+
+        A shard with a second gather is live from the first gather to the second.
         """
         v = shard.value.id
         if self._memory.stored[v]:
             return
         size, before = shard.nbytes * cost.width, self._sent.get(v)
         if before and op.backward and not before[1].backward:
-            size *= op.count  # those of all layers, by the end of the forward pass
+            size *= op.count  # at the end of the forward pass the shards of all layers are live
         self.extra[before[0] + 1 if before else at : at + 1] += size
         self._sent[v] = at, op
 
     def _wait(self, move: Move, op: Op, cost: CollectiveCost, at: int) -> None:
-        """Adds a regathered operand of a dot, from about when the dot's other operand is there. XLA
-        defers a dot off the critical path, with its operands, until other dots have run beside the
-        gather.
+        """Adds an operand gathered a second time for a dot.
+
+        The gather starts as soon as the dot's second operand is made. XLA defers a dot off the
+        critical path, with both operands, until `XlaTraits.regather_overlap_ratio` times the
+        gather's seconds of compute have run beside the gather.
         """
         facts, spent = self._facts, self._spent
         if not facts.contracts[op.id]:
             return
         others = [v for _, v in op.inputs() if v.id != move.source.value.id]
-        begun = max((self._made(v) for v in others), default=0)
+        start = max((self._made(v) for v in others), default=0)
         size = move.target.nbytes * cost.width
-        self.extra[begun:at] += size
+        self.extra[start:at] += size
         if not all(r.id in facts.off_critical_path for r in op.results):
             return
-        left = self._traits.regather_overlap_ratio * cost.seconds - (spent[at] - spent[begun])
+        left = self._traits.regather_overlap_ratio * cost.seconds - (spent[at] - spent[start])
         until = bisect.bisect_left(spent, spent[at + 1] + left, lo=at + 1, hi=len(spent) - 1)
         dying = (v.id for v in others if facts.last_use[v.id] == at and self._memory.stored[v.id])
         self.extra[at + 1 : until] += size + sum(float(self._nbytes[v]) for v in dying)
 
     def _made(self, v: Value) -> int:
-        """Position of the op that makes a value, 0 if it is none of the block's."""
+        """Position of the op that makes a value, 0 if the op is outside of the block."""
         made = self._facts.made[v.id]
         at = int(self._position[made]) if made != NONE else 0
         return at if at < len(self._members) and self._members[at] == made else 0
 
     def _keep_operands(self, op: Op) -> None:
-        """Adds operands of a ring that are fused into their users elsewhere: an operand that passes
-        around or is worked on in parts is stored, and kept for the next ring that passes it.
+        """Adds operands stored for a ring alone: consumers recompute the values otherwise.
+
+        An operand of two rings is live from the first ring to the second.
         """
         for v in dict.fromkeys(v for _, v in op.inputs()):
             size = self._passed_bytes(v)
@@ -237,12 +247,12 @@ class _Builder:
                 continue
             at, before = int(self._position[op.id]), self._passed.get(v.id)
             if before and op.backward and not before.backward:
-                size *= op.count  # those of all layers, by the end of the forward pass
+                size *= op.count  # at the end of the forward pass those of all layers are live
             self.extra[int(self._position[before.id]) + 1 if before else at : at + 1] += size
             self._passed[v.id] = op
 
     def _defer(self, op: Op) -> None:
-        """Adds operands that the ring before used last: it may be deferred until this one ends."""
+        """Adds operands of the previous ring, as XLA may defer that ring until this ring ends."""
         before, self._ring = self._ring, op
         if before is not None:
             at, used = int(self._position[op.id]), int(self._position[before.id])
@@ -251,13 +261,13 @@ class _Builder:
                     self.extra[used + 1 : at + 1] += self._passed_bytes(v)
 
     def _passed_bytes(self, v: Value) -> float:
-        """Bytes of a value as a dot reads it; 0 for arguments that are read as they are."""
+        """Bytes of a dot's operand in its storage dtype; 0 for arguments stored without a cast."""
         width = dot_read_width(v, self._traits)
         copied = self._facts.made[v.id] != NONE or width < 1.0
         return float(self._nbytes[v.id]) * width if copied else 0.0
 
     def _scratch(self, item: Apply, how: Blockwise) -> float:
-        """Bytes of scratch during one turn of an op that works on blocks."""
+        """Scratch bytes of one turn of a blockwise op."""
         sizes = self._partition.rules[item.op.id].sizes
         tiles = [self._partition.tiles_of(item.op, f) for f in how.scratch_factors]
         points = math.prod(sizes[f] for f in how.scratch_factors) / math.prod(tiles)

@@ -1,8 +1,8 @@
-"""Casts of weights that dots compute themselves, and that are stored nowhere.
+"""Fused weight casts: conversions of parameters inside of the dots, without a stored result.
 
-Under `XlaTraits.fuses_weight_casts` the conversion of a parameter to bf16 is part of each dot that
-reads it, in the forward and in the backward pass. A parameter that is sent or gathered by rows is
-converted once and kept.
+With `XlaTraits.fuses_weight_casts` each dot converts a parameter to bf16 as the dot reads the
+parameter, in the forward and in the backward pass. A parameter sent by a collective, or with
+rows gathered, is converted once and stored.
 """
 
 from __future__ import annotations
@@ -25,28 +25,32 @@ NOTHING: Set[int] = frozenset()
 def find_weight_casts(
     module: Module, rules: Sequence[OpRule], stored: Materialized
 ) -> dict[int, int]:
-    """By id of a cast that would be stored otherwise, the id of the argument that it converts.
+    """Finds casts computed inside of dots and stored otherwise.
 
     Args:
-      stored: values of the module's body.
+      rules: per op id.
+      stored: stored values of the module's body.
+
+    Returns:
+      By id of a cast's result, the id of the converted argument.
     """
     arguments = {v.id: v for v in module.body.args}
-    kept = {x.id for x in module.body.results if isinstance(x, Value)}
+    returned = {x.id for x in module.body.results if isinstance(x, Value)}
     users = module.users()
     known: dict[int, bool] = {}
 
-    def for_products(value: Value) -> bool:
-        """Tells whether products alone read a value, as it is or in another form."""
-        return value.id not in kept and all(
-            for_products(op.results[0]) if _reforms(op, rules[op.id]) else rules[op.id].contracts
+    def for_dots(value: Value) -> bool:
+        """Returns True for a value read by dots alone, directly or converted or transposed."""
+        return value.id not in returned and all(
+            for_dots(op.results[0]) if _reforms(op, rules[op.id]) else rules[op.id].contracts
             for op in users[value.id]
         )
 
     def fused(argument: Value) -> bool:
-        """Tells whether products alone read an argument's converted form: it is converted once."""
+        """Returns True if dots alone read the narrower forms of an argument."""
         if argument.id not in known:
             converted = (op for op in users[argument.id] if changes_width(op, rules[op.id]) < 0)
-            known[argument.id] = all(for_products(op.results[0]) for op in converted)
+            known[argument.id] = all(for_dots(op.results[0]) for op in converted)
         return known[argument.id]
 
     found: dict[int, int] = {}
@@ -56,26 +60,27 @@ def find_weight_casts(
             continue
         argument, result = arguments[read[0]], op.results[0]
         size, n = result.type.nbytes, len(users[result.id])
-        cheap = n * argument.type.nbytes < argument.type.nbytes + (n + 1) * size
-        if cheap and for_products(result) and fused(argument):
+        # Read the argument in each dot, or once to write the cast, which each dot then reads.
+        fewer_bytes = n * argument.type.nbytes < argument.type.nbytes + (n + 1) * size
+        if fewer_bytes and for_dots(result) and fused(argument):
             found[result.id] = argument.id
     return found
 
 
 def _reforms(op: Op, rule: OpRule) -> bool:
-    """True if an op gives its operand another form: a type or an order of dims."""
+    """True for an op without arithmetic on one operand: a conversion, a transpose, a reshape."""
     single = rule.elementwise and len(op.operands) == len(op.results) == 1
     return single and (not rule.flops_per_point or bool(changes_width(op, rule)))
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class FusedCasts:
-    """Casts of a cost model's values (of a quotient's, if the module is folded).
+    """Fused weight casts among the values of a cost model's module.
 
     Attributes:
-      mask: [values] whether a value is a cast that dots compute themselves.
-      by_source: by id of a cast or of the argument that it is made of, ids of casts that are
-        stored if the value is sent.
+      mask: [values] True for a cast computed inside of dots.
+      by_source: by id of a cast, or of the argument of a cast, ids of the casts stored if a
+        collective sends the value.
     """
 
     mask: Bools
@@ -86,29 +91,29 @@ class FusedCasts:
         return table("FusedCasts", ("value id sent", "casts stored then"), rows)
 
     def stored_with(self, value: int) -> Set[int]:
-        """Ids of casts that are stored if a value is sent."""
+        """Ids of the casts stored if a collective sends a value."""
         return self.by_source.get(value, NOTHING)
 
 
 def fuse_weight_casts(
     found: Mapping[int, int], stored: Ints, class_of: Ints, values: int
 ) -> FusedCasts:
-    """Casts that dots compute themselves in every instance.
+    """Maps weight casts to a model's values: a value is fused if all its instances are casts.
 
     Args:
-      found: see `find_weight_casts`; of the original's values.
+      found: result of `find_weight_casts` for the original.
       stored: ids of the original's values with live ranges.
-      class_of: id of the model's value for each of the original's.
+      class_of: id of the model's value for each of the original's, or -1.
       values: number of the model's values.
     """
-    others = np.zeros(values, dtype=np.bool_)
-    of = class_of[stored[~np.isin(stored, list(found))]]
-    others[of[of >= 0]] = True
+    not_casts = np.zeros(values, dtype=np.bool_)
+    classes = class_of[stored[~np.isin(stored, list(found))]]
+    not_casts[classes[classes >= 0]] = True
     mask = np.zeros(values, dtype=np.bool_)
     by_source: dict[int, set[int]] = {}
     for value, argument in found.items():
         cast = int(class_of[value])
-        if cast >= 0 and not others[cast]:
+        if cast >= 0 and not not_casts[cast]:
             mask[cast] = True
             for source in (cast, int(class_of[argument])):
                 by_source.setdefault(source, set()).add(cast)
