@@ -37,8 +37,8 @@ from partir_search.planning.trace import split_call, trace_call
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.state import State
 from partir_search.simulator.simulator import CostModel
-from partir_search.strategies.apply import Strategist
-from partir_search.strategies.catalogue import expert_plans
+from partir_search.strategies.apply import StrategyApplier
+from partir_search.strategies.catalogue import named_strategies
 from partir_search.strategies.moves import TileClass
 
 FLAGS = flags.FLAGS
@@ -169,13 +169,13 @@ def variant_games(planner: Planner, names: Sequence[str]) -> dict[str, PlanningG
         paths.axes,
         paths.goal,
         paths.state,
-        paths.strategist,
+        paths.applier,
     )
     graph = Graph(planner.module, planner.table, contract=True)
     model = CostModel(planner.module, graph.rules, planner.machine, analysis=planner.analysis)
-    state, strategist = State(graph, planner.mesh), Strategist(graph)
+    state, applier = State(graph, planner.mesh), StrategyApplier(graph)
     goal = scorer(planner.goals)
-    whole = PlanningGame(graph, planner.mesh, model, names, goal, state, strategist)
+    whole = PlanningGame(graph, planner.mesh, model, names, goal, state, applier)
     return {
         "full": usual,
         "no interior values": plain,
@@ -209,7 +209,7 @@ def main(argv: list[str]) -> None:
         planner = Planner(module, mesh, ps.MACHINES[machine])
         games = variant_games(planner, mesh.names)
         starts = [
-            moves for _, moves in expert_plans(planner.mesh, mesh.names, games["full"].strategist)
+            moves for _, moves in named_strategies(planner.mesh, mesh.names, games["full"].applier)
         ]
         runs = [(name, games["full"], run) for name, run in ENGINES.items()]
         runs += [(name, game, full) for name, game in games.items() if name != "full"]

@@ -29,7 +29,7 @@ from experiments.small_programs import MESHES, enumerated, game_of, modules
 from partir_search.mcts.game import Score
 from partir_search.mcts.search import Settings, search
 from partir_search.planning.game import PlanningGame
-from partir_search.strategies.catalogue import expert_plans
+from partir_search.strategies.catalogue import named_strategies
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("seeds", 10, "Seeds of the search.")
@@ -49,7 +49,7 @@ def spaces() -> Iterator[tuple[str, PlanningGame]]:
 
 def found(game: PlanningGame, seed: int, settings: Settings) -> tuple[Score, int]:
     """The search's answer and the states that it looked at."""
-    starts = [moves for _, moves in expert_plans(game.mesh, game.axes, game.strategist)]
+    starts = [moves for _, moves in named_strategies(game.mesh, game.axes, game.applier)]
     result = search(game, episodes=FLAGS.episodes, seed=seed, starts=starts, settings=settings)
     return result.best.score, result.states
 

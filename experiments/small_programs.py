@@ -19,7 +19,7 @@ from partir_search.planning.game import PlanningGame
 from partir_search.planning.planner import Planner
 from partir_search.planning.trace import split_call, trace_call
 from partir_search.simulator.target.machine import Machine
-from partir_search.strategies.catalogue import expert_plans
+from partir_search.strategies.catalogue import named_strategies
 
 Program = tuple[Callable[..., Any], tuple[Any, ...]]
 
@@ -177,7 +177,7 @@ def enumerated(game: PlanningGame, states: int) -> Record | None:
     if not enumerate_states(game, record, states):
         return None
     # Their plans need not be reached one by one.
-    for _, moves in expert_plans(game.mesh, game.axes, game.strategist):
+    for _, moves in named_strategies(game.mesh, game.axes, game.applier):
         taken = list(play(game, moves))
         record.evaluate(taken)
         rewind(game, len(taken))

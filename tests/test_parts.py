@@ -17,7 +17,7 @@ import partir_search as ps
 from models import llama
 from partir_search.ir.mesh import MeshShape
 from partir_search.propagation.graph import Graph
-from partir_search.propagation.sub_axes import split_axes
+from partir_search.propagation.sub_axes import split_into_sub_axes
 from tests.support import assert_same, module_of
 
 MESH = MeshShape(("data", "model"), (2, 16)).split({"model": (8, 2)})
@@ -64,10 +64,8 @@ def test_where_axes_split(batch: int, heads: int, kv: int, sizes: Any, parts: An
 
     args = (jnp.ones((8, heads * 64)), jnp.ones((batch, 16, 8)))
     graph = Graph(module_of(f, *args, ties=[(0, 0)]))
-    assert (
-        split_axes(graph, MeshShape(("data", "model", "third")[: len(sizes)], sizes)).parts()
-        == parts
-    )
+    mesh = MeshShape(("data", "model", "third")[: len(sizes)], sizes)
+    assert split_into_sub_axes(graph, mesh).parts() == parts
 
 
 def train_args() -> tuple[Any, Any]:

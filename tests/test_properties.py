@@ -59,7 +59,7 @@ def act(state: State, rng: random.Random, count: int) -> None:
         if not shape:
             continue
         if rng.random() < 0.1 and state.tiles[axis][cls] == -1:
-            state.keep(cls, (axis,))
+            state.replicate(cls, (axis,))
             continue
         dim = rng.randrange(len(shape))
         if state.may_tile(cls, dim, (axis,)):

@@ -220,6 +220,6 @@ def test_games_lead_where_their_moves_lead() -> None:
             path.append(move)
         state = State(game.graph, game.mesh)
         for move in path:
-            assert game.strategist.perform(move, state)  # type: ignore[arg-type]
+            assert game.applier.apply(move, state)  # type: ignore[arg-type]
         assert state.key() == game.state.key()
         assert game.depth == len(path)

@@ -13,7 +13,7 @@ from experiments.small_programs import enumerated, game_of, module_of
 from partir_search.ir.mesh import MeshShape
 from partir_search.mcts.search import Settings, search
 from partir_search.simulator.target.machine import MACHINES
-from partir_search.strategies.catalogue import expert_plans
+from partir_search.strategies.catalogue import named_strategies
 
 SEARCH = dataclasses.replace(Settings(), exact_states=0)  # it may not enumerate
 LINE, GRID = MeshShape(("data",), (4,)), MeshShape(("data", "model"), (4, 2))
@@ -36,7 +36,7 @@ def test_no_regret(name: str, mesh: MeshShape, tight: bool) -> None:
     game = game_of(module_of(name), mesh, MACHINES["tpu_v5e"], tight=tight)
     record = enumerated(game, 2000)
     assert record is not None
-    starts = [moves for _, moves in expert_plans(game.mesh, game.axes, game.strategist)]
+    starts = [moves for _, moves in named_strategies(game.mesh, game.axes, game.applier)]
     best = record.best.score
     for seed in range(2):
         found = search(game, episodes=600, seed=seed, starts=starts, settings=SEARCH).best.score

@@ -1,8 +1,8 @@
 """A partition: the base module plus, per mesh axis, two flat arrays.
 
 `loops[axis][op.id]` is the factor that the op loops over (or `NONE`), `tiles[axis][value.id]` the
-dim on which the value is tiled (or `NONE`, or `KEPT`: decided to stay whole). Everything else is
-derived: layouts, partial sums, loop nests.
+dim on which the value is tiled (or `NONE`, or `REPLICATED` by decision).
+Layouts, partial sums and loop nests are derived.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partir_search.ir.analysis.axis_rows import AxisRows, axis_rows
-from partir_search.ir.analysis.def_use import Index
+from partir_search.ir.analysis.def_use import DefUse
 from partir_search.ir.axis_options import NO_MODES, Modes
 from partir_search.ir.boundaries import Beyond
 from partir_search.ir.core import Module, Op, Shape, Value
@@ -62,7 +62,7 @@ class Partition:
     mesh: MeshShape
     rules: Sequence[OpRule]
     axes: Sequence[AxisRows]
-    index: Index
+    index: DefUse
     order: tuple[int, ...] = ()
     modes: Modes = NO_MODES
 
@@ -78,7 +78,7 @@ class Partition:
         """True if major axes use up the factors above the one that `axis` loops over."""
         rule = self.rules[op]
         major = self.order[: self.order.index(axis)]
-        for g in rule.under(self.axes[axis].loops[op]):
+        for g in rule.majors_of(self.axes[axis].loops[op]):
             looped = [a for a in range(len(self.axes)) if self.axes[a].loops[op] == g]
             if (
                 not set(looped) <= set(major)
@@ -94,7 +94,7 @@ class Partition:
             loops, tiles = self.axes[axis].loops[:], self.axes[axis].tiles[:]
             for op in (op for a, op in broken if a == axis):
                 loops[op] = NONE
-            self.axes[axis] = axis_rows(self.index, loops, tiles, self.axes[axis].travels)
+            self.axes[axis] = axis_rows(self.index, loops, tiles, self.axes[axis].defers)
 
     @property
     def loops(self) -> list[array[int]]:
@@ -103,13 +103,13 @@ class Partition:
 
     @property
     def tiles(self) -> list[array[int]]:
-        """[axes][values] dim, NONE or KEPT."""
+        """[axes][values] dim, NONE or REPLICATED."""
         return [rows.tiles for rows in self.axes]
 
     @property
-    def travelling(self) -> list[Mapping[int, str]]:
-        """[axes] monoids of values that rest as pending reductions, by id."""
-        return [rows.travelling for rows in self.axes]
+    def partials(self) -> list[Mapping[int, str]]:
+        """[axes] monoids of values that are partial at rest, by value id."""
+        return [rows.partials for rows in self.axes]
 
     def layout(self, value: Value) -> Layout:
         """The layout in which `value` rests."""
@@ -216,8 +216,8 @@ class Partition:
         even = sizes[how.along] == sizes[how.factor] and sizes[how.along] % (2 * size) == 0
         return even and looped == set(axes)
 
-    def made_pending(self, op: Op, result: int) -> Pending:
-        """Reductions that the op itself leaves unfinished in a result."""
+    def partial_result(self, op: Op, result: int) -> Pending:
+        """Reductions that an op leaves unfinished in its result number `result`."""
         rule, out = self.rules[op.id], []
         ring = self.ring(op)
         summed = ring.axes[ring.summed] if ring else NONE
@@ -228,13 +228,13 @@ class Partition:
             if f >= 0 and rule.dim_of(rule.results[result], f) < 0:
                 out.append((axis, rule.reducers[f]))
             elif f < 0:
-                travelling = self.axes[axis].travelling
-                out += [(axis, travelling[v.id]) for _, v in op.inputs() if v.id in travelling][:1]
+                partials = self.axes[axis].partials
+                out += [(axis, partials[v.id]) for _, v in op.inputs() if v.id in partials][:1]
         return tuple(out)
 
-    def rest_pending(self, value: Value) -> Pending:
-        """Reductions still unfinished where `value` rests."""
-        each = ((a, self.axes[a].travelling.get(value.id)) for a in self.order)
+    def partial_at_rest(self, value: Value) -> Pending:
+        """Unfinished reductions of `value` at rest, (axis, monoid) pairs in the order of axes."""
+        each = ((a, self.axes[a].partials.get(value.id)) for a in self.order)
         return tuple((a, monoid) for a, monoid in each if monoid)
 
     def tiles_of(self, op: Op, factor: int) -> int:
@@ -284,8 +284,8 @@ def axis_order(partition: Partition, inner: Sequence[tuple[int, int]] = ()) -> t
     parts = [partition.mesh.axes(whole) for whole in partition.mesh.whole]
     order = sorted(axes, key=lambda a: (sum(gathered[b] for b in parts[a]), parts[a][0], a))
     for b, n in sorted(set(inner)):
-        above = partition.rules[n].under(partition.axes[b].loops[n])
-        for a in [a for a in order if partition.axes[a].loops[n] in above]:
+        majors = partition.rules[n].majors_of(partition.axes[b].loops[n])
+        for a in [a for a in order if partition.axes[a].loops[n] in majors]:
             if order.index(a) > order.index(b):
                 order.remove(a)
                 order.insert(order.index(b), a)

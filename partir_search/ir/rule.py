@@ -20,8 +20,8 @@ from partir_search.ir.local_context import LocalContext
 from partir_search.ir.manual import Manual
 
 NONE = -1  # no factor on this dim / no loop on this op / no dim tiled on this value
-KEPT = -2  # decided to stay whole
-TRAVELLING = ("sum", "max", "min")  # reductions that may stay unfinished through other ops
+REPLICATED = -2  # decided to have no tile on this axis
+DEFERRABLE = ("sum", "max", "min")  # reductions that may stay unfinished through later ops
 
 Dims = tuple[int, ...]  # factor of each dim (the most major one of several), or NONE
 
@@ -74,13 +74,13 @@ class Resizing:
         extents that the program says.
       filler: monoid whose identity has to stand beyond the extent of a dim in `masked`.
       masked: (operand, dim) of which results read elements beyond the extent.
-      barred: (operand, dim) that may not be longer.
+      fixed: (operand, dim) pairs that keep their extent.
     """
 
     resize: Resize
     filler: str = "sum"
     masked: frozenset[tuple[int, int]] = frozenset()
-    barred: frozenset[tuple[int, int]] = frozenset()
+    fixed: frozenset[tuple[int, int]] = frozenset()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -95,9 +95,9 @@ class OpRule:
       reducers: per factor, the monoid ("sum", "max", "min", "and", "or") that combines partial
         results where the factor is in no result dim; "" for factors of result dims.
       blocked: factors that no axis may loop over.
-      above: per factor, those that share a dim with it and are more major (a reshape of [h g] to
-        [h, g]); () when no dim holds several. A loop over a factor needs loops of more major axes
-        that use up all factors above it: only then is its tile one piece of the shared dim.
+      major_factors: per factor, the more major factors of the same dim (a reshape of [h g] to
+        [h, g]); () if every dim has at most one factor. Before a loop over a factor, loops of more
+        major axes must use up its major factors: only then is its tile one piece of the dim.
       linear: groups of operand positions. If all operands of one group are pending sums (or
         zeros) and the others are whole, the results are pending sums.
       monotone: (monoid, operand positions). If some operands of one group are pending maxima (or
@@ -131,7 +131,7 @@ class OpRule:
     results: tuple[Dims, ...]
     reducers: tuple[str, ...]
     blocked: frozenset[int] = frozenset()
-    above: tuple[tuple[int, ...], ...] = ()
+    major_factors: tuple[tuple[int, ...], ...] = ()
     linear: tuple[tuple[int, ...], ...] = ()
     monotone: tuple[tuple[str, tuple[int, ...]], ...] = ()
     flops_per_point: float = 0.0
@@ -183,22 +183,22 @@ class OpRule:
         """True if a summed factor may be walked in time: tiles of the operands, whichever they are,
         are multiplied as they are.
         """
-        plain = self.local is None and self.localize is None and not self.above
+        plain = self.local is None and self.localize is None and not self.major_factors
         return self.contracts and plain and not self.reads and not self.opaque
 
     def dim_of(self, dims: Dims, factor: int) -> int:
         """Position of `factor` in `dims`, or `NONE`."""
         if factor in dims:
             return dims.index(factor)
-        return self.dim_of(dims, self.above[factor][-1]) if self.under(factor) else NONE
+        return self.dim_of(dims, self.major_factors[factor][-1]) if self.majors_of(factor) else NONE
 
-    def under(self, factor: int) -> tuple[int, ...]:
-        """The factors above `factor`."""
-        return self.above[factor] if self.above else ()
+    def majors_of(self, factor: int) -> tuple[int, ...]:
+        """Factors that share a dim with `factor` and are more major."""
+        return self.major_factors[factor] if self.major_factors else ()
 
     def factors_on(self, dims: Dims, dim: int) -> tuple[int, ...]:
         """The factors that stand on one of `dims`, major to minor."""
-        if not self.above:
+        if not self.major_factors:
             return () if dims[dim] < 0 else (dims[dim],)
         return tuple(f for f in range(len(self.sizes)) if self.dim_of(dims, f) == dim)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from partir_search.ir.core import Literal, Module, Op, Region, Value
 from partir_search.ir.partition import Partition
-from partir_search.ir.rule import KEPT, NONE
+from partir_search.ir.rule import NONE, REPLICATED
 
 WINDOW = 10  # ops shown on either side of one that is wrong
 
@@ -67,7 +67,7 @@ def verify_partition(partition: Partition) -> None:
             for fault in ring.faults(rule):
                 raise _wrong(module, op, f"walks a ring in which {fault}")
         for f, n in taken.items():
-            for g in rule.under(f):
+            for g in rule.majors_of(f):
                 if taken.get(g, 1) != rule.sizes[g]:
                     raise _wrong(module, op, f"loops over factor {f} before {g} is used up")
             if rule.sizes[f] % n:
@@ -76,7 +76,7 @@ def verify_partition(partition: Partition) -> None:
         left = list(value.type.shape)
         for axis, size in enumerate(mesh.sizes):
             d = partition.tiles[axis][value.id]
-            if d in (NONE, KEPT):
+            if d in (NONE, REPLICATED):
                 continue
             if not 0 <= d < len(left) or left[d] % size:
                 raise InvalidIR(
@@ -86,7 +86,7 @@ def verify_partition(partition: Partition) -> None:
         for triple in mesh.triples:
             if all(partition.tiles[a][value.id] >= 0 for a in triple):
                 raise InvalidIR(f"{value!r} is tiled on two axes and their diagonal")
-    for axis, resting in enumerate(partition.travelling):
+    for axis, resting in enumerate(partition.partials):
         for op in module.ops:
             held = [v for _, v in op.inputs() if v.id in resting]
             if held and partition.loops[axis][op.id] != NONE:

@@ -31,8 +31,8 @@ class Resting(abc.ABC):
         self.index = partition.index
         self.order = partition.order
         self.pending = {
-            v: partition.rest_pending(self.module.values[v])
-            for v in frozenset().union(*partition.travelling)
+            v: partition.partial_at_rest(self.module.values[v])
+            for v in frozenset().union(*partition.partials)
         }
         self.active = active_ops(partition) if sparse else None
         self.around = partition.index.around
@@ -102,7 +102,7 @@ class Resting(abc.ABC):
         needs = one(tuple(map(one, self._needs(op, windows))))
         ins = tuple(self.rest(x.id) if isinstance(x, Value) else x for x in op.operands)
         outs = tuple(
-            self.slot(r, layout, partition.made_pending(op, i))
+            self.slot(r, layout, partition.partial_result(op, i))
             for i, (r, layout) in enumerate(zip(op.results, partition.makes(op), strict=True))
         )
         moved = tuple(

@@ -104,7 +104,7 @@ class DimClasses:
         if not rule.reads_on(operand, dim):
             return self.size(x, dim) if self.carries(op, f) else n
         how = rule.resizing
-        if how is None or (operand, dim) in how.barred or not self.carries(op, f):
+        if how is None or (operand, dim) in how.fixed or not self.carries(op, f):
             return n
         return self.size(x, dim)
 

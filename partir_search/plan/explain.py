@@ -11,7 +11,7 @@ from partir_search.constraints.shardings import spec_wish
 from partir_search.ir.argument_paths import matches, nearest
 from partir_search.ir.core import Op, Value
 from partir_search.ir.printing.names import printed_as
-from partir_search.ir.rule import KEPT
+from partir_search.ir.rule import REPLICATED
 from partir_search.messages.validators import text
 from partir_search.messages.wording import shown
 from partir_search.plan.planned import Planned, varied
@@ -50,8 +50,8 @@ def _explain(planned: Planned, path: str, value: Value) -> list[str]:
             size = state.mesh.sizes[axis]
             bad = [n for n in value.type.shape if n % size]
             why = f"; dims of size {bad} do not divide by {size}" if bad else ""
-            barred = [d for d in range(len(value.type.shape)) if state.barred(cls, d, (axis,))]
-            why += f"; the sharding that is fixed has dims {barred} whole" if barred else ""
+            closed = [d for d in range(len(value.type.shape)) if state.is_closed(cls, d, (axis,))]
+            why += f"; the sharding that is fixed has dims {closed} whole" if closed else ""
             lines.append(f"  {name}: whole (nothing reached it{why})")
             continue
         what = f"dim {dim}" if dim >= 0 else "kept whole"
@@ -68,7 +68,7 @@ def why_whole(planned: Planned, value: Value) -> str:
     state, found = planned.state, []
     cls = planned.graph.class_of[value.id]
     for axis, name in enumerate(state.mesh.names):
-        if state.tiles[axis][cls] == KEPT:
+        if state.tiles[axis][cls] == REPLICATED:
             found.append(f"{name}: kept whole on purpose")
         elif all(n % state.mesh.sizes[axis] for n in value.type.shape):
             found.append(f"{name}: no dim divides by {state.mesh.sizes[axis]}")

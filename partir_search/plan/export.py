@@ -48,7 +48,7 @@ def constrained(partition: Partition, mesh: Any) -> Callable[..., list[Any]]:
 
     def seen(value: Value, x: Any) -> Any:
         layout = partition.layout(value)
-        if not any(layout) or partition.rest_pending(value):
+        if not any(layout) or partition.partial_at_rest(value):
             return x
         spec = partition_spec(partition.mesh, layout, user=True)
         sharding = named_sharding(mesh, partition.mesh, spec)

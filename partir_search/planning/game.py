@@ -19,7 +19,7 @@ from partir_search.propagation.graph import Graph
 from partir_search.propagation.state import State
 from partir_search.simulator.cost import Cost
 from partir_search.simulator.simulator import CostModel, DeviceLoad
-from partir_search.strategies.apply import Strategist
+from partir_search.strategies.apply import StrategyApplier
 from partir_search.strategies.moves import (
     Axes,
     DataParallel,
@@ -57,7 +57,7 @@ class PlanningGame:
     axes: Sequence[str]
     goal: Scorer[Cost]
     state: State
-    strategist: Strategist
+    applier: StrategyApplier
     cache: LocalCache = dataclasses.field(init=False)
     costs: dict[int, Cost] = dataclasses.field(default_factory=dict)
     _candidates: Sequence[Sequence[StrategyMove]] = ()  # by kind, as in SHARES
@@ -85,8 +85,8 @@ class PlanningGame:
         return number
 
     def _find_candidates(self) -> Sequence[Sequence[StrategyMove]]:
-        shapes, roles = self.graph.shapes, self.strategist.roles
-        padded = tuple(c for forms in self.strategist.padded.values() for c in forms)
+        shapes, roles = self.graph.shapes, self.applier.roles
+        padded = tuple(c for forms in self.applier.padded.values() for c in forms)
         arguments = list(dict.fromkeys(roles.data + roles.parameters + padded))
         if len(roles.optimizer) <= 8:  # small programs: decide each on its own as well
             arguments += roles.optimizer
@@ -108,8 +108,8 @@ class PlanningGame:
                 continue
             moves += [DataParallel(axes), ModelParallel(axes, True), ModelParallel(axes, False)]
             moves += [SequenceParallel(axes), Zero(axes, 2), Zero(axes, 3)]
-            moves += [EdgeParallel(axes)] if self.strategist.edges else []
-            moves += [ExpertParallel(axes)] if self.strategist.experts else []
+            moves += [EdgeParallel(axes)] if self.applier.edges else []
+            moves += [ExpertParallel(axes)] if self.applier.experts else []
         matrices = {c for c in arguments if len(shapes[c]) >= 2}
         return (
             [*moves, *self._alike(tilings)],
@@ -119,7 +119,7 @@ class PlanningGame:
 
     def _alike(self, tilings: Sequence[TileClass]) -> list[TileAlike]:
         """The same tiling of all parameters of a shape."""
-        parameters, alike = set(self.strategist.roles.parameters), dict[Hashable, list[TileClass]]()
+        parameters, alike = set(self.applier.roles.parameters), dict[Hashable, list[TileClass]]()
         for t in tilings:
             if t.cls in parameters:
                 alike.setdefault((self.graph.shapes[t.cls], t.dim, t.axes), []).append(t)
@@ -169,7 +169,7 @@ class PlanningGame:
         here = self._here
         after = self._after.get((here, move))
         if after is None:
-            done = self.strategist.perform(move, self.state)  # type: ignore[arg-type]
+            done = self.applier.apply(move, self.state)  # type: ignore[arg-type]
             after = self._after[here, move] = self._met() if done else here
         elif after != here:
             self.state.restore(self._keys[after])
@@ -213,10 +213,10 @@ class PlanningGame:
     def score(self) -> Score:
         return self.goal(self.cost())
 
-    def let_go(self) -> None:
-        """Forgets what looking at many states takes, once only a few are asked for again."""
+    def clear_caches(self) -> None:
+        """Drops the caches filled by a search: costs of the few states asked for later are cheap."""
         self.cache = LocalCache(self.model.machine.traits)
-        self.state.let_go()
+        self.state.clear_caches()
         self._legal.clear()
 
     def describe(self, move: Move) -> str:
@@ -238,6 +238,6 @@ class PlanningGame:
 
     def decisions(self, path: Sequence[Move]) -> list[Decision]:
         """The plain decisions that a path comes to; the game returns to its state."""
-        out = [d for move in path for d in self.strategist.perform(move, self.state)]  # type: ignore[arg-type]
+        out = [d for move in path for d in self.applier.apply(move, self.state)]  # type: ignore[arg-type]
         self.state.restore(self._keys[self._here])
         return out

@@ -19,7 +19,7 @@ from partir_search.propagation.actions import (
 from partir_search.propagation.contradictions import IllegalAction
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.state import State
-from partir_search.strategies.apply import Strategist
+from partir_search.strategies.apply import StrategyApplier
 from partir_search.strategies.moves import (
     AlternateParallel,
     DataParallel,
@@ -185,11 +185,11 @@ PARALLELISM = (SpatialTemporal, CollectiveMatmul, ContextParallel, TensorParalle
 
 
 def parallel_actions(
-    tactic: Parallelism, graph: Graph, state: State, strategist: Strategist
+    tactic: Parallelism, graph: Graph, state: State, applier: StrategyApplier
 ) -> list[Action]:
     """Plays a tactic on `state`; returns the actions that had an effect."""
     if isinstance(tactic, ContextParallel):
-        return context_actions(tactic, graph, state, strategist)
+        return context_actions(tactic, graph, state, applier)
     if isinstance(tactic, CollectiveMatmul):
         return _axis_actions([WindowedEinsum(a) for a in tactic.axes], graph, state)
     mesh, moves = state.mesh, list[StrategyMove]()
@@ -203,7 +203,7 @@ def parallel_actions(
         rows, one, other = map(mesh.axes, tactic.axes)
         scatters = SequenceParallel(other), SequenceParallel(one)
         moves = [DataParallel(rows), AlternateParallel(other, one), *scatters, Zero(rows, 3)]
-    decisions = [d for move in moves for d in strategist.perform(move, state)]
+    decisions = [d for move in moves for d in applier.apply(move, state)]
     actions = _named(decisions, graph, mesh)
     if isinstance(tactic, SpatialTemporal) and tactic.form != RESULT:
         actions += _axis_actions([RingSchedule(tactic.diagonal, tactic.form)], graph, state)
@@ -219,11 +219,11 @@ def _axis_actions(actions: Sequence[Action], graph: Graph, state: State) -> list
 
 
 def context_actions(
-    tactic: ContextParallel, graph: Graph, state: State, strategist: Strategist
+    tactic: ContextParallel, graph: Graph, state: State, applier: StrategyApplier
 ) -> list[Action]:
     """Plays context parallelism on `state`; returns the actions that had an effect."""
     mesh, axes = state.mesh, state.mesh.axes(tactic.axis)
-    for cls, dim in strategist.contexts:
+    for cls, dim in applier.contexts:
         now = state.tiles[axes[0]][cls]
         shape = graph.shapes[cls]
         if now != dim and shape[dim] % mesh.size(axes):
@@ -234,7 +234,7 @@ def context_actions(
             )
     if tactic.zigzag:
         _check_zigzag(tactic, graph, mesh.size(axes))
-    actions = _named(strategist.perform(ContextMove(axes), state), graph, mesh)
+    actions = _named(applier.apply(ContextMove(axes), state), graph, mesh)
     if tactic.ring:
         actions += _axis_actions([WindowedEinsum(tactic.axis, tactic.zigzag)], graph, state)
     return actions

@@ -40,18 +40,18 @@ from partir_search.propagation.actions import (
 )
 from partir_search.propagation.apply import apply_compatible
 from partir_search.propagation.graph import Graph
-from partir_search.propagation.memo import Spreads
+from partir_search.propagation.memo import PropagationMemo
 from partir_search.propagation.state import State
-from partir_search.propagation.sub_axes import split_axes
+from partir_search.propagation.sub_axes import split_into_sub_axes
 from partir_search.rules.control_flow import outer_inner
 from partir_search.rules.registry import RuleTable, rule_key
 from partir_search.simulator.cost import Cost
 from partir_search.simulator.program_analysis import ProgramAnalysis, analyse_program
 from partir_search.simulator.simulator import CostModel
 from partir_search.simulator.target.machine import Machine
-from partir_search.strategies.apply import Strategist
+from partir_search.strategies.apply import StrategyApplier
 from partir_search.strategies.argument_roles import Roles, find_roles
-from partir_search.strategies.catalogue import expert_plans
+from partir_search.strategies.catalogue import named_strategies
 from partir_search.strategies.moves import ContextParallel
 
 DEFAULT_EPISODES = 1000
@@ -91,9 +91,9 @@ class Planner:
         self.table = table or RuleTable()
         with self._clock.timed("graph"):
             self.graph = Graph(module, self.table, contract=True)
-            self.mesh = split_axes(self.graph, mesh)
+            self.mesh = split_into_sub_axes(self.graph, mesh)
         self.cache = LocalCache(machine.traits)
-        self.spreads: Spreads = {}
+        self.memo: PropagationMemo = {}
         self._model: CostModel | None = None
         self._last: Kept = collections.deque(maxlen=FINALISTS + 1)
 
@@ -137,8 +137,8 @@ class Planner:
           hints: a plan of a program much like this one: searches start from it too.
         """
         check_schedule(schedule, self.module, self.mesh)
-        state, actions = begin(self.graph, self.mesh, self.spreads, fixed, schedule)
-        strategist = Strategist(self.graph, self.roles)
+        state, actions = begin(self.graph, self.mesh, self.memo, fixed, schedule)
+        applier = StrategyApplier(self.graph, self.roles)
         reports: list[SearchReport] = []
         for tactic in schedule:
             if isinstance(tactic, AutomaticPartition):
@@ -150,9 +150,9 @@ class Planner:
                     action.apply(state)
                 actions += found
             elif isinstance(tactic, PARALLELISM):
-                actions += parallel_actions(tactic, self.graph, state, strategist)
+                actions += parallel_actions(tactic, self.graph, state, applier)
             else:
-                actions += manual_actions(tactic, self.graph, state, strategist)
+                actions += manual_actions(tactic, self.graph, state, applier)
         if self.streams and reports:
             actions += self._axis_modes(state)
         return self.finish(state, actions, reports)
@@ -255,7 +255,7 @@ class Planner:
             folded, game = self.game(names, before, tactic.leave)
         ops, small = len(self.module.ops), len(folded.module.ops)
         self._clock.record("fold", ops, small, lambda: print_module(folded.module))
-        known = expert_plans(self.mesh, names, game.strategist, self.streams)
+        known = named_strategies(self.mesh, names, game.applier, self.streams)
         with self._clock.timed("experts"):
             experts = [(name, self._folded(game, moves)[1]) for name, moves in known]
         starts = [*(moves for _, moves in known), folded_moves(hints, folded, self.module, game)]
@@ -263,7 +263,7 @@ class Planner:
             result = search_noted(game, episodes, seed, starts, progress)
         found = [game.describe(move) for move in result.best.path]
         self._clock.record("search", small, small, lambda: "\n".join(found))
-        game.let_go()
+        game.clear_caches()
         with self._clock.timed("finalists"):
             best, path = self._finalist(game, folded, before, result, starts)
         report = SearchReport(
@@ -287,15 +287,15 @@ class Planner:
     def known_costs(self) -> list[tuple[str, Cost]]:
         """The known strategies on all axes with their costs, on the folded program."""
         _, game = self.game(self.names)
-        known = expert_plans(self.mesh, self.names, game.strategist, self.streams)
+        known = named_strategies(self.mesh, self.names, game.applier, self.streams)
         return [(n, self._folded(game, moves)[1]) for n, moves in known]
 
     def known_actions(self) -> dict[str, list[Action]]:
         """The known strategies on all axes, on the whole program."""
         folded, game = self.game(self.names)
         found = {}
-        for name, moves in expert_plans(self.mesh, self.names, game.strategist, self.streams):
-            state = State(self.graph, self.mesh, spreads=self.spreads)
+        for name, moves in named_strategies(self.mesh, self.names, game.applier, self.streams):
+            state = State(self.graph, self.mesh, memo=self.memo)
             found[name] = expand(folded, game, game.decisions(moves), state)
         return found
 
@@ -312,7 +312,7 @@ class Planner:
         marks = marks_of(self.module, before) | dict.fromkeys(left, "left")
         folded = fold(self.module, rule_key, marks, outer_inner)
         game = self._game(folded, before, axes)
-        game.state.left = {game.graph.class_of[folded.class_of[v]] for v in left}
+        game.state.frozen = {game.graph.class_of[folded.class_of[v]] for v in left}
         return folded, game
 
     def _game(self, folded: Folded, before: Sequence[Action], names: Sequence[str]) -> PlanningGame:
@@ -327,9 +327,9 @@ class Planner:
             original_rules=self.graph.rules,
             analysis=self.analysis,
         )
-        strategist = Strategist(graph, self.roles.of(folded.class_of))
+        applier = StrategyApplier(graph, self.roles.of(folded.class_of))
         goal = scorer(self.goals)
-        return PlanningGame(graph, self.mesh, model, names, goal, state, strategist)
+        return PlanningGame(graph, self.mesh, model, names, goal, state, applier)
 
     def _finalist(
         self,
@@ -356,7 +356,7 @@ class Planner:
                 p for p in map(tuple, experts) if any(isinstance(m, ContextParallel) for m in p)
             ]
             paths += sorted(contexts, key=lambda p: self._rank(game, p))[:1]
-        state = State(self.graph, self.mesh, spreads=self.spreads)
+        state = State(self.graph, self.mesh, memo=self.memo)
         for action in before:
             action.apply(state)
         found: list[tuple[Score, int, tuple[Move, ...], list[Action]]] = []

@@ -6,19 +6,19 @@ from collections.abc import Iterator, Sequence
 
 from partir_search.ir.argument_paths import named
 from partir_search.ir.mesh import MeshShape
-from partir_search.ir.rule import KEPT, NONE
-from partir_search.planning.tactics import REPLICATED, ManualPartition, Tactic
+from partir_search.ir.rule import NONE, REPLICATED
+from partir_search.planning.tactics import ManualPartition, Special, Tactic
 from partir_search.propagation.actions import Action, tilings
 from partir_search.propagation.apply import apply_fixed
 from partir_search.propagation.graph import Graph
-from partir_search.propagation.memo import Spreads
+from partir_search.propagation.memo import PropagationMemo
 from partir_search.propagation.state import State
 
 
 def begin(
     graph: Graph,
     mesh: MeshShape,
-    spreads: Spreads,
+    memo: PropagationMemo,
     fixed: Sequence[Action],
     schedule: Sequence[Tactic],
 ) -> tuple[State, list[Action]]:
@@ -27,13 +27,13 @@ def begin(
     A schedule comes after them, but its word on an argument counts for more than what spreads there
     from a constraint elsewhere.
     """
-    state = State(graph, mesh, spreads=spreads)
+    state = State(graph, mesh, memo=memo)
     actions = apply_fixed(state, fixed)
     overrun = tuple(dict.fromkeys(_overrun(schedule, state, actions)))
     if not overrun:
         return state, actions
     stopped = [action.with_barriers(overrun) for action in fixed]
-    state = State(graph, mesh, spreads=spreads)
+    state = State(graph, mesh, memo=memo)
     return state, apply_fixed(state, stopped)
 
 
@@ -49,8 +49,9 @@ def _overrun(schedule: Sequence[Tactic], state: State, fixed: Sequence[Action]) 
                 dim = spec(path, shape) if callable(spec) else spec
                 if not shape or value.name in own:
                     continue
-                wanted = dim % len(shape) if isinstance(dim, int) else KEPT
+                wanted = dim % len(shape) if isinstance(dim, int) else REPLICATED
                 cls = state.graph.class_of[value.id]
                 now = {state.tiles[a][cls] for a in state.mesh.axes(tactic.axis)}
-                if (isinstance(dim, int) or dim is REPLICATED) and not now <= {NONE, wanted}:
+                decides = isinstance(dim, int) or dim is Special.REPLICATED
+                if decides and not now <= {NONE, wanted}:
                     yield value.name

@@ -28,7 +28,7 @@ from partir_search.propagation.actions import Action, Replicate, Tile
 from partir_search.propagation.contradictions import already_decided
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.state import State
-from partir_search.strategies.apply import Strategist
+from partir_search.strategies.apply import StrategyApplier
 
 
 class Special(enum.Enum):
@@ -157,7 +157,7 @@ def diagonals(schedule: Sequence[Tactic]) -> list[str]:
 
 
 def manual_actions(
-    tactic: ManualPartition, graph: Graph, state: State, strategist: Strategist
+    tactic: ManualPartition, graph: Graph, state: State, applier: StrategyApplier
 ) -> list[Action]:
     """Plays a manual tactic on `state`; returns the actions that had an effect."""
     module, mesh = graph.module, state.mesh
@@ -178,7 +178,7 @@ def manual_actions(
                     raise already_decided(path, now, tactic.axis, "kept whole")
                 continue
             if dim is FIRST_DIVISIBLE_DIM:
-                dim = strategist.first_divisible_dim(state, cls, axes) if now == NONE else NONE
+                dim = applier.first_divisible_dim(state, cls, axes) if now == NONE else NONE
                 if dim == NONE:
                     continue
             if dim is None or isinstance(dim, Special):

@@ -11,7 +11,7 @@ from partir_search.planning.game import PlanningGame
 from partir_search.propagation.actions import Action, Replicate, Tile, tilings
 from partir_search.propagation.contradictions import value_named
 from partir_search.propagation.state import State
-from partir_search.strategies.moves import Decision, KeepClass, TileClass
+from partir_search.strategies.moves import Decision, ReplicateClass, TileClass
 
 
 def folded_moves(
@@ -29,7 +29,7 @@ def folded_moves(
                 barriers = dict.fromkeys(game.graph.class_of[v] for v in ends if v >= 0)
                 moves.append(TileClass(cls, action.dim, axes, tuple(barriers)))
             elif isinstance(action, Replicate):
-                moves.append(KeepClass(cls, axes))
+                moves.append(ReplicateClass(cls, axes))
     return tuple(moves)
 
 

@@ -1,4 +1,4 @@
-"""Nodes that propagation leaves without a loop because several factors are asked for."""
+"""Conflicts: nodes without a loop because their values ask for several factors."""
 
 from __future__ import annotations
 
@@ -10,25 +10,31 @@ from partir_search.propagation.state import State
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Conflict:
-    """A node whose values point at several factors on one axis."""
+    """A node whose values ask for several factors on one axis.
+
+    Attributes:
+      candidates: (factor, class that asks for the factor) pairs.
+    """
 
     node: int
     axis: int
-    candidates: tuple[tuple[int, int], ...]  # (factor, class that asks for it)
+    candidates: tuple[tuple[int, int], ...]
 
 
 def find_conflicts(state: State) -> Iterator[Conflict]:
-    """All conflicts of a state, by axis."""
+    """Conflicts of a state, axis by axis."""
     for axis, (tiles, loops) in enumerate(zip(state.tiles, state.loops, strict=True)):
         for n, node in enumerate(state.graph.nodes):
             asked: dict[int, int] = {}
-            form = node.form
+            structure = node.structure
             for p, (cls, dims) in enumerate(node.ports):
                 d = tiles[cls]
                 if d < 0:
                     continue
-                f = state.free_factor(n, form.held[p][d], axis) if form.above else dims[d]
-                if f >= 0 and form.sizes[f]:
+                f = dims[d]
+                if structure.major_factors:
+                    f = state.free_factor(n, structure.factors_on[p][d], axis)
+                if f >= 0 and structure.sizes[f]:
                     asked.setdefault(f, cls)
             if loops[n] < 0 and len(asked) > 1:
                 yield Conflict(n, axis, tuple(asked.items()))

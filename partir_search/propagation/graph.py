@@ -1,9 +1,9 @@
-"""The module as propagation sees it: classes of values that are tiled alike, and nodes over them.
+"""Graph of a module for propagation: classes of values that are tiled alike, and nodes over them.
 
-Classes merge what must agree: train state in and out, arguments of a loop's body and condition.
-With `contract`, values joined by elementwise ops of equal shape merge too (never across an
-argument, or a parameter, its gradient and its optimizer state would collapse into one): a
-smaller graph, on which search was twice as fast and its answers better in a prototype.
+A class holds values that must have one tiling: train state before and after the step, arguments of
+a loop's body and condition. With `contract` a class also spans elementwise ops of one shape, for a
+smaller graph and a faster search, but no argument: a parameter, its gradient and its optimizer
+state keep separate tilings.
 """
 
 from __future__ import annotations
@@ -17,69 +17,72 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from partir_search.ir.analysis.axis_rows import AxisRows, axis_rows
-from partir_search.ir.analysis.def_use import Index
+from partir_search.ir.analysis.def_use import DefUse
 from partir_search.ir.analysis.union_find import UnionFind
 from partir_search.ir.core import Module, Op, Operand, Shape, Value
 from partir_search.ir.flat import FlatLists
 from partir_search.ir.kind import Kind
 from partir_search.ir.rule import NONE, Dims, OpRule
 from partir_search.passes.debug_ops import watching
-from partir_search.propagation.frontier import Reach
+from partir_search.propagation.adjacency import Adjacency
 from partir_search.rules.control_flow import flows_of, outer_inner
 from partir_search.rules.registry import RuleTable
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Form:
-    """Structure that nodes alike share: all that does not depend on the classes of their ports.
+class NodeStructure:
+    """Factors of a node without its classes, shared by the nodes of one rule and one set of ports.
 
     Attributes:
-      flow: whether the nodes are flows in or out of a region, not ops.
-      dims: factor per dim, by port.
-      sizes: extents of factors; blocked ones have extent 0.
-      places: per factor, the (port, dim) pairs that it tiles.
-      above: as in `OpRule`; () for most.
-      held: per port and dim, the factors on it, major to minor.
-      yields: factors that numbers point into: an op loops over one of them for want of others only.
+      is_flow: the nodes are flows into or out of a region, not ops.
+      dims: [ports][dims] factor of the dim (the most major of several), or NONE.
+      sizes: [factors] extents; 0 for blocked factors.
+      places: [factors] (port, dim) pairs that a loop over the factor tiles.
+      major_factors: as in `OpRule`; () unless a dim has several factors.
+      factors_on: [ports][dims] factors of the dim, major to minor.
+      low_priority_factors: factors that indices point into (gathers, scatters); a node loops over
+        one only if no value asks for a factor of normal priority.
     """
 
-    flow: bool
+    is_flow: bool
     dims: tuple[Dims, ...]
     sizes: tuple[int, ...]
     places: tuple[tuple[tuple[int, int], ...], ...]
-    above: tuple[tuple[int, ...], ...]
-    held: tuple[tuple[tuple[int, ...], ...], ...]
-    yields: frozenset[int]
+    major_factors: tuple[tuple[int, ...], ...]
+    factors_on: tuple[tuple[tuple[int, ...], ...], ...]
+    low_priority_factors: frozenset[int]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Node:
-    """An op, or a flow in or out of a region, over classes.
+    """An op, or a flow into or out of a region, over classes.
 
     Attributes:
-      op: id of the op that it stands for (of the region op for a flow).
-      classes: by port, operands then results; a class that is read twice in one way has one port.
+      op: id of the op, or of the op with the region for a flow.
+      classes: [ports] operands, then results; equal uses of one class share a port.
     """
 
     op: int
     classes: tuple[int, ...]
-    form: Form
+    structure: NodeStructure
 
     @property
     def ports(self) -> Iterator[tuple[int, Dims]]:
         """(class, factor per dim) of each port."""
-        return zip(self.classes, self.form.dims, strict=True)
+        return zip(self.classes, self.structure.dims, strict=True)
 
-    def walks(self, rule: OpRule, factors: tuple[int, ...]) -> bool:
-        """True if the node may loop over three factors on two axes and their diagonal: one of them
-        is a sum, to be walked in time, and every operand and result has two.
+    def supports_ring(self, rule: OpRule, factors: tuple[int, ...]) -> bool:
+        """True if the node may loop over three factors on two axes and their diagonal.
+
+        Exactly one factor must be a sum, whose blocks the ring visits in turns, and every operand
+        and result must have two of the three.
         """
         return (
             rule.walks
-            and not self.form.flow
+            and not self.structure.is_flow
             and len(set(factors)) == 3
             and sum(bool(rule.reducers[f]) for f in factors) == 1
-            and all(sum(f in dims for f in factors) == 2 for dims in self.form.dims)
+            and all(sum(f in dims for f in factors) == 2 for dims in self.structure.dims)
         )
 
 
@@ -87,12 +90,13 @@ class Graph:
     """Classes and nodes of a module.
 
     Attributes:
-      class_of: class per value id.
-      shapes: shape per class.
-      extents: the same with zeros, which nothing divides, where there are no elements: jax gives
-        arrays without elements back whole.
-      nodes: all nodes; `node_of[op.id]` is the op's node, or NONE where it was contracted.
-      touching: per class, the nodes with a port on it.
+      class_of: [values] class.
+      members: [classes] ids of the values of the class.
+      shapes: [classes] shape.
+      extents: `shapes`, with zeros for classes without elements, so that no axis divides them: jax
+        returns arrays without elements replicated.
+      nodes: ops and flows; `node_of[op.id]` is the op's node, or NONE if it was contracted.
+      touching: [classes] nodes with a port on the class.
     """
 
     def __init__(
@@ -103,15 +107,17 @@ class Graph:
         contract: bool = False,
         alike: Sequence[Sequence[int]] = (),
     ) -> None:
-        """A graph of `module`.
+        """Builds the graph of `module`.
 
         Args:
-          alike: ids of values that are tiled alike besides those that have to be.
+          table: rules of ops; default: the registry's.
+          contract: merge the operands and results of elementwise ops.
+          alike: groups of value ids to merge further.
         """
         table = table or RuleTable()
         self.module = module
         self.rules: list[OpRule] = [table(op) for op in module.ops]
-        self.index = Index(module, self.rules)
+        self.index = DefUse(module, self.rules)
         union = UnionFind(len(module.values))
         self._merge_ties(union)
         for first, *rest in alike:
@@ -119,7 +125,7 @@ class Graph:
                 union.merge(first, other)
         contracted = self._contract(union) if contract else set()
         self.class_of = array("i")
-        heads: list[int] = []  # the smallest of each class
+        heads: list[int] = []  # smallest value id of each class
         for v in range(len(module.values)):
             root = union.find(v)
             if root == v:
@@ -130,17 +136,17 @@ class Graph:
         self.extents = [(0,) * len(shape) if 0 in shape else shape for shape in self.shapes]
         self.nodes: list[Node] = []
         self.node_of = array("i", [NONE]) * len(module.ops)
-        forms: dict[int, _Forms] = {}  # by rule: many ops share one
+        structures: dict[int, _Structures] = {}  # by id of the rule: many ops share one
         for op in module.ops:
             if op.regions:
                 self._add_flows(op)
             elif op.id not in contracted:
                 self.node_of[op.id] = len(self.nodes)
                 rule = self.rules[op.id]
-                known = forms.get(id(rule))
+                known = structures.get(id(rule))
                 if known is None:
-                    ports = [_spreading(rule, i) for i in range(len(rule.operands))]
-                    known = forms[id(rule)] = _Forms(rule, (*ports, *rule.results))
+                    ports = [_propagating_dims(rule, i) for i in range(len(rule.operands))]
+                    known = structures[id(rule)] = _Structures(rule, (*ports, *rule.results))
                 self._add(op, (*op.operands, *op.results), known)
         touching: list[list[int]] = [[] for _ in heads]
         for n, node in enumerate(self.nodes):
@@ -155,20 +161,26 @@ class Graph:
         self.region_ops = np.array([bool(op.regions) for op in module.ops], dtype=bool)
 
     @functools.cached_property
-    def reach(self) -> Reach:
-        """Adjacency of nodes and classes that propagation looks at."""
-        return Reach(self.touching, [node.classes for node in self.nodes])
+    def adjacency(self) -> Adjacency:
+        """Adjacency of nodes and classes."""
+        return Adjacency(self.touching, [node.classes for node in self.nodes])
 
-    def rows(self, tiles: array[int], loops: array[int], travels: bool) -> AxisRows:
-        """Rows of an axis over all ops and values: classes spread to values, nodes to ops."""
+    def rows(self, tiles: array[int], loops: array[int], defers: bool) -> AxisRows:
+        """Rows of one axis for ops and values.
+
+        Args:
+          tiles: [classes] dim per class.
+          loops: [nodes] factor per node.
+          defers: defer reductions past linear ops.
+        """
         spread = np.frombuffer(tiles, dtype=np.int8)[self.spread]
-        # A contracted op is elementwise: its factors are its result's dims.
+        # A contracted op is elementwise: factor d is dim d of its result.
         contracted = np.maximum(spread[self.result_of], NONE)
         known = np.append(np.frombuffer(loops, dtype=np.int8), NONE)[self.op_nodes]
         row = np.where(self.op_nodes >= 0, known, contracted)
         row[self.region_ops] = NONE
         bytes_of = array("b", row.astype(np.int8).tobytes()), array("b", spread.tobytes())
-        return axis_rows(self.index, *bytes_of, travels)
+        return axis_rows(self.index, *bytes_of, defers)
 
     def _merge_ties(self, union: UnionFind) -> None:
         module = self.module
@@ -184,11 +196,11 @@ class Graph:
                     union.merge(op.regions[r].args[i].id, op.regions[s].args[j].id)
 
     def _contract(self, union: UnionFind) -> set[int]:
-        """Merges classes across identity elementwise ops; returns the ops that vanished."""
+        """Merges operands and results of elementwise ops; returns the ids of the contracted ops."""
         module = self.module
         fixed = {v.id for v in module.body.args}
         fixed |= {v.id for v in module.body.results if isinstance(v, Value)}
-        for op in module.ops:  # a region's boundary is where layouts may differ
+        for op in module.ops:  # layouts may differ across the boundary of a region
             if self.rules[op.id].fixes:
                 fixed |= {v.id for v in op.results}
             for region in op.regions:
@@ -196,33 +208,36 @@ class Graph:
                 fixed |= {v.id for v in region.results if isinstance(v, Value)}
             if op.regions:
                 fixed |= {v.id for v in op.results} | {v.id for _, v in op.inputs()}
-        aside = watching(module, self.rules)  # what is printed joins nothing
-        gone: set[int] = set()
-        merging: dict[int, tuple[int, ...]] = {}  # by rule: operands of one tiling with the result
+        debug_ops = watching(module, self.rules)  # a value that is printed joins no class for it
+        contracted: set[int] = set()
+        merging: dict[int, tuple[int, ...]] = {}  # by id of the rule: operands to merge
         for op in module.ops:
-            if op.id in aside:
+            if op.id in debug_ops:
                 continue
             rule = self.rules[op.id]
             operands = merging.get(id(rule))
             if operands is None:
-                operands = merging[id(rule)] = _plain(rule)
+                operands = merging[id(rule)] = _elementwise_operands(rule)
             ports = [x.id for i in operands if isinstance(x := op.operands[i], Value)]
             if ports and not fixed.intersection(ports) and op.results[0].id not in fixed:
-                gone.add(op.id)
+                contracted.add(op.id)
                 for other in ports:
                     union.merge(op.results[0].id, other)
-        return gone
+        return contracted
 
     def _add_flows(self, op: Op) -> None:
-        for group in dict.fromkeys(outer_inner(op)):  # folded: the same for all of a class
+        """Adds a node per value that crosses the border of a region of `op`."""
+        for group in dict.fromkeys(outer_inner(op)):  # layers of a fold give equal groups
             rank = min(len(v.type.shape) - lead for v, lead in group)
             ports = [(v, (NONE,) * lead + tuple(range(rank))) for v, lead in group]
             value, lead = group[0]
             rule = OpRule(Kind.REGION, value.type.shape[lead:], (), (), ("",) * rank)
-            self._add(op, [v for v, _ in ports], _Forms(rule, [d for _, d in ports], flow=True))
+            structures = _Structures(rule, [d for _, d in ports], is_flow=True)
+            self._add(op, [v for v, _ in ports], structures)
 
-    def _add(self, op: Op, ports: Sequence[Operand], forms: _Forms) -> None:
-        class_of, dims = self.class_of, forms.dims
+    def _add(self, op: Op, ports: Sequence[Operand], structures: _Structures) -> None:
+        """Adds a node; scalars, literals and repeated uses get no port."""
+        class_of, dims = self.class_of, structures.dims
         classes: list[int] = []
         kept: list[int] = []
         for p, value in enumerate(ports):
@@ -235,43 +250,46 @@ class Graph:
                 continue
             classes.append(cls)
             kept.append(p)
-        self.nodes.append(Node(op.id, tuple(classes), forms(tuple(kept))))
+        self.nodes.append(Node(op.id, tuple(classes), structures(tuple(kept))))
 
 
-class _Forms:
-    """The forms of nodes of one rule, by the ports that they keep."""
+class _Structures:
+    """Structures of the nodes of one rule, by their ports."""
 
-    def __init__(self, rule: OpRule, dims: Sequence[Dims], *, flow: bool = False) -> None:
-        """`dims`: factor per dim, by port."""
-        self.rule, self.dims, self.flow = rule, dims, flow
+    def __init__(self, rule: OpRule, dims: Sequence[Dims], *, is_flow: bool = False) -> None:
+        """`dims`: [operands, then results][dims] factors."""
+        self.rule, self.dims, self.is_flow = rule, dims, is_flow
         self.on = [tuple(rule.factors_on(port, d) for d in range(len(port))) for port in dims]
         self.sizes = tuple(0 if f in rule.blocked else n for f, n in enumerate(rule.sizes))
-        self.known: dict[tuple[int, ...], Form] = {}
+        self.known: dict[tuple[int, ...], NodeStructure] = {}
 
-    def __call__(self, ports: tuple[int, ...]) -> Form:
+    def __call__(self, ports: tuple[int, ...]) -> NodeStructure:
+        """Structure of a node with the ports at these positions of `dims`."""
         found = self.known.get(ports)
         if found is None:
-            held = tuple(self.on[p] for p in ports)
+            factors_on = tuple(self.on[p] for p in ports)
             places: list[list[tuple[int, int]]] = [[] for _ in self.sizes]
-            for p, on in enumerate(held):
+            for p, on in enumerate(factors_on):
                 for d, factors in enumerate(on):
                     for f in factors:
                         if self.sizes[f]:
                             places[f].append((p, d))
-            found = self.known[ports] = Form(
-                self.flow,
+            found = self.known[ports] = NodeStructure(
+                self.is_flow,
                 tuple(self.dims[p] for p in ports),
                 self.sizes,
                 tuple(map(tuple, places)),
-                self.rule.above,
-                held,
+                self.rule.major_factors,
+                factors_on,
                 self.rule.indexed,
             )
         return found
 
 
-def _plain(rule: OpRule) -> tuple[int, ...]:
-    """The operands of an identity elementwise op that have dims; () for all other ops."""
+def _elementwise_operands(rule: OpRule) -> tuple[int, ...]:
+    """Operands, scalars excepted, of an op that maps dim d of each to dim d of its only result; ()
+    for the rest of the ops.
+    """
     if not rule.elementwise or rule.blocked or rule.reads or len(rule.results) != 1:
         return ()
     (result,) = rule.results
@@ -280,8 +298,8 @@ def _plain(rule: OpRule) -> tuple[int, ...]:
     return operands if result and same and result == tuple(range(len(result))) else ()
 
 
-def _spreading(rule: OpRule, operand: int) -> Dims:
-    """Factors of an operand's dims, but for those whose tilings are no reason for a loop."""
+def _propagating_dims(rule: OpRule, operand: int) -> Dims:
+    """Factors of an operand's dims, NONE for dims whose tiles ask for no loop (`Reads.spreads`)."""
     dims = rule.operands[operand]
     apart = {r.dim for r in rule.reads if r.operand == operand and not r.spreads}
     return tuple(NONE if d in apart else f for d, f in enumerate(dims)) if apart else dims

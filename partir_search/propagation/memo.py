@@ -1,7 +1,7 @@
-"""Effects of decisions on one axis, kept so that an equal state need not propagate them again.
+"""Memo of propagations: effects of decisions on one axis, repeated in states where they are equal.
 
-A search plays the same decisions again and again, in states that differ elsewhere: nine of ten
-propagations are repeats.
+A search plays the same decisions in states that differ elsewhere; nine of ten propagations repeat
+an earlier one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from partir_search.propagation.frontier import Places
+from partir_search.propagation.adjacency import Places
 
 Ints = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.int8]
@@ -23,60 +23,64 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Checks:
-    """Places where it was asked whether the axis divides what the other axes leave of an extent.
+    """Divisibility checks of one propagation: each asks if the axis divides the extent of a dim or
+    factor that remains after the tiles or loops of the remaining axes.
 
     Attributes:
-      at / on: classes and their dims, or nodes and their factors.
-      extents: in the program.
-      passed: the answers.
+      ids / numbers: [checks] classes and dims, or nodes and factors.
+      extents: [checks] extents in the program, before any tiling.
+      passed: [checks] answers in the recorded propagation.
     """
 
-    at: Places
-    on: Bytes
+    ids: Places
+    numbers: Bytes
     extents: Ints
     passed: Bools
 
     def answers(
         self, axis: int, rows: Sequence[array[int]], sizes: Sequence[int], *, even: bool
     ) -> Bools:
-        """The answers in another state.
+        """[checks] answers in another state.
 
         Args:
           rows: [axes] tiles of classes, or loops of nodes.
-          even: whether what others do not divide evenly is never divided further.
+          sizes: [axes] sizes of the mesh axes.
+          even: False for each extent that an axis of `rows` does not divide evenly.
         """
-        left = self.extents
+        remaining = self.extents
         for a, size in enumerate(sizes):
             if a != axis and size > 1:
-                held = np.frombuffer(rows[a], dtype=np.int8)[self.at] == self.on
-                if held.any():
-                    less = left // size
+                used = np.frombuffer(rows[a], dtype=np.int8)[self.ids] == self.numbers
+                if used.any():
+                    quotient = remaining // size
                     if even:
-                        less[left % size != 0] = 0
-                    left = np.where(held, less, left)
-        divides: Bools = left % sizes[axis] == 0
-        return divides & (left > 0) if even else divides
+                        quotient[remaining % size != 0] = 0
+                    remaining = np.where(used, quotient, remaining)
+        divides: Bools = remaining % sizes[axis] == 0
+        return divides & (remaining > 0) if even else divides
 
 
 @dataclasses.dataclass(frozen=True)
-class Spread:
-    """Effect of one decision on one axis, to be done again where an axis of its size is the same.
+class PropagationEffect:
+    """Changes that one decision makes on one axis, and the facts that they depend on.
 
     Attributes:
-      axis: on which the effect was worked out.
-      near / were: classes and nodes that were looked at, and their tiles and loops before.
+      axis: mesh axis of the recorded propagation.
+      inspected: classes and nodes that the propagation read.
+      before: bytes of the tiles and loops of `inspected` before the decision.
       classes / dims: classes that became tiled, and their dims.
       nodes / factors: nodes that began to loop, and their factors.
-      untiled / unlooped: (class, dim) and (node, factor) that other axes kept the decision from.
-      shapes / sizes: extents of all classes' dims and nodes' factors.
-      stacked / beside: nodes with several factors on a dim, and [axes, stacked] what the axes
-        looped over there: factors beneath others depend on it.
-      entangled: whether other axes had a say in the effect besides: the whole state is its key.
+      untiled / unlooped: (class, dim) and (node, factor) pairs refused for tiles or loops of
+        another axis.
+      shapes / sizes: extents of the dims of all classes, and of the factors of all nodes.
+      compound: inspected nodes with several factors on one dim.
+      other_loops: [axes - 1, compound] factors that the remaining axes loop over at `compound`.
+      depends_on_all_axes: the key of the memo holds the whole state (axes with a diagonal).
     """
 
     axis: int
-    near: tuple[Places, Places]
-    were: tuple[bytes, bytes]
+    inspected: tuple[Places, Places]
+    before: tuple[bytes, bytes]
     classes: Places
     dims: Bytes
     nodes: Places
@@ -85,18 +89,18 @@ class Spread:
     unlooped: Sequence[tuple[int, int]]
     shapes: Sequence[Sequence[int]]
     sizes: Sequence[Sequence[int]]
-    stacked: Places
-    beside: Bytes
-    entangled: bool
+    compound: Places
+    other_loops: Bytes
+    depends_on_all_axes: bool
 
     @functools.cached_property
-    def tiled(self) -> Checks:
-        """All that was asked on the way about other axes' tilings."""
+    def tile_checks(self) -> Checks:
+        """Checks of dims against tiles of the remaining axes."""
         return _checks(self.classes, self.dims, self.untiled, self.shapes)
 
     @functools.cached_property
-    def looped(self) -> Checks:
-        """All that was asked on the way about other axes' loops."""
+    def loop_checks(self) -> Checks:
+        """Checks of factors against loops of the remaining axes."""
         return _checks(self.nodes, self.factors, self.unlooped, self.sizes)
 
     def holds(
@@ -106,46 +110,53 @@ class Spread:
         loops: Sequence[array[int]],
         sizes: Sequence[int],
     ) -> bool:
-        """Tells whether the decision has the same effect now: if tiles and loops looked at on the
-        axis are as before, and every question about other axes has the same answer.
+        """True if the decision has the same effect on `axis` of another state.
+
+        The inspected tiles and loops on `axis` must be equal to the recorded ones, and all checks
+        against the remaining axes must give the recorded answers.
 
         Args:
           tiles, loops: [axes] rows of the state.
+          sizes: [axes] sizes of the mesh axes.
         """
-        if self.entangled:
+        if self.depends_on_all_axes:
             return True
-        for rows, near, were in zip((tiles, loops), self.near, self.were, strict=True):
-            if np.frombuffer(rows[axis], dtype=np.int8)[near].tobytes() != were:
+        for rows, ids, before in zip((tiles, loops), self.inspected, self.before, strict=True):
+            if np.frombuffer(rows[axis], dtype=np.int8)[ids].tobytes() != before:
                 return False
-        for checks, rows, even in ((self.tiled, tiles, True), (self.looped, loops, False)):
+        pairs = ((self.tile_checks, tiles, True), (self.loop_checks, loops, False))
+        for checks, rows, even in pairs:
             if (checks.answers(axis, rows, sizes, even=even) != checks.passed).any():
                 return False
-        if not len(self.stacked):
+        if not len(self.compound):
             return True
-        same = beside(axis, loops, self.stacked) == self.beside
+        same = other_loops(axis, loops, self.compound) == self.other_loops
         return axis == self.axis and bool(same.all())
 
     def repeat(self, tiles: array[int], loops: array[int]) -> None:
-        """Does it to an axis."""
+        """Applies the recorded changes to the rows of an axis."""
         np.frombuffer(tiles, dtype=np.int8)[self.classes] = self.dims
         np.frombuffer(loops, dtype=np.int8)[self.nodes] = self.factors
 
 
 def _checks(
-    at: Places, on: Bytes, refused: Sequence[tuple[int, int]], extents: Sequence[Sequence[int]]
+    ids: Places,
+    numbers: Bytes,
+    refused: Sequence[tuple[int, int]],
+    extents: Sequence[Sequence[int]],
 ) -> Checks:
-    """Checks of what was done, and of what was refused."""
-    places = [*zip(at.tolist(), on.tolist(), strict=True), *dict.fromkeys(refused)]
-    both = np.array(places, dtype=np.int32).reshape(-1, 2)
-    passed = np.arange(len(places)) < len(at)
-    sizes = np.array([extents[i][k] for i, k in places], dtype=np.int64)
+    """Checks that passed (`ids`, `numbers`) and checks that failed (`refused`)."""
+    pairs = [*zip(ids.tolist(), numbers.tolist(), strict=True), *dict.fromkeys(refused)]
+    both = np.array(pairs, dtype=np.int32).reshape(-1, 2)
+    passed = np.arange(len(pairs)) < len(ids)
+    sizes = np.array([extents[i][k] for i, k in pairs], dtype=np.int64)
     return Checks(both[:, 0].copy(), both[:, 1].astype(np.int8), sizes, passed)
 
 
-def beside(axis: int, loops: Sequence[array[int]], nodes: Places) -> Bytes:
-    """[axes, nodes] what the other axes loop over."""
+def other_loops(axis: int, loops: Sequence[array[int]], nodes: Places) -> Bytes:
+    """[axes - 1, nodes] factors that axes besides `axis` loop over."""
     rows = [row for a, row in enumerate(loops) if a != axis]
     return np.array([np.frombuffer(row, dtype=np.int8)[nodes] for row in rows], dtype=np.int8)
 
 
-Spreads = dict[tuple[object, ...], list[Spread]]  # by decision, the last one first
+PropagationMemo = dict[tuple[object, ...], list[PropagationEffect]]  # by decision, latest first

@@ -1,4 +1,4 @@
-"""Why classes are tiled as they are."""
+"""Provenance: origins of tiles."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Cause:
-    """Origin of a class's tile on an axis: an action (`node` is None), or propagation by a node."""
+    """Origin of the tile of a class on one axis.
+
+    Attributes:
+      step: position of the action among those played.
+      node: node that propagated the tile; None for a class that the action names.
+    """
 
     step: int
     node: int | None

@@ -1,9 +1,9 @@
 """Propagation of tilings to a fixed point.
 
-For one axis: when what is known about a node's values points at exactly one factor, the node
-loops over it and its undecided values are tiled to match, forward and backward. Several
-candidates are a conflict and nothing happens: what was decided earlier wins (PartIR, section 3 of
-arXiv 2401.11202). Nothing is decided by cost here.
+On one axis, a node loops over a factor when the tiles of its values ask for this factor and for no
+second one; then the undecided values of the node are tiled to match, forward and backward. Values
+that ask for several factors are a conflict: the node gets no loop, and earlier decisions win
+(PartIR, arXiv 2401.11202, section 3). Costs play no part.
 """
 
 from __future__ import annotations
@@ -18,25 +18,27 @@ from partir_search.ir.analysis.axis_rows import AxisRows
 from partir_search.ir.axis_options import NO_MODES
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import Partition
-from partir_search.ir.rule import KEPT, NONE
+from partir_search.ir.rule import NONE, REPLICATED
 from partir_search.propagation.contradictions import IllegalAction
+from partir_search.propagation.diagonals import exceeds_diagonal, may_loop
 from partir_search.propagation.graph import Graph
-from partir_search.propagation.memo import Spread, Spreads, beside
+from partir_search.propagation.memo import PropagationEffect, PropagationMemo, other_loops
 from partir_search.propagation.provenance import Cause
 
-KNOWN = 8  # ways that a decision went, kept to be repeated
+EFFECTS_PER_DECISION = 8  # most recently used entries of the memo for one decision
 
 
 class State:
     """Tilings of a graph's classes and loops of its nodes on every mesh axis.
 
     Attributes:
-      tiles: [axes] int8 array over classes: dim, NONE or KEPT.
+      tiles: [axes] int8 array over classes: dim, NONE or REPLICATED.
       loops: [axes] int8 array over nodes: factor or NONE.
-      modes: options of axes besides tiling; not part of the state's key.
-      left: classes that no action decides; propagation may.
-      shapes: [axes][classes] as the graph's, but 1 for dims barred on the axis. Not part of the
+      modes: options of axes besides tiling; not in the state's key.
+      frozen: classes that actions may not decide, though propagation may.
+      shapes: [axes][classes] shapes of the graph, with 1 for dims closed on the axis; not in the
         state's key.
+      causes: origin of each tile by (axis, class); None unless recorded.
     """
 
     def __init__(
@@ -45,100 +47,82 @@ class State:
         mesh: MeshShape,
         *,
         record: bool = False,
-        spreads: Spreads | None = None,
+        memo: PropagationMemo | None = None,
     ) -> None:
-        """A state in which nothing is decided.
+        """A state without decisions.
 
         Args:
-          record: keep the cause of every tiling (see `causes`).
-          spreads: of other states of the same graph and mesh: what was propagated once is not
-            worked out again.
+          record: fill `causes`; then every propagation is computed, without the memo.
+          memo: effects of earlier propagations, shared by states of one graph and mesh.
         """
         self.graph, self.mesh = graph, mesh
         axes = range(len(mesh.names))
         self.tiles = [array("b", [NONE]) * len(graph.shapes) for _ in axes]
         self.loops = [array("b", [NONE]) * len(graph.nodes) for _ in axes]
         self.modes = NO_MODES
-        self.left: set[int] = set()
+        self.frozen: set[int] = set()
         self.shapes = [graph.extents for _ in axes]
-        self._sizes = [node.form.sizes for node in graph.nodes]
-        self._bars: tuple[tuple[int, int, int], ...] = ()
+        self._sizes = [node.structure.sizes for node in graph.nodes]
+        self._closed: tuple[tuple[int, int, int], ...] = ()  # (axis, class, dim)
         self._triples = mesh.triples
-        self._spreads: Spreads = {} if spreads is None else spreads
-        # Where what is being propagated did not go for other axes' sake, and where it asked them.
+        self._memo: PropagationMemo = {} if memo is None else memo
+        # Of the propagation under way: (class, dim) and (node, factor) pairs that it refused for
+        # another axis, and the nodes with several factors on a dim that it read.
         self._refused: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])
-        self._stacked: list[int] = []
+        self._compound: list[int] = []
         self.causes: dict[tuple[int, int], Cause] | None = {} if record else None
         self._step = -1
 
     # Keys --------------------------------------------------------------------------------------
 
     def key(self) -> bytes:
-        """Equal for equal states, whatever the order of actions."""
+        """Bytes of tiles and loops: equal for equal states, in any order of actions."""
         return b"".join(
             a.tobytes() for pair in zip(self.tiles, self.loops, strict=True) for a in pair
         )
 
     def restore(self, key: bytes) -> None:
-        """Brings back a state by its key."""
+        """Sets tiles and loops to those of a state with this key."""
         at = 0
         for row in (row for pair in zip(self.tiles, self.loops, strict=True) for row in pair):
             memoryview(row).cast("B")[:] = key[at : at + len(row)]
             at += len(row)
 
-    def let_go(self) -> None:
-        """Forgets what was propagated before: it would be worked out again."""
-        self._spreads = {}
+    def clear_caches(self) -> None:
+        """Drops the memo of earlier propagations, for its memory."""
+        self._memo = {}
 
     # Legality ----------------------------------------------------------------------------------
 
     def divides(self, cls: int, dim: int, axes: Sequence[int]) -> bool:
-        """True if a dim divides by axes on top of the axes that tile it already."""
+        """True if `axes` divide the tile of a dim that remains under the axes tiling it already."""
         sizes = self.mesh.sizes
-        n, size = self.shapes[axes[0]][cls][dim], sizes[axes[0]]
+        extent, size = self.shapes[axes[0]][cls][dim], sizes[axes[0]]
         for axis in axes[1:]:
-            n, size = min(n, self.shapes[axis][cls][dim]), size * sizes[axis]
+            extent, size = min(extent, self.shapes[axis][cls][dim]), size * sizes[axis]
         for other, tiles in enumerate(self.tiles):
             if tiles[cls] == dim and other not in axes:
-                n, rest = divmod(n, sizes[other])
-                if rest:
+                extent, remainder = divmod(extent, sizes[other])
+                if remainder:
                     return False
-        return n > 0 and n % size == 0
+        return extent > 0 and extent % size == 0
 
     def free(self, cls: int, axes: Sequence[int]) -> bool:
-        """Tells whether a class is undecided along all of these axes, and open to decisions."""
-        if cls in self.left:
+        """True if actions may decide a class along all of `axes`: undecided and not frozen."""
+        if cls in self.frozen:
             return False
-        for axis in axes:  # noqa: SIM110 (asked so often that a generator would show)
+        for axis in axes:  # noqa: SIM110 (hot: a generator would take longer)
             if self.tiles[axis][cls] != NONE:
                 return False
         return True
 
     def may_tile(self, cls: int, dim: int, axes: Sequence[int]) -> bool:
+        """True if `tile` with these arguments is legal."""
         return (
             self.free(cls, axes)
             and self.divides(cls, dim, axes)
-            and not any(self._crowded(cls, triple, axes) for triple in self._triples)
+            and not any(exceeds_diagonal(self.tiles, cls, triple, axes) for triple in self._triples)
         )
-
-    def _crowded(self, cls: int, triple: Sequence[int], axes: Sequence[int]) -> bool:
-        """True if a class would be tiled on two axes and their diagonal as well."""
-        return all(a in axes or self.tiles[a][cls] >= 0 for a in triple)
-
-    def _walks(self, n: int, factor: int, axis: int, triple: Sequence[int]) -> bool:
-        """True if a node may loop over `factor` on one of two axes and their diagonal: along with
-        another factor, or with both if the node walks the one sum among the three in time.
-        """
-        node = self.graph.nodes[n]
-        rule = self.graph.rules[node.op]
-        looped = tuple(factor if a == axis else self.loops[a][n] for a in triple)
-        if looped[2] >= 0:  # neighbours along an axis have other blocks along the diagonal
-            read = {rule.operands[r.operand][r.dim] for r in rule.reads}
-            if rule.manual or not read.isdisjoint(looped):
-                return False
-        others = [t for t in self._triples if t[2] != triple[2]]
-        walking = any(all(self.loops[a][n] >= 0 for a in t) for t in others)  # one ring at a time
-        return min(looped) < 0 or (not walking and node.walks(rule, looped))
 
     # Actions -----------------------------------------------------------------------------------
 
@@ -150,14 +134,14 @@ class State:
         also: Sequence[int] = (),
         barriers: Sequence[int] = (),
     ) -> None:
-        """Tiles a class on axes, major to minor, and propagates each.
+        """Tiles dim `dim` of class `cls` on axes, major to minor, and propagates each tile.
 
         Args:
-          also: classes that are tiled with it, before anything propagates, where they may be.
+          also: classes tiled alike before propagation starts; skipped where this is illegal.
           barriers: classes that propagation leaves undecided.
 
         Raises:
-          IllegalAction: the class is decided on one of the axes, or the dim does not divide.
+          IllegalAction: `cls` is decided on one of the axes, or they do not divide the dim.
         """
         if not self.may_tile(cls, dim, axes):
             raise IllegalAction(
@@ -169,27 +153,28 @@ class State:
             if self.causes is not None:
                 self._tile(cls, dim, axis, also, barriers)
                 continue
-            entangled = bool(self.mesh.triple(axis))
-            kind = axis if entangled or self._bars else -self.mesh.sizes[axis]
-            state = self.key() if entangled else b""
-            key = (kind, state, cls, dim, *also, "barriers", *barriers, *self._bars)
-            known = self._spreads.setdefault(key, [])
-            for i, spread in enumerate(known):
-                if spread.holds(axis, self.tiles, self.loops, self.mesh.sizes):
-                    spread.repeat(self.tiles[axis], self.loops[axis])
-                    known.insert(0, known.pop(i))
+            all_axes = bool(self.mesh.triple(axis))  # the effect depends on all of them
+            kind = axis if all_axes or self._closed else -self.mesh.sizes[axis]
+            state = self.key() if all_axes else b""
+            key = (kind, state, cls, dim, *also, "barriers", *barriers, *self._closed)
+            effects = self._memo.setdefault(key, [])
+            for i, effect in enumerate(effects):
+                if effect.holds(axis, self.tiles, self.loops, self.mesh.sizes):
+                    effect.repeat(self.tiles[axis], self.loops[axis])
+                    effects.insert(0, effects.pop(i))
                     break
             else:
-                known.insert(0, self._record(cls, dim, axis, also, barriers))
-                del known[KNOWN:]
+                effects.insert(0, self._record(cls, dim, axis, also, barriers))
+                del effects[EFFECTS_PER_DECISION:]
 
     def _tile(
         self, cls: int, dim: int, axis: int, also: Sequence[int], barriers: Sequence[int]
     ) -> None:
+        """Tiles classes on one axis and propagates, without the memo."""
         tiles = self.tiles[axis]
-        closed = [c for c in barriers if tiles[c] == NONE and c != cls and c not in also]
-        for c in closed:
-            tiles[c] = KEPT
+        held = [c for c in barriers if tiles[c] == NONE and c != cls and c not in also]
+        for c in held:
+            tiles[c] = REPLICATED
         start: list[int] = []
         for c in (cls, *also):
             if self.may_tile(c, dim, (axis,)):
@@ -198,27 +183,27 @@ class State:
             elif self.free(c, (axis,)):
                 self._refused[0].append((c, dim))
         self._propagate(axis, start if also else self.graph.touching[cls])
-        for c in closed:
+        for c in held:
             tiles[c] = NONE
 
     def _record(
         self, cls: int, dim: int, axis: int, also: Sequence[int], barriers: Sequence[int]
-    ) -> Spread:
-        """Tiles and propagates; returns what that did."""
+    ) -> PropagationEffect:
+        """`_tile`, and a record of the changes for the memo."""
         tiles, loops = (np.frombuffer(row[axis], dtype=np.int8) for row in (self.tiles, self.loops))
-        tiled, looped = tiles.copy(), loops.copy()
-        self._refused, self._stacked = ([], []), []
+        tiles_before, loops_before = tiles.copy(), loops.copy()
+        self._refused, self._compound = ([], []), []
         self._tile(cls, dim, axis, also, barriers)
-        classes = np.flatnonzero(tiles != tiled).astype(np.int32)
-        nodes = np.flatnonzero(loops != looped).astype(np.int32)
-        reach, stacked = self.graph.reach, np.array(self._stacked, dtype=np.int32)
-        near = reach.nodes(classes)
-        asked = np.array([cls, *also, *barriers], dtype=np.int32)
-        around = np.concatenate((asked, reach.classes(near)))
-        return Spread(
+        classes = np.flatnonzero(tiles != tiles_before).astype(np.int32)
+        nodes = np.flatnonzero(loops != loops_before).astype(np.int32)
+        adjacency, compound = self.graph.adjacency, np.array(self._compound, dtype=np.int32)
+        near = adjacency.nodes(classes)
+        named = np.array([cls, *also, *barriers], dtype=np.int32)
+        around = np.concatenate((named, adjacency.classes(near)))
+        return PropagationEffect(
             axis,
             (around, near),
-            (tiled[around].tobytes(), looped[near].tobytes()),
+            (tiles_before[around].tobytes(), loops_before[near].tobytes()),
             classes,
             tiles[classes],
             nodes,
@@ -226,24 +211,32 @@ class State:
             *self._refused,
             self.shapes[axis],
             self._sizes,
-            stacked,
-            beside(axis, self.loops, stacked),
+            compound,
+            other_loops(axis, self.loops, compound),
             bool(self.mesh.triple(axis)),
         )
 
-    def keep(self, cls: int, axes: Sequence[int], also: Sequence[int] = ()) -> None:
-        """Decides that a class, and those of `also` that are undecided, stay whole on axes."""
+    def replicate(self, cls: int, axes: Sequence[int], also: Sequence[int] = ()) -> None:
+        """Decides that a class, and undecided classes of `also`, are replicated along axes.
+
+        Raises:
+          IllegalAction: `cls` is decided along one of the axes.
+        """
         if not self.free(cls, axes):
             raise IllegalAction(f"class {cls} is decided along axis {self.mesh.label(axes)!r}")
         self._step += 1
         for axis in axes:
             for c in (cls, *also):
                 if self.tiles[axis][c] == NONE:
-                    self._decide(axis, c, KEPT)
+                    self._decide(axis, c, REPLICATED)
 
-    def bar(self, cls: int, dim: int, axes: Sequence[int]) -> None:
-        """Has a dim of a class never tiled on axes. To be done before any search, as `key`
-        does not tell.
+    def close(self, cls: int, dim: int, axes: Sequence[int]) -> None:
+        """Closes a dim of a class: no action or propagation tiles it on `axes`.
+
+        Before a search only: closed dims are not in the state's key.
+
+        Raises:
+          IllegalAction: the dim is tiled on one of the axes.
         """
         if any(self.tiles[a][cls] == dim for a in axes):
             raise IllegalAction(f"class {cls} is tiled on dim {dim} along {self.mesh.label(axes)}")
@@ -252,83 +245,83 @@ class State:
             rows = list(self.shapes[axis])
             rows[cls] = (*rows[cls][:dim], 1, *rows[cls][dim + 1 :])
             self.shapes[axis] = rows
-        self._bars = tuple(sorted({*self._bars, *((axis, cls, dim) for axis in axes)}))
+        self._closed = tuple(sorted({*self._closed, *((axis, cls, dim) for axis in axes)}))
 
-    def barred(self, cls: int, dim: int, axes: Sequence[int]) -> bool:
-        """Tells whether a dim of a class is never tiled on any of these axes."""
-        return {(a, cls, dim) for a in axes}.issubset(self._bars)
+    def is_closed(self, cls: int, dim: int, axes: Sequence[int]) -> bool:
+        """True if a dim of a class is closed on all of `axes`."""
+        return {(a, cls, dim) for a in axes}.issubset(self._closed)
 
-    def _decide(self, axis: int, cls: int, new: int) -> None:
-        self.tiles[axis][cls] = new
+    def _decide(self, axis: int, cls: int, tile: int) -> None:
+        self.tiles[axis][cls] = tile
         if self.causes is not None:
             self.causes[axis, cls] = Cause(self._step, None)
 
     def _propagate(self, axis: int, start: Sequence[int]) -> None:
+        """Gives loops to nodes and tiles to classes on `axis`, from the nodes `start` on."""
         graph, tiles, loops = self.graph, self.tiles[axis], self.loops[axis]
         nodes, touching, shapes = graph.nodes, graph.touching, self.shapes[axis]
         size, triple = self.mesh.sizes[axis], self.mesh.triple(axis)
         unlooped, untiled = self._refused[1], self._refused[0]
-        others = [  # axes that do something
+        others = [  # axes with a tile or loop
             (self.tiles[a], self.loops[a], n)
             for a, n in enumerate(self.mesh.sizes)
             if a != axis and n > 1 and max(map(_most, (self.tiles[a], self.loops[a]))) >= 0
         ]
         queue = deque(start)
         waiting = set(start)
-        patient: deque[int] = deque()  # nodes with no factor but one that yields
-        while queue or patient:
-            hurried = not queue
-            n = patient.popleft() if hurried else queue.popleft()
+        deferred: deque[int] = deque()  # nodes whose only candidate is a low-priority factor
+        while queue or deferred:
+            flushing = not queue
+            n = deferred.popleft() if flushing else queue.popleft()
             waiting.discard(n)
             if loops[n] >= 0:
                 continue
             node = nodes[n]
-            form = node.form
-            factor = yielding = NONE
-            if form.above:
-                self._stacked.append(n)
-                for cls, held in zip(node.classes, form.held, strict=True):
+            structure = node.structure
+            factor = low_priority = NONE
+            if structure.major_factors:
+                self._compound.append(n)
+                for cls, factors_on in zip(node.classes, structure.factors_on, strict=True):
                     if tiles[cls] >= 0:
-                        f = self.free_factor(n, held[tiles[cls]], axis)
-                        if f >= 0 and f != factor and form.sizes[f]:
-                            factor = KEPT if factor >= 0 else f
-                            if factor == KEPT:
+                        f = self.free_factor(n, factors_on[tiles[cls]], axis)
+                        if f >= 0 and f != factor and structure.sizes[f]:
+                            factor = REPLICATED if factor >= 0 else f
+                            if factor == REPLICATED:
                                 break
             else:
-                for cls, dims in zip(
-                    node.classes, form.dims, strict=True
-                ):  # the same, in the loop that takes the time
+                # The same for one factor per dim, without calls: the hot loop.
+                for cls, dims in zip(node.classes, structure.dims, strict=True):
                     d = tiles[cls]
                     if d >= 0:
                         f = dims[d]
-                        if f >= 0 and f != factor and form.sizes[f]:
-                            if f in form.yields:
-                                yielding = f
+                        if f >= 0 and f != factor and structure.sizes[f]:
+                            if f in structure.low_priority_factors:
+                                low_priority = f
                                 continue
                             if factor >= 0:
-                                factor = KEPT
+                                factor = REPLICATED
                                 break
                             factor = f
-            if factor == NONE and yielding >= 0:
-                if not hurried:
-                    patient.append(n)
+            if factor == NONE and low_priority >= 0:
+                if not flushing:
+                    deferred.append(n)
                     continue
-                factor = yielding
+                factor = low_priority
             if factor < 0:
                 continue
-            extent = form.sizes[factor]
+            extent = structure.sizes[factor]
             for _, row, other in others:
                 if row[n] == factor:
                     extent //= other
             if extent % size:
                 unlooped.append((n, factor))
                 continue
-            if triple and not self._walks(n, factor, axis, triple):
+            if triple and not self._may_loop(n, factor, axis, triple):
                 continue
             loops[n] = factor
-            for port, d in form.places[factor]:
+            for port, d in structure.places[factor]:
                 cls = node.classes[port]
-                if tiles[cls] == NONE:  # and `divides`, without the call: this is the hot loop
+                if tiles[cls] == NONE:  # then `divides`, without the call: the hot loop
                     extent = shapes[cls][d]
                     for row, _, other in others:
                         if row[cls] == d:
@@ -336,7 +329,7 @@ class State:
                     if extent == 0 or extent % size:
                         untiled.append((cls, d))
                         continue
-                    if triple and self._crowded(cls, triple, (axis,)):
+                    if triple and exceeds_diagonal(self.tiles, cls, triple, (axis,)):
                         continue
                     tiles[cls] = d
                     if self.causes is not None:
@@ -346,23 +339,32 @@ class State:
                             waiting.add(m)
                             queue.append(m)
 
+    def _may_loop(self, n: int, factor: int, axis: int, triple: Sequence[int]) -> bool:
+        """True if node `n` may loop over `factor` on `axis`, one of a triple."""
+        r, c, d = (factor if a == axis else self.loops[a][n] for a in triple)
+        others = [t for t in self._triples if t[2] != triple[2]]
+        return may_loop(self.graph, self.loops, others, n, (r, c, d))
+
     def free_factor(self, n: int, factors: tuple[int, ...], axis: int) -> int:
-        """The first of a dim's factors that other axes do not use up; NONE if it may not be looped
-        over yet, as loops over factors above it leave something of them or are more minor.
+        """First of a dim's factors, major to minor, with an extent that other axes leave.
+
+        Returns:
+          NONE if loops of other axes do not use up a major factor of it: until they do, its tile is
+          not one contiguous piece of the dim.
         """
-        form = self.graph.nodes[n].form
+        structure = self.graph.nodes[n].structure
         for f in factors:
-            if self._left(n, f, axis) == 1:
+            if self._remaining(n, f, axis) == 1:
                 continue
-            for g in form.above[f]:
-                if self._left(n, g, axis) > 1:
+            for g in structure.major_factors[f]:
+                if self._remaining(n, g, axis) > 1:
                     return NONE
             return f
         return NONE
 
-    def _left(self, n: int, factor: int, axis: int) -> int:
-        """Extent of a factor that other axes' loops leave."""
-        extent = self.graph.nodes[n].form.sizes[factor]
+    def _remaining(self, n: int, factor: int, axis: int) -> int:
+        """Extent of a factor of node `n` divided by the axes besides `axis` that loop over it."""
+        extent = self.graph.nodes[n].structure.sizes[factor]
         for a, row in enumerate(self.loops):
             if a != axis and row[n] == factor:
                 extent //= self.mesh.sizes[a]
@@ -371,21 +373,21 @@ class State:
     # Results -----------------------------------------------------------------------------------
 
     def partition(self, known: dict[bytes, AxisRows] | None = None) -> Partition:
-        """The partition of the module: classes spread to values, nodes to ops.
+        """Partition of the module: tiles of classes for values, loops of nodes for ops.
 
         Args:
-          known: rows of axes by what the axis does, kept between states of one graph.
+          known: rows of axes by tiles and loops, a cache shared by states of one graph.
         """
         graph = self.graph
         skewed = {a for t in self._triples if max(self.tiles[t[2]]) >= 0 for a in t}
         axes = []
         for axis, (tiles, loops) in enumerate(zip(self.tiles, self.loops, strict=True)):
-            # What is pending on one of the three while tiled on another must not be tiled anew.
-            travels = axis not in skewed
-            key = tiles.tobytes() + loops.tobytes() + bytes([travels])
+            # A value partial on one axis of a ring and tiled on a second cannot be tiled anew.
+            defers = axis not in skewed
+            key = tiles.tobytes() + loops.tobytes() + bytes([defers])
             rows = known.get(key) if known is not None else None
             if rows is None:
-                rows = graph.rows(tiles, loops, travels)
+                rows = graph.rows(tiles, loops, defers)
                 if known is not None:
                     known[key] = rows
             axes.append(rows)

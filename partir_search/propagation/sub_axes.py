@@ -1,8 +1,8 @@
-"""Parts into which a mesh axis falls where it is larger than a dim that it should tile.
+"""Sub-axes: splits of mesh axes that are larger than a dim worth tiling.
 
-An axis of 16 over 8 key-value heads in groups of 4 tiles 8 of them and 2 of the groups; an axis of
-64 over a batch of 4 leaves 16 for other dims; a batch of 32 on 8x8 takes 8 and 4 of the other 8.
-Parts are found from the program: from its batch and from dims that reshapes split or merge.
+An axis of 16 over 8 key-value heads in groups of 4 tiles 8 heads and 2 of each group; an axis of 64
+over a batch of 4 leaves 16 devices for further dims; a batch of 32 on 8x8 takes 8 and 4 of the
+second 8. Splits follow from the batch and from dims that reshapes split or merge.
 """
 
 from __future__ import annotations
@@ -14,20 +14,17 @@ import math
 from partir_search.ir.mesh import MeshShape
 from partir_search.propagation.graph import Graph
 
-MOST_PARTS = 3  # of one axis: every part is an axis to all that follows
-SMALL = (
-    0.02  # dims of values that hold less than this share of the largest one's bytes do not count
-)
+MAX_SUB_AXES = 3  # per axis: each sub-axis enlarges propagation and search like a full axis
+SMALL_VALUE_RATIO = 0.02  # of the largest value's bytes; reshapes of smaller values do not split
 
 
-def split_axes(graph: Graph, mesh: MeshShape) -> MeshShape:
-    """`mesh` with the axes split that some important dim can take only a part of.
+def split_into_sub_axes(graph: Graph, mesh: MeshShape) -> MeshShape:
+    """Splits axes of which a batch or a factor of a reshape can take only a part.
 
-    Axes that a `shard_map` of the user's own names, or that have a diagonal, stay whole; those that
-    are split already stay as they are.
+    Axes of the user's own `shard_map`s, axes with a diagonal and axes split already are not split.
 
     Raises:
-      ValueError: such a region is over axes that the mesh does not have in this size.
+      ValueError: a `shard_map` names an axis that the mesh lacks or has in another size.
     """
     named = _named_axes(graph, mesh) | {mesh.names[a] for pair in mesh.diagonals for a in pair}
     given = mesh.parts()
@@ -48,6 +45,7 @@ def split_axes(graph: Graph, mesh: MeshShape) -> MeshShape:
 
 
 def _named_axes(graph: Graph, mesh: MeshShape) -> set[str]:
+    """Axes of the user's own `shard_map` regions."""
     found: set[str] = set()
     for op in graph.module.ops:
         if manual := graph.rules[op.id].manual:
@@ -62,14 +60,14 @@ def _named_axes(graph: Graph, mesh: MeshShape) -> set[str]:
 
 
 def _add(cuts: list[int], cut: int, size: int) -> None:
-    """One more place to cut an axis of `size`, if it nests with those that there are."""
+    """Adds a cut of an axis of `size` if it nests with its cuts so far."""
     nested = all(cut % c == 0 or c % cut == 0 for c in cuts)
-    if 1 < cut < size and cut not in cuts and nested and len(cuts) < MOST_PARTS - 1:
+    if 1 < cut < size and cut not in cuts and nested and len(cuts) < MAX_SUB_AXES - 1:
         cuts.append(cut)
 
 
 def _batches(graph: Graph) -> list[int]:
-    """Leading dims of arguments that are no train state."""
+    """Leading extents of data arguments: arguments that are no train state."""
     module = graph.module
     tied = {i for i, _ in module.ties}
     data = [v.type.shape for i, v in enumerate(module.body.args) if tied and i not in tied]
@@ -77,35 +75,39 @@ def _batches(graph: Graph) -> list[int]:
 
 
 def _for_batch(batch: int, mesh: MeshShape) -> list[tuple[str, int]]:
-    """Finds a cut of one axis so that whole axes and its part tile the batch as far as it goes."""
+    """(axis, cut) after which whole axes and one sub-axis tile the batch on as many devices as
+    divide it; [] if whole axes do.
+    """
     most = math.gcd(batch, mesh.devices)
     found: list[tuple[int, str, int]] = []
     for n in range(len(mesh.names) + 1):
         for taken in itertools.combinations(range(len(mesh.names)), n):
-            left, rest = divmod(most, mesh.size(taken))
-            if rest:
+            cut, remainder = divmod(most, mesh.size(taken))
+            if remainder:
                 continue
-            if left == 1:
+            if cut == 1:
                 return []
             found += [
-                (n, name, left)
+                (n, name, cut)
                 for a, (name, size) in enumerate(mesh.as_dict().items())
-                if a not in taken and size % left == 0
+                if a not in taken and size % cut == 0
             ]
     found.sort(key=lambda f: -f[0])
-    return [(name, left) for _, name, left in found[:1]]
+    return [(name, cut) for _, name, cut in found[:1]]
 
 
 def _major_factors(graph: Graph) -> list[int]:
-    """Factors with others beneath them, as the kv heads in a dim of all heads; largest first."""
+    """Extents of most major factors of dims with several, such as the key-value heads in a dim of
+    all heads; those of the largest values first.
+    """
     weight: collections.Counter[int] = collections.Counter()
     for node in graph.nodes:
-        form = node.form
-        if form.above:
+        structure = node.structure
+        if structure.major_factors:
             nbytes = max(r.type.nbytes for r in graph.module.ops[node.op].results)
-            for f, above in enumerate(form.above):
-                beneath = any(f in other for other in form.above)
-                if beneath and not above and form.sizes[f] > 1:
-                    weight[form.sizes[f]] = max(weight[form.sizes[f]], nbytes)
+            for f, majors in enumerate(structure.major_factors):
+                has_minor = any(f in other for other in structure.major_factors)
+                if has_minor and not majors and structure.sizes[f] > 1:
+                    weight[structure.sizes[f]] = max(weight[structure.sizes[f]], nbytes)
     largest = max(weight.values(), default=0)
-    return [n for n, nbytes in weight.most_common() if nbytes >= SMALL * largest]
+    return [n for n, nbytes in weight.most_common() if nbytes >= SMALL_VALUE_RATIO * largest]

@@ -61,9 +61,9 @@ def pads(op: Op) -> Resizing:
     """Keeps the operand's extent where the filler is no zero."""
     config, filler = op.params["padding_config"], op.operands[1]
     zero = isinstance(filler, Literal) and filler.is_zero()
-    barred = {(0, d) for d in range(len(config)) if not zero}
+    fixed = {(0, d) for d in range(len(config)) if not zero}
     masked = {(0, d) for d, (_, high, inner) in enumerate(config) if high > inner}
-    return Resizing(resized_pad, masked=frozenset(masked), barred=frozenset(barred))
+    return Resizing(resized_pad, masked=frozenset(masked), fixed=frozenset(fixed))
 
 
 SHIFT = Resizing(lambda op, operands, results: op)  # its extent is a parameter
@@ -127,11 +127,11 @@ def convolutions(op: Op) -> Resizing | None:
     p, dn = op.params, op.params["dimension_numbers"]
     if p["feature_group_count"] != 1 or p["batch_group_count"] != 1:
         return None
-    masked, barred = set(), set()
+    masked, fixed = set(), set()
     for i, d in enumerate(dn.lhs_spec[2:]):
         walks = shape_of(op, 1)[dn.rhs_spec[2 + i]] > result_shape(op)[dn.out_spec[2 + i]]
         if p["padding"][i][1] > 0 or walks:
             masked.add((0, d))
         if p.get("ends") and p["ends"][i] != ("", ""):
-            barred.add((0, d))
-    return Resizing(resized_convolution, masked=frozenset(masked), barred=frozenset(barred))
+            fixed.add((0, d))
+    return Resizing(resized_convolution, masked=frozenset(masked), fixed=frozenset(fixed))

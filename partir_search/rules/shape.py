@@ -101,7 +101,7 @@ Factors = tuple[tuple[int, ...], tuple[int, ...], list[int], list[tuple[int, ...
 
 
 def reshape_factors(old: Shape, new: Shape) -> Factors:
-    """Operand and result dims, sizes and `above` of a reshape's factors: its mixed radix.
+    """Operand and result dims, sizes and `major_factors` of a reshape's factors: its mixed radix.
 
     Both shapes are read from the left. What the two dims at hand have in common is a factor, and
     the rest of the larger one goes on with the next dim: [12] to [4, 3] has the factors 4 and 3,
@@ -110,7 +110,7 @@ def reshape_factors(old: Shape, new: Shape) -> Factors:
     """
     operand, result = [NONE] * len(old), [NONE] * len(new)
     sizes: list[int] = []
-    above: list[tuple[int, ...]] = []
+    major_factors: list[tuple[int, ...]] = []
     on_old: list[int] = []  # factors on the dim at hand
     on_new: list[int] = []
     i = j = 0
@@ -121,7 +121,7 @@ def reshape_factors(old: Shape, new: Shape) -> Factors:
         while b == 1 and j < len(new):
             b, j, on_new = new[j], j + 1, []
         if a == 1 or b == 1:
-            return tuple(operand), tuple(result), sizes, above
+            return tuple(operand), tuple(result), sizes, major_factors
         common = math.gcd(a, b)
         if common == 1:
             while a != b:
@@ -137,7 +137,7 @@ def reshape_factors(old: Shape, new: Shape) -> Factors:
         if not on_new:
             result[j - 1] = f
         sizes.append(common)
-        above.append(tuple(sorted({*on_old, *on_new})))
+        major_factors.append(tuple(sorted({*on_old, *on_new})))
         on_old.append(f)
         on_new.append(f)
         a, b = a // common, b // common
@@ -150,16 +150,16 @@ def reshape(op: Op) -> OpRule:
         operand: tuple[int, ...] = (NONE,) * len(shape_of(op, 0))
         result: tuple[int, ...] = (NONE,) * len(result_shape(op))
         sizes: list[int] = []
-        above: list[tuple[int, ...]] = []
+        major_factors: list[tuple[int, ...]] = []
     else:
-        operand, result, sizes, above = reshape_factors(shape_of(op, 0), result_shape(op))
+        operand, result, sizes, major_factors = reshape_factors(shape_of(op, 0), result_shape(op))
     return OpRule(
         Kind.MOVEMENT,
         sizes=tuple(sizes),
         operands=(operand,) + ((),) * (len(op.operands) - 1),
         results=(result,),
         reducers=("",) * len(sizes),
-        above=tuple(above) if any(above) else (),
+        major_factors=tuple(major_factors) if any(major_factors) else (),
         linear=((0,),),
         monotone=MOVES,
         elementwise=True,
@@ -236,24 +236,24 @@ def tile(op: Op) -> OpRule:
     """Copies laid end to end: a repeated dim is [copies, dim], the copies being free."""
     shape, reps = shape_of(op, 0), op.params["reps"]
     sizes: list[int] = []
-    above: list[tuple[int, ...]] = []
+    major_factors: list[tuple[int, ...]] = []
     operand, result = [], []
     for n, r in zip(shape, reps, strict=True):
         copies = len(sizes)
         if r != 1:
             sizes.append(r)
-            above.append(())
+            major_factors.append(())
         operand.append(len(sizes))
         result.append(copies)
         sizes.append(n)
-        above.append((copies,) if r != 1 else ())
+        major_factors.append((copies,) if r != 1 else ())
     return OpRule(
         Kind.MOVEMENT,
         sizes=tuple(sizes),
         operands=(tuple(operand),),
         results=(tuple(result),),
         reducers=("",) * len(sizes),
-        above=tuple(above) if any(above) else (),
+        major_factors=tuple(major_factors) if any(major_factors) else (),
         linear=((0,),),
         elementwise=True,
         localize=_local_reps,

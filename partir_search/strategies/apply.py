@@ -20,9 +20,9 @@ from partir_search.strategies.moves import (
     Decision,
     EdgeParallel,
     ExpertParallel,
-    KeepClass,
     ModelParallel,
     OutputParallel,
+    ReplicateClass,
     RingParallel,
     SequenceParallel,
     Strategy,
@@ -48,11 +48,11 @@ class Weight:
     dims: tuple[tuple[int, int], ...]
 
 
-class Strategist:
+class StrategyApplier:
     """Performs moves on states of one graph."""
 
     def __init__(self, graph: Graph, roles: Roles | None = None) -> None:
-        """A strategist for `graph`.
+        """Finds what moves of strategies act on in `graph`.
 
         Args:
           roles: by ids of the graph's values. A fold's are those of its whole program: where it
@@ -63,13 +63,13 @@ class Strategist:
         self._weights = self._find_weights()
         self._not_looped = self._find_not_looped()
 
-    def perform(self, move: StrategyMove, state: State) -> list[Decision]:
+    def apply(self, move: StrategyMove, state: State) -> list[Decision]:
         """Plays a move; returns the decisions that had an effect."""
-        if isinstance(move, TileClass | KeepClass):
+        if isinstance(move, TileClass | ReplicateClass):
             return [move] if decide(state, move) else []
-        return self._perform(move, state)
+        return self._apply_strategy(move, state)
 
-    def _perform(self, move: Strategy, state: State) -> list[Decision]:
+    def _apply_strategy(self, move: Strategy, state: State) -> list[Decision]:
         if isinstance(move, DataParallel):
             # The longest first: edges look up what they join, rather than nodes be sent to them.
             longest = sorted(self.roles.data, key=lambda c: -self.graph.shapes[c][0])
@@ -212,7 +212,7 @@ class Strategist:
             for node in self.graph.nodes
             for cls, dims in node.ports
             for d, f in enumerate(dims)
-            if f == NONE or not node.form.sizes[f]
+            if f == NONE or not node.structure.sizes[f]
         }
 
     def first_divisible_dim(self, state: State, cls: int, axes: Axes) -> int:
@@ -324,7 +324,7 @@ class Strategist:
         matrices = [c for c in self.roles.parameters if len(shapes[c]) >= 2]
         if move.stage < 3:
             for cls in matrices:
-                keep = KeepClass(cls, axes)
+                keep = ReplicateClass(cls, axes)
                 if decide(state, keep):
                     done.append(keep)
         targets = matrices if move.stage >= 3 else self.roles.optimizer
@@ -354,5 +354,5 @@ def decide(state: State, decision: Decision) -> bool:
         return True
     if not state.free(decision.cls, decision.axes):
         return False
-    state.keep(decision.cls, decision.axes)
+    state.replicate(decision.cls, decision.axes)
     return True

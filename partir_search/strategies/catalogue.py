@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from partir_search.ir.mesh import MeshShape
-from partir_search.strategies.apply import Strategist
+from partir_search.strategies.apply import StrategyApplier
 from partir_search.strategies.moves import (
     AlternateParallel,
     Axes,
@@ -26,8 +26,8 @@ from partir_search.strategies.moves import (
 )
 
 
-def expert_plans(
-    mesh: MeshShape, axes: Sequence[str], strategist: Strategist, grids: bool = False
+def named_strategies(
+    mesh: MeshShape, axes: Sequence[str], applier: StrategyApplier, grids: bool = False
 ) -> list[tuple[str, tuple[StrategyMove, ...]]]:
     """Named strategies on axes of the user's mesh: what people use, on every choice of axes.
 
@@ -85,23 +85,23 @@ def expert_plans(
         rest = tuple(a for a in every if a not in m)
         add(f"MP({name(m)})", ModelParallel(m, False))
         add_data(m, "")
-        if strategist.edges:
+        if applier.edges:
             edges = EdgeParallel(m)
             add(f"ES({name(m)})", edges)
             for stage in (2, 3):
                 add(f"ES({name(m)})+Z{stage}", edges, *zero(m, stage))
-        if strategist.experts:
+        if applier.experts:
             experts = ExpertParallel(m)
             add_data(every, f"+EP({name(m)})", first=experts)
             if rest:
                 moves = (ModelParallel(rest, True), SequenceParallel(rest))
                 add_data(m, f"+EP({name(m)})+MP({name(rest)}, head)", moves[0], first=experts)
                 add_data(m, f"+EP({name(m)})+MP({name(rest)}, head)+SP", *moves, first=experts)
-        if strategist.contexts:
+        if applier.contexts:
             add(f"CP({name(m)})", ContextParallel(m))
         if not rest:
             continue
-        if strategist.contexts:
+        if applier.contexts:
             add_data(rest, f"+CP({name(m)})", ContextParallel(m))
             add(f"MP({name(rest)})+CP({name(m)})", ModelParallel(rest, False), ContextParallel(m))
         for head in (False, True):

@@ -25,7 +25,7 @@ class TileClass:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
-class KeepClass:
+class ReplicateClass:
     """Keep a class whole along axes."""
 
     cls: int
@@ -137,7 +137,7 @@ class RingParallel:
     axes: Axes
 
 
-Decision = Union[TileClass, KeepClass]
+Decision = Union[TileClass, ReplicateClass]
 Strategy = Union[
     AlternateParallel,
     ContextParallel,

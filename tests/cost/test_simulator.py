@@ -170,7 +170,7 @@ def test_fold_costs_what_the_whole_costs(name: str, remat: bool, machine: Machin
                 if state.may_tile(cls, action.dim, axes):
                     state.tile(cls, action.dim, axes)
             elif state.free(cls, axes):
-                state.keep(cls, axes)
+                state.replicate(cls, axes)
     cost = model.evaluate(localize(state.partition()))
     assert cost.peak_bytes == pytest.approx(planned.cost.peak_bytes, rel=1e-9)
     assert cost.argument_bytes == planned.cost.argument_bytes

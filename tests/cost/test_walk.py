@@ -48,7 +48,7 @@ def test_what_is_gathered_for_a_donated_buffer_is_copied_there(donated: bool) ->
     """ZeRO's new parameter of 4 KB, read and written at 1 GB/s."""
     module = module_of(lambda w, m: w - m, ones(32, 32), ones(32, 32), ties=((0, 0),))
     state = state_of(dataclasses.replace(module, donated=frozenset({0} if donated else ())))
-    state.keep(state.graph.class_of[0], state.mesh.axes("batch"))
+    state.replicate(state.graph.class_of[0], state.mesh.axes("batch"))
     tile_arg(state, 1, 0, "batch")
     copying = ROUND.with_traits(copies_gather_into_donated=True)
     plain, copied = cost_of(state), cost_of(state, copying)

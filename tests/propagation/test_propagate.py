@@ -13,7 +13,7 @@ import pytest
 
 import partir_search as ps
 from partir_search.ir.mesh import MeshShape
-from partir_search.ir.rule import KEPT
+from partir_search.ir.rule import REPLICATED
 from partir_search.lowering.localize import localize
 from partir_search.lowering.reshard import SLICE
 from partir_search.propagation.conflicts import find_conflicts
@@ -91,9 +91,9 @@ def test_earlier_wins() -> None:
 def test_kept_values_stop_propagation() -> None:
     state = state_of(module_of(mlp, *MLP))
     w2 = state.graph.module.body.args[2]
-    state.keep(state.graph.class_of[w2.id], (1,))
+    state.replicate(state.graph.class_of[w2.id], (1,))
     tile_arg(state, 1, 1, "model")
-    assert dims(state, "model") == [-1, 1, KEPT]
+    assert dims(state, "model") == [-1, 1, REPLICATED]
     check_partition(state.partition(), mlp, MLP)
 
 
@@ -103,7 +103,7 @@ def test_refusals() -> None:
     with pytest.raises(IllegalAction, match="cannot be tiled on dim 1 along axis 'model'"):
         tile_arg(state, 0, 1, "model")
     with pytest.raises(IllegalAction, match="is decided along axis 'model'"):
-        state.keep(state.graph.class_of[0], (1,))
+        state.replicate(state.graph.class_of[0], (1,))
     odd = state_of(module_of(lambda x: x * 2, ones(6, 3)))
     with pytest.raises(IllegalAction, match="cannot be tiled on dim 0"):
         tile_arg(odd, 0, 0, "model")
@@ -230,9 +230,9 @@ def test_state_in_and_out_are_one() -> None:
     assert dims(zero3, "batch") == [1, 1, 0]
     zero2 = state_of(module)
     tile_arg(zero2, 2, 0, "batch")
-    zero2.keep(zero2.graph.class_of[module.body.args[0].id], (0,))
+    zero2.replicate(zero2.graph.class_of[module.body.args[0].id], (0,))
     tile_arg(zero2, 1, 1, "batch")
-    assert dims(zero2, "batch") == [KEPT, 1, 0]
+    assert dims(zero2, "batch") == [REPLICATED, 1, 0]
     assert kinds(zero2) == ["reduce_scatter", "all_gather"]
     check_partition(zero2.partition(), f, args)
 
@@ -275,7 +275,7 @@ def test_explain(mesh: jax.sharding.Mesh) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_what_was_propagated_before_is_repeated_exactly(seed: int) -> None:
-    """Random walks with undo on three axes: states that share spreads equal one that does not."""
+    """Random walks with undo on three axes: states that share memo equal one that does not."""
 
     def attention(x: Any, w: Any, o: Any) -> Any:
         q = (x @ w).reshape(4, 8, 4, 2, 4)
@@ -285,7 +285,7 @@ def test_what_was_propagated_before_is_repeated_exactly(seed: int) -> None:
 
     graph = Graph(module_of(attention, ones(4, 8, 16), ones(16, 32), ones(32, 16)), contract=True)
     mesh = MeshShape(("a", "b", "c"), (2, 2, 4))  # what was done on a is done again on b
-    draw, spreads = random.Random(seed), dict[Any, Any]()
+    draw, memo = random.Random(seed), dict[Any, Any]()
     several = [(0,), (1,), (2,), (0, 1), (1, 2)]
     ranked = [c for c, shape in enumerate(graph.shapes) if shape]
     pool = []
@@ -296,7 +296,7 @@ def test_what_was_propagated_before_is_repeated_exactly(seed: int) -> None:
         pool.append((cls, dim, draw.choice(several), also))
     replayed = 0
     for _ in range(30):
-        shared, fresh = State(graph, mesh, spreads=spreads), State(graph, mesh, record=True)
+        shared, fresh = State(graph, mesh, memo=memo), State(graph, mesh, record=True)
         marks: list[tuple[bytes, bytes]] = []
         for _ in range(10):
             cls, dim, axes, also = draw.choice(pool)
@@ -307,12 +307,12 @@ def test_what_was_propagated_before_is_repeated_exactly(seed: int) -> None:
                 fresh.restore(back[1])
                 marks = marks[: marks.index(back)]
             elif draw.random() < 0.2 and fresh.free(cls, axes):
-                shared.keep(cls, axes)
-                fresh.keep(cls, axes)
+                shared.replicate(cls, axes)
+                fresh.replicate(cls, axes)
             elif fresh.may_tile(cls, dim, axes):
-                known = set(map(id, itertools.chain(*spreads.values())))
+                known = set(map(id, itertools.chain(*memo.values())))
                 shared.tile(cls, dim, axes, also)
-                replayed += known.issuperset(map(id, itertools.chain(*spreads.values())))
+                replayed += known.issuperset(map(id, itertools.chain(*memo.values())))
                 fresh.tile(cls, dim, axes, also)
             assert shared.key() == fresh.key()
         shared.restore(State(graph, mesh).key())

@@ -99,17 +99,21 @@ def test_rounded_parts_do_not_add_up() -> None:
 def looped_states(module: Module, op: Op) -> Iterator[tuple[int, State]]:
     """(factor, a state in which the op loops over it) for each factor that two tiles divide.
 
-    Factors beneath others need several axes: see test_stacked.py.
+    Minor factors need several axes: see test_compound_factors.py.
     """
     graph = Graph(module)
     node = graph.nodes[graph.node_of[op.id]]
-    form = node.form
-    for factor, size in enumerate(form.sizes):
-        if size and size % 2 == 0 and not (form.above and form.above[factor]):
+    structure = node.structure
+    for factor, size in enumerate(structure.sizes):
+        if (
+            size
+            and size % 2 == 0
+            and not (structure.major_factors and structure.major_factors[factor])
+        ):
             state = State(graph, TWO)
             cls, dim = next(
                 (node.classes[p], d)
-                for p, d in form.places[factor]
+                for p, d in structure.places[factor]
                 if state.may_tile(node.classes[p], d, (0,))
             )
             state.tile(cls, dim, (0,))

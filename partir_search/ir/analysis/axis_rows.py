@@ -14,8 +14,8 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from partir_search.ir.analysis.def_use import Index
-from partir_search.ir.analysis.pending import travel
+from partir_search.ir.analysis.def_use import DefUse
+from partir_search.ir.analysis.deferred_reductions import defer_reductions
 from partir_search.ir.rule import NONE
 
 Numbers = npt.NDArray[np.int8]  # factors of ops, dims of values
@@ -26,23 +26,24 @@ Sizes = npt.NDArray[np.unsignedinteger]
 
 @dataclasses.dataclass(eq=False)
 class AxisRows:
-    """Loops and tiles of one mesh axis, with pending sums already on the way.
+    """Loops and tiles of one mesh axis, with reductions already deferred.
 
     Attributes:
       loops / tiles: per op its factor, per value its dim, a byte each.
-      travelling: monoid that finishes each value that rests as a pending reduction, by id.
-      loop_row / tile_row / pending: the same as arrays; KEPT reads as NONE in `tile_row`.
-      travels: whether pending sums may travel.
+      partials: monoid of each value that is partial at rest, by value id.
+      loop_row / tile_row / partial_row: loops, tiles and keys of `partials` as arrays; REPLICATED
+        reads as NONE in `tile_row`.
+      defers: reductions may be deferred past linear ops.
     """
 
-    index: Index
+    index: DefUse
     loops: array[int]
     tiles: array[int]
-    travelling: Mapping[int, str]
+    partials: Mapping[int, str]
     loop_row: Numbers
     tile_row: Numbers
-    pending: Bools
-    travels: bool = True
+    partial_row: Bools
+    defers: bool = True
     _gathered: dict[AxisRows, tuple[int, int]] = dataclasses.field(default_factory=dict)
     _tiles_of: dict[int, tuple[Sizes, Sizes]] = dataclasses.field(default_factory=dict)
 
@@ -55,9 +56,9 @@ class AxisRows:
         found = np.zeros(len(loop), dtype=np.bool_)
         at = ports.start + loop[ports.op] + 1
         differ = ports.dim[at] != self.tile_row[ports.value]
-        rests = self.pending[ports.value]
+        rests = self.partial_row[ports.value]
         made = ports.unfinished[at]
-        if self.travelling:
+        if self.partials:
             passing = found.copy()
             passing[ports.op[rests & ~ports.result]] = True
             made = np.where(loop[ports.op] < 0, passing[ports.op], made)
@@ -67,16 +68,16 @@ class AxisRows:
 
     @functools.cached_property
     def codes(self) -> tuple[Codes, Codes]:
-        """One number per value for its tile and pending sum, one per op for its loop."""
-        rests = (self.tile_row.astype(np.int16) + 1) * 2 + self.pending
+        """[values] code of tile and partial sum, and [ops] code of the loop."""
+        rests = (self.tile_row.astype(np.int16) + 1) * 2 + self.partial_row
         return rests, (self.loop_row + 1).astype(np.int16)
 
     @functools.cached_property
     def inner(self) -> list[int]:
-        """Ops that are looped over a factor beneath another one on some dim."""
-        stacked, beneath = self.index.stacked, self.index.beneath
-        found = beneath[np.arange(len(stacked)), self.loop_row[stacked] + 1]
-        return [int(op) for op in stacked[found]]
+        """Ids of ops that loop over a minor factor of some dim."""
+        compound, is_minor = self.index.compound, self.index.is_minor
+        found = is_minor[np.arange(len(compound)), self.loop_row[compound] + 1]
+        return [int(op) for op in compound[found]]
 
     def gathered(self, other: AxisRows) -> tuple[int, int]:
         """Counts runs of uses that need a dim, tiled by both axes, on one axis only: runs for which
@@ -104,11 +105,11 @@ class AxisRows:
         return found
 
 
-def axis_rows(index: Index, loops: array[int], tiles: array[int], travels: bool = True) -> AxisRows:
-    """The rows of one axis. Takes `loops` and `tiles` over and changes them (see `travel`)."""
-    travelling = travel(index, loops, tiles) if travels else {}
-    pending = np.zeros(len(tiles), dtype=np.bool_)
-    pending[list(travelling)] = True
+def axis_rows(index: DefUse, loops: array[int], tiles: array[int], defers: bool = True) -> AxisRows:
+    """Rows of one axis; takes ownership of `loops` and `tiles`, changed by `defer_reductions`."""
+    partials = defer_reductions(index, loops, tiles) if defers else {}
+    partial_row = np.zeros(len(tiles), dtype=np.bool_)
+    partial_row[list(partials)] = True
     tile_row = np.maximum(np.frombuffer(tiles, dtype=np.int8), NONE)
     loop_row = np.frombuffer(loops, dtype=np.int8)
-    return AxisRows(index, loops, tiles, travelling, loop_row, tile_row, pending, travels)
+    return AxisRows(index, loops, tiles, partials, loop_row, tile_row, partial_row, defers)

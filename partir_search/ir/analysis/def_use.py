@@ -10,21 +10,22 @@ import numpy as np
 import numpy.typing as npt
 
 from partir_search.ir.core import Literal, Module, Op, Region, Value, walk_regions
-from partir_search.ir.rule import NONE, TRAVELLING, Dims, OpRule
+from partir_search.ir.rule import DEFERRABLE, NONE, Dims, OpRule
 
 Ints = npt.NDArray[np.int64]
 Places = npt.NDArray[np.int32]
 
-_REDUCERS = frozenset(TRAVELLING)
+_REDUCERS = frozenset(DEFERRABLE)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Traveller:
+class ReductionSite:
     """An op that makes partial results or may pass them on.
 
     Attributes:
-      single: ids of its operands that nothing else uses.
-      reduces: whether some factor reduces in a way that may stay unfinished.
+      single: ids of operands whose only use is this op.
+      results: ids of the results.
+      reduces: a loop over some factor leaves a deferrable reduction.
     """
 
     op: Op
@@ -75,13 +76,13 @@ class Inside:
     ops: Ints
 
 
-class Index:
+class DefUse:
     """Derived facts of a module.
 
     Attributes:
-      zeros: ids of values known to be all zeros: they may join any pending sum.
+      zeros: ids of values known to be all zeros: they may join any partial sum.
       reducing: the ops that may make partial results.
-      consumer: per value, the traveller that is its only user, or NONE.
+      consumer: per value, id of its only user if partial results may pass through it, or NONE.
       ports: operands and results as arrays.
       uses: the operands among them.
       count: per op, how many ops it stands for.
@@ -89,9 +90,10 @@ class Index:
       position: per op id, its position in its region.
       always_active: per op id, whether any layout may concern it: it has regions, reads other
         stretches than tiles, or works on blocks.
-      stacked: ids of ops with a factor beneath another on one dim.
-      beneath: [stacked, factor + 1] whether the factor is beneath another.
-      growth: findings of `travel` on ops that it passed: the same questions come with every state.
+      compound: ids of ops with several factors on one dim.
+      is_minor: [compound, factor + 1] True for factors with major factors on the same dim.
+      growth: cache of `defer_reductions`: bytes added by reducing after an op, by op, monoid and
+        partial operands.
     """
 
     def __init__(self, module: Module, rules: Sequence[OpRule]) -> None:
@@ -99,7 +101,7 @@ class Index:
         self.growth: dict[tuple[int, str, frozenset[int]], int | None] = {}
         uses = module.use_counts()
         self._module, self._rules = module, rules
-        self._travellers: dict[int, Traveller] = {}
+        self._sites: dict[int, ReductionSite] = {}
         self._around: dict[int, tuple[int, ...]] = {}
         self._inside: dict[int, Inside] = {}
         self.consumer = array("i", [NONE]) * len(module.values)
@@ -119,7 +121,7 @@ class Index:
                 for _, v in op.inputs():
                     if uses[v.id] == 1:
                         self.consumer[v.id] = op.id
-        self.reducing = tuple(map(self.traveller, reducing))
+        self.reducing = tuple(map(self.site, reducing))
         self.ports = _ports(module, rules)
         self.uses = self.ports.only(~self.ports.result)
         self.count = np.array([op.count for op in module.ops], dtype=np.int64)
@@ -133,13 +135,13 @@ class Index:
             [bool(op.regions or _always(rules[op.id])) for op in module.ops],
             dtype=np.bool_,
         )
-        stacked = [op.id for op in module.ops if rules[op.id].above]
-        self.stacked = np.array(stacked, dtype=np.int64)
-        width = 1 + max((len(rules[i].sizes) for i in stacked), default=0)
-        self.beneath = np.zeros((len(stacked), width), dtype=np.bool_)
-        for k, i in enumerate(stacked):
-            for f, above in enumerate(rules[i].above):
-                self.beneath[k, f + 1] = bool(above)
+        compound = [op.id for op in module.ops if rules[op.id].major_factors]
+        self.compound = np.array(compound, dtype=np.int64)
+        width = 1 + max((len(rules[i].sizes) for i in compound), default=0)
+        self.is_minor = np.zeros((len(compound), width), dtype=np.bool_)
+        for k, i in enumerate(compound):
+            for f, majors in enumerate(rules[i].major_factors):
+                self.is_minor[k, f + 1] = bool(majors)
 
     def inside(self, op: Op) -> Inside:
         """Returns the values and ops of an op with regions, all nested ones included."""
@@ -168,15 +170,15 @@ class Index:
             found = self._around[op_id] = (*ids, *(r.id for r in op.results))
         return found
 
-    def traveller(self, op_id: int) -> Traveller:
-        """An op that matters to pending reductions: most of them are never asked for."""
-        found = self._travellers.get(op_id)
+    def site(self, op_id: int) -> ReductionSite:
+        """The reduction site of an op, made on first use: most ops never need one."""
+        found = self._sites.get(op_id)
         if found is None:
             op, rule = self._module.ops[op_id], self._rules[op_id]
             single = tuple([v.id for _, v in op.inputs() if self.consumer[v.id] == op_id])
             reduces = not _REDUCERS.isdisjoint(rule.reducers)
             results = tuple([r.id for r in op.results])
-            found = self._travellers[op_id] = Traveller(op, rule, single, results, reduces)
+            found = self._sites[op_id] = ReductionSite(op, rule, single, results, reduces)
         return found
 
 
@@ -193,7 +195,7 @@ def _ports(module: Module, rules: Sequence[OpRule]) -> Ports:
     tables: dict[tuple[object, ...], int] = {}
 
     def table(rule: OpRule, dims: Dims, made: bool) -> int:
-        key = (dims, rule.reducers, rule.above, made)
+        key = (dims, rule.reducers, rule.major_factors, made)
         if key not in tables:
             tables[key] = len(dim)
             found = [rule.dim_of(dims, f) for f in range(len(rule.sizes))]

@@ -18,7 +18,7 @@ def type_text(partition: Partition, value: Value) -> str:
         for a in p.order
         if value.type.shape and (d := p.axes[a].tiles[value.id]) >= 0
     ]
-    notes += [f"{names[a]}:{monoid}" for a, monoid in p.rest_pending(value)]
+    notes += [f"{names[a]}:{monoid}" for a, monoid in p.partial_at_rest(value)]
     return f"{value.type}{{{', '.join(notes)}}}" if notes else str(value.type)
 
 

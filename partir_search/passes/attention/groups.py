@@ -45,7 +45,7 @@ class Ops:
         if op.regions or op.effect:
             return False
         r = self.rule(op)
-        return not (r.opaque or r.above or r.reads or r.indexed or r.manual or r.blocked)
+        return not (r.opaque or r.major_factors or r.reads or r.indexed or r.manual or r.blocked)
 
     def dataless(self, op: Op) -> bool:
         """Tells whether an op rests on no data: only on positions and literals."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Self
 
 from partir_search.ir.core import Value
-from partir_search.ir.rule import KEPT, NONE
+from partir_search.ir.rule import NONE, REPLICATED
 from partir_search.propagation.actions.action import Action, ClassesOf
 from partir_search.propagation.contradictions import IllegalAction, already_decided, value_named
 from partir_search.propagation.state import State
@@ -78,7 +78,7 @@ class Tile(Tiling):
         wish = f"tiled on dim {self.dim}"
         axes = tuple(a for a in axes if state.tiles[a][cls] != self.dim) or axes
         check_undecided(state, cls, axes, path, self.axis, wish)
-        if any(state.barred(cls, self.dim, (a,)) for a in axes):
+        if any(state.is_closed(cls, self.dim, (a,)) for a in axes):
             raise IllegalAction(
                 f"{path} cannot be {wish} along axis {self.axis!r}: its sharding is fixed, with"
                 " None for that dim; give it UNCONSTRAINED there to leave it free"
@@ -163,17 +163,17 @@ class Replicate(Tiling):
         cls, axes = state.graph.class_of[value.id], state.mesh.axes(self.axis)
         also = classes_of(state, self.also)
         check_undecided(state, cls, axes, path or self.value, self.axis, "kept whole")
-        state.keep(cls, axes, also)
+        state.replicate(cls, axes, also)
 
     def apply_folded(self, state: State, classes_of: ClassesOf) -> None:
         axes = state.mesh.axes(self.axis)
         classes = [c for c in classes_of(self.values) if state.free(c, axes)]
         if classes:
-            state.keep(classes[0], axes, classes[1:])
+            state.replicate(classes[0], axes, classes[1:])
 
     def is_applied(self, state: State) -> bool:
         axes = state.mesh.axes(self.axis)
-        return all(state.tiles[a][c] == KEPT for a in axes for c in self._classes(state))
+        return all(state.tiles[a][c] == REPLICATED for a in axes for c in self._classes(state))
 
     def single(self) -> tuple[Replicate, ...]:
         return tuple(dataclasses.replace(self, value=name, also=()) for name in self.values)
@@ -206,15 +206,15 @@ class Close(Tiling):
         if any(state.tiles[a][cls] == self.dim for a in axes):
             wish = f"left whole on dim {self.dim}"
             raise already_decided(path or self.value, self.dim, self.axis, wish)
-        state.bar(cls, self.dim, axes)
+        state.close(cls, self.dim, axes)
 
     def apply_folded(self, state: State, classes_of: ClassesOf) -> None:
         for cls in classes_of(self.values):
-            state.bar(cls, self.dim, state.mesh.axes(self.axis))
+            state.close(cls, self.dim, state.mesh.axes(self.axis))
 
     def is_applied(self, state: State) -> bool:
         axes = state.mesh.axes(self.axis)
-        return all(state.barred(c, self.dim, axes) for c in self._classes(state))
+        return all(state.is_closed(c, self.dim, axes) for c in self._classes(state))
 
 
 def classes_of(state: State, names: Sequence[str]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Nodes and classes that propagation looks at, found for many decided classes at once."""
+"""Adjacency of the graph's nodes and classes, as arrays: neighbours of many at once."""
 
 from __future__ import annotations
 
@@ -11,24 +11,29 @@ import numpy.typing as npt
 Places = npt.NDArray[np.int32]
 
 
-class Reach:
-    """Nodes on classes, and the classes of these nodes."""
+class Adjacency:
+    """Nodes that touch classes, and classes that nodes touch."""
 
     def __init__(self, touching: Sequence[Sequence[int]], classes: Sequence[Sequence[int]]) -> None:
-        """`touching`: nodes per class; `classes`: classes per node."""
+        """Builds the adjacency.
+
+        Args:
+          touching: nodes per class.
+          classes: classes per node.
+        """
         self._touching, self._classes = _Lists(touching), _Lists(classes)
 
     def nodes(self, classes: Places) -> Places:
-        """The nodes with a port on any of the classes, sorted."""
+        """Nodes with a port on any of the classes, sorted."""
         return self._touching.joined(classes, len(self._classes.counts))
 
     def classes(self, nodes: Places) -> Places:
-        """The classes of any of the nodes, sorted."""
+        """Classes of any of the nodes, sorted."""
         return self._classes.joined(nodes, len(self._touching.counts))
 
 
 class _Lists:
-    """Lists of numbers, end to end."""
+    """Lists of numbers, concatenated in one array."""
 
     def __init__(self, lists: Sequence[Sequence[int]]) -> None:
         self.counts = np.fromiter(map(len, lists), np.int32, len(lists))
@@ -37,7 +42,7 @@ class _Lists:
         self.numbers = np.fromiter(itertools.chain.from_iterable(lists), np.int32, total)
 
     def joined(self, rows: Places, below: int) -> Places:
-        """The distinct numbers of some lists, sorted; all are less than `below`."""
+        """Distinct numbers of the lists `rows`, sorted; every number is less than `below`."""
         counts = self.counts[rows]
         shift = np.repeat(self.ends[rows] - counts.cumsum(dtype=np.int32), counts)
         found = np.zeros(below, dtype=bool)

@@ -30,7 +30,7 @@ def kinds(partition: Partition) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "operand", "result", "sizes", "above"),
+    ("old", "new", "operand", "result", "sizes", "major_factors"),
     [
         ((12,), (4, 3), (0,), (0, 1), [4, 3], [(), (0,)]),
         ((4, 3), (12,), (0, 1), (0,), [4, 3], [(), (0,)]),
@@ -44,9 +44,9 @@ def kinds(partition: Partition) -> list[str]:
     ],
 )
 def test_factors_of_a_reshape(
-    old: Any, new: Any, operand: Any, result: Any, sizes: Any, above: Any
+    old: Any, new: Any, operand: Any, result: Any, sizes: Any, major_factors: Any
 ) -> None:
-    assert reshape_factors(old, new) == (operand, result, sizes, above)
+    assert reshape_factors(old, new) == (operand, result, sizes, major_factors)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -60,9 +60,9 @@ def test_factors_multiply_to_the_dims(seed: int) -> None:
         return tuple(math.prod(radix[a:b]) for a, b in itertools.pairwise(cuts))
 
     old, new = shape(), shape()
-    _, _, sizes, above = reshape_factors(old, new)
+    _, _, sizes, major_factors = reshape_factors(old, new)
     assert math.prod(old) % math.prod(sizes) == 0
-    assert len(above) == len(sizes)
+    assert len(major_factors) == len(sizes)
     nested = {math.prod(old[:i]) for i in range(len(old))}
     nested |= {math.prod(new[:i]) for i in range(len(new))}
     steps = sorted(nested | {math.prod(old)})

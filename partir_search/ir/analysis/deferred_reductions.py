@@ -1,0 +1,114 @@
+"""Deferred reductions: the ops after which partial results on one mesh axis are finished.
+
+A partial result is finished right after its op, or deferred past its only use where this use is
+linear (sums) or monotone (maxima, minima). It is deferred up to an op with a smaller result or with
+a second partial operand: gradients are added first and reduced once. Where two sums of one
+parameter would each be scattered and then added tile by tile (ZeRO with tied weights), the ops in
+between lose their loop and their values lose their tile, and the total is scattered.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+from array import array
+from collections.abc import Set
+
+from partir_search.ir.analysis.def_use import DefUse, ReductionSite, passing_group
+from partir_search.ir.core import Op
+from partir_search.ir.rule import DEFERRABLE, NONE, REPLICATED
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Deferral:
+    """A reduction deferred so far.
+
+    Attributes:
+      monoid: "sum", "max" or "min".
+      dropped_loops: ops that lose their loop on the axis if the reduction is deferred further.
+      untiled: ids of values that lose their tile.
+      partial_at_rest: ids of values that become partial at rest.
+    """
+
+    monoid: str
+    dropped_loops: tuple[Op, ...] = ()
+    untiled: tuple[int, ...] = ()
+    partial_at_rest: tuple[int, ...] = ()
+
+
+def defer_reductions(index: DefUse, loops: array[int], tiles: array[int]) -> dict[int, str]:
+    """Defers the reductions of one axis.
+
+    Args:
+      index: facts of the module and its rules.
+      loops: [ops] factors; loops that a deferred reduction replaces are set to NONE.
+      tiles: [values] dims; likewise.
+
+    Returns:
+      Monoid of each value that is partial at rest, by value id.
+    """
+    consumer = index.consumer
+    deferrals: dict[int, _Deferral] = {}  # by id of the partial value
+    partial_at_rest: dict[int, str] = {}
+    queue = [  # a heap of op ids: program order visits the operands of an op before the op
+        site.op.id
+        for site in index.reducing
+        if loops[site.op.id] >= 0 and site.rule.reducers[loops[site.op.id]] in DEFERRABLE
+    ]
+    waiting = set(queue)
+
+    def record(site: ReductionSite, deferral: _Deferral) -> None:
+        for r in site.results:
+            deferrals[r] = deferral
+            user = consumer[r]
+            if user >= 0 and user not in waiting:
+                waiting.add(user)
+                heapq.heappush(queue, user)
+
+    while queue:
+        site = index.site(heapq.heappop(queue))
+        f = loops[site.op.id]
+        if f >= 0 and site.reduces and site.rule.reducers[f] in DEFERRABLE:
+            record(site, _Deferral(site.rule.reducers[f]))
+            continue
+        partial = {v for v in site.single if v in deferrals and tiles[v] != REPLICATED}
+        monoids = {deferrals[v].monoid for v in partial}
+        if len(monoids) != 1:
+            continue
+        monoid = monoids.pop()
+        growth = _growth(index, site, monoid, partial)
+        if growth is None or growth > 0:
+            continue
+        before = [deferrals[v] for v in partial]
+        deferral = _Deferral(
+            monoid,
+            ((site.op,) if f >= 0 else ()) + tuple(op for d in before for op in d.dropped_loops),
+            tuple(v for v in partial if tiles[v] >= 0)
+            + tuple(v for d in before for v in d.untiled),
+            tuple(partial) + tuple(v for d in before for v in d.partial_at_rest),
+        )
+        if len(partial) == 1 and (deferral.dropped_loops or deferral.untiled or not growth):
+            record(site, deferral)  # worth the cost only if it meets a second partial operand
+            continue
+        for op in deferral.dropped_loops:
+            loops[op.id] = NONE
+            partial_at_rest.update((v.id, monoid) for _, v in op.inputs() if v.id in deferrals)
+        for v in deferral.untiled:
+            tiles[v] = NONE
+        partial_at_rest.update((v, monoid) for v in deferral.partial_at_rest)
+        record(site, _Deferral(monoid))
+    return partial_at_rest
+
+
+def _growth(index: DefUse, site: ReductionSite, monoid: str, partial: Set[int]) -> int | None:
+    """Bytes that a reduction after the op moves beyond those of a reduction of its operands; None
+    if partial operands may not pass the op.
+    """
+    key = site.op.id, monoid, frozenset(partial)
+    if key not in index.growth:
+        growth = None
+        if passing_group(site.op, site.rule, monoid, partial, index.zeros):
+            before = sum(v.type.nbytes for _, v in site.op.inputs() if v.id in partial)
+            growth = sum(r.type.nbytes for r in site.op.results) - before
+        index.growth[key] = growth
+    return index.growth[key]
