@@ -101,18 +101,18 @@ def test_what_waits_is_hidden_first() -> None:
     late = [sending(3.0), sending(2.0)]
     behind.work(1.0)
     for each in late:
-        behind.begin(each, waits=True)
-    assert [s.left for s in late] == [2.0, 2.0]
+        behind.begin(each, deferrable=True)
+    assert [s.exposed for s in late] == [2.0, 2.0]
     behind.work(3.0)
-    assert [s.left for s in late] == [0.0, 1.0]
+    assert [s.exposed for s in late] == [0.0, 1.0]
     behind.work(2.0)
     awaited = sending(4.0)
-    behind.begin(awaited, waits=False)
+    behind.begin(awaited, deferrable=False)
     behind.work(9.0)
     behind.end()
-    assert [s.left for s in behind.begun] == [0.0, 0.0, 3.0]
-    behind.begin(after := sending(1.0), waits=False)
-    assert after.left == 1.0
+    assert [s.exposed for s in behind.begun] == [0.0, 0.0, 3.0]
+    behind.begin(after := sending(1.0), deferrable=False)
+    assert after.exposed == 1.0
 
 
 def test_layers_of_a_fold_hide_in_the_next() -> None:
@@ -121,11 +121,12 @@ def test_layers_of_a_fold_hide_in_the_next() -> None:
     """
     whole, folded = OverlapWindow(), OverlapWindow()
     for _ in range(4):
-        whole.begin(sending(2.0), waits=False)
+        whole.begin(sending(2.0), deferrable=False)
         whole.work(1.0)
     whole.end()
-    assert sum(s.left for s in whole.begun) == 5.0
-    folded.begin(sending(8.0), waits=False, layers=4)
+    assert sum(s.exposed for s in whole.begun) == 5.0
+    folded.begin(sending(8.0), deferrable=False, layers=4)
     folded.work(4.0)
     folded.end()
-    assert sum(s.left for s in folded.begun) == 4.0  # as if the last layer's product hid some too
+    # As if the last layer's product hid some too.
+    assert sum(s.exposed for s in folded.begun) == 4.0

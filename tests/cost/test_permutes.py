@@ -15,7 +15,7 @@ from partir_search.lowering.localize import localize
 from partir_search.simulator.cost import Cost
 from partir_search.simulator.simulator import CostModel
 from partir_search.simulator.target.machine import MACHINES, Machine
-from partir_search.simulator.time.permutes import loads, permute_seconds
+from partir_search.simulator.time.permutes import link_loads, permute_seconds
 from tests.support import module_of, state_of, tile_arg
 
 N = 4
@@ -29,10 +29,10 @@ def shift(r: int, c: int) -> tuple[Edge, ...]:
 
 
 def test_loads() -> None:
-    assert loads(shift(0, 1), (N, N)) == {(1, -1): (1, 1)}
-    assert loads(shift(-1, 1), (N, N)) == {(0, 1): (1, 1), (1, -1): (1, 1)}
-    assert loads(shift(2, 0), (N, N)) == {(0, 1): (2, 2)}
-    assert loads(((0, 0), (1, 1)), (N,)) == {}
+    assert link_loads(shift(0, 1), (N, N)) == {(1, -1): (1, 1)}
+    assert link_loads(shift(-1, 1), (N, N)) == {(0, 1): (1, 1), (1, -1): (1, 1)}
+    assert link_loads(shift(2, 0), (N, N)) == {(0, 1): (2, 2)}
+    assert link_loads(((0, 0), (1, 1)), (N,)) == {}
 
 
 @pytest.mark.parametrize("machine, together", [("tpu_v5e", 1.0), ("h100", 2.0)])

@@ -1,1 +1,1 @@
-"""Seconds of one step: kernels, collectives, and what hides behind what."""
+"""Time of one step: fusion, kernels, roofline, collectives, and their overlap."""

@@ -1,4 +1,4 @@
-"""Costs of moves: seconds and bytes of collectives, and bytes of the copies that they leave."""
+"""Cost of moves: seconds and bytes of collectives, and bytes of copies."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ class CollectiveCost:
     """Seconds and bytes of a move.
 
     Attributes:
-      width: bytes that the move carries and leaves in a copy, as a multiple of the program's.
-      copied: bytes moved because a copy is larger than its source: read, and written unless a
-        collective writes them.
-      seconds / sent / axes: of a collective, the bytes that a device sends, and the axes' names.
+      width: bytes of the payload and of the copy, as a multiple of the program's.
+      copied: bytes read and written in memory for copies; a collective's own writes are free.
+      seconds: duration of the collective, 0 for a local move.
+      sent: bytes that a device sends.
+      axes: names of the collective's mesh axes.
     """
 
     width: float
@@ -36,17 +37,17 @@ class CollectiveCost:
     axes: str
 
     def __str__(self) -> str:
-        where = f" along {self.axes}, {self.sent:.6g} bytes sent" if self.axes else ""
-        return f"CollectiveCost: {self.seconds:.6g} s{where}, {self.copied:.6g} bytes copied"
+        collective = f" along {self.axes}, {self.sent:.6g} bytes sent" if self.axes else ""
+        return f"CollectiveCost: {self.seconds:.6g} s{collective}, {self.copied:.6g} bytes copied"
 
 
 def dot_read_width(v: Value, traits: XlaTraits) -> float:
-    """Bytes that a dot reads of a value, as a multiple of the program's."""
+    """Width in which a dot reads a value, as a multiple of the program's."""
     return traits.dot_operand_width if v.type.itemsize == 4 else 1.0
 
 
 def move_width(move: Move, facts: ProgramFacts, traits: XlaTraits) -> float:
-    """Bytes that a move carries and leaves in a copy, as a multiple of the program's."""
+    """Width of a move's payload and copy, as a multiple of the program's."""
     if move.step.monoid or move.rests or not traits.narrows_dot_operands:
         return 1.0
     v = move.source.value
@@ -57,13 +58,13 @@ def move_width(move: Move, facts: ProgramFacts, traits: XlaTraits) -> float:
 
 
 def gathers_into_donated(move: Move, facts: ProgramFacts) -> bool:
-    """True if a move gathers a value into a donated argument's buffer."""
+    """True for an all_gather of a result in a donated argument's buffer."""
     ends = move.step.kind == "all_gather" and (move.rests or move.op is None)
     return ends and move.source.value.id in facts.donated_results
 
 
 class CollectiveCosts:
-    """Costs of moves on one mesh, kept by move where programs share the move."""
+    """Costs of moves on one mesh; costs of moves shared by several programs are cached."""
 
     def __init__(self, facts: ProgramFacts, machine: Machine, mesh: MeshShape) -> None:
         self.facts, self.machine, self.mesh = facts, machine, mesh
@@ -85,7 +86,7 @@ class CollectiveCosts:
         copied, taken = 0.0, (0.0, 0.0, "")
         if grown > move.source.nbytes or step.kind == "window":
             copied = (1.0 if step.kind in COLLECTIVES else 2.0) * grown * width
-            if move.beside:  # dots of each fetched block, each in a kernel of its own
+            if move.beside:  # a kernel for each fetched block
                 bandwidth = machine.attained_hbm_bytes_per_s
                 copied = 2.0 * (grown - move.source.nbytes) * width
                 copied += len(move.blocks) * machine.kernel_seconds * bandwidth
@@ -96,19 +97,19 @@ class CollectiveCosts:
             factor = traits.collective_copy_factors.get(step.kind, 0.0)
             copied += factor * move.payload_bytes * width
         if traits.copies_gather_into_donated and gathers_into_donated(move, self.facts):
-            # From the memory on the chip the value is copied while kernels run.
+            # A value that fits the memory on the chip is copied from there beside kernels.
             on_chip = machine.vmem_bytes * traits.vmem_resident_fraction
             copied += 2.0 * grown if grown >= on_chip else 0.0
         return CollectiveCost(width, copied, *taken)
 
     def _fuses(self, move: Move) -> bool:
-        """True if a window is put together where it is read, by a kernel that walks it anyway."""
+        """True if the elementwise consumer of a window reads the window's parts in place."""
         detail, op = move.step.detail, move.op
         uniform = isinstance(detail, Stretch) and detail.uniform
         return uniform and op is not None and self.facts.elementwise[op.id]
 
     def transfer(self, step: Step, payload: float) -> tuple[float, float, str]:
-        """Seconds of a collective, bytes that a device sends, and the axes' names."""
+        """Seconds of a collective, bytes that a device sends, names of the axes."""
         mesh = self.mesh
         shuffle = step.detail if isinstance(step.detail, Shuffle) else None
         key = (step.kind, payload, step.axes, shuffle)
@@ -125,8 +126,6 @@ class CollectiveCosts:
         return found
 
     def of_own(self, own: OwnCollective) -> tuple[float, float, str]:
-        """Seconds of a collective in a region of the user's, bytes that a device sends, the axes'
-        names.
-        """
+        """`transfer` of a collective in the user's own `shard_map` region."""
         axes = tuple(a for name in own.axes for a in self.mesh.axes(name))
         return self.transfer(Step(own.kind, axes, -1, -1, "", (), ()), own.nbytes)

@@ -1,10 +1,13 @@
-"""Seconds of collectives: alpha-beta along the axes involved.
+"""Seconds of collectives by the alpha-beta model.
 
-With n devices, payload B (the larger side on one device) and bandwidth b all_gather, reduce_scatter
-and all_to_all move (n-1)/n B, all_reduce twice that (Thakur et al. 2005, sections 3 and 4). On a
-torus a ring goes along one axis after the other, n - 1 hops of alpha each; behind a switch devices
-double (or halve) what they have in ceil(log2 n) hops. Several axes are as slow as the slowest of
-their links.
+On n devices with payload B (bytes of the larger side on one device), bandwidth b and latency alpha:
+
+- all_gather, reduce_scatter, all_to_all: (n - 1) / n * B / b + hops * alpha.
+- all_reduce: twice as much (Thakur et al. 2005, sections 3 and 4).
+- collective_permute: B / b + alpha.
+
+`hops` is n - 1 per axis on a torus, with one ring per axis, and ceil(log2 n) behind a switch, where
+the data of a device double or halve with each hop. Over several axes the slowest links count.
 """
 
 from __future__ import annotations
@@ -27,7 +30,11 @@ _ROUNDS = {
 def collective_seconds(
     kind: str, payload_bytes: float, axes: Sequence[int], mesh: MeshShape, machine: Machine
 ) -> float:
-    """Seconds of one collective over `axes` jointly, or 0 for a local slice."""
+    """Seconds of one collective over `axes` jointly; 0 for kinds without communication.
+
+    Args:
+      payload_bytes: bytes of the larger side on one device.
+    """
     rounds = _ROUNDS.get(kind, 0)
     n = 1
     bandwidth, hop = float("inf"), 0.0
@@ -45,12 +52,12 @@ def collective_seconds(
 
 
 def hops(sizes: Sequence[int], torus: bool) -> int:
-    """Steps one after the other of an all_gather along axes of such sizes."""
+    """Sequential steps of an all_gather along axes of the given sizes."""
     return sum(n - 1 for n in sizes) if torus else math.ceil(math.log2(math.prod(sizes)))
 
 
 def sent_bytes(kind: str, payload_bytes: float, n: int) -> float:
-    """Bytes that one device sends in a collective over `n` devices."""
+    """Bytes sent by one device in a collective over `n` devices."""
     if kind == "collective_permute":
         return payload_bytes
     return _ROUNDS.get(kind, 0) * (n - 1) / n * payload_bytes

@@ -1,8 +1,8 @@
-"""Kernels that a collective splits in two, between a dot and its epilogue.
+"""Kernels split between a dot and its epilogue by a collective.
 
-The epilogue of a dot is part of the dot's kernel (`simulator/time/fusion.py`), unless devices have
-partial sums of the dot: then the dot stores these, and the epilogue reads the finished sums in a
-kernel of its own.
+The epilogue of a dot is part of the dot's kernel (`simulator/time/fusion.py`). If a collective
+reduces partial sums of the dot, the dot stores the partial sums, and the epilogue reads the reduced
+result in a second kernel.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from partir_search.simulator.time.vector_units import VectorWork
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class FusionSplits:
-    """Kernels that begin with a dot.
+    """Kernels led by a dot, the ones that a collective can split.
 
     Attributes:
-      kernel: by id of such a dot's result, its kernel.
-      itemsize: by id of such a dot's result, bytes of an element, at least 1.
-      stored: ids of those results that the kernel stores though it is not split.
-      leads: kernels that others are fused into.
-      reduced: ids of those results that the epilogue reduces, and so cannot overwrite if split.
+      kernel: by id of a leading dot's result, the kernel.
+      itemsize: by id of a leading dot's result, bytes of an element, at least 1.
+      stored: ids of leading dots' results that the unsplit kernel stores.
+      leads: kernels with an epilogue.
+      reduced: ids of leading dots' results with a reduction in the epilogue, which therefore cannot
+        overwrite its operand after a split.
     """
 
     kernel: Mapping[int, int]
@@ -49,7 +50,11 @@ class FusionSplits:
 
 
 def find_splits(module: Module, rules: Sequence[OpRule], kernels: Kernels) -> FusionSplits:
-    """Kernels of a module that collectives can split."""
+    """Finds the kernels of a module led by a dot.
+
+    Args:
+      rules: per op id.
+    """
     ops, leaders = kernels.op.tolist(), kernels.leader.tolist()
     joined = np.flatnonzero(kernels.leader != np.arange(len(ops))).tolist()
     leads = frozenset(leaders[k] for k in joined)
@@ -71,10 +76,10 @@ def find_splits(module: Module, rules: Sequence[OpRule], kernels: Kernels) -> Fu
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class SplitKernels:
-    """Kernels of a device-local program that a collective splits.
+    """Kernels split by the collectives of a device-local program.
 
     Attributes:
-      seconds: by kernel, seconds per step that the split adds.
+      seconds: by kernel, additional seconds per step.
     """
 
     seconds: Mapping[int, float]
@@ -86,10 +91,10 @@ class SplitKernels:
 def split_at_partials(
     splits: FusionSplits, work: VectorWork, roofline: Roofline, partial: Mapping[int, int]
 ) -> SplitKernels:
-    """Kernels split by collectives of partial sums.
+    """Splits the kernels with a collective over partial sums of their dot.
 
     Args:
-      partial: by value id, local bytes of the partial sums that a collective adds up.
+      partial: by value id, local bytes of the partial sums that a collective reduces.
     """
     found: dict[int, float] = {}
     for v, nbytes in partial.items():
@@ -102,24 +107,24 @@ def split_at_partials(
 def _added(
     splits: FusionSplits, batched: bool, roofline: Roofline, v: int, k: int, partial: float
 ) -> float:
-    """Seconds that splitting kernel `k` after the dot that makes value `v` adds."""
+    """Additional seconds per step of splitting kernel `k` after the dot with result `v`."""
     parts = roofline.parts
     dots, vectors = float(parts.dots[k]), float(parts.vectors[k])
     own, moves, runs = float(parts.own[k]), float(parts.moves[k]), float(parts.runs[k])
-    whole = roofline.stored_bytes(v)
-    first = own + runs * roofline.move_seconds(partial)
+    reduced_bytes = roofline.stored_bytes(v)
+    dot_moves = own + runs * roofline.move_seconds(partial)
     if v in splits.stored:
-        first -= runs * roofline.move_seconds(whole)
+        dot_moves -= runs * roofline.move_seconds(reduced_bytes)
     itemsize = splits.itemsize[v]
-    storing = runs * roofline.vector_seconds(partial / itemsize, itemsize)
-    longer = _together(dots, storing, first, batched)
-    longer -= _together(dots, vectors, moves, batched)
-    if k in splits.leads:
-        longer += moves - own + vectors + runs * roofline.move_seconds(whole)
-        longer += runs * roofline.machine.kernel_seconds
-    return max(longer, 0.0)
+    dot_vectors = runs * roofline.vector_seconds(partial / itemsize, itemsize)
+    added = _kernel_seconds(dots, dot_vectors, dot_moves, batched)
+    added -= _kernel_seconds(dots, vectors, moves, batched)
+    if k in splits.leads:  # the epilogue's kernel reads the reduced result
+        added += moves - own + vectors + runs * roofline.move_seconds(reduced_bytes)
+        added += runs * roofline.machine.kernel_seconds
+    return max(added, 0.0)
 
 
-def _together(dots: float, vectors: float, moves: float, batched: bool) -> float:
-    """Seconds of one kernel, as in `time/roofline.py`."""
+def _kernel_seconds(dots: float, vectors: float, moves: float, batched: bool) -> float:
+    """Seconds of one kernel by the formula of `time/roofline.py`."""
     return max(dots, vectors) + moves if batched else max(dots, vectors + moves)

@@ -1,4 +1,4 @@
-"""Kernels of a module as arrays, for the whole program or for the quotient of a fold."""
+"""Kernels of a module, or of the quotient of a fold, as arrays."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from partir_search.simulator.printing import table
 from partir_search.simulator.time.fusion import Fusions
 
 Closed = Mapping[int, Sequence[tuple[Buffers, Fusions]]]
-"""By id of a quotient's op, buffers and fusions of its regions, where these are not folded."""
+"""By id of a quotient's op without folded regions, buffers and fusions of each of its regions."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -29,11 +29,12 @@ class Kernels:
     Attributes:
       prims: [K] primitives, for printing.
       op: [K] op ids.
-      times: [K] runs per step: trip counts and fold counts.
+      times: [K] runs per step: trip counts times fold counts.
       flops: [K] floating-point operations, unpartitioned.
-      leader: [K] the kernel that it is fused into, often itself.
-      touched / offsets: values read and written by kernel k: touched[offsets[k]:offsets[k + 1]].
-      dtype: [K] of the first operand: it sets the matrix rate.
+      leader: [K] first kernel of each fused kernel; k for a kernel k that leads or is not fused.
+      touched / offsets: ids of values read or written by kernel k:
+        touched[offsets[k]:offsets[k + 1]].
+      dtype: [K] dtype name of the first operand, which sets the matrix rate.
     """
 
     prims: Sequence[str]
@@ -56,20 +57,24 @@ class Kernels:
         return table("Kernels", ("kernel", "op", "id", "runs", "flops", "part of"), rows)
 
     def values(self, k: int) -> list[int]:
-        """Ids of the values that a kernel reads and writes."""
+        """Ids of the values that kernel `k` reads or writes."""
         found: list[int] = self.touched[self.offsets[k] : self.offsets[k + 1]].tolist()
         return found
 
     def sums(self, each: Floats) -> Floats:
-        """[K] sums of a figure of each value touched."""
-        upto = np.zeros(len(each) + 1)
-        np.cumsum(each, out=upto[1:])
-        found: Floats = upto[self.offsets[1:]] - upto[self.offsets[:-1]]
+        """[K] sums over the values that each kernel touches.
+
+        Args:
+          each: a figure for each entry of `touched`.
+        """
+        sums_before = np.zeros(len(each) + 1)
+        np.cumsum(each, out=sums_before[1:])
+        found: Floats = sums_before[self.offsets[1:]] - sums_before[self.offsets[:-1]]
         return found
 
 
 def find_kernels(buffers: Buffers, fusions: Fusions, rules: Sequence[OpRule]) -> Kernels:
-    """Kernels of a module that is not folded.
+    """Collects the kernels of a module without a fold.
 
     Args:
       rules: per op id.
@@ -82,7 +87,7 @@ def find_kernels(buffers: Buffers, fusions: Fusions, rules: Sequence[OpRule]) ->
 def find_folded_kernels(
     buffers: Buffers, fusions: Fusions, folded: Folded, rules: Sequence[OpRule], closed: Closed
 ) -> Kernels:
-    """Kernels of a quotient, each with the number of the original's that it stands for.
+    """Collects the kernels of a quotient; `times` counts the original's kernels behind each.
 
     Args:
       buffers / fusions: of the original's body.
@@ -95,7 +100,7 @@ def find_folded_kernels(
 
 
 class _Builder:
-    """Kernels so far."""
+    """Accumulator of kernels, in program order."""
 
     def __init__(self) -> None:
         self.prims: list[str] = []
@@ -108,6 +113,7 @@ class _Builder:
         self.dtype: list[str] = []
 
     def kernels(self) -> Kernels:
+        """Kernels as arrays."""
         return Kernels(
             self.prims,
             np.array(self.op, dtype=np.int64),
@@ -119,31 +125,32 @@ class _Builder:
             self.dtype,
         )
 
-    def add(self, o: Op, rule: OpRule, values: Sequence[int], head: int, trips: float) -> None:
-        self.prims.append(o.prim)
-        self.leader.append(head)
-        self.op.append(o.id)
-        self.times.append(trips * o.count)
-        self.flops.append(op_flops(o, rule))
+    def add(self, op: Op, rule: OpRule, values: Sequence[int], leader: int, trips: float) -> None:
+        """Adds the kernel of an op that touches `values` and runs `trips` times."""
+        self.prims.append(op.prim)
+        self.leader.append(leader)
+        self.op.append(op.id)
+        self.times.append(trips * op.count)
+        self.flops.append(op_flops(op, rule))
         self.touched.extend(values)
         self.offsets.append(len(self.touched))
-        first = o.operands[0] if o.operands else o.results[0]
+        first = op.operands[0] if op.operands else op.results[0]
         self.dtype.append(str(first.type.dtype))
 
     def visit(
         self, buffers: Buffers, fusions: Fusions, rules: Sequence[OpRule], trips: float
     ) -> None:
-        """Adds the kernels of a region that runs `trips` times."""
+        """Adds the kernels of a region with `trips` runs."""
         place: dict[int, int] = {}
         for at in buffers.materialized.reads:
-            o = buffers.region.ops[at]
+            op = buffers.region.ops[at]
             place[at] = len(self.op)
             if at in buffers.inner:
-                parts = zip(buffers.inner[at], fusions.inner[at], flows_of(o).trips, strict=True)
+                parts = zip(buffers.inner[at], fusions.inner[at], flows_of(op).trips, strict=True)
                 for part, fused, n in parts:
                     self.visit(part, fused, rules, trips * n)
             else:
-                self.add(o, rules[o.id], fusions.touched[at], place[fusions.leader[at]], trips)
+                self.add(op, rules[op.id], fusions.touched[at], place[fusions.leader[at]], trips)
 
     def visit_folded(
         self,
@@ -156,22 +163,26 @@ class _Builder:
         closed: Closed,
         trips: float,
     ) -> None:
-        """Adds the kernels of a quotient's region, whose original has buffers `whole`."""
+        """Adds the kernels of a quotient's region.
+
+        Args:
+          whole: buffers of the original's region.
+        """
         place: dict[int, int] = {}
         for q, at in enumerate(places.positions):
             if at not in whole.materialized.reads:
                 continue
             place[q] = len(self.op)
-            o = region.ops[q]
+            op = region.ops[q]
             if at in places.opened:
-                left = zip(o.regions, places.opened[at], flows_of(o).trips, strict=True)
+                left = zip(op.regions, places.opened[at], flows_of(op).trips, strict=True)
                 pairs = zip(whole.inner[at], fusions.inner[at], strict=True)
                 for (part, fused), (inner, kept, n) in zip(pairs, left, strict=True):
                     self.visit_folded(part, fused, inner, kept, folded, rules, closed, trips * n)
             elif at in whole.inner:
-                for (part, fused), n in zip(closed[o.id], flows_of(o).trips, strict=True):
+                for (part, fused), n in zip(closed[op.id], flows_of(op).trips, strict=True):
                     self.visit(part, fused, rules, trips * n)
             else:
                 values = (folded.class_of[v] for v in fusions.touched[at])
-                head = place.get(places.op_of[fusions.leader[at]], len(self.op))
-                self.add(o, rules[o.id], [v for v in values if v >= 0], head, trips)
+                leader = place.get(places.op_of[fusions.leader[at]], len(self.op))
+                self.add(op, rules[op.id], [v for v in values if v >= 0], leader, trips)

@@ -1,9 +1,9 @@
-"""Collectives behind dots off the critical path.
+"""Latency hiding: collectives that run beside dots off the critical path.
 
-Under `XlaTraits.defers_weight_gradients` the scheduler defers the dots that make gradients of
-parameters and runs them beside collectives: of the gradients made before, or of the backward pass.
-So it hides about as many seconds of collectives as these dots take, whatever the links. The rest of
-the backward pass could hide more and does not.
+With `XlaTraits.defers_weight_gradients` XLA's latency-hiding scheduler defers the dots of weight
+gradients and runs each beside a collective of the backward pass, or of a weight gradient made
+before. The hidden seconds of collectives are at most the seconds of the deferred dots, on links of
+any speed. The rest of the backward pass hides none.
 """
 
 from __future__ import annotations
@@ -18,54 +18,68 @@ from partir_search.rules.control_flow import flows_of
 
 
 def off_critical_path(module: Module, rules: Sequence[OpRule]) -> frozenset[int]:
-    """Ids of values that no dot needs, directly or not, in the region that makes them."""
+    """Ids of values on which no dot of their region depends.
+
+    Args:
+      rules: per op id.
+    """
     made = frozenset(r.id for op in module.ops for r in op.results)
-    awaited: set[int] = set()
-    _visit(module.body, (), rules, awaited)
-    return made - awaited
+    critical: set[int] = set()
+    _visit(module.body, (), rules, critical)
+    return made - critical
 
 
 def _visit(
-    region: Region, results: Iterable[int], rules: Sequence[OpRule], awaited: set[int]
+    region: Region, results: Iterable[int], rules: Sequence[OpRule], critical: set[int]
 ) -> None:
-    awaited.update(results)
+    """Adds the ids of a region's values that a dot or one of `results` needs."""
+    critical.update(results)
     for op in reversed(region.ops):
-        if _works(op, rules) or any(r.id in awaited for r in op.results):
-            awaited.update(v.id for _, v in op.inputs())
+        if _has_dots(op, rules) or any(r.id in critical for r in op.results):
+            critical.update(v.id for _, v in op.inputs())
         if not op.regions:
             continue
         flows = flows_of(op)
-        leaving = [(r, i) for r, i, out, _ in flows.leaves if op.results[out].id in awaited]
+        leaving = [(r, i) for r, i, out, _ in flows.leaves if op.results[out].id in critical]
         leaving += [(r, i) for r, i, _, _ in flows.carries]
         for at, inner in enumerate(op.regions):
             wanted = (inner.results[i] for r, i in leaving if r == at)
-            _visit(inner, [v.id for v in wanted if isinstance(v, Value)], rules, awaited)
+            _visit(inner, [v.id for v in wanted if isinstance(v, Value)], rules, critical)
 
 
-def _works(op: Op, rules: Sequence[OpRule]) -> bool:
+def _has_dots(op: Op, rules: Sequence[OpRule]) -> bool:
+    """True for a dot, a blockwise op, and an op with either in its regions."""
     inner = (o for r in op.regions for region in walk_regions(r) for o in region.ops)
     return any(rules[o.id].contracts or rules[o.id].blockwise for o in (op, *inner))
 
 
 @dataclasses.dataclass(slots=True)
 class InFlightCollective:
-    """A collective, and seconds of it that nothing has hidden yet."""
+    """Asynchronous collective.
+
+    Attributes:
+      kind / axes: kind of the collective, names of its mesh axes.
+      seconds: duration in all runs.
+      exposed: seconds not hidden by a dot yet.
+      op: op for which the collective is done; None for the program's results.
+      at: key of the record (`Overlap.records`).
+    """
 
     kind: str
     axes: str
     seconds: float
-    left: float
+    exposed: float
     op: Op | None
     at: int
 
 
 class OverlapWindow:
-    """Collectives of one region that run behind dots off the critical path.
+    """Overlap of one region's collectives with its deferred dots, the dots off the critical path.
 
     Attributes:
-      idle: seconds of such dots that hide nothing yet.
-      queue: collectives that wait for dots to come.
-      begun: all collectives, with the seconds left of each.
+      idle: seconds of deferred dots that hide no collective yet.
+      queue: deferred collectives, to be hidden by later dots.
+      begun: all collectives of the region.
     """
 
     def __init__(self) -> None:
@@ -75,39 +89,41 @@ class OverlapWindow:
         self._layers: list[tuple[InFlightCollective, float]] = []
 
     def work(self, seconds: float) -> None:
-        """Runs such dots: waiting collectives are hidden first. Collectives of the dots' own
-        results come later and run behind others; sums over a step are the same but for one dot.
+        """Runs deferred dots, to hide collectives of the queue; the rest of the seconds is idle.
+
+        The collective of a dot's own result, which the dot cannot hide, begins later and may use
+        the dot's idle seconds. Over a step the error is at most one dot.
         """
         while self.queue and seconds > 0.0:
             first = self.queue[0]
-            share = min(first.left, seconds)
-            first.left -= share
+            share = min(first.exposed, seconds)
+            first.exposed -= share
             seconds -= share
-            if first.left <= 0.0:
+            if first.exposed <= 0.0:
                 self.queue.popleft()
         self.idle += seconds
 
-    def begin(self, found: InFlightCollective, *, waits: bool, layers: int = 1) -> None:
-        """Begins a collective, which dots before it hide.
+    def begin(self, started: InFlightCollective, *, deferrable: bool, layers: int = 1) -> None:
+        """Begins a collective and hides it behind idle seconds of earlier dots.
 
         Args:
-          waits: whether it may be deferred as well, as no dot needs its result.
-          layers: number of collectives that it stands for in a fold: dots of one layer hide it in
-            the next.
+          deferrable: True if no dot depends on the result: later dots may hide the rest.
+          layers: number of the original's collectives behind a quotient's. Dots of a layer hide
+            the collective of the next layer: later dots may hide all but one layer's.
         """
-        self.begun.append(found)
-        share = min(self.idle, found.left)
+        self.begun.append(started)
+        share = min(self.idle, started.exposed)
         self.idle -= share
-        found.left -= share
-        if found.left and waits:
-            self.queue.append(found)
-        elif found.left and layers > 1:
-            self._layers.append((found, found.left * (layers - 1) / layers))
+        started.exposed -= share
+        if started.exposed and deferrable:
+            self.queue.append(started)
+        elif started.exposed and layers > 1:
+            self._layers.append((started, started.exposed * (layers - 1) / layers))
 
     def end(self) -> None:
-        """Ends the window: no dot is left to defer."""
-        for found, most in self._layers:
+        """Ends the window after the last deferred dot: idle seconds hide collectives of layers."""
+        for started, most in self._layers:
             share = min(self.idle, most)
             self.idle -= share
-            found.left -= share
+            started.exposed -= share
         self.idle, self._layers = 0.0, []

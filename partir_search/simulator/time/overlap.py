@@ -1,9 +1,11 @@
-"""Overlap of collectives with compute: seconds that nothing hides, and bytes that devices send.
+"""Overlap of collectives with compute: exposed seconds, and bytes that devices send.
 
-A synchronous collective is exposed in full. An asynchronous all_gather (`XlaTraits.
-async_all_gather`) hides behind the compute since its source was made, or since the region began if
-it gathers an argument. Permutes of a ring hide behind the products of one turn. On targets with
-`XlaTraits.defers_weight_gradients` all others hide behind dots off the critical path.
+- A synchronous collective is exposed in full.
+- An asynchronous all_gather (`XlaTraits.async_all_gather`) overlaps with the compute since its
+  source was made; a gather of an argument, since the start of the region.
+- The permutes of a ring overlap with the compute of one turn.
+- With `XlaTraits.defers_weight_gradients` all further collectives overlap with dots off the
+  critical path (`time/latency_hiding.py`).
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from partir_search.simulator.time.permutes import Sent, permute_seconds
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CollectiveRecord:
-    """Seconds of a collective in all its runs, and the exposed ones, which no compute hid."""
+    """Collective of a program: seconds of all runs, and the exposed seconds."""
 
     kind: str
     axes: str
@@ -49,12 +51,12 @@ class Overlap:
     """Collectives of a device-local program beside its compute.
 
     Attributes:
-      exposed: seconds of collectives that nothing hides.
-      copied: bytes moved because copies are larger than their sources, or a ring works in parts.
-      skipped_seconds / skipped_flops: of blocks of attention that are masked in full.
-      partial: by value id, local bytes of partial sums that a collective adds up.
-      by_axis / by_kind: bytes that a device sends.
-      records: collectives by id of the body's instruction; empty unless recorded.
+      exposed: seconds of collectives that no compute hides.
+      copied: bytes read and written for copies (`CollectiveCost.copied`) and by turns of rings.
+      skipped_seconds / skipped_flops: compute of attention blocks that are masked in full.
+      partial: by value id, local bytes of partial sums that a collective reduces.
+      by_axis / by_kind: bytes that a device sends, by axes and by kind of collective.
+      records: by `id()` of the body's instruction, its collectives; empty unless recorded.
     """
 
     exposed: float
@@ -85,12 +87,12 @@ def overlap(
     *,
     record: bool = False,
 ) -> Overlap:
-    """Overlap of a scheduled program.
+    """Computes the overlap of a scheduled program.
 
     Args:
       seconds_of: [ops] seconds of one run of each op.
-      deferred_runs: see `deferred_runs`.
-      record: whether to record every collective (finding an op's line takes time).
+      deferred_runs: [ops] result of `deferred_runs`.
+      record: True to record every collective, which is slow: the source line of each op is found.
     """
     found = _Builder(partition, seconds_of, costs, regions, deferred_runs, record)
     found.block(scheduled, 1.0)
@@ -107,8 +109,9 @@ def overlap(
 
 
 def deferred_runs(facts: ProgramFacts, leaders: Mapping[int, int], machine: Machine) -> Floats:
-    """[ops] runs in a step of each dot off the critical path, at the op at which its kernel's
-    seconds stand; 0 for all other ops, and on targets that defer no dots.
+    """[ops] runs per step of dots off the critical path; 0 on targets that defer no dots.
+
+    The runs of a dot are at the op that leads the dot's kernel, as the kernel's seconds are.
 
     Args:
       leaders: by id of an op with a kernel, the op that leads the kernel.
@@ -124,7 +127,7 @@ def deferred_runs(facts: ProgramFacts, leaders: Mapping[int, int], machine: Mach
 
 
 class _Builder:
-    """Overlap so far."""
+    """Accumulator of a program's overlap, over one pass of its schedule."""
 
     def __init__(
         self,
@@ -139,10 +142,10 @@ class _Builder:
         self._seconds_of, self._deferred = seconds_of, deferred
         self._costs, self._facts, self._machine = costs, costs.facts, costs.machine
         self._regions, self._record = regions, record
-        self._passing: list[Sent] = []  # blocks that move on while turns of a ring work
-        self._worked = 0.0  # seconds of these turns
-        self._window = OverlapWindow()  # of the region that is being looked at
-        self._at = -1  # id of the body's instruction that is being looked at
+        self._passing: list[Sent] = []  # permutes that run beside turns of a ring
+        self._worked = 0.0  # seconds of compute of these turns
+        self._window = OverlapWindow()  # of the current region
+        self._at = -1  # `id()` of the body's current instruction
         self._depth = 0
         self.exposed = self.copied = self.skipped_seconds = self.skipped_flops = 0.0
         self.partial: dict[int, int] = {}
@@ -159,14 +162,14 @@ class _Builder:
         source: str | Op | None,
         at: int | None = None,
     ) -> None:
-        """Records a collective, if recording."""
+        """Records a collective, if `record` was asked for."""
         if self._record:
             source = source.source if isinstance(source, Op) else source or ""
             found = CollectiveRecord(kind, axes, seconds, exposed, source)
             self.records.setdefault(self._at if at is None else at, []).append(found)
 
     def block(self, scheduled: ScheduledBlock, times: float) -> None:
-        """Adds a region that runs `times` times."""
+        """Adds a region with `times` runs."""
         members, spent = scheduled.members, scheduled.spent
         freed, last = self._freed(members, scheduled.seconds, times)
         outer, self._window = self._window, OverlapWindow()
@@ -218,14 +221,15 @@ class _Builder:
         if freed:
             self._window.work(freed[len(members)] - freed[seen])
             self._window.end()
-        for s in self._window.begun:
-            self.exposed += s.left
-            self.record(s.kind, s.axes, s.seconds, s.left, s.op, s.at)
+        for each in self._window.begun:
+            self.exposed += each.exposed
+            self.record(each.kind, each.axes, each.seconds, each.exposed, each.op, each.at)
         self._window = outer
 
     def _freed(self, members: Ints, seconds: Floats, times: float) -> tuple[list[float], int]:
-        """Seconds of deferred dots before each op of a block, and the position after the last dot;
-        an empty list if there are none.
+        """Seconds of deferred dots before each op of a block, and the position after the last one.
+
+        The list is empty for a block without deferred dots.
         """
         if not self._machine.traits.defers_weight_gradients:
             return [], 0
@@ -236,7 +240,7 @@ class _Builder:
         return sums.tolist(), int(np.flatnonzero(free)[-1]) + 1
 
     def _skip(self, item: Apply, share: float, times: float) -> None:
-        """Skips a share of an op's work."""
+        """Subtracts a share of an op's compute."""
         if share:
             share *= times * item.op.count
             self.skipped_seconds += share * float(self._seconds_of[item.op.id])
@@ -245,20 +249,21 @@ class _Builder:
             self.skipped_flops += share * op_flops(item.op, rule) / tiles
 
     def _collective_matmul_copies(self, item: Apply, part: Part) -> float:
-        """Bytes that the turns of a collective matmul move beyond those of one dot."""
+        """Bytes that the turns of a collective matmul move beyond the bytes of one dot."""
         (out,) = item.outs
         if part.assembles(self._partition.rules[item.op.id]):
             return float(out.nbytes)  # no epilogue is fused into the dots
         if part.walk.moving == RESULT:
-            return float(out.nbytes * (item.turns - 1))  # sums arrive
-        return 2.0 * out.nbytes * (item.turns - 1)  # the sum so far is read and written
+            return float(out.nbytes * (item.turns - 1))  # each turn reads the partial sum received
+        return 2.0 * out.nbytes * (item.turns - 1)  # each turn reads and writes the partial sum
 
     def _add(self, kind: str, axes: str, sent: float, times: float) -> None:
+        """Adds the bytes sent by a collective with `times` runs."""
         self.by_axis[axes] = self.by_axis.get(axes, 0.0) + sent * times
         self.by_kind[kind] = self.by_kind.get(kind, 0.0) + sent * times
 
     def _pass_on(self, move: Move, cost: CollectiveCost, times: float) -> None:
-        """Adds a block that moves on while a turn of a ring works."""
+        """Adds a permute of a ring, which runs beside a turn's compute."""
         if self._worked:
             self._arrive(times)
         self._add(move.step.kind, cost.axes, cost.sent, times)
@@ -266,7 +271,7 @@ class _Builder:
         self._passing.append((move.step.detail.pairs, move.step.axes, payload))
 
     def _arrive(self, times: float) -> None:
-        """Ends the sends under way: their seconds count as far as no dot ran meanwhile."""
+        """Ends the permutes in flight: seconds beyond the compute of the turns are exposed."""
         taken = permute_seconds(self._passing, self._mesh, self._machine)
         exposed = max(0.0, taken - self._worked)
         self.exposed += exposed * times
@@ -281,7 +286,7 @@ class _Builder:
         self._passing, self._worked = [], 0.0
 
     def _since(self, move: Move, members: Ints, spent: Sequence[float], at: int) -> float:
-        """Seconds of compute between the op that makes a gather's source and the gather's use."""
+        """Seconds of compute between the op of a gather's source and the gather's use."""
         if move.step.kind != "all_gather":
             return 0.0
         made = self._facts.made[move.source.value.id]
@@ -300,10 +305,15 @@ class _Builder:
         argument: bool,
         early: float,
     ) -> float:
-        """Adds the seconds and bytes of a collective; returns the slack that is left.
+        """Adds the seconds and bytes of a collective.
 
         Args:
-          early: seconds before its user at which it may begin.
+          slack: seconds of compute in the region so far that hide no gather yet.
+          argument: True if the move's source is an argument of the region.
+          early: seconds of compute between the earliest start of the move and its use.
+
+        Returns:
+          Slack after the collective.
         """
         kind, traits = move.step.kind, self._machine.traits
         self.copied += cost.copied * times
@@ -321,10 +331,10 @@ class _Builder:
             slack = max(0.0, slack - min(seconds, early))
         elif traits.defers_weight_gradients:
             total, op = seconds * times, move.op
-            waits = move.source.value.id in self._facts.off_critical_path
+            deferrable = move.source.value.id in self._facts.off_critical_path
             layers = op.count if op and op.backward else 1
             found = InFlightCollective(kind, cost.axes, total, total, op, self._at)
-            self._window.begin(found, waits=waits, layers=layers)
+            self._window.begin(found, deferrable=deferrable, layers=layers)
             return slack
         else:
             exposed = seconds * times

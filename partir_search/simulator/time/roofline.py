@@ -1,10 +1,12 @@
-"""Seconds of kernels on one device under a partition, collectives and copies apart.
+"""Seconds of kernels on one device under a partition, without collectives and copies.
 
 With D seconds of matrix units, V of vector units and M of traffic, a kernel takes
-`max(D, V + M)`, and `max(D, V) + M` if it is a dot of many matrices, plus
-`Machine.kernel_seconds`. D = flops / (peak * matmul_efficiency); M = bytes of the stored values
-that the kernel reads and writes / (hbm_bytes_per_s * hbm_efficiency), at `vmem_bytes_per_s` for
-values up to `vmem_resident_fraction` of the memory on the chip; V: `time/vector_units.py`.
+`max(D, V + M)`, a batched dot `max(D, V) + M`, plus `Machine.kernel_seconds`.
+
+- D = flops / (peak * matmul_efficiency).
+- M = bytes of stored values read and written / (hbm_bytes_per_s * hbm_efficiency). Values up to
+  `vmem_resident_fraction` of the memory on the chip move at `vmem_bytes_per_s`.
+- V: `time/vector_units.py`.
 """
 
 from __future__ import annotations
@@ -26,10 +28,10 @@ class Parts:
     """Components of the seconds of each of K kernels, per step.
 
     Attributes:
-      dots / vectors / moves: [K] seconds of matrix units, of vector units, and of traffic; of all
-        that is fused into one kernel, at its leader.
-      own: [K] seconds of each kernel's own traffic.
-      runs: [K] in a step.
+      dots / vectors / moves: [K] seconds of matrix units, of vector units and of traffic; of a
+        fused kernel in total, at the leader.
+      own: [K] seconds of traffic of each kernel before fusion.
+      runs: [K] runs per step.
     """
 
     dots: Floats
@@ -44,10 +46,10 @@ class Roofline:
     """Operations, bytes and seconds of K kernels on one device.
 
     Attributes:
-      nbytes: [values] bytes of each value where it rests.
+      nbytes: [values] local bytes of each value in its home layout.
       width: [values] stored bytes as a multiple of the type's.
-      flops / moved / seconds: [K] operations, bytes moved and seconds per step of each kernel. A
-        fused kernel's seconds stand at its leader.
+      flops / moved: [K] operations and bytes of traffic per step.
+      seconds: [K] seconds per step; of a fused kernel in total, at the leader.
       parts: components of the seconds.
     """
 
@@ -67,7 +69,7 @@ class Roofline:
         return table(f"Roofline: {self.seconds.sum():.6g} s", head, rows)
 
     def stored_bytes(self, v: int) -> float:
-        """Bytes of a value on the device in its storage dtype."""
+        """Local bytes of a value in its storage dtype."""
         return float(self.nbytes[v]) * float(self.width[v])
 
     def move_seconds(self, nbytes: float) -> float:
@@ -78,7 +80,7 @@ class Roofline:
         return nbytes / (machine.vmem_bytes_per_s if on_chip else machine.attained_hbm_bytes_per_s)
 
     def vector_seconds(self, points: float, itemsize: int) -> float:
-        """Seconds of vector units to store elements (see `time/vector_units.py`)."""
+        """Seconds of vector units to store `points` elements (`time/vector_units.py`)."""
         machine = self.machine
         narrow = itemsize < machine.vector_bytes
         return narrow * points * machine.vector_bytes / machine.attained_hbm_bytes_per_s
@@ -93,7 +95,7 @@ def roofline(
     partition: Partition,
     machine: Machine,
 ) -> Roofline:
-    """Roofline of a module's kernels under a partition.
+    """Computes the roofline of a module's K kernels under a partition.
 
     Args:
       rates: [K] attained matrix rate of each kernel, flops per second.
@@ -108,21 +110,22 @@ def roofline(
         of_value /= values
         of_op /= loops
     local: Floats = nbytes * of_value
-    share = of_op[k.op]
+    share_of_op = of_op[k.op]
     runs = k.times * _turns(partition, ops)[k.op]
-    flops: Floats = k.flops * (share * runs)
+    flops: Floats = k.flops * (share_of_op * runs)
     stored = (local * width)[k.touched]
     bandwidth = machine.attained_hbm_bytes_per_s
     moved: Floats = k.sums(stored) * runs
-    worked = moved
+    hbm_equivalent = moved  # bytes that main memory would move in the same time
     if machine.vmem_bytes_per_s:
         small = stored <= machine.vmem_bytes * machine.traits.vmem_resident_fraction
         np.multiply(stored, bandwidth / machine.vmem_bytes_per_s, out=stored, where=small)
-        worked = k.sums(stored) * runs
-    walked = np.where(work.of_result < 0, share, of_value[work.of_result])
-    own, walks = worked / bandwidth, work.nbytes * walked * runs / bandwidth
+        hbm_equivalent = k.sums(stored) * runs
+    share = np.where(work.of_result < 0, share_of_op, of_value[work.of_result])
+    own, vector_work = hbm_equivalent / bandwidth, work.nbytes * share * runs / bandwidth
     dots, vectors, moves = (
-        np.bincount(k.leader, each, n).astype(np.float64) for each in (flops / rates, walks, own)
+        np.bincount(k.leader, each, n).astype(np.float64)
+        for each in (flops / rates, vector_work, own)
     )
     seconds: Floats = np.where(
         work.batched, np.maximum(dots, vectors) + moves, np.maximum(dots, vectors + moves)
@@ -134,7 +137,7 @@ def roofline(
 
 
 def _turns(partition: Partition, length: int) -> Floats:
-    """[ops] dots that an op's work is done in: several in a ring."""
+    """[ops] turns of each op: the size of the ring for an op in a ring, else 1."""
     turns = np.ones(length)
     for axes in partition.mesh.triples:
         looped = [partition.axes[a].loop_row >= 0 for a in axes]

@@ -1,13 +1,18 @@
-"""Work of vector units, in bytes added to a kernel's traffic.
+"""Work of vector units, in equivalent bytes of a kernel's traffic.
 
-XLA:TPU's own cycles for kernels of one class lie on a line. An elementwise kernel takes as long as
-its bytes take if all are wide. A kernel that makes narrow elements, or reduces, takes as long as
-one more wide element for each point, however many operands there are and whatever is computed. The
-epilogue of a dot counts the same, unless the dot is stored wide, and runs beside the dot. So do its
-bytes, but for a dot of many small matrices. A dot with vectors (a token's attention to a cache) is
-no work for matrix units: all its points are multiplied and reduced. Found by compiling kernels of 1
-to 7 operands, dots over 8 to 2,048 elements, attention with heads of 8 to 1,024, and decoding, for
-v5e and v5p.
+The model fits the cycle estimates of XLA:TPU, which are linear in the bytes below:
+
+- An elementwise kernel of wide elements (`Machine.vector_bytes` or more) takes as long as its
+  traffic.
+- A kernel that stores narrow elements, or reduces, takes the time of one more wide element per
+  point, for any number of operands and any arithmetic.
+- The epilogue of a dot adds the same work, unless the dot is stored wide. The work runs beside the
+  matrix units, and so does the traffic, but for a dot of many small matrices.
+- A dot of a matrix with vectors (attention of one token to a cache) does not use the matrix units:
+  vector units multiply and reduce all its points.
+
+Evidence: kernels of 1 to 7 operands, dots over 8 to 2,048 elements, attention with heads of 8 to
+1,024 numbers, and decoding, compiled for v5e and v5p.
 """
 
 from __future__ import annotations
@@ -32,10 +37,9 @@ class VectorWork:
     """Work of vector units in each of K kernels.
 
     Attributes:
-      nbytes: [K] bytes that the work counts as, unpartitioned; of kernels fused into one, the
-        largest alone has any.
-      of_result: [K] id of the value that is tiled as the work is, or NONE: tiled as the op is.
-      batched: [K] whether the kernel is a dot of many matrices.
+      nbytes: [K] equivalent bytes, unpartitioned; 0 but for the largest in each fused kernel.
+      of_result: [K] id of the value with the tiling of the work, or NONE for the op's own tiling.
+      batched: [K] True for a dot of many matrices.
     """
 
     nbytes: Floats
@@ -51,7 +55,7 @@ class VectorWork:
 def vector_work(
     module: Module, rules: Sequence[OpRule], kernels: Kernels, width: Floats, machine: Machine
 ) -> VectorWork:
-    """Work of vector units in a module's kernels.
+    """Computes the work of vector units in a module's kernels.
 
     Args:
       rules: per op id.
@@ -61,7 +65,7 @@ def vector_work(
     nbytes, of_result = np.zeros(n), np.full(n, NONE)
     batched = np.zeros(n, dtype=np.bool_)
     largest: dict[int, int] = {}
-    wide = set[int]()  # dots that are stored wide
+    wide = set[int]()  # dots stored in wide elements
     for at, op_id in enumerate(kernels.op.tolist() if machine.vector_bytes else ()):
         op, rule, leader = module.ops[op_id], rules[op_id], int(kernels.leader[at])
         by_vectors = _by_vectors(rule)
@@ -73,11 +77,11 @@ def vector_work(
         narrow = any(w < machine.vector_bytes for w in widths)
         if rule.contracts and widths and not narrow:
             wide.add(at)
-        walks = is_reduction(rule) or by_vectors
-        if not (narrow or walks) or (leader in wide and leader != at):
+        per_point = is_reduction(rule) or by_vectors
+        if not (narrow or per_point) or (leader in wide and leader != at):
             continue
-        points = math.prod(rule.sizes if walks else op.results[0].type.shape)
-        twice = is_reduction(rule) and len(set(stored)) < len(stored)  # stored where it was read
+        points = math.prod(rule.sizes if per_point else op.results[0].type.shape)
+        twice = is_reduction(rule) and len(set(stored)) < len(stored)  # in place of its operand
         size = float(machine.vector_bytes * points) * (2 if twice else 1)
         before = largest.setdefault(leader, at)
         if before == at or size > nbytes[before]:
@@ -87,7 +91,7 @@ def vector_work(
 
 
 def _by_vectors(rule: OpRule) -> bool:
-    """True for a dot of which one operand has no rows of its own."""
+    """True for a dot with one operand whose dims are all dims of the second operand."""
     if not rule.walks or rule.blockwise or len(rule.operands) != 2:
         return False
     one, other = ({f for f in dims if f >= 0 and rule.sizes[f] > 1} for dims in rule.operands)
@@ -95,6 +99,6 @@ def _by_vectors(rule: OpRule) -> bool:
 
 
 def _batched(rule: OpRule) -> bool:
-    """True if some factor is a dim of all operands and of the result."""
-    held = [set(dims) for dims in (*rule.operands, *rule.results)]
-    return any(f >= 0 and rule.sizes[f] > 1 for f in set.intersection(*held))
+    """True if some factor is a dim of all operands and of all results."""
+    factors = [set(dims) for dims in (*rule.operands, *rule.results)]
+    return any(f >= 0 and rule.sizes[f] > 1 for f in set.intersection(*factors))
