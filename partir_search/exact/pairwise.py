@@ -1,0 +1,145 @@
+"""Pairwise models: a sum of one table per variable and one per pair of variables.
+
+A labelling gives each variable one of its labels. The energy of labels x is
+`constant + sum_u unary[u][x_u] + sum_uv pairs[u, v][x_u, x_v]`. Tables are finite: a forbidden pair
+costs some times the minimum, not infinity, as messages are differences of costs.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+Pair = tuple[int, int]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Labelling:
+    """Labels of a model's variables and their energy.
+
+    Attributes:
+      labels: [variables] index of each variable's label.
+    """
+
+    energy: float
+    labels: Ints
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PairwiseModel:
+    """Costs of labels of n variables.
+
+    Attributes:
+      unary: [n] arrays [labels].
+      pairs: by variables (u, v) with u < v, an array [labels of u, labels of v].
+    """
+
+    unary: Sequence[Floats]
+    pairs: Mapping[Pair, Floats]
+    constant: float = 0.0
+
+    def __str__(self) -> str:
+        free = sum(size > 1 for size in self.sizes)
+        return (
+            f"PairwiseModel: {len(self.unary)} variables, {free} of them free,"
+            f" {sum(self.sizes)} labels, {len(self.pairs)} pairs"
+        )
+
+    @functools.cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """[n] numbers of labels."""
+        return tuple(map(len, self.unary))
+
+    @functools.cached_property
+    def neighbours(self) -> Sequence[Sequence[tuple[int, Floats]]]:
+        """[n] neighbours of each variable with the table [own labels, labels of the neighbour]."""
+        found: list[list[tuple[int, Floats]]] = [[] for _ in self.unary]
+        for (u, v), table in self.pairs.items():
+            found[u].append((v, table))
+            found[v].append((u, table.T))
+        return found
+
+    def energy(self, labels: Ints) -> float:
+        """Cost of a labelling."""
+        total = sum(float(costs[x]) for costs, x in zip(self.unary, labels, strict=True))
+        total += sum(float(table[labels[u], labels[v]]) for (u, v), table in self.pairs.items())
+        return self.constant + total
+
+    def restricted(self, kept: Sequence[Ints]) -> PairwiseModel:
+        """The model of some of the labels; pairs with a variable of one label become unary costs.
+
+        Args:
+          kept: [n] indices of the labels that each variable keeps. Labels of the result are
+            positions in these arrays.
+        """
+        unary = [costs[k] for costs, k in zip(self.unary, kept, strict=True)]
+        pairs: dict[Pair, Floats] = {}
+        for (u, v), table in self.pairs.items():
+            rows, columns = kept[u], kept[v]
+            if len(rows) == 1:
+                unary[v] += table[rows[0], columns]
+            elif len(columns) == 1:
+                unary[u] += table[rows, columns[0]]
+            else:
+                pairs[u, v] = table[np.ix_(rows, columns)]
+        return PairwiseModel(unary, pairs, self.constant)
+
+    def all_labels(self) -> list[Ints]:
+        """[n] indices of all labels of each variable."""
+        return [np.arange(size, dtype=np.int64) for size in self.sizes]
+
+
+class ModelBuilder:
+    """Adds up the tables of a pairwise model.
+
+    Attributes:
+      unary: [n] arrays [labels], changed in place.
+    """
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        """A model of zeros over variables with these numbers of labels."""
+        self.unary: list[Floats] = [np.zeros(size) for size in sizes]
+        self.pairs: dict[Pair, Floats] = {}
+        self.constant = 0.0
+
+    def add(self, variables: Sequence[int], table: Floats) -> None:
+        """Adds a table over distinct variables, at most two, with one axis per variable."""
+        if not len(variables):
+            self.constant += float(table)
+        elif len(variables) == 1:
+            self.unary[variables[0]] += table
+        else:
+            u, v = variables
+            key, table = ((u, v), table) if u < v else ((v, u), table.T)
+            known = self.pairs.get(key)
+            if known is None:
+                self.pairs[key] = np.array(table, dtype=np.float64)
+            else:
+                known += table
+
+    def model(self) -> PairwiseModel:
+        """The model of all tables added."""
+        return PairwiseModel(self.unary, self.pairs, self.constant)
+
+
+def whole_labelling(found: Labelling, kept: Sequence[Ints]) -> Labelling:
+    """A labelling of a restricted model in labels of the whole model."""
+    picked = [int(k[x]) for k, x in zip(kept, found.labels, strict=True)]
+    return Labelling(found.energy, np.array(picked, dtype=np.int64))
+
+
+def adjacency(model: PairwiseModel) -> dict[int, set[int]]:
+    """Neighbours of each variable."""
+    found: dict[int, set[int]] = collections.defaultdict(set)
+    for u, v in model.pairs:
+        found[u].add(v)
+        found[v].add(u)
+    return found

@@ -1,0 +1,225 @@
+"""Exact minima, bounds and removals against enumeration of small models."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from partir_search.exact.alternation import alternate, improve
+from partir_search.exact.dead_ends import without_dead_ends
+from partir_search.exact.elimination import eliminate, elimination_order, minimum_within
+from partir_search.exact.pairwise import Labelling, ModelBuilder, PairwiseModel
+from partir_search.exact.proof import prove
+from partir_search.exact.tree_bound import TreeBound
+from tests.exact.models import enumerated, grid, random_model
+
+SEEDS = st.integers(0, 100_000)
+NEAR = 1e-9
+
+
+def random_labels(model: PairwiseModel, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, model.sizes)
+
+
+@given(SEEDS)
+@settings(max_examples=200, deadline=None)
+def test_elimination_is_exact(seed: int) -> None:
+    model = random_model(seed)
+    found = eliminate(model)
+    assert found.energy == pytest.approx(enumerated(model).energy, abs=NEAR)
+    assert model.energy(found.labels) == pytest.approx(found.energy, abs=NEAR)
+
+
+@given(SEEDS)
+@settings(max_examples=100, deadline=None)
+def test_restriction_keeps_energies(seed: int) -> None:
+    model = random_model(seed)
+    rng = np.random.default_rng(seed)
+    kept = [np.sort(rng.permutation(n)[: rng.integers(1, n + 1)]) for n in model.sizes]
+    rest = model.restricted(kept)
+    assert not any(1 in table.shape for table in rest.pairs.values())
+    labels = random_labels(rest, seed)
+    whole = np.array([k[x] for k, x in zip(kept, labels, strict=True)])
+    assert rest.energy(labels) == pytest.approx(model.energy(whole), abs=NEAR)
+
+
+@given(SEEDS)
+@settings(max_examples=200, deadline=None)
+def test_a_minimum_survives_dead_end_elimination(seed: int) -> None:
+    model = random_model(seed)
+    kept = without_dead_ends(model)
+    assert all(map(len, kept))
+    best = eliminate(model.restricted(kept)).energy
+    assert best == pytest.approx(enumerated(model).energy, abs=NEAR)
+
+
+def test_dead_ends_are_found() -> None:
+    built = ModelBuilder([3, 2])
+    built.add((0,), np.array([0.0, 5.0, 0.0]))
+    built.add((0, 1), np.array([[0.0, 1.0], [0.0, 1.0], [0.0, 1.0]]))
+    kept = without_dead_ends(built.model())
+    assert [k.tolist() for k in kept] == [[0], [0]]
+
+
+@given(SEEDS)
+@settings(max_examples=200, deadline=None)
+def test_bounds_are_below_the_minimum_and_never_fall(seed: int) -> None:
+    model = random_model(seed)
+    tree, least = TreeBound(model), enumerated(model).energy
+    before = -np.inf
+    for _ in range(8):
+        after = tree.sweep()
+        assert before <= after <= least + NEAR
+        before = after
+
+
+@given(SEEDS)
+@settings(max_examples=100, deadline=None)
+def test_bounds_with_a_label_are_below_its_minimum(seed: int) -> None:
+    model = random_model(seed, variables=5)
+    tree = TreeBound(model)
+    tree.run(5)
+    for u, bounds in enumerate(tree.with_label):
+        for x, bound in enumerate(bounds):
+            kept = model.all_labels()
+            kept[u] = np.array([x])
+            assert bound <= eliminate(model.restricted(kept)).energy + NEAR
+
+
+def test_the_bound_of_a_tree_is_exact() -> None:
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        built = ModelBuilder([5] * 12)
+        for v in range(12):
+            built.add((v,), rng.random(5))
+            if v:
+                built.add((int(rng.integers(0, v)), v), rng.random((5, 5)))
+        model = built.model()
+        tree = TreeBound(model)
+        assert tree.run(50, least_gain=0.0) == pytest.approx(eliminate(model).energy)
+        assert model.energy(tree.decoded()) == pytest.approx(eliminate(model).energy)
+
+
+@given(SEEDS, st.sampled_from([0.0, 0.1, 1.0, -0.5]), st.sampled_from([8, 10**6]))
+@settings(max_examples=200, deadline=None)
+def test_proofs(seed: int, above: float, most_entries: int) -> None:
+    """Whatever the upper bound, a proof's bound is right and a minimum below it is kept."""
+    model = random_model(seed)
+    least = enumerated(model).energy
+    proof = prove(model, least + above, most_entries=most_entries)
+    assert proof.bound <= least + 1e-6
+    assert model.energy(proof.best.labels) == pytest.approx(proof.best.energy, abs=NEAR)
+    assert proof.best.energy >= least - NEAR
+    if proof.exact:
+        assert proof.best.energy == pytest.approx(least, abs=1e-6)
+    if above >= 0.0:
+        assert eliminate(model.restricted(proof.kept)).energy == pytest.approx(least, abs=1e-6)
+
+
+def test_removals_make_elimination_fit() -> None:
+    """A wide grid is solved once the bound has ruled out most labels."""
+    model = grid(0, 7, 7, 5, strength=0.5)
+    assert elimination_order(model).largest > 10_000
+    upper = eliminate(model).energy
+    proof = prove(model, upper, most_entries=10_000, sweeps=200, rounds=6)
+    assert proof.exact
+    assert proof.best.energy == pytest.approx(upper)
+
+
+@given(SEEDS, st.sampled_from([1, 4, 16, 64]))
+@settings(max_examples=100, deadline=None)
+def test_capped_minima_never_rise(seed: int, most_entries: int) -> None:
+    model = random_model(seed, density=0.9)
+    labels = random_labels(model, seed)
+    start = Labelling(model.energy(labels), labels)
+    found = minimum_within(model, start, most_entries)
+    assert found.energy <= start.energy + NEAR
+    assert model.energy(found.labels) == pytest.approx(found.energy, abs=NEAR)
+
+
+def test_capped_minima_are_exact_where_tables_fit() -> None:
+    model = grid(1, 4, 4, 3)
+    start = Labelling(model.energy(np.zeros(16, dtype=int)), np.zeros(16, dtype=int))
+    assert minimum_within(model, start, 10**6).energy == pytest.approx(eliminate(model).energy)
+
+
+def two_axes(model: PairwiseModel, n: int) -> list[list[np.ndarray]]:
+    """Blocks of labels that are pairs below n: label = first * n + second."""
+    return [
+        [np.arange(size) % n for size in model.sizes],
+        [np.arange(size) // n for size in model.sizes],
+    ]
+
+
+@given(SEEDS)
+@settings(max_examples=50, deadline=None)
+def test_alternation_is_monotone(seed: int) -> None:
+    model = grid(seed, 2, 3, 9)
+    blocks = two_axes(model, 3)
+    start = random_labels(model, seed)
+    found = alternate(lambda _: model, model.energy, blocks, start, rounds=10)
+    energies = [each.energy for each in found.met]
+    assert energies == sorted(energies, reverse=True)
+    assert found.best.energy == min(energies)
+    for block in blocks:  # nothing is left to gain in any block
+        again = improve(model, found.best.labels, block, 10**6)
+        assert again.energy == pytest.approx(found.best.energy)
+
+
+def test_alternation_minimises_a_block_exactly() -> None:
+    model = grid(3, 2, 2, 4)
+    (block, _), start = two_axes(model, 2), np.array([3, 0, 1, 2])
+    found = improve(model, start, block, 10**6)
+    own = [np.flatnonzero(g == g[x]) for g, x in zip(block, start, strict=True)]
+    assert found.energy == pytest.approx(enumerated(model.restricted(own)).energy)
+    assert all(x in k for x, k in zip(found.labels, own, strict=True))
+
+
+def test_alternation_follows_costs_that_change_with_the_labelling() -> None:
+    """Costs of max(x, y) as tables that hold the larger at the labelling: exact there."""
+    rng = np.random.default_rng(0)
+    one, two = rng.random((5, 4)), rng.random((5, 4))
+
+    def true_cost(labels: np.ndarray) -> float:
+        picked = [max(one[u, x], two[u, x]) for u, x in enumerate(labels)]
+        return float(sum(picked) + 0.3 * sum(abs(np.diff(labels))))
+
+    def costs_at(labels: np.ndarray) -> PairwiseModel:
+        built = ModelBuilder([4] * 5)
+        for u, x in enumerate(labels):
+            built.add((u,), one[u] if one[u, x] > two[u, x] else two[u])
+            if u:
+                built.add((u - 1, u), 0.3 * np.abs(np.arange(4)[:, None] - np.arange(4)))
+        return built.model()
+
+    start = np.array([0, 1, 2, 3, 0])
+    assert costs_at(start).energy(start) == pytest.approx(true_cost(start))
+    found = alternate(costs_at, true_cost, [[np.zeros(4, dtype=int)] * 5], start)
+    assert found.best.energy == true_cost(found.best.labels) < true_cost(start)
+
+
+def test_order_is_that_of_the_tables() -> None:
+    model = grid(2, 3, 7, 4)
+    order = elimination_order(model)
+    assert sorted(order.variables) == list(range(21))
+    assert order.width == 3
+    assert order.largest == 4 ** (order.width + 1)
+
+
+def test_large_models_take_little_time() -> None:
+    """800 variables of 16 labels along a chain of width 2."""
+    rng = np.random.default_rng(0)
+    built = ModelBuilder([16] * 800)
+    for v in range(800):
+        built.add((v,), rng.random(16))
+        for u in (v - 1, v - 2):
+            if u >= 0:
+                built.add((u, v), rng.random((16, 16)))
+    model = built.model()
+    begun = time.process_time()
+    assert eliminate(model).energy >= TreeBound(model).sweep()
+    assert time.process_time() - begun < 10.0
