@@ -1,4 +1,4 @@
-"""`auto_partition`: the jit-like wrapper. It wires everything and decides nothing."""
+"""`auto_partition`, the decorator, and the partitioned function."""
 
 from __future__ import annotations
 
@@ -73,59 +73,57 @@ def auto_partition(
     """Partitions a function written for one device over `mesh`.
 
     Args:
-      mesh: a `jax.sharding.Mesh`, or an `AbstractMesh` to plan without devices; None takes the
-        one of `jax.set_mesh`.
-      schedule: tactics in order, a `Plan` or a saved one to apply; None searches over all axes.
-      machine: figures to plan with, or their name; default: what the mesh's devices are.
-      goals: limits to keep and objectives to minimise, whose sum counts; default: fit in the
-        machine's memory, then the fewest seconds (`[Fit(machine.hbm_bytes), Fastest()]`).
-      episodes: distinct strategies that a search scores, besides the known ones.
-      seed: of the search; equal seeds give equal plans on every process.
-      donate_argnums: positions of arguments whose buffers may be reused, as of `jax.jit`. By
-        default the donated arguments of a function that is jitted already.
+      mesh: a `jax.sharding.Mesh`, or an `AbstractMesh` to plan without devices; default: the mesh
+        set by `jax.set_mesh`.
+      schedule: tactics in order, or a `Plan` or `PlanSpec` to replay; None searches over all axes.
+      machine: hardware figures or their name; default: the machine of the mesh's devices.
+      goals: limits to satisfy and objectives whose sum is minimised; default: fit in the machine's
+        memory, then the fewest seconds (`[Fit(machine.hbm_bytes), Fastest()]`).
+      episodes: number of distinct strategies scored by a search, in addition to the known ones.
+      seed: seed of the search; equal seeds give equal plans on every process.
+      donate_argnums: positions of arguments whose buffers may be reused, as for `jax.jit`; default:
+        the donated arguments of a jitted function.
       donate_argnames: names of arguments whose buffers may be reused.
-      static_argnums: positions of arguments that are compile-time constants, as of `jax.jit`.
-      static_argnames: names of such arguments.
+      static_argnums: positions of compile-time constant arguments, as for `jax.jit`.
+      static_argnames: names of compile-time constant arguments.
       in_shardings: pytree prefix of NamedSharding, PartitionSpec or None (free) for positional
-        arguments; kept as given.
+        arguments; never changed by the plan.
       out_shardings: the same for results.
-      pad: whether dims that do not divide may be padded inside of the program where a search finds
-        that it pays (a vocabulary of 50,257 on 8 devices); arguments and results keep their shapes.
-      remat: whether parts of the forward pass may be computed again in the backward pass: "auto"
-        if a search finds nothing that fits, True always, False never.
-      microbatches: parts of the batch whose gradients are accumulated one after the other, or
-        several such numbers: the first that fits is taken. Only for steps whose loss is a mean
-        over the batch and whose examples do not meet (see `microbatched`).
-      rings: whether searches may partition in time as well: on two mesh axes of equal size (see
-        `SpatialTemporal`), by products that walk what is gathered or scattered for them (see
-        `CollectiveMatmul`), and by attention that goes over its keys block by block (see
-        `ContextParallel`). Programs with attention are planned twice, as they are and with it as
-        one op.
-      skewed_state: whether train state comes and goes with its blocks where rings use them, which
-        saves moving them in every step: pass it through `plan.skew` before the first step and
-        through `plan.unskew` for export and checkpoints.
-      follow: the plan of another function (the train step's, for an eval step): arguments of the
-        same path and type lie as they do there, and nothing is searched unless a schedule says so.
-        A path may be the end of the other one, `params/w` of `state/params/w`.
-      cache: a folder for plans. A plan that fits is stored under a hash of the program, the mesh,
-        these options and the versions of this package and jax, and taken from there next time.
-      plan_on: where there are several processes, "every" one plans by itself, or the "first" one
-        does and the others replay its plan: then all must call. Plans are compared before anything
-        compiles.
-      groups: arguments that must be tiled alike, ``[ps.group("state/**/q", "state/**/k")]``.
-      explicit_results: whether arguments and results keep the Explicit axes of `mesh`, and so
-        their shardings as types. By default the same mesh with Auto axes has them, so that
-        ordinary code runs on them, except within `jax.set_mesh(mesh)`.
-      trip_counts: iterations of loops whose number depends on data, which costs are counted with:
-        by glob on the loop's source line, name stack or name, as the report shows them,
-        ``{"*solver.py:41*": 12}``. Default: 100, shared by loops in each other, or the program's
-        own limit if that is less.
-      dump_dir: a folder for the program after each pass, `00_trace.ir` to `09_local.ir`; plans of
-        further signatures are written to folders in it.
-      on_overflow: what a call does if the plan needs more memory than the goals allow: raise
-        `DoesNotFit` with remedies, or warn. Plans of a schedule without a search only warn.
-      progress: True or False for a progress bar (default: on a terminal), or a function that is
-        given the search's record after each episode.
+      pad: True allows a search to pad indivisible dims inside the program if padding pays (a
+        vocabulary of 50,257 on 8 devices); arguments and results keep their shapes.
+      remat: recomputation of parts of the forward pass in the backward pass: "auto" if no plan fits
+        otherwise, True always, False never.
+      microbatches: number of parts of the batch over which gradients are accumulated, or several
+        numbers, of which the first with a fitting plan is used. Requires a loss that is a mean over
+        independent examples (see `microbatched`).
+      rings: True lets searches partition in time as well: on two mesh axes of equal size (see
+        `SpatialTemporal`), by collective matmuls (see `CollectiveMatmul`) and by ring attention
+        (see `ContextParallel`). Programs with attention are planned twice, unchanged and with each
+        attention as one op.
+      skewed_state: True stores train state in the block order used by rings, to save a rotation per
+        step. Convert with `plan.skew` before the first step, and with `plan.unskew` for export and
+        checkpoints.
+      follow: the plan of another function (the train step, for an eval step). Arguments with the
+        path and type of an argument of the plan get the same layout, and no search runs unless
+        `schedule` asks for one. A path may be a suffix of the plan's: `params/w` matches
+        `state/params/w`.
+      cache: folder of plans. A plan that fits is stored under a hash of the program, the mesh,
+        these options and the versions of this package and jax, and loaded by later processes.
+      plan_on: with several processes, "every" process plans by itself, or the "first" process plans
+        and all others replay its plan (all must call). Plans are compared before compilation.
+      groups: groups of arguments to be tiled alike, ``[ps.group("state/**/q", "state/**/k")]``.
+      explicit_results: True gives arguments and results the Explicit axes of `mesh`, with shardings
+        in types; False, Auto axes. By default Auto axes, on which ordinary code runs, except within
+        `jax.set_mesh(mesh)`.
+      trip_counts: iterations of data-dependent loops assumed by the simulator, by glob on a loop's
+        source line, name stack or name as shown in the report: ``{"*solver.py:41*": 12}``. Default:
+        100, shared by nested loops, or the program's own limit if smaller.
+      dump_dir: folder for the program after each pass, `00_trace.ir` to `09_local.ir`; plans of
+        further signatures are written to subfolders.
+      on_overflow: behavior of a call whose plan exceeds the memory allowed by the goals: "raise"
+        `DoesNotFit` with remedies, or "warn". A plan from a schedule without a search only warns.
+      progress: True or False for a progress bar (default: on a terminal), or a callback with the
+        search's record after each episode.
 
     Returns:
       A decorator for plain or jitted functions; see `AutoPartitioned`.
@@ -174,11 +172,11 @@ def _machine(mesh: AnyMesh, machine: Machine | str | None) -> Machine:
 
 
 class AutoPartitioned(Unpickled):
-    """A partitioned function: call it like the one it wraps.
+    """A partitioned function, called like the original.
 
-    The first call of each signature traces, searches, lowers and compiles; plan and executable
-    are kept. Under `jax.jit` and in the loops of `jax.lax` the partitioned program runs as well;
-    where it is differentiated or batched (`jax.grad`, `jax.vmap`), the plain function does.
+    The first call of each signature traces, searches, lowers and compiles; plan and executable are
+    cached. Under `jax.jit` and in the control flow of `jax.lax`, the partitioned program runs as
+    well; under differentiation or batching (`jax.grad`, `jax.vmap`), the plain function runs.
     """
 
     def __init__(
@@ -207,10 +205,10 @@ class AutoPartitioned(Unpickled):
         self._methods: dict[int, tuple[Any, AutoPartitioned]] = {}
 
     def __get__(self, instance: Any, owner: type | None = None) -> AutoPartitioned:
-        """The method of an object.
+        """The method bound to an object.
 
-        The object is an argument if it is a pytree or static (`static_argnums=0`); else the method
-        closes over it.
+        The object is an argument if it is a pytree or static (`static_argnums=0`); otherwise the
+        method closes over the object.
         """
         if instance is None:
             return self
@@ -228,7 +226,7 @@ class AutoPartitioned(Unpickled):
 
     @property
     def _entries(self) -> Mapping[Hashable, Entry]:
-        """The executables, by the signature of their calls."""
+        """Executables by call signature."""
         return self._kept.entries
 
     @property
@@ -263,31 +261,31 @@ class AutoPartitioned(Unpickled):
         return form.finish(entry.run(form.call, form.settle(leaves, entry.shardings)))
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
-        """Searches only. Arguments may be arrays or `jax.ShapeDtypeStruct`s."""
+        """Plans a call without compiling; arguments may be arrays or `jax.ShapeDtypeStruct`s."""
         form = self._form(args, kwargs)
         return form.kept.planned(form.call, form.args, form.kwargs)[0]
 
     def free_plan(self, *args: Any, **kwargs: Any) -> Plan:
-        """The plan that a search finds for these arguments alone.
+        """Plans a call by a search independent of earlier plans.
 
-        Plans of other shapes than the first one's have its layout of train state (`plan.basis`
-        says what they cost beside it); this one need not. It is not kept: to run it, give it as
+        By default, plans of further shapes preserve the train state layouts of the first plan
+        (`plan.basis` compares both costs). The returned plan is not cached: run it with
         `schedule=`.
         """
         form = self._form(args, kwargs)
         return form.kept.free_plan(form.call, form.args, form.kwargs)
 
     def init(self, init_fn: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
-        """The step's first argument (the train state), made where the plan wants it.
+        """Computes the step's first argument (the train state) with the plan's shardings.
 
-        No device holds more of it than its part at any time: `init_fn` is compiled with the plan's
-        shardings. Of `skewed_state=True` it is as the step takes it.
+        `init_fn` is compiled with the shardings: no device ever holds more than its shard. With
+        `skewed_state=True`, the result is in the skewed order of the step.
 
         Args:
-          init_fn: makes the state; ``lambda: create_state(jax.random.key(0))``. Or a tuple of the
-            step's first arguments (a model and its optimizer), if the step takes so many.
-          *args: the step's other arguments, arrays or ShapeDtypeStructs.
-          **kwargs: those by name.
+          init_fn: function that returns the state, ``lambda: create_state(jax.random.key(0))``, or
+            a tuple of the step's first arguments (a model and its optimizer).
+          *args: the step's further arguments, arrays or ShapeDtypeStructs.
+          **kwargs: keyword arguments of the step.
         """
         checks.check_maker(init_fn)
         initial = Initial(init_fn)
@@ -303,14 +301,17 @@ class AutoPartitioned(Unpickled):
         return initial.objects(found)
 
     def check(self, *args: Any, plan: Plan | None = None, **kwargs: Any) -> Check:
-        """Runs the function partitioned and plain on CPU devices; how much results differ.
+        """Runs the partitioned and the plain function on CPU devices and compares the results.
 
-        What is nothing but rounding differs as a whole: Adam's step for a gradient that is zero
-        but for that (of a key's bias, say). Compare with an optimizer that does not divide.
+        Values that consist of rounding error differ completely, for example Adam's update for a
+        gradient that is zero up to rounding (of a key's bias). Compare with an optimizer without
+        division.
 
         Args:
-          *args: arrays, or ShapeDtypeStructs to be filled with random numbers.
-          plan: to check; default: the one for these arguments. They may be smaller than its own.
+          *args: arrays, or ShapeDtypeStructs to be filled with random numbers; shapes may be
+            smaller than the plan's.
+          plan: the plan to check; default: the plan of these arguments.
+          **kwargs: keyword arguments of the step.
         """
         saved = spec_of(self.plan(*args, **kwargs) if plan is None else plan)
         user = saved.mesh.user
@@ -335,18 +336,17 @@ class AutoPartitioned(Unpickled):
         return compared(other, plain, concrete(form.args), concrete(form.kwargs))
 
     def known_plans(self, *args: Any, **kwargs: Any) -> dict[str, Plan]:
-        """The known strategies (data, tensor, sequence parallelism, ZeRO) as plans, by name.
+        """Plans of the known strategies (data, tensor and sequence parallelism, ZeRO), by name.
 
-        The search starts from them; here they are whole, to look at, to run
-        (``schedule=plan``) and to compare with.
+        A search starts from these strategies. Run one with ``schedule=plan``.
         """
         form = self._form(args, kwargs)
         return form.kept.known_plans(form.call, form.args, form.kwargs)
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
-        """`jax.stages.Traced` of the partitioned program (static arguments are bound).
+        """`jax.stages.Traced` of the partitioned program, with static arguments bound.
 
-        Where the function closes over large arrays, a list of them comes before the arguments.
+        If the function closes over large arrays, a list of the arrays precedes the arguments.
         """
         mesh = self._options.here
         if isinstance(mesh, AbstractMesh) and AxisType.Explicit in mesh.axis_types:
@@ -362,12 +362,12 @@ class AutoPartitioned(Unpickled):
             return entry.jitted.trace(*entry.lifted, *new_args, **new_kwargs)
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
-        """`jax.stages.Lowered` of the partitioned program; `.compile()` gives the executable."""
+        """`jax.stages.Lowered` of the partitioned program; `.compile()` returns the executable."""
         with within(self._options.here):
             return self.trace(*args, **kwargs).lower()
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
-        """Shapes and types of the results, as `jax.jit(f).eval_shape`."""
+        """Shapes and dtypes of the results, as `jax.jit(f).eval_shape`."""
         form = self._form(args, kwargs)
         form.call.key()  # errors for leaves that are no arrays
         dynamic = {id(a) for a in (*form.call.args, *form.call.kwargs.values())}
@@ -379,7 +379,7 @@ class AutoPartitioned(Unpickled):
         return form.finish(form.plain.eval_shape(*map(lift, form.args), **named), fresh=True)
 
     def clear_cache(self) -> None:
-        """Forgets all plans, traces and executables."""
+        """Removes all plans, traces and executables."""
         self._plain.clear_cache()
         self._kept.clear()
         self._adapter.clear()

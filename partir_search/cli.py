@@ -36,7 +36,7 @@ class UsageError(Exception):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command; 0, or 2 with a message on stderr for bad input."""
+    """Runs the command; returns 0, or 2 after a message on stderr for bad input."""
     args = _parser().parse_args(joined_positions(sys.argv[1:] if argv is None else argv))
     sys.path.insert(0, os.getcwd())
     try:
@@ -58,9 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def joined_positions(argv: Sequence[str]) -> list[str]:
-    """Arguments with ``--donate 0 1`` written as ``--donate=0,1``, so that what follows the
-    positions is the step.
-    """
+    """Rewrites ``--donate 0 1`` as ``--donate=0,1``, since the step may follow the positions."""
     words, found = list(argv), list[str]()
     while words:
         word = words.pop(0)
@@ -77,16 +75,14 @@ _POSITIONS = re.compile(r"-?\d+(,-?\d+)*")
 
 
 def _positions(text: str) -> tuple[int, ...]:
-    """Positions of arguments, ``0`` or ``0,1``."""
+    """Parses argument positions, ``0`` or ``0,1``."""
     if not _POSITIONS.fullmatch(text):
         raise argparse.ArgumentTypeError(f"{text!r} is no position of an argument; write 0 or 0,1")
     return tuple(map(int, text.split(",")))
 
 
 def _check(args: argparse.Namespace, mesh: MeshShape) -> None:
-    """Errors for flags whose work comes after the search: folders, and the compiler to verify
-    with.
-    """
+    """Checks the flags used only after the search: folders, and the target of `--verify`."""
     find_machine(args.machine)
     if args.command != "plan":
         return
@@ -103,7 +99,7 @@ def _check(args: argparse.Namespace, mesh: MeshShape) -> None:
 def _plan(
     args: argparse.Namespace, step: Any, inputs: Any, mesh: MeshShape, console: Console
 ) -> None:
-    """Searches, prints the report, writes plan, IR and page."""
+    """Searches, prints the report, and writes the plan, the IR and the HTML report."""
     partitioned = auto_partition(
         AbstractMesh(mesh.sizes, mesh.names),
         machine=args.machine,
@@ -161,7 +157,7 @@ def _step(args: argparse.Namespace) -> tuple[Callable[..., Any], tuple[Any, ...]
 
 
 def _told(error: Exception) -> str:
-    """An error of the user's own code, with the innermost line that is neither ours nor jax's."""
+    """Text of an error in the user's code, with the innermost line outside this package and jax."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if not any(part in f.filename for part in _OTHERS)]
     where = f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
@@ -172,7 +168,11 @@ _OTHERS = ("<frozen", f"{os.sep}site-packages{os.sep}", str(pathlib.Path(__file_
 
 
 def named_object(name: str) -> Any:
-    """Returns the object that ``module:attribute`` names. UsageError names the missing part."""
+    """Imports the object named ``module:attribute``.
+
+    Raises:
+      UsageError: a part of the name does not exist; the message names the part.
+    """
     module, colon, attribute = name.partition(":")
     if not colon or not attribute:
         raise UsageError(f"{name!r} names no function; write it as package.module:function")

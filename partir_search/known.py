@@ -1,4 +1,4 @@
-"""The known strategies of any step, in one call."""
+"""Known strategies of a step, in one call."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ def experts(
     machine: Machine | str | None = None,
     **kwargs: Any,
 ) -> Experts:
-    """The known strategies of a step (data, tensor, sequence parallelism, ZeRO ...) side by side.
+    """Plans every known strategy of a step (data, tensor and sequence parallelism, ZeRO ...).
 
     Args:
       step: a plain, jitted or partitioned function.
-      mesh: that they are for; it needs no devices.
-      *args: of the step; arrays or `jax.ShapeDtypeStruct`s.
-      **kwargs: of the step.
-      machine: figures to compare with; default: what the mesh's devices are.
+      mesh: the mesh; devices are not needed.
+      *args: arguments of the step, arrays or `jax.ShapeDtypeStruct`s.
+      machine: hardware figures or their name; default: the machine of the mesh's devices.
+      **kwargs: keyword arguments of the step.
 
     Returns:
-      Plans by name, the fastest that fits first; print it for a table.
+      Plans by name, fitting plans first, fastest first; printing shows a table.
     """
     if isinstance(step, Mesh | AbstractMesh):
         raise TypeError("experts takes the step first: experts(step, mesh, *args)")

@@ -1,4 +1,4 @@
-"""Deprecated name of `partir_search.simulator.target.machine`, for one version."""
+"""Deprecated alias of `partir_search.simulator.target.machine`, kept for one version."""
 
 from __future__ import annotations
 

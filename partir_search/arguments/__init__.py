@@ -1,4 +1,4 @@
-"""Arguments of a call: types, places, and checks before the program takes them."""
+"""Arguments of a call: types, placement, and checks before execution."""
 
 from partir_search.arguments.buffers import Buffers, Returned, check_alive
 from partir_search.arguments.moves import Moves

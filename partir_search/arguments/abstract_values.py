@@ -1,4 +1,4 @@
-"""Shapes and types of the leaves of a call."""
+"""Shapes and dtypes of the leaves of a call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SCALARS = (bool, int, float, complex)
 
 
 def abstract(x: Any) -> Any:
-    """Shape and type of a leaf, without its sharding; Python scalars have weak types."""
+    """ShapeDtypeStruct of a leaf, without its sharding; Python scalars have weak types."""
     if isinstance(x, SCALARS):
         dtype = jax.dtypes.canonicalize_dtype(np.dtype(type(x)))
         return jax.ShapeDtypeStruct((), dtype, weak_type=not isinstance(x, bool))
@@ -35,12 +35,14 @@ def _array_type(kind: Any) -> bool:
 
 
 def is_array(x: Any) -> bool:
-    """True if a leaf is a jax array; remembers classes, as `isinstance` asks an abstract one."""
+    """True if a leaf is a jax array. Cached by class, as `isinstance` with an abstract class is
+    slow.
+    """
     return _array_type(x.__class__)
 
 
 def leaf_key(x: Any) -> tuple[tuple[int, ...], Any, bool]:
-    """Shape, type and weakness of a leaf: what decides which executable a call uses."""
+    """Shape, dtype and weak type of a leaf: its part of the key that selects an executable."""
     if is_array(x):
         return x.shape, x.dtype, bool(getattr(x, "weak_type", False))
     x = abstract(x)

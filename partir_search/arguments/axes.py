@@ -1,8 +1,8 @@
-"""The axis types of the mesh on which arguments and results live.
+"""Axis types of the mesh that holds arguments and results.
 
-An array on Explicit axes carries its sharding in its type, and ordinary code on it must say how
-every result is to lie: `w1 @ w2`, slices and reshapes raise. So a step's results are on Auto axes,
-as those of `jax.jit` are, whatever the axes of the user's mesh.
+An array on Explicit axes has its sharding in its type, and operations without an explicit output
+sharding (`w1 @ w2`, slices, reshapes) may raise. Results of a step are therefore on Auto axes, as
+with `jax.jit`, for every axis type of the user's mesh.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ AnyMesh = Union[Mesh, AbstractMesh]
 
 @functools.lru_cache(maxsize=64)
 def auto_axes(mesh: AnyMesh) -> AnyMesh:
-    """The mesh with Auto axes: same devices, order and names."""
+    """The mesh with Auto axes and the same devices, order and names."""
     kinds = (AxisType.Auto,) * len(mesh.axis_names)
     if tuple(mesh.axis_types) == kinds:
         return mesh
@@ -29,14 +29,17 @@ def auto_axes(mesh: AnyMesh) -> AnyMesh:
 
 
 def is_context(mesh: AnyMesh) -> bool:
-    """Tells whether `jax.set_mesh` has set this mesh: jax then takes arrays of no other one."""
+    """True if `mesh` is the mesh set by `jax.set_mesh`: jax then rejects arrays on any further
+    mesh.
+    """
     here = jax.sharding.get_abstract_mesh()
     return bool(here.axis_names) and here == getattr(mesh, "abstract_mesh", mesh)
 
 
 def within(mesh: AnyMesh) -> contextlib.AbstractContextManager[Any]:
-    """`mesh` as the one that is set, where `jax.set_mesh` has set another: jax runs no program on
-    other devices than that one's.
+    """Context manager that sets `mesh` if `jax.set_mesh` has set a different one.
+
+    jax runs programs only on the devices of the mesh set by `jax.set_mesh`.
     """
     here = jax.sharding.get_abstract_mesh()
     if not isinstance(mesh, Mesh) or not here.axis_names or here == mesh.abstract_mesh:

@@ -1,7 +1,7 @@
-"""Checks of donated buffers: XLA ends the process where one is gone, or is passed twice.
+"""Checks for deleted or repeated donated buffers, on either of which XLA aborts the process.
 
-The results of a function have buffers of their own, so of a step that takes back what it returned
-only arrays from elsewhere are looked at; the others cost some tenths of a microsecond each.
+Results of a function own their buffers. Only arrays that were not returned by the last call are
+checked for repetition; for returned arrays the cost is some tenths of a microsecond each.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from partir_search.arguments.abstract_values import is_array
 
 
 def check_alive(name: str, leaves: Sequence[Any], paths: Sequence[str]) -> None:
-    """Looks for arguments whose buffer is gone.
+    """Checks that no argument was deleted.
 
     Args:
-      name: of the function that is called.
+      name: name of the called function, for messages.
+      leaves: flat arguments.
+      paths: path of each leaf.
 
     Raises:
-      RuntimeError: an array was donated before, or deleted.
+      RuntimeError: an array was donated to an earlier call, or deleted.
     """
     for i, x in enumerate(leaves):
         if is_array(x) and x.is_deleted():
@@ -35,22 +37,24 @@ def check_alive(name: str, leaves: Sequence[Any], paths: Sequence[str]) -> None:
 
 
 class Returned:
-    """Arrays that the last call of a function returned: their buffers are nobody else's."""
+    """Weak references to the arrays returned by the last call of a function, each sole owner of its
+    buffer.
+    """
 
     def __init__(self) -> None:
         self._refs: list[weakref.ref[Any]] = []
 
     def note(self, results: Any) -> None:
-        """Keeps the results of a call in mind, without keeping them alive."""
+        """Replaces the references by references to the results of a call."""
         self._refs = list(map(weakref.ref, jax.tree.leaves(results)))
 
     def ids(self) -> set[int]:
-        """`id` of those that are still there."""
+        """`id` of each returned array still alive."""
         return set(map(id, [ref() for ref in self._refs]))
 
 
 class Buffers:
-    """The buffers that one executable's calls donate."""
+    """Checks of the buffers donated by one executable."""
 
     def __init__(
         self,
@@ -60,11 +64,12 @@ class Buffers:
         donated: Sequence[bool],
         returned: Returned,
     ) -> None:
-        """Checks for a function of this name.
+        """Checks for an executable of the function `name`.
 
         Args:
-          paths, sizes, donated: per flat argument its path, bytes and whether it is donated.
-          returned: results of the function, shared by its executables.
+          name: name of the function, for messages.
+          paths, sizes, donated: path, bytes and donation of each flat argument.
+          returned: last results of the function, shared by its executables.
         """
         self._name, self._paths, self._donated = name, paths, donated
         groups: dict[int, list[int]] = collections.defaultdict(list)
@@ -75,10 +80,10 @@ class Buffers:
         self._returned = returned
 
     def check(self, leaves: Sequence[Any]) -> None:
-        """Looks for donated buffers that are passed twice. None of the leaves may be deleted.
+        """Checks that no donated buffer is passed twice. No leaf may be deleted.
 
         Raises:
-          ValueError: two leaves are one buffer, and one of them is donated.
+          ValueError: two leaves share a buffer, and at least one of both is donated.
         """
         if not self._rivals:
             return
@@ -92,7 +97,7 @@ class Buffers:
             self._check_same(leaves, near, pointers)
 
     def returned(self, results: Any) -> None:
-        """Notes what a call returned."""
+        """Remembers the results of a call."""
         if self._rivals:
             self._returned.note(results)
 
@@ -122,6 +127,6 @@ class Buffers:
 
 
 def pointers(x: Any) -> list[tuple[Any, int]]:
-    """Device and address of each block of an array that this process holds."""
+    """Device and address of each addressable shard of an array."""
     blocks = map(x.addressable_data, range(len(x.sharding.addressable_devices)))
     return [(block.device, block.unsafe_buffer_pointer()) for block in blocks]

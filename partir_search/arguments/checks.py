@@ -1,4 +1,6 @@
-"""Errors for the arguments of a call: leaves that are no arrays, statics that have no hash."""
+"""Errors for the arguments of a call: leaves other than arrays, and static arguments without a
+hash.
+"""
 
 from __future__ import annotations
 
@@ -66,10 +68,13 @@ def _remedy(leaf: Any) -> str:
 
 
 def check_leaf(leaf: Any) -> None:
-    """A NotAnArray for what `jax.jit` does not take: objects, strings, arrays of other libraries.
+    """Checks that `jax.jit` accepts a leaf.
 
     Args:
-      leaf: no Python number, and no `jax.Array`.
+      leaf: neither a Python number nor a `jax.Array`.
+
+    Raises:
+      NotAnArray: the leaf is an object, a string, or an array of another library.
     """
     kind, dtype = type(leaf), getattr(leaf, "dtype", None)
     if kind is np.ndarray or kind is jax.ShapeDtypeStruct:
@@ -85,12 +90,16 @@ def check_leaf(leaf: Any) -> None:
 
 
 def _not_numeric(dtype: Any) -> bool:
-    """Tells whether elements are strings, dates, records or Python objects."""
+    """True if the elements are strings, dates, records or Python objects."""
     return isinstance(dtype, np.dtype) and (dtype.kind in "OSUmM" or dtype.type is np.void)
 
 
 def check_statics(statics: Iterable[tuple[str, Any]]) -> None:
-    """A TypeError with the name of a static argument that has no hash."""
+    """Checks that static arguments are hashable.
+
+    Raises:
+      TypeError: a static argument has no hash; the message names the argument.
+    """
     for name, value in statics:
         try:
             hash(value)

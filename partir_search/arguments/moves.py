@@ -1,4 +1,4 @@
-"""One warning where every call moves arguments that the user has put somewhere else."""
+"""Warning about arguments that every call moves between devices."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ from partir_search.arguments.abstract_values import is_array
 
 
 class Moves:
-    """Arguments of one function that its calls move between devices."""
+    """Arguments of one function moved by its calls."""
 
     def __init__(self, name: str) -> None:
-        """Moves of the function of this name: it is warned of once."""
+        """Record for the function `name`, with at most one warning."""
         self._name, self._warned = name, False
         self._before: dict[int, dict[int, Any]] = {}
 
     def note(
         self, entry: int, leaves: Sequence[Any], placed: Sequence[Any], paths: Sequence[str]
     ) -> None:
-        """Warns if an argument was committed to the same other place in two calls running.
+        """Warns if two consecutive calls move an argument from the same committed placement.
 
-        The first call alone says nothing: a restored or loaded state is moved once.
+        A single move is no cause for a warning: a restored or loaded state moves once.
 
         Args:
-          entry: tells the function's executables apart.
-          leaves, placed: the call's arguments as they came and where the plan wants them.
+          entry: identity of the executable.
+          leaves, placed: the call's arguments before and after placement by the plan.
+          paths: path of each leaf.
         """
         if self._warned:
             return
@@ -54,14 +55,14 @@ class Moves:
 
 
 def moves(x: Any, placed: Any) -> bool:
-    """Tells whether bytes of an array that the user committed to devices go elsewhere."""
+    """True if placement moves bytes of an array committed by the user."""
     if not is_array(x) or not x.committed:
         return False
     return not x.sharding.is_equivalent_to(placed.sharding, x.ndim)
 
 
 def _place(x: Any) -> str:
-    """Devices and layout of an array, in words."""
+    """Text of an array's devices and sharding."""
     sharding = x.sharding
     if isinstance(sharding, SingleDeviceSharding):
         text = str(next(iter(sharding.device_set)))

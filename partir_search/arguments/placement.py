@@ -1,4 +1,4 @@
-"""Puts the leaves of a call where the plan wants them."""
+"""Placement of the leaves of a call by the plan's shardings."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from partir_search.frontends.refs import is_ref, moved
 
 
 def struct_of(x: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
-    """The leaf's shape and type, with the sharding unless that has no devices."""
+    """ShapeDtypeStruct of a leaf, with the sharding if its mesh has devices."""
     x = abstract(x)
     concrete = sharding if isinstance(sharding.mesh, Mesh) else None
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=concrete, weak_type=x.weak_type)
 
 
 def place(x: Any, sharding: NamedSharding) -> Any:
-    """The leaf with the plan's sharding; no copy if it has it already.
+    """Moves a leaf to the plan's sharding; returns a leaf already there without a copy.
 
-    RuntimeError if it is deleted.
+    Equal shards on a mesh with different axis names or types are moved as well: the type of an
+    array on Explicit axes names its mesh, and the program expects the plan's mesh.
 
-    The same blocks on a mesh of other axis names or types are not enough: the type of an array on
-    Explicit axes names its mesh, which the program does not know.
+    Raises:
+      RuntimeError: the array was deleted.
     """
     if is_array(x):
         if x.is_deleted():
@@ -47,7 +48,7 @@ def place(x: Any, sharding: NamedSharding) -> Any:
 
 
 def _place_globally(x: Any, sharding: NamedSharding) -> Any:
-    """An array that every process holds whole, as one global array."""
+    """Global array from an array replicated in every process."""
     x = jnp.asarray(x)
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         data = _place_globally(jax.random.key_data(x), NamedSharding(sharding.mesh, sharding.spec))
@@ -57,6 +58,6 @@ def _place_globally(x: Any, sharding: NamedSharding) -> Any:
 
 
 def from_local(x: Any, shape: tuple[int, ...], sharding: NamedSharding) -> jax.Array:
-    """A global array of `shape`, of which every process has a part of the rows."""
+    """Global array of `shape` from the rows held by each process."""
     made: jax.Array = jax.make_array_from_process_local_data(sharding, np.asarray(x), shape)
     return made

@@ -1,1 +1,1 @@
-"""From a call, as people write it, to a call of a function of arrays that can be planned."""
+"""Conversion of a user's call to a call of a function of arrays."""

@@ -1,4 +1,6 @@
-"""Functions as people bring them: methods, modules that are called, under a library's own jit."""
+"""Normal form of the user's function: methods, callable modules, functions under a library's
+`jit`.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,14 @@ Marks = tuple[tuple[int, ...], tuple[str, ...]]
 
 @dataclasses.dataclass(frozen=True)
 class Brought:
-    """A function and what was said of its arguments.
+    """A function with its bound objects, static arguments and donated arguments.
 
     Attributes:
-      given: objects that it is bound to, its first arguments.
-      static, donate: positions (counting those of `given`) and names.
-      fronts: front ends that every call goes through.
-      told: what a library's `jit` around it said.
+      fun: the function.
+      given: objects bound to the function, passed as its first arguments.
+      static, donate: positions (counting `given`) and names of arguments.
+      fronts: front ends applied in every call.
+      told: options of a library's `jit` around the function.
     """
 
     fun: Callable[..., Any]
@@ -36,17 +39,17 @@ class Brought:
 
     @property
     def inner(self) -> Callable[..., Any]:
-        """The function under `jax.jit`, which gives objects back unchanged."""
+        """The function under `jax.jit`, which returns the caller's objects unchanged."""
         wrapped = isinstance(self.fun, jax.stages.Wrapped)
         return getattr(self.fun, "__wrapped__", self.fun) if wrapped else self.fun
 
     def donated(
         self, names: Sequence[str], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> frozenset[str]:
-        """Names of donated arguments of a call.
+        """Names of the donated arguments of a call.
 
         Args:
-          names: of all dynamic arguments, positional ones first.
+          names: names of all dynamic arguments, positional ones first.
           args, kwargs: all arguments.
         """
         every = parameter_names(self.inner, len(args))
@@ -62,10 +65,10 @@ class Brought:
 
 
 def bring(fun: Callable[..., Any], static: Marks, donate: Marks) -> Brought:
-    """A function that calls of objects can be made of.
+    """Converts a callable to a function whose objects are arguments.
 
-    Methods of objects that a front end claims, and such objects that are called themselves, become
-    functions of the object.
+    A method of an object claimed by a front end, or a claimed object with `__call__`, becomes a
+    function of the object.
     """
     fronts: tuple[FrontEnd, ...] = ()
     told = None
@@ -86,14 +89,14 @@ def bring(fun: Callable[..., Any], static: Marks, donate: Marks) -> Brought:
 
 
 def without_self(marks: Marks) -> Marks:
-    """Positions that count `self`, without it."""
+    """Positions after the removal of `self`."""
     return _shifted((tuple(i for i in marks[0] if i), marks[1]), -1)
 
 
 def takes_self(fun: Callable[..., Any], instance: Any, static: Marks) -> bool:
-    """Tells whether a method's object can be its argument: a pytree, or static by the user's word.
+    """True if a method's object can be an argument: a pytree, or marked static by the user.
 
-    Other objects are what the method closes over.
+    The method closes over any further object.
     """
     named = parameter_names(fun, 1)
     if 0 in static[0] or named[0] in static[1]:
@@ -111,7 +114,7 @@ def _shifted(marks: Marks, by: int) -> Marks:
 
 
 def copy_names(target: Any, fun: Callable[..., Any]) -> None:
-    """Gives an object a function's name and docstring, but none of its attributes."""
+    """Copies name, qualified name, module and docstring of `fun` to `target`, but no attributes."""
     for name in ("__module__", "__name__", "__qualname__", "__doc__"):
         value = getattr(fun, name, None)
         if value is not None or name == "__doc__":
@@ -129,7 +132,7 @@ def are_several(
     args: Sequence[Any],
     kwargs: dict[str, Any],
 ) -> bool:
-    """Tells whether a tuple is the first arguments of a function, rather than the first one."""
+    """True if the tuple `state` stands for several leading arguments of `fun`, not for one."""
     if type(state) is not tuple or _binds(fun, (*given, state, *args), kwargs):
         return False
     return _binds(fun, (*given, *state, *args), kwargs)

@@ -1,4 +1,4 @@
-"""Plans and compiled programs of one function, by the signature of its calls."""
+"""Plans and compiled programs of one function, by call signature."""
 
 from __future__ import annotations
 
@@ -41,7 +41,15 @@ class Entry:
     """A plan and its executable for one signature.
 
     Attributes:
-      lifted: large closed-over arrays, as the first argument of `jitted`; () if there are none.
+      name: name of the function.
+      plan: the plan.
+      traced: the traced call.
+      jitted: the partitioned function under `jax.jit`.
+      shardings: sharding of each flat argument.
+      lifted: large closed-over arrays, as the first argument of `jitted`; () without any.
+      paths: path of each flat argument.
+      buffers: check of donated buffers.
+      moves: record of moved arguments.
     """
 
     name: str
@@ -55,10 +63,11 @@ class Entry:
     moves: Moves
 
     def on(self, mesh: Mesh) -> tuple[Callable[..., Any], list[NamedSharding]]:
-        """The program for traced leaves, followed by lifted arrays, and their shardings.
+        """The program as a function of traced leaves followed by lifted arrays, and the shardings
+        of both.
 
         Args:
-          mesh: as the step's, perhaps with other types of axes.
+          mesh: the step's mesh, possibly with different axis types.
         """
         program = self.plan.program
         parts = split_mesh(mesh, program.partition.mesh)
@@ -66,11 +75,11 @@ class Entry:
         return sharded(program, mesh, traits_of(mesh)), [NamedSharding(parts, s) for s in specs]
 
     def weakened(self, out: Sequence[Any]) -> list[Any]:
-        """Results of the program, those with weak types that are to have them."""
+        """Results of the program, with weak types restored."""
         return [weaken(x) if w else x for x, w in zip(out, self.traced.weak, strict=True)]
 
     def run(self, call: Call, leaves: Sequence[Any]) -> Any:
-        """Results of the executable for the leaves of a call, placed first."""
+        """Places the leaves of a call and runs the executable."""
         try:
             placed = list(map(place, leaves, self.shardings))
         except RuntimeError:
@@ -85,14 +94,14 @@ class Entry:
         return results
 
     def structs(self, call: Call) -> Any:
-        """The call's arguments as ShapeDtypeStructs that carry the plan's shardings."""
+        """The call's arguments as ShapeDtypeStructs with the plan's shardings."""
         leaves, tree = jax.tree.flatten((call.args, call.kwargs))
         structs = [struct_of(x, s) for x, s in zip(leaves, self.shardings, strict=True)]
         return jax.tree.unflatten(tree, structs)
 
 
 class Executables:
-    """Plans and executables of one function, made when a signature is first asked for."""
+    """Plans and executables of one function, created on first use of a signature."""
 
     def __init__(
         self,
@@ -102,11 +111,15 @@ class Executables:
         options: Options,
         similar: dict[Hashable, Plan] | None = None,
     ) -> None:
-        """Executables of `fun`, which `plain` jits with the user's static and donated arguments.
+        """Executables of `fun`.
 
         Args:
-          similar: plans of functions that may be the same program (an optimizer that was made anew
-            is another object), by signature. Plans are added to it.
+          fun: the function.
+          plain: `fun` under `jax.jit`, with the user's static and donated arguments.
+          name: name of the function, for messages.
+          options: options of `auto_partition`.
+          similar: plans of functions with possibly the same program (for example after an optimizer
+            object was recreated), by signature. New plans are added.
         """
         self._similar = {} if similar is None else similar
         self._name, self._options = name, options
@@ -120,7 +133,7 @@ class Executables:
     def planned(
         self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> tuple[Plan, Traced]:
-        """The plan of a call, and the call traced."""
+        """The plan of a call and the traced call; planned on first use."""
         key, here = call.key(), self._options.here
         if key not in self._plans:
             with collector_paused(), plainly():
@@ -135,7 +148,7 @@ class Executables:
         return plan, traced
 
     def _dump(self, plan: Plan) -> None:
-        """Writes the passes of a plan where the user wants them: further plans in folders."""
+        """Writes the passes of a plan to `dump_dir`; plans after the first go to subfolders."""
         folder = self._options.dump_dir
         if folder is not None:
             dump(plan, folder / plan.fingerprint if self._similar else folder)
@@ -150,22 +163,22 @@ class Executables:
         return self._pipeline.remake(call, args, kwargs, known, base)
 
     def free_plan(self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> Plan:
-        """The plan of a call, made without regard to others."""
+        """Plans a call independently of earlier plans."""
         with collector_paused(), plainly():
             return self._pipeline.make(call, args, kwargs)[0]
 
     def known_plans(
         self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> dict[str, Plan]:
-        """The known strategies as plans, by name."""
+        """Plans of the known strategies, by name."""
         with collector_paused(), plainly():
             return self._pipeline.known_plans(call, args, kwargs)
 
     def entry(self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> Entry:
-        """The executable of a call.
+        """The executable of a call; built on first use.
 
         Raises:
-          DoesNotFit: the plan needs more memory than the goals allow, and `on_overflow="raise"`.
+          DoesNotFit: the plan exceeds the memory allowed by the goals, and `on_overflow="raise"`.
         """
         key = call.key(), self._options.here
         entry = self.entries.get(key)
@@ -177,14 +190,18 @@ class Executables:
         return entry
 
     def clear(self) -> None:
-        """Forgets all plans and executables."""
+        """Removes all plans and executables."""
         self._plans.clear()
         self._by_shape.clear()
         self._first.clear()
         self.entries.clear()
 
     def _check_fit(self, plan: Plan) -> None:
-        """DoesNotFit, or a warning, if the plan needs more memory than there is."""
+        """Warns about a plan over the memory limit.
+
+        Raises:
+          DoesNotFit: the plan came from a search, and `on_overflow="raise"`.
+        """
         if plan.fits:
             return
         message = refusal(plan.memory_limit, plan.cost, plan.remedies())
@@ -242,7 +259,7 @@ class Executables:
 
 
 def _lifted(program: LocalProgram, mesh: AnyMesh) -> list[Any]:
-    """Large closed-over arrays on the mesh's devices, or their shapes where it has none."""
+    """Large closed-over arrays on the mesh, or ShapeDtypeStructs for a mesh without devices."""
     if isinstance(mesh, Mesh):
         shardings = lifted_shardings(program, mesh)
         constants = program.partition.module.constants

@@ -1,4 +1,4 @@
-"""A call as one of a function of arrays, whatever the arguments are."""
+"""Conversion of a call with objects to a call of a function of arrays."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class Form:
     """A call of a function of arrays.
 
     Attributes:
-      fun, plain: the function, and jitted with what is static and donated.
-      kept: its plans and executables.
+      fun, plain: the function, and its `jax.jit` with static and donated arguments.
+      kept: plans and executables of the function.
       static: positions and names of static arguments.
-      call: without static arguments.
-      args, kwargs: as `plain` takes them.
-      direct: computes the call without planning, in place, on whatever the caller passed.
-      finish: from the function's result to the caller's. With `fresh=True` objects among the
-        arguments stay as they are.
-      settle: gives leaves that nobody has put anywhere, and the objects that hold them, their
-        places, so that later calls move nothing; returns all leaves.
+      call: the dynamic arguments.
+      args, kwargs: all arguments of `plain`.
+      direct: runs the caller's function on the caller's arguments, unpartitioned.
+      finish: converts the function's result to the caller's result and updates objects among the
+        arguments; with `fresh=True` the objects are left unchanged.
+      settle: places leaves without a committed sharding, and updates the objects that hold the
+        leaves, to spare later calls the move; returns all leaves.
     """
 
     fun: Callable[..., Any]
@@ -48,10 +48,12 @@ class Form:
 
 
 class Adapter:
-    """Functions of arrays that stand for a function of objects, one for all that is not static."""
+    """Functions of arrays derived from a function of objects, cached by the static part of the
+    objects.
+    """
 
     def __init__(self, fun: Callable[..., Any], name: str, options: Options) -> None:
-        """An adapter for `fun`, which takes objects of libraries."""
+        """Adapter of `fun`, a function of a library's objects."""
         self._fun, self._name, self._options = fun, name, options
         self._similar: dict[Hashable, Plan] = {}
         self._made: dict[Hashable, tuple[Callable[..., Any], Any, Executables]] = {}
@@ -64,10 +66,13 @@ class Adapter:
         kwargs: dict[str, Any],
         donated: Callable[..., frozenset[str]],
     ) -> Form:
-        """The call, whose arguments the front ends split.
+        """Splits the arguments of a call into arrays and static parts.
 
         Args:
-          donated: names of donated arguments, of all names and arguments.
+          fronts: front ends of the objects in the call.
+          call: the dynamic arguments.
+          args, kwargs: all arguments.
+          donated: function from (names, args, kwargs) to the names of donated arguments.
         """
         names = (*call.names, *call.kwargs)
         values: tuple[Any, ...] = (*call.args, *call.kwargs.values())
@@ -96,7 +101,7 @@ class Adapter:
         return Form(fun, plain, kept, ((), ()), new, new.args, new.kwargs, direct, finish, settle)
 
     def clear(self) -> None:
-        """Forgets all functions, with their plans and executables."""
+        """Removes all functions with their plans and executables."""
         self._made.clear()
         self._similar.clear()
 
@@ -108,7 +113,7 @@ class Adapter:
         kwargs: dict[str, Any],
         donated: frozenset[str],
     ) -> tuple[Callable[..., Any], Any, Executables]:
-        """The function of arrays, jitted and with what will be kept of it."""
+        """Builds a function of arrays, its `jax.jit`, and its Executables."""
         names = (*call.names, *call.kwargs)
         flags = tuple(n in donated for n in names)
         places = call.places(args)
@@ -144,13 +149,15 @@ class Adapter:
 
 
 class Claimed:
-    """Front ends that the calls of one function need, by the pytree of their arguments."""
+    """Cache of the front ends needed by a function's calls, by the tree structure of the
+    arguments.
+    """
 
     def __init__(self) -> None:
         self._known: dict[Hashable, tuple[FrontEnd, ...]] = {}
 
     def fronts(self, call: Call) -> tuple[FrontEnd, ...]:
-        """Front ends that claim objects among the arguments of a call."""
+        """Front ends of the objects among the arguments of a call."""
         values = (*call.args, *call.kwargs.values())
         kinds = set(map(type, values))
         for value in values:
@@ -171,10 +178,13 @@ def returned(
     out: Any,
     donated: Sequence[bool],
 ) -> Returned:
-    """Result and changed arguments of a trace, as arrays.
+    """Result of a trace and its updated arguments, as arrays.
 
     Args:
-      layers: front ends, what was static of their arguments, and what they merged of them.
+      layers: per front end, the static part of the arguments and the merged objects.
+      names: names of the arguments.
+      out: the result of the function.
+      donated: per argument, True if donated.
     """
     updates: dict[int, Any] = {}
     static: list[Any] = []
@@ -189,7 +199,14 @@ def returned(
 def rebuilt(
     layers: Sequence[tuple[FrontEnd, Parts]], names: Sequence[str], found: Returned, fresh: bool
 ) -> Any:
-    """The result of a call, after objects among its arguments were given their new arrays."""
+    """Caller's result of a call, after the objects among the arguments received their new arrays.
+
+    Args:
+      layers: front ends with the split arguments.
+      names: names of the arguments.
+      found: result and updated arguments, as arrays.
+      fresh: True leaves the caller's objects unchanged.
+    """
     out = found.out
     updates: dict[int, Any] = {names.index(n): x for n, x in found.updates.items()}
     for (front, parts), (first, static) in zip(
@@ -207,7 +224,7 @@ def settled(
     leaves: list[Any],
     shardings: Sequence[Any],
 ) -> list[Any]:
-    """The leaves of a call, those of mutable objects placed that nobody has put anywhere."""
+    """Leaves of a call, with uncommitted arrays of mutable objects placed by `shardings`."""
     mutable = frozenset[int]().union(*(parts.mutable for _, parts in layers))
     own = _leaves_of(call, mutable)
     loose = [i for i in own if not getattr(leaves[i], "committed", False)]
@@ -240,14 +257,14 @@ def _leaves_of(call: Call, arguments: frozenset[int]) -> list[int]:
 
 
 class Initial:
-    """The state that a function makes, first as shapes, then where a plan wants it.
+    """Initial state of a step: abstract at first, then as arrays with a plan's shardings.
 
     Attributes:
-      shapes: the state, with ShapeDtypeStructs for arrays.
+      shapes: the state with ShapeDtypeStructs for arrays.
     """
 
     def __init__(self, init_fn: Callable[[], Any]) -> None:
-        """The state that `init_fn` makes, objects of libraries or a pytree of arrays."""
+        """Initial state returned by `init_fn`: a library's objects or a pytree of arrays."""
         self._layers: list[tuple[FrontEnd, Parts]] = []
         self._make: Callable[[], Any] = init_fn
         try:
@@ -260,10 +277,10 @@ class Initial:
             self.shapes = self.objects(self._abstract)
 
     def arrays(self, shardings: list[Any]) -> Any:
-        """The state as arrays.
+        """Computes the state as arrays.
 
         Args:
-          shardings: of its leaves.
+          shardings: sharding of each leaf.
         """
         tree: Any = jax.tree.structure(self._abstract)
         if not isinstance(self._abstract, Returned):
@@ -273,13 +290,15 @@ class Initial:
         return tree.unflatten(jax.jit(lambda: jax.tree.leaves(make()), out_shardings=shardings)())
 
     def changed(self, arrays: Any, change: Callable[[Any], Any], several: bool) -> Any:
-        """The state as arrays, each argument (or the only one) changed."""
+        """State as arrays after `change`, applied to the whole state or, if `several`, to each
+        argument.
+        """
         out = arrays.out if isinstance(arrays, Returned) else arrays
         out = tuple(map(change, out)) if several else change(out)
         return dataclasses.replace(arrays, out=out) if isinstance(arrays, Returned) else out
 
     def objects(self, arrays: Any) -> Any:
-        """The state as `init_fn` makes it."""
+        """State with the classes returned by `init_fn`."""
         if not isinstance(arrays, Returned):
             return arrays
         return rebuilt(self._layers, (), arrays, True)

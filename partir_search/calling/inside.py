@@ -1,8 +1,8 @@
-"""A partitioned function inside of another transformation: what runs there, and its derivatives.
+"""Calls of a partitioned function under a jax transformation.
 
-Under `jax.jit`, and in the loops and conditionals of `jax.lax`, it is the partitioned program.
-Where it is differentiated or batched it is the plain function, whether that happens to the call
-itself or to a jaxpr that holds it.
+Under `jax.jit` and in the control flow of `jax.lax`, the partitioned program runs. Under
+differentiation or batching, of the call itself or of a jaxpr around the call, the plain function
+runs.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ class Within:
     """Calls of one partitioned function with traced arguments."""
 
     def __init__(self, name: str) -> None:
-        """Calls of the function of that name."""
+        """Calls of the function `name`, with at most one warning."""
         self._name, self._warned = name, False
 
     def plain(self, leaves: Sequence[Any]) -> bool:
-        """Tells whether a call with traced leaves is of the plain function; warns once if so."""
+        """True if a call with traced leaves must run the plain function; warns once."""
         reason = _why_plain(leaves)
         if reason:
             self._warn(reason)
         return bool(reason)
 
     def call(self, form: Form, leaves: Sequence[Any], mesh: Mesh) -> Any:
-        """The result of a call, some of whose leaves are traced, by the partitioned program."""
+        """Result of a call with traced leaves, by the partitioned program."""
         try:
             entry = form.kept.entry(form.call, form.args, form.kwargs)
         except ClosesOverTraced:
@@ -51,7 +51,7 @@ class Within:
         return form.finish(jax.tree.unflatten(entry.traced.out_tree, program(*leaves)))
 
     def closing(self, form: Form) -> Any:
-        """The result of a call of a function that closes over a traced value."""
+        """Plain result of a call of a function with a closed-over traced value."""
         self._warn("a transformation and closes over a traced value (pass it as an argument)")
         return form.direct()
 
@@ -61,7 +61,7 @@ class Within:
         plain: Callable[..., list[Any]],
         typed: Callable[[Sequence[Any]], list[Any]],
     ) -> Callable[..., list[Any]]:
-        """The program, with derivatives and batches of the plain function."""
+        """The program, with derivatives and batching rules of the plain function."""
 
         @jax.custom_batching.custom_vmap  # type: ignore[untyped-decorator]
         def batched(*leaves: Any) -> list[Any]:
@@ -97,7 +97,7 @@ class Within:
 
 
 def _why_plain(leaves: Sequence[Any]) -> str:
-    """The transformation for which a call must be plain, or nothing."""
+    """Name of the transformation that requires the plain function; "" if none does."""
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.empty and AxisType.Manual in mesh.axis_types:
         return "jax.shard_map"
@@ -118,7 +118,7 @@ _TRANSFORMATIONS = {
 
 
 def _program(entry: Entry, mesh: Mesh) -> Callable[..., list[Any]]:
-    """The partitioned program over flat leaves that lie anywhere."""
+    """The partitioned program as a function of flat leaves with any placement."""
     # Of Auto axes: a trace's types may name another mesh, or none.
     auto = auto_axes(mesh)
     assert isinstance(auto, Mesh)
@@ -133,7 +133,7 @@ def _program(entry: Entry, mesh: Mesh) -> Callable[..., list[Any]]:
 
 
 def _plain_of(form: Form) -> Callable[..., list[Any]]:
-    """The plain function over flat leaves."""
+    """The plain function as a function of flat leaves."""
     call, plain, kwargs = form.call, form.plain, dict(form.kwargs)
     tree = jax.tree.structure((call.args, call.kwargs))
     places = call.places(form.args)
@@ -154,7 +154,7 @@ def _plain_of(form: Form) -> Callable[..., list[Any]]:
 def _vmapped(
     plain: Callable[..., list[Any]], size: int, axes: Sequence[bool], leaves: Sequence[Any]
 ) -> tuple[list[Any], list[bool]]:
-    """The plain function over a batch, and which of its results depend on the batch."""
+    """Results of the plain function over a batch; and per result, True if batched."""
     in_axes = [0 if a else None for a in axes]
     found: list[bool] = []
 
@@ -170,10 +170,10 @@ def _vmapped(
 
 
 def _typed(leaves: Sequence[Any], entry: Entry, mesh: Mesh) -> Callable[[Sequence[Any]], list[Any]]:
-    """Gives results the types that code around the call expects.
+    """Function that gives results the shardings expected by the calling code.
 
-    On Explicit axes types name shardings: train state leaves with those of the arguments that it
-    came as (as `lax.scan` asks for), other results with the plan's.
+    With Explicit axes a type contains a sharding. A state result has the sharding of its argument
+    (as `lax.scan` requires); any further result has the plan's sharding.
     """
     types = [jax.typeof(x).sharding for x in leaves]
     context = jax.sharding.get_abstract_mesh()

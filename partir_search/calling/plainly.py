@@ -1,4 +1,4 @@
-"""Partitioned functions that another one calls, while that one is traced to be planned."""
+"""Plain calls of partitioned functions within the trace of an enclosing partitioned function."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ _PLAIN = contextvars.ContextVar("plain", default=False)
 
 @contextlib.contextmanager
 def plainly() -> Iterator[None]:
-    """Partitioned functions that are called inside are plain, as parts of the one around them."""
+    """Context manager: partitioned functions called inside run plain, as parts of the enclosing
+    function.
+    """
     token = _PLAIN.set(True)
     try:
         yield
@@ -20,5 +22,5 @@ def plainly() -> Iterator[None]:
 
 
 def is_plain() -> bool:
-    """Tells whether the call is inside of `plainly`."""
+    """True inside `plainly`."""
     return _PLAIN.get()

@@ -1,1 +1,1 @@
-"""Messages to users: errors with remedies, near names, tables."""
+"""Messages to users: errors with remedies, close matches of names, tables."""

@@ -1,4 +1,6 @@
-"""Tables, trees and consoles of rich, which is slow to import: it is when one of them is made."""
+"""Constructors of rich tables, trees and consoles that import rich on first use (the import is
+slow).
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ def new_console(**options: Any) -> Console:
 
 
 def grouped(*parts: RenderableType) -> Group:
-    """Several renderables, one below the other."""
+    """Renderables stacked vertically."""
     from rich.console import Group
 
     return Group(*parts)

@@ -1,4 +1,4 @@
-"""Reads and writes files; errors name the path and the remedy."""
+"""File access with errors that name the path and the remedy."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from partir_search.messages.validators import path as as_path
 
 
 def write_text(path: str | os.PathLike[str], content: str) -> None:
-    """Writes a file, and makes the folders above it where they are missing.
+    """Writes a text file, creating missing folders.
 
     Raises:
-      OSError: it cannot be written; names the path.
+      OSError: the file cannot be written; the message names the path.
     """
     file = pathlib.Path(as_path("path", path))
     make_folder(file.parent, "path")
@@ -25,13 +25,14 @@ def write_text(path: str | os.PathLike[str], content: str) -> None:
 
 
 def make_folder(path: str | os.PathLike[str], name: str = "folder") -> pathlib.Path:
-    """A folder that exists from now on.
+    """Creates a folder if missing, and returns its path.
 
     Args:
-      name: of the argument that asks for it, for messages.
+      path: the folder.
+      name: name of the user's argument, for messages.
 
     Raises:
-      OSError: it cannot be made, or there is a file of that name; names the path.
+      OSError: the folder cannot be created, or the path is a file; the message names the path.
     """
     folder = pathlib.Path(as_path(name, path))
     try:
@@ -45,14 +46,15 @@ def make_folder(path: str | os.PathLike[str], name: str = "folder") -> pathlib.P
 
 
 def read_text(path: Any, what: str) -> str:
-    """The text of a file.
+    """Text of a file.
 
     Args:
-      what: stands in it, for messages: "plan".
+      path: the file.
+      what: kind of content, for messages: "plan".
 
     Raises:
-      OSError: there is no such file, or it cannot be read; names the path.
-      ValueError: it holds no text.
+      OSError: the file does not exist or cannot be read; the message names the path.
+      ValueError: the file holds no text.
     """
     file = pathlib.Path(as_path("path", path))
     try:

@@ -1,7 +1,7 @@
 """Validators of single values.
 
-Each returns the value or raises an error that names the argument, the value and the remedy:
-TypeError for another type, ValueError for a value out of range.
+Each returns the value, or raises an error that names the argument, the value and the remedy:
+TypeError for a wrong type, ValueError for a value out of range.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def whole_number(name: str, value: Any, least: int | None = None) -> int:
 
 
 def _as_int(value: Any) -> str:
-    """The number to write instead, where the given value is plainly one."""
+    """Hint to write the integer equal to `value`, or to omit None; "" if neither applies."""
     if isinstance(value, str) and value.strip().lstrip("-").isdecimal():
         return f"; write {int(value)}"
     if isinstance(value, float) and value.is_integer():
@@ -34,7 +34,7 @@ def _as_int(value: Any) -> str:
 
 
 def number(name: str, value: Any, *, above: float | None = None) -> float:
-    """A finite or infinite float, zero or more; with `above`, more than that."""
+    """A float, finite or infinite, of at least 0; with `above`, greater than `above`."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} is a number, not {shown(value)}")
     found = float(value)
@@ -52,7 +52,7 @@ def flag(name: str, value: Any) -> bool:
 
 
 def choice(name: str, value: Any, known: Sequence[Any]) -> Any:
-    """One of a few values."""
+    """One of the values in `known`."""
     if not any(type(value) is type(k) and value == k for k in known):
         near = did_you_mean(value, filter(_is_text, known)) if isinstance(value, str) else ""
         raise ValueError(f"{name} is one of {tuple(known)}, not {shown(value)}{near}")
@@ -64,7 +64,7 @@ def _is_text(value: Any) -> bool:
 
 
 def text(name: str, value: Any, example: str) -> str:
-    """A str that is not empty."""
+    """A nonempty str."""
     if not isinstance(value, str):
         raise TypeError(f"{name} is a string, {example}, not {shown(value)}")
     if not value:
@@ -73,7 +73,7 @@ def text(name: str, value: Any, example: str) -> str:
 
 
 def names(name: str, value: Any, example: str) -> tuple[str, ...]:
-    """A tuple of strings; not a string, which is a sequence of its letters."""
+    """A tuple of strings; a single string is an error."""
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise TypeError(f"{name} is a tuple of strings, {example}, not {shown(value)}")
     for one in value:
@@ -83,7 +83,7 @@ def names(name: str, value: Any, example: str) -> tuple[str, ...]:
 
 
 def rates(name: str, value: Any) -> Mapping[str, float]:
-    """A mapping of names to numbers above 0."""
+    """A mapping from names to positive numbers."""
     if not isinstance(value, Mapping):
         raise TypeError(f"{name} maps names to numbers, not {shown(value)}")
     for key, figure in value.items():
@@ -92,7 +92,7 @@ def rates(name: str, value: Any) -> Mapping[str, float]:
 
 
 def path(name: str, value: Any) -> str:
-    """A file's or folder's path as a str."""
+    """Path of a file or folder, as a str with `~` expanded."""
     if not isinstance(value, str | os.PathLike):
         raise TypeError(f"{name} is a path, a str or pathlib.Path, not {shown(value)}")
     found = os.fspath(value)

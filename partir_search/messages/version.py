@@ -1,3 +1,3 @@
-"""The package's version; the build reads it from here, and a source tree needs no metadata."""
+"""The package version, read by the build; a source tree needs no installed metadata."""
 
 VERSION = "0.2.0"

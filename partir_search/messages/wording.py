@@ -1,4 +1,4 @@
-"""Words that messages share: near names, values, amounts of bytes."""
+"""Text shared by messages: close matches, values, units."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ LONGEST = 80  # characters of a value that a message shows
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
-    """``; did you mean 'tpu_v5e'?``, or "" where no known name is near.
+    """``; did you mean 'tpu_v5e'?`` for the closest known name, or "" without a close match.
 
-    Capitals, spaces and punctuation count for nothing.
+    Case, spaces and punctuation are ignored.
     """
     names = {_plain(name): name for name in known}
     near = difflib.get_close_matches(_plain(given), names, n=1, cutoff=0.6)
@@ -26,7 +26,7 @@ def _plain(name: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as a message shows it: short, and arrays by their types."""
+    """Short text of a value for messages; arrays are shown as their types."""
     if isinstance(value, type):
         return f"the class {value.__name__}"
     if array := _array(value):
@@ -38,13 +38,13 @@ def shown(value: Any) -> str:
 
 
 def _array(value: Any) -> str:
-    """Type of an array, `float32[8, 4]`; "" of all else."""
+    """Type of an array, `float32[8, 4]`; "" for any further value."""
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     return f"{dtype}{list(shape)}" if isinstance(shape, tuple) and dtype is not None else ""
 
 
 class _Short(reprlib.Repr):
-    """Short forms of values; of arrays in containers their types, as elements may be many."""
+    """Short `repr` of values; arrays in containers are shown as their types."""
 
     def repr_instance(self, x: Any, level: int) -> str:
         return _array(x) or super().repr_instance(x, level)
@@ -55,7 +55,7 @@ _SHORT.maxother = _SHORT.maxstring = 2 * LONGEST
 
 
 def amount(nbytes: float, digits: int = 3) -> str:
-    """Bytes in the unit that reads best, in so many significant digits."""
+    """Bytes with a decimal unit, rounded to `digits` significant digits."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if nbytes >= size:
             number = f"{nbytes / size:.{digits}g}"
@@ -64,7 +64,7 @@ def amount(nbytes: float, digits: int = 3) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in the unit that reads best."""
+    """Seconds with a decimal unit, rounded to three significant digits."""
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"
@@ -72,6 +72,6 @@ def duration(seconds: float) -> str:
 
 
 def multiples(size: int, by: int) -> str:
-    """The sizes next to `size` that `by` divides: ``4000 or 4002``."""
+    """The multiples of `by` next to `size`: ``4000 or 4002``."""
     below = size - size % by
     return f"{below} or {below + by}" if below else f"{by}"

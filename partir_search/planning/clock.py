@@ -1,4 +1,4 @@
-"""Seconds of planning by phase, and records of its passes."""
+"""Wall time of planning by phase, and pass records."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Clock:
     """Wall time by phase.
 
     Attributes:
-      seconds: by phase, of all its runs.
+      seconds: total seconds of each phase.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class Clock:
 
     @contextlib.contextmanager
     def timed(self, phase: str) -> Iterator[None]:
-        """Adds the time of the block to a phase."""
+        """Adds the wall time of the block to a phase."""
         begin = time.perf_counter()
         yield
         spent = time.perf_counter() - begin
@@ -33,15 +33,18 @@ class Clock:
     def record(
         self, name: str, before: int, after: int, text: Callable[[], str], *phases: str
     ) -> None:
-        """Records a pass.
+        """Adds a pass record.
 
         Args:
-          phases: phases of the pass besides the one of its name, if they ran.
+          name: name of the pass, and of its main phase.
+          before, after: number of ops before and after the pass.
+          text: function that prints the program after the pass.
+          phases: further phases of the pass.
         """
         seconds = sum(self._recent.get(phase, 0.0) for phase in (name, *phases))
         self._passes.append(PassRecord(name, seconds, before, after, text))
 
     def taken(self) -> tuple[PassRecord, ...]:
-        """The records since they were last taken."""
+        """Returns and clears the pass records."""
         passes, self._passes, self._recent = tuple(self._passes), [], {}
         return passes

@@ -1,4 +1,4 @@
-"""Shardings of a function's arguments that are taken from the plan of another function."""
+"""Shardings of a function's arguments, copied from the plan of another function."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from partir_search.plan.plan import Plan
 
 
 def following_wishes(module: Module, plan: Plan) -> list[Wish]:
-    """Wishes that give the arguments of `module` the layouts that `plan` has at their paths.
+    """Fixed layouts for the arguments of `module` with the path and type of an argument of `plan`.
 
-    The name of the parameter may differ, and a path may be the end of the other one: `params/w`
-    follows `state/params/w`. Types must be equal; of an argument whose whole path is the same
-    (a batch), the number of dims, if the tiled dims divide.
+    The first component of a path (the parameter name) is ignored, and a path may be a suffix of the
+    plan's path: `params/w` matches `state/params/w`. Types must be equal, with one exception: an
+    argument with the same full path (a batch) only needs the same rank and dims divisible by the
+    plan's tiles.
 
     Raises:
-      ValueError: no argument goes by a path of the plan's.
+      ValueError: no argument matches.
     """
     enters = dict(plan.partition.modes.enters)
     theirs = [

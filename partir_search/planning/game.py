@@ -1,7 +1,7 @@
-"""The partitioning game: the only place where search meets the compiler.
+"""The partitioning game: the interface between search and compiler.
 
-A state is a set of tilings on the folded, contracted graph; a move is one decision or an expert's
-macro; the score is the simulated cost of the device-local program.
+A state is a set of tilings on the folded, contracted graph; a move is one decision or a known
+strategy; the score is the simulated cost of the device-local program.
 """
 
 from __future__ import annotations
@@ -43,12 +43,18 @@ SHARES = (0.45, 0.45, 0.1)
 
 @dataclasses.dataclass(eq=False, slots=True)
 class PlanningGame:
-    """`Game` over a graph.
+    """`Game` over a propagation graph.
 
     Attributes:
-      state: tilings; whatever it holds at the start is never undone.
-      axes: axes of the user's mesh that moves may use, and parts of them.
-      goal: a cost's score.
+      graph: graph of the folded program.
+      mesh: the mesh, with sub-axes and diagonals.
+      model: cost model of the folded program.
+      axes: names of the user's mesh axes (and diagonals) available to moves.
+      goal: scorer of costs.
+      state: current tilings. The initial tilings are never undone.
+      applier: applies moves to the state.
+      cache: localized ops, shared by all states.
+      costs: cost by state number.
     """
 
     graph: Graph
@@ -77,7 +83,7 @@ class PlanningGame:
         self._here = self._met()
 
     def _met(self) -> int:
-        """The number of the state as it is."""
+        """Number of the current state; new states are numbered consecutively."""
         key = self.state.key()
         number = self._ids.setdefault(key, len(self._keys))
         if number == len(self._keys):
@@ -118,7 +124,7 @@ class PlanningGame:
         )
 
     def _alike(self, tilings: Sequence[TileClass]) -> list[TileAlike]:
-        """The same tiling of all parameters of a shape."""
+        """Moves with equal tilings of all parameters of the same shape."""
         parameters, alike = set(self.applier.roles.parameters), dict[Hashable, list[TileClass]]()
         for t in tilings:
             if t.cls in parameters:
@@ -136,7 +142,7 @@ class PlanningGame:
         ]
 
     def _runs(self) -> list[tuple[int, ...]]:
-        """Axes that one move may use: a whole axis, or neighbouring parts of a split one."""
+        """Axes usable by one move: a whole axis, or consecutive sub-axes."""
         runs = [self.mesh.axes(name) for name in self.axes]
         for parts in list(runs):
             n = len(parts)
@@ -147,7 +153,7 @@ class PlanningGame:
         return [m for kind in self._kinds() for m in kind]
 
     def _kinds(self) -> Sequence[Sequence[Move]]:
-        """Legal moves by kind."""
+        """Legal moves of the current state, by kind as in SHARES."""
         legal = self._legal.get(self._here)
         if legal is None:
             may = self.state.may_tile
@@ -185,14 +191,14 @@ class PlanningGame:
 
     @property
     def depth(self) -> int:
-        """Moves played and not undone."""
+        """Number of moves played and not undone."""
         return len(self._before)
 
     def key(self) -> Hashable:
         return self._here
 
     def cost(self) -> Cost:
-        """Simulated cost of the current state, kept by state."""
+        """Simulated cost of the current state, cached by state."""
         cost = self.costs.get(self._here)
         if cost is None:
             load = self._load()
@@ -214,13 +220,17 @@ class PlanningGame:
         return self.goal(self.cost())
 
     def clear_caches(self) -> None:
-        """Drops the caches filled by a search: costs of the few states asked for later are cheap."""
+        """Clears the caches of localized ops, propagation and legal moves, to free memory after a
+        search.
+        """
         self.cache = LocalCache(self.model.machine.traits)
         self.state.clear_caches()
         self._legal.clear()
 
     def describe(self, move: Move) -> str:
-        """A move in words: an argument by its path, in a fold that of its first layer."""
+        """Text of a move. An argument is named by its path, in a folded program by the path in the
+        first layer.
+        """
         if isinstance(move, TileAlike):
             first = self.describe(TileClass(move.classes[0], move.dim, move.axes))
             return f"{first} and {len(move.classes) - 1} alike"
@@ -237,7 +247,7 @@ class PlanningGame:
         return f"tile {name} dim {move.dim} on {self.mesh.label(move.axes)}"
 
     def decisions(self, path: Sequence[Move]) -> list[Decision]:
-        """The plain decisions that a path comes to; the game returns to its state."""
+        """Elementary decisions of a path of moves; the state is restored."""
         out = [d for move in path for d in self.applier.apply(move, self.state)]  # type: ignore[arg-type]
         self.state.restore(self._keys[self._here])
         return out

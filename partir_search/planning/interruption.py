@@ -1,4 +1,4 @@
-"""A search that is stopped by ctrl-C says how far it was."""
+"""Interruption of a search by ctrl-C, with a note on the progress."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def search_noted(
     starts: Sequence[Sequence[Move]],
     progress: Callable[[Record], None] | None,
 ) -> Result:
-    """A search; what it had found is noted on a KeyboardInterrupt, which ends it."""
+    """Runs a search; a KeyboardInterrupt is raised with a note on the best strategy found."""
     last: collections.deque[Record] = collections.deque(maxlen=1)
 
     def watch(record: Record) -> None:

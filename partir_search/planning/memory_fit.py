@@ -1,8 +1,8 @@
-"""Ways to make a step fit in memory: computing parts of it again, and other remedies.
+"""Reduction of peak memory: rematerialization, and remedies for a plan over the limit.
 
-Rematerialisation is tried before a plan is refused: a plan for all segments of the forward pass is
-searched, and then has as few of them computed again as the limit allows. A refusal comes with
-remedies and their figures.
+Rematerialization is tried before a plan is refused: a plan with all segments of the forward pass
+recomputed is searched, then reduced to the fewest segments within the limit. A refusal lists
+remedies with figures.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MOST_DEVICES = 64  # times as many, at most, are tried as a remedy
 
 
 class DoesNotFit(MemoryError):
-    """A plan needs more memory than the machine has; the message holds remedies."""
+    """A plan needs more memory than allowed; the message lists remedies."""
 
 
 def relieve(
@@ -44,17 +44,23 @@ def relieve(
     replay: Callable[[Module, Sequence[Action]], Planned],
     objective: Callable[[Cost], float],
 ) -> tuple[Planned, tuple[Range, ...]]:
-    """A plan that fits by computing segments again, or the tightest one, and those segments.
+    """Fits a plan into memory by recomputing segments of the forward pass.
 
-    A search for fewer than all segments is no help: programs in which some layers are run again and
-    some not fold badly, and what it found was slower in all cases tried than the same decisions.
+    The search runs with all segments recomputed. A search with fewer segments gives no better
+    plans: programs with layers partly recomputed fold badly.
 
     Args:
-      planned: what does not fit.
-      plan: plans a rewritten module as `module` was planned, starting from a plan's actions too
-        and with goals besides.
-      replay: what a plan's actions, as many as it admits, make of a rewritten module.
-      objective: what the goals make small.
+      module: the program without recomputation.
+      planned: the plan over the limit.
+      limit: bytes per device.
+      plan: function (module, hints, goals) that plans a rewritten module, with extra starting
+        actions and goals.
+      replay: function (module, actions) that applies the compatible actions to a rewritten module.
+      objective: the quantity minimised by the goals.
+
+    Returns:
+      The plan with the fewest recomputed segments within the limit, or the plan with the lowest
+        peak if none fits; and its segments.
     """
     segments = find_segments(module)
     if not segments:
@@ -92,10 +98,13 @@ def relieve(
 def _worth(
     none: Cost, every: Cost, limit: float, objective: Callable[[Cost], float]
 ) -> list[Goal[Cost]]:
-    """Goals that price memory in a plan with all segments computed again: fewer will be.
+    """Goals that price memory while all segments are recomputed, as fewer segments will be in the
+    end.
 
     Args:
-      none, every: costs of the same decisions with no segment and with all.
+      none, every: costs of the same decisions with no segment and with all segments recomputed.
+      limit: bytes per device.
+      objective: the quantity minimised by the goals.
     """
     freed, spent = none.peak_bytes - every.peak_bytes, objective(every) - objective(none)
     return [Spare(limit, spent / freed, spent)] if freed > 0 and spent > 0 else []
@@ -104,8 +113,12 @@ def _worth(
 def _cheapest_first(
     module: Module, segments: Sequence[Range], at: Callable[[Sequence[Range]], Planned]
 ) -> tuple[list[Range], dict[int, Planned]]:
-    """Segments by the bytes that their kind frees for a second (attention mostly before MLPs), and
-    plans by how many of them are computed again.
+    """Segments ordered by bytes freed per second of recomputation (attention usually before MLPs).
+
+    All segments with the same ops form one kind, measured together.
+
+    Returns:
+      The ordered segments, and the plans evaluated so far by number of recomputed segments.
     """
     none = at(())
     kinds: dict[tuple[str, ...], list[Range]] = {}
@@ -131,11 +144,15 @@ def _cheapest_first(
 def _fewest(
     at: Callable[[int], Planned], known: Mapping[int, Planned], limit: float
 ) -> tuple[Planned, int]:
-    """The plan with the fewest segments that fits, and their number.
+    """Finds the fewest segments whose recomputation fits, by interpolation of peaks.
 
     Args:
-      at: the plan with some number of segments.
-      known: some of them: that with all, which fits, among them.
+      at: function from a number of segments to a plan.
+      known: plans by number of segments, including the plan with all segments, which must fit.
+      limit: bytes per device.
+
+    Returns:
+      The plan and its number of segments.
     """
     peaks = {n: planned.cost.peak_bytes for n, planned in known.items()}
     least = min(n for n in peaks if peaks[n] <= limit)
@@ -169,11 +186,15 @@ def remedies(
     *,
     remat: bool,
 ) -> list[Remedy]:
-    """At most three ways to make a step fit that needs `cost`, the cheapest first.
+    """At most three remedies for a step over the memory limit, cheapest first.
 
     Args:
-      mesh: the user's.
-      remat: whether rematerialisation was part of what was tried.
+      module: the traced program.
+      mesh: the user's mesh.
+      machine: hardware figures.
+      limit: bytes per device.
+      cost: cost of the plan over the limit.
+      remat: True if rematerialization has been tried.
     """
     found = []
     if not remat:
@@ -194,14 +215,14 @@ def remedies(
 
 
 def _batch(module: Module) -> int:
-    """Leading dim of the first argument that is no train state; 0 if there is none."""
+    """Leading dim of the first array argument outside the train state; 0 without one."""
     tied = {i for i, _ in module.ties}
     shapes = [v.type.shape for i, v in enumerate(module.body.args) if i not in tied]
     return next((shape[0] for shape in shapes if len(shape) >= 2), 0) if tied else 0
 
 
 def _more_devices(module: Module, mesh: MeshShape, machine: Machine, limit: float) -> Remedy | None:
-    """The smallest multiple of the mesh on which a known strategy fits."""
+    """Smallest multiple of the mesh with a known strategy within the limit."""
     times = 2
     while times <= MOST_DEVICES:
         for axis in range(len(mesh.names)):
@@ -216,13 +237,13 @@ def _more_devices(module: Module, mesh: MeshShape, machine: Machine, limit: floa
 
 
 def _tightest(module: Module, mesh: MeshShape, machine: Machine) -> Cost:
-    """Cost of the known strategy that needs the least memory."""
+    """Cost of the known strategy with the lowest peak memory."""
     costs = Planner(module, mesh, machine).known_costs()
     return min((c for _, c in costs), key=lambda c: c.peak_bytes)
 
 
 def refusal(limit: float, cost: Cost, ways: Sequence[Remedy]) -> str:
-    """The message of `DoesNotFit`."""
+    """Message of `DoesNotFit`."""
     lines = [
         f"the step does not fit: the tightest plan found needs {amount(cost.peak_bytes, 4)} on"
         f" a device ({amount(cost.argument_bytes, 4)} of it arguments), the limit is"
@@ -236,7 +257,7 @@ def refusal(limit: float, cost: Cost, ways: Sequence[Remedy]) -> str:
 
 
 def remedies_of(plan: PlanFacts) -> list[Remedy]:
-    """`remedies` of a plan that does not fit."""
+    """`remedies` for a plan over the memory limit."""
     return remedies(
         plan.original,
         plan.mesh_shape.user,

@@ -1,9 +1,10 @@
-"""Gradient accumulation: a train step over a batch as a scan over smaller ones.
+"""Gradient accumulation: a train step over a batch as a scan over microbatches.
 
-The step is traced with a part of the batch and cut after its backward pass: what depends on data
-up to there runs once per part, what crosses the cut (gradients, the loss) is averaged, and the
-optimizer runs once. That is the same step where the loss is a mean over the batch and no example
-has a say in another's (no batch normalisation); only the user knows, so only the user may ask.
+The step is traced on one microbatch and cut after its backward pass. Ops before the cut with a
+dependency on the data run once per microbatch, values across the cut (gradients, the loss) are
+averaged, and the optimizer runs once. The result equals the plain step if the loss is a mean over
+the batch and examples are independent (no batch normalisation); the user asserts both by asking for
+microbatches.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from partir_search.planning.trace import Call, bound
 
 
 def microbatched(fun: Callable[..., Any], parts: int) -> Callable[..., Any]:
-    """`fun`, a train step, over `parts` equal parts of its batch, one after the other.
+    """Train step equal to `fun`, computed over `parts` equal parts of the batch in sequence.
 
-    Arguments that come out again (the train state), keys and scalars are given to every part
-    whole; the leading dim of all others is the batch.
+    Arguments returned with equal types (the train state), keys and scalars are passed to every part
+    unchanged; the leading dim of every remaining array is the batch.
 
     Raises:
-      ValueError: the batch does not split, the step has no backward pass, or something but a
-        floating-point mean leaves it.
+      ValueError: `parts` does not divide the batch, the step has no backward pass, or a value other
+        than a floating-point mean is used after the backward pass.
     """
     if not callable(fun):
         raise TypeError(f"microbatched takes a train step, not {shown(fun)}")
@@ -55,14 +56,16 @@ def accumulate(
     args: Sequence[Any],
     kwargs: dict[str, Any],
 ) -> Any:
-    """The results of a train step over several parts of its batch.
+    """Results of a train step computed over several parts of its batch.
 
     Args:
-      names: of positional arguments, for messages.
-      args, kwargs: arrays and pytrees of them.
+      fun: the train step.
+      parts: number of parts.
+      names: names of positional arguments, for messages.
+      args, kwargs: pytrees of arrays.
 
     Raises:
-      ValueError: as `microbatched`.
+      ValueError: see `microbatched`.
     """
     leaves, tree = jax.tree.flatten((tuple(args), kwargs))
     out = jax.eval_shape(fun, *args, **kwargs)
@@ -87,9 +90,11 @@ def accumulate(
 def of_dynamic(
     fun: Callable[..., Any], call: Call, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> Callable[..., Any]:
-    """The function of a call's dynamic arguments; static ones are as they were given.
+    """Function of a call's dynamic arguments, with the static arguments bound.
 
     Args:
+      fun: the function of all arguments.
+      call: the dynamic arguments.
       args, kwargs: all arguments.
     """
     static = {k: v for k, v in kwargs.items() if k not in call.kwargs}
@@ -105,7 +110,14 @@ def _part(x: Any, parts: int) -> jax.ShapeDtypeStruct:
 
 
 def _data_leaves(args: Any, kwargs: Any, out: Any, parts: int, names: Sequence[str]) -> set[int]:
-    """Positions of the leaves that hold the batch; `names` are those of the arguments."""
+    """Positions of the leaves with a batch dim.
+
+    Args:
+      args, kwargs: all arguments.
+      out: shapes of the results.
+      parts: number of parts.
+      names: names of the arguments.
+    """
 
     def signature(tree: Any) -> Any:
         leaves, structure = jax.tree.flatten(tree)
@@ -150,7 +162,7 @@ def _data_leaves(args: Any, kwargs: Any, out: Any, parts: int, names: Sequence[s
 
 
 def _divisors(batch: int) -> str:
-    """Numbers of microbatches that a batch splits into."""
+    """Up to six divisors of the batch, as a hint to the user."""
     found = [n for n in range(2, min(batch, 64) + 1) if batch % n == 0][:6]
     return f"microbatches of {', '.join(map(str, found))}" if found else "microbatches=1"
 

@@ -1,4 +1,4 @@
-"""Warnings about a program that is about to be planned."""
+"""Warnings about a program before planning."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from partir_search.propagation.actions import Action
 
 
 def warn_opaque(planner: Planner) -> None:
-    """Names each primitive without a rule once."""
+    """Warns once for each primitive without a rule."""
     seen: set[str] = set()
     opaque = planner.table.opaque(planner.module.ops)
     for op in opaque:
@@ -27,7 +27,7 @@ def warn_opaque(planner: Planner) -> None:
 
 
 def warn_constants(module: Module) -> None:
-    """Names each large array that the function closes over."""
+    """Warns about each large closed-over array."""
     for i in module.large_constants():
         value = module.values[i]
         user = next((op for op in module.ops if any(v is value for _, v in op.inputs())), None)
@@ -41,6 +41,6 @@ def warn_constants(module: Module) -> None:
 
 
 def warn_changed(changed: str, dropped: Sequence[tuple[Action, str]]) -> None:
-    """Warns that a saved plan is for another program, and what of it does not hold."""
+    """Warns about a saved plan of a different program, with the actions left out."""
     left = "; left out: " + "; ".join(f"{a} ({why})" for a, why in dropped[:5]) if dropped else ""
     warnings.warn(f"{changed}; what still holds of it is applied{left}", stacklevel=2)

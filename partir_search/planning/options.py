@@ -1,4 +1,4 @@
-"""Options of `auto_partition`, as one value."""
+"""Options of `auto_partition`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Remat = Union[bool, Literal["auto"]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """Options that a user gave to `auto_partition`."""
+    """Options of `auto_partition`, as documented by `auto_partition`."""
 
     mesh: AnyMesh
     schedule: Schedule
@@ -57,7 +57,7 @@ class Options:
 
     @property
     def shape(self) -> MeshShape:
-        """The mesh, with the diagonals that the schedule names or a search may use."""
+        """The mesh shape, with the diagonals named by the schedule or available to a search."""
         plain = MeshShape(tuple(self.mesh.axis_names), tuple(self.mesh.axis_sizes))
         given = self.follow or self.schedule
         if isinstance(given, Plan | PlanSpec):
@@ -67,9 +67,10 @@ class Options:
 
     @property
     def here(self) -> AnyMesh:
-        """The mesh on which arguments and results of a call live that is made here: the user's, or
-        the same with Auto axes. Within `jax.set_mesh` of the user's mesh it is that one, as jax
-        refuses arrays of any other.
+        """Mesh of a call's arguments and results: the user's mesh or the same mesh with Auto axes.
+
+        Within `jax.set_mesh` of the user's mesh, the user's mesh, as jax rejects arrays on any
+        further mesh.
         """
         explicit = self.explicit_results
         if explicit is None:
@@ -77,7 +78,7 @@ class Options:
         return self.mesh if explicit else auto_axes(self.mesh)
 
     def facts(self) -> list[Any]:
-        """Inputs that plans depend on besides the program and the mesh."""
+        """Inputs of planning besides the program and the mesh."""
         follow = self.follow.to_json() if self.follow else None
         return [
             *(self.schedule, self.machine, self.goals, self.episodes, self.seed),
@@ -88,6 +89,6 @@ class Options:
 
 
 def _like(mesh: MeshShape, known: MeshShape) -> MeshShape:
-    """A mesh with the diagonals of another one and, if its axes are the same, with its parts."""
+    """`mesh` with the diagonals of `known` and, if the user axes are equal, with its sub-axes."""
     parts = known.parts() if known.user == mesh else {}
     return mesh.split(parts).with_diagonals(known.diagonal_names, known.skewed_state)

@@ -1,4 +1,4 @@
-"""Tactics of several axes that are played as one: rings, sequences, two and three dims."""
+"""Tactics over several axes: rings, context parallelism, 2D and 3D tensor parallelism."""
 
 from __future__ import annotations
 
@@ -38,18 +38,19 @@ from partir_search.strategies.moves import ContextParallel as ContextMove
 class SpatialTemporal:
     """PrimePar's P_{n x n} on two axes of equal size: partitioning in space and time.
 
-    The batch is tiled on the first axis, features on the second, hidden features on their
-    diagonal; products with parameters pass blocks around in rings while they work. Nothing is
-    held twice. Rows of the batch, features and hidden features must divide by n (heads too).
+    The batch is tiled on the first axis, features on the second, and hidden features on the
+    diagonal of both. Matmuls with parameters rotate blocks around rings during the computation.
+    Nothing is replicated. The batch, features and hidden features (and heads) must divide by n.
 
     Attributes:
       axes: two axes of the mesh.
-      form: what passes. "result": operands, the result stays; "least": what is largest stays, be it
-        an operand; "paper": as PrimePar has it, where the backward product begins with the matrix
-        where the forward one has left it, and the gradient's product with both.
+      form: ring schedule. "result" rotates the operands and keeps the result stationary; "least"
+        keeps the largest of operands and result stationary; "paper" is PrimePar's schedule: the
+        backward matmul starts from the matrix as left by the forward matmul, and the gradient's
+        matmul from both.
 
-    Source: PrimePar (ASPLOS 2024, doi 10.1145/3620666.3651357); "result" is a form of it in which
-    cotangents lie as what they belong to does.
+    Source: PrimePar (ASPLOS 2024, doi 10.1145/3620666.3651357). In the variant "result", cotangents
+    have the layouts of their primals.
     """
 
     axes: tuple[str, str]
@@ -67,14 +68,14 @@ class SpatialTemporal:
 
 @dataclasses.dataclass(frozen=True)
 class CollectiveMatmul:
-    """Hides gathers and scatters behind the products that they are for, on some axes.
+    """Overlaps gathers and scatters with the matmuls that consume or produce the data.
 
-    A product that needs a gathered operand works on one block after the other as they pass around
-    the axis; one whose result is scattered makes its blocks one after the other and passes the
-    sums on. Operands that several products share are gathered as before.
+    A matmul with a gathered operand computes on one block at a time while blocks rotate around the
+    axis; a matmul with a scattered result computes its blocks one at a time and passes on the
+    partial sums. Operands shared by several matmuls are gathered as before.
 
     Attributes:
-      axes: of the mesh.
+      axes: axes of the mesh.
 
     Source: Wang et al., ASPLOS 2023 (doi 10.1145/3567955.3567959).
     """
@@ -87,19 +88,17 @@ class CollectiveMatmul:
 
 @dataclasses.dataclass(frozen=True)
 class ContextParallel:
-    """Tiles the sequences that attention goes over: long contexts on several devices.
+    """Tiles the sequence dim of attention, for long contexts.
 
-    Attention is found in ordinary code (a product, masks, a softmax, a product) and planned as one
-    op forward and one backward; scores are not kept from one to the other but made again. Queries
-    stay on their devices; keys and values pass around the axis block by block while attention works
-    on them, and their gradients pass with them.
+    Attention is recognized in plain code (matmul, masks, softmax, matmul) and planned as one op
+    forward and one backward; the backward op recomputes the scores. Queries stay in place; keys,
+    values and their gradients rotate around the axis block by block during the computation.
 
     Attributes:
-      axis: of the mesh.
-      ring: False gathers keys and values instead (as Llama 3.1 does).
-      zigzag: whether, where no position looks at later ones, each device works on a chunk of early
-        and one of late positions, so that all have equal work: half of it, for two permutes of half
-        a block for each operand and result.
+      axis: an axis of the mesh.
+      ring: False gathers keys and values instead (as in Llama 3.1).
+      zigzag: True gives each device an early and a late chunk of positions, to balance causal
+        attention: half the work, for two permutes of half a block per operand and result.
 
     Source: Liu et al., Ring Attention (arXiv 2310.01889); Llama 3.1 (arXiv 2407.21783, 3.3.2).
     """
@@ -118,18 +117,18 @@ class ContextParallel:
 
 @dataclasses.dataclass(frozen=True)
 class TensorParallel3D:
-    """Three-dimensional tensor parallelism on mesh axes i, j, l: nothing is held twice.
+    """Three-dimensional tensor parallelism on mesh axes i, j, l, without replication.
 
-    The batch is tiled on i. Matrices with inputs on l and outputs on j, and the other way round,
-    alternate; they rest tiled on i too. What is multiplied is gathered along the third axis,
-    results are scattered over it: of each linear 3 gathers and 3 scatters, and no redistribution
-    between linears. Activations at rest are tiled on all axes: features on one, positions on the
-    other.
+    The batch is tiled on i. Matrices alternate between (inputs on l, outputs on j) and the reverse,
+    and are stored tiled on i as well. Operands are gathered along the third axis and results
+    scattered over the same axis: 3 gathers and 3 scatters per linear layer, and no reshard between
+    layers. Activations are stored tiled on all axes: features on one, positions on the remaining
+    one.
 
     Attributes:
       axes: i, j, l.
-      hold: whether gathered operands are held for the backward pass. False gathers them again: two
-        gathers more for each linear, and a third of the memory for activations.
+      hold: True keeps gathered operands for the backward pass. False gathers again: two more
+        gathers per linear layer, and a third of the activation memory.
 
     Source: Bian et al., arXiv 2105.14450 (Colossal-AI's 3D).
     """
@@ -144,15 +143,15 @@ class TensorParallel3D:
 
 @dataclasses.dataclass(frozen=True)
 class Summa:
-    """Two-dimensional tensor parallelism on mesh axes r, c: nothing is held twice.
+    """Two-dimensional tensor parallelism on mesh axes r, c, without replication.
 
-    Rows of activations are tiled on r, features on c; matrices by outputs on c, and at rest on r
-    too. Each product gathers its activations along c and its matrix along r, and leaves no sum;
-    gradients are scattered over the same axes.
+    Rows of activations are tiled on r, features on c; matrices are tiled by outputs on c, and
+    stored tiled on r as well. Each matmul gathers its activations along c and its matrix along r,
+    and needs no reduction; gradients are scattered over the same axes.
 
     Attributes:
       axes: r, c.
-      hold: whether gathered operands are held for the backward pass; False gathers them again.
+      hold: True keeps gathered operands for the backward pass; False gathers again.
 
     Source: van de Geijn and Watts, SUMMA (1997); Xu and You, arXiv 2104.05343 (Colossal-AI's 2D).
     """
@@ -170,7 +169,17 @@ def _check_axes(
     example: str,
     count: int = 0,
 ) -> None:
-    """Errors for axes that are no tuple of names, `count` of them or at least one, all unlike."""
+    """Checks a tactic's axes, and stores the names as a tuple.
+
+    Args:
+      tactic: the tactic.
+      example: valid axes, for messages.
+      count: required number of axes; 0 for any positive number.
+
+    Raises:
+      TypeError: the axes are no sequence of names.
+      ValueError: the number is wrong, or an axis is repeated.
+    """
     what = f"{type(tactic).__name__}: axes"
     axes = validators.names(what, tactic.axes, example)
     if len(axes) != count if count else not axes:
@@ -187,7 +196,7 @@ PARALLELISM = (SpatialTemporal, CollectiveMatmul, ContextParallel, TensorParalle
 def parallel_actions(
     tactic: Parallelism, graph: Graph, state: State, applier: StrategyApplier
 ) -> list[Action]:
-    """Plays a tactic on `state`; returns the actions that had an effect."""
+    """Applies a tactic to `state`; returns the effective actions."""
     if isinstance(tactic, ContextParallel):
         return context_actions(tactic, graph, state, applier)
     if isinstance(tactic, CollectiveMatmul):
@@ -221,7 +230,11 @@ def _axis_actions(actions: Sequence[Action], graph: Graph, state: State) -> list
 def context_actions(
     tactic: ContextParallel, graph: Graph, state: State, applier: StrategyApplier
 ) -> list[Action]:
-    """Plays context parallelism on `state`; returns the actions that had an effect."""
+    """Applies context parallelism to `state`; returns the effective actions.
+
+    Raises:
+      IllegalAction: a sequence does not divide, or zigzag is not applicable.
+    """
     mesh, axes = state.mesh, state.mesh.axes(tactic.axis)
     for cls, dim in applier.contexts:
         now = state.tiles[axes[0]][cls]

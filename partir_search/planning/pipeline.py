@@ -1,4 +1,4 @@
-"""From a call of a function to its plan: trace, rewrites, search or replay."""
+"""Planning of a call: trace, rewrites, then search or replay."""
 
 from __future__ import annotations
 
@@ -39,20 +39,27 @@ from partir_search.rules.registry import RuleTable
 
 
 class PlanPipeline:
-    """Makes the plans of one function."""
+    """Plans the calls of one function."""
 
     def __init__(self, fun: Callable[..., Any], plain: Any, name: str, options: Options) -> None:
-        """A pipeline for `fun`, which `plain` jits with the user's static and donated arguments."""
+        """A pipeline for one function.
+
+        Args:
+          fun: the function.
+          plain: `fun` under `jax.jit`, with the user's static and donated arguments.
+          name: name of the function, for messages.
+          options: options of `auto_partition`.
+        """
         self._fun, self._plain, self._name, self._options = fun, plain, name, options
         self._own: tuple[Sequence[Any], Sequence[Any]] = ((), ())  # `fun`'s own shardings
 
     def make(
         self, call: Call, args: Sequence[Any], kwargs: dict[str, Any], known: Plan | None = None
     ) -> tuple[Plan, Traced]:
-        """The plan of a call; with `known`, a plan of the same program, its replay.
+        """Plans a call, or replays `known`, a plan of the same program.
 
-        The first of several numbers of microbatches whose plan fits is taken; if a plan fits only
-        with segments computed again, the next number may be faster and is planned, too.
+        Of several numbers of microbatches, the first with a fitting plan is chosen. If a plan fits
+        only with rematerialization, the next number may be faster and is planned as well.
         """
         o = self._options
         if known is not None:
@@ -71,7 +78,7 @@ class PlanPipeline:
     def known_plans(
         self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> dict[str, Plan]:
-        """The known strategies as plans."""
+        """Plans of the known strategies, by name."""
         parts = self._options.microbatches[0]
         traced = self.trace(call, args, kwargs, parts)
         ways = self._ways(call, traced)
@@ -88,7 +95,7 @@ class PlanPipeline:
     def _cached(
         self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> tuple[Plan, Traced]:
-        """The plan on disk, or a new one that is stored there."""
+        """The plan from the cache, or a new plan to be stored."""
         o = self._options
         if o.replays or not o.cache:
             return self._best(call, args, kwargs, self._given())
@@ -112,7 +119,7 @@ class PlanPipeline:
         spec: PlanSpec | None,
         traces: Mapping[int, Traced] = MappingProxyType({}),
     ) -> tuple[Plan, Traced]:
-        """The best plan over numbers of microbatches and forms of the program."""
+        """Best plan over the numbers of microbatches and the forms of the program."""
         best: tuple[Plan, Traced] | None = None
         for parts in (spec.rewrites.microbatches,) if spec else self._options.microbatches:
             begin = time.perf_counter()
@@ -133,7 +140,7 @@ class PlanPipeline:
         return best
 
     def _planned(self, call: Call, traced: Traced, stage: Stage, spec: PlanSpec | None) -> Plan:
-        """The plan of one form of a program."""
+        """Plan of one form of a program."""
         ways = self._ways(call, traced)
         actions = spec.actions if spec else ways.fixed(stage.module)
         stage = dataclasses.replace(stage, module=untied(stage.module, actions))
@@ -154,7 +161,7 @@ class PlanPipeline:
         return self.plan(traced, ways.replayed(stage, spec), limit)
 
     def plan(self, traced: Traced, way: Way, limit: float) -> Plan:
-        """The plan of a form of the program with its actions applied."""
+        """Plan of a form of the program with applied actions."""
         o, (stage, planned) = self._options, way
         context = PlanContext(
             mesh=o.here,
@@ -179,7 +186,14 @@ class PlanPipeline:
         parts: int,
         donated: tuple[bool, ...] | None = None,
     ) -> Traced:
-        """The call traced in so many parts; `donated` as in `Traced`, if it is known already."""
+        """Traces a call.
+
+        Args:
+          call: the dynamic arguments.
+          args, kwargs: all arguments.
+          parts: number of microbatches.
+          donated: see `Traced`; None to ask the jitted function.
+        """
         traced = self._traced(call, args, kwargs, parts, donated)
         groups = self._options.groups
         return traced.run("group_arguments", lambda module: with_groups(module, groups))
@@ -204,7 +218,7 @@ class PlanPipeline:
         return trace_call(split, call, call.args, call.kwargs, self._name, donated, said)
 
     def forms(self, traced: Traced, parts: int, spec: PlanSpec | None) -> list[Stage]:
-        """The program as it is, with each attention as one op, or both to choose from."""
+        """Forms of the program to plan: unchanged, with each attention as one op, or both."""
         plain, given = _begin(traced, parts), self._options.schedule
         tactics = () if given is None or isinstance(given, Plan | PlanSpec) else given
         wanted = any(isinstance(t, ContextParallel) for t in tactics)
@@ -232,7 +246,7 @@ class PlanPipeline:
     def fixed(
         self, call: Call, traced: Traced, module: Module, follow: Plan | None
     ) -> list[Action]:
-        """Shardings that the user fixed, as actions on a form of the program."""
+        """Actions for the shardings fixed by the user, on a form of the program."""
         o = self._options
         leaves = (call.args, o.in_shardings), (traced.out_tree, o.out_shardings)
         follows = following_wishes(module, follow) if follow else []
@@ -240,12 +254,12 @@ class PlanPipeline:
         return fixed_actions(tied, self.mesh(module), o.mesh, *leaves, follows, self._own)
 
     def planner_of(self, module: Module) -> Planner:
-        """A planner of a form of the program."""
+        """Planner of a form of the program."""
         o = self._options
         return Planner(module, self.mesh(module), o.machine, goals=o.goals, streams=o.rings)
 
     def mesh(self, module: Module) -> MeshShape:
-        """The mesh, with axes split where shardings on other meshes are fixed."""
+        """The mesh, with axes split as required by fixed shardings on further meshes."""
         o = self._options
         return fixed_mesh(module, o.shape, o.mesh, (o.in_shardings, o.out_shardings, self._own))
 
@@ -256,7 +270,7 @@ class PlanPipeline:
         return Ways(self._options, fixed, self.planner_of)
 
     def _given(self) -> PlanSpec | None:
-        """The plan to replay, if that is the schedule."""
+        """The schedule as a PlanSpec to replay; None for a schedule of tactics."""
         given = self._options.schedule
         return spec_of(given) if isinstance(given, Plan | PlanSpec) else None
 

@@ -1,4 +1,4 @@
-"""From a module and a schedule to actions: the one place that runs tactics and searches."""
+"""Planner of a module: runs tactics and searches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from partir_search.ir.axis_options import Modes
 from partir_search.ir.core import Module
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.printer import print_partition
-from partir_search.ir.skewed_schedule import LEAST
 from partir_search.lowering.cache import LocalCache
 from partir_search.lowering.local_ir import LocalProgram
 from partir_search.lowering.localize import localize
@@ -22,6 +21,7 @@ from partir_search.mcts.goals import Fastest, Fit, Goal, scorer
 from partir_search.mcts.search import Result
 from partir_search.passes.fold.fold import Folded, fold
 from partir_search.plan.planned import Planned, SearchReport
+from partir_search.planning.axis_modes import choose_modes
 from partir_search.planning.checks.schedule import check_schedule
 from partir_search.planning.clock import Clock
 from partir_search.planning.game import PlanningGame
@@ -31,13 +31,7 @@ from partir_search.planning.spreading import begin
 from partir_search.planning.stage import print_module
 from partir_search.planning.tactics import AutomaticPartition, Tactic, manual_actions
 from partir_search.planning.unfold import expand, folded_moves, marks_of, play_folded
-from partir_search.propagation.actions import (
-    Action,
-    KeepGathered,
-    Mode,
-    RingSchedule,
-    WindowedEinsum,
-)
+from partir_search.propagation.actions import Action
 from partir_search.propagation.apply import apply_compatible
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.memo import PropagationMemo
@@ -67,7 +61,7 @@ class Planner:
     """Plans one module on one mesh and machine.
 
     Attributes:
-      mesh: the user's mesh, axes that are too large for some dims split into parts.
+      mesh: the user's mesh, with axes split into sub-axes if too large for some dims.
     """
 
     def __init__(
@@ -79,10 +73,15 @@ class Planner:
         goals: Sequence[Goal[Cost]] | None = None,
         streams: bool = False,
     ) -> None:
-        """A planner.
+        """A planner of `module`.
 
         Args:
-          streams: whether searches may partition in time, and end with modes of axes.
+          module: the program.
+          mesh: the user's mesh, with diagonals.
+          machine: hardware figures.
+          table: rules; default: all registered rules.
+          goals: limits and objectives; default: fit in memory, then the fewest seconds.
+          streams: True lets searches partition in time and choose axis modes at the end.
         """
         self.streams = streams
         self.module, self.machine = module, machine
@@ -99,12 +98,12 @@ class Planner:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All axes of the user's, and diagonals."""
+        """Names of the user's axes and diagonals."""
         return self.mesh.user.names + self.mesh.diagonal_names
 
     @functools.cached_property
     def analysis(self) -> ProgramAnalysis:
-        """Analyses of the whole program."""
+        """Analyses of the unfolded program."""
         return analyse_program(self.module, self.graph.rules, self.machine)
 
     @functools.cached_property
@@ -114,7 +113,7 @@ class Planner:
 
     @property
     def model(self) -> CostModel:
-        """Cost model of the whole program."""
+        """Cost model of the unfolded program."""
         if self._model is None:
             self._model = CostModel(
                 self.module, self.graph.rules, self.machine, analysis=self.analysis
@@ -131,10 +130,15 @@ class Planner:
         progress: Progress | None = None,
         hints: Sequence[Action] = (),
     ) -> Planned:
-        """Plays `fixed` actions (the user's shardings), then the schedule.
+        """Applies the actions `fixed` (the user's shardings), then the schedule.
 
         Args:
-          hints: a plan of a program much like this one: searches start from it too.
+          schedule: tactics in order.
+          fixed: actions applied first.
+          episodes: default episodes per search.
+          seed: seed of the searches.
+          progress: callback with the search's record after each episode.
+          hints: actions of a plan for a similar program, as a further start of searches.
         """
         check_schedule(schedule, self.module, self.mesh)
         state, actions = begin(self.graph, self.mesh, self.memo, fixed, schedule)
@@ -154,43 +158,11 @@ class Planner:
             else:
                 actions += manual_actions(tactic, self.graph, state, applier)
         if self.streams and reports:
-            actions += self._axis_modes(state)
+            actions += choose_modes(state, self.graph.rules, self._scored)
         return self.finish(state, actions, reports)
 
-    def _axis_modes(self, state: State) -> list[Action]:
-        """Modes that improve the whole program on each axis: products and attention that go block
-        by block, gathered copies that are held.
-        """
-        goal, kept = scorer(self.goals), list[Action]()
-        best = goal(self._costed(state)[1])
-        causal = any(r.blockwise and r.blockwise.causal for r in self.graph.rules)
-        choices: list[list[Mode]] = []
-        for name in self.mesh.user.names:
-            choices.append(
-                [WindowedEinsum(name), WindowedEinsum(name, True)]
-                if causal
-                else [WindowedEinsum(name)]
-            )
-            choices.append([KeepGathered(name)])
-        for name in self.mesh.diagonal_names:
-            if max(state.tiles[self.mesh.index(name)]) >= 0:
-                choices.append([RingSchedule(name, LEAST)])
-        for modes in choices:
-            before, chosen = state.modes, None
-            for mode in modes:
-                state.modes = before
-                mode.apply(state)
-                score = goal(self._costed(state)[1])
-                if score < best:
-                    best, chosen = score, mode
-            state.modes = before
-            if chosen:
-                chosen.apply(state)
-                kept.append(chosen)
-        return kept
-
     def replay(self, actions: Sequence[Action]) -> Planned:
-        """Plays a plan's actions."""
+        """Applies the actions of a plan."""
         state = State(self.graph, self.mesh)
         for action in actions:
             action.apply(state)
@@ -199,7 +171,7 @@ class Planner:
     def replay_compatible(
         self, actions: Sequence[Action]
     ) -> tuple[Planned, list[tuple[Action, str]]]:
-        """Plays those actions of a plan that this program admits; the others with the reason."""
+        """Applies the legal actions of a plan; returns the remaining actions with reasons."""
         state = State(self.graph, self.mesh)
         played, dropped = apply_compatible(state, actions)
         return self.finish(state, played, []), dropped
@@ -207,7 +179,7 @@ class Planner:
     def finish(
         self, state: State, actions: Sequence[Action], reports: Sequence[SearchReport] = ()
     ) -> Planned:
-        """The program of a state that the actions led to."""
+        """Planned program of a state reached by `actions`."""
         with self._clock.timed("unfold"):
             program, cost = self._costed(state)
         ops = len(self.module.ops)
@@ -226,9 +198,13 @@ class Planner:
             passes,
         )
 
+    def _scored(self, state: State) -> Score:
+        return scorer(self.goals)(self._costed(state)[1])
+
     def _costed(self, state: State) -> tuple[LocalProgram, Cost]:
-        """Device-local program and cost of a state: the last ones are kept, as a search's choice is
-        played once more.
+        """Device-local program and cost of a state.
+
+        The latest results are cached, as the choice of a search is evaluated again in `finish`.
         """
         key = state.key()
         for known, modes, program, cost in self._last:
@@ -281,17 +257,17 @@ class Planner:
 
     @property
     def memory_limit(self) -> float:
-        """Bytes that the goals allow; infinite if none limits memory."""
+        """Bytes per device allowed by the goals; infinite without a `Fit` goal."""
         return min((g.bytes for g in self.goals if isinstance(g, Fit)), default=math.inf)
 
     def known_costs(self) -> list[tuple[str, Cost]]:
-        """The known strategies on all axes with their costs, on the folded program."""
+        """(name, cost) of the known strategies on all axes, on the folded program."""
         _, game = self.game(self.names)
         known = named_strategies(self.mesh, self.names, game.applier, self.streams)
         return [(n, self._folded(game, moves)[1]) for n, moves in known]
 
     def known_actions(self) -> dict[str, list[Action]]:
-        """The known strategies on all axes, on the whole program."""
+        """Actions of the known strategies on all axes, on the unfolded program."""
         folded, game = self.game(self.names)
         found = {}
         for name, moves in named_strategies(self.mesh, self.names, game.applier, self.streams):
@@ -302,11 +278,12 @@ class Planner:
     def game(
         self, axes: Sequence[str], before: Sequence[Action] = (), leave: Sequence[str] = ()
     ) -> tuple[Folded, PlanningGame]:
-        """The folded program, and the game on it that a search over `axes` plays.
+        """Folds the program, and builds the game for a search over `axes`.
 
         Args:
-          before: actions already played, which the game keeps.
-          leave: globs of arguments that no move of the game tiles or keeps.
+          axes: axis names available to moves.
+          before: actions applied before the game starts.
+          leave: globs of arguments excluded from moves.
         """
         left = [v.id for glob in leave for _, v in named(self.module, glob)]
         marks = marks_of(self.module, before) | dict.fromkeys(left, "left")
@@ -339,10 +316,14 @@ class Planner:
         result: Result,
         experts: Sequence[Sequence[Move]],
     ) -> tuple[Cost, list[Action]]:
-        """The best answer by its cost on the whole program, and its cost on the folded one.
+        """Evaluates the best answers of a search on the unfolded program.
 
-        The first answer competes with the best expert, as folded costs are a few percent off; where
-        they are more off (layers that should not be alike were folded), more answers do.
+        Folded costs are a few percent off, and more if unequal layers were folded. The best answer
+        always competes with the best known strategy; further answers compete while the folded costs
+        are off.
+
+        Returns:
+          Folded cost of the winner, and its actions on the unfolded program.
         """
         paths = [e.path for e in result.elites[: 1 if result.proven else FINALISTS]]
         best = result.best.score
@@ -367,8 +348,8 @@ class Planner:
                 break
             start, modes = state.key(), state.modes
             actions = expand(folded, game, game.decisions(path), state)
-            for mode in self._axis_modes(state) if self.streams else ():
-                mode.apply(state)
+            if self.streams:
+                choose_modes(state, self.graph.rules, self._scored)
             cost = self._costed(state)[1]
             state.restore(start)
             state.modes = modes

@@ -1,4 +1,4 @@
-"""Bounds on the spreading of fixed shardings: manual tactics decide their own arguments."""
+"""Limits on the propagation of fixed shardings into arguments decided by manual tactics."""
 
 from __future__ import annotations
 
@@ -22,10 +22,14 @@ def begin(
     fixed: Sequence[Action],
     schedule: Sequence[Tactic],
 ) -> tuple[State, list[Action]]:
-    """A state in which fixed shardings are played, and what of them was not so already.
+    """Applies the fixed shardings to a new state.
 
-    A schedule comes after them, but its word on an argument counts for more than what spreads there
-    from a constraint elsewhere.
+    The schedule is applied later, but a tactic on an argument takes precedence over a tiling
+    propagated from a constraint. Propagation from `fixed` therefore stops at arguments tiled
+    differently by a manual tactic.
+
+    Returns:
+      The state, and the effective actions.
     """
     state = State(graph, mesh, memo=memo)
     actions = apply_fixed(state, fixed)
@@ -38,7 +42,7 @@ def begin(
 
 
 def _overrun(schedule: Sequence[Tactic], state: State, fixed: Sequence[Action]) -> Iterator[str]:
-    """Arguments that lie otherwise than a tactic wants them, but are not fixed themselves."""
+    """Arguments not in `fixed` with a propagated tiling in conflict with a manual tactic."""
     own = {name for action in tilings(fixed) for name in action.values}
     for tactic in schedule if own else ():
         if not isinstance(tactic, ManualPartition):

@@ -1,4 +1,4 @@
-"""A program between the traced call and the search: its rewrites, and a record of each pass."""
+"""A program between trace and search: its rewrites and pass records."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from partir_search.propagation.state import State
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """A traced program with the rewrites made so far.
+    """A traced program with the rewrites applied so far.
 
     Attributes:
       module: the rewritten program.
-      passes: records of the passes that led here, in order.
+      rewrites: the applied rewrites.
+      passes: records of all passes so far, in order.
     """
 
     module: Module
@@ -34,11 +35,12 @@ class Stage:
         rewrite: Callable[[Module], Module],
         rewrites: Rewrites | None = None,
     ) -> Stage:
-        """The stage after a pass.
+        """Runs a pass.
 
         Args:
-          name: one of PIPELINE.
-          rewrites: all rewrites so far, this one among them; default: as before.
+          name: a key of PIPELINE.
+          rewrite: the pass.
+          rewrites: all rewrites after the pass; default: unchanged.
         """
         module, record = recorded(name, rewrite, self.module)
         after = self.rewrites if rewrites is None else rewrites
@@ -48,7 +50,7 @@ class Stage:
 def recorded(
     name: str, rewrite: Callable[[Module], Module], module: Module
 ) -> tuple[Module, PassRecord]:
-    """The module that a pass makes, and its record."""
+    """Runs a pass on `module`; returns the new module and the pass record."""
     begin = time.perf_counter()
     result = rewrite(module)
     seconds = time.perf_counter() - begin
@@ -59,5 +61,5 @@ def recorded(
 
 
 def print_module(module: Module) -> str:
-    """The text of a program without loops."""
+    """Text of a program without loops."""
     return print_partition(State(Graph(module), MeshShape(("",), (1,))).partition(), full=True)

@@ -1,6 +1,7 @@
-"""Tactics and schedules: PartIR's words for partitioning step by step, by hand and by search.
+"""Tactics and schedules: incremental partitioning by hand and by search, as in PartIR.
 
-A schedule is a list of tactics; each works on what the ones before left and never undoes it.
+A schedule is a list of tactics. Each tactic decides dims left open by the previous tactics, and
+never undoes a decision.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from partir_search.strategies.apply import StrategyApplier
 
 
 class Special(enum.Enum):
-    """Dims that are found rather than named."""
+    """Dims selected by a rule instead of a number."""
 
     FIRST_DIVISIBLE_DIM = "first_divisible_dim"
     REPLICATED = "replicated"
@@ -50,13 +51,14 @@ DimOrFn = Union[Dim, Callable[[str, tuple[int, ...]], Dim]]
 
 @dataclasses.dataclass(frozen=True)
 class ManualPartition:
-    """Tiles named arguments on one axis; arrays without elements stay whole.
+    """Tiles arguments on one axis; arrays without elements stay replicated.
 
     Attributes:
-      dims: glob on argument paths (`*` within a part, `**` for zero or more; a subtree's path names
-        all of it) to a dim, `FIRST_DIVISIBLE_DIM`, `REPLICATED`, None (leave), or a function of
-        (path, shape) that returns one of these. In order; later globs see what earlier ones did.
-      axis: mesh axis.
+      dims: mapping from a glob on argument paths (`*` matches one component, `**` zero or more; the
+        path of a subtree matches the whole subtree) to a dim, `FIRST_DIVISIBLE_DIM`, `REPLICATED`,
+        None (undecided), or a function of (path, shape) with one of these results. Entries are
+        applied in order, each on the result of the previous.
+      axis: an axis of the mesh.
     """
 
     dims: Mapping[str, DimOrFn]
@@ -83,11 +85,12 @@ class ManualPartition:
 
 @dataclasses.dataclass(frozen=True)
 class AutomaticPartition:
-    """Searches for actions on `axes` (all of the mesh if None) within `episodes`.
+    """Searches for actions.
 
     Attributes:
-      leave: globs on the paths of arguments that the search does not tile; propagation from others
-        may.
+      axes: axes of the mesh; None for all.
+      episodes: number of strategies to score; None for the default of `auto_partition`.
+      leave: globs on paths of arguments excluded from the search; propagation may still tile them.
     """
 
     axes: tuple[str, ...] | None = None
@@ -111,10 +114,14 @@ TACTICS = (ManualPartition, AutomaticPartition, *PARALLELISM)
 
 
 def check_kind(what: str, dim: Any) -> None:
-    """A TypeError if something is neither a dim nor a function that gives one.
+    """Checks that `dim` is a dim or a function.
 
     Args:
-      what: names it in the message.
+      what: name of the value, for messages.
+      dim: the value.
+
+    Raises:
+      TypeError: the value is neither.
     """
     if dim is None or isinstance(dim, Special) or (callable(dim) and not isinstance(dim, type)):
         return
@@ -131,7 +138,11 @@ def check_kind(what: str, dim: Any) -> None:
 
 
 def _check_signature(what: str, dim: Callable[..., Any]) -> None:
-    """A TypeError if a function of dims cannot be called with a path and a shape."""
+    """Checks that a function of dims accepts (path, shape).
+
+    Raises:
+      TypeError: the signature does not match.
+    """
     try:
         inspect.signature(dim).bind("path", ())
     except ValueError:  # builtins without a signature
@@ -144,7 +155,7 @@ def _check_signature(what: str, dim: Callable[..., Any]) -> None:
 
 
 def diagonals(schedule: Sequence[Tactic]) -> list[str]:
-    """The diagonals that a schedule names."""
+    """Diagonals named by a schedule."""
     found = []
     for tactic in schedule:
         if isinstance(tactic, SpatialTemporal):
@@ -159,7 +170,11 @@ def diagonals(schedule: Sequence[Tactic]) -> list[str]:
 def manual_actions(
     tactic: ManualPartition, graph: Graph, state: State, applier: StrategyApplier
 ) -> list[Action]:
-    """Plays a manual tactic on `state`; returns the actions that had an effect."""
+    """Applies a manual tactic to `state`; returns the effective actions.
+
+    Raises:
+      IllegalAction: the tactic contradicts an earlier decision.
+    """
     module, mesh = graph.module, state.mesh
     axes = mesh.axes(tactic.axis)
     done: list[Action] = []

@@ -1,4 +1,4 @@
-"""From a call to a traced module: argument paths, static arguments, train state in and out."""
+"""Tracing of a call to a module: argument paths, static arguments, donation, and train state."""
 
 from __future__ import annotations
 
@@ -27,11 +27,13 @@ from partir_search.rules.unruled import UNRULED
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """One call's arguments without the static ones.
+    """Dynamic arguments of one call, and the values of static ones.
 
     Attributes:
-      names: parameter name per dynamic positional argument.
-      statics: values of static arguments, for the cache key.
+      args: dynamic positional arguments.
+      kwargs: dynamic keyword arguments.
+      names: parameter name of each dynamic positional argument.
+      statics: (name, value) of static arguments, for the cache key.
     """
 
     args: tuple[Any, ...]
@@ -57,12 +59,12 @@ class Call:
             raise error.at(self.paths(), leaves) from None
 
     def plan_key(self) -> Hashable:
-        """The key without weakness of types, on which a plan does not depend."""
+        """The key without weak types, as plans do not depend on weak types."""
         leaves, tree = self.flat
         return tree, tuple(leaf_key(x)[:2] for x in leaves), self.statics
 
     def places(self, args: Sequence[Any]) -> list[int]:
-        """Positions of the dynamic arguments among all positional ones."""
+        """Positions of the dynamic arguments among all positional arguments."""
         places: list[int] = []
         for i, given in enumerate(args):
             if len(places) < len(self.args) and given is self.args[len(places)]:
@@ -86,7 +88,7 @@ def split_call(
     static_argnums: Sequence[int],
     static_argnames: Sequence[str],
 ) -> Call:
-    """Separates static from dynamic arguments, as jax.jit does."""
+    """Separates static from dynamic arguments, as `jax.jit` does."""
     names = parameter_names(fun, len(args))
     static = {i % len(args) for i in static_argnums if -len(args) <= i < len(args)}
     static |= {i for i, n in enumerate(names) if n in static_argnames}
@@ -103,12 +105,14 @@ def split_call(
 
 @dataclasses.dataclass(frozen=True)
 class Traced:
-    """A traced call: the module and the trees around it.
+    """A traced call.
 
     Attributes:
-      donated: per flat argument, whether its buffer may be reused.
-      weak: per flat result, whether its type is weak (`shard_map` makes all types strong).
-      passes: records of tracing, and of the passes on the traced program.
+      module: the traced program.
+      in_tree, out_tree: tree structures of (args, kwargs) and of the results.
+      donated: per flat argument, True if its buffer may be reused.
+      weak: per flat result, True for a weak type (`shard_map` makes all types strong).
+      passes: records of the trace and of the passes on the traced program.
     """
 
     module: Module
@@ -119,19 +123,19 @@ class Traced:
     passes: tuple[PassRecord, ...]
 
     def run(self, name: str, rewrite: Callable[[Module], Module]) -> Traced:
-        """The call after a pass on its program."""
+        """Runs a pass on the traced program."""
         module, record = recorded(name, rewrite, self.module)
         return dataclasses.replace(self, module=module, passes=(*self.passes, record))
 
 
 def weaken(x: jax.Array) -> jax.Array:
-    """`x` with a weak type, as a Python scalar has: it does not promote other types."""
+    """`x` with a weak type, as of a Python scalar, which does not promote the types of operands."""
     params = {"new_dtype": x.dtype, "weak_type": True, "sharding": None}
     return jax.lax.convert_element_type_p.bind(x, **params)  # type: ignore[no-any-return]
 
 
 class ClosesOverTraced(ValueError):
-    """The function closes over a value of a transformation around it."""
+    """The function closes over a value traced by an enclosing transformation."""
 
 
 def trace_call(
@@ -143,11 +147,18 @@ def trace_call(
     donated: tuple[bool, ...] | None = None,
     trip_counts: Mapping[str, int] = MappingProxyType({}),
 ) -> Traced:
-    """Traces `jitted(*args, **kwargs)` abstractly. `call` holds its dynamic arguments.
+    """Traces `jitted(*args, **kwargs)` with abstract arguments.
 
     Args:
-      donated: per flat argument; None if `jitted` itself knows.
-      trip_counts: of loops that depend on data, by glob.
+      jitted: a jitted function.
+      call: the dynamic arguments.
+      args, kwargs: all arguments.
+      name: name of the function, for messages.
+      donated: per flat argument, True if donated; None to ask `jitted`.
+      trip_counts: iterations of data-dependent loops, by glob.
+
+    Raises:
+      ClosesOverTraced: the function closes over a traced value.
     """
     begin = time.perf_counter()
     traced = _trace(jitted, call, args, kwargs)
@@ -190,14 +201,14 @@ def trace_call(
 def donated_leaves(
     jitted: Any, call: Call, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> tuple[bool, ...]:
-    """Per flat argument, whether `jitted` donates it."""
+    """Per flat argument, True if `jitted` donates its buffer."""
     return _donated(_trace(jitted, call, args, kwargs))
 
 
 def _forget(jitted: Any) -> None:
-    """Lets go of the jaxpr that jax keeps of `jitted`, as large as the module that was read of it.
+    """Clears jax's trace cache of `jitted`, to free a jaxpr as large as the module.
 
-    Not if `jitted` was called itself: it would be compiled again.
+    The cache is kept if `jitted` has been called, as clearing would force another compilation.
     """
     calls = getattr(jitted, "_cache_size", None)
     if calls is not None and not calls():
@@ -209,7 +220,7 @@ def _donated(traced: Any) -> tuple[bool, ...]:
 
 
 def _trace(jitted: Any, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """`jax.stages.Traced`, from shapes."""
+    """`jax.stages.Traced` of a call, from shapes."""
     leaves, in_tree = jax.tree.flatten((call.args, call.kwargs))
     try:
         shapes = {id(x): x if isinstance(x, SCALARS) else abstract(x) for x in leaves}
@@ -232,10 +243,10 @@ def _trace(jitted: Any, call: Call, args: Sequence[Any], kwargs: dict[str, Any])
 def own_shardings(
     jitted: Any, call: Call, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> tuple[Sequence[Any], Sequence[Any]]:
-    """Shardings that `jitted` itself gives flat arguments and results, or jax's word for none; ()
-    where `jitted` fixes none.
+    """Shardings of flat arguments and results in the `jax.jit` options of `jitted`.
 
-    `jitted` is not traced again where it has been traced for these shapes.
+    An entry is a NamedSharding or jax's marker for an unspecified sharding; () if none is
+    specified. An existing trace for the same shapes is reused.
     """
     leaves = jax.tree.leaves((call.args, call.kwargs))
     arrays = [x for x in leaves if not isinstance(x, SCALARS)]
@@ -267,7 +278,7 @@ def own_shardings(
 
 
 def bound(call: Call, args: Sequence[Any], dynamic: Sequence[Any]) -> list[Any]:
-    """All positional arguments: dynamic ones replaced, static ones as they were given."""
+    """All positional arguments, with dynamic ones replaced by `dynamic`."""
     every, at = list[Any](), 0
     for given in args:
         if at < len(call.args) and given is call.args[at]:
@@ -279,10 +290,13 @@ def bound(call: Call, args: Sequence[Any], dynamic: Sequence[Any]) -> list[Any]:
 
 
 def find_ties(call: Call, out_info: Any, donated: Sequence[bool]) -> list[tuple[int, int]]:
-    """Train state: arguments whose whole pytree comes out again, with equal types.
+    """Finds the train state: arguments returned as a whole pytree with equal types.
 
-    An argument that is a single array is tied only if it is donated. Each result is tied once.
-    Arguments that a function changed in place are tied leaf by leaf.
+    A single array is tied only if donated. Each result is tied at most once. Arguments changed in
+    place are tied leaf by leaf.
+
+    Returns:
+      (argument, result) pairs of flat positions.
     """
     ties: list[tuple[int, int]] = []
     if isinstance(out_info, Returned):
@@ -322,7 +336,7 @@ def find_ties(call: Call, out_info: Any, donated: Sequence[bool]) -> list[tuple[
 
 
 def _in_refs(call: Call, out_info: Any) -> set[int]:
-    """Flat positions of the leaves of arguments that hold refs."""
+    """Flat positions of the leaves in arguments with refs."""
     if not isinstance(out_info, Returned):
         return set()
     owners = in_place(out_info)
@@ -334,7 +348,7 @@ def _in_refs(call: Call, out_info: Any) -> set[int]:
 
 
 def _changed(call: Call, returned: Returned) -> list[tuple[int, int]]:
-    """Ties of arguments and what they were changed to, by path."""
+    """Ties between arguments and their updates, matched by path and type."""
     leaves = zip(call.paths(), call.leaves(), strict=True)
     given = {(path, _type(x)): i for i, (path, x) in enumerate(leaves)}
     at, ties = len(jax.tree.leaves(returned.out)), []

@@ -1,4 +1,4 @@
-"""Between a folded program and the whole one: decisions as named actions, and back."""
+"""Conversion of decisions between the folded program and the unfolded one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from partir_search.strategies.moves import Decision, ReplicateClass, TileClass
 def folded_moves(
     hints: Sequence[Action], folded: Folded, module: Module, game: PlanningGame
 ) -> tuple[Move, ...]:
-    """Named actions as moves on the folded program; those on values it lacks are left out."""
+    """Converts actions to moves on the folded program; actions on missing values are dropped."""
     known = {v.name: v.id for v in module.values}
     moves: list[Move] = []
     for action in tilings(hints):
@@ -34,7 +34,9 @@ def folded_moves(
 
 
 def marks_of(module: Module, actions: Sequence[Action]) -> dict[int, str]:
-    """Marks of actions on each value, by id: values with different marks must not be folded."""
+    """Marks of values by id, from actions; values with different marks must not be folded
+    together.
+    """
     found: dict[int, str] = {}
     for action in tilings(actions):
         rest = (action.axis, action.mark)
@@ -45,7 +47,7 @@ def marks_of(module: Module, actions: Sequence[Action]) -> dict[int, str]:
 
 
 def play_folded(before: Sequence[Action], folded: Folded, module: Module, state: State) -> None:
-    """Plays actions on the whole program's values on a state of the folded one."""
+    """Applies actions on values of the unfolded program to a state of the folded one."""
 
     def classes_of(names: Sequence[str]) -> list[int]:
         values = [value_named(module, name).id for name in names]
@@ -58,7 +60,9 @@ def play_folded(before: Sequence[Action], folded: Folded, module: Module, state:
 def expand(
     folded: Folded, game: PlanningGame, decisions: Sequence[Decision], state: State
 ) -> list[Action]:
-    """Decisions on folded classes as named actions, played on the whole program."""
+    """Converts decisions on folded classes to actions on the unfolded program, and applies each to
+    `state`.
+    """
     graph, module = state.graph, state.graph.module
     members: dict[int, list[int]] = {}
     for v, folded_value in enumerate(folded.class_of):

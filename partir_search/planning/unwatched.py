@@ -1,4 +1,4 @@
-"""Plans a program as if nobody were watching: debugging ops decide nothing, and follow."""
+"""Planning without debugging ops, which must not influence the plan."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ Run = Callable[[Planner, Sequence[Action]], Planned]
 def plan_unwatched(
     planner: Planner, fixed: Sequence[Action], run: Run, make: Callable[[Module], Planner]
 ) -> Planned:
-    """Plan of `run` for the program without debugging ops, played on the whole program.
+    """Plans the program without debugging ops, then applies the plan to the full program.
 
     Args:
-      fixed: actions before all others.
-      run: plans the program of a planner after some fixed actions.
-      make: a planner of another module.
+      planner: planner of the full program.
+      fixed: actions applied first.
+      run: function (planner, fixed actions) that plans a program.
+      make: function from a module to its planner.
     """
     module = planner.module
     aside = watching(module, planner.graph.rules)
@@ -47,15 +48,16 @@ def plan_unwatched(
 
 
 def _agree(found: Planned, played: Planned) -> bool:
-    """Tells whether both tile what both have alike."""
+    """True if both plans tile all common values alike."""
     here, there = found.sketch.partition, played.sketch.partition
     others = there.module.value_names()
     return all(here.layout(v) == there.layout(others[v.name]) for v in here.module.values)
 
 
 def _undecided(planner: Planner, aside: frozenset[int], found: Planned) -> list[Action]:
-    """Keeps whole what the plan leaves whole and debugging ops read: no tiling comes back from
-    what is printed.
+    """Replicate actions for values read by debugging ops and not tiled by the plan.
+
+    They prevent propagation of a tiling from a debugging op back into the program.
     """
     partition: Partition = found.sketch.partition
     known = found.graph.module.value_names()

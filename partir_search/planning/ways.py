@@ -1,4 +1,4 @@
-"""Ways from a traced program to its plan: a search, or the replay of a plan."""
+"""Plans of a traced program, by search or by replay."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ Fixed = Callable[[Module], list[Action]]
 
 
 class Ways:
-    """Ways to the plan of one traced program.
+    """Plans of one traced program.
 
     Attributes:
-      fixed: shardings that the user fixed, as actions on a form of the program.
-      planner_of: a planner of a form of the program.
+      fixed: function from a form of the program to the actions fixed by the user.
+      planner_of: function from a form of the program to its planner.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Ways:
         self._planners: dict[int, Planner] = {}  # by `id` of their modules, which they hold
 
     def planner(self, module: Module) -> Planner:
-        """The planner of a form of the program, one for each form."""
+        """Cached planner of a form of the program."""
         if id(module) not in self._planners:
             self._planners[id(module)] = self.planner_of(module)
         return self._planners[id(module)]
@@ -51,16 +51,19 @@ class Ways:
     # Replays -----------------------------------------------------------------------------------
 
     def replayed(self, stage: Stage, spec: PlanSpec) -> Way:
-        """A plan of the same program, with its rewrites."""
+        """Replays a plan of the same program, with its rewrites."""
         stage = self.padded(stage, spec.rewrites.padding)
         stage = rematerialized(stage, spec.rewrites.remat)
         return stage, _replay(self.planner(stage.module), spec)
 
     def replayed_changed(self, stage: Stage, spec: PlanSpec, changed: str) -> Way:
-        """The decisions of a plan that a changed program admits; warns of the others.
+        """Replays the compatible actions of a plan on a changed program; warns about the dropped
+        ones.
 
         Args:
-          changed: differences from the plan's program.
+          stage: the changed program.
+          spec: the plan.
+          changed: text of the differences between both programs.
         """
         planned, dropped = self.planner(stage.module).replay_compatible(spec.actions)
         warn_changed(changed, dropped)
@@ -69,7 +72,7 @@ class Ways:
     # Searches ----------------------------------------------------------------------------------
 
     def searched(self, stage: Stage) -> Way:
-        """The plan of the schedule, with the rewrites that the options allow."""
+        """Runs the schedule, with the rewrites permitted by the options."""
         aligned = self.aligned(stage)
         uneven = self._uneven(stage, aligned.rewrites.padding) if self._options.pad else ()
         if self._options.remat is True and not uneven:
@@ -82,14 +85,14 @@ class Ways:
         return self._relieved(*way) if self._options.remat == "auto" else way
 
     def aligned(self, stage: Stage) -> Stage:
-        """The program with dims of stencils padded to the grid's, if the options allow it."""
+        """The program with stencil dims padded to a common size, if the options allow padding."""
         if not self._options.pad:
             return stage
         rules = self.planner(stage.module).graph.rules
         return self.padded(stage, find_aligned(stage.module, rules, self._options.shape))
 
     def _uneven(self, stage: Stage, aligned: tuple[Pad, ...]) -> tuple[Pad, ...]:
-        """Dims that do not divide and could be padded besides those that are `aligned`."""
+        """Indivisible dims that could be padded, in addition to `aligned`."""
         planner = self.planner(stage.module)
         module, rules = stage.module, planner.graph.rules
         uneven = find_pads(module, rules, planner.mesh)
@@ -106,7 +109,7 @@ class Ways:
         return stage.run("pad", rewrite, dataclasses.replace(stage.rewrites, padding=pads))
 
     def _better_padded(self, plain: Stage, way: Way, uneven: tuple[Pad, ...]) -> Way:
-        """The better of a plan and one of the program with its uneven dims padded as well."""
+        """The better of a plan and a plan with the uneven dims padded as well."""
         stage, planned = way
         padded = self.padded(plain, (*stage.rewrites.padding, *uneven))
         planner = self.planner(padded.module)
@@ -116,11 +119,11 @@ class Ways:
         return found if score(found[1].cost) < score(planned.cost) else way
 
     def _again_everywhere(self, stage: Stage, hints: Sequence[Action]) -> Way:
-        """The plan of the program with all segments computed again."""
+        """Plan with all segments of the forward pass recomputed."""
         return self._schedule(rematerialized(stage, tuple(find_segments(stage.module))), hints)
 
     def _relieved(self, stage: Stage, planned: Planned) -> Way:
-        """A plan that fits by computing segments again, if a search's own does not."""
+        """Plan with recomputed segments, if the plan of a search exceeds the memory limit."""
         planner = self.planner(stage.module)
         limit, score = planner.memory_limit, scorer(planner.goals)
         if not planned.reports or planned.cost.peak_bytes <= limit:
@@ -146,11 +149,12 @@ class Ways:
         hints: Sequence[Action] = (),
         goals: Sequence[Goal[Cost]] = (),
     ) -> Planned:
-        """Plays the schedule.
+        """Runs the schedule.
 
         Args:
-          hints: a plan of a similar program, from which searches start too.
-          goals: goals besides the planner's.
+          planner: planner of the program.
+          hints: actions of a plan for a similar program, as a further start of searches.
+          goals: goals in addition to the planner's.
         """
         planner.goals = (*planner.goals, *goals)
         o = self._options
@@ -173,10 +177,12 @@ class Ways:
 
 
 def rematerialized(stage: Stage, remat: tuple[Range, ...], known: Module | None = None) -> Stage:
-    """The program with segments of its forward pass computed again.
+    """The program with segments of the forward pass recomputed.
 
     Args:
-      known: the rewritten program, if it is there already.
+      stage: the program.
+      remat: the segments.
+      known: the rewritten program, if already computed.
     """
     if not remat:
         return stage

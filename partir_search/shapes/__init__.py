@@ -1,4 +1,6 @@
-"""Plans of another shape (a last, smaller batch; a curriculum) from a plan that there is."""
+"""Plans for new argument shapes (a smaller last batch, a curriculum), derived from an earlier
+plan.
+"""
 
 from partir_search.plan.basis import Basis
 from partir_search.shapes.maker import ShapesPipeline

@@ -1,7 +1,7 @@
-"""Plays a plan's actions on the program of other shapes, so that its arguments stay where they are.
+"""Adaptation of a plan's actions to a program of different shapes, with argument layouts preserved.
 
-An axis may not divide a dim any more: a batch of 1000 on 16 devices. Then a longer form of the
-value is tiled, if the program pads it, or a part of the axis is used.
+An axis may no longer divide a dim, as with a batch of 1000 on 16 devices. Then the padded form of
+the value is tiled, if the program pads it, or a sub-axis is used.
 """
 
 from __future__ import annotations
@@ -33,11 +33,15 @@ Fixed = Callable[[Module], Sequence[Action]]
 
 @dataclasses.dataclass(frozen=True)
 class Adapted:
-    """A plan's actions applied to the program of other shapes.
+    """A plan's actions applied to a program of different shapes.
 
     Attributes:
-      left_out: actions that it does not admit, with the reason.
-      inexact: whether some are left out, or played otherwise.
+      planned: the program with the applied actions.
+      module: the program after padding and rematerialization.
+      padding: padded dims.
+      remat: recomputed segments.
+      left_out: actions that cannot be applied, with the reason.
+      inexact: True if any action was left out or replaced by a nearby one.
     """
 
     planned: Planned
@@ -51,11 +55,14 @@ class Adapted:
 def adapt(
     base: Plan, module: Module, fixed: Fixed, planner_of: MakePlanner, options: Options
 ) -> Adapted | None:
-    """The best form of `module` under the actions of `base`, or None if none keeps its layouts.
+    """Best form of `module` under the actions of `base`; None if no form preserves the layouts.
 
     Args:
-      fixed: what the user fixed, as actions on a form of the program.
-      planner_of: a planner of a form of the program.
+      base: the plan to adapt.
+      module: the program of the new shapes.
+      fixed: function from a form of the program to the actions fixed by the user.
+      planner_of: function from a form of the program to its planner.
+      options: options of `auto_partition`.
     """
     planner = planner_of(module)
     found = [
@@ -78,7 +85,11 @@ def adapt(
 def _paddings(
     base: Plan, module: Module, planner: Planner, options: Options
 ) -> list[tuple[Pad, ...]]:
-    """Dims that may be padded: stencils' always, others as `base` did, or if they differ."""
+    """Candidate paddings.
+
+    Dims of stencils are always padded; uneven dims are padded if `base` padded them or if their
+    size has changed since `base`.
+    """
     if not options.pad:
         return [()]
     rules, known = planner.graph.rules, base.module.value_names()
@@ -93,7 +104,7 @@ def _paddings(
 
 
 def _changes(pad: Pad, known: Mapping[str, Value], module: Module) -> bool:
-    """Tells whether a dim to be padded has another size than in the base program."""
+    """True if the padded dim has a different size in `base`."""
     value, now = known.get(pad.value), module.value_names()[pad.value]
     return value is None or value.type.shape != now.type.shape
 
@@ -105,8 +116,10 @@ def _played(
     padding: tuple[Pad, ...],
     remat: tuple[Range, ...],
 ) -> Adapted | None:
-    """The base plan's actions in their order; arguments that they no longer bring where it has
-    them (its batch decided something that ours does not) come and go as there all the same.
+    """Applies the actions of `base` in order, then restores the argument layouts of `base`.
+
+    An argument may end up with a different layout (because an action on the batch was left out); an
+    `Enter` action then gives the argument its old layout at the boundary of the program.
     """
     module, graph = planner.module, planner.graph
     state = State(graph, planner.mesh)
@@ -122,7 +135,7 @@ def _played(
 
 
 def entered(base: Plan, planner: Planner, actions: Sequence[Action]) -> Planned | None:
-    """A plan's actions with the argument layouts of `base`; None if a layout does not fit."""
+    """Applies actions and gives arguments the layouts of `base`; None if a layout does not fit."""
     state = State(planner.graph, planner.mesh)
     for action in actions:
         action.apply(state)
@@ -130,7 +143,9 @@ def entered(base: Plan, planner: Planner, actions: Sequence[Action]) -> Planned 
 
 
 def _at_ends(base: Plan, planner: Planner, state: State, actions: list[Action]) -> Planned | None:
-    """The program of a state, whose actions are given, with the ends of `base`."""
+    """Program of `state` after `actions`, with the argument layouts of `base`; None if one does not
+    fit.
+    """
     planned = planner.finish(state, actions)
     try:
         for enter in _entering(base, planned):
@@ -143,7 +158,7 @@ def _at_ends(base: Plan, planner: Planner, state: State, actions: list[Action]) 
 
 
 def _entering(base: Plan, planned: Planned) -> list[Enter]:
-    """Layouts of arguments that a plan has elsewhere than `base`."""
+    """`Enter` actions for arguments with layouts different from `base`."""
     mesh = base.mesh_shape
     slots = base.sketch.body.args
     return [
@@ -154,7 +169,7 @@ def _entering(base: Plan, planned: Planned) -> list[Enter]:
 
 
 def _kept(base: Plan, planned: Planned) -> list[bool]:
-    """True for each argument whose layout is the one in `base`, or whose type differs."""
+    """True for each argument with the same layout as in `base`, or with a different type."""
     specs = argument_specs(planned.sketch, user=True)
     pairs = zip(base.arguments(), planned.graph.module.body.args, specs, strict=True)
     return [theirs == ours or known.type != value.type for (_, known, theirs), value, ours in pairs]
@@ -163,10 +178,11 @@ def _kept(base: Plan, planned: Planned) -> list[bool]:
 def play_adapted(
     state: State, graph: Graph, actions: Sequence[Action]
 ) -> tuple[list[Action], list[str], bool]:
-    """Plays those actions that the state admits, or what comes nearest to them.
+    """Applies each action, or the nearest legal variant.
 
     Returns:
-      What was played, the reasons why others were not, and whether any was changed or left out.
+      The applied actions, the reasons for actions left out, and True if any action was replaced or
+        left out.
     """
     played, left_out, inexact = list[Action](), list[str](), False
     for action in actions:

@@ -1,4 +1,4 @@
-"""From a plan to that of other shapes: adapted, and searched only for what is left open."""
+"""Derivation of a plan for new shapes: adapted from a base plan, with a short search if needed."""
 
 from __future__ import annotations
 
@@ -22,12 +22,17 @@ SHARE = 20  # of so many episodes of a whole search one is spent on it
 def derive(
     base: Plan, module: Module, fixed: Fixed, planner_of: MakePlanner, options: Options
 ) -> tuple[Adapted | None, Basis]:
-    """The plan of `module` whose state lies as `base` has it, None if there is none that fits, and
-    how it came about.
+    """Derives a plan of `module` with the state layouts of `base`.
 
     Args:
-      fixed: what the user fixed, as actions on a form of the program.
-      planner_of: a planner of a form of the program, on the parts of axes that `base` uses.
+      base: the plan to derive from.
+      module: the program of the new shapes.
+      fixed: function from a form of the program to the actions fixed by the user.
+      planner_of: function from a form of the program to its planner, on the sub-axes of `base`.
+      options: options of `auto_partition`.
+
+    Returns:
+      The adapted plan, or None if no plan with the same layouts fits in memory; and its origin.
     """
     found = adapt(base, module, fixed, planner_of, options)
     basis = Basis(changed_arguments(base.module, module), base.cost.seconds)
@@ -53,7 +58,7 @@ def _searched(
     options: Options,
     episodes: int,
 ) -> Adapted | None:
-    """Result of a short search with the argument layouts of `base`; None if it is no better."""
+    """Result of a short search with the argument layouts of `base`; None without an improvement."""
     planner = planner_of(found.planned.graph.module)
     with search_progress(options.progress, episodes) as progress:
         free = planner.run(

@@ -1,4 +1,4 @@
-"""Plans of calls in other shapes or types than the first one's."""
+"""Plans of calls with shapes or types different from the first call."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from partir_search.shapes.derive import derive
 
 
 class ShapesPipeline(PlanPipeline):
-    """Makes the plans of one function; further shapes and types start from its first plan."""
+    """Plans all signatures of one function, starting from the plan of the first."""
 
     def remake(
         self,
@@ -33,11 +33,13 @@ class ShapesPipeline(PlanPipeline):
         known: Plan | None,
         base: Plan | None,
     ) -> tuple[Plan, Traced]:
-        """The plan of a call.
+        """Plans a call.
 
         Args:
-          known: that of the same shapes, perhaps in types that are weak where these are strong.
-          base: the first plan of the function, whose state stays where it has it.
+          call: dynamic arguments of the call.
+          args, kwargs: all arguments.
+          known: plan of the same shapes, perhaps with different weak types.
+          base: first plan of the function, whose state layouts are preserved.
         """
         base = known or (base if self._searches() else None)
         if base is not None:
@@ -53,7 +55,7 @@ class ShapesPipeline(PlanPipeline):
     def _trace_like(
         self, base: Plan, call: Call, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> tuple[Traced, int]:
-        """The call traced in as many parts as `base` has, or as the options allow besides."""
+        """Traces the call in as many microbatches as `base`, or in the next permitted number."""
         error: ValueError | None = None
         for parts in dict.fromkeys((base.microbatches, *self._options.microbatches)):
             try:
@@ -72,7 +74,7 @@ class ShapesPipeline(PlanPipeline):
         parts: int,
         base: Plan,
     ) -> tuple[Plan, Traced] | None:
-        """The plan of other shapes or types from that of some; None if its state cannot stay."""
+        """Plan derived from `base`; None if the state layouts cannot be preserved."""
         begin, given = time.perf_counter(), self._options.schedule
         tactics = list(given) if isinstance(given, Sequence) else [AutomaticPartition()]
         check_schedule(tactics, traced.module, base.mesh_shape)
@@ -100,7 +102,7 @@ class ShapesPipeline(PlanPipeline):
         return found
 
     def _searches(self) -> bool:
-        """Tells whether plans come from a search, or from a plan that one made."""
+        """True if plans result from a search, or from a plan that did."""
         given = self._options.schedule
         if given is None:
             return self._options.follow is None

@@ -1,4 +1,4 @@
-"""A warning where a search can tile a batch on no axis, as none divides its size."""
+"""Warning about a batch size divided by no mesh axis."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from partir_search.planning.tactics import AutomaticPartition
 
 
 def warn_uneven(plan: Plan, options: Options) -> None:
-    """Warns once for a plan if no axis of the mesh divides the batch that a search was to tile.
+    """Warns once per plan if the search could not tile the batch on any mesh axis.
 
-    The batch is the leading dim of the first argument of rank two or more that is no train state.
-    What the user decided otherwise (in_shardings, other tactics on some axes) is not warned of.
+    The batch is the leading dim of the first argument of rank two or more outside the train state.
+    No warning is given if the user fixed some layouts (in_shardings, tactics on some axes only).
     """
     axes = {axis for search in plan.searches for axis in search.axes}
     tactics = options.schedule or ()
@@ -29,7 +29,7 @@ def warn_uneven(plan: Plan, options: Options) -> None:
 
 
 def uneven_batch(plan: Plan) -> str:
-    """Words on a batch that no axis of the plan's mesh divides; "" if one does."""
+    """Text of the warning about a batch that no axis of the plan's mesh divides; "" if one does."""
     tied = {i for i, _ in plan.module.ties}
     data = [a for i, a in enumerate(plan.arguments()) if i not in tied and len(a[1].type.shape) > 1]
     if not tied or not data:

@@ -1,4 +1,4 @@
-"""Errors for what `auto_partition` is given, when a function is decorated."""
+"""Checks of the options of `auto_partition`, made when a function is decorated."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ EXAMPLE = 'jax.make_mesh((2, 4), ("batch", "model"))'
 
 
 def mesh_of(mesh: Any) -> Mesh | AbstractMesh:
-    """The mesh that was given, or that of `jax.set_mesh` if none was.
+    """The given mesh, or the mesh of `jax.set_mesh` if None.
 
     Raises:
-      TypeError: it is no mesh, or there is none.
-      ValueError: it has no axes.
+      TypeError: the value is no mesh, or None without `jax.set_mesh`.
+      ValueError: the mesh has no axes.
     """
     found = _context_mesh() if mesh is None else mesh
     if found is None:
@@ -54,7 +54,7 @@ def mesh_of(mesh: Any) -> Mesh | AbstractMesh:
 
 
 def _context_mesh() -> Mesh | AbstractMesh | None:
-    """The mesh of `jax.set_mesh`, or the abstract one where jax is tracing; None without either."""
+    """The mesh of `jax.set_mesh`, abstract inside a trace; None without `jax.set_mesh`."""
     try:
         mesh = jax.sharding.get_mesh()
         if mesh.axis_names:
@@ -66,7 +66,7 @@ def _context_mesh() -> Mesh | AbstractMesh | None:
 
 
 def chosen(kind: str, argnums: Any, argnames: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Arguments that are "static" or "donate"d, by position and by name."""
+    """Positions and names of arguments marked by kind: "static" or "donate"."""
     return positions(f"{kind}_argnums", argnums), argument_names(f"{kind}_argnames", argnames)
 
 
@@ -143,7 +143,7 @@ def _is_several(given: Any) -> bool:
 
 
 def check_options(o: Options) -> None:
-    """Errors for options that are not what `auto_partition` takes; nothing is traced for it."""
+    """Checks the types and values of all options, without tracing."""
     mesh = MeshShape(tuple(o.mesh.axis_names), tuple(o.mesh.axis_sizes))
     _check_schedule(o.schedule, mesh)
     for i, goal in enumerate(_goals(o.goals)):
@@ -269,14 +269,15 @@ Marked = tuple[Sequence[int], Sequence[str]]  # positions and names of arguments
 
 
 def check_function(fun: Any, static: Marked, donate: Marked) -> None:
-    """Errors for a function to partition, and for arguments of it that it does not take.
+    """Checks the function to partition, and its static and donated arguments.
 
     Args:
+      fun: the function.
       static, donate: positions and names of arguments.
 
     Raises:
-      TypeError: it cannot be called, or is partitioned already.
-      ValueError: it has no such argument.
+      TypeError: `fun` is not callable, or already partitioned.
+      ValueError: `fun` has no argument with a given position or name.
     """
     if not callable(fun):
         given = "its result" if isinstance(fun, tuple | Mapping) else shown(fun)
@@ -315,7 +316,11 @@ _EITHER = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
 def check_maker(init_fn: Any) -> None:
-    """A TypeError if what `init` is given is the state, and not a function that makes it."""
+    """Checks the argument of `AutoPartitioned.init`.
+
+    Raises:
+      TypeError: the argument is a state, not a function that returns the state.
+    """
     if not callable(init_fn):
         raise TypeError(
             f"init takes a function that makes the state, not {shown(init_fn)}; write"

@@ -1,4 +1,4 @@
-"""Errors for schedules, before any search runs: kinds of tactics, axes, globs, dims that divide."""
+"""Checks of schedules before the search: tactics, axes, globs, and divisibility of dims."""
 
 from __future__ import annotations
 
@@ -26,7 +26,12 @@ Wanted = dict[tuple[str, int], set[int]]  # (path, dim): axes that manual tactic
 
 
 def check_tactics(schedule: Sequence[Any], mesh: MeshShape) -> None:
-    """Errors that need no program: items that are no tactics, axes that `mesh` does not have."""
+    """Checks the items of a schedule and their axis names, without a program.
+
+    Raises:
+      TypeError: an item is no tactic.
+      ValueError: the mesh has no axis of a given name.
+    """
     for tactic in schedule:
         if not isinstance(tactic, TACTICS):
             raise TypeError(
@@ -48,17 +53,21 @@ def _remedy(item: Any) -> str:
 
 
 def axes_of(tactic: Tactic) -> tuple[str, ...]:
-    """The axes that a tactic names."""
+    """Axis names of a tactic."""
     if isinstance(tactic, ManualPartition | ContextParallel):
         return (tactic.axis,)
     return tuple(tactic.axes or ())
 
 
 def known_axis(mesh: MeshShape, name: str) -> None:
-    """A ValueError if the user's mesh has no such axis; parts and diagonals of axes go by theirs.
+    """Checks an axis name against the mesh.
 
     Args:
-      name: ``model``, ``batch+model``, a part ``model.0`` or a diagonal ``batch~model``.
+      mesh: the user's mesh.
+      name: ``model``, ``batch+model``, a sub-axis ``model.0`` or a diagonal ``batch~model``.
+
+    Raises:
+      ValueError: the mesh has no axis of the name.
     """
     for one in re.split(rf"[+{DIAGONAL}]", name):
         if one not in mesh.names and re.sub(r"\.\d+$", "", one) not in mesh.names:
@@ -66,10 +75,16 @@ def known_axis(mesh: MeshShape, name: str) -> None:
 
 
 def check_schedule(schedule: Sequence[Tactic], module: Module, mesh: MeshShape) -> None:
-    """Everything that can be wrong with a schedule for a program.
+    """Checks a schedule against a program.
 
     Args:
-      mesh: whose axes may be split into parts.
+      schedule: the tactics.
+      module: the traced program.
+      mesh: the mesh, possibly with sub-axes.
+
+    Raises:
+      TypeError: an item is no tactic, or a function of dims returns no dim.
+      ValueError: an axis or argument does not exist, or a dim cannot be tiled.
     """
     check_tactics(schedule, mesh.user)
     wanted: Wanted = collections.defaultdict(set)
@@ -95,7 +110,7 @@ def check_schedule(schedule: Sequence[Tactic], module: Module, mesh: MeshShape) 
 
 
 def _called(glob: str, dim: Callable[[str, tuple[int, ...]], Dim], path: str, value: Value) -> Dim:
-    """Result of a user's function for an argument; errors are noted with the path."""
+    """Result of a user's function for one argument; an exception gets a note with the path."""
     try:
         return dim(path, value.type.shape)
     except Exception as error:
@@ -106,8 +121,17 @@ def _called(glob: str, dim: Callable[[str, tuple[int, ...]], Dim], path: str, va
 def check_dim(
     path: str, value: Value, dim: Dim, axis: str, mesh: MeshShape, wanted: Wanted
 ) -> None:
-    """A ValueError that names path, shape and remedy if `dim` cannot be tiled on `axis`, and on the
-    other axes on which manual tactics tile it.
+    """Checks that `dim` exists and divides by `axis` and by all further axes tiling the same dim.
+
+    Args:
+      path, value: the argument.
+      dim: the requested dim.
+      axis: the requested axis.
+      mesh: the mesh, possibly with sub-axes.
+      wanted: all axes requested by manual tactics, by (path, dim).
+
+    Raises:
+      ValueError: the dim cannot be tiled; the message has path, shape and remedy.
     """
     shape = value.type.shape
     if dim is None or isinstance(dim, Special):
