@@ -32,9 +32,7 @@ def enumerated(model: PairwiseModel) -> Labelling:
     return min((Labelling(model.energy(x), x) for x in each), key=lambda found: found.energy)
 
 
-def grid(
-    seed: int, rows: int, columns: int, labels: int, strength: float = 1.0
-) -> PairwiseModel:
+def grid(seed: int, rows: int, columns: int, labels: int, strength: float = 1.0) -> PairwiseModel:
     """A grid of variables: wide, and with cycles."""
     rng = np.random.default_rng(seed)
     built = ModelBuilder([labels] * (rows * columns))
