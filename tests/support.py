@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from partir_search.ir.core import Module
+from partir_search.ir.core import Module, Op
+from partir_search.ir.data_flow import Tied, tied_values
 from partir_search.ir.from_jaxpr import read_module
 from partir_search.ir.interpreter import evaluate
 from partir_search.ir.mesh import MeshShape
@@ -24,7 +25,7 @@ from partir_search.lowering.traits import NEUTRAL, LoweringTraits
 from partir_search.lowering.verify_local import verify_local
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.state import State
-from partir_search.rules.control_flow import EMITTERS
+from partir_search.rules.registry import RuleTable
 from partir_search.simulator.cost import Cost
 from partir_search.simulator.simulator import CostModel
 from partir_search.simulator.target.machine import Machine
@@ -100,9 +101,14 @@ def device_mesh(
     return jax.make_mesh(shape.device_sizes, shape.device_names, kinds, devices=devices)
 
 
+def ties_of(op: Op) -> list[Tied]:
+    """Values in and around a region op that are tiled alike."""
+    return tied_values(op, RuleTable()(op).data_flow)
+
+
 def run_evaluator(partition: Partition, args: Sequence[Any]) -> list[Any]:
     """The oracle: loops run slice by slice (under one jit: eager ops compile one by one)."""
-    return list(jax.jit(lambda *xs: evaluate(partition, xs, EMITTERS))(*args))
+    return list(jax.jit(lambda *xs: evaluate(partition, xs))(*args))
 
 
 def run_emitted(

@@ -34,9 +34,8 @@ from partir_search.planning.planner import Planner
 from partir_search.planning.tactics import ManualPartition
 from partir_search.planning.trace import split_call, trace_call
 from partir_search.propagation.actions import KeepGathered, Tile
-from partir_search.rules.control_flow import outer_inner
 from partir_search.rules.registry import rule_key
-from tests.support import assert_same, check_partition, module_of, state_of, tile_arg
+from tests.support import assert_same, check_partition, module_of, state_of, ties_of, tile_arg
 
 LARGE = TransformerConfig(layers=4, d_model=1024, heads=8, d_ff=4096, vocab=8192, seq=1024)
 SMALL = TransformerConfig(layers=2, d_model=32, heads=4, d_ff=64, vocab=64, seq=16, dropout=0.1)
@@ -360,5 +359,5 @@ def test_layers_run_again_in_pairs_fold() -> None:
     module = trace_call(step, split_call(step, args, {}, (), ()), args, {}, "step").module
     segments = find_segments(module)
     pairs = [(a[0], b[1]) for a, b in zip(segments[::2], segments[1::2], strict=True)]
-    folded = fold(rematerialize(module, pairs), rule_key, ties_of=outer_inner)
+    folded = fold(rematerialize(module, pairs), rule_key, ties_of=ties_of)
     assert len(folded.module.body.args) < len(module.body.args) / 10

@@ -21,8 +21,6 @@ from partir_search.ir.local_op import run_local
 from partir_search.ir.partition import Partition
 from partir_search.ir.rule import OpRule
 
-Emitters = Mapping[str, Callable[..., Sequence[Any]]]
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Iteration:
@@ -55,9 +53,10 @@ RunOp = Callable[[Op, Sequence[Any]], Sequence[Any]]
 Seen = Callable[[Value, Any], Any]
 
 
-def evaluate(partition: Partition, args: Sequence[Any], emitters: Emitters) -> list[Any]:
-    """The module's results on flat `args`; `emitters` run ops with regions."""
-    return interpret(partition.module, args, emitters, lambda op, x: _loops(partition, op, x))
+def evaluate(partition: Partition, args: Sequence[Any]) -> list[Any]:
+    """The module's results on flat `args`."""
+    rules = partition.rules
+    return interpret(partition.module, rules, args, lambda op, x: _loops(partition, op, x))
 
 
 def run_whole(rule: OpRule, op: Op, ins: Sequence[Any]) -> Sequence[Any]:
@@ -67,26 +66,27 @@ def run_whole(rule: OpRule, op: Op, ins: Sequence[Any]) -> Sequence[Any]:
 
 def interpret(
     module: Module,
+    rules: Sequence[OpRule],
     args: Sequence[Any],
-    emitters: Emitters,
     run_op: RunOp,
     seen: Seen = lambda value, x: x,
 ) -> list[Any]:
     """The module's results on flat `args`.
 
     Args:
+      rules: by op id.
       run_op: runs ops without regions.
       seen: is given every argument and result of an op, also inside of regions, and returns it.
     """
     env = {i: jnp.asarray(a) for i, a in module.constants.items()}
-    return _region(module.body, args, env, emitters, run_op, seen)
+    return _region(module.body, rules, args, env, run_op, seen)
 
 
 def _region(
     region: Region,
+    rules: Sequence[OpRule],
     args: Sequence[Any],
     outer: Mapping[int, Any],
-    emitters: Emitters,
     run_op: RunOp,
     seen: Seen,
 ) -> list[Any]:
@@ -100,10 +100,11 @@ def _region(
         ins = [read(x) for x in op.operands]
         if op.regions:
             blocks = [
-                lambda *inner, r=r: _region(r, inner, env, emitters, run_op, seen)
-                for r in op.regions
+                lambda *inner, r=r: _region(r, rules, inner, env, run_op, seen) for r in op.regions
             ]
-            outs = emitters[op.prim](op, blocks, ins)
+            emit = rules[op.id].emit
+            assert emit is not None, op.prim
+            outs = emit(op, blocks, ins)
         else:
             outs = run_op(op, ins)
         env.update((r.id, seen(r, o)) for r, o in zip(op.results, outs, strict=True))

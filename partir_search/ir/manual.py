@@ -16,9 +16,10 @@ from jax import lax
 
 from partir_search.ir.bind import bind, constant
 from partir_search.ir.core import Literal, Op, Operand, Region, TensorType, walk_regions
+from partir_search.ir.data_flow import Emit
 
 Spec = tuple[tuple[str, ...], ...]  # per dim, the axes that tile it, major to minor
-Emitters = Mapping[str, Callable[..., Sequence[Any]]]
+EmitOf = Callable[[Op], Emit]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -76,14 +77,18 @@ def spec_of(spec: Any, kind: TensorType) -> Spec:
     return tuple(() if e is None else e if isinstance(e, tuple) else (e,) for e in entries)
 
 
-def run_manual(manual: Manual, args: Sequence[Any], emitters: Emitters) -> list[Any]:
-    """The results of a body on local tiles, inside of a manual region over its axes."""
+def run_manual(manual: Manual, args: Sequence[Any], emit_of: EmitOf) -> list[Any]:
+    """The results of a body on local tiles, inside of a manual region over its axes.
+
+    Args:
+      emit_of: emitter of a region op.
+    """
     held = {i: constant(array) for i, array in manual.constants.items()}
-    return _region(manual.body, args, emitters, held)
+    return _region(manual.body, args, emit_of, held)
 
 
 def _region(
-    region: Region, args: Sequence[Any], emitters: Emitters, outer: Mapping[int, Any]
+    region: Region, args: Sequence[Any], emit_of: EmitOf, outer: Mapping[int, Any]
 ) -> list[Any]:
     env = dict(outer)
     env.update((id(v), a) for v, a in zip(region.args, args, strict=True))
@@ -94,17 +99,17 @@ def _region(
     for op in region.ops:
         ins = [read(x) for x in op.operands]
         if op.regions:
-            blocks = [lambda *inner, r=r: _region(r, inner, emitters, outer) for r in op.regions]
-            outs = emitters[op.prim](op, blocks, ins)
+            blocks = [lambda *inner, r=r: _region(r, inner, emit_of, outer) for r in op.regions]
+            outs = emit_of(op)(op, blocks, ins)
         elif inner := op.params.get("manual"):
-            outs = _nested(inner, ins, emitters)
+            outs = _nested(inner, ins, emit_of)
         else:
             outs = _run(op, ins)
         env.update((id(r), o) for r, o in zip(op.results, outs, strict=True))
     return [read(r) for r in region.results]
 
 
-def _nested(manual: Manual, ins: Sequence[Any], emitters: Emitters) -> list[Any]:
+def _nested(manual: Manual, ins: Sequence[Any], emit_of: EmitOf) -> list[Any]:
     """A region over other axes inside of one: along these all devices hold the operands whole, and
     are to hold the results.
     """
@@ -114,7 +119,7 @@ def _nested(manual: Manual, ins: Sequence[Any], emitters: Emitters) -> list[Any]
             for name in axes:
                 n = args[i].shape[dim] // sizes[name]
                 args[i] = lax.dynamic_slice_in_dim(args[i], lax.axis_index(name) * n, n, dim)
-    outs = run_manual(manual, args, emitters)
+    outs = run_manual(manual, args, emit_of)
     for i, spec in enumerate(manual.makes):
         for dim, axes in enumerate(spec):
             if axes:

@@ -15,6 +15,7 @@ from typing import Any
 from partir_search.ir.blockwise import Blockwise
 from partir_search.ir.boundaries import Beyond
 from partir_search.ir.core import Op, Shape
+from partir_search.ir.data_flow import NO_EDGES, DataFlowEdges, Emit
 from partir_search.ir.kind import Kind
 from partir_search.ir.local_context import LocalContext
 from partir_search.ir.manual import Manual
@@ -122,6 +123,8 @@ class OpRule:
       watches: a debugging tool, which decides nothing (see `passes/debug_ops.py`).
       rests: takes its operands as they are tiled, whichever way; costs nothing.
       together: its local form holds collectives, so that all devices must run it.
+      data_flow: edges between the op's operands and results and its regions.
+      emit: runs the op, given emitters of its regions; None without regions.
       told: parameters that types and factors tell; the printed IR leaves them out.
     """
 
@@ -151,6 +154,8 @@ class OpRule:
     rests: bool = False
     together: bool = False
     told: frozenset[str] = frozenset()
+    data_flow: DataFlowEdges = NO_EDGES
+    emit: Emit | None = None
 
     def __post_init__(self) -> None:
         for factor in range(len(self.sizes)):

@@ -36,7 +36,6 @@ from partir_search.lowering.scheduling.early_reads import read_early
 from partir_search.lowering.scheduling.layouts import held_by_rows, row_major
 from partir_search.lowering.slots import Slot, Source
 from partir_search.lowering.traits import LoweringTraits
-from partir_search.rules.control_flow import EMITTERS
 
 Shardings = Callable[[Layout], Any]
 
@@ -243,7 +242,9 @@ def _apply(
         lambda *inner, b=b: _run_block(partition, b, inner, env, effects.inside(), traits)
         for b in item.blocks
     ]
-    outs = EMITTERS[item.op.prim](item.op, blocks, args)
+    emit = partition.rules[item.op.id].emit
+    assert emit is not None, item.op.prim
+    outs = emit(item.op, blocks, args)
     if item.op.effect:  # what follows waits for the region's end
         plain = (x for x in outs if not jnp.issubdtype(x.dtype, jax.dtypes.extended) and x.size)
         effects.tokens.extend(jnp.ravel(x)[0] for x in itertools.islice(plain, 1))

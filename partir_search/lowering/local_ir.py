@@ -6,17 +6,17 @@ The simulator walks it and `emit` turns it into jax, so that the prediction is t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Union
 
 from partir_search.ir.core import Op, Region
 from partir_search.ir.manual import OwnCollective
 from partir_search.ir.partition import Partition
+from partir_search.ir.rule import OpRule
 from partir_search.lowering.collective_matmul import Part
 from partir_search.lowering.passing import Passing
 from partir_search.lowering.reshard import Step
 from partir_search.lowering.slots import Slot, Source
-from partir_search.rules.control_flow import flows_of
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -104,7 +104,7 @@ class LocalProgram:
 
     def instructions(self) -> Iterator[tuple[Instruction, int]]:
         """Moves and ops with the number of times that one step of the program runs them."""
-        yield from _instructions(self.body, 1)
+        yield from _instructions(self.body, 1, self.partition.rules)
 
     def moves(self) -> Iterator[tuple[Move, int]]:
         """The moves among them."""
@@ -123,9 +123,12 @@ def _size(block: Block) -> int:
     return len(block.steps) + sum(map(_size, inner))
 
 
-def _instructions(block: Block, times: int) -> Iterator[tuple[Instruction, int]]:
+def _instructions(
+    block: Block, times: int, rules: Sequence[OpRule]
+) -> Iterator[tuple[Instruction, int]]:
     for item in block.steps:
         yield item, times
         if isinstance(item, Apply) and item.blocks:
-            for inner, trips in zip(item.blocks, flows_of(item.op).trips, strict=True):
-                yield from _instructions(inner, times * trips)
+            trip_counts = rules[item.op.id].data_flow.trip_counts
+            for inner, trips in zip(item.blocks, trip_counts, strict=True):
+                yield from _instructions(inner, times * trips, rules)

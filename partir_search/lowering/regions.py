@@ -13,7 +13,6 @@ from partir_search.lowering.local_ir import Apply
 from partir_search.lowering.resting import Resting
 from partir_search.lowering.slots import Slot, Source, layout_of
 from partir_search.lowering.stopping import stop_alone
-from partir_search.rules.control_flow import flows_of
 
 SAME_REGION = 64  # plans of one op with regions, at most, that are kept
 
@@ -59,23 +58,23 @@ def _with_blocks(of: Resting, op: Op, ends: Crossing) -> OpPlan:
 
 
 def _crossing(of: Resting, op: Op) -> Crossing:
-    flows = flows_of(op)
+    edges = of.partition.rules[op.id].data_flow
     args = [_slots(of.all_resting(region.args)) for region in op.regions]
     results = tuple(of.all_resting(region.results) for region in op.regions)
     needs: list[Layout] = [((),) * len(x.type.shape) for x in op.operands]  # whole predicates
-    for i, r, j, lead in flows.enters:
+    for i, r, j, stacked in edges.inputs:
         layout = args[r][j].layout
-        needs[i] = ((),) * lead + layout if lead else layout
+        needs[i] = ((),) * stacked + layout if stacked else layout
     targets = [list(map(layout_of, each)) for each in results]
     rests = _slots(of.all_resting(op.results))
     made = [slot.layout for slot in rests]
-    for r, i, out, lead in flows.leaves:
+    for r, i, out, stacked in edges.outputs:
         layout = made[out]
-        targets[r][i] = layout[lead:] if lead else layout
-        made[out] = ((),) * lead + layout[lead:] if lead else layout
-    for r, i, to, j in flows.carries:
+        targets[r][i] = layout[stacked:] if stacked else layout
+        made[out] = ((),) * stacked + layout[stacked:] if stacked else layout
+    for r, i, to, j in edges.carries:
         targets[r][i] = args[to][j].layout
-    for r, j, out in flows.finals:
+    for r, j, out in edges.finals:
         made[out] = args[r][j].layout
     outs = tuple(of.slot(v, layout, ()) for v, layout in zip(op.results, made, strict=True))
     ins = of.all_resting(op.operands)

@@ -14,7 +14,6 @@ from partir_search.ir.partition import Partition
 from partir_search.lowering.local_ir import Block, Instruction, Move
 from partir_search.lowering.reshard import COLLECTIVES
 from partir_search.lowering.slots import Slot, Source
-from partir_search.rules.control_flow import flows_of
 
 
 def stop_alone(partition: Partition, op: Op, blocks: Sequence[Block]) -> tuple[Block, ...]:
@@ -23,7 +22,7 @@ def stop_alone(partition: Partition, op: Op, blocks: Sequence[Block]) -> tuple[B
     That is where no iteration holds another collective, and all carries are tiled over the examples
     as the predicate is: a device then reads and writes nothing but what belongs to its examples.
     """
-    examples = flows_of(op).examples
+    examples = partition.rules[op.id].data_flow.examples
     if examples is None:
         return tuple(blocks)
     decision = blocks[examples.decides]

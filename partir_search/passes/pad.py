@@ -20,7 +20,6 @@ from partir_search.ir.numbering import number
 from partir_search.ir.reducers import identity, number_of
 from partir_search.ir.rule import NONE, OpRule
 from partir_search.passes.pad_choice import DimClasses, Pad
-from partir_search.rules.control_flow import flows_of
 
 _INT32 = np.dtype(np.int32)
 _BOOL = np.dtype(np.bool_)
@@ -250,26 +249,26 @@ class _Rewriter:
         return how.filler if how and (operand, dim) in how.masked else ""
 
     def region_op(self, op: Op, scope: _Scope) -> None:
-        flows = flows_of(op)
-        enters = {i: lead for i, _, _, lead in flows.enters}
-        leaves = {out: lead for _, _, out, lead in flows.leaves}
+        edges = self.rules[op.id].data_flow
+        inputs = {i: stacked for i, _, _, stacked in edges.inputs}
+        outputs = {out: stacked for _, _, out, stacked in edges.outputs}
 
-        def shape(x: Operand, lead: int | None = 0) -> Shape:
-            """Padded as its classes say, but for leading dims and what enters no region."""
-            if not isinstance(x, Value) or lead is None:
+        def shape(x: Operand, stacked: int | None = 0) -> Shape:
+            """Padded as its classes say, but for stacked dims and what enters no region."""
+            if not isinstance(x, Value) or stacked is None:
                 return x.type.shape
             size = self.classes.size
             return (
-                *x.type.shape[:lead],
-                *(size(x, d) for d in range(lead, len(x.type.shape))),
+                *x.type.shape[:stacked],
+                *(size(x, d) for d in range(stacked, len(x.type.shape))),
             )
 
-        ins = tuple(scope.read(x, shape(x, enters.get(i)), op) for i, x in enumerate(op.operands))
+        ins = tuple(scope.read(x, shape(x, inputs.get(i)), op) for i, x in enumerate(op.operands))
         regions = []
         for region in op.regions:
             args = tuple(self.make(a, shape(a)) for a in region.args)
             regions.append(self.region(region, args, [shape(x) for x in region.results]))
-        results = tuple(self.make(r, shape(r, leaves.get(i, 0))) for i, r in enumerate(op.results))
+        results = tuple(self.make(r, shape(r, outputs.get(i, 0))) for i, r in enumerate(op.results))
         scope.ops.append(
             dataclasses.replace(op, operands=ins, results=results, regions=tuple(regions), key=None)
         )

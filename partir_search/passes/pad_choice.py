@@ -15,9 +15,9 @@ from collections.abc import Iterator, Sequence
 
 from partir_search.ir.analysis.union_find import UnionFind
 from partir_search.ir.core import Module, Op, Operand, Value
+from partir_search.ir.data_flow import tied_values
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.rule import NONE, OpRule
-from partir_search.rules.control_flow import flows_of, outer_inner
 
 MOST = 1.125  # a padded dim is at most this much longer
 WORTH = 0.02  # of the program's operations at least
@@ -62,10 +62,11 @@ class DimClasses:
     def _together(self, op: Op) -> Iterator[list[tuple[Value, int]]]:
         """Dims that an op makes share one fate."""
         if op.regions:
-            for group in outer_inner(op):
-                rank = min(len(v.type.shape) - lead for v, lead in group)
-                yield from ([(v, lead + d) for v, lead in group] for d in range(rank))
-            for r, i, s, j in flows_of(op).same:
+            edges = self.rules[op.id].data_flow
+            for group in tied_values(op, edges):
+                rank = min(len(v.type.shape) - stacked for v, stacked in group)
+                yield from ([(v, stacked + d) for v, stacked in group] for d in range(rank))
+            for r, i, s, j in edges.shared:
                 one, two = op.regions[r].args[i], op.regions[s].args[j]
                 yield from ([(one, d), (two, d)] for d in range(len(one.type.shape)))
             return

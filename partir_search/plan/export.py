@@ -16,7 +16,6 @@ from partir_search.ir.interpreter import interpret, run_whole
 from partir_search.ir.partition import Partition
 from partir_search.lowering.shard_map import named_sharding, partition_spec
 from partir_search.messages.wording import shown
-from partir_search.rules.control_flow import EMITTERS
 
 MeshAxes = Union[str, tuple[str, ...], None]
 
@@ -55,7 +54,7 @@ def constrained(partition: Partition, mesh: Any) -> Callable[..., list[Any]]:
         return jax.lax.with_sharding_constraint(x, sharding)
 
     def run(*args: Any) -> list[Any]:
-        return interpret(module, args, EMITTERS, run_op, seen)
+        return interpret(module, partition.rules, args, run_op, seen)
 
     return run
 

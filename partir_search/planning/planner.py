@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 
 from partir_search.ir.argument_paths import named
 from partir_search.ir.axis_options import Modes
-from partir_search.ir.core import Module
+from partir_search.ir.core import Module, Op
+from partir_search.ir.data_flow import Tied, tied_values
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.printer import print_partition
 from partir_search.lowering.cache import LocalCache
@@ -37,7 +38,6 @@ from partir_search.propagation.graph import Graph
 from partir_search.propagation.memo import PropagationMemo
 from partir_search.propagation.state import State
 from partir_search.propagation.sub_axes import split_into_sub_axes
-from partir_search.rules.control_flow import outer_inner
 from partir_search.rules.registry import RuleTable, rule_key
 from partir_search.simulator.cost import Cost
 from partir_search.simulator.program_analysis import ProgramAnalysis, analyse_program
@@ -287,10 +287,13 @@ class Planner:
         """
         left = [v.id for glob in leave for _, v in named(self.module, glob)]
         marks = marks_of(self.module, before) | dict.fromkeys(left, "left")
-        folded = fold(self.module, rule_key, marks, outer_inner)
+        folded = fold(self.module, rule_key, marks, self._ties)
         game = self._game(folded, before, axes)
         game.state.frozen = {game.graph.class_of[folded.class_of[v]] for v in left}
         return folded, game
+
+    def _ties(self, op: Op) -> list[Tied]:
+        return tied_values(op, self.table(op).data_flow)
 
     def _game(self, folded: Folded, before: Sequence[Action], names: Sequence[str]) -> PlanningGame:
         graph = Graph(folded.module, self.table, contract=True, alike=folded.alike)

@@ -20,12 +20,12 @@ from partir_search.ir.analysis.axis_rows import AxisRows, axis_rows
 from partir_search.ir.analysis.def_use import DefUse
 from partir_search.ir.analysis.union_find import UnionFind
 from partir_search.ir.core import Module, Op, Operand, Shape, Value
+from partir_search.ir.data_flow import tied_values
 from partir_search.ir.flat import FlatLists
 from partir_search.ir.kind import Kind
 from partir_search.ir.rule import NONE, Dims, OpRule
 from partir_search.passes.debug_ops import watching
 from partir_search.propagation.adjacency import Adjacency
-from partir_search.rules.control_flow import flows_of, outer_inner
 from partir_search.rules.registry import RuleTable
 
 
@@ -34,7 +34,7 @@ class NodeStructure:
     """Factors of a node without its classes, shared by the nodes of one rule and one set of ports.
 
     Attributes:
-      is_flow: the nodes are flows into or out of a region, not ops.
+      is_edge: the nodes are data-flow edges of a region op, not ops.
       dims: [ports][dims] factor of the dim (the most major of several), or NONE.
       sizes: [factors] extents; 0 for blocked factors.
       places: [factors] (port, dim) pairs that a loop over the factor tiles.
@@ -44,7 +44,7 @@ class NodeStructure:
         one only if no value asks for a factor of normal priority.
     """
 
-    is_flow: bool
+    is_edge: bool
     dims: tuple[Dims, ...]
     sizes: tuple[int, ...]
     places: tuple[tuple[tuple[int, int], ...], ...]
@@ -79,7 +79,7 @@ class Node:
         """
         return (
             rule.walks
-            and not self.structure.is_flow
+            and not self.structure.is_edge
             and len(set(factors)) == 3
             and sum(bool(rule.reducers[f]) for f in factors) == 1
             and all(sum(f in dims for f in factors) == 2 for dims in self.structure.dims)
@@ -139,7 +139,7 @@ class Graph:
         structures: dict[int, _Structures] = {}  # by id of the rule: many ops share one
         for op in module.ops:
             if op.regions:
-                self._add_flows(op)
+                self._add_edges(op)
             elif op.id not in contracted:
                 self.node_of[op.id] = len(self.nodes)
                 rule = self.rules[op.id]
@@ -192,7 +192,7 @@ class Graph:
             union.merge(module.body.args[one].id, module.body.args[other].id)
         for op in module.ops:
             if op.regions:
-                for r, i, s, j in flows_of(op).same:
+                for r, i, s, j in self.rules[op.id].data_flow.shared:
                     union.merge(op.regions[r].args[i].id, op.regions[s].args[j].id)
 
     def _contract(self, union: UnionFind) -> set[int]:
@@ -225,14 +225,15 @@ class Graph:
                     union.merge(op.results[0].id, other)
         return contracted
 
-    def _add_flows(self, op: Op) -> None:
+    def _add_edges(self, op: Op) -> None:
         """Adds a node per value that crosses the border of a region of `op`."""
-        for group in dict.fromkeys(outer_inner(op)):  # layers of a fold give equal groups
-            rank = min(len(v.type.shape) - lead for v, lead in group)
-            ports = [(v, (NONE,) * lead + tuple(range(rank))) for v, lead in group]
-            value, lead = group[0]
-            rule = OpRule(Kind.REGION, value.type.shape[lead:], (), (), ("",) * rank)
-            structures = _Structures(rule, [d for _, d in ports], is_flow=True)
+        edges = self.rules[op.id].data_flow
+        for group in dict.fromkeys(tied_values(op, edges)):  # layers of a fold give equal groups
+            rank = min(len(v.type.shape) - stacked for v, stacked in group)
+            ports = [(v, (NONE,) * stacked + tuple(range(rank))) for v, stacked in group]
+            value, stacked = group[0]
+            rule = OpRule(Kind.REGION, value.type.shape[stacked:], (), (), ("",) * rank)
+            structures = _Structures(rule, [d for _, d in ports], is_edge=True)
             self._add(op, [v for v, _ in ports], structures)
 
     def _add(self, op: Op, ports: Sequence[Operand], structures: _Structures) -> None:
@@ -256,9 +257,9 @@ class Graph:
 class _Structures:
     """Structures of the nodes of one rule, by their ports."""
 
-    def __init__(self, rule: OpRule, dims: Sequence[Dims], *, is_flow: bool = False) -> None:
+    def __init__(self, rule: OpRule, dims: Sequence[Dims], *, is_edge: bool = False) -> None:
         """`dims`: [operands, then results][dims] factors."""
-        self.rule, self.dims, self.is_flow = rule, dims, is_flow
+        self.rule, self.dims, self.is_edge = rule, dims, is_edge
         self.on = [tuple(rule.factors_on(port, d) for d in range(len(port))) for port in dims]
         self.sizes = tuple(0 if f in rule.blocked else n for f, n in enumerate(rule.sizes))
         self.known: dict[tuple[int, ...], NodeStructure] = {}
@@ -275,7 +276,7 @@ class _Structures:
                         if self.sizes[f]:
                             places[f].append((p, d))
             found = self.known[ports] = NodeStructure(
-                self.is_flow,
+                self.is_edge,
                 tuple(self.dims[p] for p in ports),
                 self.sizes,
                 tuple(map(tuple, places)),

@@ -9,10 +9,10 @@ from typing import Any
 
 from partir_search.ir.bind import bind
 from partir_search.ir.core import Op, Region
+from partir_search.ir.data_flow import Emit
 from partir_search.ir.kind import Kind
 from partir_search.ir.manual import Manual, OwnCollective, run_manual
 from partir_search.ir.rule import NONE, OpRule
-from partir_search.rules.control_flow import EMITTERS, flows_of
 from partir_search.rules.registry import RULES, register
 
 
@@ -42,7 +42,9 @@ def _ops(region: Region, times: int = 1) -> Iterator[tuple[Op, int]]:
         if not op.regions:
             yield op, times
         else:
-            for inner, trips in zip(op.regions, flows_of(op).trips, strict=True):
+            for inner, trips in zip(
+                op.regions, RULES[op.prim](op).data_flow.trip_counts, strict=True
+            ):
                 yield from _ops(inner, times * trips)
 
 
@@ -86,8 +88,14 @@ def _collectives(region: Region) -> Iterator[OwnCollective]:
                     )
 
 
+def _emit_of(op: Op) -> Emit:
+    emit = RULES[op.prim](op).emit
+    assert emit is not None, op.prim
+    return emit
+
+
 def local_region(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
     """The body on this device's tiles; by the oracle, as jax runs it."""
     if not ctx.on_mesh:
         return bind(op, {k: v for k, v in op.params.items() if k != "manual"}, args)
-    return run_manual(op.params["manual"], args, EMITTERS)
+    return run_manual(op.params["manual"], args, _emit_of)

@@ -50,12 +50,13 @@ def whole(op: Op, kind: Kind, **fields: Any) -> OpRule:
 
 
 def rule_key(op: Op) -> Hashable:
-    """Key of all that a rule may depend on: primitive, params, types and signs of literals. Equal
-    keys have equal rules.
+    """Key of all that a rule may depend on: primitive, params, types, signs of literals and the
+    number of regions (a cond's params do not tell). Equal keys have equal rules.
     """
     if op.key is None:
         op.key = (
             op.prim,
+            len(op.regions),
             tuple([(x.type.shape, x.type.dtype, _sign(x)) for x in op.operands]),
             tuple([(x.type.shape, x.type.dtype) for x in op.results]),
             tuple([(k, _hashable(v)) for k, v in sorted(op.params.items())]),

@@ -10,7 +10,6 @@ import numpy as np
 from partir_search.ir.core import Op
 from partir_search.ir.partition import Partition
 from partir_search.lowering.local_ir import Block, Instruction, LocalProgram, Move
-from partir_search.rules.control_flow import flows_of
 from partir_search.simulator.arrays import Floats, Ints
 from partir_search.simulator.printing import table
 from partir_search.simulator.time.collective_cost import CollectiveCost, CollectiveCosts
@@ -92,9 +91,10 @@ def _schedule(
         if item.turns > 1 and item.turn + 1 < item.turns:
             continue
         if item.blocks:
+            trips = partition.rules[item.op.id].data_flow.trip_counts
             inner[len(steps) - 1] = [
                 (_schedule(b, partition, seconds_of, costs) if b.steps else None, n)
-                for b, n in zip(item.blocks, flows_of(item.op).trips, strict=True)
+                for b, n in zip(item.blocks, trips, strict=True)
             ]
         done = item.op
         at += 1

@@ -10,7 +10,6 @@ from partir_search.ir.core import Shape, Value
 from partir_search.ir.rule import NONE
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.state import State
-from partir_search.rules.control_flow import flows_of
 from partir_search.strategies.argument_roles import Roles, find_roles
 from partir_search.strategies.moves import (
     AlternateParallel,
@@ -166,11 +165,11 @@ class StrategyApplier:
             if op.backward:
                 continue
             if op.regions:
-                for i, r, j, lead in flows_of(op).enters:
+                for i, r, j, stacked in graph.rules[op.id].data_flow.inputs:
                     x = op.operands[i]
                     if isinstance(x, Value) and x.id in origin:
                         cls, dims = origin[x.id]
-                        origin[op.regions[r].args[j].id] = (cls, dims[lead:])
+                        origin[op.regions[r].args[j].id] = (cls, dims[stacked:])
                 continue
             rule = graph.rules[op.id]
             inputs = [(i, v) for i, v in op.inputs() if v.type.shape]

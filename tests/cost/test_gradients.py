@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from partir_search.rules.registry import RuleTable
 from partir_search.simulator.memory.backward_ops import gradients
 from tests.support import module_of
 
@@ -21,7 +22,7 @@ def mlp(x: Any, w: Any, v: Any) -> Any:
 def products(fn: Any, late: bool) -> list[tuple[str, tuple[int, ...]]]:
     """Where each product is and its sides, of those that are gradients or of the others."""
     module = module_of(jax.grad(fn, argnums=(0, 1, 2)), X, W, V)
-    found = gradients(module)
+    found = gradients(module, list(map(RuleTable(), module.ops)))
     body = {op.id for op in module.body.ops}
     return sorted(
         ("body" if op.id in body else "region", tuple(sorted(op.results[0].type.shape)))

@@ -16,9 +16,8 @@ from partir_search.ir.verify import InvalidIR, verify, verify_partition
 from partir_search.passes.fold.fold import find_repeats, fold
 from partir_search.passes.fold.layers import layer_names
 from partir_search.planning.trace import split_call, trace_call
-from partir_search.rules.control_flow import outer_inner
 from partir_search.rules.registry import rule_key
-from tests.support import check_partition, module_of, state_of, tile_arg
+from tests.support import check_partition, module_of, state_of, ties_of, tile_arg
 
 
 def matmuls(x: Any, w1: Any, w2: Any) -> Any:
@@ -194,7 +193,7 @@ def test_fold_looks_into_loops_over_microbatches() -> None:
     for layers in (16, 24, 32):
         gradients, args = deep(layers)
         module = over_microbatches(gradients, *args)
-        folded = fold(module, rule_key, ties_of=outer_inner)
+        folded = fold(module, rule_key, ties_of=ties_of)
         sizes.append((len(folded.module.ops), len(folded.module.values)))
         assert len(fold(module, rule_key).module.ops) > 16 * layers  # if it stays closed
         for value, cls in zip(module.values, folded.class_of, strict=True):

@@ -136,7 +136,8 @@ def test_every_rule_is_tested() -> None:
     elsewhere = {  # tests/test_train_steps.py, reported/test_shifted_reads.py, ...
         RULES[p]
         for p in (
-            *("random_bits", "scan", "sharding_constraint", "shard_alike", "debug_print"),
+            *("random_bits", "scan", "while", "cond", "checkpoint", "optimization_barrier"),
+            *("sharding_constraint", "shard_alike", "debug_print"),
             *("platform_index", "threefry2x32", "ruled_call", "shard_map", "attention", "check"),
             *("inspect_sharding", "shift", "remap", "banded"),
         )

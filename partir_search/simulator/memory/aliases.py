@@ -73,8 +73,8 @@ def alias(
     dies = {v: at for v, at in stored.last.items() if v not in returned}
     released: dict[int, int] = {}
     for at in stored.reads:
-        if region.ops[at].regions:
-            aliased = aliased_operands(region.ops[at], at, made, dies)
+        if (op := region.ops[at]).regions:
+            aliased = aliased_operands(op, rules[op.id].data_flow, at, made, dies)
             released.update((v, at - 1) for v in aliased if made[v] < at)
     unallocated = donated | set(aliased_results(region, carries, rules, made, dies))
     for at in stored.reads if traits.in_place_elementwise else ():

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from partir_search.ir.core import Module, Op, Region
-from partir_search.rules.control_flow import flows_of
+from partir_search.ir.rule import OpRule
 
 
-def gradients(module: Module) -> frozenset[int]:
+def gradients(module: Module, rules: Sequence[OpRule]) -> frozenset[int]:
     """Ids of the ops that compute gradients.
 
     A region of a backward op may also rematerialize values of the forward pass. Inside of a region
     only ops with an input that depends on an entering gradient count.
     """
-    marks = _Marks()
+    marks = _Marks(rules)
     marks.visit(module.body, True)
     return frozenset(marks.found)
 
@@ -25,7 +27,8 @@ class _Marks:
       given: ids of the gradients and of values computed from gradients.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rules: Sequence[OpRule]) -> None:
+        self.rules = rules
         self.found: set[int] = set()
         self.given: set[int] = set()
 
@@ -41,8 +44,8 @@ class _Marks:
 
     def _inside(self, op: Op) -> None:
         """Marks the ops in the regions of an op that reads gradients."""
-        given, flows = self.given, flows_of(op)
-        for operand, at, arg, _ in flows.enters:
+        given, edges = self.given, self.rules[op.id].data_flow
+        for operand, at, arg, _ in edges.inputs:
             if getattr(op.operands[operand], "id", -1) in given:
                 given.add(op.regions[at].args[arg].id)
         before = -1
@@ -50,6 +53,6 @@ class _Marks:
             before = len(given)
             for region in op.regions:
                 self.visit(region, False)
-            for at, result, to, arg in flows.carries:
+            for at, result, to, arg in edges.carries:
                 if getattr(op.regions[at].results[result], "id", -1) in given:
                     given.add(op.regions[to].args[arg].id)

@@ -68,9 +68,11 @@ def assign_inner_buffers(
       users: per value id, the ops that read the value.
       outside: sources of captured values.
     """
+    edges = rules[op.id].data_flow
+    carries = [carry_pairs(edges, number) for number in range(len(op.regions))]
     return tuple(
-        _region_buffers(r, rules, users, dtypes, traits, outside, carries=carry_pairs(op, number))
-        for number, r in enumerate(op.regions)
+        _region_buffers(region, rules, users, dtypes, traits, outside, carries=pairs)
+        for region, pairs in zip(op.regions, carries, strict=True)
     )
 
 

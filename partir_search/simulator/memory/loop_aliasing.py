@@ -10,21 +10,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from partir_search.ir.core import Op, Region, Value
+from partir_search.ir.data_flow import DataFlowEdges
 from partir_search.ir.rule import OpRule
-from partir_search.rules.control_flow import flows_of
 
 CarryPairs = Sequence[tuple[int, int]]
 """Carries of a region: (position among its results, position among its arguments)."""
 
 
-def carry_pairs(op: Op, region: int) -> CarryPairs:
+def carry_pairs(edges: DataFlowEdges, region: int) -> CarryPairs:
     """Carries of region number `region` of an op, from an iteration to the next."""
-    flows = flows_of(op).carries
-    return [(result, arg) for of, result, to, arg in flows if of == to == region]
+    return [(result, arg) for of, result, to, arg in edges.carries if of == to == region]
 
 
 def aliased_operands(
-    op: Op, at: int, made: Mapping[int, int], dies: Mapping[int, int]
+    op: Op, edges: DataFlowEdges, at: int, made: Mapping[int, int], dies: Mapping[int, int]
 ) -> list[int]:
     """Ids of a region op's operands in the same buffers as the op's results.
 
@@ -33,10 +32,9 @@ def aliased_operands(
       made: by value id, the position of the op that makes the value.
       dies: by id of a value that is not returned, the position of the last use.
     """
-    flows = flows_of(op)
-    starts = {(region, arg): operand for operand, region, arg, _ in flows.enters}
+    starts = {(region, arg): operand for operand, region, arg, _ in edges.inputs}
     found = []
-    for region, arg, _ in flows.finals:
+    for region, arg, _ in edges.finals:
         x = op.operands[starts[region, arg]]
         if isinstance(x, Value) and x.id in made and dies.get(x.id) == at:
             found.append(x.id)

@@ -39,7 +39,7 @@ class DotOutputs:
 
     def __init__(self, module: Module, rules: Sequence[OpRule]) -> None:
         self.rules, self.users = rules, module.users()
-        self.gradients = gradients(module)
+        self.gradients = gradients(module, rules)
         self.makers: Mapping[int, Op] = {r.id: op for op in module.ops for r in op.results}
 
     def feeds_masked_softmax(self, dot: Op) -> bool:

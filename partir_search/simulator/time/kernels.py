@@ -11,7 +11,6 @@ from partir_search.ir.core import Op, Region
 from partir_search.ir.rule import OpRule
 from partir_search.passes.fold.fold import Folded
 from partir_search.passes.fold.linear import Places
-from partir_search.rules.control_flow import flows_of
 from partir_search.simulator.arrays import Floats, Ints
 from partir_search.simulator.memory.buffers import Buffers
 from partir_search.simulator.op_kinds import op_flops
@@ -146,7 +145,8 @@ class _Builder:
             op = buffers.region.ops[at]
             place[at] = len(self.op)
             if at in buffers.inner:
-                parts = zip(buffers.inner[at], fusions.inner[at], flows_of(op).trips, strict=True)
+                trip_counts = rules[op.id].data_flow.trip_counts
+                parts = zip(buffers.inner[at], fusions.inner[at], trip_counts, strict=True)
                 for part, fused, n in parts:
                     self.visit(part, fused, rules, trips * n)
             else:
@@ -174,13 +174,14 @@ class _Builder:
                 continue
             place[q] = len(self.op)
             op = region.ops[q]
+            trip_counts = rules[op.id].data_flow.trip_counts
             if at in places.opened:
-                left = zip(op.regions, places.opened[at], flows_of(op).trips, strict=True)
+                left = zip(op.regions, places.opened[at], trip_counts, strict=True)
                 pairs = zip(whole.inner[at], fusions.inner[at], strict=True)
                 for (part, fused), (inner, kept, n) in zip(pairs, left, strict=True):
                     self.visit_folded(part, fused, inner, kept, folded, rules, closed, trips * n)
             elif at in whole.inner:
-                for (part, fused), n in zip(closed[op.id], flows_of(op).trips, strict=True):
+                for (part, fused), n in zip(closed[op.id], trip_counts, strict=True):
                     self.visit(part, fused, rules, trips * n)
             else:
                 values = (folded.class_of[v] for v in fusions.touched[at])

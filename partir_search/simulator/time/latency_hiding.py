@@ -14,7 +14,6 @@ from collections.abc import Iterable, Sequence
 
 from partir_search.ir.core import Module, Op, Region, Value, walk_regions
 from partir_search.ir.rule import OpRule
-from partir_search.rules.control_flow import flows_of
 
 
 def off_critical_path(module: Module, rules: Sequence[OpRule]) -> frozenset[int]:
@@ -39,9 +38,9 @@ def _visit(
             critical.update(v.id for _, v in op.inputs())
         if not op.regions:
             continue
-        flows = flows_of(op)
-        leaving = [(r, i) for r, i, out, _ in flows.leaves if op.results[out].id in critical]
-        leaving += [(r, i) for r, i, _, _ in flows.carries]
+        edges = rules[op.id].data_flow
+        leaving = [(r, i) for r, i, out, _ in edges.outputs if op.results[out].id in critical]
+        leaving += [(r, i) for r, i, _, _ in edges.carries]
         for at, inner in enumerate(op.regions):
             wanted = (inner.results[i] for r, i in leaving if r == at)
             _visit(inner, [v.id for v in wanted if isinstance(v, Value)], rules, critical)
