@@ -1,4 +1,4 @@
-"""Reads a jaxpr into a `Module`. The only file that knows how jaxprs look, for every supported jax.
+"""Reads a jaxpr into a `Module`: the front of `ir/reading/`, for every supported jax.
 
 Nested `jit`, `custom_jvp_call` and `custom_vjp_call` are inlined; `scan`, `while`, `cond` and remat
 become ops with regions; equations whose results nobody uses are dropped (about one in twenty in a
@@ -17,17 +17,23 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding
 
-from partir_search.ir.batched_loops import is_batched, write_out
 from partir_search.ir.core import Literal, Module, Op, Operand, Region, TensorType, Value
-from partir_search.ir.counted_loops import Counted, counted_while
-from partir_search.ir.foreign_primitives import Bodies
 from partir_search.ir.manual import Manual, manual_axes, spec_of
 from partir_search.ir.numbering import number
-from partir_search.ir.refs.discharge import READ
-from partir_search.ir.refs.regions import carried, check_no_ref, has_effect, write_back, written
-from partir_search.ir.sharding_constraints import constrained, laid
+from partir_search.ir.reading.batched_loops import is_batched, write_out
+from partir_search.ir.reading.counted_loops import Counted, counted_while
+from partir_search.ir.reading.foreign_primitives import Bodies
+from partir_search.ir.reading.refs.discharge import READ
+from partir_search.ir.reading.refs.regions import (
+    carried,
+    check_no_ref,
+    has_effect,
+    write_back,
+    written,
+)
+from partir_search.ir.reading.sharding_constraints import constrained, laid
+from partir_search.ir.reading.trip_counts import set_trips
 from partir_search.ir.source_names import clean, is_backward, value_stem
-from partir_search.ir.trip_counts import set_trips
 
 INLINED = {
     "call_hi_primitive": "_prim",
@@ -76,7 +82,7 @@ def read_module(
       jaxpr: closed jaxpr; one path per argument and per result.
       ties: pairs of argument and result index that keep one tiling.
       donated: indices of donated arguments.
-      trip_counts: of loops that depend on data, by glob (see `ir/trip_counts.py`).
+      trip_counts: of loops that depend on data, by glob (see `ir/reading/trip_counts.py`).
       ruled: primitives that stay ops; others are read through their definitions. None: all do.
     """
     reader = _Reader()

@@ -1,22 +1,11 @@
-"""Trip counts of loops: read off the program, said by the user, or assumed.
-
-Nothing is known of a loop that depends on data, but what it costs depends on its count. Loops of
-unknown count that lie in each other share one assumption: the innermost body runs `ASSUMED` times
-in all, not that number to the power of their depth. A loop with a limit takes no more than that of
-the assumption, and leaves the rest to the others.
-"""
+"""Trip counts of loops, as params of their ops, and the loops whose count depends on data."""
 
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
-from collections.abc import Iterator, Mapping
-from types import MappingProxyType
-from typing import Any
+from collections.abc import Iterator
 
 from partir_search.ir.core import Module, Op, Region
-from partir_search.ir.counted_loops import Counted
-from partir_search.ir.early_exit import early_scans
 
 ASSUMED = 100  # as XLA's auto-sharding pass assumes when the count depends on data
 
@@ -58,47 +47,6 @@ def trips_of(op: Op) -> int:
     return int(op.params.get("length", ASSUMED)) if found is None else found.count
 
 
-def set_trips(
-    module: Module,
-    counts: Mapping[int, Counted | None],
-    said: Mapping[str, int] = MappingProxyType({}),
-) -> None:
-    """Gives each loop of a module that was just read its `trips` param, where a count is needed.
-
-    Args:
-      counts: by `id` of a `while`, what it was found to count.
-      said: trip counts by glob on a loop's source line, name stack or name.
-
-    Raises:
-      ValueError: a glob matches no loop whose count depends on data.
-    """
-    counts = dict(counts)
-    unknown, known = dict[int, Op](), list[Op]()
-    for op in early_scans(module.body):
-        counts[id(op)] = Counted(int(op.params["length"]), exact=False)
-        unknown[id(op)] = op
-    for op in _whiles(module.body):
-        count = counts.get(id(op))
-        if count is not None and count.exact:
-            _give(op, Trips(max(1, count.most), count.most, "program"))
-            known.append(op)
-        else:
-            unknown[id(op)] = op
-    loops = list(unknown.values())
-    used: set[str] = set()
-    for op in loops if said else ():
-        for glob, count_said in said.items():
-            if any(fnmatch.fnmatchcase(text, glob) for text in _texts(op)):
-                used.add(glob)
-                if id(op) in unknown:
-                    _say(op, unknown, counts, count_said)
-    for glob in said:
-        if glob not in used:
-            raise ValueError(_no_loop(glob, loops, known))
-    for op in module.body.ops:
-        _assume(op, unknown, counts, float(ASSUMED))
-
-
 def data_loops(module: Module) -> list[DataLoop]:
     """The loops of a module whose trip count depends on data, in program order."""
     return list(_data_loops(module.body, 1))
@@ -109,103 +57,11 @@ def _data_loops(region: Region, runs: int) -> Iterator[DataLoop]:
         trips: Trips | None = op.params.get("trips") if op.regions else None
         inside = runs * (trips.count if trips else int(op.params.get("length", 1)))
         if trips and trips.said != "program":
-            yield DataLoop(_name(op), op.source or op.scope, trips, inside)
+            yield DataLoop(loop_name(op), op.source or op.scope, trips, inside)
         for inner in op.regions:
             yield from _data_loops(inner, inside)
 
 
-def _whiles(region: Region) -> Iterator[Op]:
-    for op in region.ops:
-        if op.prim == "while":
-            yield op
-        for inner in op.regions:
-            yield from _whiles(inner)
-
-
-def _give(op: Op, trips: Trips) -> None:
-    op.params = {**op.params, "trips": trips}
-
-
-def _most(counts: Mapping[int, Counted | None], op: Op) -> int | None:
-    found = counts.get(id(op))
-    return None if found is None else found.most
-
-
-def _say(op: Op, unknown: dict[int, Op], counts: Mapping[int, Counted | None], count: int) -> None:
-    """Takes the user's count; for a nest of scans that are left early it is that of them all."""
-    if op.prim == "while":
-        _give(op, Trips(count, _most(counts, op), "user"))
-        del unknown[id(op)]
-        return
-    nest = {i: unknown.pop(i) for i in map(id, early_scans(Region((), (op,), ()))) if i in unknown}
-    _assume(op, nest, counts, float(count), "user")
-
-
-def _limits(
-    op: Op, unknown: Mapping[int, Any], counts: Mapping[int, Counted | None]
-) -> list[int | None]:
-    """Limits of the loops of unknown count in each other, from `op` inward; None without one."""
-    inner = [_limits(o, unknown, counts) for r in op.regions for o in r.ops if o.regions]
-    own = [_most(counts, op)] if id(op) in unknown else []
-    return own + max(inner, key=len, default=[])
-
-
-def _share(limits: list[int | None], runs: float) -> float:
-    """The count that loops in each other have in common, but for those of smaller limits, for
-    `runs` of the innermost body in all.
-    """
-    free = list(limits)
-    while True:
-        share = float(runs ** (1 / len(free)))
-        small = [m for m in free if m is not None and m < share]
-        if len(small) in (0, len(free)):
-            return share
-        for m in small:
-            runs /= max(1, m)
-            free.remove(m)
-
-
-def _assume(
-    op: Op,
-    unknown: Mapping[int, Any],
-    counts: Mapping[int, Counted | None],
-    runs: float,
-    said: str = "assumed",
-) -> None:
-    """Shares out `runs` iterations among the unknown loops that lie in each other."""
-    if not op.regions:
-        return
-    if id(op) in unknown:
-        most = _most(counts, op)
-        count = max(1, round(_share(_limits(op, unknown, counts), runs)))
-        count = count if most is None else max(1, min(count, most))
-        _give(op, Trips(count, most, said))
-        runs = max(1.0, runs / count)
-    for region in op.regions:
-        for inner in region.ops:
-            _assume(inner, unknown, counts, runs, said)
-
-
-def _name(op: Op) -> str:
+def loop_name(op: Op) -> str:
+    """Name of a loop's first result, or of its primitive."""
     return op.results[0].name if op.results else op.prim
-
-
-def _texts(op: Op) -> tuple[str, ...]:
-    return op.source, op.scope, _name(op)
-
-
-def _no_loop(glob: str, left: list[Op], known: list[Op]) -> str:
-    exact = [o for o in known if any(fnmatch.fnmatchcase(t, glob) for t in _texts(o))]
-    if exact:
-        trips: Trips = exact[0].params["trips"]
-        return (
-            f"trip_counts: {glob!r} matches a loop at {exact[0].source or _name(exact[0])} that"
-            f" the program itself runs {trips.count} times"
-        )
-    shown = ", ".join(f"{_name(o)} at {o.source or '?'}" for o in left[:5])
-    more = ", ..." if len(left) > 5 else ""
-    return (
-        f"trip_counts: {glob!r} matches no loop whose count depends on data (a glob is matched"
-        " with a loop's source line, name stack and name); "
-        + (f"they are: {shown}{more}" if left else "the program has none")
-    )

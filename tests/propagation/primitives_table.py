@@ -5,9 +5,9 @@ from __future__ import annotations
 import collections
 import pathlib
 
-from partir_search.ir.foreign_primitives import CHOSEN, IDENTITIES, REDUCED
 from partir_search.ir.from_jaxpr import INLINED, REGIONS, TAKEN_APART
-from partir_search.ir.refs.discharge import READ
+from partir_search.ir.reading.foreign_primitives import CHOSEN, IDENTITIES, REDUCED
+from partir_search.ir.reading.refs.discharge import READ
 from partir_search.rules import RULES
 from partir_search.rules.unruled import UNRULED
 from tests.propagation.cases import CASES

@@ -17,7 +17,7 @@ from partir_search.ir.core import Module, Op
 from partir_search.ir.from_jaxpr import INLINED, REGIONS, TAKEN_APART
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.printer import print_partition
-from partir_search.ir.refs.discharge import READ
+from partir_search.ir.reading.refs.discharge import READ
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.state import State
 from partir_search.rules import RULES, RuleTable

@@ -14,7 +14,7 @@ from jax.experimental import pallas as pl
 
 import partir_search as ps
 from partir_search.ir.mesh import MeshShape
-from partir_search.ir.refs.discharge import READ
+from partir_search.ir.reading.refs.discharge import READ
 from partir_search.simulator.target.machine import MACHINES, Machine
 from tests.reported.ref_programs import PAIRS
 from tests.support import (

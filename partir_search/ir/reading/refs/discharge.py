@@ -1,7 +1,7 @@
 """Mutable refs read as values: reads take parts, writes make new values.
 
 While a jaxpr is read, the environment maps the variable of a ref to the value that it holds.
-`ir/refs/regions.py` has the ops with regions.
+`regions.py` has the ops with regions.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 from jax import lax
 
 from partir_search.ir.core import Literal, Op, Operand
-from partir_search.ir.refs.indexing import is_slice, put, take
-from partir_search.ir.refs.regions import Env, Reader, is_ref, where
+from partir_search.ir.reading.refs.indexing import is_slice, put, take
+from partir_search.ir.reading.refs.regions import Env, Reader, is_ref, where
 
 
 def _alias(reader: Reader, eqn: Any, env: Env, ops: list[Op], prefix: str) -> None:

@@ -17,7 +17,7 @@ import jax
 from jax import lax
 
 from partir_search.ir.core import Op, Operand, Region, Value
-from partir_search.ir.counted_loops import Counted, Iteration, counted
+from partir_search.ir.reading.counted_loops import Counted, Iteration, counted
 
 Env = dict[int, Operand]  # by id of a value
 
