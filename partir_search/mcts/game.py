@@ -8,8 +8,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
+import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 Move = Hashable
 
@@ -77,6 +78,14 @@ class Elite:
     path: tuple[Move, ...]
 
 
+_FORMER_NAMES = {
+    "look": "evaluate",
+    "looks": "evaluations",
+    "spent": "exhausted",
+    "novel": "finding_new",
+}
+
+
 class Record:
     """Scores of the states that a search has evaluated, the best answers, and the budget.
 
@@ -111,6 +120,14 @@ class Record:
         self.history: list[tuple[int, Score]] = []
         self.worst = -math.inf
         self._progress = progress
+
+    def __getattr__(self, name: str) -> Any:
+        """Deprecated names, kept for one version, as `progress` functions receive the record."""
+        if name not in _FORMER_NAMES:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        new = _FORMER_NAMES[name]
+        warnings.warn(f"Record.{name} is now Record.{new}", DeprecationWarning, stacklevel=2)
+        return getattr(self, new)
 
     @property
     def used(self) -> float:

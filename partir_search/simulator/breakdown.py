@@ -1,4 +1,4 @@
-"""Cost of a step by kernel and collective, each with the traits that its price depends on."""
+"""Cost of a step by kernel and collective, each with the compiler's traits behind its cost."""
 
 from __future__ import annotations
 
@@ -31,27 +31,28 @@ def cost_by_op(
     rules: Sequence[OpRule],
     analysis: ProgramAnalysis | None,
 ) -> tuple[OpCost, ...]:
-    """Every kernel and collective of a program, dearest first.
+    """Lists all kernels and collectives of a program, most seconds first.
 
     Args:
-      found: of the program's partition.
+      found: roofline of the program's partition.
+      costs: of the program's mesh.
       rules: per op id.
-      analysis: of the program's module, if it is no quotient.
+      analysis: of the program's module; None for a quotient.
     """
     rows, partial = list[OpCost](), dict[int, int]()
     for move, _ in program.moves():
         if move.step.monoid:
             partial.setdefault(move.source.value.id, move.source.nbytes)
     seconds_of = found.seconds.copy()
-    for kernel, longer in split_at_partials(time.splits, time.work, found, partial).seconds.items():
-        seconds_of[kernel] += longer
-    ops, k = program.partition.module.ops, time.kernels
-    priced = _KernelTraits(program, found, k, rules, analysis)
-    spent = (found.flops.tolist(), found.moved.tolist(), seconds_of.tolist())
-    columns = zip(k.op.tolist(), k.times.tolist(), *spent, strict=True)
+    for kernel, added in split_at_partials(time.splits, time.work, found, partial).seconds.items():
+        seconds_of[kernel] += added
+    ops, kernels = program.partition.module.ops, time.kernels
+    traits_of = _KernelTraits(program, found, kernels, rules, analysis).of
+    figures = (found.flops.tolist(), found.moved.tolist(), seconds_of.tolist())
+    columns = zip(kernels.op.tolist(), kernels.times.tolist(), *figures, strict=True)
     for number, (op_id, times, flops, moved, seconds) in enumerate(columns):
         op = ops[op_id]
-        name, traits = op.results[0].name, priced.of(number)
+        name, traits = op.results[0].name, traits_of(number)
         rows.append(OpCost(op.prim, name, op.source, times, seconds, flops, moved, traits))
     arguments = {slot.id for slot in _arguments(program.body)}
     for move, trips in program.moves():
@@ -71,6 +72,7 @@ def cost_by_op(
 
 
 def _arguments(block: Block) -> Iterator[Slot]:
+    """Arguments of a block and of all blocks inside."""
     yield from block.args
     for item in block.steps:
         for inner in item.blocks if isinstance(item, Apply) else ():
@@ -80,7 +82,7 @@ def _arguments(block: Block) -> Iterator[Slot]:
 def _move_traits(
     move: Move, width: float, argument: bool, costs: CollectiveCosts
 ) -> tuple[str, ...]:
-    """Traits that the price of a collective depends on."""
+    """Names of the traits on which the cost of a collective depends."""
     traits, kind = costs.machine.traits, move.step.kind
     start = traits.async_all_gather
     early = kind == "all_gather" and (start == "since_source" or (argument and start != "never"))
@@ -96,7 +98,7 @@ def _move_traits(
 
 
 class _KernelTraits:
-    """Traits that the prices of a program's kernels depend on."""
+    """Names of the traits on which the costs of a program's kernels depend."""
 
     def __init__(
         self,
@@ -118,10 +120,11 @@ class _KernelTraits:
             self._forced.update(v.id for op in region.ops if op.regions for _, v in op.inputs())
 
     def of(self, k: int) -> tuple[str, ...]:
-        """Names of traits, without repeats."""
+        """Names of the traits of kernel `k`, without repeats."""
         return tuple(dict.fromkeys(self._names(k)))
 
     def _names(self, k: int) -> Iterator[str]:
+        """Names of the traits of kernel `k`, perhaps repeated."""
         found, machine = self._roofline, self._roofline.machine
         traits: XlaTraits = machine.traits
         op = self._module.ops[int(self._kernels.op[k])]
@@ -135,11 +138,11 @@ class _KernelTraits:
         if any(found.width[v] > 1.0 for v in values):
             yield "keeps_dots_wide"
         if machine.vmem_bytes_per_s:
-            most = machine.vmem_bytes * traits.vmem_resident_fraction
-            if any(found.stored_bytes(v) <= most for v in values):
+            largest = machine.vmem_bytes * traits.vmem_resident_fraction
+            if any(found.stored_bytes(v) <= largest for v in values):
                 yield "vmem_resident_fraction"
-        starts = self._module.ops[int(self._kernels.op[leader])]
-        if self._rules[starts.id].contracts and (leader != k or k in self._leads):
+        leading_op = self._module.ops[int(self._kernels.op[leader])]
+        if self._rules[leading_op.id].contracts and (leader != k or k in self._leads):
             yield "fuses_dot_epilogues"
         if is_reduction(rule) and leader == k and exceeds_accumulator(op, rule, traits):
             yield "max_reduction_accumulator_bytes"
@@ -149,7 +152,7 @@ class _KernelTraits:
     def _of_values(
         self, op: Op, values: Sequence[int], analysis: ProgramAnalysis, traits: XlaTraits
     ) -> Iterator[str]:
-        """Traits by which values that the kernel touches are stored, or its operands are not."""
+        """Names of the traits that decide which of the kernel's values and operands are stored."""
         dtypes, rule = analysis.dtypes, self._rules[op.id]
         if any(v in dtypes.materialized for v in values):
             if traits.materializes_dot_operands:
@@ -177,6 +180,7 @@ class _KernelTraits:
 
 
 def _regions(region: Region) -> Iterator[Region]:
+    """A region and all regions inside."""
     yield region
     for op in region.ops:
         for inner in op.regions:

@@ -13,10 +13,13 @@ class Cost:
     """Cost of one step of a program on one device.
 
     Attributes:
-      seconds: whole step; `compute_seconds` + `collective_seconds` (exposed ones only).
-      peak_bytes: most bytes live at once, arguments included.
+      seconds: whole step, the sum of `compute_seconds` and `collective_seconds`.
+      compute_seconds: kernels and copies.
+      collective_seconds: exposed seconds of collectives, not hidden by compute.
+      peak_bytes: most live bytes at any point of the step, arguments included.
+      argument_bytes: bytes of arguments and constants.
       flops: floating-point operations on one device.
-      bytes_by_axis / bytes_by_kind: bytes sent by one device.
+      bytes_by_axis / bytes_by_kind: bytes sent by one device, by mesh axes, by kind of collective.
     """
 
     seconds: float
@@ -37,13 +40,15 @@ class Cost:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OpCost:
-    """One kernel's or collective's part of a step on one device.
+    """Cost of one kernel or collective on one device.
 
     Attributes:
       kind: the primitive, or the collective.
-      value: name of the value that is computed or moved.
-      times: runs per step; `seconds`, `flops` and `bytes` are of all runs together.
-      traits: names of the compiler's traits that the price depends on (docs/evidence/traits.md).
+      value: name of the value computed or moved.
+      source: file and line of the op in the user's program.
+      times: runs per step.
+      seconds / flops / bytes: totals of all runs.
+      traits: names of the compiler's traits behind the cost (docs/evidence/traits.md).
     """
 
     kind: str

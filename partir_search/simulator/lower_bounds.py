@@ -1,9 +1,9 @@
-"""The least that devices must send for a program's products, whatever the plan.
+"""Lower bounds of the communication of a program's matrix products, under any plan.
 
-Memory-independent lower bounds of one product on p devices: Al Daas, Ballard, Grigori, Kumar and
-Rouse, SPAA 2022 (arXiv 2205.13407). They hold for one product whose operands may lie anywhere but
-only once; a sum of them over products is what a plan is held against, no bound on the program:
-copies that several products share are gathered once.
+Memory-independent bounds of one product on p devices: Al Daas, Ballard, Grigori, Kumar and Rouse,
+SPAA 2022 (arXiv 2205.13407). A bound assumes one copy of each operand, in any distribution. The sum
+over a program's products is a yardstick for plans, not a bound of the program, as several products
+may share one gathered copy.
 """
 
 from __future__ import annotations
@@ -29,9 +29,13 @@ def product_words(m: float, n: float, k: float, devices: float) -> float:
 
 
 def products_bytes(module: Module, rules: Sequence[OpRule], devices: int) -> float:
-    """The sum over the program's products (matrix products, and convolutions as such), in bytes.
+    """Sum of the lower bounds of all matrix products of a module, in bytes.
 
-    Ops inside of loops count once. Batches of products go to as many groups of devices first.
+    A convolution counts as the equivalent matrix product. An op in a loop counts once. The devices
+    are divided among the products of a batch first.
+
+    Args:
+      rules: per op id.
     """
     total = 0.0
     for op in module.ops:
@@ -40,16 +44,16 @@ def products_bytes(module: Module, rules: Sequence[OpRule], devices: int) -> flo
         if not rule.contracts or len(inputs) != 2 or len(op.results) != 1 or 0 in rule.sizes:
             continue
         (a, left), (b, right) = inputs
-        held = [
+        in_operands = [
             tuple(rule.dim_of(dims, f) >= 0 for dims in (rule.operands[a], rule.operands[b]))
             for f in range(len(rule.sizes))
         ]
         batch = m = n = k = 1
         for f, size in enumerate(rule.sizes):
-            made = rule.dim_of(rule.results[0], f) >= 0
-            if held[f] == (True, True):
-                batch, n = (batch * size, n) if made else (batch, n * size)
-            elif held[f][0]:
+            in_result = rule.dim_of(rule.results[0], f) >= 0
+            if in_operands[f] == (True, True):
+                batch, n = (batch * size, n) if in_result else (batch, n * size)
+            elif in_operands[f][0]:
                 m *= size
             else:
                 k *= size

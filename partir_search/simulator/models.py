@@ -1,4 +1,4 @@
-"""Models of memory and time of one module on one machine, composed of the analyses."""
+"""Memory and time models of one module on one machine, composed of the analyses."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from partir_search.simulator.time.vector_units import VectorWork, vector_work
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class TimeModel:
-    """Kernels of a module and their work.
+    """Kernels of a module and their work, valid for every partition.
 
     Attributes:
       rates: [K] attained matrix rate of each kernel, flops per second.
-      deferred_runs: [ops] see `time/overlap.py`.
+      deferred_runs: [ops] runs per step of dots off the critical path (`time/overlap.py`).
     """
 
     kernels: Kernels
@@ -55,8 +55,8 @@ class TimeModel:
     def __str__(self) -> str:
         rows = [
             ("kernels", len(self.kernels.op)),
-            ("of them leaders", len(set(self.kernels.leader.tolist()))),
-            ("that collectives can split", len(self.splits.kernel)),
+            ("leading kernels", len(set(self.kernels.leader.tolist()))),
+            ("kernels that collectives can split", len(self.splits.kernel)),
             ("dots that can be deferred", int((self.deferred_runs > 0).sum())),
         ]
         return table("TimeModel", ("", "number"), rows)
@@ -64,7 +64,7 @@ class TimeModel:
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class Models:
-    """Facts, memory and time of a module, or of the quotient of a fold."""
+    """Facts, memory model and time model of a module, or of the quotient of a fold."""
 
     facts: ProgramFacts
     memory: MemoryModel
@@ -77,7 +77,7 @@ class Models:
 def model_program(
     module: Module, rules: Sequence[OpRule], machine: Machine, analysis: ProgramAnalysis
 ) -> Models:
-    """Models of a module that is not folded.
+    """Builds the models of a module without a fold.
 
     Args:
       rules: per op id.
@@ -109,10 +109,11 @@ def model_program(
 def model_fold(
     folded: Folded, rules: Sequence[OpRule], machine: Machine, analysis: ProgramAnalysis
 ) -> Models:
-    """Models of a quotient, by way of the analyses of its original.
+    """Builds the models of a quotient from the analyses of its original.
 
     Args:
       rules: per op id of the quotient.
+      analysis: of the original.
     """
     module, buffers = folded.module, analysis.buffers
     n, traits = len(module.values), machine.traits
@@ -143,7 +144,7 @@ def model_fold(
 
 
 def _closed_regions(folded: Folded, rules: Sequence[OpRule], machine: Machine) -> Closed:
-    """Buffers and fusions of a quotient's regions that are not folded."""
+    """Buffers and fusions of the regions of a quotient's ops without folded regions."""
     module, traits = folded.module, machine.traits
     found: dict[int, list[tuple[Buffers, Fusions]]] = {}
     if not any(op.regions for op in module.body.ops):
@@ -164,6 +165,7 @@ def _closed_regions(folded: Folded, rules: Sequence[OpRule], machine: Machine) -
 
 
 def _with_constants(counts: Floats, module: Module) -> Floats:
+    """Adds 1 for each constant of a module to [values] counts, in place."""
     for v_id in module.constants:
         counts[v_id] += 1
     return counts
@@ -176,6 +178,7 @@ def _time_model(
     width: Floats,
     machine: Machine,
 ) -> TimeModel:
+    """Builds the time model of a module's or quotient's kernels."""
     rates = np.array([machine.matmul_flops_per_s(d) for d in kernels.dtype])
     work = vector_work(facts.module, rules, kernels, width, machine)
     leaders = dict(zip(kernels.op.tolist(), kernels.op[kernels.leader].tolist(), strict=True))

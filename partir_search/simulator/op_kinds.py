@@ -1,4 +1,4 @@
-"""Kinds of ops that the simulator tells apart, and their floating-point operations."""
+"""Kinds of ops by their kernels, and floating-point operations of an op."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from partir_search.ir.rule import OpRule
 
 
 def is_pointwise(rule: OpRule) -> bool:
-    """True for an op that walks its operands point by point: elementwise, or a plain reduction."""
+    """True for an elementwise op or a plain reduction, computed point by point."""
     if rule.elementwise:
         return True
     return bool(
@@ -20,7 +20,7 @@ def is_pointwise(rule: OpRule) -> bool:
 
 
 def is_reduction(rule: OpRule) -> bool:
-    """True for a plain reduction."""
+    """True for a plain reduction: no contraction, and no blocked, opaque or device-local op."""
     return not rule.elementwise and is_pointwise(rule)
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-LINES = 40  # rows of a table that are printed
+LINES = 40  # most printed rows of a table
 
 
 def table(title: str, head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Rows in columns under a title, the first `LINES` of them."""
+    """Text of a table: a title, a head and the first `LINES` rows in aligned columns."""
     cells = [[_text(x) for x in row] for row in rows]
     shown = [list(head), *cells[:LINES]]
     widths = [max(len(row[i]) for row in shown) for i in range(len(head))]

@@ -1,4 +1,4 @@
-"""Analyses of a whole program on a machine, which models of it and of its folds share."""
+"""Analyses of a whole program on a machine, shared by the models of the program and its folds."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from partir_search.simulator.time.latency_hiding import off_critical_path
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class ProgramAnalysis:
-    """Stored values and kernels of a program that is not folded.
+    """Stored values and kernels of a program without a fold.
 
     Attributes:
-      off_critical_path: ids of values that no dot needs, on targets that make use of that.
-      weight_casts: by id of a cast that dots compute themselves, the argument that it converts.
+      off_critical_path: ids of values on which no dot depends; empty on targets that neither defer
+        dots nor run all_gathers asynchronously.
+      weight_casts: by id of a cast computed inside of dots, the id of the converted argument.
     """
 
     dtypes: Dtypes
@@ -38,7 +39,7 @@ class ProgramAnalysis:
 
 
 def analyse_program(module: Module, rules: Sequence[OpRule], machine: Machine) -> ProgramAnalysis:
-    """Analyses of a module.
+    """Analyses a module on a machine.
 
     Args:
       rules: per op id.
@@ -47,9 +48,9 @@ def analyse_program(module: Module, rules: Sequence[OpRule], machine: Machine) -
     dtypes = assign_dtypes(module, rules, traits)
     buffers = assign_buffers(module, rules, dtypes, traits)
     fusions = fuse(buffers, rules, dtypes, traits)
-    late, casts = frozenset[int](), dict[int, int]()
+    off_path, casts = frozenset[int](), dict[int, int]()
     if traits.defers_weight_gradients or traits.async_all_gather != "never":
-        late = off_critical_path(module, rules)
+        off_path = off_critical_path(module, rules)
     if traits.fuses_weight_casts:
         casts = find_weight_casts(module, rules, buffers.materialized)
-    return ProgramAnalysis(dtypes, buffers, fusions, late, casts)
+    return ProgramAnalysis(dtypes, buffers, fusions, off_path, casts)

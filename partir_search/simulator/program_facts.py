@@ -1,4 +1,4 @@
-"""Facts of a module that hold under every partition and that memory and time both need."""
+"""Facts of a module for both memory and time, valid for every partition."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class ProgramFacts:
     """Definitions and uses of a module, or of the quotient of a fold.
 
     Attributes:
-      contracts / elementwise: [ops] kind of each op.
-      manual: by op id, collectives in a region of the user's own.
-      for_dots: [values] whether the value is f32 and dots alone read it.
-      off_critical_path: ids of values that no dot needs (`time/latency_hiding.py`).
+      contracts / elementwise: [ops] True for a contraction, for an elementwise op.
+      manual: by op id, collectives in the user's own `shard_map` region.
+      for_dots: [values] True for an f32 value read by dots alone.
+      off_critical_path: ids of values on which no dot depends (`time/latency_hiding.py`).
     """
 
     module: Module
@@ -46,7 +46,7 @@ class ProgramFacts:
 
     @functools.cached_property
     def last_use(self) -> array[int]:
-        """[values] position of the body's op that uses each last, or NONE."""
+        """[values] position of the last op in the body to read each value, or NONE."""
         found = array("i", [NONE]) * len(self.module.values)
         for at, op in enumerate(self.module.body.ops):
             for _, v in op.inputs():
@@ -55,7 +55,7 @@ class ProgramFacts:
 
     @functools.cached_property
     def donated_results(self) -> frozenset[int]:
-        """Ids of results that land in a donated argument's buffer."""
+        """Ids of results written into a donated argument's buffer."""
         results = [
             self.module.body.results[r] for a, r in self.module.ties if a in self.module.donated
         ]
@@ -63,7 +63,7 @@ class ProgramFacts:
 
     @functools.cached_property
     def made(self) -> array[int]:
-        """[values] id of the op that makes each, or NONE: arguments and constants."""
+        """[values] id of the op that makes each value, or NONE for arguments and constants."""
         found = array("i", [NONE]) * len(self.module.values)
         for op in self.module.ops:
             for r in op.results:
@@ -78,15 +78,18 @@ def program_facts(
     off_critical_path: Set[int],
     class_of: Ints,
 ) -> ProgramFacts:
-    """Facts of a module whose original, if it is a quotient, has some values off the critical path.
+    """Collects the facts of a module or quotient.
 
     Args:
       rules: per op id.
+      for_dots: [values] see `ProgramFacts`.
+      off_critical_path: ids of values of the original. A quotient's value is off the critical path
+        if all of its instances are.
       class_of: id of the module's value for each of the original's.
     """
-    awaited = np.ones(len(class_of), dtype=np.bool_)
-    awaited[list(off_critical_path)] = False
-    late = np.setdiff1d(class_of[~awaited], class_of[awaited])
+    critical = np.ones(len(class_of), dtype=np.bool_)
+    critical[list(off_critical_path)] = False
+    off_path = np.setdiff1d(class_of[~critical], class_of[critical])
     regions = ((op.id, rules[op.id].manual) for op in module.ops)
     return ProgramFacts(
         module,
@@ -94,5 +97,5 @@ def program_facts(
         [rule.elementwise for rule in rules],
         {i: manual.collectives for i, manual in regions if manual},
         for_dots,
-        frozenset(late.tolist()),
+        frozenset(off_path.tolist()),
     )

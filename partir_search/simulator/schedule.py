@@ -1,4 +1,4 @@
-"""Schedule of a device-local program: the position and the cost of each instruction."""
+"""Schedule of a device-local program: the position and cost of each instruction."""
 
 from __future__ import annotations
 
@@ -15,21 +15,25 @@ from partir_search.simulator.printing import table
 from partir_search.simulator.time.collective_cost import CollectiveCost, CollectiveCosts
 
 Scheduled = tuple[Instruction, int, CollectiveCost | None, bool]
-"""Instruction, the position of the op that it is done for (the number of ops for the region's
-results), the cost of a move, and whether it moves an argument of the region."""
+"""An instruction of a region, with three annotations:
+
+- The position of its op in the region; for a move of the region's results, the number of ops.
+- The cost of a move; None for an op.
+- True for a move of an argument of the region.
+"""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class ScheduledBlock:
-    """One region on one device.
+    """Schedule of one region on one device.
 
     Attributes:
-      members: ids of the region's ops.
-      seconds: [ops] of compute in one run of the region.
-      spent: [ops + 1] seconds of compute before each op.
-      steps: instructions; see `Scheduled`.
-      inner: per instruction with regions, these with their trip counts; None where no instruction
-        of the region is scheduled.
+      members: [ops] ids of the region's ops.
+      seconds: [ops] seconds of compute of each op in one run of the region.
+      spent: [ops + 1] seconds of compute before each op, and in total.
+      steps: annotated instructions, in order.
+      inner: by number of an instruction with regions, the schedule and trip count of each region;
+        None for the schedule of a region without instructions.
     """
 
     members: Ints
@@ -47,7 +51,7 @@ class ScheduledBlock:
         return table("ScheduledBlock", head, rows)
 
     def all_costs(self) -> Iterator[CollectiveCost]:
-        """Costs of all moves, those in inner regions too."""
+        """Costs of all moves of the region and of all regions inside."""
         yield from (cost for _, _, cost, _ in self.steps if cost)
         for parts in self.inner.values():
             for part, _ in parts:
@@ -56,7 +60,7 @@ class ScheduledBlock:
 
 
 def schedule(program: LocalProgram, seconds_of: Floats, costs: CollectiveCosts) -> ScheduledBlock:
-    """Schedule of a program.
+    """Schedules a program.
 
     Args:
       seconds_of: [ops] seconds of one run of each op.
@@ -67,6 +71,7 @@ def schedule(program: LocalProgram, seconds_of: Floats, costs: CollectiveCosts) 
 def _schedule(
     block: Block, partition: Partition, seconds_of: Floats, costs: CollectiveCosts
 ) -> ScheduledBlock:
+    """Schedules a block and all blocks inside."""
     index = partition.index
     members, position = index.members[block.region], index.position
     seconds = seconds_of[members]

@@ -1,8 +1,8 @@
-"""Simulator of device-local programs: seconds, peak bytes, flops, bytes per axis and per kind.
+"""Simulator of device-local programs: seconds, peak bytes, flops, and bytes sent.
 
-The models of a module are built once (`models.py`). A partition then costs one roofline of its
-kernels (`load`), and a program one schedule of its instructions, from which follow the overlap of
-collectives with compute and the temporaries of redistribution (`simulate`).
+The models of a module are built once (`models.py`). `CostModel.load` computes the roofline of a
+partition's kernels. `CostModel.simulate` schedules the instructions of a program; the schedule
+gives the overlap of collectives with compute and the temporaries of redistribution.
 """
 
 from __future__ import annotations
@@ -35,14 +35,13 @@ from partir_search.simulator.time.roofline import Roofline, roofline
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class DeviceLoad:
-    """Kernels and stored values of one device under a partition.
+    """Seconds of kernels and live bytes of one device under a partition.
 
-    Collectives and copies are left out, so a load needs no device-local program.
+    A load leaves out collectives and copies, and therefore needs no device-local program.
 
     Attributes:
-      argument_bytes: bytes of arguments and large constants.
-      live: [R] bytes of stored values along the curve, arguments apart, if no cast of a weight is
-        stored.
+      argument_bytes: bytes of arguments and constants.
+      live: [R] bytes of stored values along the curve, without arguments and weight casts.
     """
 
     partition: Partition
@@ -54,14 +53,14 @@ class DeviceLoad:
         rows = [
             ("seconds of kernels", float(self.roofline.seconds.sum())),
             ("bytes of arguments", self.argument_bytes),
-            ("most live bytes besides", float(np.max(self.live, initial=0.0))),
+            ("most live bytes without arguments", float(np.max(self.live, initial=0.0))),
         ]
         return table("DeviceLoad", ("", ""), rows)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class Simulation:
-    """Simulated step of a device-local program, with the results that its cost comes from.
+    """Simulated step of a device-local program: the cost and the results of all stages.
 
     Attributes:
       seconds_of: [ops] seconds of one run of each op.
@@ -83,10 +82,11 @@ class Simulation:
 
 
 class CostModel:
-    """Costs of the device-local programs of one module on one machine.
+    """Cost model of the device-local programs of one module on one machine.
 
     Attributes:
       analysis: of the module, or of the fold's original.
+      folded: True for the model of a quotient.
       facts / memory / time: models of the module.
     """
 
@@ -100,13 +100,13 @@ class CostModel:
         original_rules: Sequence[OpRule] | None = None,
         analysis: ProgramAnalysis | None = None,
     ) -> None:
-        """A model of `module`, or of its original by way of the quotient.
+        """Builds the model of a module, or of a quotient that stands for its original.
 
         Args:
-          rules: per op id.
-          folded: fold whose quotient `module` is.
-          original_rules: per op id of the fold's original.
-          analysis: of the original, if it is known already.
+          rules: per op id of `module`.
+          folded: fold with `module` as its quotient.
+          original_rules: per op id of the fold's original; required with `folded`.
+          analysis: of the module or the fold's original; computed by default.
         """
         self.module, self.rules, self.machine = module, rules, machine
         if folded is None:
@@ -121,13 +121,13 @@ class CostModel:
         self._costs: CollectiveCosts | None = None
 
     def costs(self, mesh: MeshShape) -> CollectiveCosts:
-        """Costs of moves on a mesh, kept while the mesh is the same."""
+        """Costs of moves on a mesh, cached for the latest mesh."""
         if self._costs is None or self._costs.mesh is not mesh:
             self._costs = CollectiveCosts(self.facts, self.machine, mesh)
         return self._costs
 
     def width(self, move: Move) -> float:
-        """Bytes that a move carries and leaves in a copy, as a multiple of the program's."""
+        """Width of a move's payload and copy, as a multiple of the program's."""
         return move_width(move, self.facts, self.machine.traits)
 
     def load(self, partition: Partition) -> DeviceLoad:
@@ -146,30 +146,30 @@ class CostModel:
         return DeviceLoad(partition, found, arguments, memory.live_bytes(found.nbytes))
 
     def lower_bound(self, load: DeviceLoad) -> Cost:
-        """A cost that no program of a partition is below, in any of its figures.
+        """Lower bound, in every figure, of the costs of a partition's programs.
 
-        Its seconds are 0 where modes of axes may spare some kernels.
+        Seconds are 0 under modes of axes with which a program may skip kernels.
         """
-        least = 0.0 if load.partition.modes.streams else float(load.roofline.seconds.sum())
+        seconds = 0.0 if load.partition.modes.streams else float(load.roofline.seconds.sum())
         peak = load.argument_bytes + float(np.max(load.live))
-        return Cost(least, least, 0.0, peak, load.argument_bytes, 0.0, {}, {})
+        return Cost(seconds, seconds, 0.0, peak, load.argument_bytes, 0.0, {}, {})
 
     def evaluate(self, program: LocalProgram, load: DeviceLoad | None = None) -> Cost:
         """Cost of a device-local program of this model's module.
 
         Args:
-          load: of the program's partition, if it is known already.
+          load: of the program's partition; computed by default.
         """
         return self.simulate(program, load).cost
 
     def simulate(
         self, program: LocalProgram, load: DeviceLoad | None = None, *, record: bool = False
     ) -> Simulation:
-        """Simulated step of a device-local program.
+        """Simulates a step of a device-local program.
 
         Args:
-          load: of the program's partition, if it is known already.
-          record: whether to record every collective.
+          load: of the program's partition; computed by default.
+          record: True to record every collective (`Overlap.records`).
         """
         facts, memory, time, partition = self.facts, self.memory, self.time, program.partition
         load = load or self.load(partition)
@@ -177,7 +177,7 @@ class CostModel:
         seconds_of = np.zeros(len(self.module.ops))
         seconds_of[kernels.op] = found.seconds / np.maximum(kernels.times, 1e-30)
         scheduled = schedule(program, seconds_of, costs)
-        beside = overlap(
+        overlapped = overlap(
             scheduled,
             partition,
             seconds_of,
@@ -186,7 +186,7 @@ class CostModel:
             time.deferred_runs,
             record=record,
         )
-        split = split_at_partials(time.splits, time.work, found, beside.partial)
+        split = split_at_partials(time.splits, time.work, found, overlapped.partial)
         temporaries = redistribution_temporaries(
             scheduled,
             partition,
@@ -199,14 +199,14 @@ class CostModel:
         casts = temporaries.stored_casts
         stored = memory.live_bytes(found.nbytes, casts) if casts else load.live
         live = stored + temporaries.bytes_at[memory.curve.position]
-        cost = _cost(load, beside, split, live, self.machine)
+        cost = _cost(load, overlapped, split, live, self.machine)
         live = load.argument_bytes + live
-        return Simulation(cost, load, seconds_of, scheduled, beside, split, temporaries, live)
+        return Simulation(cost, load, seconds_of, scheduled, overlapped, split, temporaries, live)
 
     def breakdown(self, program: LocalProgram) -> tuple[OpCost, ...]:
-        """Every kernel and collective of the program, dearest first.
+        """Lists all kernels and collectives of a program, most seconds first.
 
-        Collectives count in full here, also where `evaluate` finds them hidden by compute.
+        Seconds of a collective are its whole duration, while `evaluate` counts the exposed part.
         """
         analysis = None if self.folded else self.analysis
         load, costs = self.load(program.partition), self.costs(program.partition.mesh)
@@ -216,19 +216,19 @@ class CostModel:
 
 
 def _cost(
-    load: DeviceLoad, beside: Overlap, split: SplitKernels, live: Floats, machine: Machine
+    load: DeviceLoad, overlapped: Overlap, split: SplitKernels, live: Floats, machine: Machine
 ) -> Cost:
-    """Totals of a step."""
-    compute = float(load.roofline.seconds.sum()) - beside.skipped_seconds
+    """Cost of a step: totals of all stages."""
+    compute = float(load.roofline.seconds.sum()) - overlapped.skipped_seconds
     compute += sum(split.seconds.values())
-    compute += beside.copied / machine.attained_hbm_bytes_per_s
+    compute += overlapped.copied / machine.attained_hbm_bytes_per_s
     return Cost(
-        seconds=compute + beside.exposed,
+        seconds=compute + overlapped.exposed,
         compute_seconds=compute,
-        collective_seconds=beside.exposed,
+        collective_seconds=overlapped.exposed,
         peak_bytes=load.argument_bytes + float(np.max(live, initial=0.0)),
         argument_bytes=load.argument_bytes,
-        flops=float(load.roofline.flops.sum()) - beside.skipped_flops,
-        bytes_by_axis=beside.by_axis,
-        bytes_by_kind=beside.by_kind,
+        flops=float(load.roofline.flops.sum()) - overlapped.skipped_flops,
+        bytes_by_axis=overlapped.by_axis,
+        bytes_by_kind=overlapped.by_kind,
     )

@@ -1,4 +1,4 @@
-"""The simulated step as a timeline: compute, collectives per axis, live memory."""
+"""Timeline of a simulated step: compute, collectives by axis, live memory."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ COMPUTE = "compute"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Event:
-    """Something that takes time.
+    """Interval of compute, or of a collective.
 
     Attributes:
-      lane: "compute", or the axes of a collective.
-      start, seconds: since the step began, and how long.
-      exposed: seconds of it in which nothing else goes on.
+      lane: "compute", or the axes of the collective.
+      kind: primitive of the op, or kind of the collective.
+      start: seconds since the start of the step.
+      seconds: duration.
+      exposed: seconds of a collective not hidden by compute; all seconds of compute.
+      source: file and line of the op in the user's program.
     """
 
     lane: str
@@ -33,7 +36,7 @@ class Event:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Live:
-    """A value that is live at the peak, with the bytes that it takes on the device."""
+    """Value live at the peak, with its bytes on the device."""
 
     name: str
     type: str
@@ -43,14 +46,14 @@ class Live:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Timeline:
-    """One step on one device.
+    """Timeline of one step on one device.
 
     Attributes:
-      seconds: of the whole step.
-      events: in order of their starts, per lane.
-      memory: (seconds since the step began, live bytes), arguments included.
-      live: what is live at the peak besides the arguments, largest first.
-      argument_bytes: of all arguments together.
+      seconds: duration of the step.
+      events: in order of start, per lane.
+      memory: (seconds since the start of the step, live bytes), arguments included.
+      live: values live at the peak without the arguments, largest first.
+      argument_bytes: total bytes of the arguments.
     """
 
     seconds: float
@@ -61,35 +64,39 @@ class Timeline:
 
 
 def timeline(model: CostModel, program: LocalProgram, most: int = 40) -> Timeline:
-    """The timeline of a device-local program of the model's module (not of a fold).
+    """Computes the timeline of a device-local program.
 
     Args:
-      program: all of it, not only what moves.
-      most: values to list at the peak.
+      model: of the program's module, not of a quotient.
+      program: complete program, with all of its ops and not only the moves.
+      most: most values to list at the peak.
     """
     found = model.simulate(program, record=True)
     cost, live, curve = found.cost, found.live, model.memory.curve
-    spent = _seconds_of_ops(model, program, found)
+    seconds_of = _seconds_of_ops(model, program, found)
     position = program.partition.index.position
     began = np.zeros(len(program.body.region.ops) + 1)
     events: list[Event] = []
     now = 0.0
     for item in program.body.steps:
-        for n in found.overlap.records.get(id(item), ()):
-            start = max(0.0, now - (n.seconds - n.exposed))
-            events.append(Event(n.axes, n.kind, start, n.seconds, n.exposed, n.source))
-            now += n.exposed
+        for each in found.overlap.records.get(id(item), ()):
+            start = max(0.0, now - (each.seconds - each.exposed))
+            event = Event(each.axes, each.kind, start, each.seconds, each.exposed, each.source)
+            events.append(event)
+            now += each.exposed
         if isinstance(item, Apply):
             at = int(position[item.op.id])
             began[at] = began[at] or now
-            seconds = spent.get(item.op.id, 0.0) / item.turns
+            seconds = seconds_of.get(item.op.id, 0.0) / item.turns
             if seconds:
                 event = Event(COMPUTE, item.op.prim, now, seconds, seconds, item.op.source)
                 events.append(event)
             now += seconds
     copied = cost.seconds - now
-    if copied > 1e-12:  # they are not told apart by op
-        events.append(Event(COMPUTE, "copies of what is gathered or cut", now, copied, copied, ""))
+    if copied > 1e-12:  # the simulator does not attribute copies to ops
+        events.append(
+            Event(COMPUTE, "copies of gathered and sliced values", now, copied, copied, "")
+        )
     began[-1] = cost.seconds
     began = np.maximum.accumulate(began)
     memory = [(float(began[p]), float(b)) for p, b in zip(curve.position, live, strict=True)]
@@ -103,30 +110,31 @@ def timeline(model: CostModel, program: LocalProgram, most: int = 40) -> Timelin
 
 
 def _seconds_of_ops(model: CostModel, program: LocalProgram, found: Simulation) -> dict[int, float]:
-    """Seconds of each op of the body, with all that its regions do."""
+    """Seconds per step of each op of the body, ops of its regions included."""
     times = np.zeros(len(model.module.ops))
     kernels = model.time.kernels
     times[kernels.op] = kernels.times
     total = found.seconds_of * times
-    for kernel, longer in found.split.seconds.items():
-        total[kernels.op[kernel]] += longer
+    for kernel, added in found.split.seconds.items():
+        total[kernels.op[kernel]] += added
 
-    def whole(op: Op) -> float:
+    def with_regions(op: Op) -> float:
         inner = (o for r in op.regions for region in walk_regions(r) for o in region.ops)
         return float(total[op.id]) + sum(float(total[o.id]) for o in inner)
 
-    return {op.id: whole(op) for op in program.body.region.ops}
+    return {op.id: with_regions(op) for op in program.body.region.ops}
 
 
 def _live(model: CostModel, nbytes: np.ndarray, live: np.ndarray, most: int) -> tuple[Live, ...]:
+    """Values live at the peak, largest first."""
     ranges, module = model.analysis.buffers.ranges, model.module
     if not len(live):
         return ()
     peak = model.memory.curve.position[int(np.argmax(live))]
-    there = np.flatnonzero((ranges.start <= peak) & (ranges.stop >= peak))
+    live_at_peak = np.flatnonzero((ranges.start <= peak) & (ranges.stop >= peak))
     made = {r.id: op for op in module.ops for r in op.results}
     found = []
-    for i in there.tolist():
+    for i in live_at_peak.tolist():
         value = module.values[int(ranges.value[i])]
         size = float(nbytes[value.id] * ranges.weight[i])
         source = made[value.id].source if value.id in made else ""

@@ -264,3 +264,14 @@ def test_only_goals_that_say_so_are_monotone() -> None:
     assert not scorer([Fit(100.0), Even()]).monotone
     assert not scorer([Weighted(Even(), 1.0)]).monotone
     assert not scorer([Weighted(Fastest(), -1.0)]).monotone
+
+
+def test_former_names_of_the_record_warn() -> None:
+    record = Record(Subset([4, 6], 10), episodes=10)
+    with pytest.warns(DeprecationWarning, match="now Record.evaluate"):
+        assert record.look(()) == Score(0.0, 11.0)
+    for former, value in (("looks", 1), ("spent", False), ("novel", True)):
+        with pytest.warns(DeprecationWarning, match=f"Record.{former} is now"):
+            assert getattr(record, former) == value
+    with pytest.raises(AttributeError, match="'Record' object has no attribute 'nothing'"):
+        _ = record.nothing

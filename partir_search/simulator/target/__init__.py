@@ -1,1 +1,1 @@
-"""Chips and networks: what the simulator knows of a target."""
+"""Targets: figures of machines, and traits of their compilers."""

@@ -26,9 +26,9 @@ _MEMORY = re.compile(r"(?<!\d)(\d+) ?gb\b")
 
 
 def machine_name(device_kind: str) -> str:
-    """Name of the machine that a device kind speaks of; "" if it is none that is known.
+    """Name of the known machine of a device kind, or "".
 
-    Kinds begin words: a GH200 is no H200.
+    A name must begin a word of the kind: a GH200 is not an H200.
     """
     kind = device_kind.lower()
     found = (n for part, n in _KINDS if re.search(rf"(?<![a-z0-9]){part}", kind))
@@ -36,12 +36,12 @@ def machine_name(device_kind: str) -> str:
 
 
 def memory_of(device_kind: str) -> int:
-    """Gigabytes of memory that a device kind names, the least if several; 0 if none."""
+    """Gigabytes of memory named in a device kind, the least of several; 0 if none."""
     return min(map(int, _MEMORY.findall(device_kind.lower())), default=0)
 
 
 def nearest_names(device_kind: str, machines: Iterable[str]) -> list[str]:
-    """The three known machines of the same maker whose names are most like a device kind."""
+    """Names of three known machines of the same maker, most similar to a device kind first."""
     kind = device_kind.lower()
     alike = [n for n in machines if n.startswith("tpu") == ("tpu" in kind) and n != "cpu"]
     words = re.findall(r"[a-z0-9]+", re.sub(r"tpu|nvidia|tesla", " ", kind))

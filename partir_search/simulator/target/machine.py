@@ -1,4 +1,4 @@
-"""Machines: chip and network figures, each with its source. No constant without one."""
+"""Machines: figures of chips and networks, each with its source."""
 
 from __future__ import annotations
 
@@ -23,27 +23,28 @@ TERA = 1e12
 @moved_traits.accepted
 @dataclasses.dataclass(frozen=True, slots=True)
 class Machine:
-    """Datasheet of one device and its links, with the traits of its compiler.
+    """Figures of one device and its links, and the traits of its compiler.
 
-    Names of traits that were fields of a machine are deprecated arguments and properties.
+    Former fields that are traits now remain as deprecated arguments and properties.
 
     Attributes:
-      flops_per_s: peak dense matrix rate by dtype name; "default" for all others.
-      hbm_bytes: memory that a program may use.
+      flops_per_s: peak dense matrix rate by dtype name; "default" for dtypes without an entry.
+      hbm_bytes: memory available to a program.
       hbm_bytes_per_s: peak memory bandwidth.
-      link_bytes_per_s: bandwidth of one device into a ring along one mesh axis, both directions.
-      hop_seconds: latency of one step of a collective (alpha).
-      kernel_seconds: fixed cost of one kernel.
+      link_bytes_per_s: bandwidth of one device in a ring along one mesh axis, both directions.
+      hop_seconds: latency (alpha) of one step of a collective.
+      kernel_seconds: fixed seconds of one kernel.
       matmul_efficiency / hbm_efficiency: attained fraction of the peaks.
-      vector_bytes: width of the elements that vector units work on (docs/simulator.md); 0: no
-        limit but the memory's.
-      vmem_bytes: memory on the chip that kernels leave short-lived values in (TPU's VMEM); 0: none.
-      vmem_bytes_per_s: attained bandwidth of elementwise kernels there; 0: as from main memory.
-      torus: whether devices are linked to their neighbours along each axis, and not by a switch.
+      vector_bytes: bytes of a vector unit's element (docs/simulator.md); 0 if memory alone limits
+        elementwise kernels.
+      vmem_bytes: memory on the chip for short-lived values (TPU's VMEM); 0 if none.
+      vmem_bytes_per_s: attained bandwidth of elementwise kernels from memory on the chip; 0 for
+        the bandwidth of main memory.
+      torus: True for links between neighbours along each axis, False for a switch.
       sources: datasheets and measurements of the figures.
       axis_bytes_per_s / axis_hop_seconds: overrides of `link_bytes_per_s` and `hop_seconds` by mesh
-        axis name, e.g. for an axis that crosses hosts (see `with_axis`).
-      traits: behaviour of the compiler (see `XlaTraits`).
+        axis name, e.g. for an axis across hosts (see `with_axis`).
+      traits: behaviour of the compiler.
     """
 
     name: str
@@ -104,21 +105,24 @@ class Machine:
 
     @property
     def attained_hbm_bytes_per_s(self) -> float:
+        """Attained memory bandwidth."""
         return self.hbm_bytes_per_s * self.hbm_efficiency
 
     def axis_bandwidth(self, axis: str) -> float:
+        """Bytes per second of one device in a ring along a mesh axis."""
         return self.axis_bytes_per_s.get(axis, self.link_bytes_per_s)
 
     def axis_hop(self, axis: str) -> float:
+        """Seconds of latency of one step of a collective along a mesh axis."""
         return self.axis_hop_seconds.get(axis, self.hop_seconds)
 
     def with_axis(self, axis: str, bytes_per_s: float, hop_seconds: float) -> Machine:
-        """The machine with a mesh axis on other links: DCN, InfiniBand, a slower torus dimension.
+        """Machine with a mesh axis on links of its own: DCN, InfiniBand, a slower torus dimension.
 
         Args:
-          axis: its name in the mesh.
-          bytes_per_s: bandwidth of one device into a ring along it (a host's, shared by its
-            devices, divides by their number).
+          axis: name of the mesh axis.
+          bytes_per_s: bandwidth of one device in a ring along the axis; a host's bandwidth divided
+            by the number of devices that share the host's link.
           hop_seconds: latency of one step of a collective.
         """
         validators.text("with_axis: axis", axis, "'hosts'")
@@ -131,7 +135,7 @@ class Machine:
         )
 
     def with_traits(self, **changes: Any) -> Machine:
-        """The machine with some traits of its compiler changed, by their names in `XlaTraits`."""
+        """Machine with some traits of its compiler replaced, by name of the `XlaTraits` field."""
         return dataclasses.replace(self, traits=dataclasses.replace(self.traits, **changes))
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -291,10 +295,13 @@ MACHINES: Mapping[str, Machine] = {
 
 
 def find_machine(machine: Machine | str | os.PathLike[str]) -> Machine:
-    """The machine itself, the one of that name, or the one saved at a path ending in `.json`.
+    """Machine of a name, or of a saved machine's path; returns a `Machine` unchanged.
+
+    A string that ends in ".json" is a path.
 
     Raises:
-      ValueError: nothing goes by that name (lists the names), or the file holds no machine.
+      ValueError: the name is unknown (the message lists all names), or the file holds no machine.
+      TypeError: `machine` is neither a machine, a name nor a path.
     """
     if isinstance(machine, Machine):
         return machine
@@ -314,7 +321,7 @@ def find_machine(machine: Machine | str | os.PathLike[str]) -> Machine:
 
 
 def _saved_machine(path: str) -> Machine:
-    """The machine in a file that `Machine.save` wrote."""
+    """Machine in a file written by `Machine.save`."""
     try:
         data = json.loads(read_text(path, "machine"))
         if not isinstance(data, dict):
@@ -342,7 +349,7 @@ def _saved_machine(path: str) -> Machine:
 
 
 def _saved_traits(data: Any) -> XlaTraits:
-    """Traits in a saved machine."""
+    """Traits of a saved machine."""
     if not isinstance(data, dict):
         raise TypeError(f"its traits are a {type(data).__name__}, and no object")
     names = {f.name for f in dataclasses.fields(XlaTraits)}
@@ -353,12 +360,12 @@ def _saved_traits(data: Any) -> XlaTraits:
 
 
 def machine_of_kind(device_kind: str) -> Machine:
-    """The machine of a jax device kind such as ``TPU v5 lite`` or ``NVIDIA H100 80GB HBM3``.
+    """Machine of a jax device kind such as ``TPU v5 lite`` or ``NVIDIA H100 80GB HBM3``.
 
-    Where the kind tells the memory, the machine has as much: an A100 of 40 GB is no A100 of 80.
+    The machine has the memory named in the kind, if any: an A100 of 40 GB or of 80.
 
     Raises:
-      ValueError: there are no figures for it; lists the nearest machines.
+      ValueError: no known machine matches; the message lists the nearest.
     """
     name = machine_name(device_kind)
     if not name:

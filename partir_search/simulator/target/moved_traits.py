@@ -1,4 +1,4 @@
-"""Deprecated names of traits: fields of a machine before a machine had `XlaTraits`."""
+"""Deprecated names of traits: former fields of `Machine`, now fields of `XlaTraits`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ READERS: Mapping[str, Callable[[XlaTraits], Any]] = {
 
 
 def accepted(machine: C) -> C:
-    """Class decorator that lets `__init__` take former fields, with a warning."""
+    """Class decorator: `__init__` accepts former fields, with a DeprecationWarning."""
     init = machine.__init__  # type: ignore[misc]
 
     @functools.wraps(init)
@@ -42,7 +42,11 @@ def accepted(machine: C) -> C:
 
 
 def read(machine: Any, name: str) -> Any:
-    """Value of a former field of `machine`; AttributeError for any other name."""
+    """Value of a former field of a machine.
+
+    Raises:
+      AttributeError: `name` is no former field.
+    """
     if name not in READERS:
         raise AttributeError(f"{type(machine).__name__!r} object has no attribute {name!r}")
     _warn(name)
@@ -50,14 +54,18 @@ def read(machine: Any, name: str) -> Any:
 
 
 def rewrite(data: dict[str, Any]) -> None:
-    """Rewrites a machine saved with former fields, in place."""
+    """Replaces former fields in a saved machine's data by traits, in place."""
     moved = {name: data.pop(name) for name in READERS.keys() & data.keys()}
     if moved:
         data["traits"] = dataclasses.asdict(replaced(XlaTraits(), moved))
 
 
 def replaced(traits: XlaTraits, moved: Mapping[str, Any]) -> XlaTraits:
-    """Traits with some former fields changed; one field stood for several traits."""
+    """Traits after setting former fields; a former field may set several traits.
+
+    Args:
+      moved: values by name of a former field.
+    """
     values = {name: read(traits) for name, read in READERS.items()} | dict(moved)
     changes: dict[str, Any] = {
         "in_place_elementwise": values["reuses_buffers"],

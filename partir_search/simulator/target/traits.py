@@ -1,4 +1,4 @@
-"""Traits of XLA per target: behaviour that a program does not state, as data with evidence."""
+"""Traits of XLA by target: behaviour not determined by the program, as data with evidence."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ AsyncAllGather = Literal["never", "arguments", "since_source"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class XlaTraits(LoweringTraits):
-    """Behaviour of XLA on one kind of device where the program leaves a choice.
+    """Behaviour of XLA on one kind of device, for choices left open by the program.
 
-    The defaults are those of a target about which nothing is known. Meaning, unit and evidence of
-    each field are its metadata, and a row of docs/evidence/traits.md.
+    Defaults describe an unknown target. The metadata of each field gives meaning, unit and
+    evidence, printed in docs/evidence/traits.md.
     """
 
     f32_dot_operand_bytes: int = trait(
@@ -186,12 +186,12 @@ class XlaTraits(LoweringTraits):
 
     @property
     def narrows_dot_operands(self) -> bool:
-        """True where f32 operands of dots are stored in fewer bytes."""
+        """True if f32 values read by dots alone are stored in fewer than 4 bytes."""
         return self.f32_dot_operand_bytes < 4
 
     @property
     def dot_operand_width(self) -> float:
-        """Stored bytes of an f32 value that only dots read, as a multiple of four."""
+        """Stored bytes of an f32 value read by dots alone, as a multiple of 4."""
         return self.f32_dot_operand_bytes / 4
 
     def __str__(self) -> str:
@@ -203,7 +203,7 @@ class XlaTraits(LoweringTraits):
 
 
 def value_text(value: Any) -> str:
-    """Value of a trait in words: yes and no for flags, grouped digits for whole numbers."""
+    """Text of a trait's value: yes or no for a flag, grouped digits for a whole number."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, Mapping):
@@ -223,7 +223,7 @@ def _check(name: str, value: Any, unit: str) -> None:
 
 
 UNKNOWN = XlaTraits()
-"""Traits of a target about which nothing is known."""
+"""Traits of an unknown target."""
 
 _TPU = XlaTraits(
     f32_dot_operand_bytes=2,
@@ -264,19 +264,19 @@ TRAITS: Mapping[str, XlaTraits] = {
     "h200": _GPU,
     "cpu": _CPU,
 }
-"""Traits by name of a machine."""
+"""Traits by name of the machine."""
 
 PLATFORMS: Mapping[str, XlaTraits] = {"tpu": _TPU, "gpu": _GPU, "cpu": _CPU}
-"""Traits of devices of no known machine, by jax's name of their platform."""
+"""Traits of devices of unknown machines, by jax's platform name."""
 
 
 def traits_named(machine: str) -> XlaTraits:
-    """Traits of a known machine, "a100_40gb" as "a100"."""
+    """Traits of a known machine; a memory suffix is ignored ("a100_40gb" as "a100")."""
     return TRAITS[machine] if machine in TRAITS else TRAITS[machine.rpartition("_")[0]]
 
 
 def traits_of(mesh: Any) -> XlaTraits:
-    """Traits of the compiler for a mesh's devices; those of no target for an `AbstractMesh`."""
+    """Traits of the compiler for a mesh's devices; `UNKNOWN` for an `AbstractMesh`."""
     if not isinstance(mesh, jax.sharding.Mesh):
         return UNKNOWN
     device = mesh.devices.flat[0]
