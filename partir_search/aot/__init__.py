@@ -1,1 +1,1 @@
-"""The real compilers, ahead of time: targets, what they make of a plan, and how it is read."""
+"""Ahead-of-time compilation: targets, compiled programs of plans, collectives in HLO text."""

@@ -1,4 +1,4 @@
-"""Reads collectives out of lowered and compiled programs, to hold against a plan."""
+"""Collectives in the text of lowered and compiled programs, for comparison with a plan."""
 
 from __future__ import annotations
 
@@ -45,11 +45,13 @@ class CompiledCollective:
     """One operand of a collective in a compiled program.
 
     Attributes:
-      elements / itemsize: of the larger side on one device.
-      groups: participants, by position in the mesh; None if all.
-      padded: a reduce_scatter whose tiles the compiler padded.
-      times: runs per step; 0 where it lies in a loop whose trip count the text does not tell.
-      again: whether the compiler does it once more rather than keep what it made before.
+      kind: name as in jax ("all_gather" ...).
+      elements: number of elements on one device, of the larger of operand and result.
+      itemsize: bytes of an element.
+      groups: participants by position in the mesh; None for one group of all devices.
+      padded: a reduce_scatter with tiles padded by the compiler.
+      times: runs per step; 0 if unknown, inside of a loop without a trip count in the text.
+      again: rematerialized by the compiler, to save memory.
     """
 
     kind: str
@@ -66,17 +68,17 @@ class CompiledCollective:
 
 
 def stablehlo_counts(text: str) -> dict[str, int]:
-    """Collectives by kind in StableHLO text (`lowered.as_text()`): exactly what was emitted."""
+    """Number of emitted collectives by kind in StableHLO text (`lowered.as_text()`)."""
     _check_text("stablehlo_counts", text, "lowered.as_text()")
     found = collections.Counter(m.group(1) for m in _STABLEHLO.finditer(text))
     return {kind: found[kind] for kind in COLLECTIVES}
 
 
 def hlo_counts(text: str) -> dict[str, int]:
-    """Collective operands by kind in optimized HLO text (`compiled.as_text()`).
+    """Number of collective operands by kind in optimized HLO text (`compiled.as_text()`).
 
-    Operands, not ops: XLA combines several collectives into one with many operands. An all-to-all
-    of XLA:CPU has one operand per participant and counts once.
+    Operands are counted, not ops: XLA combines collectives into one with many operands. An
+    all-to-all of XLA:CPU, with one operand per participant, counts once.
     """
     _check_text("hlo_counts", text, "compiled.as_text()")
     found = collections.Counter(c.kind for c in hlo_collectives(text))
@@ -89,20 +91,20 @@ def _check_text(name: str, text: object, source: str) -> None:
 
 
 def hlo_collectives(text: str) -> list[CompiledCollective]:
-    """Every collective operand in optimized HLO text of XLA:CPU, GPU or TPU.
+    """Collective operands in optimized HLO text of XLA:CPU, GPU or TPU, in the order of the text.
 
-    XLA:TPU writes one asynchronous collective as several fusions that share a `chain_id`, and a
-    reduce_scatter as a fusion of an all_reduce with a slice: each counts as what it does, once.
+    On XLA:TPU several fusions with one `chain_id` count as one asynchronous collective, and a
+    fusion of an all_reduce with a slice counts as a reduce_scatter.
     """
     chains: set[tuple[str, str]] = set()
-    parts = computations(text)
-    times = _runs(parts)
-    return [c for part in parts for c in part.collectives(chains, times.get(part.name, 1))]
+    found = computations(text)
+    times = _runs(found)
+    return [c for each in found for c in each.collectives(chains, times.get(each.name, 1))]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Computation:
-    """One computation of HLO text: its name, the text of its arguments, a line per instruction."""
+    """One computation of HLO text: name, text of the arguments, a line per instruction."""
 
     name: str
     arguments: str
@@ -112,7 +114,12 @@ class Computation:
     def collectives(
         self, chains: set[tuple[str, str]] | None = None, times: int = 1
     ) -> Iterator[CompiledCollective]:
-        """Collective operands of its lines; `chains` are those that were seen before."""
+        """Collective operands in the lines.
+
+        Args:
+          chains: (kind, chain id) of collectives seen already, skipped here; extended in place.
+          times: runs of the computation per step.
+        """
         chains = set() if chains is None else chains
         for line in self.lines:
             match = _HLO.search(line)
@@ -138,7 +145,7 @@ class Computation:
 
 
 def computations(text: str) -> list[Computation]:
-    """The computations of HLO text, in its order."""
+    """Computations of HLO text, in the order of the text."""
     found: list[tuple[re.Match[str], list[str]]] = []
     lines: list[str] = []
     for line in text.splitlines():
@@ -154,18 +161,18 @@ def computations(text: str) -> list[Computation]:
 
 
 def called(line: str) -> list[str]:
-    """Names of the computations that an instruction calls."""
+    """Names of the computations called by an instruction."""
     return [m["name"] for m in _CALLED.finditer(line)]
 
 
 def trip_count(line: str) -> int:
-    """Runs of a while loop's body; 0 where the text does not tell."""
-    told = _TRIPS.search(line)
-    return int(told["n"]) if told else 0
+    """Runs of a while loop's body; 0 if the text has no trip count."""
+    found = _TRIPS.search(line)
+    return int(found["n"]) if found else 0
 
 
 def _runs(parts: Sequence[Computation]) -> dict[str, int]:
-    """Runs per step of each computation that loops call; 0 where some trip count is not told."""
+    """Runs per step of each called computation; 0 if unknown for lack of a trip count."""
     callers: dict[str, list[tuple[str, int]]] = collections.defaultdict(list)
     for part in parts:
         for line in part.lines:
@@ -183,11 +190,11 @@ def _runs(parts: Sequence[Computation]) -> dict[str, int]:
 
 
 def _payloads(match: re.Match[str], groups: Groups | None) -> list[tuple[int, int]]:
-    """(elements, itemsize) per operand, of the larger side."""
+    """(elements, itemsize) per operand, of the larger of operand and result."""
     kind, arrays = match["kind"], list(array_sizes(match["type"]))
     if kind == "collective-permute" and match["start"]:
-        arrays = arrays[:1]  # then come its result and two semaphores
-    elif match["start"]:  # operands, then as many results
+        arrays = arrays[:1]  # the operand; its result and two semaphores follow
+    elif match["start"]:  # operands, then an equal number of results
         n = len(match["operands"].split(","))
         arrays = arrays[:n] if kind == "reduce-scatter" else arrays[-n:]
     elif kind == "all-to-all":
@@ -199,7 +206,7 @@ def _payloads(match: re.Match[str], groups: Groups | None) -> list[tuple[int, in
 
 
 def array_sizes(text: str) -> Iterator[tuple[int, int]]:
-    """(elements, itemsize) of each array type in a text."""
+    """(elements, itemsize) of each array type in the text."""
     for m in _ARRAY.finditer(text):
         dims = [int(d) for d in m["dims"].split(",") if d]
         bits = re.search(r"\d+", m["dtype"])
@@ -234,7 +241,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _along(sizes: list[int] | tuple[int, ...], axes: list[int] | tuple[int, ...]) -> Groups:
-    """Devices that differ only in their coordinates along `axes`."""
+    """Groups of devices with equal coordinates on all axes but `axes`."""
     ids = np.arange(math.prod(sizes)).reshape(sizes)
     kept = [a for a in range(len(sizes)) if a not in axes]
     rows = ids.transpose([*kept, *axes]).reshape(-1, math.prod(sizes[a] for a in axes))
@@ -242,9 +249,9 @@ def _along(sizes: list[int] | tuple[int, ...], axes: list[int] | tuple[int, ...]
 
 
 def axes_of(groups: Groups | None, mesh: MeshShape) -> tuple[str, ...] | None:
-    """The mesh axes along which the participants lie; None if no set of axes gives the groups.
+    """Mesh axes of a collective's participants; None if no set of axes gives the groups.
 
-    For the pairs of a permute: the axes along which sources and targets differ.
+    For the pairs of a permute: the axes with different coordinates of source and target.
     """
     used = [a for a, n in enumerate(mesh.device_sizes) if n > 1]
     if groups is None:

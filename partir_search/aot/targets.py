@@ -1,7 +1,7 @@
-"""Targets for ahead-of-time compilation: real TPU and GPU compilers, without the hardware.
+"""Targets for ahead-of-time compilation: TPU and GPU compilers, without the hardware.
 
-A target is a machine and a topology: ``tpu_v5e:4x4``, or ``gpu_h100:8`` for eight GPUs (hosts of
-eight where there are more). `libtpu` and `jax-cuda13-plugin` (from PyPI) hold the compilers.
+A target is a machine and a topology: ``tpu_v5e:4x4``, or ``gpu_h100:8`` for eight GPUs; more GPUs
+are on hosts of eight. `libtpu` and `jax-cuda13-plugin` on PyPI contain the compilers.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from partir_search.ir.mesh import MeshShape
 from partir_search.messages.wording import did_you_mean, shown
 from partir_search.simulator.target.machine import MACHINES, Machine
 
-# Without these libtpu asks the cloud's metadata server who it is, and refuses a second process.
+# Without these libtpu queries the cloud's metadata server and refuses to load in a second process.
 _LIBTPU = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
-# Without it jax refuses the plugin where CUDA's own libraries are missing, unless it is told to
-# leave CUDA alone (JAX_PLATFORMS=cpu). Either is read once, when jax first looks for devices.
+# Without it jax refuses the plugin if CUDA's libraries are missing, unless JAX_PLATFORMS=cpu. jax
+# reads both variables once, when it first initializes its backends.
 _CUDA = {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
 TPUS = ("tpu_v3", "tpu_v5e", "tpu_v5p", "tpu_v6e")  # v4 topologies come without megacores
 
 GPUS_PER_HOST = 8
-# What XLA:GPU asks a device about itself (`GpuTargetConfigProto`; NVIDIA's H100 SXM datasheet and
-# the CUDA programming guide's table of compute capability 9.0).
+# `GpuTargetConfigProto`, device properties for XLA:GPU. Sources: NVIDIA's H100 SXM datasheet and the
+# CUDA programming guide's table of compute capability 9.0.
 _H100 = """
 gpu_device_info {
   threads_per_block_limit: 1024
@@ -67,7 +67,8 @@ class Target:
     """A machine and the topology of its slice, e.g. ``4x4``, or a number of GPUs.
 
     Attributes:
-      name: as it was asked for, ``tpu_v5e`` or ``gpu_h100``.
+      name: ``tpu_v5e``, ``gpu_h100`` ...
+      machine: figures of the simulator.
     """
 
     name: str
@@ -76,7 +77,7 @@ class Target:
 
     @classmethod
     def parse(cls, text: str) -> Target:
-        """``tpu_v5e:4x4`` to a target; a ValueError lists the machines."""
+        """Target of a text such as ``tpu_v5e:4x4``; a ValueError lists the machines."""
         if not isinstance(text, str):
             raise TypeError(
                 f"a target is a machine and its topology, 'tpu_v5e:4x4', not {shown(text)}"
@@ -95,11 +96,15 @@ class Target:
 
     @property
     def compiler_options(self) -> dict[str, Any]:
-        """Options to compile with: nothing can be timed where there is no device."""
+        """Options of XLA: no autotuning on GPUs, for lack of a device to time kernels on."""
         return {"xla_gpu_autotune_level": 0} if self.name in GPUS else {}
 
     def devices(self) -> list[Any]:
-        """Descriptions of the slice's devices, which programs can be compiled for."""
+        """Device descriptions of the slice, to compile programs for.
+
+        Raises:
+          RuntimeError: the compiler is not installed, or has no such topology.
+        """
         package = "jax-cuda13-plugin jax-cuda13-pjrt" if self.name in GPUS else "libtpu"
         try:
             return list(self._topology().devices)
@@ -124,7 +129,11 @@ class Target:
             )
 
     def mesh(self, shape: MeshShape) -> Mesh:
-        """A mesh of that shape over the slice, laid out on its torus as `jax.make_mesh` does."""
+        """Mesh of a shape over the slice, laid out on the torus by `jax.make_mesh`.
+
+        Raises:
+          ValueError: the slice has a different number of devices.
+        """
         devices = self.devices()
         if len(devices) != shape.devices:
             raise ValueError(
@@ -141,7 +150,7 @@ class Target:
 
 
 def _hosts(gpus: int) -> int:
-    """Hosts of so many GPUs; 0 if the last one would not be full."""
+    """Number of hosts for a number of GPUs; 0 if the last host would not be full."""
     if 0 < gpus <= GPUS_PER_HOST:
         return 1
     return 0 if gpus % GPUS_PER_HOST else gpus // GPUS_PER_HOST
@@ -149,7 +158,7 @@ def _hosts(gpus: int) -> int:
 
 @contextlib.contextmanager
 def _environment(wanted: dict[str, str]) -> Iterator[None]:
-    """Sets what is not set yet, for as long as the context lasts."""
+    """Sets unset environment variables for the duration of the context."""
     added = [k for k in wanted if k not in os.environ]
     os.environ.update({k: wanted[k] for k in added})
     try:

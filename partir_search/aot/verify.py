@@ -1,7 +1,6 @@
-"""Holds a plan's prediction against what a real compiler makes of it.
+"""Verification: predictions for a plan against a program compiled ahead of time for a target.
 
-The device-local program is compiled ahead of time for a target; collectives are matched one by one
-by kind, axes and number of elements, so that what XLA changed can be named.
+Collectives are matched one by one by kind, axes and number of elements, to name XLA's changes.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import dataclasses
 import pathlib
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -21,6 +20,21 @@ from jax.sharding import Mesh, NamedSharding
 
 from partir_search.aot.hlo import CompiledCollective, axes_of, hlo_collectives
 from partir_search.aot.targets import TPUS, Target
+from partir_search.aot.xla_changes import (
+    UNKNOWN,
+    Key,
+    Rest,
+    Runs,
+    combined,
+    complex_parts,
+    halos,
+    merged,
+    narrowed,
+    rematerialized,
+    surplus,
+    unrolled,
+    whole_reductions,
+)
 from partir_search.ir.core import Module
 from partir_search.ir.mesh import MeshShape
 from partir_search.lowering.halo import Fetch, crossed
@@ -34,12 +48,15 @@ from partir_search.simulator.target.traits import traits_of
 if TYPE_CHECKING:
     from rich.table import Table
 
-Key = tuple[str, tuple[str, ...]]  # kind and axes
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Row:
-    """Collectives of one kind along one set of axes: operands and payload bytes on a device."""
+    """Collectives of one kind along one set of axes.
+
+    Attributes:
+      predicted / compiled: number of operands.
+      predicted_bytes / compiled_bytes: payload on one device.
+    """
 
     kind: str
     axes: tuple[str, ...]
@@ -51,15 +68,17 @@ class Row:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Verification:
-    """Predicted against compiled.
+    """Predicted and compiled figures of one program.
 
     Attributes:
-      changes: what XLA did to the collectives, in words.
-      unexplained: collectives that differ for no known reason; empty means confirmed.
-      peak_bytes / argument_bytes / flops: (predicted, compiled), on one device; compiled flops are
-        NaN where the compiler does not tell.
-      compile_seconds: what compiling took.
-      hlo: the optimized program.
+      target: the compiler's target, ``tpu_v5e:4x4``.
+      rows: collectives by kind and axes.
+      changes: known changes of collectives by XLA, one sentence each.
+      unexplained: collectives with a difference of unknown cause; empty if confirmed.
+      peak_bytes / argument_bytes / flops: (predicted, compiled) on one device; compiled flops are
+        NaN if the compiler gives none.
+      compile_seconds: wall time of the compilation.
+      hlo: text of the optimized program.
     """
 
     target: str
@@ -107,14 +126,15 @@ class Verification:
 
 
 def verify(program: LocalProgram, model: CostModel, target: Target) -> Verification:
-    """Compiles `program` for `target` and compares it with what the cost model predicts.
+    """Compiles `program` for `target` and compares the result with predictions of `model`.
 
-    Where the model is of another kind of machine, the bytes of collectives are the program's own.
+    If machine and target store dot operands in different types, predicted bytes of collectives
+    assume the types of the program.
 
     Raises:
-      ValueError: the target has another number of devices than the mesh.
-      RuntimeError: there is no compiler for the target.
-      jax.errors.JaxRuntimeError: XLA refuses the program (e.g. it does not fit the memory).
+      ValueError: target and mesh differ in their number of devices.
+      RuntimeError: the target's compiler is missing.
+      jax.errors.JaxRuntimeError: XLA refuses the program (out of memory, for example).
     """
     mesh = target.mesh(program.partition.mesh)
     begin = time.perf_counter()
@@ -141,10 +161,10 @@ def verify(program: LocalProgram, model: CostModel, target: Target) -> Verificat
 
 
 def _compile(program: LocalProgram, mesh: Mesh, target: Target) -> tuple[Any, str]:
-    """The compiled program and its text.
+    """Compiled program and its text.
 
-    Some programs that libtpu writes for v5p (gathers on the SparseCore) jaxlib cannot read: their
-    text is what the compiler dumps.
+    jaxlib cannot print some programs of libtpu for v5p (gathers on the SparseCore); their text is
+    read from the compiler's dump.
     """
     if target.name not in TPUS:
         compiled = compile_for(program, mesh, target.compiler_options)
@@ -161,7 +181,7 @@ def _compile(program: LocalProgram, mesh: Mesh, target: Target) -> tuple[Any, st
 
 
 def compile_for(program: LocalProgram, mesh: Mesh, options: dict[str, Any] | None = None) -> Any:
-    """`jax.stages.Compiled` of the whole program over flat arguments on `mesh`."""
+    """`jax.stages.Compiled` of the program over flat arguments on `mesh`."""
     module: Module = program.partition.module
     results = tuple(NamedSharding(mesh, s) for s in result_specs(program))
     jitted = jax.jit(
@@ -180,7 +200,7 @@ def compile_for(program: LocalProgram, mesh: Mesh, options: dict[str, Any] | Non
 
 
 def as_written(_: Move) -> float:
-    """The width of what a move carries, where that is the program's own."""
+    """1.0: a move carries elements of the program's type."""
     return 1.0
 
 
@@ -189,10 +209,14 @@ def compare(
     found: list[CompiledCollective],
     width: Callable[[Move], float] = as_written,
 ) -> tuple[tuple[Row, ...], tuple[str, ...], tuple[str, ...]]:
-    """Rows by kind and axes, changes that XLA is known to make, and the rest.
+    """Compares the collectives of a local program with compiled ones.
 
     Args:
-      width: bytes that a move carries, as a multiple of the program's.
+      found: collectives of the compiled program.
+      width: payload bytes of a move, as a multiple of bytes in the program's type.
+
+    Returns:
+      Rows by kind and axes; known changes by XLA and unexplained differences, as sentences.
     """
     mesh = program.partition.mesh
     planned: dict[Key, list[tuple[int, int]]] = collections.defaultdict(list)
@@ -227,16 +251,16 @@ def compare(
         )
         for key in order
     )
-    missing = {k: _less(planned[k], compiled[k]) for k in order}
-    extra = {k: _less(compiled[k], planned[k]) for k in order}
-    changes = [*_parts(extra, pairs), *_unrolled(missing, extra, runs, planned, compiled)]
-    changes += [*_whole_reductions(missing, extra), *_halos(extra, found, mesh)]
-    changes += _combined(missing, extra, compiled)
-    changes += [*_merged(missing, extra, compiled), *_combined(missing, extra, compiled)]
-    changes += _again(extra, found, mesh)
+    missing = {k: surplus(planned[k], compiled[k]) for k in order}
+    extra = {k: surplus(compiled[k], planned[k]) for k in order}
+    changes = [*complex_parts(extra, pairs), *unrolled(missing, extra, runs, planned, compiled)]
+    changes += [*whole_reductions(missing, extra), *halos(extra, found, mesh)]
+    changes += combined(missing, extra, compiled)
+    changes += [*merged(missing, extra, compiled), *combined(missing, extra, compiled)]
+    changes += rematerialized(extra, found, mesh)
     changes += [
         f"{n} {kind} along {', '.join(axes)} move narrower elements than predicted"
-        for (kind, axes), n in _narrowed(planned, compiled).items()
+        for (kind, axes), n in narrowed(planned, compiled).items()
     ]
     unexplained = [
         f"{n} {kind} of {elements:,} elements along {', '.join(axes)} {what}"
@@ -248,147 +272,8 @@ def compare(
 
 
 def _axes(step: Step, mesh: MeshShape) -> tuple[int, ...]:
-    """A step's axes in the mesh's order; of a permute those that its pairs cross."""
+    """Axes of a step in the mesh's order; of a permute, the axes crossed by its pairs."""
     axes = step.axes
     if isinstance(step.detail, Fetch | Shuffle):
         axes = crossed(step.detail.pairs, {a: mesh.sizes[a] for a in axes})
     return tuple(sorted(axes))
-
-
-Rest = dict[Key, "collections.Counter[int]"]
-Runs = dict[Key, list[int]]  # elements per step, predicted and compiled
-UNKNOWN = -(10**18)  # elements of a loop whose trip count is not told
-
-
-def _less(a: list[tuple[int, int]], b: list[tuple[int, int]]) -> collections.Counter[int]:
-    return collections.Counter(n for n, _ in a) - collections.Counter(n for n, _ in b)
-
-
-def _parts(extra: Rest, pairs: Rest) -> Iterator[str]:
-    """XLA:TPU knows no complex numbers: their parts move one by one."""
-    for key, counts in pairs.items():
-        both = extra[key] & counts
-        if both:
-            extra[key] = extra[key] - both
-            kind, axes = key
-            yield f"{both.total()} {kind} along {', '.join(axes)} of complex numbers move in parts"
-
-
-def _unrolled(
-    missing: Rest,
-    extra: Rest,
-    runs: Runs,
-    planned: dict[Key, list[tuple[int, int]]],
-    compiled: dict[Key, list[tuple[int, int]]],
-) -> Iterator[str]:
-    """XLA:GPU takes iterations out of loops: more lines of text, as many elements per step."""
-    for key in list(missing):
-        wanted, got = runs[key]
-        looped = sum(n for n, _ in planned[key]) < wanted
-        if not looped or not compiled[key] or not (missing[key] or extra[key]):
-            continue
-        spare = wanted - got
-        merged = spare > 0 and sum(n == spare for n, _ in planned[key]) >= 2
-        if spare == 0 or merged:
-            missing[key] = extra[key] = collections.Counter()
-            kind, axes = key
-            same = "after 1 merged with an equal one" if merged else "as before"
-            yield (
-                f"{len(planned[key])} {kind} along {', '.join(axes)} became {len(compiled[key])}:"
-                f" iterations were taken out of loops; {got:,} elements a step, {same}"
-            )
-
-
-def _whole_reductions(missing: Rest, extra: Rest) -> Iterator[str]:
-    """XLA turns some reduce_scatters back into all_reduces and slices, and some small all_gathers
-    into all_reduces of tiles padded with zeros, which it can combine with others.
-    """
-    for (kind, axes), counts in list(missing.items()):
-        other = extra.get(("all_reduce", axes))
-        if kind not in ("reduce_scatter", "all_gather") or not other:
-            continue
-        both = counts & other
-        if both:
-            missing[kind, axes] = counts - both
-            extra["all_reduce", axes] = other - both
-            became = "all_reduce + slice" if kind == "reduce_scatter" else "all_reduce"
-            yield f"{both.total()} {kind} along {', '.join(axes)} became {became}"
-
-
-def _halos(extra: Rest, found: list[CompiledCollective], mesh: MeshShape) -> Iterator[str]:
-    """A reduce_scatter whose tiles XLA pads is mended by a permute between neighbours."""
-    for (kind, axes), counts in list(extra.items()):
-        padded = sum(c.padded and axes_of(c.groups, mesh) == axes for c in found)
-        if kind == "collective_permute" and 0 < counts.total() <= padded:
-            extra[kind, axes] = collections.Counter()
-            yield (
-                f"{counts.total()} collective_permute of {sum(counts.elements()):,} elements along"
-                f" {', '.join(axes)}: halo of reduce_scatters whose tiles it pads"
-            )
-
-
-def _again(extra: Rest, found: list[CompiledCollective], mesh: MeshShape) -> Iterator[str]:
-    """Near the memory's limit XLA makes some values again, by what they were gathered with."""
-    repeated: Rest = collections.defaultdict(collections.Counter)
-    for c in found:
-        if c.again:
-            repeated[c.kind, axes_of(c.groups, mesh) or ("?",)][c.elements] += 1
-    for (kind, axes), counts in repeated.items():
-        both = counts & extra[kind, axes]
-        if both:
-            extra[kind, axes] = extra[kind, axes] - both
-            yield f"{both.total()} {kind} along {', '.join(axes)} made again to save memory"
-
-
-def _merged(
-    missing: Rest, extra: Rest, compiled: dict[Key, list[tuple[int, int]]]
-) -> Iterator[str]:
-    """Equal collectives, or sums that are only added together, become one.
-
-    So does a reduce_scatter that was made an all_reduce equal to another.
-    """
-    for key, counts in list(missing.items()):
-        there = {n for n, _ in compiled[key]}
-        if key[0] == "reduce_scatter":
-            there |= {n for n, _ in compiled.get(("all_reduce", key[1]), ())}
-        merged = collections.Counter({n: c for n, c in counts.items() if n in there})
-        if merged:
-            missing[key] = counts - merged
-            kind, axes = key
-            yield f"{merged.total()} {kind} along {', '.join(axes)} merged with equal ones"
-
-
-def _combined(
-    missing: Rest, extra: Rest, compiled: dict[Key, list[tuple[int, int]]]
-) -> Iterator[str]:
-    """XLA:GPU puts small reductions of one kind one after the other into one buffer."""
-    for key, counts in list(missing.items()):
-        other = extra.get(key, collections.Counter())
-        if key[0] != "all_reduce" or not other:
-            continue
-        spare = sum(counts.elements()) - sum(other.elements())
-        # Of equal ones all may have merged with one that is there, or all but one before.
-        there = {n for n, _ in compiled[key]}
-        most = {n: c if n in there else c - 1 for n, c in counts.items()}
-        before = (k for n, c in most.items() for k in range(c + 1) if n * k == spare)
-        if (times := next(before, None)) is not None:
-            missing[key] = extra[key] = collections.Counter()
-            kind, axes = key
-            merged = f", after {times} merged with equal ones" if times else ""
-            along = f"{kind} along {', '.join(axes)}"
-            yield f"{counts.total()} {along} combined into {other.total()}{merged}"
-
-
-def _narrowed(
-    planned: dict[Key, list[tuple[int, int]]], compiled: dict[Key, list[tuple[int, int]]]
-) -> dict[Key, int]:
-    """Number of collectives, by kind and axes, that move narrower elements than predicted."""
-    out = {}
-    for key, moved in compiled.items():
-        widest: dict[int, int] = {}
-        for n, size in planned[key]:
-            widest[n] = max(size, widest.get(n, 0))
-        narrower = sum(size < widest.get(n, 0) for n, size in moved)
-        if narrower:
-            out[key] = narrower
-    return out

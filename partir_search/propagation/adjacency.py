@@ -12,7 +12,7 @@ Places = npt.NDArray[np.int32]
 
 
 class Adjacency:
-    """Nodes that touch classes, and classes that nodes touch."""
+    """Nodes touching classes, and classes touched by nodes."""
 
     def __init__(self, touching: Sequence[Sequence[int]], classes: Sequence[Sequence[int]]) -> None:
         """Builds the adjacency.

@@ -1,4 +1,4 @@
-"""Plays sequences of actions on states: fixed shardings, schedules, saved plans, answers."""
+"""Application of action sequences: fixed shardings, schedules, saved plans, search results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from partir_search.propagation.state import State
 
 
 def apply_all(state: State, actions: Sequence[Action]) -> None:
-    """Plays all actions; IllegalAction at the first that the state does not admit."""
+    """Applies all actions; IllegalAction at the first illegal one."""
     for action in actions:
         action.apply(state)
 
@@ -18,9 +18,11 @@ def apply_all(state: State, actions: Sequence[Action]) -> None:
 def apply_compatible(
     state: State, actions: Sequence[Action]
 ) -> tuple[list[Action], list[tuple[Action, str]]]:
-    """Plays the actions that the state admits; returns them, and the others with the reason.
+    """Applies the legal actions.
 
-    Actions whose effect is there already are in neither list.
+    Returns:
+      The applied actions, and (action, reason) for each illegal one. Actions without an effect are
+      in neither list.
     """
     played, dropped = list[Action](), list[tuple[Action, str]]()
     for action in actions:
@@ -36,12 +38,12 @@ def apply_compatible(
 
 
 def apply_fixed(state: State, actions: Sequence[Action]) -> list[Action]:
-    """Plays shardings that the user fixed; returns the actions that had an effect.
+    """Applies shardings fixed by the user; returns the actions with an effect.
 
     Raises:
-      IllegalAction: two of them contradict each other.
+      IllegalAction: two shardings contradict each other.
     """
-    # `also` skips values where it contradicts, and a fixed sharding must not: each one once more.
+    # `also` silently skips decided values; once more per value, for the error.
     singles = [one for action in actions for one in action.single()]
     played: list[Action] = []
     try:

@@ -1,4 +1,4 @@
-"""Actions that a state does not admit, and values by name."""
+"""Errors of illegal actions, and lookup of values by name."""
 
 from __future__ import annotations
 
@@ -7,34 +7,36 @@ from partir_search.ir.core import Module, Value
 
 
 class IllegalAction(ValueError):
-    """An action that the state does not admit; the message names value, axis and remedy.
+    """An action that is illegal in a state; the message names value, axis and remedy.
 
     Attributes:
-      claim: of a value that is decided otherwise: value, wish and axis, without cause and remedy.
+      claim: first clause of the message about a decided value: value, tiling and axis; "" for
+        further causes.
     """
 
     claim = ""
 
 
 def already_decided(path: str, now: int, axis: str, wish: str) -> IllegalAction:
-    """The error for an action on a value whose tiling along the axis is decided otherwise.
+    """Error for an action on a value with a different tiling along the axis.
 
     Args:
-      now: the dim tiled along `axis`, or REPLICATED by decision.
-      wish: the tiling that was asked for, as a participle ("tiled on dim 1").
+      path: name of the value.
+      now: dim tiled along `axis`, or REPLICATED.
+      wish: requested tiling as a participle ("tiled on dim 1").
     """
-    held = f"tiled on dim {now}" if now >= 0 else "kept whole"
+    decided = f"tiled on dim {now}" if now >= 0 else "kept whole"
     claim = f"{path} cannot be {wish} along axis {axis!r}"
     error = IllegalAction(
-        f"{claim}: an earlier tactic (or propagation from it) has it {held}; put this tactic first,"
-        " or use another axis"
+        f"{claim}: an earlier tactic (or propagation from it) has it {decided};"
+        " put this tactic first, or use another axis"
     )
     error.claim = claim
     return error
 
 
 def value_named(module: Module, name: str) -> Value:
-    """The value that an action names; arguments also by path.
+    """Value by its name; arguments also by path.
 
     Raises:
       IllegalAction: the program has no value of the name.

@@ -1,9 +1,9 @@
-"""Graph of a module for propagation: classes of values that are tiled alike, and nodes over them.
+"""Graph of a module for propagation: nodes over classes of values with one tiling.
 
-A class holds values that must have one tiling: train state before and after the step, arguments of
-a loop's body and condition. With `contract` a class also spans elementwise ops of one shape, for a
-smaller graph and a faster search, but no argument: a parameter, its gradient and its optimizer
-state keep separate tilings.
+Train state before and after the step is one class, and so are matching arguments of a loop's body
+and condition. With `contract` a class also spans elementwise ops of one shape, for a smaller graph
+and a faster search, but no argument: a parameter, its gradient and its optimizer state keep
+separate tilings.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class NodeStructure:
       is_edge: the nodes are data-flow edges of a region op, not ops.
       dims: [ports][dims] factor of the dim (the most major of several), or NONE.
       sizes: [factors] extents; 0 for blocked factors.
-      places: [factors] (port, dim) pairs that a loop over the factor tiles.
+      places: [factors] (port, dim) pairs tiled by a loop over the factor.
       major_factors: as in `OpRule`; () unless a dim has several factors.
       factors_on: [ports][dims] factors of the dim, major to minor.
-      low_priority_factors: factors that indices point into (gathers, scatters); a node loops over
-        one only if no value asks for a factor of normal priority.
+      low_priority_factors: indexed factors (of gathers, scatters); a node loops over one only if no
+        value asks for a factor of normal priority.
     """
 
     is_edge: bool
@@ -93,8 +93,8 @@ class Graph:
       class_of: [values] class.
       members: [classes] ids of the values of the class.
       shapes: [classes] shape.
-      extents: `shapes`, with zeros for classes without elements, so that no axis divides them: jax
-        returns arrays without elements replicated.
+      extents: `shapes`, with zeros (divided by no axis) for classes without elements: jax returns
+        arrays without elements replicated.
       nodes: ops and flows; `node_of[op.id]` is the op's node, or NONE if it was contracted.
       touching: [classes] nodes with a port on the class.
     """
@@ -226,7 +226,7 @@ class Graph:
         return contracted
 
     def _add_edges(self, op: Op) -> None:
-        """Adds a node per value that crosses the border of a region of `op`."""
+        """Adds a node per group of values joined across the boundary of a region of `op`."""
         edges = self.rules[op.id].data_flow
         for group in dict.fromkeys(tied_values(op, edges)):  # layers of a fold give equal groups
             rank = min(len(v.type.shape) - stacked for v, stacked in group)
@@ -288,8 +288,8 @@ class _Structures:
 
 
 def _elementwise_operands(rule: OpRule) -> tuple[int, ...]:
-    """Operands, scalars excepted, of an op that maps dim d of each to dim d of its only result; ()
-    for the rest of the ops.
+    """Operands with dims of an elementwise op with one result and dims in the result's order; ()
+    for ops of further kinds.
     """
     if not rule.elementwise or rule.blocked or rule.reads or len(rule.results) != 1:
         return ()

@@ -1,7 +1,7 @@
-"""Memo of propagations: effects of decisions on one axis, repeated in states where they are equal.
+"""Memo of propagations: recorded effects of decisions on one axis, repeated where they hold.
 
-A search plays the same decisions in states that differ elsewhere; nine of ten propagations repeat
-an earlier one.
+A search applies equal decisions in states with differences on further axes or in distant values:
+nine of ten propagations repeat an earlier one.
 """
 
 from __future__ import annotations
@@ -62,19 +62,19 @@ class Checks:
 
 @dataclasses.dataclass(frozen=True)
 class PropagationEffect:
-    """Changes that one decision makes on one axis, and the facts that they depend on.
+    """Changes by one decision on one axis, and the facts behind them.
 
     Attributes:
       axis: mesh axis of the recorded propagation.
-      inspected: classes and nodes that the propagation read.
+      inspected: classes and nodes read by the propagation.
       before: bytes of the tiles and loops of `inspected` before the decision.
-      classes / dims: classes that became tiled, and their dims.
-      nodes / factors: nodes that began to loop, and their factors.
-      untiled / unlooped: (class, dim) and (node, factor) pairs refused for tiles or loops of
-        another axis.
+      classes / dims: newly tiled classes, and their dims.
+      nodes / factors: nodes with a new loop, and their factors.
+      untiled / unlooped: (class, dim) and (node, factor) pairs refused because of tiles or loops
+        of another axis.
       shapes / sizes: extents of the dims of all classes, and of the factors of all nodes.
       compound: inspected nodes with several factors on one dim.
-      other_loops: [axes - 1, compound] factors that the remaining axes loop over at `compound`.
+      other_loops: [axes - 1, compound] loops of the remaining axes at `compound`.
       depends_on_all_axes: the key of the memo holds the whole state (axes with a diagonal).
     """
 
@@ -145,7 +145,7 @@ def _checks(
     refused: Sequence[tuple[int, int]],
     extents: Sequence[Sequence[int]],
 ) -> Checks:
-    """Checks that passed (`ids`, `numbers`) and checks that failed (`refused`)."""
+    """Checks of passed (`ids`, `numbers`) and failed (`refused`) questions."""
     pairs = [*zip(ids.tolist(), numbers.tolist(), strict=True), *dict.fromkeys(refused)]
     both = np.array(pairs, dtype=np.int32).reshape(-1, 2)
     passed = np.arange(len(pairs)) < len(ids)
@@ -154,7 +154,7 @@ def _checks(
 
 
 def other_loops(axis: int, loops: Sequence[array[int]], nodes: Places) -> Bytes:
-    """[axes - 1, nodes] factors that axes besides `axis` loop over."""
+    """[axes - 1, nodes] loops of the axes besides `axis`."""
     rows = [row for a, row in enumerate(loops) if a != axis]
     return np.array([np.frombuffer(row, dtype=np.int8)[nodes] for row in rows], dtype=np.int8)
 

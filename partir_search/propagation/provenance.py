@@ -10,8 +10,8 @@ class Cause:
     """Origin of the tile of a class on one axis.
 
     Attributes:
-      step: position of the action among those played.
-      node: node that propagated the tile; None for a class that the action names.
+      step: position in the sequence of applied actions.
+      node: node by which propagation set the tile; None for a class named by the action.
     """
 
     step: int

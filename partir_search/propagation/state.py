@@ -1,9 +1,9 @@
 """Propagation of tilings to a fixed point.
 
 On one axis, a node loops over a factor when the tiles of its values ask for this factor and for no
-second one; then the undecided values of the node are tiled to match, forward and backward. Values
-that ask for several factors are a conflict: the node gets no loop, and earlier decisions win
-(PartIR, arXiv 2401.11202, section 3). Costs play no part.
+second one; then the undecided values of the node are tiled to match, forward and backward. Two
+factors asked for are a conflict: the node gets no loop, and earlier decisions win (PartIR, arXiv
+2401.11202, section 3). Costs play no part.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ EFFECTS_PER_DECISION = 8  # most recently used entries of the memo for one decis
 
 
 class State:
-    """Tilings of a graph's classes and loops of its nodes on every mesh axis.
+    """Tiles of the classes and loops of the nodes of a graph, on every mesh axis.
 
     Attributes:
       tiles: [axes] int8 array over classes: dim, NONE or REPLICATED.
       loops: [axes] int8 array over nodes: factor or NONE.
       modes: options of axes besides tiling; not in the state's key.
-      frozen: classes that actions may not decide, though propagation may.
+      frozen: classes decided by propagation only, never by an action.
       shapes: [axes][classes] shapes of the graph, with 1 for dims closed on the axis; not in the
         state's key.
       causes: origin of each tile by (axis, class); None unless recorded.
@@ -82,7 +82,7 @@ class State:
         )
 
     def restore(self, key: bytes) -> None:
-        """Sets tiles and loops to those of a state with this key."""
+        """Sets tiles and loops from a key of an earlier state."""
         at = 0
         for row in (row for pair in zip(self.tiles, self.loops, strict=True) for row in pair):
             memoryview(row).cast("B")[:] = key[at : at + len(row)]
@@ -95,7 +95,7 @@ class State:
     # Legality ----------------------------------------------------------------------------------
 
     def divides(self, cls: int, dim: int, axes: Sequence[int]) -> bool:
-        """True if `axes` divide the tile of a dim that remains under the axes tiling it already."""
+        """True if `axes` divide a dim further, after the axes with tiles of the dim already."""
         sizes = self.mesh.sizes
         extent, size = self.shapes[axes[0]][cls][dim], sizes[axes[0]]
         for axis in axes[1:]:
@@ -117,7 +117,7 @@ class State:
         return True
 
     def may_tile(self, cls: int, dim: int, axes: Sequence[int]) -> bool:
-        """True if `tile` with these arguments is legal."""
+        """True if `tile` with the same arguments is legal."""
         return (
             self.free(cls, axes)
             and self.divides(cls, dim, axes)
@@ -138,10 +138,10 @@ class State:
 
         Args:
           also: classes tiled alike before propagation starts; skipped where this is illegal.
-          barriers: classes that propagation leaves undecided.
+          barriers: classes left undecided by propagation.
 
         Raises:
-          IllegalAction: `cls` is decided on one of the axes, or they do not divide the dim.
+          IllegalAction: `cls` is decided on one of the axes, or the axes do not divide the dim.
         """
         if not self.may_tile(cls, dim, axes):
             raise IllegalAction(
@@ -346,11 +346,11 @@ class State:
         return may_loop(self.graph, self.loops, others, n, (r, c, d))
 
     def free_factor(self, n: int, factors: tuple[int, ...], axis: int) -> int:
-        """First of a dim's factors, major to minor, with an extent that other axes leave.
+        """First of a dim's factors, major to minor, with an extent above 1 left by further axes.
 
         Returns:
-          NONE if loops of other axes do not use up a major factor of it: until they do, its tile is
-          not one contiguous piece of the dim.
+          NONE if loops of further axes do not use up the major factors yet: a tile of the factor
+          would not be contiguous in the dim.
         """
         structure = self.graph.nodes[n].structure
         for f in factors:
@@ -363,7 +363,7 @@ class State:
         return NONE
 
     def _remaining(self, n: int, factor: int, axis: int) -> int:
-        """Extent of a factor of node `n` divided by the axes besides `axis` that loop over it."""
+        """Extent of a factor of node `n` after the loops over the factor on axes but `axis`."""
         extent = self.graph.nodes[n].structure.sizes[factor]
         for a, row in enumerate(self.loops):
             if a != axis and row[n] == factor:

@@ -1,8 +1,8 @@
-"""Sub-axes: splits of mesh axes that are larger than a dim worth tiling.
+"""Sub-axes: splits of mesh axes larger than an important dim.
 
 An axis of 16 over 8 key-value heads in groups of 4 tiles 8 heads and 2 of each group; an axis of 64
 over a batch of 4 leaves 16 devices for further dims; a batch of 32 on 8x8 takes 8 and 4 of the
-second 8. Splits follow from the batch and from dims that reshapes split or merge.
+second 8. Splits follow from the batch and from dims split or merged by reshapes.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ SMALL_VALUE_RATIO = 0.02  # of the largest value's bytes; reshapes of smaller va
 
 
 def split_into_sub_axes(graph: Graph, mesh: MeshShape) -> MeshShape:
-    """Splits axes of which a batch or a factor of a reshape can take only a part.
+    """Splits axes for a batch, or a factor of a reshape, with a divisor in common.
 
     Axes of the user's own `shard_map`s, axes with a diagonal and axes split already are not split.
 
     Raises:
-      ValueError: a `shard_map` names an axis that the mesh lacks or has in another size.
+      ValueError: the user's `shard_map` names an axis missing in the mesh, or of another size.
     """
     named = _named_axes(graph, mesh) | {mesh.names[a] for pair in mesh.diagonals for a in pair}
     given = mesh.parts()
@@ -60,14 +60,14 @@ def _named_axes(graph: Graph, mesh: MeshShape) -> set[str]:
 
 
 def _add(cuts: list[int], cut: int, size: int) -> None:
-    """Adds a cut of an axis of `size` if it nests with its cuts so far."""
+    """Adds a cut of an axis of `size` if the cut nests with the earlier `cuts`."""
     nested = all(cut % c == 0 or c % cut == 0 for c in cuts)
     if 1 < cut < size and cut not in cuts and nested and len(cuts) < MAX_SUB_AXES - 1:
         cuts.append(cut)
 
 
 def _batches(graph: Graph) -> list[int]:
-    """Leading extents of data arguments: arguments that are no train state."""
+    """Leading extents of data arguments, the arguments outside of the train state."""
     module = graph.module
     tied = {i for i, _ in module.ties}
     data = [v.type.shape for i, v in enumerate(module.body.args) if tied and i not in tied]
@@ -75,8 +75,8 @@ def _batches(graph: Graph) -> list[int]:
 
 
 def _for_batch(batch: int, mesh: MeshShape) -> list[tuple[str, int]]:
-    """(axis, cut) after which whole axes and one sub-axis tile the batch on as many devices as
-    divide it; [] if whole axes do.
+    """Cut of one axis to tile the batch by whole axes and one sub-axis on gcd(batch, devices)
+    devices, as [(axis, devices of the sub-axis)]; [] if whole axes suffice.
     """
     most = math.gcd(batch, mesh.devices)
     found: list[tuple[int, str, int]] = []
@@ -97,8 +97,8 @@ def _for_batch(batch: int, mesh: MeshShape) -> list[tuple[str, int]]:
 
 
 def _major_factors(graph: Graph) -> list[int]:
-    """Extents of most major factors of dims with several, such as the key-value heads in a dim of
-    all heads; those of the largest values first.
+    """Extents of the most major factors in dims with several (key-value heads in a dim of all
+    heads), largest values first.
     """
     weight: collections.Counter[int] = collections.Counter()
     for node in graph.nodes:

@@ -1,1 +1,1 @@
-"""The known strategies: what people do by hand, as moves on any model's graph."""
+"""Known strategies, applied by hand in practice, as moves on the graph of any model."""

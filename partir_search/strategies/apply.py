@@ -1,4 +1,4 @@
-"""Performs the known strategies' moves on states of one graph."""
+"""Application of strategy moves to states of one graph."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from partir_search.strategies.moves import (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Weight:
-    """A parameter in a forward contraction.
+    """Use of a parameter by a forward contraction.
 
     Attributes:
       op: id of the contraction.
-      cls: the parameter's class.
-      dims: (dim of the class, factor of the op) of each dim that the operand has.
+      cls: class of the parameter.
+      dims: (dim of the class, factor of the op) for each dim of the operand.
     """
 
     op: int
@@ -48,29 +48,34 @@ class Weight:
 
 
 class StrategyApplier:
-    """Performs moves on states of one graph."""
+    """Applies moves to states of one graph.
+
+    Attributes:
+      roles: classes of parameters, optimizer state and data.
+    """
 
     def __init__(self, graph: Graph, roles: Roles | None = None) -> None:
-        """Finds what moves of strategies act on in `graph`.
+        """Finds the weights of `graph` and the roles of its arguments.
 
         Args:
-          roles: by ids of the graph's values. A fold's are those of its whole program: where it
-            keeps copies apart, the loss does not depend on all that it stands for.
+          roles: ids of the graph's values by role; default: found by dataflow. For a folded program
+            give the roles of the whole program: in a fold with separate copies of a layer the loss
+            does not depend on every copy.
         """
         self.graph = graph
         self.roles = (roles or find_roles(graph.module)).of(graph.class_of)
         self._weights = self._find_weights()
-        self._not_looped = self._find_not_looped()
+        self._unloopable = self._find_unloopable()
 
     def apply(self, move: StrategyMove, state: State) -> list[Decision]:
-        """Plays a move; returns the decisions that had an effect."""
+        """Applies a move; returns the decisions with an effect."""
         if isinstance(move, TileClass | ReplicateClass):
             return [move] if decide(state, move) else []
         return self._apply_strategy(move, state)
 
     def _apply_strategy(self, move: Strategy, state: State) -> list[Decision]:
         if isinstance(move, DataParallel):
-            # The longest first: edges look up what they join, rather than nodes be sent to them.
+            # Longest first: edges of a graph network then look up nodes, and no node is scattered.
             longest = sorted(self.roles.data, key=lambda c: -self.graph.shapes[c][0])
             data = [(c, *self.padded.get(c, ())) for c in longest]
             wanted = [TileClass(c, 0, move.axes) for forms in data for c in forms]
@@ -99,7 +104,7 @@ class StrategyApplier:
 
     @property
     def edges(self) -> tuple[int, ...]:
-        """The longest data arguments, where some are shorter."""
+        """Classes of the longest data arguments; () if all have one length."""
         length = {c: self.graph.shapes[c][0] for c in self.roles.data}
         longest = max(length.values(), default=0)
         found = tuple(c for c, n in length.items() if n == longest)
@@ -107,7 +112,7 @@ class StrategyApplier:
 
     @functools.cached_property
     def experts(self) -> tuple[tuple[int, int], ...]:
-        """(class, dim) of parameters that hold a matrix per expert."""
+        """(class, dim of the experts) of parameters with one matrix per expert of a mixture."""
         found = []
         for w in self._weights:
             rule = self.graph.rules[w.op]
@@ -119,7 +124,7 @@ class StrategyApplier:
 
     @functools.cached_property
     def contexts(self) -> tuple[tuple[int, int], ...]:
-        """(class, dim) of sequences that attention goes over, of queries and of keys."""
+        """(class, dim) of the sequences of queries and keys in attention ops."""
         found = []
         for op in self.graph.module.ops:
             rule = self.graph.rules[op.id] if not op.regions else None
@@ -132,7 +137,7 @@ class StrategyApplier:
         return tuple(dict.fromkeys(found))
 
     def _expert_barriers(self, axes: Axes, state: State) -> tuple[int, ...]:
-        """Classes that data parallelism tiles too, unless only the experts' own ops touch them."""
+        """Classes tiled by expert and by data parallelism, used by an op outside of the experts."""
 
         def tiled_by(decisions: Sequence[Decision]) -> set[int]:
             start = state.key()
@@ -151,14 +156,14 @@ class StrategyApplier:
         return tuple(sorted(c for c in experts & data if not own.issuperset(touching[c])))
 
     def _find_weights(self) -> list[Weight]:
-        """Forward contractions with a parameter, in program order.
+        """Uses of parameters by forward contractions, in program order.
 
-        Also of a transposed one (a tied embedding), and inside of regions: of stacked parameters
-        each iteration of a scan takes one.
+        Transposed and padded parameters count as the parameter, and so do slices of stacked
+        parameters in the body of a scan.
         """
         graph = self.graph
         args = [v for v in graph.module.body.args if graph.class_of[v.id] in self.roles.parameters]
-        # Class and its dim of each dim of what parameters become.
+        # By value id, for parameters and values derived from one: the class, and its dim per dim.
         origin = {v.id: (graph.class_of[v.id], tuple(range(len(v.type.shape)))) for v in args}
         found = []
         for op in graph.module.ops:
@@ -178,7 +183,7 @@ class StrategyApplier:
                 cls, dims = origin[x.id]
                 factors, made = rule.operands[i], rule.results[0]
                 if rule.elementwise and _longer(result.type.shape, x.type.shape):
-                    # Padded: it is decided in its place.
+                    # Padded: moves tile the padded form instead of the parameter.
                     origin[result.id] = (graph.class_of[result.id], tuple(range(len(made))))
                 elif NONE not in factors and sorted(factors) == sorted(made) and not rule.reads:
                     origin[result.id] = (cls, tuple(dims[factors.index(f)] for f in made))
@@ -192,7 +197,7 @@ class StrategyApplier:
 
     @functools.cached_property
     def padded(self) -> dict[int, tuple[int, ...]]:
-        """Longer forms of arguments, by class: what is tiled where an argument does not divide."""
+        """Classes of padded forms of each argument, by class: tiled in place of the argument."""
         graph, found = self.graph, dict[int, tuple[int, ...]]()
         arguments = {v.id for v in graph.module.body.args}
         for op in graph.module.ops:
@@ -204,8 +209,8 @@ class StrategyApplier:
                     found[cls] = (*found.get(cls, ()), graph.class_of[result.id])
         return found
 
-    def _find_not_looped(self) -> set[tuple[int, int]]:
-        """(class, dim) pairs that some user cannot loop over: scanned leading dims."""
+    def _find_unloopable(self) -> set[tuple[int, int]]:
+        """(class, dim) pairs with a user unable to loop over the dim: scanned leading dims."""
         return {
             (cls, d)
             for node in self.graph.nodes
@@ -215,10 +220,10 @@ class StrategyApplier:
         }
 
     def first_divisible_dim(self, state: State, cls: int, axes: Axes) -> int:
-        """PartIR's FIRST_DIVISIBLE_DIM: the first dim that `axes` divide, or NONE.
+        """PartIR's FIRST_DIVISIBLE_DIM: the first dim divided by `axes`, or NONE.
 
-        Dims that no other axis tiles come first, and dims that every user can loop over; of
-        optimizer state also those of parameters of its shape, as its gradients are made there.
+        Preferred are dims without a tile whose users can all loop over them; for optimizer state
+        the users of parameters of equal shape count too, since gradients are computed there.
         """
         dims = [d for d in range(len(self.graph.shapes[cls])) if state.may_tile(cls, d, axes)]
         free = [d for d in dims if all(row[cls] != d for row in state.tiles)]
@@ -226,14 +231,14 @@ class StrategyApplier:
         alike = [c for c in users if self.graph.shapes[c] == shape and c != cls]
         if cls in self.roles.parameters:
             alike = []
-        useful = [d for d in free if all((c, d) not in self._not_looped for c in (cls, *alike))]
-        useful = useful or [d for d in free if (cls, d) not in self._not_looped]
+        useful = [d for d in free if all((c, d) not in self._unloopable for c in (cls, *alike))]
+        useful = useful or [d for d in free if (cls, d) not in self._unloopable]
         return next(iter(useful or free or dims), NONE)
 
     def _model_parallel(self, move: ModelParallel, state: State) -> list[Decision]:
         graph, done = self.graph, list[Decision]()
         weights = self._weights
-        if not move.head:  # the last one, wherever it is used (a tied embedding)
+        if not move.head:  # without the last weight, in all its uses (a tied embedding)
             weights = [w for w in weights[:-1] if w.cls != weights[-1].cls]
         for w in weights:
             node = graph.node_of[w.op]
@@ -274,9 +279,11 @@ class StrategyApplier:
             node, rule = self.graph.node_of[w.op], self.graph.rules[w.op]
             if node < 0:
                 continue
-            reached = state.loops[move.outputs[0]][node]
-            turned = reached >= 0 and rule.reducers[reached]
-            inputs, outputs = (move.outputs, move.inputs) if turned else (move.inputs, move.outputs)
+            propagated = state.loops[move.outputs[0]][node]
+            swapped = propagated >= 0 and rule.reducers[propagated]
+            inputs, outputs = move.inputs, move.outputs
+            if swapped:
+                inputs, outputs = outputs, inputs
             for summed, axes in ((True, inputs), (False, outputs)):
                 for dim, f in w.dims:
                     if f >= 0 and bool(rule.reducers[f]) == summed:
@@ -323,9 +330,9 @@ class StrategyApplier:
         matrices = [c for c in self.roles.parameters if len(shapes[c]) >= 2]
         if move.stage < 3:
             for cls in matrices:
-                keep = ReplicateClass(cls, axes)
-                if decide(state, keep):
-                    done.append(keep)
+                replicate = ReplicateClass(cls, axes)
+                if decide(state, replicate):
+                    done.append(replicate)
         targets = matrices if move.stage >= 3 else self.roles.optimizer
         for cls in targets:
             if len(shapes[cls]) >= 2:
@@ -338,14 +345,14 @@ class StrategyApplier:
 
 
 def _longer(shape: Shape, than: Shape) -> bool:
-    """Tells whether some dims are longer, but not for having been broadcast."""
+    """True if `shape` pads `than`: dims equal or longer, dims of size 1 equal."""
     return len(shape) == len(than) and all(
         m == n or m > n > 1 for m, n in zip(shape, than, strict=True)
     )
 
 
 def decide(state: State, decision: Decision) -> bool:
-    """Plays a decision if it is legal."""
+    """Applies a decision if legal; False if not."""
     if isinstance(decision, TileClass):
         if not state.may_tile(decision.cls, decision.dim, decision.axes):
             return False

@@ -1,4 +1,4 @@
-"""Roles of the arguments of a step, by dataflow."""
+"""Roles of the arguments of a step: parameters, optimizer state, data; found by dataflow."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from partir_search.ir.core import Module, Op, Value, walk_regions
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Roles:
-    """Roles of arguments: ids of parameters, optimizer state and data."""
+    """Ids of parameters, optimizer state and data: values, or classes of a graph."""
 
     parameters: tuple[int, ...]
     optimizer: tuple[int, ...]
     data: tuple[int, ...]
 
     def of(self, class_of: Sequence[int]) -> Roles:
-        """The same in classes, or in the values of a fold; a class of both kinds is parameters'."""
+        """Roles mapped by `class_of` to classes, or to values of a fold.
+
+        A class of parameters and optimizer state counts as parameters.
+        """
         parameters, optimizer, data = (
             tuple(dict.fromkeys(class_of[v] for v in ids))
             for ids in (self.parameters, self.optimizer, self.data)
@@ -26,12 +29,12 @@ class Roles:
 
 
 def find_roles(module: Module) -> Roles:
-    """Roles of a module's arguments, by id.
+    """Roles of the arguments of a module, as value ids.
 
-    State is what is tied to a result. Parameters are the state that some other result (the loss)
-    depends on; the rest of the state is the optimizer's. Where every result is state, parameters
-    are the state that most of the new state depends on. Without ties, a top-level argument whose
-    leaves share their leading dim is data, the others are parameters.
+    State is tied to results. Parameters are the state behind an untied result (the loss), the rest
+    of the state belongs to the optimizer. If every result is tied, parameters are the state behind
+    most of the new state. Without ties a top-level argument is data if its leaves share their
+    leading dim, and parameters otherwise. Scalars have no role.
     """
     tied = {a for a, _ in module.ties}
     ranked = [(i, v) for i, v in enumerate(module.body.args) if v.type.shape]
@@ -58,7 +61,7 @@ def find_roles(module: Module) -> Roles:
 
 
 def _ancestors(module: Module, exclude: set[int]) -> set[int]:
-    """Values that results outside of `exclude` depend on."""
+    """Ids of values behind the results outside of `exclude`."""
     makers: dict[int, list[Op]] = {}
     inside: dict[int, list[Value]] = {}
     for op in module.ops:
@@ -83,14 +86,14 @@ def _ancestors(module: Module, exclude: set[int]) -> set[int]:
 
 
 def _influential(module: Module, state: Sequence[Value]) -> set[int]:
-    """Those of the values that more than half as many results depend on as on any."""
+    """Ids of values in `state` behind more than half as many results as the most influential."""
     reached_by = {v.id: 1 << i for i, v in enumerate(state)}  # per value, a bit for each of `state`
     for op in module.ops:
         mask = 0
         for _, v in op.inputs():
             mask |= reached_by.get(v.id, 0)
         if mask:
-            for region in op.regions:  # whatever enters may reach everything inside
+            for region in op.regions:  # any operand may reach any value inside
                 for inner in walk_regions(region):
                     reached_by.update((a.id, mask) for a in inner.args)
             reached_by.update((r.id, mask) for r in op.results)

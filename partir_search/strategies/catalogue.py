@@ -1,6 +1,6 @@
-"""The named strategies that people use, on every choice of axes.
+"""Catalogue of the named strategies on every choice of mesh axes.
 
-The answer of a search is never behind the best of them.
+A search starts from the catalogue; its result is never behind the best entry.
 """
 
 from __future__ import annotations
@@ -29,15 +29,20 @@ from partir_search.strategies.moves import (
 def named_strategies(
     mesh: MeshShape, axes: Sequence[str], applier: StrategyApplier, grids: bool = False
 ) -> list[tuple[str, tuple[StrategyMove, ...]]]:
-    """Named strategies on axes of the user's mesh: what people use, on every choice of axes.
+    """Named strategies on every choice of `axes`.
 
-    Model parallelism takes any of the axes, alone or together, or the minor parts of a split axis;
-    data parallelism and ZeRO take the rest, or one of the rest. Where data arguments differ in
-    length, edge parallelism stands beside data parallelism; where there is a mixture of experts,
-    these may lie on axes of data parallelism too.
+    Model parallelism takes one or several axes, or the minor sub-axes of one; data parallelism and
+    ZeRO take the remaining axes, or ZeRO one of them. Steps with data arguments of several lengths
+    get edge parallelism, steps with a mixture of experts get expert parallelism on axes of data
+    parallelism, and steps with attention get context parallelism.
 
     Args:
-      grids: tensor parallelism in two and three dims, too.
+      axes: names of axes of the user's mesh.
+      applier: of the graph of the step.
+      grids: include tensor parallelism in two and three dims (SUMMA, 3D).
+
+    Returns:
+      (title, moves) pairs with distinct titles, such as "BP(data)+MP(model)+Z3".
     """
     plans: dict[str, tuple[StrategyMove, ...]] = {}
     given = set(axes)
@@ -48,7 +53,7 @@ def named_strategies(
         return mesh.label(axes)
 
     def data(axes: Axes) -> tuple[StrategyMove, ...]:
-        """Data parallelism axis by axis: a small batch takes as many as divide it."""
+        """Data parallelism axis by axis: a small batch takes the axes dividing it."""
         return tuple(DataParallel(mesh.axes(n)) for n in mesh.label(axes).split("+"))
 
     def zero(axes: Axes, stage: int) -> tuple[StrategyMove, ...]:
@@ -60,7 +65,9 @@ def named_strategies(
     def add_data(
         rest: Axes, title: str, *moves: StrategyMove, first: StrategyMove | None = None
     ) -> None:
-        """`moves` with data parallelism on `rest`, and ZeRO on all or each of its axes."""
+        """Adds `moves` with data parallelism on `rest`: without ZeRO, with ZeRO on all of `rest`, and
+        with ZeRO on each of its axes.
+        """
         base = (*([first] if first else []), *data(rest), *moves)
         title = f"BP({name(rest)}){title}"
         add(title, *base)
@@ -125,7 +132,7 @@ def _grids(mesh: MeshShape, axes: Sequence[str]) -> Iterator[tuple[str, tuple[St
 
 
 def _choices(mesh: MeshShape, axes: Sequence[str]) -> list[Axes]:
-    """Sets of axes that one strategy may take: any of the user's, or minor parts of one."""
+    """Sets of axes for one strategy: any of the user's axes, or minor sub-axes of one."""
     found = [
         tuple(a for name in names for a in mesh.axes(name))
         for n in range(1, len(axes) + 1)

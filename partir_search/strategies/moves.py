@@ -1,7 +1,7 @@
-"""The known strategies as moves: data, model, expert, edge, sequence parallelism and ZeRO.
+"""Moves of the known strategies: data, model, expert, edge, sequence parallelism, ZeRO ...
 
-A move looks at the state that it is played in (which dims are still free, which sums are pending)
-and comes to plain tile and keep decisions, so that one ZeRO move serves any model.
+A move becomes tile and replicate decisions that depend on the state (undecided dims, partial sums):
+one ZeRO move serves any model.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ Axes = tuple[int, ...]  # positions in the mesh, major to minor
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
 class TileClass:
-    """Tile one dim of a class on axes (all of one, or some parts of it); propagation leaves the
-    classes in `barriers` undecided.
+    """Tile one dim of a class on axes, or on sub-axes of one axis.
+
+    Attributes:
+      barriers: classes left undecided by propagation.
     """
 
     cls: int
@@ -26,7 +28,7 @@ class TileClass:
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
 class ReplicateClass:
-    """Keep a class whole along axes."""
+    """Keep a class replicated along axes."""
 
     cls: int
     axes: Axes
@@ -34,8 +36,8 @@ class ReplicateClass:
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
 class TileAlike:
-    """Tile one dim of several classes, where it is legal: parameters of one shape, such as those of
-    layers that do not fold.
+    """Tile one dim of several classes, skipping illegal tiles: parameters of one shape, in layers
+    without a fold.
     """
 
     classes: tuple[int, ...]
@@ -52,8 +54,8 @@ class DataParallel:
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
 class EdgeParallel:
-    """Tile the leading dim of the longest data arguments only: the edges of a graph, whose nodes
-    stay whole (PartIR's ES on graph networks).
+    """Tile the leading dim of the longest data arguments only: the edges of a graph, with its nodes
+    replicated (PartIR's ES on graph networks).
     """
 
     axes: Axes
@@ -61,10 +63,11 @@ class EdgeParallel:
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
 class ExpertParallel:
-    """Tile the experts of a mixture (GShard, arXiv 2006.16668): the dim that parameters share with
-    what they are multiplied by and with the result. Played before data parallelism on the same
-    axes: what goes in and what comes out is left to that, so that tokens are sorted where they are
-    and travel to the experts and back by all_to_all.
+    """Tile the experts of a mixture (GShard, arXiv 2006.16668): the dim shared by a parameter, the
+    second operand of its contraction and the result.
+
+    Applied before data parallelism on equal axes, with barriers on inputs and outputs of the
+    experts: data parallelism tiles these, and tokens reach the experts by all_to_all.
     """
 
     axes: Axes
@@ -72,8 +75,11 @@ class ExpertParallel:
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
 class ModelParallel:
-    """Megatron (Shoeybi et al. 2019): split each parameter that meets a whole activation by its
-    outputs; propagation splits the next one by its inputs. `head` includes the last one.
+    """Megatron (Shoeybi et al. 2019): tile the outputs of each parameter contracted with an
+    activation not tiled on the axes; propagation tiles the inputs of the next parameter.
+
+    Attributes:
+      head: include the last parameter, the output head.
     """
 
     axes: Axes
@@ -82,15 +88,16 @@ class ModelParallel:
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
 class SequenceParallel:
-    """Tile activations between blocks where sums on the axes are finished (Korthikanti 2022)."""
+    """Tile activations between blocks: results of sums over the axes (Korthikanti et al. 2022)."""
 
     axes: Axes
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
 class ContextParallel:
-    """Tile the sequences that attention goes over, queries and keys (Llama 3.1, arXiv 2407.21783,
-    section 3.3.2): activations follow.
+    """Tile the sequences of queries and keys in attention; propagation tiles activations.
+
+    Source: Llama 3.1, arXiv 2407.21783, section 3.3.2.
     """
 
     axes: Axes
@@ -98,8 +105,9 @@ class ContextParallel:
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
 class AlternateParallel:
-    """Tile matrices by their inputs on one of two sets of axes and by their outputs on the other,
-    by what reaches them: the first by inputs on `inputs`.
+    """Tile inputs and outputs of each matrix on two sets of axes, swapped from matrix to matrix.
+
+    The tiles of the incoming activation decide; the first matrix has its inputs on `inputs`.
     """
 
     inputs: Axes
@@ -108,15 +116,18 @@ class AlternateParallel:
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
 class OutputParallel:
-    """Tile every matrix by its outputs, the last one first: inputs are gathered."""
+    """Tile the outputs of every matrix, last matrix first; activations are gathered (SUMMA)."""
 
     axes: Axes
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
 class Zero:
-    """ZeRO (Rajbhandari et al. 2020) on matrices: stage 2 keeps parameters whole and tiles the
-    optimizer's state (and with it the gradients); stage 3 tiles the parameters too.
+    """ZeRO (Rajbhandari et al. 2020) on matrices.
+
+    Attributes:
+      stage: 2 replicates parameters and tiles optimizer state, hence gradients; 3 tiles parameters
+        as well.
     """
 
     axes: Axes
@@ -125,13 +136,14 @@ class Zero:
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
 class RingParallel:
-    """PrimePar's P_{n x n} (ASPLOS 2024) in the form without redistribution: matrices are tiled on
-    one of two axes and on their diagonal, so that every product with one walks its sum in time.
-    They alternate, by what reaches them: inputs on the axis and outputs on the diagonal, or the
-    other way round. The other axis is for data parallelism, played before.
+    """PrimePar's P_{n x n} (ASPLOS 2024) in the form without redistribution.
+
+    Matrices are tiled on one of two axes and on their diagonal: every product with one is a ring.
+    Inputs and outputs swap the two from matrix to matrix, after the tiles of the incoming
+    activation. The second axis is for data parallelism, applied before.
 
     Attributes:
-      axes: the axis that the features of the residual stream lie on, and the diagonal.
+      axes: the axis of the residual stream's features, and the diagonal.
     """
 
     axes: Axes

@@ -1,4 +1,4 @@
-"""Actions: the decisions of a plan, each of which plays, prints and serializes itself."""
+"""Actions: the decisions of a plan. Each can apply, print and serialize itself."""
 
 from __future__ import annotations
 
@@ -45,7 +45,11 @@ KINDS: dict[str, type[Action]] = {
 
 
 def action_from_json(data: dict[str, Any]) -> Action:
-    """Inverse of `Action.to_json`; a ValueError for anything else."""
+    """Inverse of `Action.to_json`.
+
+    Raises:
+      ValueError: `data` has the key of no action.
+    """
     for kind, action in KINDS.items():
         if kind in data:
             return action.from_json(data)
@@ -53,5 +57,5 @@ def action_from_json(data: dict[str, Any]) -> Action:
 
 
 def tilings(actions: Sequence[Action]) -> list[Tiling]:
-    """The actions on values, without those on axes."""
+    """Actions on values, without actions on mesh axes."""
     return [a for a in actions if isinstance(a, Tiling)]

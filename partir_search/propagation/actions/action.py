@@ -1,4 +1,4 @@
-"""Actions: the small frozen values of which a plan consists."""
+"""Base class of actions, the small frozen values in a plan."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Action(abc.ABC):
     """A decision about values or mesh axes; a subclass is a frozen dataclass.
 
     Attributes:
-      kind: name of the subclass in saved plans, where it is the key of the first field.
-      axis: mesh axis that the action concerns; several of them joined by "+".
-      values: names of the values that the action decides; () for actions on axes.
+      kind: name of the subclass in saved plans, the JSON key of its first field.
+      axis: mesh axis of the decision; several axes joined by "+".
+      values: names of the decided values; () for actions on mesh axes.
     """
 
     __slots__ = ()
@@ -31,41 +31,41 @@ class Action(abc.ABC):
 
     @abc.abstractmethod
     def apply(self, state: State, path: str | None = None) -> None:
-        """Plays the action on a state.
+        """Applies the action to a state.
 
         Args:
-          path: name of the value in messages, where it is not the action's own.
+          path: name of the value in error messages; default: the action's.
 
         Raises:
-          IllegalAction: the state does not admit the action.
+          IllegalAction: the action is illegal in the state.
         """
 
     @abc.abstractmethod
     def apply_folded(self, state: State, classes_of: ClassesOf) -> None:
-        """Plays the action on the state of a folded program, as far as that admits it.
+        """Applies the legal part of the action to the state of a folded program.
 
         Args:
-          classes_of: the folded program's classes of the values with some names.
+          classes_of: maps names of values to their classes in the folded program.
         """
 
     def is_applied(self, state: State) -> bool:
-        """True if the state has all values as the action wants them; False for actions on axes."""
+        """True if all values are decided as the action says; False for actions on mesh axes."""
         return False
 
     def single(self) -> tuple[Self, ...]:
-        """The action on each of its values alone; () if a partial effect is not allowed."""
+        """One action per value; () for actions on mesh axes, `End`s and `Close`."""
         return ()
 
     def nearest(self, state: State) -> Iterator[Action]:
-        """Actions of a similar effect that a state admits, for one that it refuses."""
+        """Legal actions of a similar effect, best first, to replace an illegal one."""
         return iter(())
 
     def renamed(self, name_of: Callable[[str], str]) -> Self:
-        """The same action on values of other names."""
+        """The action on values renamed by `name_of`."""
         return self
 
     def with_barriers(self, names: Sequence[str]) -> Self:
-        """The same action, whose propagation leaves some more values undecided."""
+        """The action with further barriers: values left undecided by its propagation."""
         return self
 
     def __str__(self) -> str:
@@ -75,7 +75,7 @@ class Action(abc.ABC):
         return f"{type(self).__name__}({', '.join(told)})"
 
     def to_json(self) -> dict[str, Any]:
-        """Fields by name, without those that have their default."""
+        """Fields by name, defaults omitted."""
         first, *others = dataclasses.fields(self)  # type: ignore[arg-type]
         found = {self.kind: _plain(getattr(self, first.name))}
         for field in others:
@@ -86,7 +86,7 @@ class Action(abc.ABC):
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
-        """Inverse of `to_json`; KeyError, TypeError or ValueError for anything else."""
+        """Inverse of `to_json`; KeyError, TypeError or ValueError for invalid data."""
         first, *others = dataclasses.fields(cls)  # type: ignore[arg-type]
         given = {first.name: _read(first, data[cls.kind])}
         for field in others:
@@ -100,7 +100,7 @@ def _plain(value: Any) -> Any:
 
 
 def _read(field: Any, value: Any) -> Any:
-    """A field's value from JSON; a TypeError for one of another type."""
+    """Value of a field from JSON; TypeError if its type is wrong."""
     if field.type == "tuple[str, ...]" and isinstance(value, list):
         return tuple(_typed(str, field.name, x) for x in value)
     kinds = {"bool": bool, "int": int, "str": str}

@@ -1,4 +1,4 @@
-"""Actions on arguments and results that have a layout of their own at the program's border."""
+"""Actions on arguments and results with a separate layout at the program's boundary."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from partir_search.propagation.state import State
 
 
 class End(Action):
-    """A layout at the program's border.
+    """Layout of one argument or result at the boundary of the program.
 
     Attributes:
-      layout: per dim the mesh axes that tile it, major to minor ("a+b"; "" for none).
+      layout: [dims] mesh axes tiling the dim, major to minor, joined by "+"; "" for none.
     """
 
     __slots__ = ()
@@ -29,10 +29,14 @@ class End(Action):
         return "+".join(label for label in self.layout if label)
 
     def apply_folded(self, state: State, classes_of: ClassesOf) -> None:
-        """Nothing: a folded program has no ends of its own."""
+        """No effect: a fold keeps the boundary layouts of the whole program."""
 
     def _axes(self, state: State, ends: Sequence[Operand], number: int) -> tuple[int, Layout]:
-        """The number with the layout in axes; IllegalAction if it does not fit the shape."""
+        """(number, layout as positions of axes).
+
+        Raises:
+          IllegalAction: the layout does not fit the shape of argument or result `number`.
+        """
         shape = ends[number].type.shape if 0 <= number < len(ends) else None
         axes = [state.mesh.axes(label) if label else () for label in self.layout]
         used = [a for each in axes for a in each]
@@ -48,8 +52,8 @@ class End(Action):
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
 class Enter(End):
-    """The argument number `argument` comes in a layout of its own and is moved to its resting
-    layout.
+    """Pass argument number `argument` in `layout`; the program reshards it to the layout of the
+    value.
     """
 
     kind: ClassVar[str] = "enter"
@@ -63,8 +67,8 @@ class Enter(End):
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
 class Leave(End):
-    """The result number `result` is moved from its resting layout to one of its own, and is not
-    tied to an argument.
+    """Return result number `result` in `layout`, resharded from the layout of the value, without a
+    tie to an argument.
     """
 
     kind: ClassVar[str] = "leave"

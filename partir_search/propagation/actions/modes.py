@@ -1,4 +1,4 @@
-"""Actions on mesh axes: the order of work in time, copies that stay, the order of axes."""
+"""Actions on mesh axes: collective matmuls, rings, gathered copies, the order of axes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from partir_search.propagation.state import State
 
 
 class Mode(Action):
-    """An option of a mesh axis besides tiling."""
+    """An option of a mesh axis, besides tilings."""
 
     __slots__ = ()
 
@@ -25,18 +25,19 @@ class Mode(Action):
         state.modes = self.chosen(state.modes, state.mesh.axes(self.axis))
 
     def apply_folded(self, state: State, classes_of: ClassesOf) -> None:
-        """Nothing: options of axes other than their order are chosen on the whole program."""
+        """No effect: of the options only `AxisOrder` matters to a folded program."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
 class WindowedEinsum(Mode):
-    """Collective matmul and ring attention along mesh axis `axis`: operands that are gathered or
-    results that are scattered pass around the axis block by block, and the product with each block
-    overlaps the transfer of the next one.
+    """Collective matmul (XLA: windowed einsum) and ring attention along mesh axis `axis`.
+
+    Gathered operands or scattered results pass around the axis block by block; the product with
+    each block overlaps the transfer of the next block.
 
     Attributes:
-      zigzag: whether causal attention takes its sequences in chunks from both ends
-        (`lowering/zigzag.py`), which gives devices equal work.
+      zigzag: each device of a causal attention holds one chunk from either end of the sequence, for
+        equal work (`lowering/zigzag.py`).
     """
 
     kind: ClassVar[str] = "stream"
@@ -50,9 +51,9 @@ class WindowedEinsum(Mode):
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
 class KeepGathered(Mode):
-    """Keeps copies gathered along mesh axis `axis` in the forward pass for the backward pass.
+    """Keep copies gathered along mesh axis `axis` in the forward pass for the backward pass.
 
-    Without this action, late uses gather them again (PyTorch FSDP2's `reshard_after_forward`).
+    Without this action the backward pass gathers again (PyTorch FSDP2's `reshard_after_forward`).
     """
 
     kind: ClassVar[str] = "hold"
@@ -64,9 +65,9 @@ class KeepGathered(Mode):
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
 class RingSchedule(Mode):
-    """Rings on the diagonal `axis` have another schedule: "result" (default), "least" or "paper".
+    """Schedule of rings on the diagonal `axis`: "result" (default), "least" or "paper".
 
-    See `ir/skewed_schedule.py`.
+    `ir/skewed_schedule.py` defines the three.
     """
 
     kind: ClassVar[str] = "ring"
@@ -79,13 +80,17 @@ class RingSchedule(Mode):
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
 class AxisOrder(Mode):
-    """Makes the earlier named of the mesh axes `axis` ("a+b") major where several tile one dim."""
+    """Order of the mesh axes `axis` ("a+b"), major to minor, on every dim with several of them."""
 
     kind: ClassVar[str] = "nest"
     axis: str
 
     def chosen(self, modes: Modes, axes: tuple[int, ...]) -> Modes:
-        """Modes with the order; IllegalAction if the axes have another one already."""
+        """Modes with the order of axes.
+
+        Raises:
+          IllegalAction: the order contradicts an earlier one.
+        """
         pairs = {(a, b) for i, a in enumerate(axes) for b in axes[i + 1 :]}
         nested = dataclasses.replace(modes, nests=modes.nests | pairs)
         try:

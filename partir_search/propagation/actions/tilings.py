@@ -18,7 +18,7 @@ class Tiling(Action):
     """An action on values.
 
     Attributes:
-      mark: text that differs where two actions tile a value differently.
+      mark: short text of the tiling; equal marks mean equal tilings of a value.
     """
 
     __slots__ = ()
@@ -47,10 +47,11 @@ class Tiling(Action):
 class Tile(Tiling):
     """Tile dim `dim` of the value named `value` on mesh axis `axis`.
 
-    Values named in `also` (the same value of other layers) are tiled in the same move, before
-    anything propagates, as far as they are undecided: an effect on several layers must not depend
-    on their order. Propagation leaves the values named in `barriers` undecided: another action
-    tiles them otherwise, and a reshard lies between.
+    Attributes:
+      also: names of equal values of further layers, tiled before propagation starts where
+        undecided, for an effect independent of the order of layers.
+      barriers: names of values left undecided by propagation, for a later action to tile
+        differently with a reshard in between.
     """
 
     kind: ClassVar[str] = "tile"
@@ -69,7 +70,7 @@ class Tile(Tiling):
         return str(self.dim)
 
     def apply(self, state: State, path: str | None = None) -> None:
-        """Plays the action; parts of the axis that tile the value so already stay as they are."""
+        """Tiles the value on the sub-axes of `axis` without this tile yet, and propagates."""
         path = path or self.value
         value = value_named(state.graph.module, self.value)
         cls, axes = state.graph.class_of[value.id], state.mesh.axes(self.axis)
@@ -107,8 +108,8 @@ class Tile(Tiling):
         return tuple(dataclasses.replace(self, value=name, also=()) for name in self.values)
 
     def nearest(self, state: State) -> Iterator[Tile]:
-        """Tilings for one that does not divide: of longer forms of its values, then on parts of its
-        axis, the most devices first.
+        """Replacements for a tiling that does not divide: on the whole axis, then on sub-axes, most
+        devices first. Padded forms of the values may take the place of the values.
         """
         graph = state.graph
         names = graph.module.value_names()
@@ -141,8 +142,10 @@ class Tile(Tiling):
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
 class Replicate(Tiling):
-    """Keep the value named `value` replicated along mesh axis `axis` (PartIR's `atomic`), and the
-    values named in `also` that are undecided.
+    """Keep the value named `value` replicated along mesh axis `axis` (PartIR's `atomic`).
+
+    Attributes:
+      also: names of further values to replicate where undecided.
     """
 
     kind: ClassVar[str] = "replicate"
@@ -184,7 +187,7 @@ class Replicate(Tiling):
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
 class Close(Tiling):
-    """Never tile dim `dim` of the value named `value` on mesh axis `axis`; other dims are open."""
+    """Close dim `dim` of the value named `value` to tiles on mesh axis `axis` (Shardy: closed)."""
 
     kind: ClassVar[str] = "bar"
     value: str
@@ -218,7 +221,11 @@ class Close(Tiling):
 
 
 def classes_of(state: State, names: Sequence[str]) -> list[int]:
-    """Classes of the values with some names."""
+    """Classes of named values.
+
+    Raises:
+      IllegalAction: the program has no value of a name.
+    """
     module, class_of = state.graph.module, state.graph.class_of
     return [class_of[value_named(module, name).id] for name in names]
 
@@ -226,7 +233,11 @@ def classes_of(state: State, names: Sequence[str]) -> list[int]:
 def check_undecided(
     state: State, cls: int, axes: Sequence[int], path: str, axis: str, wish: str
 ) -> None:
-    """An IllegalAction for a class that is tiled or replicated along one of some axes."""
+    """Raises IllegalAction if a class is tiled or replicated along one of `axes`.
+
+    Args:
+      path, axis, wish: value, axis and tiling for the message, as in `already_decided`.
+    """
     for a in axes:
         if state.tiles[a][cls] != NONE:
             raise already_decided(path, state.tiles[a][cls], axis, wish)

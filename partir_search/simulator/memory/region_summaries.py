@@ -154,7 +154,7 @@ def _summed(module: Module, rules: Sequence[OpRule]) -> frozenset[int]:
     """Ids of a quotient's values whose only use is a sum over repeats.
 
     An example is each layer's part of a shared parameter's gradient. The whole program reduces the
-    total alone, not the parts (`ir/analysis/pending.py`).
+    total alone, not the parts (`ir/analysis/deferred_reductions.py`).
     """
     uses, users, found = module.use_counts(), module.users(), set[int]()
     for op in reversed(module.ops):

@@ -1,0 +1,150 @@
+"""Known changes of collectives by XLA: each function explains some differences from a plan.
+
+`missing` holds predicted collectives without a compiled match, `extra` compiled ones without a
+predicted match. A function removes the collectives that it explains, and yields a sentence on them.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterator
+
+from partir_search.aot.hlo import CompiledCollective, axes_of
+from partir_search.ir.mesh import MeshShape
+
+Key = tuple[str, tuple[str, ...]]  # kind and axes
+Rest = dict[Key, "collections.Counter[int]"]  # unmatched collectives by number of elements
+Runs = dict[Key, list[int]]  # elements per step, predicted and compiled
+UNKNOWN = -(10**18)  # elements per step in a loop of unknown trip count
+
+
+def surplus(a: list[tuple[int, int]], b: list[tuple[int, int]]) -> collections.Counter[int]:
+    """Number of collectives in `a` beyond those in `b`, by number of elements."""
+    return collections.Counter(n for n, _ in a) - collections.Counter(n for n, _ in b)
+
+
+def complex_parts(extra: Rest, pairs: Rest) -> Iterator[str]:
+    """XLA:TPU moves the real and imaginary parts of complex numbers separately."""
+    for key, counts in pairs.items():
+        both = extra[key] & counts
+        if both:
+            extra[key] = extra[key] - both
+            kind, axes = key
+            yield f"{both.total()} {kind} along {', '.join(axes)} of complex numbers move in parts"
+
+
+def unrolled(
+    missing: Rest,
+    extra: Rest,
+    runs: Runs,
+    planned: dict[Key, list[tuple[int, int]]],
+    compiled: dict[Key, list[tuple[int, int]]],
+) -> Iterator[str]:
+    """XLA:GPU peels iterations off loops: more collectives in the text, equal elements per step."""
+    for key in list(missing):
+        wanted, got = runs[key]
+        looped = sum(n for n, _ in planned[key]) < wanted
+        if not looped or not compiled[key] or not (missing[key] or extra[key]):
+            continue
+        spare = wanted - got
+        merged = spare > 0 and sum(n == spare for n, _ in planned[key]) >= 2
+        if spare == 0 or merged:
+            missing[key] = extra[key] = collections.Counter()
+            kind, axes = key
+            same = "after 1 merged with an equal one" if merged else "as before"
+            yield (
+                f"{len(planned[key])} {kind} along {', '.join(axes)} became {len(compiled[key])}:"
+                f" iterations were taken out of loops; {got:,} elements a step, {same}"
+            )
+
+
+def whole_reductions(missing: Rest, extra: Rest) -> Iterator[str]:
+    """XLA turns some reduce_scatters into all_reduces and slices, and some small all_gathers into
+    all_reduces of zero-padded tiles, to combine them with further all_reduces.
+    """
+    for (kind, axes), counts in list(missing.items()):
+        other = extra.get(("all_reduce", axes))
+        if kind not in ("reduce_scatter", "all_gather") or not other:
+            continue
+        both = counts & other
+        if both:
+            missing[kind, axes] = counts - both
+            extra["all_reduce", axes] = other - both
+            became = "all_reduce + slice" if kind == "reduce_scatter" else "all_reduce"
+            yield f"{both.total()} {kind} along {', '.join(axes)} became {became}"
+
+
+def halos(extra: Rest, found: list[CompiledCollective], mesh: MeshShape) -> Iterator[str]:
+    """XLA corrects padded tiles of a reduce_scatter by a permute between neighbours."""
+    for (kind, axes), counts in list(extra.items()):
+        padded = sum(c.padded and axes_of(c.groups, mesh) == axes for c in found)
+        if kind == "collective_permute" and 0 < counts.total() <= padded:
+            extra[kind, axes] = collections.Counter()
+            yield (
+                f"{counts.total()} collective_permute of {sum(counts.elements()):,} elements along"
+                f" {', '.join(axes)}: halo of reduce_scatters whose tiles it pads"
+            )
+
+
+def rematerialized(extra: Rest, found: list[CompiledCollective], mesh: MeshShape) -> Iterator[str]:
+    """Near the memory limit XLA rematerializes values, and repeats their collectives."""
+    repeated: Rest = collections.defaultdict(collections.Counter)
+    for c in found:
+        if c.again:
+            repeated[c.kind, axes_of(c.groups, mesh) or ("?",)][c.elements] += 1
+    for (kind, axes), counts in repeated.items():
+        both = counts & extra[kind, axes]
+        if both:
+            extra[kind, axes] = extra[kind, axes] - both
+            yield f"{both.total()} {kind} along {', '.join(axes)} made again to save memory"
+
+
+def merged(missing: Rest, extra: Rest, compiled: dict[Key, list[tuple[int, int]]]) -> Iterator[str]:
+    """XLA merges equal collectives, sums of one total, and reduce_scatters turned into an equal
+    all_reduce.
+    """
+    for key, counts in list(missing.items()):
+        there = {n for n, _ in compiled[key]}
+        if key[0] == "reduce_scatter":
+            there |= {n for n, _ in compiled.get(("all_reduce", key[1]), ())}
+        merged = collections.Counter({n: c for n, c in counts.items() if n in there})
+        if merged:
+            missing[key] = counts - merged
+            kind, axes = key
+            yield f"{merged.total()} {kind} along {', '.join(axes)} merged with equal ones"
+
+
+def combined(
+    missing: Rest, extra: Rest, compiled: dict[Key, list[tuple[int, int]]]
+) -> Iterator[str]:
+    """XLA:GPU concatenates small reductions of one kind into one buffer."""
+    for key, counts in list(missing.items()):
+        other = extra.get(key, collections.Counter())
+        if key[0] != "all_reduce" or not other:
+            continue
+        spare = sum(counts.elements()) - sum(other.elements())
+        # Equal ones may have merged first: all with a compiled one, or all but one of them.
+        there = {n for n, _ in compiled[key]}
+        most = {n: c if n in there else c - 1 for n, c in counts.items()}
+        before = (k for n, c in most.items() for k in range(c + 1) if n * k == spare)
+        if (times := next(before, None)) is not None:
+            missing[key] = extra[key] = collections.Counter()
+            kind, axes = key
+            merged = f", after {times} merged with equal ones" if times else ""
+            along = f"{kind} along {', '.join(axes)}"
+            yield f"{counts.total()} {along} combined into {other.total()}{merged}"
+
+
+def narrowed(
+    planned: dict[Key, list[tuple[int, int]]], compiled: dict[Key, list[tuple[int, int]]]
+) -> dict[Key, int]:
+    """Number of collectives with narrower elements than predicted, by kind and axes."""
+    out = {}
+    for key, moved in compiled.items():
+        widest: dict[int, int] = {}
+        for n, size in planned[key]:
+            widest[n] = max(size, widest.get(n, 0))
+        narrower = sum(size < widest.get(n, 0) for n, size in moved)
+        if narrower:
+            out[key] = narrower
+    return out
