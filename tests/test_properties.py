@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
-from partir_search.constraints.ends import untied
-from partir_search.constraints.shardings import constraint_wishes, fixed_actions
+from partir_search.constraints.ends import without_ties
+from partir_search.constraints.shardings import constraint_layouts, fixed_actions
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.verify import verify
 from partir_search.lowering.cache import LocalCache
@@ -130,18 +130,18 @@ def check_constrained(seed: int) -> None:
     ]
     tree = jax.tree.structure(ends[1], is_leaf=lambda x: x is None or isinstance(x, PartitionSpec))
     fixed = fixed_actions(module, mesh, devices, (args, ends[0]), (tree, ends[1]))
-    state = state_of(untied(module, fixed), mesh, contract=rng.random() < 0.5)
+    state = state_of(without_ties(module, fixed), mesh, contract=rng.random() < 0.5)
     apply_fixed(state, fixed)
     act(state, rng, rng.randint(0, 4))
     partition = state.partition()
     program = localize(partition)
-    said = constraint_wishes(module, mesh, devices)
-    for wish in said:
-        layout = partition.layout(module.value_names()[wish.value])
-        for dim, axes in enumerate(wish.layout):
+    said = constraint_layouts(module, mesh, devices)
+    for fixed in said:
+        layout = partition.layout(module.value_names()[fixed.value])
+        for dim, axes in enumerate(fixed.layout):
             assert set(axes) <= set(layout[dim])
-            assert not set(wish.whole) & set(layout[dim])
-            assert not {(dim, axis) for axis in layout[dim]} & set(wish.bars)
+            assert not set(fixed.replicated) & set(layout[dim])
+            assert not {(dim, axis) for axis in layout[dim]} & set(fixed.closed)
     specs = argument_specs(program), result_specs(program)
     for wanted, found in zip(ends, specs, strict=True):
         for want, spec in zip(wanted, found, strict=True):

@@ -32,8 +32,8 @@ _CUDA = {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
 TPUS = ("tpu_v3", "tpu_v5e", "tpu_v5p", "tpu_v6e")  # v4 topologies come without megacores
 
 GPUS_PER_HOST = 8
-# `GpuTargetConfigProto`, device properties for XLA:GPU. Sources: NVIDIA's H100 SXM datasheet and the
-# CUDA programming guide's table of compute capability 9.0.
+# `GpuTargetConfigProto`, device properties for XLA:GPU. Sources: NVIDIA's H100 SXM datasheet; CUDA
+# programming guide, table of compute capability 9.0.
 _H100 = """
 gpu_device_info {
   threads_per_block_limit: 1024

@@ -11,7 +11,7 @@ import jax
 from partir_search.arguments.placement import place
 from partir_search.calling.executables import Executables
 from partir_search.frontends.protocol import FrontEnd, Parts, Returned
-from partir_search.frontends.refs import hold_refs
+from partir_search.frontends.refs import have_refs
 from partir_search.frontends.registry import claimed, claims, imported
 from partir_search.plan.plan import Plan
 from partir_search.planning.options import Options
@@ -166,7 +166,7 @@ class Claimed:
         if any(map(claims, kinds)):  # what may hold itself is no pytree: not to be flattened
             return claimed(values)
         leaves, tree = call.flat
-        key = tree, frozenset(map(type, leaves)), len(imported()), hold_refs(leaves)
+        key = tree, frozenset(map(type, leaves)), len(imported()), have_refs(leaves)
         if key not in self._known:
             self._known[key] = claimed(values)
         return self._known[key]

@@ -1,1 +1,1 @@
-"""Shardings that the user fixed, as actions."""
+"""Shardings fixed by the user, as actions."""

@@ -1,9 +1,8 @@
-"""Fixed shardings that differ and meet in one value, or in one order of axes.
+"""Reconciliation of fixed shardings with one tiling per class and one order of axes.
 
-An argument, the result that replaces it, and what a constraint makes right before it is returned
-are one value to propagation, which has one tiling; and a program has one order of axes. What does
-not agree with that is kept at the program's ends: an argument enters, or a result leaves, in a
-layout of its own, and is redistributed there.
+Propagation has one tiling for an argument, the result replacing it and a constraint right before
+the return, and a program has one order of axes. Conflicting shardings of arguments and results are
+moved to the boundary of the program: `Enter` and `Leave` actions, with a reshard.
 """
 
 from __future__ import annotations
@@ -12,37 +11,42 @@ import collections
 import dataclasses
 from collections.abc import Sequence
 
-from partir_search.constraints.fixed_layouts import Wish, together
+from partir_search.constraints.fixed_layouts import FixedLayout, layout_actions
 from partir_search.ir.analysis.union_find import UnionFind
 from partir_search.ir.axis_options import Modes
 from partir_search.ir.core import Module, Value
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import Layout
+from partir_search.ir.rule import REPLICATED
 from partir_search.propagation.actions import Action, End, Enter, Leave
 
-Wishes = Sequence["Wish | None"]
+OptionalLayouts = Sequence["FixedLayout | None"]
 
 
-def meeting(
-    module: Module, mesh: MeshShape, args: Wishes, results: Wishes, inside: Sequence[Wish]
+def reconcile(
+    module: Module,
+    mesh: MeshShape,
+    args: OptionalLayouts,
+    results: OptionalLayouts,
+    inside: Sequence[FixedLayout],
 ) -> list[Action]:
-    """Actions for wishes that need not agree.
+    """Actions for fixed layouts with possible conflicts.
 
     Args:
-      mesh: whose axes the wishes mean.
-      args, results: a wish each, or None; fewer where the last have none.
-      inside: of values that ops make.
+      mesh: mesh of the layouts.
+      args, results: [arguments], [results] layout or None; missing entries at the end are None.
+      inside: layouts of results of ops (sharding constraints).
     """
     given = [*args, *[None] * (len(module.body.args) - len(args))]
     wanted = [*results, *[None] * (len(module.body.results) - len(results))]
-    found = _Meeting(module, mesh, given, wanted, {w.value: w for w in inside})
+    found = _Reconciliation(module, mesh, given, wanted, {w.value: w for w in inside})
     order = _order(module, mesh, [*given, *wanted], inside)
-    wishes = [dataclasses.replace(w, layout=_ordered(w.layout, order)) for w in found.kept]
-    return [*together(wishes, mesh), *found.ends(order)]
+    layouts = [dataclasses.replace(w, layout=_ordered(w.layout, order)) for w in found.kept]
+    return [*layout_actions(layouts, mesh), *found.ends(order)]
 
 
-def untied(module: Module, actions: Sequence[Action]) -> Module:
-    """The module without ties of results that leave in a layout of their own."""
+def without_ties(module: Module, actions: Sequence[Action]) -> Module:
+    """The module without ties of the results named by `Leave` actions."""
     own = {a.result for a in actions if isinstance(a, Leave)}
     if own.isdisjoint(r for _, r in module.ties):
         return module
@@ -50,68 +54,73 @@ def untied(module: Module, actions: Sequence[Action]) -> Module:
     return dataclasses.replace(module, ties=ties)
 
 
-class _Meeting:
-    """Wishes that can be kept together, and the ends at which others are kept.
+class _Reconciliation:
+    """Layouts for propagation, and layouts for the boundary of the program.
+
+    Arguments come first, then constraints, then results: of two conflicting layouts of one class
+    the first is kept for propagation.
 
     Attributes:
-      kept: wishes on values, at most one of those that propagation takes for one value.
+      kept: layouts for propagation, without conflicts.
     """
 
     def __init__(
         self,
         module: Module,
         mesh: MeshShape,
-        args: list[Wish | None],
-        results: list[Wish | None],
-        inside: dict[str, Wish],
+        args: list[FixedLayout | None],
+        results: list[FixedLayout | None],
+        inside: dict[str, FixedLayout],
     ) -> None:
         self.module, self.mesh = module, mesh
         self.args, self.results = args, results
         self._numbers = {v.name: i for i, v in enumerate(module.body.args)}
-        self.kept: list[Wish] = []
+        self.kept: list[FixedLayout] = []
         self._tiled_alike = UnionFind(len(module.values))
-        self._first: dict[int, Wish] = {}  # by root, the wish that is kept
+        self._first: dict[int, FixedLayout] = {}  # kept layout by root of the class
         self._enters: set[int] = set()
-        self._leaves: dict[int, Wish] = {}
+        self._leaves: dict[int, FixedLayout] = {}
         for a, b in module.alike:
             self._tiled_alike.merge(module.body.args[a].id, module.body.args[b].id)
-        self._tied: dict[int, int] = {}  # by result, the argument whose tiling it keeps
+        self._tied: dict[int, int] = {}  # argument of equal tiling, by result
         for a, r in module.ties:
             self._tie(a, r, inside)
-        for i, wish in enumerate(args):
-            if wish is not None and not self._keep(wish):
+        for i, fixed in enumerate(args):
+            if fixed is not None and not self._try_keep(fixed):
                 self._enters.add(i)
-        for wish in inside.values():
-            self._keep(wish)
-        for r, wish in enumerate(results):
-            if wish is not None and r not in self._leaves and not self._keep(wish):
-                self._leaves[r] = wish
+        for fixed in inside.values():
+            self._try_keep(fixed)
+        for r, fixed in enumerate(results):
+            if fixed is not None and r not in self._leaves and not self._try_keep(fixed):
+                self._leaves[r] = fixed
 
     def ends(self, order: Modes) -> list[End]:
-        """Layouts in which arguments enter and results leave, where these are their own.
+        """`Enter` and `Leave` actions of arguments and results with a separate boundary layout.
 
         Args:
-          order: of the program's axes.
+          order: order of axes in the program.
         """
         found: list[End] = []
         own: dict[int, Layout] = {}
-        for i, wish in enumerate(self.args):
-            if wish and (i in self._enters or _ordered(wish.layout, order) != wish.layout):
-                own[i] = wish.layout
-                found.append(Enter(i, self._labels(wish.layout)))
-        for r, wish in enumerate(self.results):
+        for i, fixed in enumerate(self.args):
+            if fixed and (i in self._enters or _ordered(fixed.layout, order) != fixed.layout):
+                own[i] = fixed.layout
+                found.append(Enter(i, self._labels(fixed.layout)))
+        for r, fixed in enumerate(self.results):
             if r in self._leaves:
                 found.append(Leave(r, self._labels(self._leaves[r].layout)))
-            elif wish:
-                rests = _ordered(wish.layout, order)
+            elif fixed:
+                rests = _ordered(fixed.layout, order)
                 comes = own.get(self._tied[r], rests) if r in self._tied else rests
-                if comes != wish.layout:
-                    found.append(Leave(r, self._labels(wish.layout)))
+                if comes != fixed.layout:
+                    found.append(Leave(r, self._labels(fixed.layout)))
         return found
 
-    def _tie(self, arg: int, result: int, inside: dict[str, Wish]) -> None:
-        """Ties new train state to its argument: it leaves as it came, unless its own sharding is
-        fixed; a sharding that only the result has fixed holds for the argument, too.
+    def _tie(self, arg: int, result: int, inside: dict[str, FixedLayout]) -> None:
+        """Ties a result to its argument, or gives the result a separate layout in a conflict.
+
+        Without a layout of the result, it leaves in the layout of the argument; without a layout of
+        the argument, the layout of the result holds for both.
         """
         value = self.module.body.results[result]
         argument = self.module.body.args[arg]
@@ -131,23 +140,23 @@ class _Meeting:
         elif target is not None:
             self._leaves[result] = target
 
-    def _keep(self, wish: Wish) -> bool:
-        """Keeps a wish; False if it does not agree with another one on the same value."""
-        root = self._tiled_alike.find(self.module.value_names()[wish.value].id)
-        first = self._first.setdefault(root, wish)
-        if not self._agree(first, wish):
+    def _try_keep(self, fixed: FixedLayout) -> bool:
+        """Keeps a layout for propagation; False if it conflicts with a kept one."""
+        root = self._tiled_alike.find(self.module.value_names()[fixed.value].id)
+        first = self._first.setdefault(root, fixed)
+        if not self._agree(first, fixed):
             return False
-        self.kept.append(wish)
+        self.kept.append(fixed)
         return True
 
-    def _agree(self, one: Wish, other: Wish) -> bool:
-        """Tells whether one tiling fulfils both, whatever the order of axes."""
+    def _agree(self, one: FixedLayout, other: FixedLayout) -> bool:
+        """True if one tiling satisfies both layouts, up to the order of axes."""
         for axis in range(len(self.mesh.names)):
-            dims = [_dim(wish, axis) for wish in (one, other)]
+            dims = [_dim(fixed, axis) for fixed in (one, other)]
             if None not in dims and dims[0] != dims[1]:
                 return False
-            for dim, wish in zip(dims, (other, one), strict=True):
-                if dim is not None and (dim, axis) in wish.bars:
+            for dim, fixed in zip(dims, (other, one), strict=True):
+                if dim is not None and (dim, axis) in fixed.closed:
                     return False
         return True
 
@@ -155,33 +164,33 @@ class _Meeting:
         return tuple(self.mesh.label(axes) for axes in layout)
 
 
-WHOLE = -1
-
-
-def _dim(wish: Wish, axis: int) -> int | None:
-    """The dim that a wish tiles on an axis, WHOLE, or None if it leaves that free."""
-    for dim, axes in enumerate(wish.layout):
+def _dim(fixed: FixedLayout, axis: int) -> int | None:
+    """Dim tiled on an axis, REPLICATED, or None if the layout leaves the axis free."""
+    for dim, axes in enumerate(fixed.layout):
         if axis in axes:
             return dim
-    return WHOLE if axis in wish.whole else None
+    return REPLICATED if axis in fixed.replicated else None
 
 
-def _order(module: Module, mesh: MeshShape, ends: Wishes, inside: Sequence[Wish]) -> Modes:
-    """The order of axes that most bytes want, as far as one program can have it.
+def _order(
+    module: Module, mesh: MeshShape, ends: OptionalLayouts, inside: Sequence[FixedLayout]
+) -> Modes:
+    """Order of axes for the program: pairs of axes by the bytes of values asking for the order.
 
-    Constraints count where a `shard_map` of the user's own stands, which runs on these very tiles;
-    others are kept in any order of axes.
+    Arguments, results and constraints next to the user's own `shard_map` count with their bytes,
+    since their tiles must be exact; a constraint elsewhere holds in any order of axes and breaks
+    ties only.
     """
     weight: collections.Counter[tuple[int, ...]] = collections.Counter()
     several = [w for w in inside if any(len(axes) > 1 for axes in w.layout)]
-    beside = _beside(module) if several else set()
-    exact = [w for w in ends if w is not None] + [w for w in several if w.value in beside]
+    exact_names = _near_shard_maps(module) if several else set()
+    exact = [w for w in ends if w is not None] + [w for w in several if w.value in exact_names]
     values = module.value_names()
-    for wish in exact:
-        for axes in wish.layout:
-            weight[axes] += values[wish.value].type.nbytes
-    for wish in several:
-        weight.update(axes for axes in wish.layout)
+    for fixed in exact:
+        for axes in fixed.layout:
+            weight[axes] += values[fixed.value].type.nbytes
+    for fixed in several:
+        weight.update(axes for axes in fixed.layout)
     order = Modes()
     for axes in sorted(weight, key=lambda axes: -weight[axes]):
         pairs = {(a, b) for i, a in enumerate(axes) for b in axes[i + 1 :]}
@@ -194,8 +203,8 @@ def _order(module: Module, mesh: MeshShape, ends: Wishes, inside: Sequence[Wish]
     return order
 
 
-def _beside(module: Module) -> set[str]:
-    """Names of values that a `shard_map` of the user's own reads or makes, or that follow one."""
+def _near_shard_maps(module: Module) -> set[str]:
+    """Names of operands and results of the user's `shard_map`s, and of their users' results."""
     found = set[str]()
     for op in module.ops:
         if "manual" in op.params:

@@ -1,4 +1,4 @@
-"""Layouts of single values that the user wants, as actions that depend on no order."""
+"""Fixed layouts of values, and the actions for a set of them, independent of their order."""
 
 from __future__ import annotations
 
@@ -12,51 +12,55 @@ from partir_search.propagation.actions import Action, AxisOrder, Close, Replicat
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Wish:
-    """Layout that one value is to have.
+class FixedLayout:
+    """Layout fixed by the user for one value; axes not mentioned are free.
 
     Attributes:
-      value: its name.
-      layout: axes per dim, major to minor.
-      whole: axes on which it is to be whole.
-      bars: (dim, axis) that are not to be; what is neither tiled, whole nor barred is free.
+      value: name of the value.
+      layout: [dims] axes tiling the dim, major to minor.
+      replicated: axes along which the value is replicated.
+      closed: (dim, axis) pairs without a tile.
     """
 
     value: str
     layout: Layout
-    whole: tuple[int, ...]
-    bars: tuple[tuple[int, int], ...] = ()
+    replicated: tuple[int, ...]
+    closed: tuple[tuple[int, int], ...] = ()
 
 
-def together(wishes: Sequence[Wish], mesh: MeshShape) -> list[Action]:
-    """Actions that decide values before anything propagates from one to another.
+def layout_actions(layouts: Sequence[FixedLayout], mesh: MeshShape) -> list[Action]:
+    """Actions for fixed layouts.
+
+    Values of equal tiling share an action, decided before propagation. A tile stops (`barriers`)
+    at values with a different tiling on one of its axes.
 
     Args:
-      mesh: whose axes the wishes mean.
+      layouts: without conflicts.
+      mesh: mesh of the layouts.
     """
-    whole: dict[int, list[str]] = collections.defaultdict(list)
+    replicated: dict[int, list[str]] = collections.defaultdict(list)
     tiled: dict[tuple[int, tuple[int, ...]], list[str]] = collections.defaultdict(list)
-    for wish in wishes:
-        for axis in wish.whole:
-            whole[axis].append(wish.value)
-        for dim, axes in enumerate(wish.layout):
+    for fixed in layouts:
+        for axis in fixed.replicated:
+            replicated[axis].append(fixed.value)
+        for dim, axes in enumerate(fixed.layout):
             if axes:
-                tiled[dim, axes].append(wish.value)
+                tiled[dim, axes].append(fixed.value)
     actions: list[Action] = []
-    for axis, values in sorted(whole.items()):
+    for axis, values in sorted(replicated.items()):
         first, *also = dict.fromkeys(values)
         actions.append(Replicate(first, mesh.names[axis], tuple(also)))
     actions += [
-        Close(wish.value, dim, mesh.names[axis]) for wish in wishes for dim, axis in wish.bars
+        Close(fixed.value, dim, mesh.names[axis]) for fixed in layouts for dim, axis in fixed.closed
     ]
     orders = dict.fromkeys(mesh.label(axes) for _, axes in tiled if len(axes) > 1)
     actions += [AxisOrder(label) for label in orders if "+" in label]
     for (dim, axes), values in tiled.items():
         others = [
             value
-            for (d, along), those in tiled.items()
+            for (d, along), names in tiled.items()
             if (d, along) != (dim, axes) and not set(along).isdisjoint(axes)
-            for value in those
+            for value in names
         ]
         first, *also = dict.fromkeys(values)
         barriers = tuple(v for v in dict.fromkeys(others) if v not in values)

@@ -1,4 +1,4 @@
-"""Pytree prefixes of shardings: errors that name the path where a prefix and its tree part."""
+"""Pytree prefixes of shardings, with errors naming the path of a mismatch."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from partir_search.messages.wording import did_you_mean, shown
 
 
 def is_leaf(x: Any) -> bool:
-    """Tells whether something stands for the sharding of all below it."""
+    """True for the leaves of a prefix: None, a PartitionSpec or a Sharding."""
     return x is None or isinstance(x, PartitionSpec | Sharding)
 
 
 def by_position(wanted: Any, count: int) -> tuple[Any, ...]:
-    """Entries of `in_shardings` for each of `count` positional arguments.
+    """Entry of `in_shardings` for each of `count` positional arguments.
 
-    One sharding is for all of them, as in `jax.jit`.
+    A single sharding holds for all arguments, as in `jax.jit`.
 
     Raises:
-      TypeError: it goes by name, or is no tuple.
-      ValueError: it has another number of entries.
+      TypeError: `wanted` is a mapping, or no tuple or list.
+      ValueError: the number of entries is wrong.
     """
     if is_leaf(wanted):
         return (wanted,) * count
@@ -50,14 +50,14 @@ def by_position(wanted: Any, count: int) -> tuple[Any, ...]:
 
 
 def positional(wanted: Any, args: Sequence[Any], paths: Sequence[str]) -> tuple[Any, ...]:
-    """Entries of `in_shardings` for each positional argument, held against its pytree.
+    """Entry of `in_shardings` for each positional argument, checked against the argument's pytree.
 
     Args:
-      paths: of the leaves of all arguments.
+      paths: paths of the leaves of all arguments.
 
     Raises:
-      TypeError: it goes by name, or is no tuple.
-      ValueError: it is no prefix; names the path where they part.
+      TypeError: `wanted` is a mapping, or no tuple or list.
+      ValueError: an entry is no prefix of its argument; names the path of the mismatch.
     """
     found, at = by_position(wanted, len(args)), 0
     for i, (prefix, arg) in enumerate(zip(found, args, strict=True)):
@@ -69,16 +69,16 @@ def positional(wanted: Any, args: Sequence[Any], paths: Sequence[str]) -> tuple[
 
 
 def check_prefix(what: str, prefix: Any, tree: Any, path: str) -> None:
-    """A ValueError with the path where `prefix` is no prefix of `tree`."""
-    if where := parting(prefix, tree, path):
+    """Raises ValueError, with the path of the mismatch, if `prefix` is no prefix of `tree`."""
+    if where := mismatch(prefix, tree, path):
         raise ValueError(f"{what} is no pytree prefix of the function's: {where}")
 
 
-def parting(prefix: Any, tree: Any, path: str = "") -> str:
-    """Path at which a prefix parts from `tree`, and the reason; "" if it is one.
+def mismatch(prefix: Any, tree: Any, path: str = "") -> str:
+    """Path and reason of the first mismatch between a prefix and a tree; "" for a valid prefix.
 
     Args:
-      path: of `tree`, for the message.
+      path: path of `tree`, for the message.
     """
     if is_leaf(prefix):
         return ""
@@ -99,7 +99,7 @@ def parting(prefix: Any, tree: Any, path: str = "") -> str:
     if type(prefix) is not type(tree):
         return f"{at} is {_kind(tree)}, and is given {_kind(prefix)}"
     pairs = ((ours[key], theirs[key], leaf_path(path, (key,))) for key in ours)
-    return next((found for pair in pairs if (found := parting(*pair))), "")
+    return next((found for pair in pairs if (found := mismatch(*pair))), "")
 
 
 def _kind(tree: Any) -> str:
@@ -113,7 +113,7 @@ def _listed(names: Sequence[str] | Mapping[str, Any]) -> str:
 
 
 def _children(tree: Any) -> dict[str, Any] | None:
-    """A node's children by key; None of a leaf."""
+    """Children of a node by key; None for a leaf."""
     flat, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: x is not tree)
     if len(flat) == 1 and not flat[0][0]:
         return None

@@ -1,4 +1,4 @@
-"""Shardings that the user fixed, as actions: in_shardings, out_shardings, sharding constraints."""
+"""Shardings fixed by the user: in_shardings, out_shardings, sharding constraints; as actions."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from partir_search.constraints.ends import meeting
-from partir_search.constraints.fixed_layouts import Wish
+from partir_search.constraints.ends import reconcile
+from partir_search.constraints.fixed_layouts import FixedLayout
 from partir_search.constraints.foreign import AnyMesh, spec_on, split_for
 from partir_search.constraints.prefixes import check_prefix, is_leaf, positional
 from partir_search.frontends.protocol import Returned
@@ -21,16 +21,19 @@ from partir_search.messages.wording import multiples, shown
 from partir_search.propagation.actions import Action
 
 
-def spec_wish(
+def layout_from_spec(
     path: str, value: Value, spec: PartitionSpec, mesh: MeshShape, *, uneven: bool = False
-) -> Wish:
-    """Wish of `spec` for `value`: tiled on the axes that `spec` names and on no others.
+) -> FixedLayout:
+    """Fixed layout of a value from a PartitionSpec.
 
-    With UNCONSTRAINED dims axes that are not named may tile these, and no other dim. ValueErrors
-    name `path`.
+    Axes not in `spec` are replicated; with UNCONSTRAINED dims they may tile these dims only.
 
     Args:
-      uneven: leave out axes that do not divide their dim.
+      path: name of the value in messages.
+      uneven: drop axes not dividing their dim, instead of an error.
+
+    Raises:
+      ValueError: `spec` does not fit the shape or the mesh.
     """
     entries = tuple(spec)
     shape = value.type.shape
@@ -64,19 +67,21 @@ def spec_wish(
                 " or choose another dim or axis"
             )
         layout.append(tuple(axes[:fit]))
-    if 0 in shape:  # no elements: whole
-        return Wish(value.name, ((),) * len(shape), ())
+    if 0 in shape:  # arrays without elements are replicated
+        return FixedLayout(value.name, ((),) * len(shape), ())
     tiling = {a for axes in layout for a in axes}
     others = tuple(a for a in range(len(mesh.names)) if a not in tiling)
     free = [dim for dim, entry in enumerate(entries) if entry is PartitionSpec.UNCONSTRAINED]
     if not free:
-        return Wish(value.name, tuple(layout), others)
-    barred = [dim for dim in range(len(shape)) if dim not in free]
-    return Wish(value.name, tuple(layout), (), tuple((d, a) for d in barred for a in others))
+        return FixedLayout(value.name, tuple(layout), others)
+    closed_dims = [dim for dim in range(len(shape)) if dim not in free]
+    return FixedLayout(
+        value.name, tuple(layout), (), tuple((d, a) for d in closed_dims for a in others)
+    )
 
 
 def _names(entry: Any) -> tuple[str, ...]:
-    """The axes that an entry of a spec names."""
+    """Names of the axes in an entry of a spec."""
     if entry is None or entry is PartitionSpec.UNCONSTRAINED:
         return ()
     return entry if isinstance(entry, tuple) else (entry,)
@@ -85,6 +90,11 @@ def _names(entry: Any) -> tuple[str, ...]:
 def _spec(
     path: str, value: Value, sharding: Any, mesh: MeshShape, devices: AnyMesh
 ) -> PartitionSpec | None:
+    """Spec on `mesh` of the user's sharding of a value; None if free.
+
+    Raises:
+      TypeError: `sharding` is no NamedSharding, PartitionSpec or None.
+    """
     if sharding is None or isinstance(sharding, PartitionSpec):
         return sharding
     if isinstance(sharding, NamedSharding):
@@ -99,13 +109,17 @@ def _spec(
 
 @dataclasses.dataclass(frozen=True)
 class _Boxed:
-    """A leaf that no pytree looks into."""
+    """A sharding as an opaque pytree leaf: None and PartitionSpec are pytrees to jax."""
 
     sharding: Any
 
 
 def broadcast_prefix(prefix: Any, tree: Any, what: str) -> list[Any]:
-    """Leaves of `prefix` spread over the leaves of `tree`, as jit spreads in_shardings."""
+    """Leaf of `prefix` for each leaf of `tree`, as `jax.jit` broadcasts in_shardings.
+
+    Args:
+      what: name of the prefix in the ValueError for a mismatch.
+    """
     try:
         spread = jax.tree.map(
             lambda s, sub: jax.tree.map(lambda _: _Boxed(s), sub), prefix, tree, is_leaf=is_leaf
@@ -115,33 +129,33 @@ def broadcast_prefix(prefix: Any, tree: Any, what: str) -> list[Any]:
     return [box.sharding for box in jax.tree.leaves(spread)]
 
 
-def sharding_wishes(
+def layouts_from_shardings(
     paths: Sequence[str],
     values: Sequence[Any],
     shardings: Sequence[Any],
     mesh: MeshShape,
     devices: AnyMesh,
-) -> list[Wish | None]:
-    """Wishes of one sharding (or None) per value."""
-    wishes: list[Wish | None] = []
+) -> list[FixedLayout | None]:
+    """[values] fixed layout, or None for literals, scalars and free values."""
+    layouts: list[FixedLayout | None] = []
     for path, value, sharding in zip(paths, values, shardings, strict=True):
-        wish = None
+        fixed = None
         if isinstance(value, Value):
             spec = _spec(path, value, sharding, mesh, devices)
             if spec is not None and value.type.shape:
-                wish = spec_wish(path, value, spec, mesh)
-        wishes.append(wish)
-    return wishes
+                fixed = layout_from_spec(path, value, spec, mesh)
+        layouts.append(fixed)
+    return layouts
 
 
-def _own_wishes(
+def _jit_layouts(
     paths: Sequence[str],
     values: Sequence[Any],
     shardings: Sequence[Any],
     mesh: MeshShape,
     devices: AnyMesh,
-) -> list[Wish | None]:
-    """Wishes of a jitted function's own shardings that lie along axes of the mesh."""
+) -> list[FixedLayout | None]:
+    """Fixed layouts from the shardings of a jitted function; None unless along axes of `mesh`."""
     known: list[Any] = []
     for value, s in zip(values, shardings, strict=False):
         named = isinstance(s, NamedSharding) and {n for e in s.spec for n in _names(e)}
@@ -149,14 +163,14 @@ def _own_wishes(
             named <= set(mesh.whole) or spec_on(s, len(value.type.shape), mesh, devices) is not None
         )
         known.append(s if here else None)
-    return sharding_wishes(paths[: len(known)], values[: len(known)], known, mesh, devices)
+    return layouts_from_shardings(paths[: len(known)], values[: len(known)], known, mesh, devices)
 
 
 def _constraints(module: Module) -> Iterator[tuple[Op, Any]]:
-    """Constraints on arrays, with their shardings.
+    """Sharding constraints on arrays, with their shardings.
 
-    Of `jax.sharding.reshard` the axes that it names: a step is traced for arguments that lie
-    nowhere yet, so that None is often no word of the user's but the type of some cotangent.
+    `jax.sharding.reshard` counts if its spec names an axis: arguments are traced without sharding,
+    and jax itself writes reshards to empty specs for cotangents.
     """
     for op in module.ops:
         if op.prim == "sharding_constraint" and op.results[0].type.shape:
@@ -168,17 +182,17 @@ def _constraints(module: Module) -> Iterator[tuple[Op, Any]]:
 _CALLS = {"sharding_constraint": "with_sharding_constraint", "reshard": "reshard"}
 
 
-def _constraint_wish(
+def _constraint_layout(
     op: Op, sharding: Any, mesh: MeshShape, devices: AnyMesh
-) -> tuple[Wish | None, str]:
-    """The wish of a constraint, and a note on the part that is not kept, or ""."""
+) -> tuple[FixedLayout | None, str]:
+    """Fixed layout of a constraint, and a note on a part left out, or ""."""
     (value,) = op.results
     where = f"{_CALLS[op.prim]} at {op.source}"
     spec = spec_on(sharding, len(value.type.shape), mesh, devices)
     if spec is None and isinstance(sharding, NamedSharding):
         names = {n for entry in sharding.spec for n in _names(entry)}
         if names <= set(mesh.whole):
-            spec = sharding.spec  # on some of the devices, or on all of them in another order
+            spec = sharding.spec  # on a subset of the devices, or in another order of devices
     if spec is None:
         ours = f"of the mesh<{mesh.user}>"
         return None, f"{where}: {sharding} does not lie along axes {ours}; it is left out"
@@ -187,38 +201,39 @@ def _constraint_wish(
     for dim, entry in enumerate(entries):
         if dim in loose or (op.prim == "reshard" and entry is None):
             entries[dim] = PartitionSpec.UNCONSTRAINED
-    wish = spec_wish(where, value, PartitionSpec(*entries), mesh, uneven=True)
+    fixed = layout_from_spec(where, value, PartitionSpec(*entries), mesh, uneven=True)
     for dim, entry in enumerate(entries if value.type.nbytes else ()):
         axes = [a for name in _names(entry) for a in mesh.axes(name)]
-        if axes != list(wish.layout[dim]):
+        if axes != list(fixed.layout[dim]):
             n, tiles = value.type.shape[dim], mesh.size(axes)
             near = " or ".join(str(m) for m in (n - n % tiles, n - n % tiles + tiles) if m)
-            return wish, (
+            return fixed, (
                 f"{where}: dim {dim} of size {n} does not divide by {tiles}, the size of"
-                f" {mesh.label(axes)!r}, and is tiled by {mesh.size(wish.layout[dim])} unless it is"
-                f" padded; {near} would divide"
+                f" {mesh.label(axes)!r}, and is tiled by {mesh.size(fixed.layout[dim])} unless it"
+                f" is padded; {near} would divide"
             )
-    return wish, ""
+    return fixed, ""
 
 
-def constraint_wishes(module: Module, mesh: MeshShape, devices: AnyMesh) -> list[Wish]:
-    """Wishes of `with_sharding_constraint` in the user's code."""
-    found = [_constraint_wish(op, s, mesh, devices)[0] for op, s in _constraints(module)]
-    return [wish for wish in found if wish is not None]
+def constraint_layouts(module: Module, mesh: MeshShape, devices: AnyMesh) -> list[FixedLayout]:
+    """Fixed layouts of sharding constraints in the program."""
+    found = [_constraint_layout(op, s, mesh, devices)[0] for op, s in _constraints(module)]
+    return [fixed for fixed in found if fixed is not None]
 
 
 def warn_of_constraints(module: Module, mesh: MeshShape, devices: AnyMesh) -> None:
-    """Names each line whose constraints are not wholly kept, once."""
-    notes = (_constraint_wish(op, s, mesh, devices)[1] for op, s in _constraints(module))
+    """Warns once per line of user code about constraints left out or kept in part."""
+    notes = (_constraint_layout(op, s, mesh, devices)[1] for op, s in _constraints(module))
     for note in dict.fromkeys(n for n in notes if n):
         warnings.warn(note, stacklevel=2)
 
 
 def fixed_mesh(module: Module, mesh: MeshShape, devices: AnyMesh, given: Any) -> MeshShape:
-    """The mesh, its axes split where fixed shardings on other meshes need that.
+    """The mesh, with axes split into sub-axes for fixed shardings on meshes of different axes.
 
     Args:
-      given: a pytree of shardings of arguments and results.
+      devices: the user's mesh.
+      given: pytree of shardings of arguments and results.
     """
     ends = jax.tree.leaves(given, is_leaf=is_leaf)
     pairs = [(s, len(s.spec)) for s in ends if isinstance(s, NamedSharding)]
@@ -235,26 +250,33 @@ def fixed_actions(
     devices: AnyMesh,
     inputs: tuple[Sequence[Any], Any],
     outputs: tuple[Any, Any],
-    follows: Sequence[Wish] = (),
+    follows: Sequence[FixedLayout] = (),
     own: tuple[Sequence[Any], Sequence[Any]] = ((), ()),
 ) -> list[Action]:
-    """Actions for everything that the user fixed.
+    """Actions for all shardings fixed by the user.
 
     Args:
-      mesh: as `fixed_mesh` says; `devices` is the user's.
-      follows: of arguments, where nothing else is said of them.
-      own: shardings per flat argument and result that hold where no others are given.
-      inputs: positional arguments and their shardings (a prefix, or None).
-      outputs: the results' tree and their shardings, likewise.
+      mesh: result of `fixed_mesh`.
+      devices: the user's mesh.
+      inputs: positional arguments, and in_shardings (a pytree prefix) or None.
+      outputs: pytree structure of the results, and out_shardings (a prefix) or None.
+      follows: layouts of arguments, used for arguments without a sharding.
+      own: shardings of a jitted function per flat argument and result, used without in_shardings
+        or out_shardings.
+
+    Raises:
+      TypeError, ValueError: a sharding does not fit; names the path.
     """
-    entering: list[Wish | None] = []
-    leaving: list[Wish | None] = []
+    entering: list[FixedLayout | None] = []
+    leaving: list[FixedLayout | None] = []
     args, wanted = inputs
     if wanted is not None:
         wanted = positional(wanted, args, module.arg_paths)
         spread = broadcast_prefix(tuple(wanted), tuple(args), "in_shardings")
         values = module.body.args[: len(spread)]
-        entering = sharding_wishes(module.arg_paths[: len(spread)], values, spread, mesh, devices)
+        entering = layouts_from_shardings(
+            module.arg_paths[: len(spread)], values, spread, mesh, devices
+        )
     out_tree, wanted = outputs
     if wanted is not None:
         results = jax.tree.unflatten(out_tree, list(module.body.results))
@@ -263,14 +285,14 @@ def fixed_actions(
         spread = broadcast_prefix(wanted, results, "out_shardings")
         n = len(spread)
         paths = [f"result {p}".strip() for p in module.result_paths[:n]]
-        leaving = sharding_wishes(paths, module.body.results[:n], spread, mesh, devices)
+        leaving = layouts_from_shardings(paths, module.body.results[:n], spread, mesh, devices)
     if inputs[1] is None:
-        entering = _own_wishes(module.arg_paths, module.body.args, own[0], mesh, devices)
+        entering = _jit_layouts(module.arg_paths, module.body.args, own[0], mesh, devices)
     if outputs[1] is None:
-        leaving = _own_wishes(module.result_paths, module.body.results, own[1], mesh, devices)
-    followed = {wish.value: wish for wish in follows}
+        leaving = _jit_layouts(module.result_paths, module.body.results, own[1], mesh, devices)
+    followed = {fixed.value: fixed for fixed in follows}
     entering += [None] * (len(module.body.args) - len(entering))
     entering = [
-        wish or followed.get(v.name) for wish, v in zip(entering, module.body.args, strict=True)
+        fixed or followed.get(v.name) for fixed, v in zip(entering, module.body.args, strict=True)
     ]
-    return meeting(module, mesh, entering, leaving, constraint_wishes(module, mesh, devices))
+    return reconcile(module, mesh, entering, leaving, constraint_layouts(module, mesh, devices))

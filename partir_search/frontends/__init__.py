@@ -1,1 +1,1 @@
-"""Libraries whose objects are arguments of steps: how a call of objects becomes one of arrays."""
+"""Front ends: calls with objects of a library (modules, refs) as calls with arrays."""

@@ -1,4 +1,4 @@
-"""Equinox: arrays are traced, every other leaf is static, as `eqx.filter_jit` has it."""
+"""Front end of equinox: arrays are traced, further leaves are static, as in `eqx.filter_jit`."""
 
 from __future__ import annotations
 
@@ -12,27 +12,31 @@ import numpy as np
 from partir_search.frontends.protocol import Parts, Unwrapped
 from partir_search.ir.argument_paths import leaf_path
 
-_ARRAY = object()  # stands for an array among static leaves
+_ARRAY = object()  # placeholder of an array among static leaves
 
 
 class Equinox:
-    """The front end of equinox; see `FrontEnd`."""
+    """Implementation of `FrontEnd` for equinox."""
 
     module = "equinox"
 
     def claims(self, kind: type) -> bool:
-        """Tells whether a type is an `equinox.Module`."""
+        """True for subclasses of `equinox.Module`."""
         return issubclass(kind, sys.modules["equinox"].Module)
 
     def unwrap(self, fun: Any) -> Unwrapped | None:
-        """The function under `equinox.filter_jit`, whose arguments are filtered in every call."""
+        """Function under `equinox.filter_jit`."""
         if type(fun) is not type(sys.modules["equinox"].filter_jit(_same)):
             return None
         first, rest = (bool(getattr(fun, f"donate_{n}", False)) for n in ("first", "rest"))
         return Unwrapped(fun.__wrapped__, (), first, rest, everything=True)
 
     def split(self, values: tuple[Any, ...], names: Sequence[str]) -> Parts:
-        """Arrays, with None in place of every other leaf; those leaves by type and value."""
+        """Arrays, with None for each static leaf; static leaves by type and value.
+
+        Raises:
+          TypeError: a leaf is neither an array nor hashable.
+        """
         arrays, static = _partition(values)
         for (keys, _), x in zip(
             jax.tree_util.tree_leaves_with_path(values), static[1], strict=True
@@ -50,25 +54,25 @@ class Equinox:
         return Parts(arrays, static)
 
     def merge(self, static: Any, arrays: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
-        """The arguments, with static leaves as they were."""
+        """Arguments of traced arrays and static leaves."""
         return _combine(static, arrays), None
 
     def results(
         self, static: Any, merged: Any, out: Any, donated: Sequence[bool]
     ) -> tuple[Any, Mapping[int, Any], Hashable]:
-        """The result's arrays and its static leaves. Modules are immutable: nothing is updated."""
+        """Arrays and static leaves of the result; no updates, since modules are immutable."""
         arrays, rest = _partition(out)
         return arrays, {}, rest
 
     def settle(self, parts: Parts, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The arguments of these arrays: modules are immutable."""
+        """Arguments with moved arrays, as new modules."""
         values: tuple[Any, ...] = _combine(parts.static, arrays)  # type: ignore[arg-type]
         return values
 
     def update(
         self, parts: Parts, static: Any, out: Any, updates: Mapping[int, Any], fresh: bool
     ) -> Any:
-        """The result, with its static leaves."""
+        """Result of arrays and static leaves."""
         return _combine(static, out)
 
 
@@ -81,6 +85,7 @@ def _is_array(x: Any) -> bool:
 
 
 def _partition(tree: Any) -> tuple[Any, tuple[Any, tuple[Any, ...]]]:
+    """(tree with None for static leaves, (structure, static leaves by type and value))."""
     leaves: list[Any]
     structure: Any
     leaves, structure = jax.tree.flatten(tree)
@@ -90,6 +95,7 @@ def _partition(tree: Any) -> tuple[Any, tuple[Any, tuple[Any, ...]]]:
 
 
 def _combine(static: tuple[Any, tuple[Any, ...]], arrays: Any) -> Any:
+    """Inverse of `_partition`."""
     structure, rest = static
     leaves = structure.flatten_up_to(arrays)
     return structure.unflatten(

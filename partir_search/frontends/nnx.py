@@ -1,7 +1,7 @@
-"""Flax nnx: modules, optimizers, metrics and random streams that a function reads and mutates.
+"""Front end of flax nnx: modules, optimizers, metrics and random streams, read and mutated.
 
-References are kept as `nnx.jit` keeps them: Variables that several objects share are one array, and
-what the function does to the graph (new Variables, other attributes) is done to the objects.
+As in `nnx.jit`, a Variable shared by several objects is one array, and changes of the object graph
+inside of the function (new Variables, changed attributes) are applied to the caller's objects.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from partir_search.frontends.protocol import Parts, Unwrapped
 
 @dataclasses.dataclass(frozen=True)
 class _Static:
-    """The arguments without arrays.
+    """Static part of a call's arguments.
 
     Attributes:
-      tree: their pytree, of which graph nodes are leaves.
-      places: positions of the nodes among its leaves.
-      owners: position of the argument that each node is a part of.
-      paths: of the arrays: the node's position, then attribute names.
+      tree: pytree structure of the arguments, with graph nodes as leaves.
+      places: [nodes] positions among the leaves.
+      owners: [nodes] position of the argument with the node.
+      graphdef: nnx's static description of the nodes.
+      paths: [arrays] number of the node, then attribute names.
     """
 
     tree: Any
@@ -36,7 +37,13 @@ class _Static:
 
 @dataclasses.dataclass(frozen=True)
 class _Objects:
-    """The call's nodes by graph index; their Variables and arrays as `_Static.paths` has them."""
+    """Objects of a call.
+
+    Attributes:
+      values: the arguments.
+      index: nnx's RefMap from node to graph index.
+      leaves / arrays: Variables and arrays of the nodes, in the order of `_Static.paths`.
+    """
 
     values: tuple[Any, ...]
     index: Any
@@ -46,7 +53,12 @@ class _Objects:
 
 @dataclasses.dataclass(frozen=True)
 class _Merged:
-    """Nodes inside of the trace, by graph index, and the arrays that they were made of."""
+    """Nodes inside of the trace.
+
+    Attributes:
+      index: nnx's IndexMap from graph index to node.
+      arrays: traced arrays of the nodes, in the order of `_Static.paths`.
+    """
 
     nodes: list[Any]
     index: Any
@@ -55,11 +67,12 @@ class _Merged:
 
 @dataclasses.dataclass(frozen=True)
 class _Out:
-    """The results without arrays.
+    """Static part of the results.
 
     Attributes:
-      tree, places: as of `_Static`, of the result.
-      sources: per array of `graphdef` its place: ("kept", position) as it was given,
+      tree, places: as in `_Static`, for the result.
+      graphdef: nnx's static description of the arguments' and the result's nodes.
+      sources: [arrays of `graphdef`] origin: ("kept", position among the arguments' arrays),
         ("update", argument, node, path) or ("out", node, path).
     """
 
@@ -70,19 +83,19 @@ class _Out:
 
 
 class Nnx:
-    """The front end of flax nnx; see `FrontEnd`."""
+    """Implementation of `FrontEnd` for flax nnx."""
 
     module = "flax.nnx"
 
     def claims(self, kind: type) -> bool | None:
-        """True if a type is a graph node: a Module, an Optimizer, a Metric, Rngs, a Variable."""
+        """True for graph nodes (Module, Optimizer, Metric, Rngs, Variable), None for State."""
         nnx = _nnx()
         if issubclass(kind, nnx.State):
             return None
         return issubclass(kind, nnx.Pytree | nnx.Variable)
 
     def unwrap(self, fun: Any) -> Unwrapped | None:
-        """The function under `nnx.jit`."""
+        """Function under `nnx.jit`."""
         if type(fun) not in {type(_nnx().jit(_same, graph_updates=u)) for u in (True, False)}:
             return None
         static = getattr(fun, "static_argnums", None)
@@ -90,9 +103,9 @@ class Nnx:
         return Unwrapped(fun.fun, static, donated_by=_donated_by(fun))
 
     def split(self, values: tuple[Any, ...], names: Sequence[str]) -> Parts:
-        """Nested dicts of arrays in place of graph nodes, a shared Variable in the first of them.
+        """Nested dicts of arrays, keyed by attribute names, in place of graph nodes.
 
-        Keys are names of attributes.
+        A shared Variable appears once, in the first node with a reference to it.
         """
         nnx = _nnx()
         leaves, tree = self._flatten(values)
@@ -109,7 +122,7 @@ class Nnx:
         return Parts(tree.unflatten(leaves), static, objects, frozenset(static.owners))
 
     def merge(self, static: _Static, arrays: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
-        """The arguments with new nodes of the given arrays."""
+        """Arguments with new nodes of the traced arrays."""
         nnx = _nnx()
         leaves = static.tree.flatten_up_to(arrays)
         given = [_at(leaves[static.places[node]], path) for node, *path in static.paths]
@@ -122,7 +135,7 @@ class Nnx:
     def results(
         self, static: _Static, merged: _Merged, out: Any, donated: Sequence[bool]
     ) -> tuple[Any, Mapping[int, Any], Hashable]:
-        """Arrays of the nodes in the result and of the arguments whose nodes changed."""
+        """Arrays of the nodes in the result, and of arguments with changed or donated nodes."""
         nnx = _nnx()
         leaves, tree = self._flatten(out)
         places = tuple(i for i, x in enumerate(leaves) if self.claims(type(x)))
@@ -157,7 +170,7 @@ class Nnx:
         return tree.unflatten(leaves), updates, _Out(tree, places, graphdef, tuple(sources))
 
     def settle(self, parts: Parts, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Gives Variables their arrays where these were moved."""
+        """Sets Variables to their moved arrays."""
         given, objects, variable = parts.static, parts.objects, _nnx().Variable
         assert isinstance(given, _Static)
         leaves = given.tree.flatten_up_to(arrays)
@@ -172,7 +185,7 @@ class Nnx:
     def update(
         self, parts: Parts, static: _Out, out: Any, updates: Mapping[int, Any], fresh: bool
     ) -> Any:
-        """The result, after its arrays and changes were given to the arguments' nodes."""
+        """Result with nodes, after changes are applied to the nodes of the arguments."""
         nnx = _nnx()
         given, objects = parts.static, parts.objects
         assert isinstance(given, _Static)
@@ -198,17 +211,19 @@ class Nnx:
         return static.tree.unflatten(leaves)
 
     def _flatten(self, tree: Any) -> tuple[list[Any], Any]:
-        """Leaves, of which nodes and States are some, and the pytree around them."""
+        """Leaves and structure of a pytree, with graph nodes and States as leaves."""
         return jax.tree.flatten(tree, is_leaf=lambda x: self.claims(type(x)) is not False)
 
     def _argument(self, static: _Static, nested: Sequence[Any], owner: int) -> Any:
-        """An argument's nodes as nested dicts, with None for what else it holds."""
+        """Argument number `owner`, with nested dicts for nodes and None for further leaves."""
         at = {place: n for n, place in enumerate(static.places)}
         leaves = [nested[at[i]] if i in at else None for i in range(static.tree.num_leaves)]
         return static.tree.unflatten(leaves)[owner]
 
     def _nodes(self, static: _Static, argument: Any, owner: int) -> dict[int, Any]:
-        """By position, the nested dicts of an argument's nodes; inverse of `_argument`."""
+        """Nested dicts of the nodes of argument number `owner`, by number of the node; inverse of
+        `_argument`.
+        """
         children = static.tree.children()
         start = sum(t.num_leaves for t in children[:owner])
         leaves = children[owner].flatten_up_to(argument)
@@ -225,12 +240,12 @@ def _same(x: Any) -> Any:
 
 
 def _raw(x: Any) -> Any:
-    """The array of a Variable; other leaves as they are."""
+    """Array of a Variable, or `x` for further leaves."""
     return x.get_raw_value() if isinstance(x, _nnx().Variable) else x
 
 
 def _nested(count: int, paths: Iterable[tuple[Any, ...]], arrays: Iterable[Any]) -> list[Any]:
-    """Per node, its arrays in nested dicts; the array itself if the node is a Variable."""
+    """[nodes] arrays in nested dicts; the bare array if the node is a Variable."""
     found: list[Any] = [{} for _ in range(count)]
     for path, x in zip(paths, arrays, strict=True):
         at: Any = found
@@ -241,7 +256,7 @@ def _nested(count: int, paths: Iterable[tuple[Any, ...]], arrays: Iterable[Any])
 
 
 def _sortable(tree: Any) -> Any:
-    """Dicts whose keys are all of one type, as pytrees ask for."""
+    """Nested dicts with keys of one type, since jax sorts the keys of a dict."""
     if type(tree) is not dict:
         return tree
     mixed = len({type(k) for k in tree}) > 1
@@ -249,13 +264,16 @@ def _sortable(tree: Any) -> Any:
 
 
 def _at(tree: Any, path: Iterable[Any]) -> Any:
+    """Entry of nested dicts at a path."""
     for key in path:
         tree = tree[key] if key in tree else tree[str(key)]
     return tree
 
 
 def _donated_by(fun: Any) -> Any:
-    """Finds the positions that `nnx.jit` was told to donate, which it shows of a trace only."""
+    """Function from a call to the positions and names donated by `nnx.jit`, read off a trace: nnx
+    shows donation nowhere else.
+    """
 
     def donated(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[set[int], set[str]]:
         traced = fun.trace(*args, **kwargs)

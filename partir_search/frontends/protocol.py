@@ -1,4 +1,4 @@
-"""The protocol that a library of modules fills so that its objects may be arguments."""
+"""Protocol of front ends, for a library with objects as arguments of steps."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import jax
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """The arguments of one call without objects.
+    """Arguments of one call, split into arrays and a static part.
 
     Attributes:
-      arrays: per argument, a pytree of arrays. Its keys are the paths that users know.
-      static: everything else, by which plans are kept: equal if the same trace holds.
-      objects: the objects themselves, for `FrontEnd.update`.
-      mutable: positions of arguments whose objects `FrontEnd.settle` can change.
+      arrays: [arguments] pytrees of arrays; keys of the pytrees become argument paths.
+      static: hashable static part, in the key of cached plans; equal static parts share a trace.
+      objects: the caller's objects, for `FrontEnd.update`.
+      mutable: positions of arguments with objects for `FrontEnd.settle` to change.
     """
 
     arrays: tuple[Any, ...]
@@ -27,77 +27,82 @@ class Parts:
 
 
 class FrontEnd(Protocol):
-    """A library whose objects may be arguments of a step.
+    """Support for arguments of a step that are objects of a library.
 
-    `split` and `update` are called outside of the trace, `merge` and `results` inside of it.
+    A call runs `split`, then inside of the trace `merge`, the function and `results`, then
+    `update`.
 
     Attributes:
-      module: name of the library's module. Where it is not imported, nothing is looked for.
+      module: name of the library's module; the front end is skipped until the module is imported.
     """
 
     module: str
 
     def claims(self, kind: type) -> bool | None:
-        """True if objects of a type are the library's; None for pytrees not to be looked into."""
+        """True for types of the library; None for its pytrees not to be searched for objects."""
 
     def unwrap(self, fun: Any) -> Unwrapped | None:
-        """The function under the library's own `jit`, or None if `fun` is no such wrapper."""
+        """Function under the library's own `jit`; None if `fun` is no wrapper by the library."""
 
     def split(self, values: tuple[Any, ...], names: Sequence[str]) -> Parts:
-        """Arrays and the rest of a call's arguments.
+        """Splits the arguments of a call.
 
         Args:
           names: paths of the arguments, for messages.
 
         Raises:
-          TypeError: what is neither an array nor hashable; names its path.
+          TypeError: a leaf is neither an array nor hashable; names the path of the leaf.
         """
 
     def merge(self, static: Any, arrays: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
-        """The arguments made of traced arrays again, and what `results` needs of them."""
+        """Arguments of traced arrays, with objects, and the `merged` argument of `results`."""
 
     def results(
         self, static: Any, merged: Any, out: Any, donated: Sequence[bool]
     ) -> tuple[Any, Mapping[int, Any], Hashable]:
-        """Arrays that leave the trace.
+        """Splits the results of the function, inside of the trace.
 
         Args:
-          merged: the second result of `merge`.
-          out: the function's result; objects of the library in it become arrays.
-          donated: per argument; what is donated is returned even if it did not change.
+          merged: second result of `merge`.
+          out: result of the function, with objects.
+          donated: [arguments] donated arguments are returned even if unchanged.
 
         Returns:
-          The result as arrays, by position the arguments that changed as arrays (with the same
-          structure as in `split`, if that did not change), and everything else.
+          The result as arrays; changed arguments as arrays, by position, in the structure of
+          `split` unless the structure changed; and a hashable static part.
         """
 
     def settle(self, parts: Parts, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Gives objects among the arguments the same arrays, moved to where a plan has them.
+        """Stores arrays, moved to the shardings of a plan, in mutable objects of the arguments.
 
-        Later calls need not move them again. A library of immutable objects gives none.
+        Later calls then find them in place. Libraries of immutable objects build new ones.
 
         Returns:
-          The arguments as `split` takes them.
+          The arguments, with objects.
         """
 
     def update(
         self, parts: Parts, static: Any, out: Any, updates: Mapping[int, Any], fresh: bool
     ) -> Any:
-        """The result of the call. Objects among the arguments are given their new arrays.
+        """Builds the result of the call, and stores changed arrays in the arguments' objects.
 
         Args:
-          static: the third result of `results`; `out` and `updates` are the first two, computed.
-          fresh: leave the arguments' objects alone.
+          static: third result of `results`.
+          out, updates: first and second result of `results`, computed.
+          fresh: do not change the arguments' objects.
         """
 
 
 @dataclasses.dataclass(frozen=True)
 class Unwrapped:
-    """A function that was under a library's `jit`, and what that was told.
+    """A function taken out of a library's `jit`, with the options of the `jit`.
 
     Attributes:
-      donated: positions of donated arguments; None if `donated_by` finds them in a call.
-      everything: whether what is no array is static in every call.
+      fun: the function.
+      static_argnums: positions of static arguments.
+      donate_first, donate_rest: donate the first argument, donate the remaining arguments.
+      donated_by: function from (args, kwargs) to donated positions and names; None if unused.
+      everything: all leaves but arrays are static, in every call.
     """
 
     fun: Any
@@ -111,12 +116,12 @@ class Unwrapped:
 @jax.tree_util.register_pytree_with_keys_class
 @dataclasses.dataclass(frozen=True)
 class Returned:
-    """Result of a function of arrays that stands for one of objects.
+    """Result of the traced function of arrays behind a function of objects.
 
     Attributes:
       out: the result, as arrays.
-      updates: arguments that the function changed, by parameter name, as arrays.
-      static: what front ends need to make objects of them again.
+      updates: changed arguments by parameter name, as arrays.
+      static: static parts of the front ends, to build objects from `out` and `updates`.
     """
 
     out: Any
@@ -124,7 +129,7 @@ class Returned:
     static: Any
 
     def tree_flatten_with_keys(self) -> tuple[tuple[tuple[Any, Any], ...], Any]:
-        """Children with keys: the result, then the arguments by their names."""
+        """Children with keys: the result, then the changed arguments by name."""
         named = ((jax.tree_util.DictKey(n), x) for n, x in self.updates.items())
         first = jax.tree_util.GetAttrKey("result"), self.out
         return (first, *named), (tuple(self.updates), self.static)

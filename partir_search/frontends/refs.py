@@ -1,7 +1,7 @@
-"""Mutable refs of jax (`jax.new_ref`) as arguments: what a function writes to them stays in them.
+"""Front end of jax's mutable refs (`jax.new_ref`) as arguments, with writes visible to the caller.
 
-Outside of the trace a Ref remains a leaf of the call: the executable reads and writes it in place.
-Inside of the trace the function is given a new ref of the traced value.
+Outside of the trace a ref is a leaf of the call, read and written in place by the executable.
+Inside of the trace the function gets a new ref of the traced value.
 """
 
 from __future__ import annotations
@@ -18,8 +18,13 @@ from partir_search.ir.argument_paths import leaf_path
 
 
 @dataclasses.dataclass(frozen=True)
-class _Held:
-    """Positions of refs among the flat arguments, and of the arguments that hold them."""
+class _RefArguments:
+    """Static part of the arguments.
+
+    Attributes:
+      places: positions of refs among the flat arguments.
+      owners: positions of the arguments with refs.
+    """
 
     places: tuple[int, ...]
     owners: tuple[int, ...]
@@ -27,27 +32,32 @@ class _Held:
 
 @dataclasses.dataclass(frozen=True)
 class _Out:
-    """Positions of refs among the flat results, and of the arguments that hold refs."""
+    """Static part of the results.
+
+    Attributes:
+      places: positions of refs among the flat results.
+      owners: positions of the arguments with refs.
+    """
 
     places: tuple[int, ...]
     owners: tuple[int, ...]
 
 
 class Refs:
-    """The front end of mutable refs; see `FrontEnd`."""
+    """Implementation of `FrontEnd` for mutable refs."""
 
     module = "jax"
 
     def claims(self, kind: type) -> bool | None:
-        """Tells whether a type is that of refs, or of their types (`jax.typeof(ref)`)."""
+        """True for `jax.Ref` and for the type of `jax.typeof(ref)`."""
         return issubclass(kind, KINDS)
 
     def unwrap(self, fun: Any) -> Unwrapped | None:
-        """Nothing: functions of refs are under `jax.jit` itself."""
+        """None: functions of refs use `jax.jit`."""
         return None
 
     def split(self, values: tuple[Any, ...], names: Sequence[str]) -> Parts:
-        """The arguments with their refs, shapes in place of types and values of traced refs.
+        """Arguments with their refs; types of refs become shapes, traced refs become values.
 
         Raises:
           ValueError: one ref is passed twice.
@@ -60,11 +70,11 @@ class Refs:
             raise ValueError(_twice(values, names, refs))
         for i, ref in refs.items():
             leaves[i] = _leaf(ref)
-        held = _Held(places, tuple(sorted({owners[i] for i in places})))
-        return Parts(tree.unflatten(leaves), held, (values, refs))
+        static = _RefArguments(places, tuple(sorted({owners[i] for i in places})))
+        return Parts(tree.unflatten(leaves), static, (values, refs))
 
-    def merge(self, static: _Held, arrays: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
-        """The arguments with refs of the traced values."""
+    def merge(self, static: _RefArguments, arrays: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
+        """Arguments with new refs of the traced values."""
         leaves, tree = _flat(arrays)
         for i in static.places:
             leaves[i] = jax.new_ref(leaves[i])
@@ -72,9 +82,9 @@ class Refs:
         return values, values
 
     def results(
-        self, static: _Held, merged: Any, out: Any, donated: Sequence[bool]
+        self, static: _RefArguments, merged: Any, out: Any, donated: Sequence[bool]
     ) -> tuple[Any, Mapping[int, Any], Hashable]:
-        """Last values of the arguments' refs, and of refs that the function made.
+        """Final values of the arguments' refs, and of refs returned by an initializer.
 
         Raises:
           ValueError: a step returns a ref.
@@ -95,15 +105,15 @@ class Refs:
         return tree.unflatten(leaves), updates, _Out(places, static.owners)
 
     def settle(self, parts: Parts, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The same: refs are moved themselves."""
+        """`arrays`: refs are moved in place (`moved`)."""
         return arrays
 
     def update(
         self, parts: Parts, static: _Out, out: Any, updates: Mapping[int, Any], fresh: bool
     ) -> Any:
-        """The result, with refs for those that were made. Traced refs are given their values.
+        """Result with new refs for returned ones.
 
-        Others have been written by the executable.
+        Traced refs get their final values here; the executable has written the remaining refs.
         """
         values, refs = parts.objects
         found = {i: _flat(values[i])[1].flatten_up_to(x) for i, x in updates.items()}
@@ -121,7 +131,7 @@ KINDS = (jax.ref.Ref, jax.ref.AbstractRef)
 
 
 def is_ref(x: Any) -> bool:
-    """Tells whether a leaf is a ref, perhaps a traced one, or the type of one."""
+    """True for a ref, a traced ref, or the type of a ref."""
     return isinstance(x, KINDS)
 
 
@@ -130,28 +140,30 @@ def _may_be_ref(kind: type) -> bool:
     return issubclass(kind, (*KINDS, jax.core.Tracer))
 
 
-def hold_refs(leaves: Iterable[Any]) -> bool:
-    """Tells whether any leaf is a ref. Types are asked first, as asking a leaf takes some time."""
+def have_refs(leaves: Iterable[Any]) -> bool:
+    """True if any leaf is a ref. Types are checked first, for speed."""
     kinds = {kind for kind in set(map(type, leaves)) if _may_be_ref(kind)}
     return bool(kinds) and any(type(x) in kinds and is_ref(x) for x in leaves)
 
 
 def in_place(returned: Returned) -> frozenset[int]:
-    """Positions of the arguments whose refs a function writes in place."""
+    """Positions of the arguments with refs, written in place."""
     outs = (rest for _, rest in returned.static if isinstance(rest, _Out))
     return frozenset(i for rest in outs for i in rest.owners)
 
 
 def value(x: Any) -> Any:
-    """The value of a leaf inside of an executable."""
+    """Value of a leaf inside of an executable: refs are read."""
     return x[...] if is_ref(x) else x
 
 
 def written(leaves: Sequence[Any], ties: Sequence[tuple[int, int]], out: list[Any]) -> list[Any]:
-    """Results without the last values of refs among the leaves, which are written to these.
+    """Writes final values to the refs among the leaves, and removes them from the results.
 
     Args:
-      ties: pairs of an argument and the result that is its next value.
+      leaves: flat arguments.
+      ties: (argument, result with its next value) pairs.
+      out: flat results, changed in place.
     """
     for i, j in ties:
         if is_ref(leaves[i]):
@@ -161,9 +173,12 @@ def written(leaves: Sequence[Any], ties: Sequence[tuple[int, int]], out: list[An
 
 
 def moved(ref: Any, sharding: Any, place: Callable[[Any, Any], Any]) -> Any:
-    """The ref, whose value lies as the plan wants it from now on.
+    """The ref, moved in place to the sharding of a plan.
 
-    No operation of jax's moves a ref: it becomes what a new one of the moved value is.
+    jax has no operation to move a ref: the ref takes the state of a new ref of the moved value.
+
+    Args:
+      place: moves an array to a sharding.
     """
     now = ref.sharding
     if now == sharding or now.is_equivalent_to(sharding, ref.ndim):
@@ -173,11 +188,12 @@ def moved(ref: Any, sharding: Any, place: Callable[[Any, Any], Any]) -> Any:
 
 
 def _objects(refs: Mapping[int, Any]) -> list[Any]:
-    """Refs themselves, without types of refs."""
+    """Refs, without types of refs."""
     return [x for x in refs.values() if not isinstance(x, jax.ref.AbstractRef)]
 
 
 def _leaf(ref: Any) -> Any:
+    """Leaf of a call for a ref: shape of a type, value of a traced ref, or the ref."""
     if isinstance(ref, jax.ref.AbstractRef):
         weak = bool(ref.weak_type)  # type: ignore[attr-defined]
         return jax.ShapeDtypeStruct(ref.shape, ref.dtype, weak_type=weak)
@@ -185,7 +201,7 @@ def _leaf(ref: Any) -> Any:
 
 
 def _made(x: Any) -> Any:
-    """A ref of a value; the type of a ref of a shape."""
+    """New ref of a value, or for a shape the type of a ref."""
     if not isinstance(x, jax.ShapeDtypeStruct):
         return jax.new_ref(x)
     return jax.make_jaxpr(lambda x: jax.new_ref(x)[...])(x).eqns[0].outvars[0].aval
@@ -201,7 +217,7 @@ def _count(tree: Any) -> int:
 
 
 def _twice(values: Sequence[Any], names: Sequence[str], refs: Mapping[int, Any]) -> str:
-    """The message for a ref that is passed twice, with both paths."""
+    """Message on a ref passed twice, with both paths."""
     paths = [
         leaf_path(n, keys)
         for n, v in zip(names, values, strict=True)

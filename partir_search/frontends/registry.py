@@ -1,4 +1,4 @@
-"""Front ends by library, and those that a call needs."""
+"""Registry of front ends by library, and selection of front ends for a call."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ import jax
 from partir_search.frontends.equinox import Equinox
 from partir_search.frontends.nnx import Nnx
 from partir_search.frontends.protocol import FrontEnd, Unwrapped
-from partir_search.frontends.refs import Refs, hold_refs
+from partir_search.frontends.refs import Refs, have_refs
 
 _FRONT_ENDS: list[FrontEnd] = [Nnx(), Equinox()]
-_REFS = Refs()  # behind all others, whose objects may hold refs
+_REFS = Refs()  # last: objects of the libraries may contain refs
 
 
 def register_front_end(front: FrontEnd) -> None:
-    """Adds a library whose objects may be arguments of steps; see `FrontEnd`.
+    """Adds a front end: objects of its library become valid arguments of steps.
 
     Args:
-      front: looked at after those of flax nnx and equinox, where its `module` is imported.
+      front: tried after the front ends of flax nnx and equinox, once its `module` is imported.
     """
     _FRONT_ENDS.append(front)
     _owner.cache_clear()
 
 
 def imported() -> list[FrontEnd]:
-    """Front ends of libraries that are imported."""
+    """Front ends of imported libraries."""
     return [front for front in _FRONT_ENDS if front.module in sys.modules]
 
 
 @functools.lru_cache(maxsize=4096)
 def _owner(kind: type, count: int) -> FrontEnd | bool:
-    """The front end that claims a type; else whether pytrees of the type are left alone.
+    """Front end of a type; True for a pytree not to be searched, False without front end.
 
     Args:
-      count: of libraries imported; one that was imported later may claim types anew.
+      count: number of imported libraries, in the cache key: a later import may claim the type.
     """
     for front in imported():
         claimed = front.claims(kind)
@@ -53,7 +53,7 @@ def _kind(x: Any) -> Any:
 
 
 def claims(kind: Any) -> bool:
-    """Tells whether a type is of a library that is imported."""
+    """True for types of an imported library with a front end."""
     return not isinstance(_owner(kind, len(imported())), bool)
 
 
@@ -61,7 +61,7 @@ def claimed(tree: Any) -> tuple[FrontEnd, ...]:
     """Front ends of the objects in a pytree."""
     count = len(imported())
     if not count:
-        return (_REFS,) if hold_refs(jax.tree.leaves(tree)) else ()
+        return (_REFS,) if have_refs(jax.tree.leaves(tree)) else ()
     found = set[str]()
 
     def stops(x: Any) -> bool:
@@ -72,13 +72,13 @@ def claimed(tree: Any) -> tuple[FrontEnd, ...]:
 
     leaves = jax.tree.leaves(tree, is_leaf=stops)
     fronts = tuple(front for front in imported() if front.module in found)
-    # Graphs may hold themselves: what they hold is looked at by their own front end.
+    # Object graphs of nnx may be cyclic: nnx itself finds the refs inside.
     inner = [x for x in leaves if not isinstance(_owner(_kind(x), count), Nnx)]
-    return (*fronts, _REFS) if hold_refs(jax.tree.leaves(inner)) else fronts
+    return (*fronts, _REFS) if have_refs(jax.tree.leaves(inner)) else fronts
 
 
 def unwrapped(fun: Any) -> tuple[FrontEnd, Unwrapped] | None:
-    """The front end under whose own `jit` a function is, and what that was told."""
+    """Front end and options of a function under a library's own `jit`; None for plain functions."""
     for front in imported():
         inner = front.unwrap(fun)
         if inner is not None:

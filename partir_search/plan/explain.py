@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from jax.sharding import NamedSharding, PartitionSpec
 
-from partir_search.constraints.fixed_layouts import together
-from partir_search.constraints.shardings import spec_wish
+from partir_search.constraints.fixed_layouts import layout_actions
+from partir_search.constraints.shardings import layout_from_spec
 from partir_search.ir.argument_paths import matches, nearest
 from partir_search.ir.core import Op, Value
 from partir_search.ir.printing.names import printed_as
@@ -120,8 +120,8 @@ def with_sharding(
     if not found:
         near = nearest(path, graph.module.arg_paths)
         raise ValueError(f"no argument {path!r}; near it are: {near}")
-    wishes = [spec_wish(p, v, spec, mesh.user) for p, v in found]
-    return varied(planned, together(wishes, mesh.user))
+    layouts = [layout_from_spec(p, v, spec, mesh.user) for p, v in found]
+    return varied(planned, layout_actions(layouts, mesh.user))
 
 
 def _where(op: Op) -> str:

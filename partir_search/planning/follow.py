@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from partir_search.constraints.fixed_layouts import Wish
+from partir_search.constraints.fixed_layouts import FixedLayout
 from partir_search.ir.core import Module, Value
 from partir_search.ir.partition import Layout
 from partir_search.plan.plan import Plan
 
 
-def following_wishes(module: Module, plan: Plan) -> list[Wish]:
+def reused_layouts(module: Module, plan: Plan) -> list[FixedLayout]:
     """Fixed layouts for the arguments of `module` with the path and type of an argument of `plan`.
 
     The first component of a path (the parameter name) is ignored, and a path may be a suffix of the
@@ -39,7 +39,7 @@ def following_wishes(module: Module, plan: Plan) -> list[Wish]:
         )
     axes = range(len(plan.mesh_shape.device_names))
     return [
-        Wish(name, layout, tuple(a for a in axes if not any(a in d for d in layout)))
+        FixedLayout(name, layout, tuple(a for a in axes if not any(a in d for d in layout)))
         for name, layout in found.items()
         if layout
     ]

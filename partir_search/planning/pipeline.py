@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from partir_search.constraints.ends import untied
+from partir_search.constraints.ends import without_ties
 from partir_search.constraints.shardings import fixed_actions, fixed_mesh, warn_of_constraints
 from partir_search.ir.core import Module
 from partir_search.ir.mesh import MeshShape
@@ -24,7 +24,7 @@ from partir_search.plan.rewrites import Rewrites
 from partir_search.plan.serialization import changes, check_mesh
 from partir_search.plan.spec import PlanSpec
 from partir_search.planning.checks.batch import warn_uneven
-from partir_search.planning.follow import following_wishes
+from partir_search.planning.follow import reused_layouts
 from partir_search.planning.memory_fit import remedies_of
 from partir_search.planning.microbatch import accumulate, of_dynamic
 from partir_search.planning.notices import warn_constants, warn_opaque
@@ -143,7 +143,7 @@ class PlanPipeline:
         """Plan of one form of a program."""
         ways = self._ways(call, traced)
         actions = spec.actions if spec else ways.fixed(stage.module)
-        stage = dataclasses.replace(stage, module=untied(stage.module, actions))
+        stage = dataclasses.replace(stage, module=without_ties(stage.module, actions))
         planner = ways.planner(stage.module)
         warn_opaque(planner)
         warn_of_constraints(stage.module, self.mesh(stage.module), self._options.mesh)
@@ -249,7 +249,7 @@ class PlanPipeline:
         """Actions for the shardings fixed by the user, on a form of the program."""
         o = self._options
         leaves = (call.args, o.in_shardings), (traced.out_tree, o.out_shardings)
-        follows = following_wishes(module, follow) if follow else []
+        follows = reused_layouts(module, follow) if follow else []
         tied = dataclasses.replace(module, ties=traced.module.ties)
         return fixed_actions(tied, self.mesh(module), o.mesh, *leaves, follows, self._own)
 

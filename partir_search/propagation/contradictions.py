@@ -17,16 +17,16 @@ class IllegalAction(ValueError):
     claim = ""
 
 
-def already_decided(path: str, now: int, axis: str, wish: str) -> IllegalAction:
+def already_decided(path: str, now: int, axis: str, requested: str) -> IllegalAction:
     """Error for an action on a value with a different tiling along the axis.
 
     Args:
       path: name of the value.
       now: dim tiled along `axis`, or REPLICATED.
-      wish: requested tiling as a participle ("tiled on dim 1").
+      requested: tiling as a participle ("tiled on dim 1").
     """
     decided = f"tiled on dim {now}" if now >= 0 else "kept whole"
-    claim = f"{path} cannot be {wish} along axis {axis!r}"
+    claim = f"{path} cannot be {requested} along axis {axis!r}"
     error = IllegalAction(
         f"{claim}: an earlier tactic (or propagation from it) has it {decided};"
         " put this tactic first, or use another axis"

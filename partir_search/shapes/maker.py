@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from partir_search.constraints.ends import untied
+from partir_search.constraints.ends import without_ties
 from partir_search.ir.core import Module
 from partir_search.plan.basis import serves
 from partir_search.plan.plan import Plan, spec_of
@@ -82,7 +82,7 @@ class ShapesPipeline(PlanPipeline):
         there = PlanPipeline(self._fun, self._plain, self._name, held)
         there._own = self._own
         stage = there.forms(traced, parts, spec_of(base))[0]
-        module = untied(stage.module, base.actions)
+        module = without_ties(stage.module, base.actions)
 
         def fixed(form: Module) -> list[Action]:
             return there.fixed(call, traced, form, self._options.follow)

@@ -65,9 +65,7 @@ def named_strategies(
     def add_data(
         rest: Axes, title: str, *moves: StrategyMove, first: StrategyMove | None = None
     ) -> None:
-        """Adds `moves` with data parallelism on `rest`: without ZeRO, with ZeRO on all of `rest`, and
-        with ZeRO on each of its axes.
-        """
+        """Adds `moves` with data parallelism on `rest`, without and with ZeRO on axes of `rest`."""
         base = (*([first] if first else []), *data(rest), *moves)
         title = f"BP({name(rest)}){title}"
         add(title, *base)

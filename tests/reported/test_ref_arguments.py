@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 import partir_search as ps
-from partir_search.frontends.refs import hold_refs
+from partir_search.frontends.refs import have_refs
 from tests.reported.test_mutable_refs import FOUR_TWO, planned
 from tests.support import device_mesh, floats_of
 
@@ -179,11 +179,11 @@ def test_messages(auto: Any) -> None:
 
 def test_hold_refs() -> None:
     ref = jax.new_ref(1.0)
-    assert hold_refs([1, ref])
-    assert hold_refs([jax.typeof(ref)])
-    assert not hold_refs([1, jnp.ones(3), None, "x", jax.ShapeDtypeStruct((), jnp.float32)])
-    assert jax.jit(lambda r: hold_refs([r]))(ref)
-    assert not jax.jit(lambda x: hold_refs([x]))(1.0)
+    assert have_refs([1, ref])
+    assert have_refs([jax.typeof(ref)])
+    assert not have_refs([1, jnp.ones(3), None, "x", jax.ShapeDtypeStruct((), jnp.float32)])
+    assert jax.jit(lambda r: have_refs([r]))(ref)
+    assert not jax.jit(lambda x: have_refs([x]))(1.0)
 
 
 def test_planning_without_devices() -> None:

@@ -49,7 +49,7 @@ class Action(abc.ABC):
         """
 
     def is_applied(self, state: State) -> bool:
-        """True if all values are decided as the action says; False for actions on mesh axes."""
+        """True if the state has the decision for all values; False for actions on mesh axes."""
         return False
 
     def single(self) -> tuple[Self, ...]:

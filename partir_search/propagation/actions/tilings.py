@@ -76,13 +76,13 @@ class Tile(Tiling):
         cls, axes = state.graph.class_of[value.id], state.mesh.axes(self.axis)
         self._dim_checked(value, self.dim)
         also = classes_of(state, self.also)
-        wish = f"tiled on dim {self.dim}"
+        requested = f"tiled on dim {self.dim}"
         axes = tuple(a for a in axes if state.tiles[a][cls] != self.dim) or axes
-        check_undecided(state, cls, axes, path, self.axis, wish)
+        check_undecided(state, cls, axes, path, self.axis, requested)
         if any(state.is_closed(cls, self.dim, (a,)) for a in axes):
             raise IllegalAction(
-                f"{path} cannot be {wish} along axis {self.axis!r}: its sharding is fixed, with"
-                " None for that dim; give it UNCONSTRAINED there to leave it free"
+                f"{path} cannot be {requested} along axis {self.axis!r}: its sharding is fixed,"
+                " with None for that dim; give it UNCONSTRAINED there to leave it free"
             )
         if not state.may_tile(cls, self.dim, axes):
             rows = zip(state.mesh.names, state.tiles, strict=True)
@@ -207,8 +207,8 @@ class Close(Tiling):
         cls, axes = state.graph.class_of[value.id], state.mesh.axes(self.axis)
         self._dim_checked(value, self.dim)
         if any(state.tiles[a][cls] == self.dim for a in axes):
-            wish = f"left whole on dim {self.dim}"
-            raise already_decided(path or self.value, self.dim, self.axis, wish)
+            requested = f"left whole on dim {self.dim}"
+            raise already_decided(path or self.value, self.dim, self.axis, requested)
         state.close(cls, self.dim, axes)
 
     def apply_folded(self, state: State, classes_of: ClassesOf) -> None:
@@ -231,16 +231,16 @@ def classes_of(state: State, names: Sequence[str]) -> list[int]:
 
 
 def check_undecided(
-    state: State, cls: int, axes: Sequence[int], path: str, axis: str, wish: str
+    state: State, cls: int, axes: Sequence[int], path: str, axis: str, requested: str
 ) -> None:
     """Raises IllegalAction if a class is tiled or replicated along one of `axes`.
 
     Args:
-      path, axis, wish: value, axis and tiling for the message, as in `already_decided`.
+      path, axis, requested: value, axis and tiling for the message, as in `already_decided`.
     """
     for a in axes:
         if state.tiles[a][cls] != NONE:
-            raise already_decided(path, state.tiles[a][cls], axis, wish)
+            raise already_decided(path, state.tiles[a][cls], axis, requested)
 
 
 def _alike(also: tuple[str, ...]) -> str:
