@@ -177,7 +177,7 @@ def test_messages(auto: Any) -> None:
         planned(lambda ref: ref).plan(ref)
 
 
-def test_hold_refs() -> None:
+def test_have_refs() -> None:
     ref = jax.new_ref(1.0)
     assert have_refs([1, ref])
     assert have_refs([jax.typeof(ref)])
