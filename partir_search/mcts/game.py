@@ -94,7 +94,7 @@ class Record:
       episodes: distinct states evaluated.
       evaluations: calls of `evaluate`, of known states too.
       scores: by state key.
-      bounds: by state key, the lower bound of the score, where it was asked for.
+      bounds: by state key, lower bounds of scores as far as computed; None if unknown.
       paths: by key of a scored state, the moves that led to the state first.
       elites: by state key, the best answers; pruned to `max_elites` from time to time.
       history: (episodes, score) at each improvement.

@@ -77,20 +77,21 @@ class Spare:
 
     Attributes:
       bytes: limit below which memory counts as free.
-      worth: objective per free byte, e.g. seconds per byte.
-      most: largest reward, in units of the objective.
+      objective_per_byte: worth of a free byte, e.g. in seconds.
+      max_reward: largest worth of all free bytes, in units of the objective.
     """
 
     monotone: ClassVar[bool] = True
     bytes: float
-    worth: float
-    most: float
+    objective_per_byte: float
+    max_reward: float
 
     def excess(self, cost: _Sized) -> float:
         return 0.0
 
     def objective(self, cost: _Sized) -> float:
-        return -min(max(0.0, self.bytes - cost.peak_bytes) * self.worth, self.most)
+        free = max(0.0, self.bytes - cost.peak_bytes)
+        return -min(free * self.objective_per_byte, self.max_reward)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

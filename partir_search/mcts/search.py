@@ -48,7 +48,7 @@ class Result:
     Attributes:
       elites: best answers, best first.
       proven: True if the whole space was enumerated.
-      episodes: evaluations, of known states too.
+      evaluations: evaluated answers, of known states too.
       states: distinct states evaluated.
       history: (distinct states, score) at each improvement.
       tree: tree of the search; empty if the space was enumerated.
@@ -56,7 +56,7 @@ class Result:
 
     elites: tuple[Elite, ...]
     proven: bool
-    episodes: int
+    evaluations: int
     states: int
     history: tuple[tuple[int, Score], ...]
     tree: Tree

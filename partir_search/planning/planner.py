@@ -247,7 +247,7 @@ class Planner:
             tuple(experts),
             best,
             result.proven,
-            result.episodes,
+            result.evaluations,
             result.states,
             result.history,
             result.tree,

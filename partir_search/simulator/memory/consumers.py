@@ -1,4 +1,4 @@
-"""Consumers of values, where consumers recompute elementwise operands."""
+"""Consumers of values under recomputation of elementwise ops."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from partir_search.ir.core import Op, Region
 from partir_search.ir.rule import OpRule
 
 Users = Sequence[Sequence[Op]]
+"""By value id, the ops that read the value."""
 
 
 class Consumers:

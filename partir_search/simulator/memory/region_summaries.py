@@ -91,7 +91,7 @@ def summarize_folded_regions(
 
 
 class _Builder:
-    """Summaries so far."""
+    """Accumulator of summaries, over a walk of all regions."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine

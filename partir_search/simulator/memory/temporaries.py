@@ -38,8 +38,8 @@ class Temporaries:
     Attributes:
       bytes_at: [ops + 2] bytes to add to the region's curve, by position; the last two entries are
         for the region's results and for the time before all ops.
-      stored_casts: ids of weight casts sent by a collective of the region or of a region inside;
-        all of them stored.
+      stored_casts: ids of weight casts that are stored, as a collective sends the cast in the region
+        or in a region inside.
     """
 
     bytes_at: Floats
@@ -111,7 +111,7 @@ class _Builder:
                 self.extra[at] += self._regions(scheduled, number, item)
 
     def _regions(self, scheduled: ScheduledBlock, number: int, item: Apply) -> float:
-        """Peak bytes inside an op's regions, as instruction number `number` runs them."""
+        """Peak bytes inside the regions of instruction number `number`."""
         peak = 0.0
         curves = self._memory.regions.curves[item.op.id]
         for (part, _), curve in zip(scheduled.inner[number], curves, strict=True):

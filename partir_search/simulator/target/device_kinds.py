@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable
 
+# Parts of jax's device kinds and names of machines; the first match counts.
 _KINDS = (
     ("v5 lite", "tpu_v5e"),
     ("v5litepod", "tpu_v5e"),

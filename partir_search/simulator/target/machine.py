@@ -20,7 +20,7 @@ GIB = 2**30
 TERA = 1e12
 
 
-@moved_traits.accepted
+@moved_traits.accept_former_fields
 @dataclasses.dataclass(frozen=True, slots=True)
 class Machine:
     """Figures of one device and its links, and the traits of its compiler.
@@ -96,7 +96,7 @@ class Machine:
             raise TypeError(f"{named('traits')} is an XlaTraits, not {shown(self.traits)}")
 
     def __getattr__(self, name: str) -> Any:
-        return moved_traits.read(self, name)
+        return moved_traits.read_former_field(self, name)
 
     def matmul_flops_per_s(self, dtype: str) -> float:
         """Attained matrix rate for operands of `dtype` (a numpy dtype name)."""
@@ -162,7 +162,7 @@ _RING = (
 
 def _tpu(
     name: str,
-    bf16: float,
+    bf16_tflops: float,
     hbm_gib: float,
     hbm_gb_per_s: float,
     link_one_way_gb_per_s: float,
@@ -174,7 +174,7 @@ def _tpu(
     note: str = "",
 ) -> Machine:
     # XLA:TPU multiplies f32 operands at the bf16 rate unless a higher precision is asked for.
-    rates = {"default": bf16 * TERA}
+    rates = {"default": bf16_tflops * TERA}
     return Machine(
         name=name,
         flops_per_s=rates,
@@ -192,14 +192,19 @@ def _tpu(
 
 
 def _gpu(
-    name: str, rates: Mapping[str, float], hbm_gb: float, hbm: float, link: float, source: str
+    name: str,
+    tflops: Mapping[str, float],
+    hbm_gb: float,
+    hbm_gb_per_s: float,
+    link_gb_per_s: float,
+    source: str,
 ) -> Machine:
     return Machine(
         name=name,
-        flops_per_s={k: v * TERA for k, v in rates.items()},
+        flops_per_s={dtype: rate * TERA for dtype, rate in tflops.items()},
         hbm_bytes=int(hbm_gb * GB),
-        hbm_bytes_per_s=hbm * GB,
-        link_bytes_per_s=link * GB,
+        hbm_bytes_per_s=hbm_gb_per_s * GB,
+        link_bytes_per_s=link_gb_per_s * GB,
         hop_seconds=2e-6,
         kernel_seconds=4e-6,
         matmul_efficiency=0.7,
@@ -328,7 +333,7 @@ def _saved_machine(path: str) -> Machine:
             raise TypeError(f"it holds a {type(data).__name__}, and no object of figures")
         if "actions" in data:
             raise TypeError("it holds a plan: pass it as schedule=partir_search.load_plan(...)")
-        moved_traits.rewrite(data)
+        moved_traits.rewrite_former_fields(data)
         fields = {f.name for f in dataclasses.fields(Machine)}
         for name in data:
             if name not in fields:
@@ -374,8 +379,10 @@ def machine_of_kind(device_kind: str) -> Machine:
             f"no figures for device kind {device_kind!r}; the nearest are of {near}:"
             f" pass machine=, one of {sorted(MACHINES)}, or a partir_search.Machine"
         )
-    machine, told = MACHINES[name], memory_of(device_kind)
-    if not told or told * GB >= machine.hbm_bytes:
+    machine, gigabytes = MACHINES[name], memory_of(device_kind)
+    if not gigabytes or gigabytes * GB >= machine.hbm_bytes:
         return machine
-    other = f"{name}_{told}gb"
-    return MACHINES.get(other) or dataclasses.replace(machine, name=other, hbm_bytes=told * int(GB))
+    smaller = f"{name}_{gigabytes}gb"
+    return MACHINES.get(smaller) or dataclasses.replace(
+        machine, name=smaller, hbm_bytes=gigabytes * int(GB)
+    )

@@ -25,7 +25,7 @@ READERS: Mapping[str, Callable[[XlaTraits], Any]] = {
 """Value of each former field."""
 
 
-def accepted(machine: C) -> C:
+def accept_former_fields(machine: C) -> C:
     """Class decorator: `__init__` accepts former fields, with a DeprecationWarning."""
     init = machine.__init__  # type: ignore[misc]
 
@@ -34,14 +34,14 @@ def accepted(machine: C) -> C:
         moved = {name: fields.pop(name) for name in READERS.keys() & fields.keys()}
         if moved:
             _warn(*moved)
-            fields["traits"] = replaced(fields.get("traits", XlaTraits()), moved)
+            fields["traits"] = with_former_fields(fields.get("traits", XlaTraits()), moved)
         init(self, *args, **fields)
 
     machine.__init__ = accepting  # type: ignore[misc]
     return machine
 
 
-def read(machine: Any, name: str) -> Any:
+def read_former_field(machine: Any, name: str) -> Any:
     """Value of a former field of a machine.
 
     Raises:
@@ -53,14 +53,14 @@ def read(machine: Any, name: str) -> Any:
     return READERS[name](machine.traits)
 
 
-def rewrite(data: dict[str, Any]) -> None:
+def rewrite_former_fields(data: dict[str, Any]) -> None:
     """Replaces former fields in a saved machine's data by traits, in place."""
     moved = {name: data.pop(name) for name in READERS.keys() & data.keys()}
     if moved:
-        data["traits"] = dataclasses.asdict(replaced(XlaTraits(), moved))
+        data["traits"] = dataclasses.asdict(with_former_fields(XlaTraits(), moved))
 
 
-def replaced(traits: XlaTraits, moved: Mapping[str, Any]) -> XlaTraits:
+def with_former_fields(traits: XlaTraits, moved: Mapping[str, Any]) -> XlaTraits:
     """Traits after setting former fields; a former field may set several traits.
 
     Args:
