@@ -88,7 +88,7 @@ def row(name: str, machine: str, mesh: str, pressure: str) -> dict[str, Any]:
     if plan.remat:  # the report is of the rewritten program; compare with the program as written
         known = [(n, p.cost) for n, p in step.known_plans(*entry.abstract_args(batch)).items()]
     else:
-        known = list(plan.searches[0].experts)
+        known = list(plan.searches[0].known)
     best = min(known, key=lambda e: (max(1.0, e[1].peak_bytes / limit), e[1].seconds))
     found = plan.cost if plan.remat else plan.searches[0].cost
     return {

@@ -37,7 +37,7 @@ planning_flags.define(mesh="batch:2,model:4")
 def rows(name: str, mesh: Any) -> list[tuple[str, ...]]:
     entry = MODELS[name]
     args = entry.abstract_args(FLAGS.batch)
-    known = ps.experts(entry.step, mesh, *args, machine="tpu_v5e")
+    known = ps.known_strategies(entry.step, mesh, *args, machine="tpu_v5e")
     found = []
     for title in FLAGS.plans:
         plan = known[title]

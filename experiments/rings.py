@@ -91,7 +91,7 @@ def row(name: str, devices: int) -> dict[str, Any]:
             )(entry.step)
             plan = step.plan(*args)
             found[title] = cells(plan.cost)
-            known = dict(plan.searches[0].experts)
+            known = dict(plan.searches[0].known)
             if not in_time:
                 found["mixed"] = _best(known, [n for n in known if _MIXED.fullmatch(n)])
             found[title]["sent_over_bound"] = round(plan.sent_bytes / max(plan.bound_bytes, 1), 2)

@@ -101,7 +101,7 @@ def run(row: str) -> dict[str, Any]:
     total = time.perf_counter() - begin
     (report,) = plan.searches
     limit = ps.MACHINES[FLAGS.machine].hbm_bytes
-    known = min(report.experts, key=lambda e: (max(1.0, e[1].peak_bytes / limit), e[1].seconds))
+    known = min(report.known, key=lambda e: (max(1.0, e[1].peak_bytes / limit), e[1].seconds))
     phases = {k.replace("trace and ", ""): v for k, v in plan.seconds.items()}
     return {
         "row": row,

@@ -66,7 +66,7 @@ def main(argv: list[str]) -> None:
     lowered = partitioned.lower(state, batch)
     console.print(ps.report.arguments_table(plan))
     if plan.searches:
-        console.print(ps.report.experts_table(plan))
+        console.print(ps.report.strategies_table(plan))
     found = {"emitted (StableHLO)": ps.stablehlo_counts(lowered.as_text())}
     console.print(ps.report.collectives_table(plan, found))
     for prim, (n, where) in plan.opaque().items():

@@ -83,7 +83,7 @@ def make_mesh(text: str) -> Any:
 def show_plan(console: Console, plan: ps.Plan, lowered: Any, compiled: Any, scope: str) -> None:
     console.print(ps.report.arguments_table(plan))
     if plan.searches:
-        console.print(ps.report.experts_table(plan))
+        console.print(ps.report.strategies_table(plan))
     console.rule(f"{scope} of the plan: attention and MLP")
     console.print(plan.ir(f"forward of {scope}"), markup=False, highlight=False, soft_wrap=True)
     console.rule()

@@ -11,14 +11,14 @@ from partir_search.frontends.protocol import FrontEnd
 from partir_search.frontends.protocol import Parts as FrontEndParts
 from partir_search.frontends.registry import register_front_end
 from partir_search.ir.mesh import MeshShape
-from partir_search.known import experts
+from partir_search.known import known_strategies
 from partir_search.mcts.goals import Fastest, FewestBytes, Fit, Goal, Weighted
 from partir_search.messages.version import VERSION
 from partir_search.passes.group_arguments import Group, group
 from partir_search.plan.check import Check
 from partir_search.plan.collectives import Collective
 from partir_search.plan.compare import Comparison, compare
-from partir_search.plan.experts import Experts
+from partir_search.plan.known_strategies import KnownStrategies
 from partir_search.plan.multihost import PlansDiffer
 from partir_search.plan.plan import Plan
 from partir_search.plan.remedy import Remedy
@@ -80,7 +80,6 @@ __all__ = [
     "Dim",
     "DoesNotFit",
     "Enter",
-    "Experts",
     "Fastest",
     "FewestBytes",
     "Fit",
@@ -90,6 +89,7 @@ __all__ = [
     "Group",
     "IllegalAction",
     "KeepGathered",
+    "KnownStrategies",
     "Leave",
     "Machine",
     "ManualPartition",
@@ -112,9 +112,9 @@ __all__ = [
     "XlaTraits",
     "auto_partition",
     "compare",
-    "experts",
     "group",
     "hlo_counts",
+    "known_strategies",
     "load_plan",
     "microbatched",
     "register_front_end",
@@ -126,11 +126,13 @@ __all__ = [
 
 _RENAMED = {
     "Bar": "Close",
+    "Experts": "KnownStrategies",
     "Hold": "KeepGathered",
     "Nest": "AxisOrder",
     "RingForm": "RingSchedule",
     "SavedPlan": "PlanSpec",
     "Stream": "WindowedEinsum",
+    "experts": "known_strategies",
 }
 
 

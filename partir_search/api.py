@@ -28,17 +28,18 @@ from partir_search.calling.inside import Within
 from partir_search.calling.plainly import is_plain, plainly
 from partir_search.mcts.goals import Goal
 from partir_search.messages.files import make_folder
+from partir_search.messages.renamed import renamed_option
 from partir_search.passes.group_arguments import Group
 from partir_search.plan.cache import PlanCache
 from partir_search.plan.check import Check, compared, concrete, cpu_mesh
 from partir_search.plan.pickling import Unpickled
 from partir_search.plan.plan import Plan, spec_of
 from partir_search.planning.checks import options as checks
-from partir_search.planning.options import Options, Remat, Schedule
+from partir_search.planning.options import Options, Remat, Schedule, machine_of
 from partir_search.planning.planner import DEFAULT_EPISODES, Progress
 from partir_search.planning.trace import ClosesOverTraced, split_call
 from partir_search.simulator.cost import Cost
-from partir_search.simulator.target.machine import Machine, find_machine, machine_of_kind
+from partir_search.simulator.target.machine import Machine
 
 
 def auto_partition(
@@ -60,7 +61,7 @@ def auto_partition(
     microbatches: int | Sequence[int] = 1,
     rings: bool = False,
     skewed_state: bool = False,
-    follow: Plan | None = None,
+    shardings_like: Plan | None = None,
     cache: str | os.PathLike[str] | None = None,
     plan_on: Literal["every", "first"] = "every",
     groups: Sequence[Group] = (),
@@ -69,6 +70,7 @@ def auto_partition(
     dump_dir: str | os.PathLike[str] | None = None,
     on_overflow: Literal["raise", "warn"] = "raise",
     progress: bool | Progress | None = None,
+    follow: Plan | None = None,
 ) -> Callable[[Callable[..., Any]], AutoPartitioned]:
     """Partitions a function written for one device over `mesh`.
 
@@ -83,9 +85,9 @@ def auto_partition(
       seed: seed of the search; equal seeds give equal plans on every process.
       donate_argnums: positions of arguments whose buffers may be reused, as for `jax.jit`; default:
         the donated arguments of a jitted function.
-      donate_argnames: names of arguments whose buffers may be reused.
+      donate_argnames: the same by name.
       static_argnums: positions of compile-time constant arguments, as for `jax.jit`.
-      static_argnames: names of compile-time constant arguments.
+      static_argnames: the same by name.
       in_shardings: pytree prefix of NamedSharding, PartitionSpec or None (free) for positional
         arguments; never changed by the plan.
       out_shardings: the same for results.
@@ -103,10 +105,9 @@ def auto_partition(
       skewed_state: True stores train state in the block order used by rings, to save a rotation per
         step. Convert with `plan.skew` before the first step, and with `plan.unskew` for export and
         checkpoints.
-      follow: the plan of another function (the train step, for an eval step). Arguments with the
-        path and type of an argument of the plan get the same layout, and no search runs unless
-        `schedule` asks for one. A path may be a suffix of the plan's: `params/w` matches
-        `state/params/w`.
+      shardings_like: the plan of another function (the train step, for an eval step). Arguments
+        with the path and type of an argument of the plan get the same layout, and no search runs
+        unless `schedule` asks for one. A path may be a suffix: `params/w` of `state/params/w`.
       cache: folder of plans. A plan that fits is stored under a hash of the program, the mesh,
         these options and the versions of this package and jax, and loaded by later processes.
       plan_on: with several processes, "every" process plans by itself, or the "first" process plans
@@ -116,14 +117,15 @@ def auto_partition(
         in types; False, Auto axes. By default Auto axes, on which ordinary code runs, except within
         `jax.set_mesh(mesh)`.
       trip_counts: iterations of data-dependent loops assumed by the simulator, by glob on a loop's
-        source line, name stack or name as shown in the report: ``{"*solver.py:41*": 12}``. Default:
-        100, shared by nested loops, or the program's own limit if smaller.
+        source line, name stack or name: ``{"*solver.py:41*": 12}``. Default: 100, shared by nested
+        loops, or the program's own limit if smaller.
       dump_dir: folder for the program after each pass, `00_trace.ir` to `09_local.ir`; plans of
         further signatures are written to subfolders.
       on_overflow: behavior of a call whose plan exceeds the memory allowed by the goals: "raise"
         `DoesNotFit` with remedies, or "warn". A plan from a schedule without a search only warns.
       progress: True or False for a progress bar (default: on a terminal), or a callback with the
         search's record after each episode.
+      follow: deprecated name of `shardings_like`.
 
     Returns:
       A decorator for plain or jitted functions; see `AutoPartitioned`.
@@ -132,7 +134,7 @@ def auto_partition(
     options = Options(
         mesh=mesh,
         schedule=schedule,
-        machine=_machine(mesh, machine),
+        machine=machine_of(mesh, machine),
         goals=goals,
         episodes=episodes,
         seed=seed,
@@ -145,7 +147,7 @@ def auto_partition(
         progress=progress,
         rings=rings,
         skewed_state=skewed_state,
-        follow=follow,
+        shardings_like=renamed_option("follow", follow, "shardings_like", shardings_like, None),
         cache=None if cache is None else PlanCache(cache),
         plan_on=plan_on,
         groups=checks.group_list(groups),
@@ -162,13 +164,6 @@ def auto_partition(
         return AutoPartitioned(fun, options, static, donate)
 
     return partition
-
-
-def _machine(mesh: AnyMesh, machine: Machine | str | None) -> Machine:
-    if machine is not None:
-        return find_machine(machine)
-    device = mesh.devices.flat[0] if isinstance(mesh, Mesh) else jax.devices()[0]
-    return machine_of_kind(device.device_kind)
 
 
 class AutoPartitioned(Unpickled):
@@ -322,7 +317,7 @@ class AutoPartitioned(Unpickled):
             schedule=dataclasses.replace(saved, mesh=straight, on_change="apply"),
             skewed_state=False,
             on_overflow="warn",
-            follow=None,
+            shardings_like=None,
             cache=None,
             dump_dir=None,
         )

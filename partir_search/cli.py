@@ -2,7 +2,7 @@
 
 partir-search plan package.module:train_step --args=package.module:example_args \
         --mesh=data:8,model:8 --machine=tpu_v5p --donate=0 --out=plans/
-partir-search experts package.module:train_step --args=... --mesh=... --machine=...
+partir-search strategies package.module:train_step --args=... --mesh=... --machine=...
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rich.console import Console
 from partir_search.aot.targets import Target
 from partir_search.api import AutoPartitioned, auto_partition
 from partir_search.ir.mesh import MeshShape
-from partir_search.known import experts
+from partir_search.known import known_strategies
 from partir_search.messages.files import make_folder
 from partir_search.messages.wording import did_you_mean, shown
 from partir_search.planning.planner import DEFAULT_EPISODES
@@ -44,7 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         mesh = MeshShape.parse(args.mesh)
         _check(args, mesh)
         console = Console()
-        {"plan": _plan, "experts": _experts}[args.command](args, step, inputs, mesh, console)
+        command = _plan if args.command == "plan" else _strategies
+        command(args, step, inputs, mesh, console)
     except (UsageError, OSError, ValueError, TypeError, RuntimeError) as error:
         print(f"partir-search: {error}", file=sys.stderr)
         return 2
@@ -126,11 +127,12 @@ def _plan(
             console.print(f"does not fit; what would help: {remedy}", markup=False)
 
 
-def _experts(
+def _strategies(
     args: argparse.Namespace, step: Any, inputs: Any, mesh: MeshShape, console: Console
 ) -> None:
     """Prints the known strategies in one table."""
-    found = experts(step, AbstractMesh(mesh.sizes, mesh.names), *inputs, machine=args.machine)
+    over = AbstractMesh(mesh.sizes, mesh.names)
+    found = known_strategies(step, over, *inputs, machine=args.machine)
     console.print(found)
 
 
@@ -201,7 +203,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="partir-search", description=__doc__.split("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
     plan = commands.add_parser("plan", help="search for a plan and print its report")
-    known = commands.add_parser("experts", help="print the known strategies")
+    known = commands.add_parser(
+        "strategies", aliases=["experts"], help="print the known strategies"
+    )
     for command in (plan, known):
         command.add_argument("step", help="package.module:function, plain, jitted or partitioned")
         command.add_argument(

@@ -9,17 +9,17 @@ from jax.sharding import AbstractMesh, Mesh
 
 from partir_search.api import AutoPartitioned, auto_partition
 from partir_search.arguments.axes import AnyMesh
-from partir_search.plan.experts import Experts
+from partir_search.plan.known_strategies import KnownStrategies
 from partir_search.simulator.target.machine import Machine
 
 
-def experts(
+def known_strategies(
     step: Callable[..., Any] | AutoPartitioned,
     mesh: AnyMesh,
     *args: Any,
     machine: Machine | str | None = None,
     **kwargs: Any,
-) -> Experts:
+) -> KnownStrategies:
     """Plans every known strategy of a step (data, tensor and sequence parallelism, ZeRO ...).
 
     Args:
@@ -33,7 +33,9 @@ def experts(
       Plans by name, fitting plans first, fastest first; printing shows a table.
     """
     if isinstance(step, Mesh | AbstractMesh):
-        raise TypeError("experts takes the step first: experts(step, mesh, *args)")
+        raise TypeError(
+            "known_strategies takes the step first: known_strategies(step, mesh, *args)"
+        )
     plain = step.plain if isinstance(step, AutoPartitioned) else step
     partitioned = auto_partition(mesh, machine=machine)(plain)
-    return Experts(partitioned.known_plans(*args, **kwargs))
+    return KnownStrategies(partitioned.known_plans(*args, **kwargs))

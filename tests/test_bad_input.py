@@ -112,7 +112,7 @@ def test_contradicting_tactics(mesh: jax.sharding.Mesh) -> None:
         ps.ManualPartition({"x": 0}, "batch"),
         ps.ManualPartition({"x": ps.REPLICATED}, "batch"),
     ]
-    with pytest.raises(ps.IllegalAction, match="x cannot be kept whole along axis 'batch'"):
+    with pytest.raises(ps.IllegalAction, match="x cannot be replicated along axis 'batch'"):
         plan(mesh, schedule=schedule)
 
 

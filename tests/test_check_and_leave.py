@@ -68,7 +68,7 @@ def test_plain_jit_with_constraints(name: str, mesh: jax.sharding.Mesh) -> None:
     kinds = (jax.sharding.AxisType.Auto,) * 2  # what with_sharding_constraint is for
     auto = jax.make_mesh(mesh.axis_sizes, mesh.axis_names, kinds, devices=jax.devices()[:8])
     args = jax.jit(lambda: entry.args(8))()
-    plan = ps.experts(entry.step, auto, *args, machine="tpu_v5e")["BP(batch)+MP(model)"]
+    plan = ps.known_strategies(entry.step, auto, *args, machine="tpu_v5e")["BP(batch)+MP(model)"]
     left = jax.jit(plan.constrained(), in_shardings=plan.in_shardings[0]).lower(*args).compile()
     assert sum(ps.hlo_counts(left.as_text()).values()) > 0
     got, want = left(*jax.device_put(args, plan.in_shardings[0])), jax.jit(entry.step)(*args)

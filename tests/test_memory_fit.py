@@ -16,7 +16,7 @@ from partir_search.ir.mesh import MeshShape
 from partir_search.mcts.goals import is_monotone, scorer
 from partir_search.passes.remat import find_segments
 from partir_search.plan.planned import Planned
-from partir_search.planning.memory_fit import PROBES, _fewest, _worth, relieve
+from partir_search.planning.memory_fit import PROBES, _fewest, _worth, fit_by_remat
 from partir_search.planning.planner import Planner
 from partir_search.propagation.actions import Action
 from partir_search.simulator.target.machine import find_machine
@@ -55,7 +55,9 @@ def test_searched_again_only_where_segments_free_memory(rows: int) -> None:
 
     assert find_segments(module)
     limit = 0.5 * planned.cost.peak_bytes
-    found, segments = relieve(module, planned, limit, search, replay, lambda cost: cost.seconds)
+    found, segments = fit_by_remat(
+        module, planned, limit, search, replay, lambda cost: cost.seconds
+    )
     if rows == 8:
         assert not searched
         assert found is planned

@@ -82,7 +82,7 @@ def test_a_search_leaves_arguments_alone() -> None:
     """No action of the plan is on what was to be left; without a word the search tiles it."""
     tight = {"goals": [Smallest()]}
     free = plan_of(episodes=60, **tight)
-    leave = ps.AutomaticPartition(episodes=60, leave=("state/**",))
+    leave = ps.AutomaticPartition(episodes=60, exclude=("state/**",))
     left = plan_of(schedule=[leave], **tight)
     names = {v.name for p, v, _ in left.arguments() if p.startswith("state")}
     touched = {n for a in left.actions for n in getattr(a, "values", ())}
@@ -90,7 +90,7 @@ def test_a_search_leaves_arguments_alone() -> None:
     assert any(n in names for a in free.actions for n in getattr(a, "values", ()))
     assert free.cost.peak_bytes < left.cost.peak_bytes
     with pytest.raises(ValueError, match="'nothing' matches no argument"):
-        plan_of(schedule=[ps.AutomaticPartition(leave=("nothing",))])
+        plan_of(schedule=[ps.AutomaticPartition(exclude=("nothing",))])
 
 
 def fixed(mesh: jax.sharding.Mesh, inputs: Any, outputs: Any = None, **options: Any) -> Any:
@@ -124,7 +124,7 @@ def test_fixed_shardings_with_free_dims(mesh: jax.sharding.Mesh) -> None:
     barred = fixed(mesh, None, P(None, P.UNCONSTRAINED), schedule=batch)
     plan = barred.plan(W, X)
     assert plan.partition_specs[0] == (P(), P("batch"))
-    assert "the sharding that is fixed has dims [0] whole" in plan.explain("add")
+    assert "a fixed sharding keeps dims [0] replicated" in plan.explain("add")
     result = barred(W, X)
     assert result.sharding.spec == P()
     np.testing.assert_allclose(result, EXPECTED, rtol=1e-5)

@@ -48,7 +48,9 @@ def test_timeline_adds_up(name: str, schedule: str | None) -> None:
     entry = MODELS[name]
     plan = plan_of(name)
     if schedule:
-        plan = ps.experts(entry.step, MESH, *entry.abstract_args(8), machine="tpu_v5e")[schedule]
+        plan = ps.known_strategies(entry.step, MESH, *entry.abstract_args(8), machine="tpu_v5e")[
+            schedule
+        ]
     found = plan.timeline
     ends = [e.start + e.seconds for e in found.events]
     assert max(ends) == pytest.approx(plan.cost.seconds, rel=1e-6)
@@ -162,8 +164,9 @@ def test_command_plans(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str
     assert ps.load_plan(tmp_path / "out" / "plan.json").fingerprint == saved["fingerprint"]
 
 
-def test_command_lists_experts(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["experts", *NAMES, *WHERE]) == 0
+@pytest.mark.parametrize("command", ["strategies", "experts"])
+def test_command_lists_strategies(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([command, *NAMES, *WHERE]) == 0
     assert "known strategies, simulated on" in capsys.readouterr().out
 
 

@@ -1,4 +1,4 @@
-"""Automatic plans: never behind the experts, proven where small, the same on every run."""
+"""Automatic plans: never behind the known strategies, proven where small, the same on every run."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def transformer_plan(layers: int, seed: int = 0, episodes: int = 250, **kw: Any)
 
 
 @pytest.mark.parametrize("layers", [2, 6])
-def test_never_behind_the_experts(layers: int) -> None:
+def test_never_behind_the_known_strategies(layers: int) -> None:
     plan = transformer_plan(layers)
     (report,) = plan.searches
     memory = ps.MACHINES["tpu_v5e"].hbm_bytes
-    fitting = [c for _, c in report.experts if c.peak_bytes <= memory]
-    names = {name for name, _ in report.experts}
+    fitting = [c for _, c in report.known if c.peak_bytes <= memory]
+    names = {name for name, _ in report.known}
     assert {"BP(batch)", "BP(batch)+MP(model)+Z3", "BP(batch+model)+Z3"} <= names
     assert report.cost.seconds <= min(c.seconds for c in fitting)
     assert plan.cost.peak_bytes <= memory
@@ -78,15 +78,15 @@ def test_small_programs_are_proven() -> None:
     plan = ps.auto_partition(mesh, machine="tpu_v5e", donate_argnums=0)(step).plan(*structs)
     assert plan.proven
     (report,) = plan.searches
-    assert all(report.cost.seconds <= c.seconds for _, c in report.experts)
+    assert all(report.cost.seconds <= c.seconds for _, c in report.known)
 
 
 def test_a_tight_machine_is_kept() -> None:
     """With memory for the leanest expert's plan only, the answer is as lean."""
-    experts = [c for _, c in transformer_plan(2, episodes=60).searches[0].experts]
-    leanest = min(experts, key=lambda c: c.peak_bytes)
+    known = [c for _, c in transformer_plan(2, episodes=60).searches[0].known]
+    leanest = min(known, key=lambda c: c.peak_bytes)
     limit = int(1.02 * leanest.peak_bytes)
-    assert limit < min(experts, key=lambda c: c.seconds).peak_bytes
+    assert limit < min(known, key=lambda c: c.seconds).peak_bytes
     tight = dataclasses.replace(ps.MACHINES["tpu_v5e"], hbm_bytes=limit)
     plan = transformer_plan(2, machine=tight, episodes=150)
     assert plan.cost.peak_bytes <= limit
@@ -127,7 +127,7 @@ def test_report_tables(mesh: jax.sharding.Mesh) -> None:
     plan = transformer_plan(2, episodes=60)
     console = Console(width=160, record=True, file=io.StringIO())
     console.print(ps.report.arguments_table(plan))
-    console.print(ps.report.experts_table(plan))
+    console.print(ps.report.strategies_table(plan))
     console.print(ps.report.collectives_table(plan, {"found": plan.collective_counts}))
     text = console.export_text()
     assert "state/params/layer_#/mlp_in/kernel (x2)" in text
@@ -203,8 +203,8 @@ def test_known_plans() -> None:
     step = ps.auto_partition(mesh, machine="tpu_v5e", episodes=30)(entry.step)
     known = step.known_plans(*args)
     (report,) = step.plan(*args).searches
-    assert list(known) == [name for name, _ in report.experts]
-    for name, cost in report.experts:
+    assert list(known) == [name for name, _ in report.known]
+    for name, cost in report.known:
         assert known[name].cost.peak_bytes == pytest.approx(cost.peak_bytes, rel=1e-3), name
     graph = MODELS["graph-net-tiny"]
     args = graph.abstract_args(8)
@@ -241,7 +241,7 @@ def test_gradients_of_shared_weights_are_reduced_once() -> None:
     mesh = AbstractMesh((8,), ("batch",))
     planner = ps.auto_partition(mesh, machine="tpu_v5e", episodes=1, donate_argnums=0)(step)
     (report,) = planner.plan(*args).searches
-    folded = dict(report.experts)["BP(batch)"].bytes_by_kind["all_reduce"]
+    folded = dict(report.known)["BP(batch)"].bytes_by_kind["all_reduce"]
     whole = planner.known_plans(*args)["BP(batch)"].cost.bytes_by_kind["all_reduce"]
     assert whole == 2 * 7 / 8 * 2 * 4 * 4 * 64 * 256
     assert whole <= folded <= 2 * whole
@@ -277,7 +277,7 @@ def test_folded_costs_are_the_whole_programs(name: str) -> None:
     step = ps.auto_partition(mesh, machine="tpu_v5e", episodes=1, on_overflow="warn")(entry.step)
     whole = step.known_plans(*args)
     (report,) = step.plan(*args).searches
-    for strategy, cost in report.experts:
+    for strategy, cost in report.known:
         found = whole[strategy].cost
         tolerance, slower = 0.02, 0.1
         if "MP(" in strategy and name == "graph-net-tiny":

@@ -87,8 +87,8 @@ def test_compare(entry: Any, plan: ps.Plan) -> None:
     assert not ps.compare(plan, plan).arguments
 
 
-def test_experts(entry: Any) -> None:
-    found = ps.experts(entry.step, MESH, *entry.abstract_args(8), machine="tpu_v5e")
+def test_known_strategies(entry: Any) -> None:
+    found = ps.known_strategies(entry.step, MESH, *entry.abstract_args(8), machine="tpu_v5e")
     names = list(found)
     assert any("MP" in n for n in names)
     assert any("Z3" in n for n in names)
@@ -104,7 +104,7 @@ def test_report(plan: ps.Plan) -> None:
     plan.report(console)
     text = console.export_text()
     assert f"{plan.cost.seconds * 1e3:.3f}" in text
-    assert "held whole by every device" in text
+    assert "replicated arguments" in text
     assert "model: nothing reached it" in text
     where = next(c.source for c in plan.collectives)
     assert where in text

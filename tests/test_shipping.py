@@ -12,7 +12,9 @@ import tomllib
 import venv
 import zipfile
 
+import numpy as np
 import pytest
+from jax.sharding import AbstractMesh
 
 import partir_search
 
@@ -123,3 +125,26 @@ def test_machine_keeps_its_old_name_for_a_version() -> None:
 
     with pytest.warns(DeprecationWarning, match=r"simulator\.target\.machine\.find_machine"):
         assert old("find_machine")("tpu_v5e") is partir_search.MACHINES["tpu_v5e"]
+
+
+def test_renamed_names_warn() -> None:
+    for old, new in (("experts", "known_strategies"), ("Experts", "KnownStrategies")):
+        with pytest.warns(DeprecationWarning, match=f"{old} is now {new}"):
+            assert getattr(partir_search, old) is getattr(partir_search, new)
+    with pytest.warns(DeprecationWarning, match="leave=.* is now exclude="):
+        tactic = partir_search.AutomaticPartition(leave=("state/**",))
+    assert tactic == partir_search.AutomaticPartition(exclude=("state/**",))
+
+
+def test_renamed_members_of_plans_warn() -> None:
+    mesh, x = AbstractMesh((2,), ("batch",)), np.zeros((4, 4), np.float32)
+    plan = partir_search.auto_partition(mesh, machine="cpu", episodes=2)(lambda x: x + 1).plan(x)
+    value = plan.arguments()[0][1]
+    with pytest.warns(DeprecationWarning, match="why_whole is now why_replicated"):
+        assert plan.why_whole(value) == plan.why_replicated(value)
+    with pytest.warns(DeprecationWarning, match="experts is now known"):
+        assert plan.searches[0].experts == plan.searches[0].known
+    with pytest.warns(DeprecationWarning, match="experts_table is now strategies_table"):
+        partir_search.report.experts_table(plan)
+    with pytest.warns(DeprecationWarning, match="follow= is now shardings_like="):
+        partir_search.auto_partition(mesh, machine="cpu", follow=plan)

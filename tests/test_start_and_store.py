@@ -98,7 +98,7 @@ def test_an_eval_step_follows(mesh: jax.sharding.Mesh) -> None:
         logits = new_state().apply_fn({"params": params}, tokens[:, :-1])
         return jnp.mean(logits**2)
 
-    follower = ps.auto_partition(mesh, machine="tpu_v5e", follow=plan)(eval_step)
+    follower = ps.auto_partition(mesh, machine="tpu_v5e", shardings_like=plan)(eval_step)
     params = jax.jit(new_state)().params
     followed = follower.plan(params, tokens(4))
     assert followed.partition_specs[0][0] == plan.partition_specs[0][0].params
@@ -106,8 +106,12 @@ def test_an_eval_step_follows(mesh: jax.sharding.Mesh) -> None:
     assert not followed.searches
     got = follower(params, tokens(4))
     np.testing.assert_allclose(got, jax.jit(eval_step)(params, tokens(4)), rtol=1e-5)
-    with pytest.raises(ValueError, match="is to follow the plan of 'train_step', but no argument"):
-        ps.auto_partition(mesh, follow=plan)(lambda x: x + 1).plan(np.zeros((3,), np.float32))
+    with pytest.raises(
+        ValueError, match="no argument with the path and type of one in the plan of 'train_step'"
+    ):
+        ps.auto_partition(mesh, shardings_like=plan)(lambda x: x + 1).plan(
+            np.zeros((3,), np.float32)
+        )
 
 
 def test_global_batch(mesh: jax.sharding.Mesh) -> None:

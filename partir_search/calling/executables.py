@@ -29,7 +29,7 @@ from partir_search.plan.dump import dump
 from partir_search.plan.multihost import check_agreement
 from partir_search.plan.plan import Plan
 from partir_search.plan.planned import collector_paused
-from partir_search.planning.memory_fit import DoesNotFit, refusal
+from partir_search.planning.memory_fit import DoesNotFit, oom_message
 from partir_search.planning.options import Options
 from partir_search.planning.trace import Call, Traced, weaken
 from partir_search.shapes import ShapesPipeline
@@ -204,7 +204,7 @@ class Executables:
         """
         if plan.fits:
             return
-        message = refusal(plan.memory_limit, plan.cost, plan.remedies())
+        message = oom_message(plan.memory_limit, plan.cost, plan.remedies())
         if self._options.on_overflow == "raise" and plan.searches:
             raise DoesNotFit(message)
         warnings.warn(message, stacklevel=2)

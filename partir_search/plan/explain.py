@@ -51,10 +51,10 @@ def _explain(planned: Planned, path: str, value: Value) -> list[str]:
             bad = [n for n in value.type.shape if n % size]
             why = f"; dims of size {bad} do not divide by {size}" if bad else ""
             closed = [d for d in range(len(value.type.shape)) if state.is_closed(cls, d, (axis,))]
-            why += f"; the sharding that is fixed has dims {closed} whole" if closed else ""
-            lines.append(f"  {name}: whole (nothing reached it{why})")
+            why += f"; a fixed sharding keeps dims {closed} replicated" if closed else ""
+            lines.append(f"  {name}: replicated (nothing reached it{why})")
             continue
-        what = f"dim {dim}" if dim >= 0 else "kept whole"
+        what = f"dim {dim}" if dim >= 0 else "replicated"
         by = f"by {steps[cause.step]}"
         if cause.node is not None:
             op = graph.module.ops[graph.nodes[cause.node].op]
@@ -63,13 +63,13 @@ def _explain(planned: Planned, path: str, value: Value) -> list[str]:
     return lines
 
 
-def why_whole(planned: Planned, value: Value) -> str:
+def why_replicated(planned: Planned, value: Value) -> str:
     """Why no axis tiles a value."""
     state, found = planned.state, []
     cls = planned.graph.class_of[value.id]
     for axis, name in enumerate(state.mesh.names):
         if state.tiles[axis][cls] == REPLICATED:
-            found.append(f"{name}: kept whole on purpose")
+            found.append(f"{name}: replicated by an action")
         elif all(n % state.mesh.sizes[axis] for n in value.type.shape):
             found.append(f"{name}: no dim divides by {state.mesh.sizes[axis]}")
         else:

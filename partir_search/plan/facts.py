@@ -14,11 +14,12 @@ from partir_search.lowering.local_ir import LocalProgram
 from partir_search.lowering.local_printer import print_local
 from partir_search.lowering.reshard import COLLECTIVES
 from partir_search.messages import validators
+from partir_search.messages.renamed import warn_renamed
 from partir_search.messages.wording import shown
 from partir_search.plan.basis import Basis
 from partir_search.plan.collectives import Collective, collectives_of
 from partir_search.plan.context import PlanContext
-from partir_search.plan.explain import conflicts, why_whole
+from partir_search.plan.explain import conflicts, why_replicated
 from partir_search.plan.pass_record import PassRecords
 from partir_search.plan.planned import Planned, SearchReport
 from partir_search.plan.remedy import Remedy
@@ -150,14 +151,19 @@ class PlanFacts(Layouts, Rewritten):
         """Conflicts as text: the op, the mesh axis, and each operand with its requested factor."""
         return conflicts(self._planned)
 
-    def why_whole(self, value: Value) -> str:
+    def why_replicated(self, value: Value) -> str:
         """Why no axis tiles a value."""
         if not isinstance(value, Value):
             raise TypeError(
-                f"why_whole takes a value of plan.arguments(), not {shown(value)}; explain(path)"
-                " takes an argument's path"
+                f"why_replicated takes a value of plan.arguments(), not {shown(value)};"
+                " explain(path) takes an argument's path"
             )
-        return why_whole(self._planned, value)
+        return why_replicated(self._planned, value)
+
+    def why_whole(self, value: Value) -> str:
+        """Deprecated name of `why_replicated`."""
+        warn_renamed("Plan.why_whole", "why_replicated")
+        return self.why_replicated(value)
 
     def opaque(self) -> Mapping[str, tuple[int, str]]:
         """Primitives without a rule, each with its number of ops and the first op's source line."""

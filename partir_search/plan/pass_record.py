@@ -15,7 +15,7 @@ PIPELINE = {
     "rematerialize": "segments of the forward pass, computed again",
     "fold": "equal layers as one, for the search",
     "search": "decisions on the folded program",
-    "unfold": "decisions on the whole program",
+    "unfold": "decisions on the unfolded program",
     "local": "the program of one device, with its collectives",
 }
 

@@ -15,6 +15,7 @@ from partir_search.lowering.local_printer import print_local
 from partir_search.lowering.localize import localize
 from partir_search.mcts.game import Move, Score
 from partir_search.mcts.tree import Tree
+from partir_search.messages.renamed import warn_renamed
 from partir_search.plan.pass_record import PassRecord
 from partir_search.propagation.actions import Action, Enter, tilings
 from partir_search.propagation.apply import apply_all, apply_compatible
@@ -30,8 +31,8 @@ class SearchReport:
 
     Attributes:
       axes: mesh axes of the tactic.
-      experts: (name, cost) of each known strategy, on the folded program.
-      cost: cost of the answer, on the folded program for comparison with `experts`.
+      known: (name, cost) of each known strategy, on the folded program.
+      cost: cost of the answer, on the folded program for comparison with `known`.
       proven: True if the whole space was enumerated: the answer is optimal in the space.
       episodes: episodes played.
       states: distinct states evaluated.
@@ -41,7 +42,7 @@ class SearchReport:
     """
 
     axes: tuple[str, ...]
-    experts: tuple[tuple[str, Cost], ...]
+    known: tuple[tuple[str, Cost], ...]
     cost: Cost
     proven: bool
     episodes: int
@@ -49,6 +50,12 @@ class SearchReport:
     history: tuple[tuple[int, Score], ...]
     tree: Tree
     moves: Mapping[Move, str]
+
+    @property
+    def experts(self) -> tuple[tuple[str, Cost], ...]:
+        """Deprecated name of `known`."""
+        warn_renamed("SearchReport.experts", "known")
+        return self.known
 
 
 @dataclasses.dataclass(eq=False)

@@ -36,7 +36,7 @@ def search_record(report: SearchReport) -> dict[str, Any]:
         "proven": report.proven,
         "episodes": report.episodes,
         "states": report.states,
-        "experts": {n: {"seconds": c.seconds, "bytes": c.peak_bytes} for n, c in report.experts},
+        "known": {n: {"seconds": c.seconds, "bytes": c.peak_bytes} for n, c in report.known},
         "found": {"seconds": report.cost.seconds, "bytes": report.cost.peak_bytes},
         "history": [
             {"episode": n, "objective": s.objective, "excess": s.excess} for n, s in report.history

@@ -36,7 +36,7 @@ class DoesNotFit(MemoryError):
     """A plan needs more memory than allowed; the message lists remedies."""
 
 
-def relieve(
+def fit_by_remat(
     module: Module,
     planned: Planned,
     limit: float,
@@ -242,7 +242,7 @@ def _tightest(module: Module, mesh: MeshShape, machine: Machine) -> Cost:
     return min((c for _, c in costs), key=lambda c: c.peak_bytes)
 
 
-def refusal(limit: float, cost: Cost, ways: Sequence[Remedy]) -> str:
+def oom_message(limit: float, cost: Cost, ways: Sequence[Remedy]) -> str:
     """Message of `DoesNotFit`."""
     lines = [
         f"the step does not fit: the tightest plan found needs {amount(cost.peak_bytes, 4)} on"

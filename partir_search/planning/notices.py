@@ -20,7 +20,7 @@ def warn_opaque(planner: Planner) -> None:
             n = sum(o.prim == op.prim for o in opaque)
             warnings.warn(
                 f"primitive {op.prim!r} has no sharding rule: its {n} uses (first:"
-                f" {op.source}) run whole on every device; partir_search.register_rule gives"
+                f" {op.source}) run replicated on every device; partir_search.register_rule gives"
                 " it one",
                 stacklevel=2,
             )

@@ -7,6 +7,9 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Union
 
+import jax
+from jax.sharding import Mesh
+
 from partir_search.arguments.axes import AnyMesh, auto_axes, is_context
 from partir_search.ir.mesh import MeshShape
 from partir_search.mcts.goals import Goal
@@ -17,7 +20,7 @@ from partir_search.plan.spec import PlanSpec
 from partir_search.planning.planner import Progress
 from partir_search.planning.tactics import Tactic, diagonals
 from partir_search.simulator.cost import Cost
-from partir_search.simulator.target.machine import Machine
+from partir_search.simulator.target.machine import Machine, find_machine, machine_of_kind
 
 Schedule = Union[Sequence[Tactic], Plan, PlanSpec, None]
 Remat = Union[bool, Literal["auto"]]
@@ -42,7 +45,7 @@ class Options:
     progress: bool | Progress | None
     rings: bool = False
     skewed_state: bool = False
-    follow: Plan | None = None
+    shardings_like: Plan | None = None
     cache: PlanCache | None = None
     plan_on: Literal["every", "first"] = "every"
     groups: tuple[Group, ...] = ()
@@ -59,7 +62,7 @@ class Options:
     def shape(self) -> MeshShape:
         """The mesh shape, with the diagonals named by the schedule or available to a search."""
         plain = MeshShape(tuple(self.mesh.axis_names), tuple(self.mesh.axis_sizes))
-        given = self.follow or self.schedule
+        given = self.shardings_like or self.schedule
         if isinstance(given, Plan | PlanSpec):
             return _like(plain, given.mesh_shape if isinstance(given, Plan) else given.mesh)
         named = diagonals(given or ()) or (plain.equal_pairs() if self.rings else ())
@@ -79,13 +82,25 @@ class Options:
 
     def facts(self) -> list[Any]:
         """Inputs of planning besides the program and the mesh."""
-        follow = self.follow.to_json() if self.follow else None
+        like = self.shardings_like.to_json() if self.shardings_like else None
         return [
             *(self.schedule, self.machine, self.goals, self.episodes, self.seed),
             *(self.in_shardings, self.out_shardings, self.pad, self.remat, self.microbatches),
-            *(self.rings, self.skewed_state, follow, self.groups),
+            *(self.rings, self.skewed_state, like, self.groups),
             *sorted(self.trip_counts.items()),
         ]
+
+
+def machine_of(mesh: AnyMesh, machine: Machine | str | None) -> Machine:
+    """The given machine, or the machine of the mesh's devices (of an AbstractMesh, jax's default).
+
+    Raises:
+      ValueError: no machine has the name, or figures are missing for the kind of device.
+    """
+    if machine is not None:
+        return find_machine(machine)
+    device = mesh.devices.flat[0] if isinstance(mesh, Mesh) else jax.devices()[0]
+    return machine_of_kind(device.device_kind)
 
 
 def _like(mesh: MeshShape, known: MeshShape) -> MeshShape:

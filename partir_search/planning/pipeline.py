@@ -24,13 +24,13 @@ from partir_search.plan.rewrites import Rewrites
 from partir_search.plan.serialization import changes, check_mesh
 from partir_search.plan.spec import PlanSpec
 from partir_search.planning.checks.batch import warn_uneven
-from partir_search.planning.follow import reused_layouts
 from partir_search.planning.memory_fit import remedies_of
 from partir_search.planning.microbatch import accumulate, of_dynamic
 from partir_search.planning.notices import warn_constants, warn_opaque
 from partir_search.planning.options import Options
 from partir_search.planning.parallelism import ContextParallel
 from partir_search.planning.planner import Planner
+from partir_search.planning.reused_layouts import reused_layouts
 from partir_search.planning.stage import Stage
 from partir_search.planning.trace import Call, Traced, donated_leaves, own_shardings, trace_call
 from partir_search.planning.ways import Way, Ways
@@ -243,15 +243,13 @@ class PlanPipeline:
             return [dataclasses.replace(stage, rewrites=plain.rewrites)]
         return [stage] if spec or wanted else [plain, stage]
 
-    def fixed(
-        self, call: Call, traced: Traced, module: Module, follow: Plan | None
-    ) -> list[Action]:
+    def fixed(self, call: Call, traced: Traced, module: Module, like: Plan | None) -> list[Action]:
         """Actions for the shardings fixed by the user, on a form of the program."""
         o = self._options
         leaves = (call.args, o.in_shardings), (traced.out_tree, o.out_shardings)
-        follows = reused_layouts(module, follow) if follow else []
+        reused = reused_layouts(module, like) if like else []
         tied = dataclasses.replace(module, ties=traced.module.ties)
-        return fixed_actions(tied, self.mesh(module), o.mesh, *leaves, follows, self._own)
+        return fixed_actions(tied, self.mesh(module), o.mesh, *leaves, reused, self._own)
 
     def planner_of(self, module: Module) -> Planner:
         """Planner of a form of the program."""
@@ -265,7 +263,7 @@ class PlanPipeline:
 
     def _ways(self, call: Call, traced: Traced) -> Ways:
         def fixed(module: Module) -> list[Action]:
-            return self.fixed(call, traced, module, self._options.follow)
+            return self.fixed(call, traced, module, self._options.shardings_like)
 
         return Ways(self._options, fixed, self.planner_of)
 

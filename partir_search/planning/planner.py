@@ -31,7 +31,7 @@ from partir_search.planning.parallelism import PARALLELISM, parallel_actions
 from partir_search.planning.spreading import begin
 from partir_search.planning.stage import print_module
 from partir_search.planning.tactics import AutomaticPartition, Tactic, manual_actions
-from partir_search.planning.unfold import expand, folded_moves, marks_of, play_folded
+from partir_search.planning.unfold import apply_to_fold, lift_to_module, marks_of, project_to_fold
 from partir_search.propagation.actions import Action
 from partir_search.propagation.apply import apply_compatible
 from partir_search.propagation.graph import Graph
@@ -228,13 +228,13 @@ class Planner:
     ) -> tuple[list[Action], SearchReport]:
         names = tactic.axes or self.names
         with self._clock.timed("fold"):
-            folded, game = self.game(names, before, tactic.leave)
+            folded, game = self.game(names, before, tactic.exclude)
         ops, small = len(self.module.ops), len(folded.module.ops)
         self._clock.record("fold", ops, small, lambda: print_module(folded.module))
         known = named_strategies(self.mesh, names, game.applier, self.streams)
-        with self._clock.timed("experts"):
-            experts = [(name, self._folded(game, moves)[1]) for name, moves in known]
-        starts = [*(moves for _, moves in known), folded_moves(hints, folded, self.module, game)]
+        with self._clock.timed("known strategies"):
+            costs = [(name, self._folded(game, moves)[1]) for name, moves in known]
+        starts = [*(moves for _, moves in known), project_to_fold(hints, folded, self.module, game)]
         with self._clock.timed("search"):
             result = search_noted(game, episodes, seed, starts, progress)
         found = [game.describe(move) for move in result.best.path]
@@ -244,7 +244,7 @@ class Planner:
             best, path = self._finalist(game, folded, before, result, starts)
         report = SearchReport(
             tuple(names),
-            tuple(experts),
+            tuple(costs),
             best,
             result.proven,
             result.evaluations,
@@ -272,20 +272,20 @@ class Planner:
         found = {}
         for name, moves in named_strategies(self.mesh, self.names, game.applier, self.streams):
             state = State(self.graph, self.mesh, memo=self.memo)
-            found[name] = expand(folded, game, game.decisions(moves), state)
+            found[name] = lift_to_module(folded, game, game.decisions(moves), state)
         return found
 
     def game(
-        self, axes: Sequence[str], before: Sequence[Action] = (), leave: Sequence[str] = ()
+        self, axes: Sequence[str], before: Sequence[Action] = (), exclude: Sequence[str] = ()
     ) -> tuple[Folded, PlanningGame]:
         """Folds the program, and builds the game for a search over `axes`.
 
         Args:
           axes: axis names available to moves.
           before: actions applied before the game starts.
-          leave: globs of arguments excluded from moves.
+          exclude: globs of arguments excluded from moves.
         """
-        left = [v.id for glob in leave for _, v in named(self.module, glob)]
+        left = [v.id for glob in exclude for _, v in named(self.module, glob)]
         marks = marks_of(self.module, before) | dict.fromkeys(left, "left")
         folded = fold(self.module, rule_key, marks, self._ties)
         game = self._game(folded, before, axes)
@@ -298,7 +298,7 @@ class Planner:
     def _game(self, folded: Folded, before: Sequence[Action], names: Sequence[str]) -> PlanningGame:
         graph = Graph(folded.module, self.table, contract=True, alike=folded.alike)
         state = State(graph, self.mesh)
-        play_folded(before, folded, self.module, state)
+        apply_to_fold(before, folded, self.module, state)
         model = CostModel(
             folded.module,
             graph.rules,
@@ -317,7 +317,7 @@ class Planner:
         folded: Folded,
         before: Sequence[Action],
         result: Result,
-        experts: Sequence[Sequence[Move]],
+        starts: Sequence[Sequence[Move]],
     ) -> tuple[Cost, list[Action]]:
         """Evaluates the best answers of a search on the unfolded program.
 
@@ -331,13 +331,13 @@ class Planner:
         paths = [e.path for e in result.elites[: 1 if result.proven else FINALISTS]]
         best = result.best.score
         if not result.proven:
-            expert = min(map(tuple, experts), key=lambda p: self._rank(game, p))
-            paths.insert(1, expert)
+            known = min(map(tuple, starts), key=lambda p: self._rank(game, p))
+            paths.insert(1, known)
         limit = dataclasses.replace(best, objective=best.objective * FOLD_ERROR)
         paths = [p for p in paths if not limit < self._folded(game, p)[0]]
         if self.streams:  # gathers that rings hide
             contexts = [
-                p for p in map(tuple, experts) if any(isinstance(m, ContextParallel) for m in p)
+                p for p in map(tuple, starts) if any(isinstance(m, ContextParallel) for m in p)
             ]
             paths += sorted(contexts, key=lambda p: self._rank(game, p))[:1]
         state = State(self.graph, self.mesh, memo=self.memo)
@@ -350,7 +350,7 @@ class Planner:
             if close and not self.streams:
                 break
             start, modes = state.key(), state.modes
-            actions = expand(folded, game, game.decisions(path), state)
+            actions = lift_to_module(folded, game, game.decisions(path), state)
             if self.streams:
                 choose_modes(state, self.graph.rules, self._scored)
             cost = self._costed(state)[1]

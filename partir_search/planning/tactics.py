@@ -19,6 +19,7 @@ from partir_search.ir.argument_paths import matches
 from partir_search.ir.mesh import DIAGONAL
 from partir_search.ir.rule import NONE
 from partir_search.messages import validators
+from partir_search.messages.renamed import warn_renamed
 from partir_search.messages.wording import shown
 from partir_search.planning.parallelism import (
     PARALLELISM,
@@ -40,10 +41,10 @@ class Special(enum.Enum):
 
 
 FIRST_DIVISIBLE_DIM = Special.FIRST_DIVISIBLE_DIM
-"""Tile the first dim that the axis divides; arguments without one are left as they are."""
+"""Tile the first dim divisible by the axis; arguments without one stay undecided."""
 
 REPLICATED = Special.REPLICATED
-"""Keep whole along the axis (PartIR's `atomic`)."""
+"""Replicate along the axis (PartIR's `atomic`)."""
 
 Dim = Union[int, Special, None]
 DimOrFn = Union[Dim, Callable[[str, tuple[int, ...]], Dim]]
@@ -90,14 +91,15 @@ class AutomaticPartition:
     Attributes:
       axes: axes of the mesh; None for all.
       episodes: number of strategies to score; None for the default of `auto_partition`.
-      leave: globs on paths of arguments excluded from the search; propagation may still tile them.
+      exclude: globs on paths of arguments that no move tiles; propagation may still tile them.
     """
 
     axes: tuple[str, ...] | None = None
     episodes: int | None = None
-    leave: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    leave: dataclasses.InitVar[tuple[str, ...] | None] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, leave: tuple[str, ...] | None) -> None:
         if self.axes is not None:
             axes = validators.names("AutomaticPartition: axes", self.axes, "('batch',)")
             if not axes:
@@ -105,8 +107,11 @@ class AutomaticPartition:
             object.__setattr__(self, "axes", axes)
         if self.episodes is not None:
             validators.whole_number("AutomaticPartition: episodes", self.episodes, 1)
-        leave = validators.names("AutomaticPartition: leave", self.leave, "('state/**',)")
-        object.__setattr__(self, "leave", leave)
+        if leave is not None:
+            warn_renamed("AutomaticPartition(leave=...)", "exclude=", 4)
+        given = self.exclude if leave is None else leave
+        exclude = validators.names("AutomaticPartition: exclude", given, "('state/**',)")
+        object.__setattr__(self, "exclude", exclude)
 
 
 Tactic = Union[ManualPartition, AutomaticPartition, Parallelism]
@@ -190,7 +195,7 @@ def manual_actions(
                     Replicate(value.name, tactic.axis).apply(state, path)
                     done.append(Replicate(value.name, tactic.axis))
                 elif now >= 0:
-                    raise already_decided(path, now, tactic.axis, "kept whole")
+                    raise already_decided(path, now, tactic.axis, "replicated")
                 continue
             if dim is FIRST_DIVISIBLE_DIM:
                 dim = applier.first_divisible_dim(state, cls, axes) if now == NONE else NONE

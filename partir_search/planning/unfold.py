@@ -14,7 +14,7 @@ from partir_search.propagation.state import State
 from partir_search.strategies.moves import Decision, ReplicateClass, TileClass
 
 
-def folded_moves(
+def project_to_fold(
     hints: Sequence[Action], folded: Folded, module: Module, game: PlanningGame
 ) -> tuple[Move, ...]:
     """Converts actions to moves on the folded program; actions on missing values are dropped."""
@@ -46,7 +46,7 @@ def marks_of(module: Module, actions: Sequence[Action]) -> dict[int, str]:
     return found
 
 
-def play_folded(before: Sequence[Action], folded: Folded, module: Module, state: State) -> None:
+def apply_to_fold(before: Sequence[Action], folded: Folded, module: Module, state: State) -> None:
     """Applies actions on values of the unfolded program to a state of the folded one."""
 
     def classes_of(names: Sequence[str]) -> list[int]:
@@ -57,7 +57,7 @@ def play_folded(before: Sequence[Action], folded: Folded, module: Module, state:
         action.apply_folded(state, classes_of)
 
 
-def expand(
+def lift_to_module(
     folded: Folded, game: PlanningGame, decisions: Sequence[Decision], state: State
 ) -> list[Action]:
     """Converts decisions on folded classes to actions on the unfolded program, and applies each to

@@ -14,7 +14,7 @@ from partir_search.passes.remat import Range, find_segments, rematerialize
 from partir_search.plan.planned import Planned
 from partir_search.plan.report.tables import search_progress
 from partir_search.plan.spec import PlanSpec
-from partir_search.planning.memory_fit import relieve
+from partir_search.planning.memory_fit import fit_by_remat
 from partir_search.planning.notices import warn_changed
 from partir_search.planning.options import Options
 from partir_search.planning.planner import Planner
@@ -82,7 +82,7 @@ class Ways:
             way = self._better_padded(stage, way, uneven)
         if self._options.remat is True:
             return self._again_everywhere(way[0], way[1].actions if way[1].reports else ())
-        return self._relieved(*way) if self._options.remat == "auto" else way
+        return self._fitted(*way) if self._options.remat == "auto" else way
 
     def aligned(self, stage: Stage) -> Stage:
         """The program with stencil dims padded to a common size, if the options allow padding."""
@@ -122,7 +122,7 @@ class Ways:
         """Plan with all segments of the forward pass recomputed."""
         return self._schedule(rematerialized(stage, tuple(find_segments(stage.module))), hints)
 
-    def _relieved(self, stage: Stage, planned: Planned) -> Way:
+    def _fitted(self, stage: Stage, planned: Planned) -> Way:
         """Plan with recomputed segments, if the plan of a search exceeds the memory limit."""
         planner = self.planner(stage.module)
         limit, score = planner.memory_limit, scorer(planner.goals)
@@ -135,7 +135,7 @@ class Ways:
         def replay(module: Module, actions: Sequence[Action]) -> Planned:
             return self.planner_of(module).replay_compatible(actions)[0]
 
-        planned, remat = relieve(
+        planned, remat = fit_by_remat(
             stage.module, planned, limit, search, replay, lambda cost: score(cost).objective
         )
         return rematerialized(stage, remat, planned.graph.module), planned
@@ -194,7 +194,7 @@ def rematerialized(stage: Stage, remat: tuple[Range, ...], known: Module | None 
 
 
 def _default(options: Options) -> list[Tactic]:
-    return [] if options.follow else [AutomaticPartition()]
+    return [] if options.shardings_like else [AutomaticPartition()]
 
 
 def _replay(planner: Planner, spec: PlanSpec) -> Planned:

@@ -25,7 +25,7 @@ def already_decided(path: str, now: int, axis: str, requested: str) -> IllegalAc
       now: dim tiled along `axis`, or REPLICATED.
       requested: tiling as a participle ("tiled on dim 1").
     """
-    decided = f"tiled on dim {now}" if now >= 0 else "kept whole"
+    decided = f"tiled on dim {now}" if now >= 0 else "replicated"
     claim = f"{path} cannot be {requested} along axis {axis!r}"
     error = IllegalAction(
         f"{claim}: an earlier tactic (or propagation from it) has it {decided};"

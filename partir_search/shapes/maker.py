@@ -78,19 +78,21 @@ class ShapesPipeline(PlanPipeline):
         begin, given = time.perf_counter(), self._options.schedule
         tactics = list(given) if isinstance(given, Sequence) else [AutomaticPartition()]
         check_schedule(tactics, traced.module, base.mesh_shape)
-        held = dataclasses.replace(self._options, follow=base, schedule=tactics, cache=None)
-        there = PlanPipeline(self._fun, self._plain, self._name, held)
-        there._own = self._own
-        stage = there.forms(traced, parts, spec_of(base))[0]
+        options = dataclasses.replace(
+            self._options, shardings_like=base, schedule=tactics, cache=None
+        )
+        pipeline = PlanPipeline(self._fun, self._plain, self._name, options)
+        pipeline._own = self._own
+        stage = pipeline.forms(traced, parts, spec_of(base))[0]
         module = without_ties(stage.module, base.actions)
 
         def fixed(form: Module) -> list[Action]:
-            return there.fixed(call, traced, form, self._options.follow)
+            return pipeline.fixed(call, traced, form, self._options.shardings_like)
 
-        made, basis = derive(base, module, fixed, there.planner_of, self._options)
+        made, basis = derive(base, module, fixed, pipeline.planner_of, self._options)
         if made is None:
             try:
-                found = there._best(call, args, kwargs, None, {parts: traced})
+                found = pipeline._best(call, args, kwargs, None, {parts: traced})
             except IllegalAction:
                 return None
         else:
@@ -105,7 +107,7 @@ class ShapesPipeline(PlanPipeline):
         """True if plans result from a search, or from a plan that did."""
         given = self._options.schedule
         if given is None:
-            return self._options.follow is None
+            return self._options.shardings_like is None
         return not isinstance(given, Sequence) or any(
             isinstance(t, AutomaticPartition) for t in given
         )

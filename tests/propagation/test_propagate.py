@@ -262,13 +262,13 @@ def test_explain(mesh: jax.sharding.Mesh) -> None:
     assert plan.explain("x").splitlines() == [
         "x: f32[8,8]",
         "  batch: dim 0, by Tile(value='x', dim=0, axis='batch')",
-        "  model: whole (nothing reached it)",
+        "  model: replicated (nothing reached it)",
     ]
     text = plan.explain("w2")
     assert "model: dim 0, by propagation of Tile(value='w1', dim=1, axis='model') through" in text
     assert "dot_general" in text
     assert "test_propagate.py" in text
-    assert "whole" in plan.explain("w*")
+    assert "replicated" in plan.explain("w*")
     with pytest.raises(ValueError, match="no argument or value 'w9'; near it are: w1, w2, x"):
         plan.explain("w9")
 

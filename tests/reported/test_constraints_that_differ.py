@@ -409,7 +409,7 @@ def test_ends_elsewhere() -> None:
     text = plan.ir()
     assert "%x: f32[8,8]{rows:0, cols:0}, %y: f32[8,8]{cols:0, rows:0}" in text
     assert "return %mul: f32[8,8]{cols:0, rows:0}, %add" in text
-    again = ps.auto_partition(MESH, machine="tpu_v5e", follow=plan)(lambda x, y: x - y)
+    again = ps.auto_partition(MESH, machine="tpu_v5e", shardings_like=plan)(lambda x, y: x - y)
     assert again.plan(X, Y).partition_specs[0] == (one, other)
     assert_same([again(X, Y)], [X - Y])
     here = plan.what_if("y", P("rows")).after

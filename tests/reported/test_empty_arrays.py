@@ -148,5 +148,5 @@ def test_constraints_and_plans_that_are_followed(mesh: Mesh) -> None:
     args = {"w": W, "e": NONE}, X
     g = ps.auto_partition(auto, schedule=ROWS, machine="cpu")(f)
     assert_same(g(*args), f(*args))
-    follow = ps.auto_partition(auto, follow=g.plan(*args), machine="cpu")(f)
+    follow = ps.auto_partition(auto, shardings_like=g.plan(*args), machine="cpu")(f)
     assert_same(follow(args[0], X[:0]), f(args[0], X[:0]))

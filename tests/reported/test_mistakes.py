@@ -104,8 +104,12 @@ KEYWORDS: list[tuple[str, Any, str]] = [
     ("groups", ps.group("a", "b"), "write groups=[partir_search.group('a', 'b')]"),
     ("groups", None, "groups is a list"),
     ("groups", [ps.group("state/parms/w1")], "near it are: state/params/w1"),
-    ("follow", "plan.json", "follow is a Plan, not 'plan.json'; replay the saved plan first"),
-    ("follow", step, "follow=train_step.plan(state, batch)"),
+    (
+        "shardings_like",
+        "plan.json",
+        "not 'plan.json'; replay the saved plan first",
+    ),
+    ("shardings_like", step, "shardings_like=train_step.plan(state, batch)"),
     ("cache", 3, "cache is a path, a str or pathlib.Path, not 3"),
     ("cache", "", "cache is an empty path"),
     ("cache", __file__, "there is a file of that name; choose another one"),
@@ -134,7 +138,7 @@ KEYWORDS: list[tuple[str, Any, str]] = [
     ("schedule", [None], "a schedule holds ManualPartition, AutomaticPartition"),
     ("schedule", [ps.AutomaticPartition(("modle",))], "did you mean 'model'?"),
     ("schedule", [ps.ContextParallel("rows")], "axis 'rows' is not in the mesh"),
-    ("schedule", [ps.AutomaticPartition(leave=("state/parms",))], "near it are: state/params/w1"),
+    ("schedule", [ps.AutomaticPartition(exclude=("state/parms",))], "near it are: state/params/w1"),
     ("schedule", manual(lambda path, shape: P()), "for batch/x: a dim is an int, not P()"),
     ("schedule", manual(5), "batch/x has shape (16, 8): there is no dim 5 to tile on axis 'batch'"),
     ("in_shardings", "batch", "in_shardings is a tuple with a sharding"),
@@ -192,7 +196,10 @@ MADE: dict[str, tuple[Callable[[], Any], str]] = {
     "list of paths": (lambda: ps.ManualPartition(["x"], "batch"), "dims maps argument paths to"),  # type: ignore[arg-type]
     "number for a path": (lambda: ps.ManualPartition({3: 0}, "batch"), "path in dims is a string"),  # type: ignore[dict-item]
     "axes as text": (lambda: ps.AutomaticPartition("batch"), "axes is a tuple of strings, ('ba"),  # type: ignore[arg-type]
-    "leave as text": (lambda: ps.AutomaticPartition(leave="a/**"), "leave is a tuple of strings"),  # type: ignore[arg-type]
+    "exclude as text": (
+        lambda: ps.AutomaticPartition(exclude="a/**"),
+        "exclude is a tuple of strings",
+    ),  # type: ignore[arg-type]
     "episodes as text": (lambda: ps.AutomaticPartition(episodes="9"), "whole number, not '9'"),  # type: ignore[arg-type]
     "one ring axis": (lambda: ps.SpatialTemporal(("a",)), "SpatialTemporal: axes are 2 axes"),  # type: ignore[arg-type]
     "equal ring axes": (lambda: ps.SpatialTemporal(("a", "a")), "axes are different axes"),
@@ -242,7 +249,10 @@ MADE: dict[str, tuple[Callable[[], Any], str]] = {
     "counts": (lambda: ps.hlo_counts(3), "hlo_counts takes the text of a program"),  # type: ignore[arg-type]
     "on_change": (lambda: ps.load_plan("p.json", on_change="aply"), "did you mean 'apply'?"),  # type: ignore[arg-type]
     "plan as a number": (lambda: ps.load_plan(3), "path is a path, a str or pathlib.Path, not 3"),  # type: ignore[arg-type]
-    "experts turned": (lambda: ps.experts(MESH, step, STATE), "takes the step first"),  # type: ignore[arg-type]
+    "known strategies turned": (
+        lambda: ps.known_strategies(MESH, step, STATE),
+        "takes the step first",
+    ),  # type: ignore[arg-type]
 }
 
 
@@ -393,9 +403,9 @@ def test_search_warns_of_a_batch_that_no_axis_divides(
 
 
 def test_batch_that_the_user_leaves_is_not_warned_of(recwarn: pytest.WarningsRecorder) -> None:
-    leave = [ps.AutomaticPartition(leave=("batch/**",))]
+    excluding = [ps.AutomaticPartition(exclude=("batch/**",))]
     part = [ps.AutomaticPartition(axes=("model",))]
-    for kw in ({"schedule": leave}, {"schedule": part}, {"in_shardings": (None, P())}):
+    for kw in ({"schedule": excluding}, {"schedule": part}, {"in_shardings": (None, P())}):
         planned(batch=rows(17), progress=None, episodes=3, **kw)
     assert not recwarn.list
 
@@ -420,7 +430,10 @@ USES: dict[str, tuple[Callable[[ps.Plan], Any], str]] = {
     "scope": (lambda p: p.ir("decoder"), "ir: no op was traced under 'decoder'"),
     "scope number": (lambda p: p.ir(3), "ir: scope is a string"),  # type: ignore[arg-type]
     "report": (lambda p: p.report("page.html"), "a page is written by save_report(path)"),  # type: ignore[arg-type]
-    "why_whole": (lambda p: p.why_whole("batch/x"), "explain(path) takes an argument's path"),  # type: ignore[arg-type]
+    "why_replicated": (
+        lambda p: p.why_replicated("batch/x"),
+        "explain(path) takes an argument's path",
+    ),  # type: ignore[arg-type]
     "check": (
         lambda p: decorated().check(STATE, rows(), plan="p"),
         "plan is a Plan or what",
@@ -463,7 +476,7 @@ def test_copies(plan: ps.Plan) -> None:
 
 
 def test_experts_name_the_nearest(plan: ps.Plan) -> None:
-    known = ps.experts(step, MESH, STATE, rows(), machine="cpu")
+    known = ps.known_strategies(step, MESH, STATE, rows(), machine="cpu")
     with pytest.raises(KeyError, match=r"no strategy 'BP\(bach\)'; .*did you mean 'BP\(batch\)'"):
         known["BP(bach)"]
 

@@ -221,7 +221,7 @@ def test_saved_cached_and_followed(mesh: Mesh, tmp_path: Any) -> None:
     assert same_state(later.plan(new_state(), batch_of(64)), first)
     assert not seen
     assert later.plan(new_state(), batch_of(6)).actions == plan.actions
-    follow = ps.auto_partition(mesh, follow=first, machine=SLOW)(step)
+    follow = ps.auto_partition(mesh, shardings_like=first, machine=SLOW)(step)
     assert same_state(follow.plan(new_state(), batch_of(32)), first)
 
 

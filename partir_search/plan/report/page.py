@@ -67,7 +67,7 @@ def report_page(plan: PlanFacts, timeline: Timeline) -> str:
         _section("Collectives by source line", _table(tables.collective_lines_table(plan))),
         _section("Communication", _table(tables.collectives_table(plan, {})), _bound(plan)),
         _section("Loops whose trip count depends on data", _table(tables.loops_table(plan))),
-        _section("Held whole by every device", _table(tables.not_tiled_table(plan))),
+        _section("Replicated arguments", _table(tables.not_tiled_table(plan))),
         *_searches(plan),
         _conflicts(plan),
         _section("The program", _ir(plan)),
@@ -185,7 +185,7 @@ def _searches(plan: PlanFacts) -> list[str]:
     out = []
     for search in plan.searches:
         best = search.cost.seconds
-        close = sorted(search.experts, key=lambda e: e[1].seconds)[:8]
+        close = sorted(search.known, key=lambda e: e[1].seconds)[:8]
         rows = [
             (
                 name,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from partir_search.ir.trip_counts import Trips, data_loops
 from partir_search.mcts.game import Record
 from partir_search.messages.console import grouped, new_console, new_table
+from partir_search.messages.renamed import warn_renamed
 from partir_search.messages.wording import amount
 from partir_search.plan.facts import PlanFacts
 
@@ -65,7 +66,7 @@ def search_progress(
 def plan_tables(plan: PlanFacts) -> Group:
     """Tables printed by `Plan.report`."""
     tables = [figures_table(plan), arguments_table(plan)]
-    tables += [experts_table(plan)] if plan.searches else []
+    tables += [strategies_table(plan)] if plan.searches else []
     tables += [collectives_table(plan, {}), collective_lines_table(plan)]
     tables += [loops_table(plan), not_tiled_table(plan)]
     return grouped(*(t for t in tables if t.row_count))
@@ -144,13 +145,13 @@ def loops_table(plan: PlanFacts) -> Table:
 
 def not_tiled_table(plan: PlanFacts) -> Table:
     """Replicated arguments (scalars excepted), with the reason."""
-    table = new_table(title="held whole by every device", title_justify="left")
+    table = new_table(title="replicated arguments", title_justify="left")
     for column in ("argument", "type", "why"):
         table.add_column(column)
     rows: dict[tuple[str, str, str], int] = {}
     for path, value, spec in plan.arguments():
         if value.type.shape and not any(spec):
-            key = (re.sub(r"\d+", "#", path), str(value.type), plan.why_whole(value))
+            key = (re.sub(r"\d+", "#", path), str(value.type), plan.why_replicated(value))
             rows[key] = rows.get(key, 0) + 1
     for (path, kind, why), n in rows.items():
         table.add_row(f"{path} (x{n})" if n > 1 else path, kind, why)
@@ -226,17 +227,23 @@ def memory_table(plan: PlanFacts, analysis: Any, caption: str | None = None) -> 
     return table
 
 
-def experts_table(plan: PlanFacts) -> Table:
+def strategies_table(plan: PlanFacts) -> Table:
     """Known strategies compared by a search, and the search's answer."""
     table = new_table(title=f"strategies, simulated on {plan.machine.name}", title_justify="left")
     table.add_column("strategy")
     table.add_column("ms", justify="right")
     table.add_column("peak", justify="right")
     for report in plan.searches:
-        ranked = sorted(report.experts, key=lambda e: e[1].seconds)
+        ranked = sorted(report.known, key=lambda e: e[1].seconds)
         for name, cost in ranked[:6]:
             table.add_row(name, f"{cost.seconds * 1e3:.3f}", amount(cost.peak_bytes))
         name = "chosen (proven best)" if report.proven else "chosen"
         c = report.cost
         table.add_row(f"[bold]{name}", f"{c.seconds * 1e3:.3f}", amount(c.peak_bytes))
     return table
+
+
+def experts_table(plan: PlanFacts) -> Table:
+    """Deprecated name of `strategies_table`."""
+    warn_renamed("report.experts_table", "strategies_table")
+    return strategies_table(plan)

@@ -21,8 +21,8 @@ def warn_uneven(plan: Plan, options: Options) -> None:
     tactics = options.schedule or ()
     if isinstance(tactics, Plan | PlanSpec) or not axes.issuperset(plan.mesh_shape.user.names):
         return
-    left = any(isinstance(t, AutomaticPartition) and t.leave for t in tactics)
-    if left or options.in_shardings is not None or options.follow is not None:
+    excluded = any(isinstance(t, AutomaticPartition) and t.exclude for t in tactics)
+    if excluded or options.in_shardings is not None or options.shardings_like is not None:
         return
     if text := uneven_batch(plan):
         warnings.warn(text, stacklevel=2)

@@ -161,7 +161,7 @@ def check_options(o: Options) -> None:
     ):
         validators.choice(name, getattr(o, name), known)
     _check_progress(o.progress)
-    _check_follow(o.follow, mesh)
+    _check_shardings_like(o.shardings_like, mesh)
     links = (*o.machine.axis_bytes_per_s, *o.machine.axis_hop_seconds)
     for axis in dict.fromkeys(links):
         if axis not in mesh.names and (near := did_you_mean(axis, mesh.names)):
@@ -246,22 +246,22 @@ def _check_progress(progress: Any) -> None:
         ) from None
 
 
-def _check_follow(follow: Any, mesh: MeshShape) -> None:
-    if follow is None:
+def _check_shardings_like(plan: Any, mesh: MeshShape) -> None:
+    if plan is None:
         return
-    if not isinstance(follow, Plan):
-        remedy = "pass the plan of a function: follow=train_step.plan(state, batch)"
-        if isinstance(follow, PlanSpec | str) or hasattr(follow, "__fspath__"):
+    if not isinstance(plan, Plan):
+        remedy = "pass the plan of a function: shardings_like=train_step.plan(state, batch)"
+        if isinstance(plan, PlanSpec | str) or hasattr(plan, "__fspath__"):
             remedy = (
                 "replay the saved plan first, auto_partition(mesh, schedule=load_plan(path))"
-                "(train_step).plan(state, batch), and follow that"
+                "(train_step).plan(state, batch), and pass its plan"
             )
-        raise TypeError(f"follow is a Plan, not {shown(follow)}; {remedy}")
-    theirs = follow.mesh_shape.user
+        raise TypeError(f"shardings_like is a Plan, not {shown(plan)}; {remedy}")
+    theirs = plan.mesh_shape.user
     if theirs.names != mesh.names:
         raise ValueError(
-            f"follow is a plan for mesh<{theirs}>, this is mesh<{mesh}>; a function follows a plan"
-            " of a mesh with the same axes"
+            f"shardings_like is a plan for mesh<{theirs}>, this is mesh<{mesh}>; pass a plan of a"
+            " mesh with the same axes"
         )
 
 

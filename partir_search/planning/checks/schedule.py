@@ -93,7 +93,7 @@ def check_schedule(schedule: Sequence[Tactic], module: Module, mesh: MeshShape) 
         for axis in axes_of(tactic):
             mesh.axes(axis)
         if isinstance(tactic, AutomaticPartition):
-            for glob in tactic.leave:
+            for glob in tactic.exclude:
                 named(module, glob)
         if not isinstance(tactic, ManualPartition):
             continue

@@ -165,7 +165,7 @@ class Replicate(Tiling):
         value = value_named(state.graph.module, self.value)
         cls, axes = state.graph.class_of[value.id], state.mesh.axes(self.axis)
         also = classes_of(state, self.also)
-        check_undecided(state, cls, axes, path or self.value, self.axis, "kept whole")
+        check_undecided(state, cls, axes, path or self.value, self.axis, "replicated")
         state.replicate(cls, axes, also)
 
     def apply_folded(self, state: State, classes_of: ClassesOf) -> None:

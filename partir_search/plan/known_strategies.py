@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Experts(Shown, Mapping[str, Plan]):
+class KnownStrategies(Shown, Mapping[str, Plan]):
     """The known strategies of a step as plans, by name, the fastest that fit first."""
 
     plans: Mapping[str, Plan]

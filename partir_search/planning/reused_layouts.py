@@ -33,8 +33,8 @@ def reused_layouts(module: Module, plan: Plan) -> list[FixedLayout]:
             found[value.name] = layouts.pop()
     if not found:
         raise ValueError(
-            f"{module.name!r} is to follow the plan of {plan.module.name!r}, but no argument of it"
-            f" has a path and type of that one's: {', '.join(module.arg_paths[:5])} ... against"
+            f"{module.name!r} has no argument with the path and type of one in the plan of"
+            f" {plan.module.name!r} (shardings_like): {', '.join(module.arg_paths[:5])} ... against"
             f" {', '.join(plan.module.arg_paths[:5])} ..."
         )
     axes = range(len(plan.mesh_shape.device_names))
