@@ -310,7 +310,7 @@ class AutoPartitioned(Unpickled):
         """
         saved = spec_of(self.plan(*args, **kwargs) if plan is None else plan)
         user = saved.mesh.user
-        straight = user.split(saved.mesh.parts()).with_diagonals(saved.mesh.diagonal_names)
+        straight = user.split(saved.mesh.sub_axes()).with_diagonals(saved.mesh.diagonal_names)
         options = dataclasses.replace(
             self._options,
             mesh=cpu_mesh(user.names, user.sizes),

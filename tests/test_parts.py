@@ -35,7 +35,9 @@ def test_names_of_parts() -> None:
         assert MESH.label(axes) == name
         assert MESH.axes(name) == axes
     assert MESH.size((0, 2)) == 4
-    assert MESH.parts() == {"model": [8, 2]}
+    assert MESH.sub_axes() == {"model": [8, 2]}
+    with pytest.warns(DeprecationWarning, match="sub_axes"):
+        assert MESH.parts() == MESH.sub_axes()
     with pytest.raises(ValueError, match=r"'rows' is not in the mesh; its axes are \['data', 'mo"):
         MESH.axes("rows")
     with pytest.raises(ValueError, match=r"size 16 does not split into \(3, 5\)"):
@@ -65,7 +67,7 @@ def test_where_axes_split(batch: int, heads: int, kv: int, sizes: Any, parts: An
     args = (jnp.ones((8, heads * 64)), jnp.ones((batch, 16, 8)))
     graph = Graph(module_of(f, *args, ties=[(0, 0)]))
     mesh = MeshShape(("data", "model", "third")[: len(sizes)], sizes)
-    assert split_into_sub_axes(graph, mesh).parts() == parts
+    assert split_into_sub_axes(graph, mesh).sub_axes() == parts
 
 
 def train_args() -> tuple[Any, Any]:
@@ -91,7 +93,7 @@ def test_heads_beyond_the_kv_heads(kind: AxisType) -> None:
     ]
     step = ps.auto_partition(mesh, schedule=schedule, machine="tpu_v5e")(fn)
     plan = step.plan(state, tokens)
-    assert plan.mesh_shape.parts() == {"model": [2, 2]}
+    assert plan.mesh_shape.sub_axes() == {"model": [2, 2]}
     layer = plan.partition_specs[0][0].params["layer_0"]["attention"]
     assert layer["query"]["kernel"] == P(None, "model")
     assert layer["out"]["kernel"] == P("model")
@@ -116,7 +118,7 @@ def test_a_small_batch_leaves_the_rest_of_its_axis(tmp_path: pathlib.Path) -> No
     ]
     step = ps.auto_partition(mesh, schedule=schedule, machine="tpu_v5e")(fn)
     plan = step.plan(*args)
-    assert plan.mesh_shape.parts() == {"all": [2, 2, 2]}
+    assert plan.mesh_shape.sub_axes() == {"all": [2, 2, 2]}
     assert plan.partition_specs[0][1] == P(("all.0", "all.1"))
     assert_same(jax.tree.leaves(step(*args)), jax.tree.leaves(fn(*args)), 1e-4)
     plan.save(tmp_path / "plan.json")

@@ -77,10 +77,10 @@ def split_for(
                 if all(cut % c == 0 or c % cut == 0 for c in known):
                     known.add(cut)
     diagonal = {mesh.names[a] for pair in mesh.diagonals for a in pair}
-    kept = {*whole, *diagonal, *mesh.parts()}
+    kept = {*whole, *diagonal, *mesh.sub_axes()}
     parts = {name: _bounds(found, mesh.user, name) for name, found in cuts.items() if found}
     wanted = {name: sizes for name, sizes in parts.items() if name not in kept}
-    return mesh.user.split({**wanted, **mesh.parts()}).with_diagonals(
+    return mesh.user.split({**wanted, **mesh.sub_axes()}).with_diagonals(
         mesh.diagonal_names, mesh.skewed_state
     )
 

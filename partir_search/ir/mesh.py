@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 
 from partir_search.messages.validators import names as as_names
@@ -194,7 +195,7 @@ class MeshShape:
 
     @property
     def user(self) -> MeshShape:
-        """The mesh with its parts put together and without diagonals: the user's."""
+        """The user's mesh: sub-axes joined, without diagonals."""
         names = tuple(dict.fromkeys(self.whole[: len(self.device_names)]))
         return MeshShape(names, tuple(self.size(self.axes(n)) for n in names))
 
@@ -204,8 +205,13 @@ class MeshShape:
         return self.user.with_diagonals(self.diagonal_names, self.skewed_state)
 
     def split(self, parts: Mapping[str, Sequence[int]]) -> MeshShape:
-        """The mesh with some axes split, each into the given sizes, major to minor; not those that
-        have a diagonal.
+        """The mesh with axes split into sub-axes; axes with a diagonal must not be split.
+
+        Args:
+          parts: sizes of the sub-axes per axis, major to minor.
+
+        Raises:
+          ValueError: the product of the sizes is not the size of the axis.
         """
         names, sizes, whole = list[str](), list[int](), list[str]()
         for name, size in zip(self.device_names, self.device_sizes, strict=True):
@@ -219,10 +225,15 @@ class MeshShape:
         plain = MeshShape(tuple(names), tuple(sizes), tuple(whole))
         return plain.with_diagonals(self.diagonal_names, self.skewed_state)
 
-    def parts(self) -> dict[str, list[int]]:
-        """Sizes of the parts of each axis that has several, as `split` was given."""
+    def sub_axes(self) -> dict[str, list[int]]:
+        """Sizes of the sub-axes of each split axis, major to minor: the argument of `split`."""
         every = {name: [self.sizes[a] for a in self.axes(name)] for name in self.whole}
         return {name: sizes for name, sizes in every.items() if len(sizes) > 1}
+
+    def parts(self) -> dict[str, list[int]]:
+        """Former name of `sub_axes`, for one version."""
+        warnings.warn("MeshShape.parts is now sub_axes", DeprecationWarning, stacklevel=2)
+        return self.sub_axes()
 
     def as_dict(self) -> Mapping[str, int]:
         return dict(zip(self.names, self.sizes, strict=True))

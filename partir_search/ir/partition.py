@@ -53,7 +53,7 @@ class Partition:
     Attributes:
       rules: rule per op id.
       axes: per mesh axis, its loops and tiles.
-      index: facts of the module and rules that walks need.
+      def_use: facts of the module and its rules.
       order: axes from major to minor, the order in which several axes tile one dim.
       modes: options of axes besides tiling.
     """
@@ -62,7 +62,7 @@ class Partition:
     mesh: MeshShape
     rules: Sequence[OpRule]
     axes: Sequence[AxisRows]
-    index: DefUse
+    def_use: DefUse
     order: tuple[int, ...] = ()
     modes: Modes = NO_MODES
 
@@ -94,7 +94,7 @@ class Partition:
             loops, tiles = self.axes[axis].loops[:], self.axes[axis].tiles[:]
             for op in (op for a, op in broken if a == axis):
                 loops[op] = NONE
-            self.axes[axis] = axis_rows(self.index, loops, tiles, self.axes[axis].defers)
+            self.axes[axis] = axis_rows(self.def_use, loops, tiles, self.axes[axis].defers)
 
     @property
     def loops(self) -> list[array[int]]:
@@ -297,7 +297,7 @@ def active_ops(partition: Partition) -> npt.NDArray[np.bool_]:
 
     Ops with regions always are, also those of the user's own.
     """
-    found = partition.index.always_active
+    found = partition.def_use.always_active
     for rows in partition.axes:
         found = found | rows.active
     return found

@@ -104,7 +104,7 @@ class Localizer(Resting):
         entering = self._entering(region, args, targets)
         leaving = self._leaving(region, targets)
         if self.active is not None:
-            active = np.flatnonzero(self.active[self.index.members[region]]).tolist()
+            active = np.flatnonzero(self.active[self.def_use.members[region]]).tolist()
             places = sorted({*active, *entering, *leaving} - {len(region.ops)})
         for builder.position in places:
             op = region.ops[builder.position]

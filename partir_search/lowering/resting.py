@@ -28,14 +28,14 @@ class Resting(abc.ABC):
     def __init__(self, partition: Partition, cache: LocalCache, sparse: bool) -> None:
         self.partition, self.cache = partition, cache
         self.module = partition.module
-        self.index = partition.index
+        self.def_use = partition.def_use
         self.order = partition.order
         self.pending = {
             v: partition.partial_at_rest(self.module.values[v])
             for v in frozenset().union(*partition.partials)
         }
         self.active = active_ops(partition) if sparse else None
-        self.around = partition.index.around
+        self.around = partition.def_use.around
         self.resting, self.looping = codes_of(partition)
         modes = partition.modes
         chosen = *modes.streams.items(), *modes.forms.items()

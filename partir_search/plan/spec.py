@@ -69,7 +69,7 @@ def _text(name: str) -> _Entry:
 def _write_mesh(spec: PlanSpec) -> dict[str, Any]:
     mesh = spec.mesh
     found = {
-        "parts": mesh.parts(),
+        "parts": mesh.sub_axes(),
         "diagonals": list(mesh.diagonal_names),
         "skewed_state": mesh.skewed_state,
     }

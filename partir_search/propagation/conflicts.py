@@ -25,7 +25,7 @@ def find_conflicts(state: State) -> Iterator[Conflict]:
     """Conflicts of a state, axis by axis."""
     for axis, (tiles, loops) in enumerate(zip(state.tiles, state.loops, strict=True)):
         for n, node in enumerate(state.graph.nodes):
-            asked: dict[int, int] = {}
+            candidates: dict[int, int] = {}
             structure = node.structure
             for p, (cls, dims) in enumerate(node.ports):
                 d = tiles[cls]
@@ -35,6 +35,6 @@ def find_conflicts(state: State) -> Iterator[Conflict]:
                 if structure.major_factors:
                     f = state.free_factor(n, structure.factors_on[p][d], axis)
                 if f >= 0 and structure.sizes[f]:
-                    asked.setdefault(f, cls)
-            if loops[n] < 0 and len(asked) > 1:
-                yield Conflict(n, axis, tuple(asked.items()))
+                    candidates.setdefault(f, cls)
+            if loops[n] < 0 and len(candidates) > 1:
+                yield Conflict(n, axis, tuple(candidates.items()))

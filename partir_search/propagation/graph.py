@@ -117,7 +117,7 @@ class Graph:
         table = table or RuleTable()
         self.module = module
         self.rules: list[OpRule] = [table(op) for op in module.ops]
-        self.index = DefUse(module, self.rules)
+        self.def_use = DefUse(module, self.rules)
         union = UnionFind(len(module.values))
         self._merge_ties(union)
         for first, *rest in alike:
@@ -153,12 +153,12 @@ class Graph:
             for cls in dict.fromkeys(node.classes):
                 touching[cls].append(n)
         self.touching = list(map(tuple, touching))
-        self.spread = np.array(self.class_of, dtype=np.int32)
-        self.op_nodes = np.array(self.node_of, dtype=np.int32)
-        self.result_of = np.array(
+        self._class_row = np.array(self.class_of, dtype=np.int32)
+        self._node_row = np.array(self.node_of, dtype=np.int32)
+        self._result_row = np.array(
             [op.results[0].id if op.results else NONE for op in module.ops], dtype=np.int32
         )
-        self.region_ops = np.array([bool(op.regions) for op in module.ops], dtype=bool)
+        self._has_regions = np.array([bool(op.regions) for op in module.ops], dtype=bool)
 
     @functools.cached_property
     def adjacency(self) -> Adjacency:
@@ -173,14 +173,14 @@ class Graph:
           loops: [nodes] factor per node.
           defers: defer reductions past linear ops.
         """
-        spread = np.frombuffer(tiles, dtype=np.int8)[self.spread]
+        tile_row = np.frombuffer(tiles, dtype=np.int8)[self._class_row]
         # A contracted op is elementwise: factor d is dim d of its result.
-        contracted = np.maximum(spread[self.result_of], NONE)
-        known = np.append(np.frombuffer(loops, dtype=np.int8), NONE)[self.op_nodes]
-        row = np.where(self.op_nodes >= 0, known, contracted)
-        row[self.region_ops] = NONE
-        bytes_of = array("b", row.astype(np.int8).tobytes()), array("b", spread.tobytes())
-        return axis_rows(self.index, *bytes_of, defers)
+        contracted = np.maximum(tile_row[self._result_row], NONE)
+        looped = np.append(np.frombuffer(loops, dtype=np.int8), NONE)[self._node_row]
+        loop_row = np.where(self._node_row >= 0, looped, contracted)
+        loop_row[self._has_regions] = NONE
+        arrays = array("b", loop_row.astype(np.int8).tobytes()), array("b", tile_row.tobytes())
+        return axis_rows(self.def_use, *arrays, defers)
 
     def _merge_ties(self, union: UnionFind) -> None:
         module = self.module

@@ -27,7 +27,7 @@ def split_into_sub_axes(graph: Graph, mesh: MeshShape) -> MeshShape:
       ValueError: the user's `shard_map` names an axis missing in the mesh, or of another size.
     """
     named = _named_axes(graph, mesh) | {mesh.names[a] for pair in mesh.diagonals for a in pair}
-    given = mesh.parts()
+    given = mesh.sub_axes()
     whole, mesh = mesh.unsplit, mesh.user
     cuts: dict[str, list[int]] = {name: [] for name in mesh.names}
     for batch in _batches(graph):

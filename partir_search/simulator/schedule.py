@@ -72,8 +72,8 @@ def _schedule(
     block: Block, partition: Partition, seconds_of: Floats, costs: CollectiveCosts
 ) -> ScheduledBlock:
     """Schedules a block and all blocks inside."""
-    index = partition.index
-    members, position = index.members[block.region], index.position
+    def_use = partition.def_use
+    members, position = def_use.members[block.region], def_use.position
     seconds = seconds_of[members]
     spent = [0.0, *np.cumsum(seconds).tolist()]
     constants = partition.module.constants

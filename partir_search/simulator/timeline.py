@@ -74,7 +74,7 @@ def timeline(model: CostModel, program: LocalProgram, most: int = 40) -> Timelin
     found = model.simulate(program, record=True)
     cost, live, curve = found.cost, found.live, model.memory.curve
     seconds_of = _seconds_of_ops(model, program, found)
-    position = program.partition.index.position
+    position = program.partition.def_use.position
     began = np.zeros(len(program.body.region.ops) + 1)
     events: list[Event] = []
     now = 0.0

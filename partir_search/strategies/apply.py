@@ -114,12 +114,12 @@ class StrategyApplier:
     def experts(self) -> tuple[tuple[int, int], ...]:
         """(class, dim of the experts) of parameters with one matrix per expert of a mixture."""
         found = []
-        for w in self._weights:
-            rule = self.graph.rules[w.op]
-            for dim, f in w.dims:
+        for weight in self._weights:
+            rule = self.graph.rules[weight.op]
+            for dim, f in weight.dims:
                 places = (*rule.operands, *rule.results)
                 if f >= 0 and all(f in dims for dims in places):
-                    found.append((w.cls, dim))
+                    found.append((weight.cls, dim))
         return tuple(dict.fromkeys(found))
 
     @functools.cached_property
@@ -239,15 +239,15 @@ class StrategyApplier:
         graph, done = self.graph, list[Decision]()
         weights = self._weights
         if not move.head:  # without the last weight, in all its uses (a tied embedding)
-            weights = [w for w in weights[:-1] if w.cls != weights[-1].cls]
-        for w in weights:
-            node = graph.node_of[w.op]
+            weights = [weight for weight in weights[:-1] if weight.cls != weights[-1].cls]
+        for weight in weights:
+            node = graph.node_of[weight.op]
             if node < 0 or any(state.loops[a][node] != NONE for a in move.axes):
                 continue
-            rule = graph.rules[w.op]
-            for dim, f in w.dims:
+            rule = graph.rules[weight.op]
+            for dim, f in weight.dims:
                 if f >= 0 and not rule.reducers[f]:
-                    decision = TileClass(w.cls, dim, move.axes)
+                    decision = TileClass(weight.cls, dim, move.axes)
                     if decide(state, decision):
                         done.append(decision)
                         break
@@ -255,19 +255,19 @@ class StrategyApplier:
 
     def _ring_parallel(self, move: RingParallel, state: State) -> list[Decision]:
         done = list[Decision]()
-        for w in self._weights:
-            node, rule = self.graph.node_of[w.op], self.graph.rules[w.op]
+        for weight in self._weights:
+            node, rule = self.graph.node_of[weight.op], self.graph.rules[weight.op]
             if node < 0:
                 continue
-            summed = [d for d, f in w.dims if f >= 0 and rule.reducers[f]]
-            free = [d for d, f in w.dims if f >= 0 and not rule.reducers[f]]
+            summed = [d for d, f in weight.dims if f >= 0 and rule.reducers[f]]
+            free = [d for d, f in weight.dims if f >= 0 and not rule.reducers[f]]
             for axis, other in (move.axes, move.axes[::-1]):
                 if state.loops[axis][node] != NONE:
                     continue
                 across = state.loops[other][node]
                 first = free if across >= 0 and rule.reducers[across] else summed
                 for dim in first:
-                    decision = TileClass(w.cls, dim, (axis,))
+                    decision = TileClass(weight.cls, dim, (axis,))
                     if decide(state, decision):
                         done.append(decision)
                         break
@@ -275,8 +275,8 @@ class StrategyApplier:
 
     def _alternate_parallel(self, move: AlternateParallel, state: State) -> list[Decision]:
         done = list[Decision]()
-        for w in self._weights:
-            node, rule = self.graph.node_of[w.op], self.graph.rules[w.op]
+        for weight in self._weights:
+            node, rule = self.graph.node_of[weight.op], self.graph.rules[weight.op]
             if node < 0:
                 continue
             propagated = state.loops[move.outputs[0]][node]
@@ -285,9 +285,9 @@ class StrategyApplier:
             if swapped:
                 inputs, outputs = outputs, inputs
             for summed, axes in ((True, inputs), (False, outputs)):
-                for dim, f in w.dims:
+                for dim, f in weight.dims:
                     if f >= 0 and bool(rule.reducers[f]) == summed:
-                        decision = TileClass(w.cls, dim, axes)
+                        decision = TileClass(weight.cls, dim, axes)
                         if decide(state, decision):
                             done.append(decision)
                             break
@@ -295,11 +295,11 @@ class StrategyApplier:
 
     def _output_parallel(self, axes: Axes, state: State) -> list[Decision]:
         done = list[Decision]()
-        for w in reversed(self._weights):
-            rule = self.graph.rules[w.op]
-            for dim, f in w.dims:
+        for weight in reversed(self._weights):
+            rule = self.graph.rules[weight.op]
+            for dim, f in weight.dims:
                 if f >= 0 and not rule.reducers[f]:
-                    decision = TileClass(w.cls, dim, axes)
+                    decision = TileClass(weight.cls, dim, axes)
                     if decide(state, decision):
                         done.append(decision)
                         break

@@ -184,9 +184,9 @@ def test_what_passes_around_is_a_value() -> None:
     (hidden,) = {v for _, v in products[1].inputs()} - set(partition.module.body.args)
     assert hidden.id not in model.memory.stored
     static = found.cost.argument_bytes + model.load(partition).live
-    between = range(partition.index.position[products[1].id] + 1, len(live))
+    between = range(partition.def_use.position[products[1].id] + 1, len(live))
     uses = [op for op in products[2:] if any(v is hidden for _, v in op.inputs())]
-    until = partition.index.position[uses[-1].id]
+    until = partition.def_use.position[uses[-1].id]
     size = hidden.type.nbytes / 4 / 2  # a fourth, in bf16
     extra = (live - static).tolist()
     rows = [

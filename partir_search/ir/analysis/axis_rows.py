@@ -36,7 +36,7 @@ class AxisRows:
       defers: reductions may be deferred past linear ops.
     """
 
-    index: DefUse
+    def_use: DefUse
     loops: array[int]
     tiles: array[int]
     partials: Mapping[int, str]
@@ -52,7 +52,7 @@ class AxisRows:
         """[ops] whether the axis has some operand or result needed or made otherwise than it
         rests.
         """
-        ports, loop = self.index.ports, self.loop_row
+        ports, loop = self.def_use.ports, self.loop_row
         found = np.zeros(len(loop), dtype=np.bool_)
         at = ports.start + loop[ports.op] + 1
         differ = ports.dim[at] != self.tile_row[ports.value]
@@ -75,7 +75,7 @@ class AxisRows:
     @functools.cached_property
     def inner(self) -> list[int]:
         """Ids of ops that loop over a minor factor of some dim."""
-        compound, is_minor = self.index.compound, self.index.is_minor
+        compound, is_minor = self.def_use.compound, self.def_use.is_minor
         found = is_minor[np.arange(len(compound)), self.loop_row[compound] + 1]
         return [int(op) for op in compound[found]]
 
@@ -85,7 +85,7 @@ class AxisRows:
         """
         found = self._gathered.get(other)
         if found is None:
-            uses, count = self.index.uses, self.index.count
+            uses, count = self.def_use.uses, self.def_use.count
             both = (self.tile_row >= 0) & (self.tile_row == other.tile_row)
             at = np.flatnonzero(both[uses.value])
             op, dim = uses.op[at], self.tile_row[uses.value[at]]
@@ -105,11 +105,13 @@ class AxisRows:
         return found
 
 
-def axis_rows(index: DefUse, loops: array[int], tiles: array[int], defers: bool = True) -> AxisRows:
+def axis_rows(
+    def_use: DefUse, loops: array[int], tiles: array[int], defers: bool = True
+) -> AxisRows:
     """Rows of one axis; takes ownership of `loops` and `tiles`, changed by `defer_reductions`."""
-    partials = defer_reductions(index, loops, tiles) if defers else {}
+    partials = defer_reductions(def_use, loops, tiles) if defers else {}
     partial_row = np.zeros(len(tiles), dtype=np.bool_)
     partial_row[list(partials)] = True
     tile_row = np.maximum(np.frombuffer(tiles, dtype=np.int8), NONE)
     loop_row = np.frombuffer(loops, dtype=np.int8)
-    return AxisRows(index, loops, tiles, partials, loop_row, tile_row, partial_row, defers)
+    return AxisRows(def_use, loops, tiles, partials, loop_row, tile_row, partial_row, defers)

@@ -36,23 +36,23 @@ class _Deferral:
     partial_at_rest: tuple[int, ...] = ()
 
 
-def defer_reductions(index: DefUse, loops: array[int], tiles: array[int]) -> dict[int, str]:
+def defer_reductions(def_use: DefUse, loops: array[int], tiles: array[int]) -> dict[int, str]:
     """Defers the reductions of one axis.
 
     Args:
-      index: facts of the module and its rules.
+      def_use: facts of the module and its rules.
       loops: [ops] factors; loops that a deferred reduction replaces are set to NONE.
       tiles: [values] dims; likewise.
 
     Returns:
       Monoid of each value that is partial at rest, by value id.
     """
-    consumer = index.consumer
+    consumer = def_use.consumer
     deferrals: dict[int, _Deferral] = {}  # by id of the partial value
     partial_at_rest: dict[int, str] = {}
     queue = [  # a heap of op ids: program order visits the operands of an op before the op
         site.op.id
-        for site in index.reducing
+        for site in def_use.reducing
         if loops[site.op.id] >= 0 and site.rule.reducers[loops[site.op.id]] in DEFERRABLE
     ]
     waiting = set(queue)
@@ -66,7 +66,7 @@ def defer_reductions(index: DefUse, loops: array[int], tiles: array[int]) -> dic
                 heapq.heappush(queue, user)
 
     while queue:
-        site = index.site(heapq.heappop(queue))
+        site = def_use.site(heapq.heappop(queue))
         f = loops[site.op.id]
         if f >= 0 and site.reduces and site.rule.reducers[f] in DEFERRABLE:
             record(site, _Deferral(site.rule.reducers[f]))
@@ -76,7 +76,7 @@ def defer_reductions(index: DefUse, loops: array[int], tiles: array[int]) -> dic
         if len(monoids) != 1:
             continue
         monoid = monoids.pop()
-        growth = _growth(index, site, monoid, partial)
+        growth = _growth(def_use, site, monoid, partial)
         if growth is None or growth > 0:
             continue
         before = [deferrals[v] for v in partial]
@@ -100,15 +100,15 @@ def defer_reductions(index: DefUse, loops: array[int], tiles: array[int]) -> dic
     return partial_at_rest
 
 
-def _growth(index: DefUse, site: ReductionSite, monoid: str, partial: Set[int]) -> int | None:
+def _growth(def_use: DefUse, site: ReductionSite, monoid: str, partial: Set[int]) -> int | None:
     """Bytes that a reduction after the op moves beyond those of a reduction of its operands; None
     if partial operands may not pass the op.
     """
     key = site.op.id, monoid, frozenset(partial)
-    if key not in index.growth:
+    if key not in def_use.growth:
         growth = None
-        if passing_group(site.op, site.rule, monoid, partial, index.zeros):
+        if passing_group(site.op, site.rule, monoid, partial, def_use.zeros):
             before = sum(v.type.nbytes for _, v in site.op.inputs() if v.id in partial)
             growth = sum(r.type.nbytes for r in site.op.results) - before
-        index.growth[key] = growth
-    return index.growth[key]
+        def_use.growth[key] = growth
+    return def_use.growth[key]

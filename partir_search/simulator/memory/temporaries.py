@@ -86,7 +86,7 @@ class _Builder:
         self._partition, self._nbytes, self._facts = partition, nbytes, facts
         self._memory, self._reduced, self._traits = memory, reduced, traits
         self._members, self._spent = scheduled.members, scheduled.spent
-        self._position = partition.index.position
+        self._position = partition.def_use.position
         self.extra: Floats = np.zeros(len(scheduled.members) + 2)
         self.stored_casts: set[int] = set()
         self._copies: dict[int, tuple[float, int]] = {}  # by slot id: bytes, position of last use

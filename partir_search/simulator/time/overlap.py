@@ -138,7 +138,7 @@ class _Builder:
         deferred: Floats,
         record: bool,
     ) -> None:
-        self._partition, self._mesh, self._index = partition, partition.mesh, partition.index
+        self._partition, self._mesh, self._def_use = partition, partition.mesh, partition.def_use
         self._seconds_of, self._deferred = seconds_of, deferred
         self._costs, self._facts, self._machine = costs, costs.facts, costs.machine
         self._regions, self._record = regions, record
@@ -292,7 +292,7 @@ class _Builder:
         made = self._facts.made[move.source.value.id]
         if made == NONE:
             return spent[at]
-        first = int(self._index.position[made])
+        first = int(self._def_use.position[made])
         here = first < at and members[first] == made
         return spent[at] - spent[first + 1] if here else 0.0
 
