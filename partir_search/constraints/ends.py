@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from partir_search.constraints.fixed_layouts import FixedLayout, layout_actions
+from partir_search.ir.analysis.def_use import def_use
 from partir_search.ir.analysis.union_find import UnionFind
 from partir_search.ir.axis_options import Modes
 from partir_search.ir.core import Module, Value
@@ -210,7 +211,7 @@ def _near_shard_maps(module: Module) -> set[str]:
         if "manual" in op.params:
             found.update(v.name for _, v in op.inputs())
             made = {v.name for v in op.results}
-            users = (u for v in op.results for u in module.users()[v.id])
+            users = (u for v in op.results for u in def_use(module).users[v.id])
             found.update(made, *({r.name for r in u.results} for u in users))
     return found
 

@@ -35,13 +35,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from array import array
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Union
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar, Union
 
-from partir_search.ir.flat import FlatLists
 from partir_search.ir.source_names import source_line
 
+T = TypeVar("T")
 Shape = tuple[int, ...]
 
 LARGE_CONSTANT = 16 * 2**20  # bytes
@@ -190,55 +189,26 @@ class Module:
     ties: tuple[tuple[int, int], ...] = ()
     donated: frozenset[int] = frozenset()
     alike: tuple[tuple[int, int], ...] = ()
-    _uses: array[int] | None = None
-    _users: Users | None = None
-    _names: dict[str, Value] | None = None
+    _analyses: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False, repr=False)
+
+    def analysis(self, analyse: Callable[[Module], T]) -> T:
+        """Result of `analyse` on the module, worked out once: a module never changes."""
+        if analyse not in self._analyses:
+            self._analyses[analyse] = analyse(self)
+        found: T = self._analyses[analyse]
+        return found
 
     def value_names(self) -> dict[str, Value]:
         """Values by name."""
-        if self._names is None:
-            self._names = {v.name: v for v in self.values}
-        return self._names
+        return self.analysis(_value_names)
 
     def large_constants(self) -> list[int]:
         """Ids of closed-over arrays that are not written into the program but passed to it."""
         return [i for i in self.constants if self.values[i].type.nbytes >= LARGE_CONSTANT]
 
-    def users(self) -> Users:
-        """By value id, the ops that read it, in order (once per operand)."""
-        if self._users is None:
-            self._users = Users(self)
-        return self._users
 
-    def use_counts(self) -> array[int]:
-        """Number of uses of each value, by ops and as a result of a region."""
-        if self._uses is None:
-            self._uses = array("i", [0]) * len(self.values)
-            for op in self.ops:
-                for _, value in op.inputs():
-                    self._uses[value.id] += 1
-            for region in walk_regions(self.body):
-                for x in region.results:
-                    if isinstance(x, Value):
-                        self._uses[x.id] += 1
-        return self._uses
-
-
-class Users(Sequence[Sequence[Op]]):
-    """By value id, the ops that read it, in order (once per operand)."""
-
-    def __init__(self, module: Module) -> None:
-        self._ops = module.ops
-        self._ids = FlatLists(
-            lambda: ((v.id, op.id) for op in module.ops for _, v in op.inputs()),
-            len(module.values),
-        )
-
-    def __len__(self) -> int:
-        return len(self._ids)
-
-    def __getitem__(self, value_id: int) -> list[Op]:  # type: ignore[override]
-        return [self._ops[i] for i in self._ids[value_id]]
+def _value_names(module: Module) -> dict[str, Value]:
+    return {v.name: v for v in module.values}
 
 
 def walk_regions(region: Region) -> Iterator[Region]:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from partir_search.ir.analysis.axis_rows import AxisRows, axis_rows
 from partir_search.ir.analysis.def_use import DefUse
+from partir_search.ir.analysis.module_analysis import ModuleAnalysis
 from partir_search.ir.axis_options import NO_MODES, Modes
 from partir_search.ir.boundaries import Beyond
 from partir_search.ir.core import Module, Op, Shape, Value
@@ -53,7 +54,7 @@ class Partition:
     Attributes:
       rules: rule per op id.
       axes: per mesh axis, its loops and tiles.
-      def_use: facts of the module and its rules.
+      analysis: facts of the module and its rules that all partitions share.
       order: axes from major to minor, the order in which several axes tile one dim.
       modes: options of axes besides tiling.
     """
@@ -62,7 +63,7 @@ class Partition:
     mesh: MeshShape
     rules: Sequence[OpRule]
     axes: Sequence[AxisRows]
-    def_use: DefUse
+    analysis: ModuleAnalysis
     order: tuple[int, ...] = ()
     modes: Modes = NO_MODES
 
@@ -94,7 +95,12 @@ class Partition:
             loops, tiles = self.axes[axis].loops[:], self.axes[axis].tiles[:]
             for op in (op for a, op in broken if a == axis):
                 loops[op] = NONE
-            self.axes[axis] = axis_rows(self.def_use, loops, tiles, self.axes[axis].defers)
+            self.axes[axis] = axis_rows(self.analysis, loops, tiles, self.axes[axis].defers)
+
+    @property
+    def def_use(self) -> DefUse:
+        """Ops that make and use each value of the module."""
+        return self.analysis.def_use
 
     @property
     def loops(self) -> list[array[int]]:
@@ -297,7 +303,7 @@ def active_ops(partition: Partition) -> npt.NDArray[np.bool_]:
 
     Ops with regions always are, also those of the user's own.
     """
-    found = partition.def_use.always_active
+    found = partition.analysis.always_active
     for rows in partition.axes:
         found = found | rows.active
     return found

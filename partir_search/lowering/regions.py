@@ -28,7 +28,7 @@ def region_plan(of: Resting, op: Op) -> OpPlan:
     """
     if of.active is None:
         return _with_blocks(of, op, _crossing(of, op))
-    around = of.def_use.inside(op)
+    around = of.def_use.contents(op)
     crossing = (op.id, picked(of.resting, around.crossing), of.setting)
     ends = of.cache.crossings.get(crossing)
     if ends is None:

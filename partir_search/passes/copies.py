@@ -65,9 +65,6 @@ class Copier:
             values=[],
             ops=[],
             constants={},
-            _uses=None,
-            _users=None,
-            _names=None,
         )
         module = self.module
         number(new, {i: (self.value(module.values[i]), a) for i, a in module.constants.items()})

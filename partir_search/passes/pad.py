@@ -171,9 +171,6 @@ class _Rewriter:
             values=[],
             ops=[],
             constants={},
-            _uses=None,
-            _users=None,
-            _names=None,
         )
         number(new, constants)
         return new

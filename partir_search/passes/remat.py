@@ -13,6 +13,7 @@ from collections.abc import Container, Mapping, Sequence
 
 import numpy as np
 
+from partir_search.ir.analysis.def_use import def_use
 from partir_search.ir.core import Module, Op, Region, Value
 from partir_search.passes.copies import Copier
 from partir_search.passes.remat_scan import find_reruns, rerun
@@ -48,14 +49,14 @@ def find_segments(module: Module) -> list[Range]:
         return [(r.position, r.position + 1) for r in reruns]
     ops = module.body.ops
     uses = _Uses(module, n)
-    last, late = uses.early, uses.first
     crossing, freed = np.zeros(n + 1), np.zeros(n + 1)
     for at, op in enumerate(ops[:n]):
         for r in op.results:
-            if 0 < last.get(r.id, at) - at <= n * LONG:
+            last = uses.early(r.id, at)
+            if 0 < last - at <= n * LONG:
                 crossing[at + 1] += r.type.nbytes
-                crossing[last[r.id] + 1] -= r.type.nbytes
-            elif last.get(r.id, at) <= at and r.id in late:
+                crossing[last + 1] -= r.type.nbytes
+            elif last <= at and uses.late(r.id):
                 freed[at + 1] += r.type.nbytes
     crossing = np.cumsum(crossing)[: n + 1]
     around = 2 * max(n // WINDOWS, SHORTEST) + 1
@@ -106,30 +107,32 @@ def rematerialize(module: Module, segments: Sequence[Range]) -> Module:
 
 
 class _Uses:
-    """Uses of values, by id: positions in a module's body.
+    """Uses of values made in a module's body, as positions in the body.
 
     Attributes:
-      early: the last use in the first `n` ops.
-      first / last: the first use and the last one after these.
       results: ids of the values that the module returns.
     """
 
     def __init__(self, module: Module, n: int) -> None:
-        self.early: dict[int, int] = {}
-        self.first: dict[int, int] = {}
-        self.last: dict[int, int] = {}
-        for at, op in enumerate(module.body.ops):
-            for _, v in op.inputs():
-                if at < n:
-                    self.early[v.id] = at
-                else:
-                    self.first.setdefault(v.id, at)
-                    self.last[v.id] = at
+        """Uses before and after position `n`."""
+        uses = def_use(module)
+        self._users, self._position, self._n = uses.users, uses.position.tolist(), n
         self.results = {x.id for x in module.body.results if isinstance(x, Value)}
+
+    def early(self, v: int, default: int = -1) -> int:
+        """Position of a value's last use among the first `n` ops; `default` if there is none."""
+        return max((at for at in self._positions(v) if at < self._n), default=default)
+
+    def late(self, v: int) -> list[int]:
+        """Positions of a value's uses after the first `n` ops, in order."""
+        return [at for at in self._positions(v) if at >= self._n]
 
     def after(self, v: int, at: int) -> bool:
         """Tells whether a value is returned, or used after a position."""
-        return v in self.results or max(self.early.get(v, -1), self.last.get(v, -1)) > at
+        return v in self.results or max(self._positions(v), default=-1) > at
+
+    def _positions(self, v: int) -> list[int]:
+        return [self._position[user.id] for user in self._users[v]]
 
 
 def _window(
@@ -138,8 +141,8 @@ def _window(
     """First and last late use of what a segment need not keep, and the ops that make it."""
     ops = module.body.ops
     maker = {r.id: at for at in range(begin, stop) for r in ops[at].results}
-    kept = {v for v in maker if uses.early.get(v, -1) >= stop}
-    wanted = [v for v in maker if v in uses.first and v not in kept and v not in uses.results]
+    kept = {v for v in maker if uses.early(v) >= stop}
+    wanted = [v for v in maker if uses.late(v) and v not in kept and v not in uses.results]
     if not wanted:
         return None
     again: set[int] = set()
@@ -151,7 +154,8 @@ def _window(
                 return None
             again.add(at)
             todo += [v.id for _, v in ops[at].inputs() if v.id in maker and v.id not in kept]
-    first, last = min(uses.first[v] for v in wanted), max(uses.last[v] for v in wanted)
+    late = [at for v in wanted for at in uses.late(v)]
+    first, last = min(late), max(late)
     return first, last, sorted(again)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+from partir_search.ir.analysis.def_use import DefUse, def_use
 from partir_search.ir.core import Module, Op, Operand, Region, Value
 from partir_search.passes.copies import Copier
 
@@ -49,26 +50,23 @@ def _is_scan(op: Op) -> bool:
 
 
 def _rerun(module: Module, at: int, forward: int) -> Rerun | None:
-    op, body = module.body.ops[at], module.body.ops
+    op = module.body.ops[at]
     region, carries = op.regions[0], int(op.params["num_carry"])
     consts = int(op.params["num_consts"])
-    uses: dict[int, list[tuple[int, int]]] = {}
-    for n, other in enumerate(body):
-        for i, v in other.inputs():
-            uses.setdefault(v.id, []).append((n, i))
+    uses = def_use(module)
     returned = {x.id for x in module.body.results if isinstance(x, Value)}
     place = {a.id: i for i, a in enumerate(region.args)}
-    made = {r.id for inner in region.ops for r in inner.results}
 
     def late(result: Value) -> bool:
         """True if only backward scans read a result, an element for each iteration."""
-        if result.id in returned or not uses.get(result.id):
+        users = uses.users[result.id]
+        if result.id in returned or not users:
             return False
-        for n, i in uses[result.id]:
-            g = body[n]
-            if n < forward or not _is_scan(g) or g.params["length"] != op.params["length"]:
+        for g in users:
+            if uses.position[g.id] < forward or not _is_scan(g):
                 return False
-            if i < g.params["num_consts"] + g.params["num_carry"]:
+            first = g.params["num_consts"] + g.params["num_carry"]
+            if g.params["length"] != op.params["length"] or result in g.operands[:first]:
                 return False
         return True
 
@@ -77,27 +75,28 @@ def _rerun(module: Module, at: int, forward: int) -> Rerun | None:
         inner = region.results[k]
         if isinstance(inner, Value) and inner.id in place:
             kept[place[inner.id]] = k
-        elif isinstance(inner, Value) and inner.id in made and late(op.results[k]):
+        elif isinstance(inner, Value) and uses.makers[inner.id] and late(op.results[k]):
             dropped.append(k)
-    again, needed = _slice(region, dropped)
+    again, needed = _slice(region, uses, dropped)
     if not again:
         return None
     held = tuple(sorted(i for i in needed if consts <= i < consts + carries))
     freed = sum(op.results[k].type.nbytes for k in dropped)
     length = int(op.params["length"])
     new = sum(length * region.args[i].type.nbytes for i in held if i not in kept)
-    users = {n for k in dropped for n, _ in uses[op.results[k].id]}
+    users = {int(uses.position[g.id]) for k in dropped for g in uses.users[op.results[k].id]}
     if freed <= WORTH * new:
         return None
     return Rerun(at, tuple(sorted(users)), tuple(dropped), again, held, kept)
 
 
-def _slice(region: Region, results: Sequence[int]) -> tuple[tuple[int, ...], set[int]]:
+def _slice(
+    region: Region, uses: DefUse, results: Sequence[int]
+) -> tuple[tuple[int, ...], set[int]]:
     """Positions of the ops that make some results of a region, and positions of the arguments that
     they need. No ops if one of them has an effect.
     """
     place = {a.id: i for i, a in enumerate(region.args)}
-    maker = {r.id: n for n, inner in enumerate(region.ops) for r in inner.results}
     again: set[int] = set()
     needed: set[int] = set()
     todo = [x.id for k in results if isinstance(x := region.results[k], Value)]
@@ -105,11 +104,10 @@ def _slice(region: Region, results: Sequence[int]) -> tuple[tuple[int, ...], set
         v = todo.pop()
         if v in place:
             needed.add(place[v])
-        elif v in maker and maker[v] not in again:
-            op = region.ops[maker[v]]
+        elif (op := uses.makers[v]) and (at := int(uses.position[op.id])) not in again:
             if op.effect:
                 return (), needed
-            again.add(maker[v])
+            again.add(at)
             todo += [x.id for _, x in op.inputs()]
     return tuple(sorted(again)), needed
 
@@ -168,7 +166,7 @@ class _Rewriter(Copier):
         source, region = f.regions[0], new.regions[0]
         consts = int(new.params["num_consts"])
         gone = {id(self.value(f.results[k])): source.results[k] for k in r.dropped}
-        _, needed = _slice(source, r.dropped)
+        _, needed = _slice(source, def_use(self.module), r.dropped)
         fixed = int(f.params["num_consts"])
         moving = fixed + int(f.params["num_carry"])
         inside: dict[int, Value] = {}  # the forward body's arguments, in here

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from partir_search.ir.analysis.axis_rows import AxisRows, axis_rows
-from partir_search.ir.analysis.def_use import DefUse
+from partir_search.ir.analysis.module_analysis import ModuleAnalysis
 from partir_search.ir.analysis.union_find import UnionFind
 from partir_search.ir.core import Module, Op, Operand, Shape, Value
 from partir_search.ir.data_flow import tied_values
@@ -117,7 +117,7 @@ class Graph:
         table = table or RuleTable()
         self.module = module
         self.rules: list[OpRule] = [table(op) for op in module.ops]
-        self.def_use = DefUse(module, self.rules)
+        self.analysis = ModuleAnalysis(module, self.rules)
         union = UnionFind(len(module.values))
         self._merge_ties(union)
         for first, *rest in alike:
@@ -180,7 +180,7 @@ class Graph:
         loop_row = np.where(self._node_row >= 0, looped, contracted)
         loop_row[self._has_regions] = NONE
         arrays = array("b", loop_row.astype(np.int8).tobytes()), array("b", tile_row.tobytes())
-        return axis_rows(self.def_use, *arrays, defers)
+        return axis_rows(self.analysis, *arrays, defers)
 
     def _merge_ties(self, union: UnionFind) -> None:
         module = self.module

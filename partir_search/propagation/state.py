@@ -391,7 +391,7 @@ class State:
                 if known is not None:
                     known[key] = rows
             axes.append(rows)
-        return Partition(graph.module, self.mesh, graph.rules, axes, graph.def_use, (), self.modes)
+        return Partition(graph.module, self.mesh, graph.rules, axes, graph.analysis, (), self.modes)
 
 
 def _most(row: array[int]) -> int:

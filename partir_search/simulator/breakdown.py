@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from partir_search.ir.core import Op, Region, Value
+from partir_search.ir.analysis.def_use import def_use
+from partir_search.ir.core import Op
 from partir_search.ir.rule import OpRule
 from partir_search.lowering.local_ir import Apply, Block, LocalProgram, Move
 from partir_search.lowering.reshard import COLLECTIVES
@@ -110,14 +111,11 @@ class _KernelTraits:
     ) -> None:
         self._module = module = program.partition.module
         self._roofline, self._kernels, self._rules = found, kernels, rules
-        self._analysis, self._users = analysis, module.users()
-        self._makers = {r.id: op for op in module.ops for r in op.results}
+        self._analysis, self._uses = analysis, def_use(module)
         leaders = enumerate(kernels.leader.tolist())
         self._leads = {leader for k, leader in leaders if leader != k}
-        self._forced = set[int]()
-        for region in _regions(module.body):
-            self._forced.update(x.id for x in region.results if isinstance(x, Value))
-            self._forced.update(v.id for op in region.ops if op.regions for _, v in op.inputs())
+        entering = (v.id for op in module.ops if op.regions for _, v in op.inputs())
+        self._forced = self._uses.returned.union(entering)
 
     def of(self, k: int) -> tuple[str, ...]:
         """Names of the traits of kernel `k`, without repeats."""
@@ -164,8 +162,8 @@ class _KernelTraits:
         operands = [v for _, v in op.inputs()]
         if any(v.id in analysis.weight_casts for v in operands):
             yield "fuses_weight_casts"
-        makers = [self._makers[v.id] for v in operands if v.id in self._makers]
-        if any(maker.id in dtypes.one_hot for maker in makers):
+        makers = (self._uses.makers[v.id] for v in operands)
+        if any(maker and maker.id in dtypes.one_hot for maker in makers):
             yield "fuses_one_hot_updates"
         if not rule.elementwise or op.regions or len(op.results) != 1:
             return
@@ -175,13 +173,5 @@ class _KernelTraits:
         read = [v for v in values if v != result]
         if len(read) > traits.max_fused_inputs:
             yield "max_fused_inputs"
-        elif len(self._users[result]) > 1:
+        elif len(self._uses.users[result]) > 1:
             yield "materialize_ratio"
-
-
-def _regions(region: Region) -> Iterator[Region]:
-    """A region and all regions inside."""
-    yield region
-    for op in region.ops:
-        for inner in op.regions:
-            yield from _regions(inner)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from partir_search.ir.analysis.def_use import def_use
 from partir_search.ir.core import Module, Region
 from partir_search.ir.rule import OpRule
 from partir_search.passes.fold.fold import Folded
@@ -149,7 +150,7 @@ def _closed_regions(folded: Folded, rules: Sequence[OpRule], machine: Machine) -
     found: dict[int, list[tuple[Buffers, Fusions]]] = {}
     if not any(op.regions for op in module.body.ops):
         return found
-    dtypes, users = assign_dtypes(module, rules, traits), module.users()
+    dtypes, uses = assign_dtypes(module, rules, traits), def_use(module)
 
     def visit(region: Region, places: Places) -> None:
         for op, at in zip(region.ops, places.positions, strict=True):
@@ -157,7 +158,7 @@ def _closed_regions(folded: Folded, rules: Sequence[OpRule], machine: Machine) -
                 for inner, left in zip(op.regions, places.opened[at], strict=True):
                     visit(inner, left)
             elif op.regions:
-                parts = assign_inner_buffers(op, rules, users, dtypes, traits)
+                parts = assign_inner_buffers(op, rules, uses, dtypes, traits)
                 found[op.id] = [(part, fuse(part, rules, dtypes, traits)) for part in parts]
 
     visit(module.body, folded.body)

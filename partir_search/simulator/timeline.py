@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 
+from partir_search.ir.analysis.def_use import def_use
 from partir_search.ir.core import Op, walk_regions
 from partir_search.lowering.local_ir import Apply, LocalProgram
 from partir_search.simulator.simulator import CostModel, Simulation
@@ -132,11 +133,12 @@ def _live(model: CostModel, nbytes: np.ndarray, live: np.ndarray, most: int) -> 
         return ()
     peak = model.memory.curve.position[int(np.argmax(live))]
     live_at_peak = np.flatnonzero((ranges.start <= peak) & (ranges.stop >= peak))
-    made = {r.id: op for op in module.ops for r in op.results}
+    makers = def_use(module).makers
     found = []
     for i in live_at_peak.tolist():
         value = module.values[int(ranges.value[i])]
         size = float(nbytes[value.id] * ranges.weight[i])
-        source = made[value.id].source if value.id in made else ""
+        maker = makers[value.id]
+        source = maker.source if maker else ""
         found.append(Live(value.name, str(value.type), size, source))
     return tuple(sorted(found, key=lambda v: -v.bytes)[:most])

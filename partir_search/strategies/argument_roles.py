@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from partir_search.ir.core import Module, Op, Value, walk_regions
+from partir_search.ir.analysis.def_use import def_use
+from partir_search.ir.core import Module, Value, walk_regions
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -62,16 +63,7 @@ def find_roles(module: Module) -> Roles:
 
 def _ancestors(module: Module, exclude: set[int]) -> set[int]:
     """Ids of values behind the results outside of `exclude`."""
-    makers: dict[int, list[Op]] = {}
-    inside: dict[int, list[Value]] = {}
-    for op in module.ops:
-        for r in op.results:
-            makers.setdefault(r.id, []).append(op)
-        for region in op.regions:
-            for inner in walk_regions(region):
-                inside.setdefault(op.id, []).extend(
-                    x for x in inner.results if isinstance(x, Value)
-                )
+    makers = def_use(module).makers
     seen: set[int] = set()
     todo = [
         x.id for i, x in enumerate(module.body.results) if i not in exclude and isinstance(x, Value)
@@ -80,8 +72,9 @@ def _ancestors(module: Module, exclude: set[int]) -> set[int]:
         v = todo.pop()
         if v not in seen:
             seen.add(v)
-            for op in makers.get(v, ()):
-                todo.extend(x.id for _, x in op.inputs())
+            maker = makers[v]
+            if maker is not None:
+                todo.extend(x.id for _, x in maker.inputs())
     return seen
 
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from partir_search.ir.analysis.def_use import def_use
 from partir_search.ir.printer import print_partition
 from partir_search.ir.verify import InvalidIR, verify, verify_partition
 from partir_search.passes.fold.fold import find_repeats, fold
@@ -67,7 +68,7 @@ def test_users() -> None:
         return loop + y, unread
 
     module = module_of(fn, np.ones(4, np.float32), np.ones(4, np.float32))
-    users = module.users()
+    users = def_use(module).users
     assert len(users) == len(module.values)
     for value, readers in zip(module.values, users, strict=True):
         assert readers == [op for op in module.ops for _, v in op.inputs() if v is value]

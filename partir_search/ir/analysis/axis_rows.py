@@ -14,8 +14,8 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from partir_search.ir.analysis.def_use import DefUse
 from partir_search.ir.analysis.deferred_reductions import defer_reductions
+from partir_search.ir.analysis.module_analysis import ModuleAnalysis
 from partir_search.ir.rule import NONE
 
 Numbers = npt.NDArray[np.int8]  # factors of ops, dims of values
@@ -36,7 +36,7 @@ class AxisRows:
       defers: reductions may be deferred past linear ops.
     """
 
-    def_use: DefUse
+    analysis: ModuleAnalysis
     loops: array[int]
     tiles: array[int]
     partials: Mapping[int, str]
@@ -52,7 +52,7 @@ class AxisRows:
         """[ops] whether the axis has some operand or result needed or made otherwise than it
         rests.
         """
-        ports, loop = self.def_use.ports, self.loop_row
+        ports, loop = self.analysis.ports, self.loop_row
         found = np.zeros(len(loop), dtype=np.bool_)
         at = ports.start + loop[ports.op] + 1
         differ = ports.dim[at] != self.tile_row[ports.value]
@@ -75,7 +75,7 @@ class AxisRows:
     @functools.cached_property
     def inner(self) -> list[int]:
         """Ids of ops that loop over a minor factor of some dim."""
-        compound, is_minor = self.def_use.compound, self.def_use.is_minor
+        compound, is_minor = self.analysis.compound, self.analysis.is_minor
         found = is_minor[np.arange(len(compound)), self.loop_row[compound] + 1]
         return [int(op) for op in compound[found]]
 
@@ -85,7 +85,7 @@ class AxisRows:
         """
         found = self._gathered.get(other)
         if found is None:
-            uses, count = self.def_use.uses, self.def_use.count
+            uses, count = self.analysis.uses, self.analysis.count
             both = (self.tile_row >= 0) & (self.tile_row == other.tile_row)
             at = np.flatnonzero(both[uses.value])
             op, dim = uses.op[at], self.tile_row[uses.value[at]]
@@ -106,12 +106,12 @@ class AxisRows:
 
 
 def axis_rows(
-    def_use: DefUse, loops: array[int], tiles: array[int], defers: bool = True
+    analysis: ModuleAnalysis, loops: array[int], tiles: array[int], defers: bool = True
 ) -> AxisRows:
     """Rows of one axis; takes ownership of `loops` and `tiles`, changed by `defer_reductions`."""
-    partials = defer_reductions(def_use, loops, tiles) if defers else {}
+    partials = defer_reductions(analysis, loops, tiles) if defers else {}
     partial_row = np.zeros(len(tiles), dtype=np.bool_)
     partial_row[list(partials)] = True
     tile_row = np.maximum(np.frombuffer(tiles, dtype=np.int8), NONE)
     loop_row = np.frombuffer(loops, dtype=np.int8)
-    return AxisRows(def_use, loops, tiles, partials, loop_row, tile_row, partial_row, defers)
+    return AxisRows(analysis, loops, tiles, partials, loop_row, tile_row, partial_row, defers)

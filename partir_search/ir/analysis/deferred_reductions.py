@@ -14,7 +14,8 @@ import heapq
 from array import array
 from collections.abc import Set
 
-from partir_search.ir.analysis.def_use import DefUse, ReductionSite, passing_group
+from partir_search.ir.analysis.module_analysis import ModuleAnalysis
+from partir_search.ir.analysis.reductions import ReductionSite, passing_group
 from partir_search.ir.core import Op
 from partir_search.ir.rule import DEFERRABLE, NONE, REPLICATED
 
@@ -36,23 +37,25 @@ class _Deferral:
     partial_at_rest: tuple[int, ...] = ()
 
 
-def defer_reductions(def_use: DefUse, loops: array[int], tiles: array[int]) -> dict[int, str]:
+def defer_reductions(
+    analysis: ModuleAnalysis, loops: array[int], tiles: array[int]
+) -> dict[int, str]:
     """Defers the reductions of one axis.
 
     Args:
-      def_use: facts of the module and its rules.
+      analysis: facts of the module and its rules.
       loops: [ops] factors; loops that a deferred reduction replaces are set to NONE.
       tiles: [values] dims; likewise.
 
     Returns:
       Monoid of each value that is partial at rest, by value id.
     """
-    consumer = def_use.consumer
+    consumer = analysis.consumer
     deferrals: dict[int, _Deferral] = {}  # by id of the partial value
     partial_at_rest: dict[int, str] = {}
     queue = [  # a heap of op ids: program order visits the operands of an op before the op
         site.op.id
-        for site in def_use.reducing
+        for site in analysis.reducing
         if loops[site.op.id] >= 0 and site.rule.reducers[loops[site.op.id]] in DEFERRABLE
     ]
     waiting = set(queue)
@@ -66,7 +69,7 @@ def defer_reductions(def_use: DefUse, loops: array[int], tiles: array[int]) -> d
                 heapq.heappush(queue, user)
 
     while queue:
-        site = def_use.site(heapq.heappop(queue))
+        site = analysis.site(heapq.heappop(queue))
         f = loops[site.op.id]
         if f >= 0 and site.reduces and site.rule.reducers[f] in DEFERRABLE:
             record(site, _Deferral(site.rule.reducers[f]))
@@ -76,7 +79,7 @@ def defer_reductions(def_use: DefUse, loops: array[int], tiles: array[int]) -> d
         if len(monoids) != 1:
             continue
         monoid = monoids.pop()
-        growth = _growth(def_use, site, monoid, partial)
+        growth = _growth(analysis, site, monoid, partial)
         if growth is None or growth > 0:
             continue
         before = [deferrals[v] for v in partial]
@@ -100,15 +103,17 @@ def defer_reductions(def_use: DefUse, loops: array[int], tiles: array[int]) -> d
     return partial_at_rest
 
 
-def _growth(def_use: DefUse, site: ReductionSite, monoid: str, partial: Set[int]) -> int | None:
+def _growth(
+    analysis: ModuleAnalysis, site: ReductionSite, monoid: str, partial: Set[int]
+) -> int | None:
     """Bytes that a reduction after the op moves beyond those of a reduction of its operands; None
     if partial operands may not pass the op.
     """
     key = site.op.id, monoid, frozenset(partial)
-    if key not in def_use.growth:
+    if key not in analysis.growth:
         growth = None
-        if passing_group(site.op, site.rule, monoid, partial, def_use.zeros):
+        if passing_group(site.op, site.rule, monoid, partial, analysis.zeros):
             before = sum(v.type.nbytes for _, v in site.op.inputs() if v.id in partial)
             growth = sum(r.type.nbytes for r in site.op.results) - before
-        def_use.growth[key] = growth
-    return def_use.growth[key]
+        analysis.growth[key] = growth
+    return analysis.growth[key]

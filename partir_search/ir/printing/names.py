@@ -11,7 +11,8 @@ from __future__ import annotations
 import collections
 import re
 
-from partir_search.ir.core import Module, Op, Region, Value, walk_regions
+from partir_search.ir.analysis.def_use import def_use
+from partir_search.ir.core import Module, Op, Region, Value
 from partir_search.ir.source_names import scope_path
 
 Path = tuple[str, ...]
@@ -69,22 +70,19 @@ class _Leaves:
 
     def __init__(self, module: Module, paths: list[Path]) -> None:
         self.module, self.paths = module, paths
-        self.results = {
-            x.id for r in walk_regions(module.body) for x in r.results if isinstance(x, Value)
-        }
 
     def mains(self) -> dict[int, int]:
         """By value, the length of the outermost path that it is the last value to leave."""
-        users, last = self.module.users(), dict[tuple[Path, bool], int]()
+        uses, last = def_use(self.module), dict[tuple[Path, bool], int]()
         for op in self.module.ops:
             path = self.paths[op.id]
             for result in op.results if path else ():
                 common = [
                     _common(path, self.paths[u.id])
-                    for u in users[result.id]
+                    for u in uses.users[result.id]
                     if u.backward == op.backward
                 ]
-                if result.id in self.results:
+                if result.id in uses.returned:
                     common.append(0)
                 for k in range(min(common, default=len(path)) + 1, len(path) + 1):
                     last[path[:k], op.backward] = result.id

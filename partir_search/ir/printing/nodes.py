@@ -8,7 +8,8 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple, Union
 
-from partir_search.ir.core import Op, Region, Value, walk_regions
+from partir_search.ir.analysis.def_use import def_use
+from partir_search.ir.core import Op, Region, Value
 from partir_search.ir.kind import Kind
 from partir_search.ir.partition import Partition
 from partir_search.ir.printing.loops import Loop, Nest, Piece, joins, nest_of, pieces
@@ -83,9 +84,8 @@ class Tree:
         self.partition, self.names = partition, names
         self.nests: list[Nest] = [nest_of(partition, op) for op in module.ops]
         self.weight = list(map(self._weighs, module.ops))
-        self.users = module.users()
-        bodies = walk_regions(module.body)
-        self.returned = {x.id for r in bodies for x in r.results if isinstance(x, Value)}
+        uses = def_use(module)
+        self.users, self.returned = uses.users, uses.returned
         self.local: dict[int, set[int]] = {}  # per axis, values made in the loop being built
         self.given = {v.id for v in module.body.args} | module.constants.keys()
         self.likeness = Likeness(partition, self.nests, self.returned)

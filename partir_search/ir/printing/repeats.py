@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence, Set
 
+from partir_search.ir.analysis.def_use import def_use
 from partir_search.ir.core import Literal, Op, Operand, Value
 from partir_search.ir.partition import Partition
 from partir_search.ir.printing.attributes import all_attributes
@@ -16,7 +17,7 @@ class Likeness:
 
     def __init__(self, partition: Partition, nests: Sequence[Nest], returned: Set[int]) -> None:
         self.partition, self.nests, self.returned = partition, nests, returned
-        self.users = partition.module.users()
+        self.users = def_use(partition.module).users
 
     def of(self, ops: Sequence[Op]) -> Hashable:
         return _Key(self, {op.id for op in ops}).ops(ops)

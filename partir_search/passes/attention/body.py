@@ -142,7 +142,7 @@ def _uses(ops: Ops, phase: Phase) -> tuple[list[_Use], dict[int, tuple[int, int]
     def read(x: Operand) -> Operand | tuple[int, int]:
         if isinstance(x, Literal) or x.id in made:
             return made[x.id] if isinstance(x, Value) else x
-        maker = ops.maker.get(x.id)
+        maker = ops.makers[x.id]
         if maker is None or not ops.dataless(maker):
             return x
         ins = tuple(map(read, maker.operands))

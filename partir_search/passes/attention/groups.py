@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
+from partir_search.ir.analysis.def_use import DefUse
 from partir_search.ir.core import Op, Operand, Region, Value
 from partir_search.ir.rule import NONE, Dims, OpRule
 
@@ -23,16 +24,12 @@ class NotAttention(Exception):
 class Ops:
     """One region's ops, by what they make and use."""
 
-    def __init__(self, region: Region, rule: Callable[[Op], OpRule]) -> None:
+    def __init__(self, region: Region, uses: DefUse, rule: Callable[[Op], OpRule]) -> None:
         self.region = region
         self.ops = region.ops
         self._rule = rule
         self.position = {id(op): at for at, op in enumerate(self.ops)}
-        self.maker = {r.id: op for op in self.ops for r in op.results}
-        self.users: dict[int, list[Op]] = {}
-        for op in self.ops:
-            for v in {v.id: v for _, v in op.inputs()}.values():
-                self.users.setdefault(v.id, []).append(op)
+        self.makers, self.users = uses.makers, uses.users
         self._dataless: dict[int, bool] = {}
         self.returned = {x.id for x in region.results if isinstance(x, Value)}
 
@@ -50,7 +47,7 @@ class Ops:
     def dataless(self, op: Op) -> bool:
         """Tells whether an op rests on no data: only on positions and literals."""
         if id(op) not in self._dataless:
-            makers = [self.maker.get(v.id) for _, v in op.inputs()]
+            makers = [self.makers[v.id] for _, v in op.inputs()]
             self._dataless[id(op)] = (
                 self.plain(op)
                 and self.rule(op).elementwise
@@ -106,7 +103,7 @@ def find_groups(ops: Ops) -> Iterator[Group | NotAttention]:
 
 def _summed_dim(ops: Ops, value: Value) -> int | None:
     """The dim along which exponentials are summed."""
-    for user in ops.users.get(value.id, ()):
+    for user in ops.users[value.id]:
         if not user.regions and len(user.operands) == 1 and ops.plain(user):
             rule = ops.rule(user)
             dims = [d for d, f in enumerate(rule.operands[0]) if f >= 0 and rule.reducers[f]]
@@ -126,7 +123,7 @@ def _products(ops: Ops, value: Value, keys: int) -> Iterator[tuple[Op, Dim2]]:
     todo = [(value, keys)]
     while todo:
         v, dim = todo.pop()
-        op = ops.maker.get(v.id)
+        op = ops.makers[v.id]
         if op is None or v.id in seen or not ops.plain(op):
             continue
         seen.add(v.id)
@@ -161,7 +158,7 @@ def _grow(ops: Ops, products: Sequence[tuple[Op, Dim2]]) -> Group:
         v = todo.pop()
         if v.id in ops.returned:
             raise NotAttention(f"%{v.name} leaves its region with keys and queries")
-        for user in ops.users.get(v.id, ()):
+        for user in ops.users[v.id]:
             if not ops.plain(user):
                 raise NotAttention(f"%{v.name} is used by {user.prim} at {user.source}")
             group.core[id(user)] = user
@@ -172,7 +169,7 @@ def _grow(ops: Ops, products: Sequence[tuple[Op, Dim2]]) -> Group:
     while pulls:
         op = pulls.pop()
         for x in _score_operands(ops, group, op):
-            maker = ops.maker.get(x.id)
+            maker = ops.makers[x.id]
             if x.id in group.made or maker is None or id(maker) in group.core | group.pulled:
                 continue
             rule = ops.rule(maker) if ops.plain(maker) else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from partir_search.ir.analysis.def_use import def_use
 from partir_search.ir.core import Module, Op, Operand, Region, Value
 from partir_search.passes.attention.body import Draft, draft, makers, with_roles
 from partir_search.passes.attention.groups import Group, NotAttention, Ops, find_groups
@@ -43,7 +44,7 @@ def with_attention(module: Module, table: RuleTable) -> tuple[Module, list[str]]
 class _Rewriter(Copier):
     def __init__(self, module: Module, table: RuleTable) -> None:
         super().__init__(module)
-        self.table = table
+        self.table, self.uses = table, def_use(module)
         self.count = 0
         self.reasons: list[str] = []
 
@@ -62,7 +63,7 @@ class _Rewriter(Copier):
 
     def ops(self, region: Region, inside: dict[int, Value]) -> list[Op]:
         """Copies of a region's ops; `inside` gets the values that they make."""
-        ops = Ops(region, self.table)
+        ops = Ops(region, self.uses, self.table)
         found = self.find(ops)
         owned = {id(op) for w in found for op in w.phase.ops}
         made_by = {r.id: w for w in found for r in w.phase.results}
@@ -72,8 +73,8 @@ class _Rewriter(Copier):
         def need(x: Operand) -> None:
             if isinstance(x, Value) and x.id in made_by:
                 visit(made_by[x.id])
-            elif isinstance(x, Value) and x.id in ops.maker:
-                visit(ops.maker[x.id])
+            elif isinstance(x, Value) and (maker := ops.makers[x.id]) is not None:
+                visit(maker)
 
         def visit(item: Op | Whole) -> None:
             if id(item) in done:

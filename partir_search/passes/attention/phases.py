@@ -47,7 +47,7 @@ def split(ops: Ops, group: Group) -> Phases:
         v.id for op in backward for _, v in op.inputs() if v.id in made and v.id not in group.scores
     }
     for v, op in made.items():
-        if v in ops.returned or any(id(u) not in known for u in ops.users.get(v, ())):
+        if v in ops.returned or any(id(u) not in known for u in ops.users[v]):
             if v in group.made:
                 raise NotAttention(f"the scores of {op.source} are kept")
             if v not in group.scores:
@@ -61,7 +61,7 @@ def split(ops: Ops, group: Group) -> Phases:
         if id(op) in inside:
             continue
         for r in op.results:
-            users = ops.users.get(r.id, ())
+            users = ops.users[r.id]
             if r.id in ops.returned or any(id(u) not in known for u in users):
                 if r.id in group.made:
                     raise NotAttention(f"the scores of {op.source} are kept")
@@ -98,7 +98,7 @@ def _products_above(ops: Ops, group: Group, op: Op) -> int:
     todo = [op]
     while todo:
         for _, v in todo.pop().inputs():
-            maker = ops.maker.get(v.id)
+            maker = ops.makers[v.id]
             if maker and id(maker) in group.core | group.pulled and id(maker) not in seen:
                 seen.add(id(maker))
                 todo.append(maker)
@@ -110,7 +110,7 @@ def _depends(ops: Ops, roots: Collection[int], first: int) -> set[int]:
     """Ops, by `id`, that some of the roots leads to; from a position on."""
     found: set[int] = set()
     for op in ops.ops[first:]:
-        makers = (ops.maker.get(v.id) for _, v in op.inputs())
+        makers = (ops.makers[v.id] for _, v in op.inputs())
         if id(op) in roots or any(m is not None and id(m) in found for m in makers):
             found.add(id(op))
     return found
@@ -141,7 +141,7 @@ def _closure(
     todo = list(roots)
     while todo:
         for _, v in todo.pop().inputs():
-            maker = ops.maker.get(v.id)
+            maker = ops.makers[v.id]
             if maker is None or id(maker) in found:
                 continue
             if id(maker) in forward:

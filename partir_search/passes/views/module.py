@@ -65,9 +65,7 @@ def with_views(module: Module) -> Module:
     rewriter.known.update((v, partial(np.asarray, array)) for v, array in constants.items())
     body = rewriter.region(module.body)
     values |= rewriter.arrays
-    new = dataclasses.replace(
-        module, body=body, values=[], ops=[], constants={}, _uses=None, _users=None, _names=None
-    )
+    new = dataclasses.replace(module, body=body, values=[], ops=[], constants={})
     number(new, values)
     return new
 

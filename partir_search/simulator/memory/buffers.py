@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
+from partir_search.ir.analysis.def_use import DefUse, def_use
 from partir_search.ir.core import Module, Op, Region, Value
 from partir_search.ir.rule import OpRule
 from partir_search.simulator.memory.aliases import Aliases, alias
-from partir_search.simulator.memory.consumers import Users
 from partir_search.simulator.memory.dtypes import Dtypes
 from partir_search.simulator.memory.live_ranges import LiveRanges, live_ranges
 from partir_search.simulator.memory.loop_aliasing import CarryPairs, carry_pairs
@@ -49,14 +49,14 @@ def assign_buffers(
     }
     outside = {v: (v,) for v in module.constants}
     return _region_buffers(
-        module.body, rules, module.users(), dtypes, traits, outside, frozenset(in_donated)
+        module.body, rules, def_use(module), dtypes, traits, outside, frozenset(in_donated)
     )
 
 
 def assign_inner_buffers(
     op: Op,
     rules: Sequence[OpRule],
-    users: Users,
+    uses: DefUse,
     dtypes: Dtypes,
     traits: XlaTraits,
     outside: Sources = MappingProxyType({}),
@@ -65,13 +65,13 @@ def assign_inner_buffers(
 
     Args:
       rules: per op id.
-      users: per value id, the ops that read the value.
+      uses: def-use analysis of the module.
       outside: sources of captured values.
     """
     edges = rules[op.id].data_flow
     carries = [carry_pairs(edges, number) for number in range(len(op.regions))]
     return tuple(
-        _region_buffers(region, rules, users, dtypes, traits, outside, carries=pairs)
+        _region_buffers(region, rules, uses, dtypes, traits, outside, carries=pairs)
         for region, pairs in zip(op.regions, carries, strict=True)
     )
 
@@ -79,16 +79,16 @@ def assign_inner_buffers(
 def _region_buffers(
     region: Region,
     rules: Sequence[OpRule],
-    users: Users,
+    uses: DefUse,
     dtypes: Dtypes,
     traits: XlaTraits,
     outside: Sources,
     in_donated: frozenset[int] = frozenset(),
     carries: CarryPairs = (),
 ) -> Buffers:
-    stored = materialize(region, rules, users, dtypes, traits, outside)
+    stored = materialize(region, rules, uses, dtypes, traits, outside)
     inner = {
-        at: assign_inner_buffers(region.ops[at], rules, users, dtypes, traits, outside)
+        at: assign_inner_buffers(region.ops[at], rules, uses, dtypes, traits, outside)
         for at in stored.reads
         if region.ops[at].regions
     }

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 
+from partir_search.ir.analysis.def_use import DefUse
 from partir_search.ir.core import Op, Region
 from partir_search.ir.rule import OpRule
-
-Users = Sequence[Sequence[Op]]
-"""By value id, the ops that read the value."""
 
 
 class Consumers:
@@ -17,7 +15,6 @@ class Consumers:
     Op ids grow along a region, so the largest id is the last op.
 
     Attributes:
-      makers: by value id, the op of the region that makes the value.
       last: by value id, id of the value's last consumer that stores a result.
     """
 
@@ -25,7 +22,7 @@ class Consumers:
         self,
         region: Region,
         rules: Sequence[OpRule],
-        users: Users,
+        uses: DefUse,
         stored: Set[int],
         one_hot: Set[int],
     ) -> None:
@@ -33,12 +30,11 @@ class Consumers:
 
         Args:
           rules: per op id.
-          users: by value id, the direct consumers.
+          uses: def-use analysis of the region's module.
           stored: ids of values stored in any case.
           one_hot: ids of recomputed ops that are not elementwise (`Dtypes.one_hot`).
         """
-        self.rules, self.users, self.stored, self.one_hot = rules, users, stored, one_hot
-        self.makers = {r.id: op for op in region.ops for r in op.results}
+        self.rules, self.uses, self.stored, self.one_hot = rules, uses, stored, one_hot
         self.last = last = dict[int, int]()
         for op in reversed(region.ops):
             end = self._end(op)
@@ -78,7 +74,7 @@ class Consumers:
         found, waiting = dict[int, Op](), [op]
         while waiting:
             for _, v in waiting.pop().inputs():
-                maker = self.makers.get(v.id)
+                maker = self.uses.makers[v.id]
                 if v.id not in leaves and maker is not None and maker.id not in found:
                     found[maker.id] = maker
                     waiting.append(maker)
@@ -90,5 +86,5 @@ class Consumers:
         Args:
           chain: by op id, the answer for the op's results, where known.
         """
-        users = (u for u in self.users[v] if u is not op)
+        users = (u for u in self.uses.users[v] if u is not op)
         return max((chain[u.id] if u.id in chain else self._end(u) for u in users), default=-1)

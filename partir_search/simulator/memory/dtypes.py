@@ -16,7 +16,8 @@ from collections.abc import Mapping, Sequence, Set
 
 import numpy as np
 
-from partir_search.ir.analysis.def_use import is_zero, zero_values
+from partir_search.ir.analysis.def_use import def_use
+from partir_search.ir.analysis.reductions import is_zero, zero_values
 from partir_search.ir.core import Module, Value, walk_regions
 from partir_search.ir.rule import OpRule
 from partir_search.simulator.arrays import Bools, Floats
@@ -161,13 +162,13 @@ def _softmax_weights(module: Module, rules: Sequence[OpRule]) -> frozenset[int]:
 
 def _dot_operands(module: Module, rules: Sequence[OpRule]) -> frozenset[int]:
     """Ids of elementwise operands of dots, before transposes and broadcasts."""
-    made = {r.id: op for op in module.ops for r in op.results}
+    makers = def_use(module).makers
     found: set[int] = set()
     for op in module.ops:
         for _, v in op.inputs() if rules[op.id].contracts else ():
             value: Value | None = v
             while value is not None:
-                maker = made.get(value.id)
+                maker = makers[value.id]
                 if maker is None or not rules[maker.id].elementwise:
                     break
                 if rules[maker.id].flops_per_point or changes_width(maker, rules[maker.id]):

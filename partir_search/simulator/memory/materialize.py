@@ -13,9 +13,10 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
+from partir_search.ir.analysis.def_use import DefUse
 from partir_search.ir.core import Op, Operand, Region, Value
 from partir_search.ir.rule import OpRule
-from partir_search.simulator.memory.consumers import Consumers, Users
+from partir_search.simulator.memory.consumers import Consumers
 from partir_search.simulator.memory.dtypes import Dtypes
 from partir_search.simulator.op_kinds import is_reduction
 from partir_search.simulator.printing import table
@@ -56,7 +57,7 @@ class Materialized:
 def materialize(
     region: Region,
     rules: Sequence[OpRule],
-    users: Users,
+    uses: DefUse,
     dtypes: Dtypes,
     traits: XlaTraits,
     outside: Sources = MappingProxyType({}),
@@ -65,7 +66,7 @@ def materialize(
 
     Args:
       rules: per op id.
-      users: per value id, the ops that read the value.
+      uses: def-use analysis of the region's module.
       outside: sources of captured values.
     """
     sources: dict[int, tuple[int, ...]] = dict(outside)
@@ -81,7 +82,8 @@ def materialize(
     made: dict[int, int] = {}
     last: dict[int, int] = {}
     last_forward: dict[int, int] = {}
-    consumers = Consumers(region, rules, users, forced, dtypes.one_hot)
+    users = uses.users
+    consumers = Consumers(region, rules, uses, forced, dtypes.one_hot)
 
     def sources_of(operand: Operand) -> tuple[int, ...]:
         return sources.get(operand.id, (operand.id,)) if isinstance(operand, Value) else ()

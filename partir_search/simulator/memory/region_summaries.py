@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence, Set
 
 import numpy as np
 
+from partir_search.ir.analysis.def_use import def_use
 from partir_search.ir.core import Module, Op, Region, Value
 from partir_search.ir.rule import NONE, OpRule
 from partir_search.lowering.local_ir import Move
@@ -156,14 +157,14 @@ def _summed(module: Module, rules: Sequence[OpRule]) -> frozenset[int]:
     An example is each layer's part of a shared parameter's gradient. The whole program reduces the
     total alone, not the parts (`ir/analysis/deferred_reductions.py`).
     """
-    uses, users, found = module.use_counts(), module.users(), set[int]()
+    uses, found = def_use(module), set[int]()
     for op in reversed(module.ops):
         if op.regions or not rules[op.id].linear:
             continue
         results = {r.id for r in op.results}
         inputs = [v.id for _, v in op.inputs()]
         totals = results & set(inputs) if op.count > 1 else set()
-        read_later = all(u is op or u.count == 1 for v in totals for u in users[v])
+        read_later = all(u is op or u.count == 1 for v in totals for u in uses.users[v])
         if results & found or (totals and read_later):
-            found.update(v for v in inputs if v not in results and uses[v] == 1)
+            found.update(v for v in inputs if v not in results and uses.counts[v] == 1)
     return frozenset(found)

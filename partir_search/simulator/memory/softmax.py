@@ -25,8 +25,9 @@ to 1,024 numbers for v5e and v5p.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
+from partir_search.ir.analysis.def_use import def_use
 from partir_search.ir.core import Literal, Module, Op, Value
 from partir_search.ir.rule import OpRule
 from partir_search.simulator.memory.backward_ops import gradients
@@ -38,9 +39,9 @@ class DotOutputs:
     """Queries about the consumers of dot results, which decide the width of a stored result."""
 
     def __init__(self, module: Module, rules: Sequence[OpRule]) -> None:
-        self.rules, self.users = rules, module.users()
+        self.rules, uses = rules, def_use(module)
         self.gradients = gradients(module, rules)
-        self.makers: Mapping[int, Op] = {r.id: op for op in module.ops for r in op.results}
+        self.users, self.makers = uses.users, uses.makers
 
     def feeds_masked_softmax(self, dot: Op) -> bool:
         """True if the result of a dot of matrices is masked or biased before its maximum is taken.
@@ -115,7 +116,7 @@ class DotOutputs:
         """True if all elements of a value are equal: a scalar or the broadcast of a scalar."""
         if not v.type.shape:
             return True
-        maker = self.makers.get(v.id)
+        maker = self.makers[v.id]
         if maker is None or maker.regions or not maker.operands:
             return False
         return all(isinstance(x, Literal) or not x.type.shape for x in maker.operands)
@@ -124,7 +125,7 @@ class DotOutputs:
         """Returns True for a value computed from a dot's scores, through reductions too."""
         waiting, known = [v.id], {v.id}
         while waiting and len(known) < MAX_WALKED:
-            maker = self.makers.get(waiting.pop())
+            maker = self.makers[waiting.pop()]
             for _, x in maker.inputs() if maker and maker.id > dot.id else ():
                 if x.id in scores:
                     return True

@@ -38,8 +38,8 @@ class Temporaries:
     Attributes:
       bytes_at: [ops + 2] bytes to add to the region's curve, by position; the last two entries are
         for the region's results and for the time before all ops.
-      stored_casts: ids of weight casts that are stored, as a collective sends the cast in the region
-        or in a region inside.
+      stored_casts: ids of weight casts that are stored, as a collective sends the cast in the
+        region or in a region inside.
     """
 
     bytes_at: Floats

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence, Set
 
 import numpy as np
 
+from partir_search.ir.analysis.def_use import def_use
 from partir_search.ir.core import Module, Op, Value
 from partir_search.ir.rule import OpRule
 from partir_search.simulator.arrays import Bools, Ints
@@ -36,7 +37,7 @@ def find_weight_casts(
     """
     arguments = {v.id: v for v in module.body.args}
     returned = {x.id for x in module.body.results if isinstance(x, Value)}
-    users = module.users()
+    users = def_use(module).users
     known: dict[int, bool] = {}
 
     def for_dots(value: Value) -> bool:

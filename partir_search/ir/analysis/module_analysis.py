@@ -1,0 +1,93 @@
+"""Analysis of a module and its rules that every partition of the module shares."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import numpy as np
+
+from partir_search.ir.analysis.def_use import DefUse, def_use
+from partir_search.ir.analysis.ports import ports_of
+from partir_search.ir.analysis.reductions import ReductionSite, zero_values
+from partir_search.ir.core import Module
+from partir_search.ir.rule import DEFERRABLE, NONE, OpRule
+
+_REDUCERS = frozenset(DEFERRABLE)
+
+
+class ModuleAnalysis:
+    """Facts of a module under its rules.
+
+    Attributes:
+      def_use: ops that make and use each value.
+      zeros: ids of values known to be all zeros: they may join any partial sum.
+      reducing: the ops that may make partial results.
+      consumer: per value, id of its only user if partial results may pass through it, or NONE.
+      ports: operands and results as arrays.
+      uses: the operands among them.
+      count: per op, how many ops it stands for.
+      always_active: per op id, True if any layout may concern the op: it has regions, reads other
+        stretches than tiles, or works on blocks.
+      compound: ids of ops with several factors on one dim.
+      is_minor: [compound, factor + 1] True for factors with major factors on the same dim.
+      growth: cache of `defer_reductions`: bytes added by reducing after an op, by op, monoid and
+        partial operands.
+    """
+
+    def __init__(self, module: Module, rules: Sequence[OpRule]) -> None:
+        """Facts of `module`; `rules` are per op id."""
+        self.def_use: DefUse = def_use(module)
+        self.zeros = zero_values(module, rules)
+        self.growth: dict[tuple[int, str, frozenset[int]], int | None] = {}
+        self._module, self._rules = module, rules
+        self._sites: dict[int, ReductionSite] = {}
+        self.consumer = array("i", [NONE]) * len(module.values)
+        uses = self.def_use.counts
+        kinds: dict[int, tuple[bool, bool]] = {}  # by rule: many ops share one
+        reducing: list[int] = []
+        for op, rule in zip(module.ops, rules, strict=True):
+            if op.regions:
+                continue
+            kind = kinds.get(id(rule))
+            if kind is None:
+                reduces = not _REDUCERS.isdisjoint(rule.reducers)
+                kind = kinds[id(rule)] = reduces, bool(rule.linear or rule.monotone)
+            reduces, passes = kind
+            if reduces:
+                reducing.append(op.id)
+            if passes:
+                for _, v in op.inputs():
+                    if uses[v.id] == 1:
+                        self.consumer[v.id] = op.id
+        self.reducing = tuple(map(self.site, reducing))
+        self.ports = ports_of(module, rules)
+        self.uses = self.ports.only(~self.ports.result)
+        self.count = np.array([op.count for op in module.ops], dtype=np.int64)
+        self.always_active = np.array(
+            [bool(op.regions or _always(rules[op.id])) for op in module.ops],
+            dtype=np.bool_,
+        )
+        compound = [op.id for op in module.ops if rules[op.id].major_factors]
+        self.compound = np.array(compound, dtype=np.int64)
+        width = 1 + max((len(rules[i].sizes) for i in compound), default=0)
+        self.is_minor = np.zeros((len(compound), width), dtype=np.bool_)
+        for k, i in enumerate(compound):
+            for f, majors in enumerate(rules[i].major_factors):
+                self.is_minor[k, f + 1] = bool(majors)
+
+    def site(self, op_id: int) -> ReductionSite:
+        """The reduction site of an op, made on first use: most ops never need one."""
+        found = self._sites.get(op_id)
+        if found is None:
+            op, rule = self._module.ops[op_id], self._rules[op_id]
+            single = tuple([v.id for _, v in op.inputs() if self.consumer[v.id] == op_id])
+            reduces = not _REDUCERS.isdisjoint(rule.reducers)
+            results = tuple([r.id for r in op.results])
+            found = self._sites[op_id] = ReductionSite(op, rule, single, results, reduces)
+        return found
+
+
+def _always(rule: OpRule) -> bool:
+    """True if an op matters to a program's cost wherever its operands rest."""
+    return bool(rule.manual or rule.reads or rule.blockwise)

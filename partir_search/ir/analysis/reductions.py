@@ -1,0 +1,66 @@
+"""Ops that make partial results, and ops that partial results pass through unfinished."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence, Set
+
+from partir_search.ir.core import Literal, Module, Op, Value
+from partir_search.ir.rule import OpRule
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ReductionSite:
+    """An op that makes partial results or may pass them on.
+
+    Attributes:
+      single: ids of operands whose only use is this op.
+      results: ids of the results.
+      reduces: a loop over some factor leaves a deferrable reduction.
+    """
+
+    op: Op
+    rule: OpRule
+    single: tuple[int, ...]
+    results: tuple[int, ...]
+    reduces: bool
+
+
+def zero_values(module: Module, rules: Sequence[OpRule]) -> frozenset[int]:
+    """Values that are zero because everything that they are linear in is."""
+    zeros: set[int] = set()
+    for op, rule in zip(module.ops, rules, strict=True):
+        if not op.regions and any(
+            all(is_zero(op.operands[i], zeros) for i in group) for group in rule.linear
+        ):
+            zeros.update(r.id for r in op.results)
+    return frozenset(zeros)
+
+
+def is_zero(operand: object, zeros: Set[int]) -> bool:
+    """Tells whether an operand is a literal zero or known to be zero."""
+    if isinstance(operand, Value):
+        return operand.id in zeros
+    return isinstance(operand, Literal) and operand.is_zero()
+
+
+def passing_group(
+    op: Op, rule: OpRule, monoid: str, pending: Set[int], zeros: Set[int]
+) -> tuple[int, ...]:
+    """The operand positions through which a pending reduction may pass `op` now, or ().
+
+    At least one operand of the group is pending, no other operand is; of sums, the group's others
+    are zero.
+    """
+    held = {i for i, v in op.inputs() if v.id in pending}
+    if monoid != "sum":
+        groups = (g for m, g in rule.monotone if m == monoid)
+        return next((g for g in groups if held and held <= set(g)), ())
+    for group in rule.linear:
+        if (
+            held
+            and held <= set(group)
+            and all(i in held or is_zero(op.operands[i], zeros) for i in group)
+        ):
+            return group
+    return ()
