@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from partir_search.ir.core import Module, Op, Region, Value
 from partir_search.ir.rule import OpRule
-from partir_search.passes.copies import Copier
+from partir_search.passes.rewriter import Rewriter
 
 
 def watching(module: Module, rules: Sequence[OpRule]) -> frozenset[int]:
@@ -47,28 +47,20 @@ def _captured(region: Region) -> list[Value]:
 
 def unwatched(module: Module, aside: frozenset[int]) -> Module:
     """A copy of the module without the ops of `aside`; all values keep their names."""
-    copier = _Without(module, aside)
-    ops = copier.kept(module.body.ops)
-    return copier.finish(tuple(map(copier.value, module.body.args)), ops)
+    return _Without(module, aside).run()
 
 
-class _Without(Copier):
-    """Copies a module without some ops."""
+class _Without(Rewriter):
+    """Drops some ops of a module."""
 
     def __init__(self, module: Module, aside: frozenset[int]) -> None:
         super().__init__(module)
         self._aside = aside
 
-    def kept(self, ops: Sequence[Op]) -> list[Op]:
-        """Copies of the ops that stay."""
-        return [self._copied(op) for op in ops if op.id not in self._aside]
+    def ops(self, old: Region) -> list[Op]:
+        return [self.op(op) for op in old.ops if op.id not in self._aside]
 
-    def _copied(self, op: Op) -> Op:
-        new = self.copy(op, {})
-        effect = any(o.effect for r in new.regions for o in r.ops) if op.regions else op.effect
+    def op(self, old: Op) -> Op:
+        new = super().op(old)
+        effect = any(o.effect for r in new.regions for o in r.ops) if old.regions else old.effect
         return dataclasses.replace(new, effect=effect)
-
-    def region(self, old: Region, suffix: str) -> Region:
-        """The region without them."""
-        args = tuple(map(self.value, old.args))
-        return Region(args, tuple(self.kept(old.ops)), tuple(map(self.outer, old.results)))

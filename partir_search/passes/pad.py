@@ -16,10 +16,10 @@ import numpy as np
 from jax import lax
 
 from partir_search.ir.core import Literal, Module, Op, Operand, Region, Shape, TensorType, Value
-from partir_search.ir.numbering import number
 from partir_search.ir.reducers import identity, number_of
 from partir_search.ir.rule import NONE, OpRule
 from partir_search.passes.pad_choice import DimClasses, Pad
+from partir_search.passes.rewriter import Rewriter
 
 _INT32 = np.dtype(np.int32)
 _BOOL = np.dtype(np.bool_)
@@ -56,7 +56,7 @@ class _Scope:
         """`x` padded or cut to `shape`, for `op`."""
         if not isinstance(x, Value):
             return x
-        natural = self.owner.natural(x)
+        natural = self.owner.value(x)
         if shape == natural.type.shape:
             return natural
         key = (x.id, shape)
@@ -129,12 +129,12 @@ class _Scope:
         return result
 
 
-class _Rewriter:
-    """Copies a module with its padded classes."""
+class _Rewriter(Rewriter):
+    """Pads the dims of some classes."""
 
     def __init__(self, module: Module, rules: Sequence[OpRule], classes: DimClasses) -> None:
-        self.module, self.rules, self.classes = module, rules, classes
-        self._natural: dict[int, Value] = {}
+        super().__init__(module)
+        self.rules, self.classes = rules, classes
         self._names = {v.name for v in module.values}
 
     def fresh(self, name: str) -> str:
@@ -144,55 +144,36 @@ class _Rewriter:
         self._names.add(unique)
         return unique
 
-    def natural(self, old: Value) -> Value:
-        """The new value in the form in which it is made."""
-        return self._natural[old.id]
-
     def zeros_beyond(self, x: Operand, dim: int) -> bool:
         """True if a padded form of `x` is made by padding, with zeros."""
-        return isinstance(x, Value) and self.natural(x).type.shape[dim] == x.type.shape[dim]
+        return isinstance(x, Value) and self.value(x).type.shape[dim] == x.type.shape[dim]
 
     def make(self, old: Value, shape: Shape) -> Value:
+        """The value in the place of `old`, of a shape in which an op makes it."""
         kind = dataclasses.replace(old.type, shape=shape)
-        self._natural[old.id] = new = Value(-1, kind, old.name)
+        self.new[old.id] = new = Value(-1, kind, old.name)
         return new
 
-    def run(self) -> Module:
-        module, body = self.module, self.module.body
-        constants = {
-            i: (self.make(module.values[i], module.values[i].type.shape), array)
-            for i, array in module.constants.items()
-        }
-        args = tuple(self.make(v, v.type.shape) for v in body.args)
-        shapes = [x.type.shape for x in body.results]
-        new = dataclasses.replace(
-            module,
-            body=self.region(body, args, shapes),
-            values=[],
-            ops=[],
-            constants={},
-        )
-        number(new, constants)
-        return new
+    def region(self, old: Region) -> Region:
+        return self.padded(old, [x.type.shape for x in old.results])
 
-    def region(self, old: Region, args: tuple[Value, ...], shapes: Sequence[Shape]) -> Region:
+    def padded(self, old: Region, shapes: Sequence[Shape]) -> Region:
+        """The region in the place of `old`, with results of these shapes."""
+        args = tuple(map(self.value, old.args))
         scope = _Scope(self)
         for op in old.ops:
             if op.regions:
                 self.region_op(op, scope)
             else:
-                self.op(op, scope)
+                self.plain_op(op, scope)
         last = old.ops[-1] if old.ops else None
         results = tuple(
-            scope.read(x, shape, last) if last else self._plain(x)
+            scope.read(x, shape, last) if last else self.operand(x)
             for x, shape in zip(old.results, shapes, strict=True)
         )
         return Region(args, tuple(scope.ops), results)
 
-    def _plain(self, x: Operand) -> Operand:
-        return self.natural(x) if isinstance(x, Value) else x
-
-    def op(self, op: Op, scope: _Scope) -> None:
+    def plain_op(self, op: Op, scope: _Scope) -> None:
         rule, classes = self.rules[op.id], self.classes
 
         ins: list[Operand] = []
@@ -263,8 +244,9 @@ class _Rewriter:
         ins = tuple(scope.read(x, shape(x, inputs.get(i)), op) for i, x in enumerate(op.operands))
         regions = []
         for region in op.regions:
-            args = tuple(self.make(a, shape(a)) for a in region.args)
-            regions.append(self.region(region, args, [shape(x) for x in region.results]))
+            for a in region.args:
+                self.make(a, shape(a))
+            regions.append(self.padded(region, [shape(x) for x in region.results]))
         results = tuple(self.make(r, shape(r, outputs.get(i, 0))) for i, r in enumerate(op.results))
         scope.ops.append(
             dataclasses.replace(op, operands=ins, results=results, regions=tuple(regions), key=None)

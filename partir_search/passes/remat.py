@@ -15,10 +15,11 @@ import numpy as np
 
 from partir_search.ir.analysis.def_use import def_use
 from partir_search.ir.core import Module, Op, Region, Value
-from partir_search.passes.copies import Copier
+from partir_search.passes.remat_copies import MOVED, RematRewriter
 from partir_search.passes.remat_scan import find_reruns, rerun
 
 Range = tuple[int, int]  # first op and the one after the last, by position in the body
+Windows = Mapping[int, tuple[int, Sequence[int]]]  # by first op: last op, ops that run again
 
 WINDOWS = 40  # a cut is the narrowest place of this part of the forward pass to either side,
 SHORTEST = 40  # of this many ops at least,
@@ -27,8 +28,8 @@ THIN = 0.1  # of the median that crosses: less lies outside the network's body
 LONG = 1 / 3  # of the forward pass: what lives longer is kept anyway and crosses all cuts
 WORTH = 2.0  # bytes that a segment must free, as a multiple of those that cross its cut
 
-# What the names of copies, of what enters beside them, and of ops moved there end with.
-AGAIN, ENTERING, MOVED = "_again", "_in", "_"
+# Ends of the names of copies, and of values that enter regions with them.
+AGAIN, ENTERING = "_again", "_in"
 
 
 def forward_length(module: Module) -> int:
@@ -94,7 +95,7 @@ def rematerialize(module: Module, segments: Sequence[Range]) -> Module:
         module = rerun(module, scans)
         alone = {(r.position, r.position + 1) for r in scans}
         segments = [s for s in segments if s not in alone]
-    windows: dict[int, tuple[int, list[int]]] = {}
+    windows: dict[int, tuple[int, Sequence[int]]] = {}
     free = n  # where the next window may begin
     uses = _Uses(module, n)
     for begin, stop in reversed(segments):
@@ -103,7 +104,7 @@ def rematerialize(module: Module, segments: Sequence[Range]) -> Module:
             first, last, again = found
             windows[first] = last, again
             free = last + 1
-    return _Rewriter(module).run(windows, uses)
+    return _Rewriter(module, windows, uses).run()
 
 
 class _Uses:
@@ -159,24 +160,27 @@ def _window(
     return first, last, sorted(again)
 
 
-class _Rewriter(Copier):
-    """Copies a module, turning windows of its body into `checkpoint` ops."""
+class _Rewriter(RematRewriter):
+    """Turns windows of a module's body into `checkpoint` ops."""
 
-    def run(self, windows: Mapping[int, tuple[int, Sequence[int]]], uses: _Uses) -> Module:
-        args = tuple(self.value(v) for v in self.module.body.args)
+    def __init__(self, module: Module, windows: Windows, uses: _Uses) -> None:
+        super().__init__(module)
+        self.windows, self.uses = windows, uses
+
+    def ops(self, old: Region) -> list[Op]:
         ops: list[Op] = []
         at = 0
-        while at < len(self.module.body.ops):
-            if at in windows:
-                last, again = windows[at]
+        while at < len(old.ops):
+            if at in self.windows:
+                last, again = self.windows[at]
                 after = self.growing(at, last)
-                ops.append(self.checkpoint(at, last, again, after, uses))
-                ops += [self.copy(op, {}) for op in after]
+                ops.append(self.checkpoint(at, last, again, after))
+                ops += map(self.op, after)
                 at = last + 1
             else:
-                ops.append(self.copy(self.module.body.ops[at], {}))
+                ops.append(self.op(old.ops[at]))
                 at += 1
-        return self.finish(args, ops)
+        return ops
 
     def growing(self, first: int, last: int) -> list[Op]:
         """Ops of a window that make a value larger on its way out (gradients that are widened for
@@ -198,9 +202,7 @@ class _Rewriter(Copier):
                 needed.update(v.id for v in inputs)
         return found[::-1]
 
-    def checkpoint(
-        self, first: int, last: int, again: Sequence[int], after: Sequence[Op], uses: _Uses
-    ) -> Op:
+    def checkpoint(self, first: int, last: int, again: Sequence[int], after: Sequence[Op]) -> Op:
         body = self.module.body.ops
         put_off = {op.id for op in after}
         window = [op for op in body[first : last + 1] if op.id not in put_off]
@@ -219,7 +221,9 @@ class _Rewriter(Copier):
             ops.append(dataclasses.replace(new, backward=True))
             inside |= {r.id: v for r, v in zip(op.results, new.results, strict=True)}
         used = {v.id for op in after for _, v in op.inputs()}
-        leaving = [r for op in window for r in op.results if r.id in used or uses.after(r.id, last)]
+        leaving = [
+            r for op in window for r in op.results if r.id in used or self.uses.after(r.id, last)
+        ]
         return Op(
             id=-1,
             prim="checkpoint",

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from partir_search.ir.analysis.def_use import DefUse, def_use
 from partir_search.ir.core import Module, Op, Operand, Region, Value
-from partir_search.passes.copies import Copier
+from partir_search.passes.remat_copies import RematRewriter
 
 Pair = tuple[Operand, Value]  # outside, and as the region's argument
 WORTH = 2.0  # bytes that computing again must free, as a multiple of those that it keeps
@@ -117,8 +117,8 @@ def rerun(module: Module, found: Sequence[Rerun]) -> Module:
     return _Rewriter(module, found).run()
 
 
-class _Rewriter(Copier):
-    """Copies a module, rewriting some scans and those that read their residuals."""
+class _Rewriter(RematRewriter):
+    """Rewrites some scans of a module, and those that read their residuals."""
 
     def __init__(self, module: Module, found: Sequence[Rerun]) -> None:
         super().__init__(module)
@@ -126,20 +126,16 @@ class _Rewriter(Copier):
         self.backward = {n: [r for r in found if n in r.users] for r in found for n in r.users}
         self.stacked: dict[tuple[int, int], Value] = {}  # kept carries by scan and argument
 
-    def run(self) -> Module:
-        args = tuple(self.value(v) for v in self.module.body.args)
+    def ops(self, old: Region) -> list[Op]:
         ops = []
-        for at, op in enumerate(self.module.body.ops):
+        for at, op in enumerate(old.ops):
+            new = self.op(op)
             if at in self.forward:
-                ops.append(self.saving(self.copy(op, {}), self.forward[at]))
-            elif at in self.backward:
-                new = self.copy(op, {})
-                for r in self.backward[at]:
-                    new = self.rerunning(new, r)
-                ops.append(new)
-            else:
-                ops.append(self.copy(op, {}))
-        return self.finish(args, ops)
+                new = self.saving(new, self.forward[at])
+            for r in self.backward.get(at, ()):
+                new = self.rerunning(new, r)
+            ops.append(new)
+        return ops
 
     def saving(self, new: Op, r: Rerun) -> Op:
         """The scan without the results that are computed again, with the carries instead."""
@@ -176,11 +172,11 @@ class _Rewriter(Copier):
             arg = source.args[i]
             inside[arg.id] = fresh = Value(-1, arg.type, f"{arg.name}_again")
             if i < fixed:
-                first.append((self.outer(f.operands[i]), fresh))
+                first.append((self.operand(f.operands[i]), fresh))
             elif i < moving:
                 last.append((self.stacked[r.position, i], fresh))
             else:
-                last.append((self.outer(f.operands[i]), fresh))
+                last.append((self.operand(f.operands[i]), fresh))
         ops = []
         for n in r.ops:
             again = self.copy(source.ops[n], inside, "_again")

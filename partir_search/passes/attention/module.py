@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
 from partir_search.ir.analysis.def_use import def_use
 from partir_search.ir.core import Module, Op, Operand, Region, Value
@@ -12,7 +11,7 @@ from partir_search.passes.attention.groups import Group, NotAttention, Ops, find
 from partir_search.passes.attention.mask import is_causal
 from partir_search.passes.attention.phases import Phase, split
 from partir_search.passes.attention.roles import find_online, find_sums
-from partir_search.passes.copies import Copier
+from partir_search.passes.rewriter import Rewriter
 from partir_search.rules.registry import RuleTable, rule_key
 
 FORWARD, BACKWARD = "attention", "attention_grad"
@@ -41,29 +40,15 @@ def with_attention(module: Module, table: RuleTable) -> tuple[Module, list[str]]
     return (new if rewriter.count else module), rewriter.reasons
 
 
-class _Rewriter(Copier):
+class _Rewriter(Rewriter):
     def __init__(self, module: Module, table: RuleTable) -> None:
         super().__init__(module)
         self.table, self.uses = table, def_use(module)
         self.count = 0
         self.reasons: list[str] = []
 
-    def run(self) -> Module:
-        args = tuple(self.value(v) for v in self.module.body.args)
-        ops = self.ops(self.module.body, {})
-        return self.finish(args, ops)
-
-    def region(self, old: Region, suffix: str) -> Region:
-        inside = {v.id: Value(-1, v.type, v.name) for v in old.args}
-        ops = self.ops(old, inside)
-        results = tuple(
-            inside.get(x.id, self.outer(x)) if isinstance(x, Value) else x for x in old.results
-        )
-        return Region(tuple(inside[v.id] for v in old.args), tuple(ops), results)
-
-    def ops(self, region: Region, inside: dict[int, Value]) -> list[Op]:
-        """Copies of a region's ops; `inside` gets the values that they make."""
-        ops = Ops(region, self.uses, self.table)
+    def ops(self, old: Region) -> list[Op]:
+        ops = Ops(old, self.uses, self.table)
         found = self.find(ops)
         owned = {id(op) for w in found for op in w.phase.ops}
         made_by = {r.id: w for w in found for r in w.phase.results}
@@ -83,58 +68,37 @@ class _Rewriter(Copier):
             if isinstance(item, Whole):
                 for v in item.draft.operands:
                     need(v)
-                new.append(self.whole(item, inside))
+                new.append(self.whole(item))
                 return
             for x in item.operands:
                 need(x)
-            new.append(self.one(item, inside))
+            new.append(self.op(item))
 
-        for op in region.ops:
+        for op in old.ops:
             if id(op) not in owned:
                 visit(op)
             else:
                 for r in op.results:
                     if r.id in made_by:
                         visit(made_by[r.id])
-        for x in region.results:
+        for x in old.results:
             need(x)
         return new
 
-    def one(self, op: Op, inside: dict[int, Value]) -> Op:
-        """A copy of an op."""
-        results = tuple(Value(-1, r.type, r.name) for r in op.results)
-        copy = dataclasses.replace(
-            op,
-            operands=tuple(
-                inside.get(x.id, self.outer(x)) if isinstance(x, Value) else x for x in op.operands
-            ),
-            results=results,
-            regions=tuple(self.region(r, "") for r in op.regions),
-        )
-        self.made(op.results, results, inside)
-        return copy
-
-    def made(self, old: Sequence[Value], new: Sequence[Value], inside: dict[int, Value]) -> None:
-        for r, v in zip(old, new, strict=True):
-            inside[r.id] = self.fresh[r.id] = v
-
-    def whole(self, item: Whole, inside: dict[int, Value]) -> Op:
+    def whole(self, item: Whole) -> Op:
         """The one op for several."""
         self.count += 1
         last = item.phase.ops[-1]
-        results = tuple(Value(-1, r.type, r.name) for r in item.phase.results)
-        op = Op(
+        return Op(
             id=-1,
             prim=item.prim,
-            operands=tuple(inside.get(v.id, self.outer(v)) for v in item.draft.operands),
-            results=results,
+            operands=tuple(map(self.value, item.draft.operands)),
+            results=tuple(map(self.value, item.phase.results)),
             params={"body": item.draft.body},
             origin=last.origin,
             scope=last.scope,
             backward=last.backward,
         )
-        self.made(item.phase.results, results, inside)
-        return op
 
     def find(self, ops: Ops) -> list[Whole]:
         """The attentions of one region."""

@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 from array import array
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from partir_search.ir.core import Module, Op, Operand, Region, Value
+from partir_search.ir.rule import NONE
 from partir_search.passes.fold.linear import Places
+from partir_search.passes.rewriter import Rewriter
 
 
 def make_quotient(
@@ -27,49 +30,8 @@ def make_quotient(
     Returns:
       the quotient; its value per value of the module; values of one class that it has twice.
     """
-    image = _images(module, body, roots)
-    values: list[Value] = []
-    ops: list[Op] = []
-    fresh: dict[int, Value] = {}
-    classes: dict[int, list[int]] = {}
-
-    def value(old: Value) -> Value:
-        kept = image[old.id]
-        if kept not in fresh:
-            source = module.values[kept]
-            fresh[kept] = Value(len(values), source.type, source.name)
-            classes.setdefault(roots[kept], []).append(len(values))
-            values.append(fresh[kept])
-        return fresh[kept]
-
-    def operand(old: Operand) -> Operand:
-        return value(old) if isinstance(old, Value) else old
-
-    def copy_op(old: Op, count: int, inner: Sequence[Places | None]) -> Op:
-        new = dataclasses.replace(old, id=len(ops), count=count)
-        ops.append(new)
-        new.operands = tuple(operand(x) for x in old.operands)
-        pairs = zip(old.regions, inner or [None] * len(old.regions), strict=True)
-        new.regions = tuple(copy_region(r, count, places) for r, places in pairs)
-        new.results = tuple(value(x) for x in old.results)
-        return new
-
-    def copy_region(old: Region, count: int, places: Places | None) -> Region:
-        args = tuple(value(x) for x in old.args)
-        if places is None:
-            inner = tuple(copy_op(o, count, ()) for o in old.ops)
-        else:
-            inner = kept_ops(old, places)
-        return Region(args, inner, tuple(operand(x) for x in old.results))
-
-    def kept_ops(old: Region, places: Places) -> tuple[Op, ...]:
-        kept = [(old.ops[at], places.opened.get(at, ())) for at in places.positions]
-        return tuple(copy_op(op, count_of[op.id], inner) for op, inner in kept)
-
-    args = [value(v) for v in module.body.args]
-    constants = {value(module.values[i]).id: a for i, a in module.constants.items()}
-    body_ops = kept_ops(module.body, body)
-    all_results = [operand(x) for x in module.body.results]
+    rewriter = _Quotient(module, body, count_of, roots)
+    args, body_ops, all_results, constants = rewriter.parts_of_module()
     first = {v.id: i for i, v in reversed(list(enumerate(args)))}
     place: dict[int, int] = {}  # of each distinct result
     results: list[Operand] = []
@@ -87,8 +49,8 @@ def make_quotient(
     quotient = Module(
         name=module.name,
         body=Region(tuple(args[i] for i in unique), body_ops, tuple(results)),
-        values=values,
-        ops=ops,
+        values=rewriter.new_values,
+        ops=rewriter.new_ops,
         constants=constants,
         arg_paths=tuple(module.arg_paths[i] for i in unique),
         result_paths=tuple(module.result_paths[renumbered.index(r)] for r in range(len(results))),
@@ -96,8 +58,77 @@ def make_quotient(
         alike=tuple(dict.fromkeys(p for p in alike if p[0] != p[1])),
         donated=frozenset(renumber[first[args[i].id]] for i in module.donated),
     )
-    class_of = array("i", [fresh[i].id if i in fresh else -1 for i in image])
-    return quotient, class_of, tuple(tuple(c) for c in classes.values() if len(c) > 1)
+    return quotient, rewriter.class_of(), rewriter.alike()
+
+
+class _Quotient(Rewriter):
+    """Keeps chosen ops, and one value for all those that it stands for.
+
+    Ids are given as values and ops are made, in program order; ops that nothing reads are kept:
+    they stand for ops of the module that something reads.
+
+    Attributes:
+      new_values / new_ops: values and ops of the quotient, by id.
+    """
+
+    def __init__(
+        self, module: Module, body: Places, count_of: Mapping[int, int], roots: Sequence[int]
+    ) -> None:
+        super().__init__(module)
+        self.count_of, self.roots = count_of, roots
+        self.image = _images(module, body, roots)
+        self.opened: dict[Region, Places] = {module.body: body}
+        self.new_values: list[Value] = []
+        self.new_ops: list[Op] = []
+        self.classes: dict[int, list[int]] = {}  # by root, the values of the quotient
+        self._count = 1  # of the kept op around the op that is copied
+
+    def parts_of_module(
+        self,
+    ) -> tuple[list[Value], tuple[Op, ...], list[Operand], dict[int, Any]]:
+        """Arguments, ops, results and constants, all of each."""
+        module = self.module
+        args = [self.value(v) for v in module.body.args]
+        constants = {self.value(module.values[i]).id: a for i, a in module.constants.items()}
+        ops = tuple(self.ops(module.body))
+        return args, ops, [self.operand(x) for x in module.body.results], constants
+
+    def value(self, old: Value) -> Value:
+        kept = self.image[old.id]
+        found = self.new.get(kept)
+        if found is None:
+            source = self.module.values[kept]
+            found = self.new[kept] = Value(len(self.new_values), source.type, source.name)
+            self.classes.setdefault(self.roots[kept], []).append(found.id)
+            self.new_values.append(found)
+        return found
+
+    def ops(self, old: Region) -> list[Op]:
+        places = self.opened.get(old)
+        if places is None:
+            return [self.op(op) for op in old.ops]
+        found = []
+        for at in places.positions:
+            op = old.ops[at]
+            self.opened.update(zip(op.regions, places.opened.get(at, ()), strict=False))
+            self._count = self.count_of[op.id]
+            found.append(self.op(op))
+        return found
+
+    def op(self, old: Op) -> Op:
+        new = dataclasses.replace(old, id=len(self.new_ops), count=self._count)
+        self.new_ops.append(new)
+        new.operands, new.regions, new.results = self.parts(old)
+        return new
+
+    def class_of(self) -> array[int]:
+        """Value of the quotient per value of the module; NONE where none stands for it."""
+        new = self.new
+        return array("i", [new[i].id if i in new else NONE for i in self.image])
+
+    def alike(self) -> tuple[tuple[int, ...], ...]:
+        """Values of one class that the quotient has twice."""
+        return tuple(tuple(c) for c in self.classes.values() if len(c) > 1)
 
 
 def _images(module: Module, body: Places, roots: Sequence[int]) -> array[int]:

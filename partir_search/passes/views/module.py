@@ -9,7 +9,7 @@ tiles lie, so that only what crosses their edges moves.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from partir_search.ir.boundaries import ZERO
 from partir_search.ir.core import Literal, Module, Op, Operand, Region, Value, walk_regions
-from partir_search.ir.numbering import number
+from partir_search.passes.rewriter import Rewriter
 from partir_search.passes.views.along import looked_up
 from partir_search.passes.views.constants import FOLDED, Constants
 from partir_search.passes.views.convolutions import around, unwrapped
@@ -59,30 +59,37 @@ def with_views(module: Module) -> Module:
     if not any(op.prim in LOOKED_AT or op.prim == RESIZING for op in module.ops):
         return module
     constants = {module.values[i]: array for i, array in module.constants.items()}
-    names = Names({v.name for v in module.values})
-    values = {i: (module.values[i], array) for i, array in module.constants.items()}
-    rewriter = _Rewriter(names, Constants(constants))
-    rewriter.known.update((v, partial(np.asarray, array)) for v, array in constants.items())
-    body = rewriter.region(module.body)
-    values |= rewriter.arrays
-    new = dataclasses.replace(module, body=body, values=[], ops=[], constants={})
-    number(new, values)
-    return new
+    return _Rewriter(module, Constants(constants)).run()
 
 
-class _Rewriter:
-    """Rewrites regions, each by itself: what enters one is read there as it comes."""
+class _Rewriter(Rewriter):
+    """Rewrites regions, each by itself: values that enter one are read there as they come.
 
-    def __init__(self, names: Names, constants: Constants) -> None:
-        self.names, self.constants = names, constants
-        self.arrays: dict[int, tuple[Value, Any]] = {}  # that rewritten programs hold besides
-        self.known: dict[Value, Callable[[], Any]] = {}  # arrays that enter regions
+    Attributes:
+      arrays: values with their arrays that rewritten ops read besides.
+      known: arrays that enter regions.
+    """
 
-    def region(self, region: Region) -> Region:
-        looked_at = (op.prim for r in walk_regions(region) for op in r.ops)
+    def __init__(self, module: Module, read: Constants) -> None:
+        super().__init__(module)
+        self.names, self.read = Names({v.name for v in module.values}), read
+        self.arrays: dict[int, tuple[Value, Any]] = {}
+        arrays = module.constants.items()
+        self.known: dict[Value, Callable[[], Any]] = {
+            module.values[i]: partial(np.asarray, array) for i, array in arrays
+        }
+
+    def value(self, old: Value) -> Value:
+        return old
+
+    def constants(self) -> Mapping[int, tuple[Value, Any]]:
+        return {**super().constants(), **self.arrays}
+
+    def region(self, old: Region) -> Region:
+        looked_at = (op.prim for r in walk_regions(old) for op in r.ops)
         if not any(prim in LOOKED_AT or prim == RESIZING for prim in looked_at):
-            return region
-        return _Scope(self, region).run()
+            return old
+        return _Scope(self, old).run()
 
 
 class _Scope:
@@ -129,12 +136,12 @@ class _Scope:
             if operands != op.operands:
                 op = dataclasses.replace(op, operands=operands, key=None)
         if op.regions:
-            self.owner.constants.enter(op)
+            self.owner.read.enter(op)
             self.owner.known.update(self.known.entering(op))
             regions = tuple(map(self.owner.region, op.regions))
             self.writer.ops.append(dataclasses.replace(op, regions=regions))
             return
-        constants = self.owner.constants
+        constants = self.owner.read
         if op.prim in FOLDED:
             constants.follow(op)
         if not self.matters(op):

@@ -1,0 +1,53 @@
+"""Second copies of ops, under names of their own."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from partir_search.ir.core import Op, Operand, Region, Value
+from partir_search.passes.rewriter import Rewriter
+
+MOVED = "_"  # at the end of names of values made inside of copied regions
+
+
+class RematRewriter(Rewriter):
+    """Copies ops of a module once, or once more under other names."""
+
+    def op(self, old: Op) -> Op:
+        return self.copy(old, {})
+
+    def copy(self, op: Op, inside: Mapping[int, Value], suffix: str = "") -> Op:
+        """A copy of an op.
+
+        Args:
+          inside: by value id, values to read in place of the module's.
+          suffix: end of the results' names; without it the results take the place of the op's.
+        """
+
+        def read(x: Operand) -> Operand:
+            return inside[x.id] if isinstance(x, Value) and x.id in inside else self.operand(x)
+
+        results = tuple(
+            Value(-1, r.type, r.name + suffix) if suffix else self.value(r) for r in op.results
+        )
+        return dataclasses.replace(
+            op,
+            operands=tuple(map(read, op.operands)),
+            results=results,
+            regions=tuple(self._copied(r, suffix) for r in op.regions),
+        )
+
+    def _copied(self, old: Region, suffix: str) -> Region:
+        """A copy of a region of an op; values in it are its own."""
+        inside = {v.id: Value(-1, v.type, v.name + suffix) for v in old.args}
+        args, ops = tuple(inside.values()), []
+        for op in old.ops:
+            new = self.copy(op, inside, suffix or MOVED)
+            ops.append(new)
+            inside |= {r.id: v for r, v in zip(op.results, new.results, strict=True)}
+        results = tuple(
+            inside[x.id] if isinstance(x, Value) and x.id in inside else self.operand(x)
+            for x in old.results
+        )
+        return Region(args, tuple(ops), results)
