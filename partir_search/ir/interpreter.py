@@ -16,10 +16,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from partir_search.ir.boundaries import taken
-from partir_search.ir.core import Literal, Module, Op, Operand, Region, Value
+from partir_search.ir.core import Module, Op, Value
+from partir_search.ir.data_flow import Emit
 from partir_search.ir.local_op import run_local
 from partir_search.ir.partition import Partition
 from partir_search.ir.rule import OpRule
+from partir_search.ir.run_region import RunOp, Seen, run_region
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -49,10 +51,6 @@ class _Iteration:
         return ()
 
 
-RunOp = Callable[[Op, Sequence[Any]], Sequence[Any]]
-Seen = Callable[[Value, Any], Any]
-
-
 def evaluate(partition: Partition, args: Sequence[Any]) -> list[Any]:
     """The module's results on flat `args`."""
     rules = partition.rules
@@ -76,39 +74,17 @@ def interpret(
     Args:
       rules: by op id.
       run_op: runs ops without regions.
-      seen: is given every argument and result of an op, also inside of regions, and returns it.
+      seen: called on every argument and result of an op, inside of regions too; returns the array
+        to go on with.
     """
-    env = {i: jnp.asarray(a) for i, a in module.constants.items()}
-    return _region(module.body, rules, args, env, run_op, seen)
+    constants = {module.values[i]: jnp.asarray(a) for i, a in module.constants.items()}
 
+    def emit_of(op: Op) -> Emit:
+        emit = rules[op.id].emit
+        assert emit is not None, op.prim
+        return emit
 
-def _region(
-    region: Region,
-    rules: Sequence[OpRule],
-    args: Sequence[Any],
-    outer: Mapping[int, Any],
-    run_op: RunOp,
-    seen: Seen,
-) -> list[Any]:
-    env = dict(outer)
-    env.update((v.id, seen(v, a)) for v, a in zip(region.args, args, strict=True))
-
-    def read(x: Operand) -> Any:
-        return jnp.asarray(x.value, x.type.dtype) if isinstance(x, Literal) else env[x.id]
-
-    for op in region.ops:
-        ins = [read(x) for x in op.operands]
-        if op.regions:
-            blocks = [
-                lambda *inner, r=r: _region(r, rules, inner, env, run_op, seen) for r in op.regions
-            ]
-            emit = rules[op.id].emit
-            assert emit is not None, op.prim
-            outs = emit(op, blocks, ins)
-        else:
-            outs = run_op(op, ins)
-        env.update((r.id, seen(r, o)) for r, o in zip(op.results, outs, strict=True))
-    return [read(r) for r in region.results]
+    return run_region(module.body, args, constants, run_op, emit_of, seen)
 
 
 def _loops(partition: Partition, op: Op, ins: Sequence[Any]) -> list[Any]:

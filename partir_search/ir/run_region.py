@@ -8,9 +8,9 @@ from typing import Any
 import jax.numpy as jnp
 
 from partir_search.ir.core import Literal, Op, Operand, Region, Value
+from partir_search.ir.data_flow import Emit
 
-Block = Callable[..., list[Any]]
-RunOp = Callable[[Op, Sequence[Any], Sequence[Block]], Sequence[Any]]
+RunOp = Callable[[Op, Sequence[Any]], Sequence[Any]]
 Seen = Callable[[Value, Any], Any]
 
 
@@ -19,14 +19,15 @@ def run_region(
     args: Sequence[Any],
     outer: Mapping[Value, Any],
     run_op: RunOp,
+    emit_of: Callable[[Op], Emit],
     seen: Seen = lambda value, x: x,
 ) -> list[Any]:
     """The results of a region on `args`.
 
     Args:
-      outer: arrays of the values that the region, and regions inside of it, read beside their
-        arguments.
-      run_op: results of an op, given the op, its operands and a function for each of its regions.
+      outer: arrays of constants, which nested regions read as well.
+      run_op: runs an op without regions on its operands.
+      emit_of: emitter of an op with regions.
       seen: called on every argument and result of an op, inside of nested regions too; returns the
         array to go on with.
     """
@@ -37,7 +38,14 @@ def run_region(
         return jnp.asarray(x.value, x.type.dtype) if isinstance(x, Literal) else env[x]
 
     for op in region.ops:
-        blocks = [lambda *inner, r=r: run_region(r, inner, outer, run_op, seen) for r in op.regions]
-        outs = run_op(op, [read(x) for x in op.operands], blocks)
+        ins = [read(x) for x in op.operands]
+        if op.regions:
+            blocks = [
+                lambda *inner, r=r: run_region(r, inner, outer, run_op, emit_of, seen)
+                for r in op.regions
+            ]
+            outs = emit_of(op)(op, blocks, ins)
+        else:
+            outs = run_op(op, ins)
         env.update((r, seen(r, o)) for r, o in zip(op.results, outs, strict=True))
     return [read(r) for r in region.results]
