@@ -37,9 +37,9 @@ from partir_search.planning.trace import split_call, trace_call
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.state import State
 from partir_search.simulator.simulator import CostModel
-from partir_search.strategies.apply import StrategyApplier
 from partir_search.strategies.catalogue import named_strategies
-from partir_search.strategies.moves import TileClass
+from partir_search.strategies.decisions import TileClass
+from partir_search.strategies.targets import StrategyTargets
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("seeds", 3, "Seeds of each variant.")
@@ -169,13 +169,13 @@ def variant_games(planner: Planner, names: Sequence[str]) -> dict[str, PlanningG
         paths.axes,
         paths.goal,
         paths.state,
-        paths.applier,
+        paths.targets,
     )
     graph = Graph(planner.module, planner.table, contract=True)
     model = CostModel(planner.module, graph.rules, planner.machine, analysis=planner.analysis)
-    state, applier = State(graph, planner.mesh), StrategyApplier(graph)
+    state, targets = State(graph, planner.mesh), StrategyTargets(graph)
     goal = scorer(planner.goals)
-    whole = PlanningGame(graph, planner.mesh, model, names, goal, state, applier)
+    whole = PlanningGame(graph, planner.mesh, model, names, goal, state, targets)
     return {
         "full": usual,
         "no interior values": plain,
@@ -209,7 +209,7 @@ def main(argv: list[str]) -> None:
         planner = Planner(module, mesh, ps.MACHINES[machine])
         games = variant_games(planner, mesh.names)
         starts = [
-            moves for _, moves in named_strategies(planner.mesh, mesh.names, games["full"].applier)
+            moves for _, moves in named_strategies(planner.mesh, mesh.names, games["full"].targets)
         ]
         runs = [(name, games["full"], run) for name, run in ENGINES.items()]
         runs += [(name, game, full) for name, game in games.items() if name != "full"]

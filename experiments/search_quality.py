@@ -49,7 +49,7 @@ def spaces() -> Iterator[tuple[str, PlanningGame]]:
 
 def found(game: PlanningGame, seed: int, settings: Settings) -> tuple[Score, int]:
     """The search's answer and the states that it looked at."""
-    starts = [moves for _, moves in named_strategies(game.mesh, game.axes, game.applier)]
+    starts = [moves for _, moves in named_strategies(game.mesh, game.axes, game.targets)]
     result = search(game, episodes=FLAGS.episodes, seed=seed, starts=starts, settings=settings)
     return result.best.score, result.states
 

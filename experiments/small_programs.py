@@ -177,7 +177,7 @@ def enumerated(game: PlanningGame, states: int) -> Record | None:
     if not enumerate_states(game, record, states):
         return None
     # Their plans need not be reached one by one.
-    for _, moves in named_strategies(game.mesh, game.axes, game.applier):
+    for _, moves in named_strategies(game.mesh, game.axes, game.targets):
         taken = list(play(game, moves))
         record.evaluate(taken)
         rewind(game, len(taken))

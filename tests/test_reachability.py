@@ -23,7 +23,7 @@ from partir_search.propagation.graph import Graph
 from partir_search.propagation.state import State
 from partir_search.simulator.target.machine import MACHINES
 from partir_search.strategies.argument_roles import find_roles
-from partir_search.strategies.moves import TileClass
+from partir_search.strategies.decisions import TileClass
 from tests.support import MESH, assert_same, module_of, run_emitted
 
 B, S, D, H, F = 8, 8, 16, 8, 32
@@ -220,6 +220,6 @@ def test_games_lead_where_their_moves_lead() -> None:
             path.append(move)
         state = State(game.graph, game.mesh)
         for move in path:
-            assert game.applier.apply(move, state)  # type: ignore[arg-type]
+            assert move.apply(game.targets, state)  # type: ignore[attr-defined]
         assert state.key() == game.state.key()
         assert game.depth == len(path)

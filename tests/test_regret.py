@@ -36,7 +36,7 @@ def test_no_regret(name: str, mesh: MeshShape, tight: bool) -> None:
     game = game_of(module_of(name), mesh, MACHINES["tpu_v5e"], tight=tight)
     record = enumerated(game, 2000)
     assert record is not None
-    starts = [moves for _, moves in named_strategies(game.mesh, game.axes, game.applier)]
+    starts = [moves for _, moves in named_strategies(game.mesh, game.axes, game.targets)]
     best = record.best.score
     for seed in range(2):
         found = search(game, episodes=600, seed=seed, starts=starts, settings=SEARCH).best.score

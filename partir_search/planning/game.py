@@ -19,11 +19,9 @@ from partir_search.propagation.graph import Graph
 from partir_search.propagation.state import State
 from partir_search.simulator.cost import Cost
 from partir_search.simulator.simulator import CostModel, DeviceLoad
-from partir_search.strategies.apply import StrategyApplier
+from partir_search.strategies.decisions import Axes, Decision, TileClass
 from partir_search.strategies.moves import (
-    Axes,
     DataParallel,
-    Decision,
     EdgeParallel,
     ExpertParallel,
     ModelParallel,
@@ -31,9 +29,9 @@ from partir_search.strategies.moves import (
     SequenceParallel,
     StrategyMove,
     TileAlike,
-    TileClass,
     Zero,
 )
+from partir_search.strategies.targets import StrategyTargets
 
 INTERIOR = 16  # interior classes offered, the largest by bytes
 # How often a move is drawn of those that decide much at once, of the tilings of one matrix, and of
@@ -52,7 +50,7 @@ class PlanningGame:
       axes: names of the user's mesh axes (and diagonals) available to moves.
       goal: scorer of costs.
       state: current tilings. The initial tilings are never undone.
-      applier: applies moves to the state.
+      targets: classes and dims that strategies tile.
       cache: localized ops, shared by all states.
       costs: cost by state number.
     """
@@ -63,7 +61,7 @@ class PlanningGame:
     axes: Sequence[str]
     goal: Scorer[Cost]
     state: State
-    applier: StrategyApplier
+    targets: StrategyTargets
     cache: LocalCache = dataclasses.field(init=False)
     costs: dict[int, Cost] = dataclasses.field(default_factory=dict)
     _candidates: Sequence[Sequence[StrategyMove]] = ()  # by kind, as in SHARES
@@ -91,8 +89,8 @@ class PlanningGame:
         return number
 
     def _find_candidates(self) -> Sequence[Sequence[StrategyMove]]:
-        shapes, roles = self.graph.shapes, self.applier.roles
-        padded = tuple(c for forms in self.applier.padded.values() for c in forms)
+        shapes, roles = self.graph.shapes, self.targets.roles
+        padded = tuple(c for forms in self.targets.padded.values() for c in forms)
         arguments = list(dict.fromkeys(roles.data + roles.parameters + padded))
         if len(roles.optimizer) <= 8:  # small programs: decide each on its own as well
             arguments += roles.optimizer
@@ -114,8 +112,8 @@ class PlanningGame:
                 continue
             moves += [DataParallel(axes), ModelParallel(axes, True), ModelParallel(axes, False)]
             moves += [SequenceParallel(axes), Zero(axes, 2), Zero(axes, 3)]
-            moves += [EdgeParallel(axes)] if self.applier.edges else []
-            moves += [ExpertParallel(axes)] if self.applier.experts else []
+            moves += [EdgeParallel(axes)] if self.targets.edges else []
+            moves += [ExpertParallel(axes)] if self.targets.experts else []
         matrices = {c for c in arguments if len(shapes[c]) >= 2}
         return (
             [*moves, *self._alike(tilings)],
@@ -125,7 +123,7 @@ class PlanningGame:
 
     def _alike(self, tilings: Sequence[TileClass]) -> list[TileAlike]:
         """Moves with equal tilings of all parameters of the same shape."""
-        parameters, alike = set(self.applier.roles.parameters), dict[Hashable, list[TileClass]]()
+        parameters, alike = set(self.targets.roles.parameters), dict[Hashable, list[TileClass]]()
         for t in tilings:
             if t.cls in parameters:
                 alike.setdefault((self.graph.shapes[t.cls], t.dim, t.axes), []).append(t)
@@ -156,10 +154,9 @@ class PlanningGame:
         """Legal moves of the current state, by kind as in SHARES."""
         legal = self._legal.get(self._here)
         if legal is None:
-            may = self.state.may_tile
+            state = self.state
             legal = self._legal[self._here] = [
-                [m for m in k if not isinstance(m, TileClass) or may(m.cls, m.dim, m.axes)]
-                for k in self._candidates
+                [m for m in kind if m.is_legal(state)] for kind in self._candidates
             ]
         return legal
 
@@ -175,7 +172,7 @@ class PlanningGame:
         here = self._here
         after = self._after.get((here, move))
         if after is None:
-            done = self.applier.apply(move, self.state)  # type: ignore[arg-type]
+            done = move.apply(self.targets, self.state)  # type: ignore[attr-defined]
             after = self._after[here, move] = self._met() if done else here
         elif after != here:
             self.state.restore(self._keys[after])
@@ -231,23 +228,16 @@ class PlanningGame:
         """Text of a move. An argument is named by its path, in a folded program by the path in the
         first layer.
         """
-        if isinstance(move, TileAlike):
-            first = self.describe(TileClass(move.classes[0], move.dim, move.axes))
-            return f"{first} and {len(move.classes) - 1} alike"
-        if not isinstance(move, TileClass):
-            return f"{type(move).__name__} {self.mesh.label(move.axes)}" + "".join(  # type: ignore[attr-defined]
-                f" {f.name}={getattr(move, f.name)}"
-                for f in dataclasses.fields(move)  # type: ignore[arg-type]
-                if f.name != "axes"
-            )
-        module = self.graph.module
-        members = self.graph.members[move.cls]
+        return move.describe(self._name, self.mesh.label)  # type: ignore[attr-defined, no-any-return]
+
+    def _name(self, cls: int) -> str:
+        """Name of a class, by its first argument."""
+        module, members = self.graph.module, self.graph.members[cls]
         paths = dict(zip((v.id for v in module.body.args), module.arg_paths, strict=True))
-        name = next((paths[v] for v in members if v in paths), module.values[members[0]].name)
-        return f"tile {name} dim {move.dim} on {self.mesh.label(move.axes)}"
+        return next((paths[v] for v in members if v in paths), module.values[members[0]].name)
 
     def decisions(self, path: Sequence[Move]) -> list[Decision]:
         """Elementary decisions of a path of moves; the state is restored."""
-        out = [d for move in path for d in self.applier.apply(move, self.state)]  # type: ignore[arg-type]
+        out = [d for m in path for d in m.apply(self.targets, self.state)]  # type: ignore[attr-defined]
         self.state.restore(self._keys[self._here])
         return out

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Sequence
-from typing import Literal, Union
+from typing import Literal
 
 from partir_search.ir.mesh import DIAGONAL, MeshShape
 from partir_search.ir.skewed_schedule import FORMS, RESULT
@@ -12,30 +13,64 @@ from partir_search.messages import validators
 from partir_search.propagation.actions import (
     Action,
     KeepGathered,
+    Mode,
     RingSchedule,
-    Tile,
     WindowedEinsum,
 )
 from partir_search.propagation.contradictions import IllegalAction
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.state import State
-from partir_search.strategies.apply import StrategyApplier
 from partir_search.strategies.moves import (
     AlternateParallel,
     DataParallel,
-    Decision,
     OutputParallel,
     RingParallel,
     SequenceParallel,
-    StrategyMove,
-    TileClass,
+    Strategy,
+    TileContext,
     Zero,
 )
-from partir_search.strategies.moves import ContextParallel as ContextMove
+from partir_search.strategies.targets import StrategyTargets
+
+
+class Parallelism(abc.ABC):
+    """A tactic of strategies and of modes of its axes."""
+
+    @property
+    @abc.abstractmethod
+    def axis_names(self) -> tuple[str, ...]:
+        """Axes of the mesh."""
+
+    @property
+    def diagonals(self) -> tuple[str, ...]:
+        """Diagonals that the tactic tiles on."""
+        return ()
+
+    def strategies(self, mesh: MeshShape) -> Sequence[Strategy]:
+        """Strategies to apply, in order."""
+        return ()
+
+    def modes(self) -> Sequence[Mode]:
+        """Modes of axes to apply after the strategies."""
+        return ()
+
+    def actions(self, graph: Graph, state: State, targets: StrategyTargets) -> list[Action]:
+        """Applies the tactic to `state`; returns the effective actions.
+
+        Raises:
+          IllegalAction: the state or the program does not admit the tactic.
+        """
+        mesh, values = state.mesh, graph.module.values
+        decisions = [d for s in self.strategies(mesh) for d in s.apply(targets, state)]
+        modes = self.modes()
+        for mode in modes:
+            mode.apply(state)
+        named = ((values[graph.members[d.cls][0]].name, d) for d in decisions)
+        return [*(d.action(name, mesh.label(d.axes)) for name, d in named), *modes]
 
 
 @dataclasses.dataclass(frozen=True)
-class SpatialTemporal:
+class SpatialTemporal(Parallelism):
     """PrimePar's P_{n x n} on two axes of equal size: partitioning in space and time.
 
     The batch is tiled on the first axis, features on the second, and hidden features on the
@@ -62,12 +97,27 @@ class SpatialTemporal:
             raise ValueError(f"form is one of {', '.join(FORMS)}, not {self.form!r}")
 
     @property
+    def axis_names(self) -> tuple[str, ...]:
+        return self.axes
+
+    @property
     def diagonal(self) -> str:
         return DIAGONAL.join(self.axes)
 
+    @property
+    def diagonals(self) -> tuple[str, ...]:
+        return (self.diagonal,)
+
+    def strategies(self, mesh: MeshShape) -> Sequence[Strategy]:
+        r, c, d = mesh.triple(mesh.index(self.diagonal))
+        return DataParallel((r,)), RingParallel((c, d))
+
+    def modes(self) -> Sequence[Mode]:
+        return () if self.form == RESULT else (RingSchedule(self.diagonal, self.form),)
+
 
 @dataclasses.dataclass(frozen=True)
-class CollectiveMatmul:
+class CollectiveMatmul(Parallelism):
     """Overlaps gathers and scatters with the matmuls that consume or produce the data.
 
     A matmul with a gathered operand computes on one block at a time while blocks rotate around the
@@ -85,9 +135,16 @@ class CollectiveMatmul:
     def __post_init__(self) -> None:
         _check_axes(self, "('model',)")
 
+    @property
+    def axis_names(self) -> tuple[str, ...]:
+        return self.axes
+
+    def modes(self) -> Sequence[Mode]:
+        return tuple(map(WindowedEinsum, self.axes))
+
 
 @dataclasses.dataclass(frozen=True)
-class ContextParallel:
+class ContextParallel(Parallelism):
     """Tiles the sequence dim of attention, for long contexts.
 
     Attention is recognized in plain code (matmul, masks, softmax, matmul) and planned as one op
@@ -114,9 +171,23 @@ class ContextParallel:
         validators.flag("ContextParallel: ring", self.ring)
         validators.flag("ContextParallel: zigzag", self.zigzag)
 
+    @property
+    def axis_names(self) -> tuple[str, ...]:
+        return (self.axis,)
+
+    def strategies(self, mesh: MeshShape) -> Sequence[Strategy]:
+        return (TileContext(mesh.axes(self.axis)),)
+
+    def modes(self) -> Sequence[Mode]:
+        return (WindowedEinsum(self.axis, self.zigzag),) if self.ring else ()
+
+    def actions(self, graph: Graph, state: State, targets: StrategyTargets) -> list[Action]:
+        _check_sequences(self, graph, state, targets)
+        return super().actions(graph, state, targets)
+
 
 @dataclasses.dataclass(frozen=True)
-class TensorParallel3D:
+class TensorParallel3D(Parallelism):
     """Three-dimensional tensor parallelism on mesh axes i, j, l, without replication.
 
     The batch is tiled on i. Matrices alternate between (inputs on l, outputs on j) and the reverse,
@@ -140,9 +211,21 @@ class TensorParallel3D:
         _check_axes(self, "('i', 'j', 'l')", 3)
         validators.flag("TensorParallel3D: hold", self.hold)
 
+    @property
+    def axis_names(self) -> tuple[str, ...]:
+        return self.axes
+
+    def strategies(self, mesh: MeshShape) -> Sequence[Strategy]:
+        rows, one, other = map(mesh.axes, self.axes)
+        scatters = SequenceParallel(other), SequenceParallel(one)
+        return DataParallel(rows), AlternateParallel(other, one), *scatters, Zero(rows, 3)
+
+    def modes(self) -> Sequence[Mode]:
+        return tuple(map(KeepGathered, self.axes)) if self.hold else ()
+
 
 @dataclasses.dataclass(frozen=True)
-class Summa:
+class Summa(Parallelism):
     """Two-dimensional tensor parallelism on mesh axes r, c, without replication.
 
     Rows of activations are tiled on r, features on c; matrices are tiled by outputs on c, and
@@ -162,6 +245,17 @@ class Summa:
     def __post_init__(self) -> None:
         _check_axes(self, "('data', 'model')", 2)
         validators.flag("Summa: hold", self.hold)
+
+    @property
+    def axis_names(self) -> tuple[str, ...]:
+        return self.axes
+
+    def strategies(self, mesh: MeshShape) -> Sequence[Strategy]:
+        rows, features = map(mesh.axes, self.axes)
+        return DataParallel(rows), OutputParallel(features), Zero(rows, 3)
+
+    def modes(self) -> Sequence[Mode]:
+        return tuple(map(KeepGathered, self.axes)) if self.hold else ()
 
 
 def _check_axes(
@@ -189,54 +283,19 @@ def _check_axes(
     object.__setattr__(tactic, "axes", axes)
 
 
-Parallelism = Union[SpatialTemporal, CollectiveMatmul, ContextParallel, TensorParallel3D, Summa]
 PARALLELISM = (SpatialTemporal, CollectiveMatmul, ContextParallel, TensorParallel3D, Summa)
 
 
-def parallel_actions(
-    tactic: Parallelism, graph: Graph, state: State, applier: StrategyApplier
-) -> list[Action]:
-    """Applies a tactic to `state`; returns the effective actions."""
-    if isinstance(tactic, ContextParallel):
-        return context_actions(tactic, graph, state, applier)
-    if isinstance(tactic, CollectiveMatmul):
-        return _axis_actions([WindowedEinsum(a) for a in tactic.axes], graph, state)
-    mesh, moves = state.mesh, list[StrategyMove]()
-    if isinstance(tactic, SpatialTemporal):
-        r, c, d = mesh.triple(mesh.index(tactic.diagonal))
-        moves = [DataParallel((r,)), RingParallel((c, d))]
-    elif isinstance(tactic, Summa):
-        rows, features = map(mesh.axes, tactic.axes)
-        moves = [DataParallel(rows), OutputParallel(features), Zero(rows, 3)]
-    else:
-        rows, one, other = map(mesh.axes, tactic.axes)
-        scatters = SequenceParallel(other), SequenceParallel(one)
-        moves = [DataParallel(rows), AlternateParallel(other, one), *scatters, Zero(rows, 3)]
-    decisions = [d for move in moves for d in applier.apply(move, state)]
-    actions = _named(decisions, graph, mesh)
-    if isinstance(tactic, SpatialTemporal) and tactic.form != RESULT:
-        actions += _axis_actions([RingSchedule(tactic.diagonal, tactic.form)], graph, state)
-    if isinstance(tactic, TensorParallel3D | Summa) and tactic.hold:
-        actions += _axis_actions([KeepGathered(a) for a in tactic.axes], graph, state)
-    return actions
-
-
-def _axis_actions(actions: Sequence[Action], graph: Graph, state: State) -> list[Action]:
-    for action in actions:
-        action.apply(state)
-    return list(actions)
-
-
-def context_actions(
-    tactic: ContextParallel, graph: Graph, state: State, applier: StrategyApplier
-) -> list[Action]:
-    """Applies context parallelism to `state`; returns the effective actions.
+def _check_sequences(
+    tactic: ContextParallel, graph: Graph, state: State, targets: StrategyTargets
+) -> None:
+    """Checks that the axis divides the sequences of attention.
 
     Raises:
       IllegalAction: a sequence does not divide, or zigzag is not applicable.
     """
     mesh, axes = state.mesh, state.mesh.axes(tactic.axis)
-    for cls, dim in applier.contexts:
+    for cls, dim in targets.contexts:
         now = state.tiles[axes[0]][cls]
         shape = graph.shapes[cls]
         if now != dim and shape[dim] % mesh.size(axes):
@@ -247,10 +306,6 @@ def context_actions(
             )
     if tactic.zigzag:
         _check_zigzag(tactic, graph, mesh.size(axes))
-    actions = _named(applier.apply(ContextMove(axes), state), graph, mesh)
-    if tactic.ring:
-        actions += _axis_actions([WindowedEinsum(tactic.axis, tactic.zigzag)], graph, state)
-    return actions
 
 
 def _check_zigzag(tactic: ContextParallel, graph: Graph, size: int) -> None:
@@ -268,12 +323,3 @@ def _check_zigzag(tactic: ContextParallel, graph: Graph, size: int) -> None:
                 f" zigzag=True cuts into {2 * size} chunks on axis {tactic.axis!r} of size {size}:"
                 f" use a multiple of {2 * size}, or zigzag=False"
             )
-
-
-def _named(decisions: Sequence[Decision], graph: Graph, mesh: MeshShape) -> list[Action]:
-    values = graph.module.values
-    return [
-        Tile(values[graph.members[x.cls][0]].name, x.dim, mesh.label(x.axes))
-        for x in decisions
-        if isinstance(x, TileClass)
-    ]

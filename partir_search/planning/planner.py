@@ -27,10 +27,9 @@ from partir_search.planning.checks.schedule import check_schedule
 from partir_search.planning.clock import Clock
 from partir_search.planning.game import PlanningGame
 from partir_search.planning.interruption import search_noted
-from partir_search.planning.parallelism import PARALLELISM, parallel_actions
 from partir_search.planning.spreading import begin
 from partir_search.planning.stage import print_module
-from partir_search.planning.tactics import AutomaticPartition, Tactic, manual_actions
+from partir_search.planning.tactics import AutomaticPartition, Tactic
 from partir_search.planning.unfold import apply_to_fold, lift_to_module, marks_of, project_to_fold
 from partir_search.propagation.actions import Action
 from partir_search.propagation.apply import apply_compatible
@@ -43,10 +42,10 @@ from partir_search.simulator.cost import Cost
 from partir_search.simulator.program_analysis import ProgramAnalysis, analyse_program
 from partir_search.simulator.simulator import CostModel
 from partir_search.simulator.target.machine import Machine
-from partir_search.strategies.apply import StrategyApplier
 from partir_search.strategies.argument_roles import Roles, find_roles
 from partir_search.strategies.catalogue import named_strategies
-from partir_search.strategies.moves import ContextParallel
+from partir_search.strategies.moves import TileContext
+from partir_search.strategies.targets import StrategyTargets
 
 DEFAULT_EPISODES = 1000
 FINALISTS = 4  # answers of the folded search that may be scored again on the whole program
@@ -142,7 +141,7 @@ class Planner:
         """
         check_schedule(schedule, self.module, self.mesh)
         state, actions = begin(self.graph, self.mesh, self.memo, fixed, schedule)
-        applier = StrategyApplier(self.graph, self.roles)
+        targets = StrategyTargets(self.graph, self.roles)
         reports: list[SearchReport] = []
         for tactic in schedule:
             if isinstance(tactic, AutomaticPartition):
@@ -153,10 +152,8 @@ class Planner:
                 for action in found:
                     action.apply(state)
                 actions += found
-            elif isinstance(tactic, PARALLELISM):
-                actions += parallel_actions(tactic, self.graph, state, applier)
             else:
-                actions += manual_actions(tactic, self.graph, state, applier)
+                actions += tactic.actions(self.graph, state, targets)
         if self.streams and reports:
             actions += choose_modes(state, self.graph.rules, self._scored)
         return self.finish(state, actions, reports)
@@ -231,7 +228,7 @@ class Planner:
             folded, game = self.game(names, before, tactic.exclude)
         ops, small = len(self.module.ops), len(folded.module.ops)
         self._clock.record("fold", ops, small, lambda: print_module(folded.module))
-        known = named_strategies(self.mesh, names, game.applier, self.streams)
+        known = named_strategies(self.mesh, names, game.targets, self.streams)
         with self._clock.timed("known strategies"):
             costs = [(name, self._folded(game, moves)[1]) for name, moves in known]
         starts = [*(moves for _, moves in known), project_to_fold(hints, folded, self.module, game)]
@@ -263,14 +260,14 @@ class Planner:
     def known_costs(self) -> list[tuple[str, Cost]]:
         """(name, cost) of the known strategies on all axes, on the folded program."""
         _, game = self.game(self.names)
-        known = named_strategies(self.mesh, self.names, game.applier, self.streams)
+        known = named_strategies(self.mesh, self.names, game.targets, self.streams)
         return [(n, self._folded(game, moves)[1]) for n, moves in known]
 
     def known_actions(self) -> dict[str, list[Action]]:
         """Actions of the known strategies on all axes, on the unfolded program."""
         folded, game = self.game(self.names)
         found = {}
-        for name, moves in named_strategies(self.mesh, self.names, game.applier, self.streams):
+        for name, moves in named_strategies(self.mesh, self.names, game.targets, self.streams):
             state = State(self.graph, self.mesh, memo=self.memo)
             found[name] = lift_to_module(folded, game, game.decisions(moves), state)
         return found
@@ -307,9 +304,9 @@ class Planner:
             original_rules=self.graph.rules,
             analysis=self.analysis,
         )
-        applier = StrategyApplier(graph, self.roles.of(folded.class_of))
+        targets = StrategyTargets(graph, self.roles.of(folded.class_of))
         goal = scorer(self.goals)
-        return PlanningGame(graph, self.mesh, model, names, goal, state, applier)
+        return PlanningGame(graph, self.mesh, model, names, goal, state, targets)
 
     def _finalist(
         self,
@@ -336,9 +333,7 @@ class Planner:
         limit = dataclasses.replace(best, objective=best.objective * FOLD_ERROR)
         paths = [p for p in paths if not limit < self._folded(game, p)[0]]
         if self.streams:  # gathers that rings hide
-            contexts = [
-                p for p in map(tuple, starts) if any(isinstance(m, ContextParallel) for m in p)
-            ]
+            contexts = [p for p in map(tuple, starts) if any(isinstance(m, TileContext) for m in p)]
             paths += sorted(contexts, key=lambda p: self._rank(game, p))[:1]
         state = State(self.graph, self.mesh, memo=self.memo)
         for action in before:

@@ -24,13 +24,12 @@ from partir_search.messages.wording import shown
 from partir_search.planning.parallelism import (
     PARALLELISM,
     Parallelism,
-    SpatialTemporal,
 )
 from partir_search.propagation.actions import Action, Replicate, Tile
 from partir_search.propagation.contradictions import already_decided
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.state import State
-from partir_search.strategies.apply import StrategyApplier
+from partir_search.strategies.targets import StrategyTargets
 
 
 class Special(enum.Enum):
@@ -83,6 +82,24 @@ class ManualPartition:
             if callable(dim):
                 _check_signature(f"ManualPartition: dims[{glob!r}]", dim)
 
+    @property
+    def axis_names(self) -> tuple[str, ...]:
+        """Axes of the mesh."""
+        return (self.axis,)
+
+    @property
+    def diagonals(self) -> tuple[str, ...]:
+        """Diagonals that the tactic tiles on."""
+        return tuple(name for name in self.axis.split("+") if DIAGONAL in name)
+
+    def actions(self, graph: Graph, state: State, targets: StrategyTargets) -> list[Action]:
+        """Applies the tactic to `state`; returns the effective actions.
+
+        Raises:
+          IllegalAction: the tactic contradicts an earlier decision.
+        """
+        return _manual_actions(self, graph, state, targets)
+
 
 @dataclasses.dataclass(frozen=True)
 class AutomaticPartition:
@@ -112,6 +129,16 @@ class AutomaticPartition:
         given = self.exclude if leave is None else leave
         exclude = validators.names("AutomaticPartition: exclude", given, "('state/**',)")
         object.__setattr__(self, "exclude", exclude)
+
+    @property
+    def axis_names(self) -> tuple[str, ...]:
+        """Axes of the mesh; () for all."""
+        return self.axes or ()
+
+    @property
+    def diagonals(self) -> tuple[str, ...]:
+        """Diagonals that the tactic tiles on."""
+        return tuple(name for name in self.axis_names if DIAGONAL in name)
 
 
 Tactic = Union[ManualPartition, AutomaticPartition, Parallelism]
@@ -161,19 +188,11 @@ def _check_signature(what: str, dim: Callable[..., Any]) -> None:
 
 def diagonals(schedule: Sequence[Tactic]) -> list[str]:
     """Diagonals named by a schedule."""
-    found = []
-    for tactic in schedule:
-        if isinstance(tactic, SpatialTemporal):
-            found.append(tactic.diagonal)
-        elif isinstance(tactic, ManualPartition):
-            found += [name for name in tactic.axis.split("+") if DIAGONAL in name]
-        elif isinstance(tactic, AutomaticPartition):
-            found += [name for name in tactic.axes or () if DIAGONAL in name]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(name for tactic in schedule for name in tactic.diagonals))
 
 
-def manual_actions(
-    tactic: ManualPartition, graph: Graph, state: State, applier: StrategyApplier
+def _manual_actions(
+    tactic: ManualPartition, graph: Graph, state: State, targets: StrategyTargets
 ) -> list[Action]:
     """Applies a manual tactic to `state`; returns the effective actions.
 
@@ -198,7 +217,7 @@ def manual_actions(
                     raise already_decided(path, now, tactic.axis, "replicated")
                 continue
             if dim is FIRST_DIVISIBLE_DIM:
-                dim = applier.first_divisible_dim(state, cls, axes) if now == NONE else NONE
+                dim = targets.first_divisible_dim(state, cls, axes) if now == NONE else NONE
                 if dim == NONE:
                     continue
             if dim is None or isinstance(dim, Special):

@@ -8,28 +8,28 @@ from partir_search.ir.core import Module
 from partir_search.mcts.game import Move
 from partir_search.passes.fold.fold import Folded
 from partir_search.planning.game import PlanningGame
-from partir_search.propagation.actions import Action, Replicate, Tile, tilings
+from partir_search.propagation.actions import Action, tilings
 from partir_search.propagation.contradictions import value_named
 from partir_search.propagation.state import State
-from partir_search.strategies.moves import Decision, ReplicateClass, TileClass
+from partir_search.strategies.decisions import Decision, decision_of
 
 
 def project_to_fold(
     hints: Sequence[Action], folded: Folded, module: Module, game: PlanningGame
 ) -> tuple[Move, ...]:
     """Converts actions to moves on the folded program; actions on missing values are dropped."""
-    known = {v.name: v.id for v in module.values}
+    known = module.value_names()
+
+    def classes_of(names: Sequence[str]) -> tuple[int, ...]:
+        values = [folded.class_of[known[n].id] for n in names if n in known]
+        return tuple(dict.fromkeys(game.graph.class_of[v] for v in values if v >= 0))
+
     moves: list[Move] = []
     for action in tilings(hints):
-        values = [folded.class_of[known[n]] for n in action.values if n in known]
         axes = game.mesh.axes(action.axis)
-        for cls in dict.fromkeys(game.graph.class_of[v] for v in values if v >= 0):
-            if isinstance(action, Tile):
-                ends = [folded.class_of[known[n]] for n in action.barriers if n in known]
-                barriers = dict.fromkeys(game.graph.class_of[v] for v in ends if v >= 0)
-                moves.append(TileClass(cls, action.dim, axes, tuple(barriers)))
-            elif isinstance(action, Replicate):
-                moves.append(ReplicateClass(cls, axes))
+        for cls in classes_of(action.values):
+            move = decision_of(action, cls, axes, classes_of)
+            moves += [] if move is None else [move]
     return tuple(moves)
 
 
@@ -73,29 +73,18 @@ def lift_to_module(
     for decision in decisions:
         values = members[decision.cls]
         values = [v for v in values if v in arguments] or values
-        axes = decision.axes
         first: dict[int, str] = {}  # a name per class of the whole program still to decide
         for v in values:
             cls = graph.class_of[v]
-            if (
-                state.may_tile(cls, decision.dim, axes)
-                if isinstance(decision, TileClass)
-                else state.free(cls, axes)
-            ):
+            if decision.is_legal_on(cls, state):
                 first.setdefault(cls, module.values[v].name)
         if not first:
             continue
         name, *also = first.values()
-        barriers: tuple[str, ...] = ()
-        if isinstance(decision, TileClass) and decision.barriers:
-            ends = [v for c in decision.barriers for v in members[c]]
-            named = {graph.class_of[v]: module.values[v].name for v in ends}
-            barriers = tuple(named.values())
-        action: Action = (
-            Tile(name, decision.dim, state.mesh.label(axes), tuple(also), barriers)
-            if isinstance(decision, TileClass)
-            else Replicate(name, state.mesh.label(axes), tuple(also))
-        )
+        ends = [v for c in decision.barrier_classes for v in members[c]]
+        barriers = {graph.class_of[v]: module.values[v].name for v in ends}
+        label = state.mesh.label(decision.axes)
+        action = decision.action(name, label, tuple(also), tuple(barriers.values()))
         action.apply(state)
         done.append(action)
     return done

@@ -9,11 +9,9 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from partir_search.ir.mesh import MeshShape
-from partir_search.strategies.apply import StrategyApplier
+from partir_search.strategies.decisions import Axes
 from partir_search.strategies.moves import (
     AlternateParallel,
-    Axes,
-    ContextParallel,
     DataParallel,
     EdgeParallel,
     ExpertParallel,
@@ -22,12 +20,14 @@ from partir_search.strategies.moves import (
     RingParallel,
     SequenceParallel,
     StrategyMove,
+    TileContext,
     Zero,
 )
+from partir_search.strategies.targets import StrategyTargets
 
 
 def named_strategies(
-    mesh: MeshShape, axes: Sequence[str], applier: StrategyApplier, grids: bool = False
+    mesh: MeshShape, axes: Sequence[str], targets: StrategyTargets, grids: bool = False
 ) -> list[tuple[str, tuple[StrategyMove, ...]]]:
     """Named strategies on every choice of `axes`.
 
@@ -38,7 +38,7 @@ def named_strategies(
 
     Args:
       axes: names of axes of the user's mesh.
-      applier: of the graph of the step.
+      targets: of the graph of the step.
       grids: include tensor parallelism in two and three dims (SUMMA, 3D).
 
     Returns:
@@ -90,25 +90,25 @@ def named_strategies(
         rest = tuple(a for a in every if a not in m)
         add(f"MP({name(m)})", ModelParallel(m, False))
         add_data(m, "")
-        if applier.edges:
+        if targets.edges:
             edges = EdgeParallel(m)
             add(f"ES({name(m)})", edges)
             for stage in (2, 3):
                 add(f"ES({name(m)})+Z{stage}", edges, *zero(m, stage))
-        if applier.experts:
+        if targets.experts:
             experts = ExpertParallel(m)
             add_data(every, f"+EP({name(m)})", first=experts)
             if rest:
                 moves = (ModelParallel(rest, True), SequenceParallel(rest))
                 add_data(m, f"+EP({name(m)})+MP({name(rest)}, head)", moves[0], first=experts)
                 add_data(m, f"+EP({name(m)})+MP({name(rest)}, head)+SP", *moves, first=experts)
-        if applier.contexts:
-            add(f"CP({name(m)})", ContextParallel(m))
+        if targets.contexts:
+            add(f"CP({name(m)})", TileContext(m))
         if not rest:
             continue
-        if applier.contexts:
-            add_data(rest, f"+CP({name(m)})", ContextParallel(m))
-            add(f"MP({name(rest)})+CP({name(m)})", ModelParallel(rest, False), ContextParallel(m))
+        if targets.contexts:
+            add_data(rest, f"+CP({name(m)})", TileContext(m))
+            add(f"MP({name(rest)})+CP({name(m)})", ModelParallel(rest, False), TileContext(m))
         for head in (False, True):
             title = f"+MP({name(m)}{', head' if head else ''})"
             add_data(rest, title, ModelParallel(m, head))

@@ -6,36 +6,43 @@ one ZeRO move serves any model.
 
 from __future__ import annotations
 
+import abc
 import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Union
 
-Axes = tuple[int, ...]  # positions in the mesh, major to minor
+from partir_search.ir.rule import NONE
+from partir_search.propagation.state import State
+from partir_search.strategies.decisions import Axes, Decision, ReplicateClass, TileClass
+from partir_search.strategies.targets import StrategyTargets
 
 
-@dataclasses.dataclass(frozen=True, slots=True, order=True)
-class TileClass:
-    """Tile one dim of a class on axes, or on sub-axes of one axis.
+class Strategy(abc.ABC):
+    """A move of several decisions that depend on the state.
 
     Attributes:
-      barriers: classes left undecided by propagation.
+      axes: mesh axes, except of moves on two sets of axes.
     """
 
-    cls: int
-    dim: int
-    axes: Axes
-    barriers: tuple[int, ...] = ()
+    __slots__ = ()
+
+    @abc.abstractmethod
+    def apply(self, targets: StrategyTargets, state: State) -> list[Decision]:
+        """Applies the move; returns the decisions with an effect."""
+
+    def is_legal(self, state: State) -> bool:
+        """True: decisions that a state does not admit are skipped."""
+        return True
+
+    def describe(self, name_of: Callable[[int], str], label: Callable[[Axes], str]) -> str:
+        """Text of the move, given names of classes and labels of axes."""
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
+        axes = label(fields.pop("axes"))
+        return " ".join([type(self).__name__, axes, *(f"{k}={x}" for k, x in fields.items())])
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
-class ReplicateClass:
-    """Keep a class replicated along axes."""
-
-    cls: int
-    axes: Axes
-
-
-@dataclasses.dataclass(frozen=True, slots=True, order=True)
-class TileAlike:
+class TileAlike(Strategy):
     """Tile one dim of several classes, skipping illegal tiles: parameters of one shape, in layers
     without a fold.
     """
@@ -44,25 +51,41 @@ class TileAlike:
     dim: int
     axes: Axes
 
+    def apply(self, targets: StrategyTargets, state: State) -> list[Decision]:
+        return _played(state, [TileClass(c, self.dim, self.axes) for c in self.classes])
+
+    def describe(self, name_of: Callable[[int], str], label: Callable[[Axes], str]) -> str:
+        first = TileClass(self.classes[0], self.dim, self.axes).describe(name_of, label)
+        return f"{first} and {len(self.classes) - 1} alike"
+
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
-class DataParallel:
+class DataParallel(Strategy):
     """Tile the leading dim of every data argument."""
 
     axes: Axes
 
+    def apply(self, targets: StrategyTargets, state: State) -> list[Decision]:
+        # Longest first: edges of a graph network then look up nodes, and no node is scattered.
+        longest = sorted(targets.roles.data, key=lambda c: -targets.graph.shapes[c][0])
+        data = [(c, *targets.padded.get(c, ())) for c in longest]
+        return _played(state, [TileClass(c, 0, self.axes) for forms in data for c in forms])
+
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
-class EdgeParallel:
+class EdgeParallel(Strategy):
     """Tile the leading dim of the longest data arguments only: the edges of a graph, with its nodes
     replicated (PartIR's ES on graph networks).
     """
 
     axes: Axes
 
+    def apply(self, targets: StrategyTargets, state: State) -> list[Decision]:
+        return _played(state, [TileClass(c, 0, self.axes) for c in targets.edges])
+
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
-class ExpertParallel:
+class ExpertParallel(Strategy):
     """Tile the experts of a mixture (GShard, arXiv 2006.16668): the dim shared by a parameter, the
     second operand of its contraction and the result.
 
@@ -72,9 +95,13 @@ class ExpertParallel:
 
     axes: Axes
 
+    def apply(self, targets: StrategyTargets, state: State) -> list[Decision]:
+        ends = targets.expert_barriers(self.axes, state)
+        return _played(state, [TileClass(c, d, self.axes, ends) for c, d in targets.experts])
+
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
-class ModelParallel:
+class ModelParallel(Strategy):
     """Megatron (Shoeybi et al. 2019): tile the outputs of each parameter contracted with an
     activation not tiled on the axes; propagation tiles the inputs of the next parameter.
 
@@ -85,16 +112,53 @@ class ModelParallel:
     axes: Axes
     head: bool
 
+    def apply(self, targets: StrategyTargets, state: State) -> list[Decision]:
+        graph, done = targets.graph, list[Decision]()
+        weights = targets.weights
+        if not self.head:  # without the last weight, in all its uses (a tied embedding)
+            weights = [weight for weight in weights[:-1] if weight.cls != weights[-1].cls]
+        for weight in weights:
+            node = graph.node_of[weight.op]
+            if node < 0 or any(state.loops[a][node] != NONE for a in self.axes):
+                continue
+            rule = graph.rules[weight.op]
+            for dim, f in weight.dims:
+                if f >= 0 and not rule.reducers[f]:
+                    decision = TileClass(weight.cls, dim, self.axes)
+                    if decision.decide(state):
+                        done.append(decision)
+                        break
+        return done
+
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
-class SequenceParallel:
+class SequenceParallel(Strategy):
     """Tile activations between blocks: results of sums over the axes (Korthikanti et al. 2022)."""
 
     axes: Axes
 
+    def apply(self, targets: StrategyTargets, state: State) -> list[Decision]:
+        graph, done = targets.graph, list[Decision]()
+        for op in graph.module.ops:
+            node = graph.node_of[op.id]
+            if op.regions or op.backward or node < 0:
+                continue
+            reducers = graph.rules[op.id].reducers
+            looped = [state.loops[a][node] for a in self.axes]
+            if not all(f >= 0 and reducers[f] == "sum" for f in looped):
+                continue
+            cls = graph.class_of[op.results[0].id]
+            for dim in range(len(graph.shapes[cls]) - 1):
+                if all(row[cls] != dim for row in state.tiles):
+                    decision = TileClass(cls, dim, self.axes)
+                    if decision.decide(state):
+                        done.append(decision)
+                        break
+        return done
+
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
-class ContextParallel:
+class TileContext(Strategy):
     """Tile the sequences of queries and keys in attention; propagation tiles activations.
 
     Source: Llama 3.1, arXiv 2407.21783, section 3.3.2.
@@ -102,9 +166,12 @@ class ContextParallel:
 
     axes: Axes
 
+    def apply(self, targets: StrategyTargets, state: State) -> list[Decision]:
+        return _played(state, [TileClass(c, d, self.axes) for c, d in targets.contexts])
+
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
-class AlternateParallel:
+class AlternateParallel(Strategy):
     """Tile inputs and outputs of each matrix on two sets of axes, swapped from matrix to matrix.
 
     The tiles of the incoming activation decide; the first matrix has its inputs on `inputs`.
@@ -113,16 +180,48 @@ class AlternateParallel:
     inputs: Axes
     outputs: Axes
 
+    def apply(self, targets: StrategyTargets, state: State) -> list[Decision]:
+        done = list[Decision]()
+        for weight in targets.weights:
+            node, rule = targets.graph.node_of[weight.op], targets.graph.rules[weight.op]
+            if node < 0:
+                continue
+            propagated = state.loops[self.outputs[0]][node]
+            swapped = propagated >= 0 and rule.reducers[propagated]
+            inputs, outputs = self.inputs, self.outputs
+            if swapped:
+                inputs, outputs = outputs, inputs
+            for summed, axes in ((True, inputs), (False, outputs)):
+                for dim, f in weight.dims:
+                    if f >= 0 and bool(rule.reducers[f]) == summed:
+                        decision = TileClass(weight.cls, dim, axes)
+                        if decision.decide(state):
+                            done.append(decision)
+                            break
+        return done
+
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
-class OutputParallel:
+class OutputParallel(Strategy):
     """Tile the outputs of every matrix, last matrix first; activations are gathered (SUMMA)."""
 
     axes: Axes
 
+    def apply(self, targets: StrategyTargets, state: State) -> list[Decision]:
+        done = list[Decision]()
+        for weight in reversed(targets.weights):
+            rule = targets.graph.rules[weight.op]
+            for dim, f in weight.dims:
+                if f >= 0 and not rule.reducers[f]:
+                    decision = TileClass(weight.cls, dim, self.axes)
+                    if decision.decide(state):
+                        done.append(decision)
+                        break
+        return done
+
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
-class Zero:
+class Zero(Strategy):
     """ZeRO (Rajbhandari et al. 2020) on matrices.
 
     Attributes:
@@ -133,9 +232,27 @@ class Zero:
     axes: Axes
     stage: int
 
+    def apply(self, targets: StrategyTargets, state: State) -> list[Decision]:
+        done: list[Decision] = []
+        shapes, axes = targets.graph.shapes, self.axes
+        matrices = [c for c in targets.roles.parameters if len(shapes[c]) >= 2]
+        if self.stage < 3:
+            for cls in matrices:
+                replicate = ReplicateClass(cls, axes)
+                if replicate.decide(state):
+                    done.append(replicate)
+        for cls in matrices if self.stage >= 3 else targets.roles.optimizer:
+            if len(shapes[cls]) >= 2:
+                dim = targets.first_divisible_dim(state, cls, axes)
+                if dim >= 0:
+                    tile = TileClass(cls, dim, axes)
+                    if tile.decide(state):
+                        done.append(tile)
+        return done
+
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
-class RingParallel:
+class RingParallel(Strategy):
     """PrimePar's P_{n x n} (ASPLOS 2024) in the form without redistribution.
 
     Matrices are tiled on one of two axes and on their diagonal: every product with one is a ring.
@@ -148,19 +265,30 @@ class RingParallel:
 
     axes: Axes
 
+    def apply(self, targets: StrategyTargets, state: State) -> list[Decision]:
+        done = list[Decision]()
+        for weight in targets.weights:
+            node, rule = targets.graph.node_of[weight.op], targets.graph.rules[weight.op]
+            if node < 0:
+                continue
+            summed = [d for d, f in weight.dims if f >= 0 and rule.reducers[f]]
+            free = [d for d, f in weight.dims if f >= 0 and not rule.reducers[f]]
+            for axis, other in (self.axes, self.axes[::-1]):
+                if state.loops[axis][node] != NONE:
+                    continue
+                across = state.loops[other][node]
+                first = free if across >= 0 and rule.reducers[across] else summed
+                for dim in first:
+                    decision = TileClass(weight.cls, dim, (axis,))
+                    if decision.decide(state):
+                        done.append(decision)
+                        break
+        return done
 
-Decision = Union[TileClass, ReplicateClass]
-Strategy = Union[
-    AlternateParallel,
-    ContextParallel,
-    DataParallel,
-    EdgeParallel,
-    ExpertParallel,
-    ModelParallel,
-    OutputParallel,
-    RingParallel,
-    SequenceParallel,
-    TileAlike,
-    Zero,
-]
+
 StrategyMove = Union[Decision, Strategy]
+
+
+def _played(state: State, decisions: Sequence[Decision]) -> list[Decision]:
+    """Applies the legal ones of some decisions, in order, and returns them."""
+    return [d for d in decisions if d.decide(state)]

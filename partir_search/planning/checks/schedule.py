@@ -11,7 +11,6 @@ from partir_search.ir.argument_paths import named
 from partir_search.ir.core import Module, Value
 from partir_search.ir.mesh import DIAGONAL, MeshShape
 from partir_search.messages.wording import multiples, shown
-from partir_search.planning.parallelism import ContextParallel
 from partir_search.planning.tactics import (
     TACTICS,
     AutomaticPartition,
@@ -38,7 +37,7 @@ def check_tactics(schedule: Sequence[Any], mesh: MeshShape) -> None:
                 f"a schedule holds {', '.join(t.__name__ for t in TACTICS)}, not {shown(tactic)}"
                 + _remedy(tactic)
             )
-        for axis in axes_of(tactic):
+        for axis in tactic.axis_names:
             known_axis(mesh, axis)
 
 
@@ -50,13 +49,6 @@ def _remedy(item: Any) -> str:
     if isinstance(item, dict):
         return "; write ManualPartition({'batch/x': 0}, axis='batch')"
     return ""
-
-
-def axes_of(tactic: Tactic) -> tuple[str, ...]:
-    """Axis names of a tactic."""
-    if isinstance(tactic, ManualPartition | ContextParallel):
-        return (tactic.axis,)
-    return tuple(tactic.axes or ())
 
 
 def known_axis(mesh: MeshShape, name: str) -> None:
@@ -90,7 +82,7 @@ def check_schedule(schedule: Sequence[Tactic], module: Module, mesh: MeshShape) 
     wanted: Wanted = collections.defaultdict(set)
     found: list[tuple[str, Value, Dim, str]] = []
     for tactic in schedule:
-        for axis in axes_of(tactic):
+        for axis in tactic.axis_names:
             mesh.axes(axis)
         if isinstance(tactic, AutomaticPartition):
             for glob in tactic.exclude:

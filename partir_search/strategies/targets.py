@@ -1,4 +1,4 @@
-"""Application of strategy moves to states of one graph."""
+"""Classes and dims of a step that strategies tile: weights, experts, edges, sequences."""
 
 from __future__ import annotations
 
@@ -11,25 +11,7 @@ from partir_search.ir.rule import NONE
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.state import State
 from partir_search.strategies.argument_roles import Roles, find_roles
-from partir_search.strategies.moves import (
-    AlternateParallel,
-    Axes,
-    ContextParallel,
-    DataParallel,
-    Decision,
-    EdgeParallel,
-    ExpertParallel,
-    ModelParallel,
-    OutputParallel,
-    ReplicateClass,
-    RingParallel,
-    SequenceParallel,
-    Strategy,
-    StrategyMove,
-    TileAlike,
-    TileClass,
-    Zero,
-)
+from partir_search.strategies.decisions import Axes, Decision, TileClass
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -47,11 +29,12 @@ class Weight:
     dims: tuple[tuple[int, int], ...]
 
 
-class StrategyApplier:
-    """Applies moves to states of one graph.
+class StrategyTargets:
+    """Targets of strategies in one graph.
 
     Attributes:
       roles: classes of parameters, optimizer state and data.
+      weights: uses of parameters by forward contractions, in program order.
     """
 
     def __init__(self, graph: Graph, roles: Roles | None = None) -> None:
@@ -64,43 +47,8 @@ class StrategyApplier:
         """
         self.graph = graph
         self.roles = (roles or find_roles(graph.module)).of(graph.class_of)
-        self._weights = self._find_weights()
+        self.weights = self._find_weights()
         self._unloopable = self._find_unloopable()
-
-    def apply(self, move: StrategyMove, state: State) -> list[Decision]:
-        """Applies a move; returns the decisions with an effect."""
-        if isinstance(move, TileClass | ReplicateClass):
-            return [move] if decide(state, move) else []
-        return self._apply_strategy(move, state)
-
-    def _apply_strategy(self, move: Strategy, state: State) -> list[Decision]:
-        if isinstance(move, DataParallel):
-            # Longest first: edges of a graph network then look up nodes, and no node is scattered.
-            longest = sorted(self.roles.data, key=lambda c: -self.graph.shapes[c][0])
-            data = [(c, *self.padded.get(c, ())) for c in longest]
-            wanted = [TileClass(c, 0, move.axes) for forms in data for c in forms]
-        elif isinstance(move, EdgeParallel):
-            wanted = [TileClass(c, 0, move.axes) for c in self.edges]
-        elif isinstance(move, ExpertParallel):
-            ends = self._expert_barriers(move.axes, state)
-            wanted = [TileClass(c, d, move.axes, ends) for c, d in self.experts]
-        elif isinstance(move, TileAlike):
-            wanted = [TileClass(c, move.dim, move.axes) for c in move.classes]
-        elif isinstance(move, ModelParallel):
-            return self._model_parallel(move, state)
-        elif isinstance(move, AlternateParallel):
-            return self._alternate_parallel(move, state)
-        elif isinstance(move, OutputParallel):
-            return self._output_parallel(move.axes, state)
-        elif isinstance(move, RingParallel):
-            return self._ring_parallel(move, state)
-        elif isinstance(move, ContextParallel):
-            wanted = [TileClass(c, d, move.axes) for c, d in self.contexts]
-        elif isinstance(move, SequenceParallel):
-            return self._sequence_parallel(move.axes, state)
-        else:
-            return self._zero(move, state)
-        return [d for d in wanted if decide(state, d)]
 
     @property
     def edges(self) -> tuple[int, ...]:
@@ -114,7 +62,7 @@ class StrategyApplier:
     def experts(self) -> tuple[tuple[int, int], ...]:
         """(class, dim of the experts) of parameters with one matrix per expert of a mixture."""
         found = []
-        for weight in self._weights:
+        for weight in self.weights:
             rule = self.graph.rules[weight.op]
             for dim, f in weight.dims:
                 places = (*rule.operands, *rule.results)
@@ -136,14 +84,14 @@ class StrategyApplier:
                 found += [(self.graph.class_of[v.id], d) for d in places]
         return tuple(dict.fromkeys(found))
 
-    def _expert_barriers(self, axes: Axes, state: State) -> tuple[int, ...]:
+    def expert_barriers(self, axes: Axes, state: State) -> tuple[int, ...]:
         """Classes tiled by expert and by data parallelism, used by an op outside of the experts."""
 
         def tiled_by(decisions: Sequence[Decision]) -> set[int]:
             start = state.key()
             before = state.tiles[axes[0]][:]
             for decision in decisions:
-                decide(state, decision)
+                decision.decide(state)
             after = state.tiles[axes[0]]
             found = {c for c, (a, b) in enumerate(zip(before, after, strict=True)) if a != b}
             state.restore(start)
@@ -235,130 +183,9 @@ class StrategyApplier:
         useful = useful or [d for d in free if (cls, d) not in self._unloopable]
         return next(iter(useful or free or dims), NONE)
 
-    def _model_parallel(self, move: ModelParallel, state: State) -> list[Decision]:
-        graph, done = self.graph, list[Decision]()
-        weights = self._weights
-        if not move.head:  # without the last weight, in all its uses (a tied embedding)
-            weights = [weight for weight in weights[:-1] if weight.cls != weights[-1].cls]
-        for weight in weights:
-            node = graph.node_of[weight.op]
-            if node < 0 or any(state.loops[a][node] != NONE for a in move.axes):
-                continue
-            rule = graph.rules[weight.op]
-            for dim, f in weight.dims:
-                if f >= 0 and not rule.reducers[f]:
-                    decision = TileClass(weight.cls, dim, move.axes)
-                    if decide(state, decision):
-                        done.append(decision)
-                        break
-        return done
-
-    def _ring_parallel(self, move: RingParallel, state: State) -> list[Decision]:
-        done = list[Decision]()
-        for weight in self._weights:
-            node, rule = self.graph.node_of[weight.op], self.graph.rules[weight.op]
-            if node < 0:
-                continue
-            summed = [d for d, f in weight.dims if f >= 0 and rule.reducers[f]]
-            free = [d for d, f in weight.dims if f >= 0 and not rule.reducers[f]]
-            for axis, other in (move.axes, move.axes[::-1]):
-                if state.loops[axis][node] != NONE:
-                    continue
-                across = state.loops[other][node]
-                first = free if across >= 0 and rule.reducers[across] else summed
-                for dim in first:
-                    decision = TileClass(weight.cls, dim, (axis,))
-                    if decide(state, decision):
-                        done.append(decision)
-                        break
-        return done
-
-    def _alternate_parallel(self, move: AlternateParallel, state: State) -> list[Decision]:
-        done = list[Decision]()
-        for weight in self._weights:
-            node, rule = self.graph.node_of[weight.op], self.graph.rules[weight.op]
-            if node < 0:
-                continue
-            propagated = state.loops[move.outputs[0]][node]
-            swapped = propagated >= 0 and rule.reducers[propagated]
-            inputs, outputs = move.inputs, move.outputs
-            if swapped:
-                inputs, outputs = outputs, inputs
-            for summed, axes in ((True, inputs), (False, outputs)):
-                for dim, f in weight.dims:
-                    if f >= 0 and bool(rule.reducers[f]) == summed:
-                        decision = TileClass(weight.cls, dim, axes)
-                        if decide(state, decision):
-                            done.append(decision)
-                            break
-        return done
-
-    def _output_parallel(self, axes: Axes, state: State) -> list[Decision]:
-        done = list[Decision]()
-        for weight in reversed(self._weights):
-            rule = self.graph.rules[weight.op]
-            for dim, f in weight.dims:
-                if f >= 0 and not rule.reducers[f]:
-                    decision = TileClass(weight.cls, dim, axes)
-                    if decide(state, decision):
-                        done.append(decision)
-                        break
-        return done
-
-    def _sequence_parallel(self, axes: Axes, state: State) -> list[Decision]:
-        graph, done = self.graph, list[Decision]()
-        for op in graph.module.ops:
-            node = graph.node_of[op.id]
-            if op.regions or op.backward or node < 0:
-                continue
-            reducers = graph.rules[op.id].reducers
-            looped = [state.loops[a][node] for a in axes]
-            if not all(f >= 0 and reducers[f] == "sum" for f in looped):
-                continue
-            cls = graph.class_of[op.results[0].id]
-            for dim in range(len(graph.shapes[cls]) - 1):
-                if all(row[cls] != dim for row in state.tiles):
-                    decision = TileClass(cls, dim, axes)
-                    if decide(state, decision):
-                        done.append(decision)
-                        break
-        return done
-
-    def _zero(self, move: Zero, state: State) -> list[Decision]:
-        done: list[Decision] = []
-        shapes, axes = self.graph.shapes, move.axes
-        matrices = [c for c in self.roles.parameters if len(shapes[c]) >= 2]
-        if move.stage < 3:
-            for cls in matrices:
-                replicate = ReplicateClass(cls, axes)
-                if decide(state, replicate):
-                    done.append(replicate)
-        targets = matrices if move.stage >= 3 else self.roles.optimizer
-        for cls in targets:
-            if len(shapes[cls]) >= 2:
-                dim = self.first_divisible_dim(state, cls, axes)
-                if dim >= 0:
-                    tile = TileClass(cls, dim, axes)
-                    if decide(state, tile):
-                        done.append(tile)
-        return done
-
 
 def _longer(shape: Shape, than: Shape) -> bool:
     """True if `shape` pads `than`: dims equal or longer, dims of size 1 equal."""
     return len(shape) == len(than) and all(
         m == n or m > n > 1 for m, n in zip(shape, than, strict=True)
     )
-
-
-def decide(state: State, decision: Decision) -> bool:
-    """Applies a decision if legal; False if not."""
-    if isinstance(decision, TileClass):
-        if not state.may_tile(decision.cls, decision.dim, decision.axes):
-            return False
-        state.tile(decision.cls, decision.dim, decision.axes, (), decision.barriers)
-        return True
-    if not state.free(decision.cls, decision.axes):
-        return False
-    state.replicate(decision.cls, decision.axes)
-    return True
