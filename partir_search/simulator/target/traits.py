@@ -26,36 +26,37 @@ class XlaTraits(LoweringTraits):
     f32_dot_operand_bytes: int = trait(
         4,
         "bytes per element",
-        "Width in which f32 values that only dots read are stored and gathered.",
-        "XLA:TPU multiplies f32 in bf16 at default precision. The all_gathers of such values move"
-        " bf16 in all compiled programs of transformers for v5e.",
+        "Stored and gathered width of f32 values that dots alone read.",
+        "XLA:TPU multiplies f32 in bf16 at default precision. The all_gathers of these values move"
+        " bf16 in all transformers compiled for v5e.",
     )
     keeps_dots_wide: bool = trait(
         False,
         "flag",
         "Stores bf16 results of dots in f32 where they are masked for a softmax or widened.",
-        "XLA:TPU leaves out the rounding (excess precision). LLaMA's memory was predicted 8 to 22 %"
-        " too high and T5's 12 to 14 % too low without the distinction.",
+        "XLA:TPU leaves out the rounding (excess precision). Without the distinction the memory of"
+        " LLaMA is predicted 8 to 22 % too high and of T5 12 to 14 % too low.",
     )
     fuses_one_hot_updates: bool = trait(
         False,
         "flag",
         "Recomputes one-hot updates of zeros in their consumers and never stores them.",
-        "Peak memory of programs compiled for v5e: +22 % in the median without.",
+        "Without the trait the peak memory of programs compiled for v5e is predicted 22 % too high"
+        " in the median.",
     )
     fuses_weight_casts: bool = trait(
         False,
         "flag",
-        "Converts parameters inside of the dots that read them.",
-        "113 compiled transformers and mixtures for v5e and v5p. Median error of peak memory"
-        " without: 6.6 % for mixtures on v5e, 3.1 % on v5p.",
+        "Converts parameters to bf16 inside of each dot that reads the parameter.",
+        "113 transformers and mixtures of experts compiled for v5e and v5p. Without the trait the"
+        " median error of peak memory is 6.6 % for mixtures on v5e and 3.1 % on v5p.",
     )
     materializes_dot_operands: bool = trait(
         False,
         "flag",
         "Stores elementwise operands of dots.",
-        "XLA:GPU: a transformer of 4 layers in f32 on 16 H100 is predicted 0 to 15 % too low with,"
-        " 31 to 45 % without.",
+        "XLA:GPU: peak memory of a transformer of 4 layers in f32 on 16 H100 is predicted 0 to 15 %"
+        " too low with the trait, 31 to 45 % without.",
     )
     fuses_dot_epilogues: bool = trait(
         True,
@@ -66,32 +67,34 @@ class XlaTraits(LoweringTraits):
     recomputes_dot_operands: bool = trait(
         False,
         "flag",
-        "Recomputes elementwise values inside of the dots that read them where that moves fewer"
-        " bytes.",
-        "Gradients of attention scores compiled for v5e, where two dots read them.",
+        "Recomputes an elementwise value inside of each dot that reads the value, if recomputation"
+        " moves fewer bytes.",
+        "Gradients of attention scores, read by two dots, in programs compiled for v5e.",
     )
     in_place_elementwise: bool = trait(
         True,
         "flag",
         "Lets elementwise kernels write into the buffer of an operand that dies.",
-        "XLA:TPU gives them buffers of their own: U-Net on v5p -31 % without the distinction, +0.3"
-        " % with. v5e computes them inside of dots instead, which takes as much.",
+        "XLA:TPU gives elementwise results buffers of their own. Peak memory of a U-Net on v5p is"
+        " predicted 31 % too low without the distinction, 0.3 % too high with. v5e recomputes the"
+        " values inside of dots instead and needs as much memory as in place.",
     )
     materializes_softmax: bool = trait(
         False,
         "flag",
         "Stores the softmax of masked f32 scores for the dot that reads it.",
-        "v5p was 3 to 9 % too low without. v4, v5e and v6e do not store it.",
+        "Without the trait peak memory on v5p is predicted 3 to 9 % too low. v4, v5e and v6e do not"
+        " store the softmax.",
     )
     async_all_gather: AsyncAllGather = dataclasses.field(
         default="never",
         metadata=described(
             "start of the gather",
-            "Earliest start of asynchronous all_gathers: never before their use, early for"
-            " arguments alone, or when the source is there.",
+            "Earliest start of asynchronous all_gathers: never (at their use), arguments (gathers"
+            " of arguments start with the region), since_source (as soon as the source is made).",
             "XLA:TPU on v5e and v6e hides nearly all gathers of the backward pass: sequence"
-            " parallelism 1.02..1.11 of the judged seconds without, 0.94..1.04 with. XLA:GPU starts"
-            " gathers of arguments early.",
+            " parallelism is predicted at 1.02..1.11 of the judged seconds with never, 0.94..1.04"
+            " with since_source. XLA:GPU starts gathers of arguments early.",
         ),
     )
     defers_weight_gradients: bool = trait(
@@ -104,51 +107,53 @@ class XlaTraits(LoweringTraits):
     regather_overlap_ratio: float = trait(
         2.0,
         "seconds per second",
-        "Seconds of deferred dots beside one regather, per second of the gather.",
-        "Peak memory of graph networks with tensor parallelism: -29 to -41 % without, -19 to -27 %"
-        " with.",
+        "Seconds of deferred dots that run beside one regather, per second of the gather.",
+        "Peak memory of graph networks with tensor parallelism is predicted 29 to 41 % too low"
+        " without the trait, 19 to 27 % with.",
     )
     collective_copy_factors: Mapping[str, float] = dataclasses.field(
         default_factory=dict,
         metadata=described(
             "bytes per payload byte, by kind of collective",
             "Bytes read and written to pack and unpack the payload of a collective.",
-            "XLA:TPU transposes the tiles of an all_to_all before and after, each at half of the"
-            " bandwidth: expert parallelism 0.93 to 1.03 of the judged seconds on v5e.",
+            "XLA:TPU transposes the tiles of an all_to_all before and after the collective, each"
+            " time at half of the bandwidth: expert parallelism is predicted at 0.93 to 1.03 of the"
+            " judged seconds on v5e.",
         ),
     )
     copies_gather_into_donated: bool = trait(
         False,
         "flag",
         "Copies a value gathered for a donated argument into the argument's buffer.",
-        "ZeRO-2 of LLaMA on v5e: 0.92..0.95 of the judged seconds without, 0.95..0.98 with.",
+        "ZeRO-2 of LLaMA on v5e is predicted at 0.92..0.95 of the judged seconds without the trait,"
+        " 0.95..0.98 with.",
     )
     vmem_resident_fraction: float = trait(
         0.5,
         "fraction of Machine.vmem_bytes",
-        "Largest value that is in the memory on the chip before a kernel reads it.",
-        "v5e reads at 1.1 TB/s instead of 0.66 up to there; gathers of up to 65.5 MB land there,"
-        " those of 67 MB do not (VMEM of 128 MiB).",
+        "Largest value that is prefetched into memory on the chip before a kernel reads the value.",
+        "v5e reads values of up to this size at 1.1 TB/s instead of 0.66. Gathers of up to 65.5 MB"
+        " are written to the VMEM of 128 MiB, gathers of 67 MB to main memory.",
     )
     vmem_value_fraction: float = trait(
         0.25,
         "fraction of Machine.vmem_bytes",
-        "Largest short-lived value that stays in the memory on the chip.",
-        "v5e keeps whole intermediates in its VMEM of 128 MiB: programs below 1.3 GB were predicted"
-        " 20 to 120 MB too high without.",
+        "Largest short-lived value that stays in memory on the chip.",
+        "v5e keeps whole intermediates in its VMEM of 128 MiB. Without the trait, programs below"
+        " 1.3 GB are predicted 20 to 120 MB too high.",
     )
     vmem_lifetime_kernels: int = trait(
         6,
         "kernels",
-        "Longest life of a value that stays in the memory on the chip.",
+        "Longest life of a value that stays in memory on the chip.",
         "See `vmem_value_fraction`.",
     )
     materialize_ratio: float = trait(
         1.5,
         "bytes of sources per byte of the value",
-        "Least ratio for an elementwise value with several consumers to be stored.",
-        "31 programs compiled for v5e: any ratio of 1.1 to 1.9 predicts the same peaks; without,"
-        " tensor parallelism is predicted 40 to 50 % too high.",
+        "Least ratio at which an elementwise value with several consumers is stored.",
+        "31 programs compiled for v5e: all ratios of 1.1 to 1.9 predict the same peaks. Without the"
+        " trait the memory of tensor parallelism is predicted 40 to 50 % too high.",
     )
     max_fused_inputs: int = trait(
         8,
@@ -161,20 +166,21 @@ class XlaTraits(LoweringTraits):
         "elements",
         "Least contraction length of a dot whose kernel computes the softmax of its result.",
         "Attention with heads of 8 to 1,024 numbers compiled for v5e and v5p: below 16 a second"
-        " kernel stores the exponentials. U-Net on v5p: 0.75..0.87 to 0.84..0.96.",
+        " kernel stores the exponentials. Predicted over judged seconds of a U-Net on v5p are"
+        " 0.75..0.87 without the trait, 0.84..0.96 with.",
     )
     max_reduction_accumulator_bytes: int = trait(
         1 << 22,
         "bytes",
         "Largest accumulator of a reduction over outer dimensions inside of another kernel.",
-        "The gradient of T5's relative bias is a kernel of its own; biases' gradients are not. Seen"
-        " on TPUs alone.",
+        "The gradient of T5's relative bias is a kernel of its own, gradients of other biases are"
+        " not, in programs compiled for TPUs.",
     )
     memory_fragmentation_fraction: float = trait(
         0.05,
         "fraction of the memory limit",
-        "Memory lost between buffers and to code, kept free when segments are rematerialized.",
-        "XLA:TPU loses 1 to 5 %.",
+        "Memory lost between buffers and to code; rematerialization leaves as much free.",
+        "XLA:TPU loses 1 to 5 % of a device's memory.",
     )
 
     def __post_init__(self) -> None:
