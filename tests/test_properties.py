@@ -188,7 +188,7 @@ def test_sparse_programs(seed: int) -> None:
         act(state, rng, 2)
         whole = localize(state.partition())
         sparse = localize(state.partition(cache.rows), cache, sparse=True)
-        assert [m.step for m, _ in sparse.moves()] == [m.step for m, _ in whole.moves()]
+        assert [m.step for m, _ in sparse.reshards()] == [m.step for m, _ in whole.reshards()]
         assert [s.layout for s in sparse.body.args] == [s.layout for s in whole.body.args]
         a, b = model.evaluate(sparse), model.evaluate(whole)
         assert dataclasses.astuple(a)[:6] == pytest.approx(dataclasses.astuple(b)[:6], rel=1e-12)
@@ -257,4 +257,4 @@ def test_undo_and_order(seed: int) -> None:
     act(state, random.Random(seed), 4)
     assert state.key() == after
     again = localize(state.partition())
-    assert [m.step for m, _ in program.moves()] == [m.step for m, _ in again.moves()]
+    assert [m.step for m, _ in program.reshards()] == [m.step for m, _ in again.reshards()]

@@ -81,7 +81,7 @@ def layout(game: PlanningGame, name: str) -> Layout:
 
 def counts(game: PlanningGame) -> dict[str, int]:
     found: dict[str, int] = {}
-    for move, _ in localize(game.state.partition()).moves():
+    for move, _ in localize(game.state.partition()).reshards():
         found[move.step.kind] = found.get(move.step.kind, 0) + 1
     return found
 

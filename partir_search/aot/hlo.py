@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from partir_search.ir.mesh import MeshShape
-from partir_search.lowering.reshard import COLLECTIVES
+from partir_search.lowering.reshard_steps import COLLECTIVES
 from partir_search.messages.wording import shown
 
 _STABLEHLO = re.compile(

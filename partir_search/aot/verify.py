@@ -37,9 +37,9 @@ from partir_search.aot.xla_changes import (
 )
 from partir_search.ir.core import Module
 from partir_search.ir.mesh import MeshShape
-from partir_search.lowering.halo import Fetch, crossed
-from partir_search.lowering.local_ir import LocalProgram, Move
-from partir_search.lowering.reshard import COLLECTIVES, Shuffle, Step
+from partir_search.lowering.halo import crossed
+from partir_search.lowering.local_ir import LocalProgram, Reshard
+from partir_search.lowering.reshard_steps import COLLECTIVES, HaloPermute, Permute, ReshardStep
 from partir_search.lowering.shard_map import argument_specs, lifted_specs, result_specs, sharded
 from partir_search.messages.console import new_console, new_table
 from partir_search.simulator.simulator import CostModel
@@ -199,7 +199,7 @@ def compile_for(program: LocalProgram, mesh: Mesh, options: dict[str, Any] | Non
     return jitted.lower(*structs).compile(compiler_options=options or None)
 
 
-def as_written(_: Move) -> float:
+def as_written(_: Reshard) -> float:
     """1.0: a move carries elements of the program's type."""
     return 1.0
 
@@ -207,7 +207,7 @@ def as_written(_: Move) -> float:
 def compare(
     program: LocalProgram,
     found: list[CompiledCollective],
-    width: Callable[[Move], float] = as_written,
+    width: Callable[[Reshard], float] = as_written,
 ) -> tuple[tuple[Row, ...], tuple[str, ...], tuple[str, ...]]:
     """Compares the collectives of a local program with compiled ones.
 
@@ -222,8 +222,8 @@ def compare(
     planned: dict[Key, list[tuple[int, int]]] = collections.defaultdict(list)
     runs: Runs = collections.defaultdict(lambda: [0, 0])
     pairs: Rest = collections.defaultdict(collections.Counter)  # of complex numbers
-    for move, times in program.moves():
-        if move.step.kind in COLLECTIVES:
+    for move, times in program.reshards():
+        if move.step.communicates:
             axes = tuple(mesh.names[a] for a in _axes(move.step, mesh) if mesh.sizes[a] > 1)
             size = move.source.value.type.itemsize
             carried = round(size * width(move))
@@ -271,9 +271,9 @@ def compare(
     return rows, tuple(changes), tuple(unexplained)
 
 
-def _axes(step: Step, mesh: MeshShape) -> tuple[int, ...]:
+def _axes(step: ReshardStep, mesh: MeshShape) -> tuple[int, ...]:
     """Axes of a step in the mesh's order; of a permute, the axes crossed by its pairs."""
     axes = step.axes
-    if isinstance(step.detail, Fetch | Shuffle):
-        axes = crossed(step.detail.pairs, {a: mesh.sizes[a] for a in axes})
+    if isinstance(step, Permute | HaloPermute):
+        axes = crossed(step.pairs, {a: mesh.sizes[a] for a in axes})
     return tuple(sorted(axes))

@@ -1,4 +1,4 @@
-"""Cache that device-local programs of one module share: slots, plans of ops and of regions."""
+"""Cache of the device-local programs of one module: local values, plans of ops and of regions."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 from partir_search.ir.analysis.axis_rows import AxisRows
 from partir_search.ir.core import Value
 from partir_search.ir.partition import Layout, Partition, Pending, Window
-from partir_search.lowering.halo import stretched
-from partir_search.lowering.local_ir import Apply, Move
-from partir_search.lowering.reshard import Step
-from partir_search.lowering.slots import Slot, Source
+from partir_search.lowering.halo import shape_after
+from partir_search.lowering.local_ir import LocalOp, Reshard
+from partir_search.lowering.local_value import LocalValue, Source
+from partir_search.lowering.reshard_steps import ReshardStep
 from partir_search.lowering.traits import NEUTRAL, LoweringTraits
 
 H = TypeVar("H", bound=Hashable)
@@ -20,31 +20,31 @@ H = TypeVar("H", bound=Hashable)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OpPlan:
-    """An op under given loops and resting layouts.
+    """An op under given loops and home layouts.
 
     Attributes:
-      needs: layout that each operand is needed in.
-      apply: the op with every operand at rest; the instruction itself where nothing moves.
-      moved: operand positions that must be redistributed, or read otherwise than by tiles.
-      windows: stretches that are read otherwise than by tiles, by operand position.
-      settles: whether some result is made in another slot than it rests in.
+      needs: per operand, the layout that the op reads.
+      local_op: the op on operands in their home layouts; the instruction if nothing moves.
+      moved: positions of operands that are resharded, or read by windows.
+      reshards_results: True if the op makes some result in another layout than the home layout.
+      windows: by position of an operand, the windows that the op reads instead of tiles.
 
-    An op that neither moves nor settles anything is not active (`ir.partition.active_ops`).
+    An op that reshards no operand and no result is not active (`ir.partition.active_ops`).
     """
 
     needs: tuple[Layout, ...]
-    apply: Apply
+    local_op: LocalOp
     moved: tuple[int, ...]
-    settles: bool
+    reshards_results: bool
     windows: Mapping[int, tuple[Window, ...]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Ends:
-    """Slots of a program's arguments and constants, and the layouts that results leave in."""
+    """Local values of a program's arguments and constants, and the layouts of its results."""
 
-    constants: dict[int, Slot]
-    args: tuple[Slot, ...]
+    constants: dict[int, LocalValue]
+    args: tuple[LocalValue, ...]
     targets: tuple[Layout, ...]
 
 
@@ -54,18 +54,18 @@ class Crossing:
 
     Attributes:
       plan: of the op, without its blocks.
-      args / targets / results: by region, the slots of its arguments, the layouts in which its
-        results leave, and the slots in which they rest.
+      args / targets / results: per region, its arguments, the layouts in which its results
+        leave the region, and the results in their home layouts.
     """
 
     plan: OpPlan
-    args: tuple[tuple[Slot, ...], ...]
+    args: tuple[tuple[LocalValue, ...], ...]
     targets: tuple[tuple[Layout, ...], ...]
     results: tuple[tuple[Source, ...], ...]
 
 
 class LocalCache:
-    """Cache that the states of one module on one mesh share: rows of axes, slots and op plans.
+    """Cache of the states of one module on one mesh: rows of axes, local values and op plans.
 
     Attributes:
       traits: of the target's compiler.
@@ -74,48 +74,56 @@ class LocalCache:
     def __init__(self, traits: LoweringTraits = NEUTRAL) -> None:
         self.traits = traits
         self.rows: dict[bytes, AxisRows] = {}
-        self.slots: dict[tuple[object, ...], Slot] = {}
-        self.rests: dict[tuple[int, ...], dict[int, Slot]] = {}
+        self.local_values: dict[tuple[object, ...], LocalValue] = {}
+        self.homes: dict[tuple[int, ...], dict[int, LocalValue]] = {}
         self.plans: dict[tuple[int, ...], dict[tuple[int, ...], OpPlan]] = {}
-        self.moves: dict[tuple[object, ...], tuple[Move, ...]] = {}
+        self.reshards: dict[tuple[object, ...], tuple[Reshard, ...]] = {}
         self.alike: dict[Hashable, Any] = {}  # layouts and shapes: ops have few, and many the same
         self.ends: dict[tuple[object, ...], Ends] = {}
         self.crossings: dict[tuple[object, ...], Crossing] = {}
         self.regions: dict[int, dict[tuple[object, ...], OpPlan]] = {}
 
-    def slot(self, partition: Partition, value: Value, layout: Layout, pending: Pending) -> Slot:
+    def local(
+        self, partition: Partition, value: Value, layout: Layout, pending: Pending
+    ) -> LocalValue:
         key = (value.id, layout, pending)
-        slot = self.slots.get(key)
-        if slot is None:
+        local = self.local_values.get(key)
+        if local is None:
             layout, pending = self.one(layout), self.one(pending)
             shape = self.one(partition.local_shape(value.type.shape, layout))
-            slot = Slot(len(self.slots), value, layout, pending, shape)
-            self.slots[value.id, layout, pending] = slot
-        return slot
+            local = LocalValue(len(self.local_values), value, layout, pending, shape)
+            self.local_values[value.id, layout, pending] = local
+        return local
 
     def one(self, x: H) -> H:
         """The one object of all that equal `x`."""
         return self.alike.setdefault(x, x)  # type: ignore[no-any-return]
 
-    def partial(self, slot: Slot, offset: Hashable) -> Slot:
-        """A block of a result that another device adds to."""
-        key = (slot.id, offset)
-        found = self.slots.get(key)
+    def partial(self, local: LocalValue, offset: Hashable) -> LocalValue:
+        """A block of a result, to which another device adds."""
+        key = (local.id, offset)
+        found = self.local_values.get(key)
         if found is None:
-            found = Slot(len(self.slots), slot.value, slot.layout, slot.pending, slot.shape)
-            self.slots[key] = found
+            found = LocalValue(
+                len(self.local_values), local.value, local.layout, local.pending, local.shape
+            )
+            self.local_values[key] = found
         return found
 
-    def placed(self, slot: Slot, place: tuple[int, ...]) -> Slot:
-        """A result of a ring, somewhere on its way; `slot` itself where it belongs."""
-        return self.partial(slot, place) if any(place) else slot
+    def placed(self, local: LocalValue, place: tuple[int, ...]) -> LocalValue:
+        """A result of a ring at a place on its way; `local` itself at its own place."""
+        return self.partial(local, place) if any(place) else local
 
-    def stretched(self, slot: Slot, step: Step, blocks: Sequence[Slot] = ()) -> Slot:
-        """The slot after one step of a window, put together with `blocks`."""
-        key = (slot.id, step, *(b.id for b in blocks))
-        after = self.slots.get(key)
+    def after(
+        self, local: LocalValue, step: ReshardStep, blocks: Sequence[LocalValue] = ()
+    ) -> LocalValue:
+        """The local value after a step of a window, joined with `blocks`."""
+        key = (local.id, step, *(b.id for b in blocks))
+        after = self.local_values.get(key)
         if after is None:
-            shape = stretched(slot.shape, step)
-            after = Slot(len(self.slots), slot.value, step.layout, step.pending, shape)
-            self.slots[key] = after
+            shape = shape_after(local.shape, step)
+            after = LocalValue(
+                len(self.local_values), local.value, step.layout, step.pending, shape
+            )
+            self.local_values[key] = after
         return after

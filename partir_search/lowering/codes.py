@@ -18,18 +18,18 @@ def codes_of(partition: Partition) -> tuple[Sequence[int], Sequence[int]]:
     """One number per value, for it and its tiles and pending sums, and one per op, for it and its
     loops.
     """
-    rests: Any = np.arange(len(partition.module.values), dtype=np.int64)
+    homes: Any = np.arange(len(partition.module.values), dtype=np.int64)
     loops: Any = np.arange(len(partition.module.ops), dtype=np.int64)
-    short = len(partition.axes) * CODE_BITS + max(len(rests), len(loops)).bit_length() <= 62
+    short = len(partition.axes) * CODE_BITS + max(len(homes), len(loops)).bit_length() <= 62
     if not short:
-        rests, loops = rests.astype(object), loops.astype(object)
+        homes, loops = homes.astype(object), loops.astype(object)
     for rows in partition.axes:
         of_values, of_ops = rows.codes
-        rests = (rests << CODE_BITS) + of_values
+        homes = (homes << CODE_BITS) + of_values
         loops = (loops << CODE_BITS) + of_ops
     if short:  # a fifth of a list's bytes
-        return array("q", rests.tobytes()), array("q", loops.tobytes())
-    return rests.tolist(), loops.tolist()
+        return array("q", homes.tobytes()), array("q", loops.tobytes())
+    return homes.tolist(), loops.tolist()
 
 
 def picked(codes: Sequence[int], ids: npt.NDArray[np.int64]) -> Hashable:

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 
 from partir_search.ir.rule import OpRule
 from partir_search.lowering.diagonals import shuffle
-from partir_search.lowering.reshard import Step
-from partir_search.lowering.slots import Slot
+from partir_search.lowering.local_value import LocalValue
+from partir_search.lowering.reshard_steps import AllGather, Permute, ReduceScatter, ReshardStep
 
 RESULT = -1  # what moves is the sum so far
 
@@ -56,27 +56,11 @@ class Walk:
         sides = (1, -1) if not offset else (_sign(offset),)
         return [offset + s for s in sides if offset + s in turns]
 
-    def step(self, slot: Slot, offset: int, before: int) -> Step:
+    def step(self, local: LocalValue, offset: int, before: int) -> Permute:
         """Passes what was at one offset on to a neighbour, for whom it is at another."""
         away = before - offset  # who has it, from who works on it next
         pairs = tuple(((i - away) % self.size, i) for i in range(self.size))
-        return shuffle((self.axis,), pairs, slot.layout, slot.pending)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Part:
-    """One turn of a walk.
-
-    Attributes:
-      offset: of its block.
-    """
-
-    walk: Walk
-    offset: int
-
-    def assembles(self, rule: OpRule) -> bool:
-        """Tells whether turns on one device make blocks of the result, each another block."""
-        return self.walk.moving != RESULT and self.walk.factor in rule.results[0]
+        return shuffle((self.axis,), pairs, local.layout, local.pending)
 
 
 def _sign(offset: int) -> int:
@@ -86,7 +70,7 @@ def _sign(offset: int) -> int:
 def gather_walk(
     rule: OpRule,
     operand: int,
-    steps: Sequence[Step],
+    steps: Sequence[ReshardStep],
     axes: Iterable[int],
     sizes: Sequence[int],
     looped: Iterable[int],
@@ -98,7 +82,9 @@ def gather_walk(
         sum would differ in rounding: a sum is walked only where each device makes another one.
     """
     last = steps[-1]
-    if last.kind != "all_gather" or len(last.axes) > 1 or last.axes[0] not in axes:
+    if not isinstance(last, AllGather) or len(last.axes) > 1 or last.axes[0] not in axes:
+        return None
+    if sizes[last.axes[0]] == 1:
         return None
     factor = rule.operands[operand][last.dim]
     if factor >= 0 and rule.reducers[factor] and last.axes[0] not in looped:
@@ -107,11 +93,13 @@ def gather_walk(
 
 
 def scatter_walk(
-    rule: OpRule, steps: Sequence[Step], axes: Iterable[int], sizes: Sequence[int]
+    rule: OpRule, steps: Sequence[ReshardStep], axes: Iterable[int], sizes: Sequence[int]
 ) -> Walk | None:
     """The walk that stands for the first of the steps that settle a result, if it scatters."""
     first = steps[0]
-    if first.kind != "reduce_scatter" or first.axes[0] not in axes:
+    if not isinstance(first, ReduceScatter) or first.axes[0] not in axes:
+        return None
+    if sizes[first.axes[0]] == 1:
         return None
     factor = rule.results[0][first.dim]
     return Walk(first.axes[0], sizes[first.axes[0]], factor, RESULT)

@@ -16,21 +16,22 @@ from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import Layout, Pending
 from partir_search.ir.skewed_schedule import COORDINATES, Edge
 from partir_search.lowering.reorder import crosses, reorder
-from partir_search.lowering.reshard import SLICE, Shuffle, Step, reshard
+from partir_search.lowering.reshard import reshard
+from partir_search.lowering.reshard_steps import Permute, ReshardStep, Slice
 
 Triple = tuple[int, int, int, int]  # two axes, their diagonal, and the size of each
 
 
 def shuffle(
     axes: tuple[int, ...], pairs: tuple[Edge, ...], layout: Layout, pending: Pending
-) -> Step:
+) -> Permute:
     """A permute of whole blocks, which lie in `layout` after it."""
-    return Step("collective_permute", axes, 0, -1, "", layout, pending, Shuffle(pairs))
+    return Permute(axes=axes, pairs=pairs, layout=layout, pending=pending)
 
 
 def redistribute(
     mesh: MeshShape, source: Layout, pending: Pending, target: Layout, keep: Pending = ()
-) -> tuple[Step, ...]:
+) -> tuple[ReshardStep, ...]:
     """`reshard`, which knows no diagonals, with permutes of blocks where there are some, and where
     axes change places on a dim.
     """
@@ -45,7 +46,7 @@ def redistribute(
 @functools.lru_cache(maxsize=65536)
 def _redistribute(
     triples: tuple[Triple, ...], source: Layout, pending: Pending, target: Layout, keep: Pending
-) -> tuple[Step, ...]:
+) -> tuple[ReshardStep, ...]:
     finish = {a for a, m in pending if (a, m) not in keep}
     used = {a for dims in (source, target) for axes in dims for a in axes} | finish
     for i, triple in enumerate(triples):
@@ -54,7 +55,7 @@ def _redistribute(
         rest = triples[:i] + triples[i + 1 :]
         steps = min(
             _by_way_of(rest, triple, source, pending, target, keep),
-            key=lambda steps: sum(s.kind != SLICE for s in steps),
+            key=lambda steps: sum(not isinstance(s, Slice) for s in steps),
         )
         left = tuple(p for p in pending if p in keep)
         assert (steps[-1].layout, steps[-1].pending) == (target, left)
@@ -62,7 +63,7 @@ def _redistribute(
     return reshard(source, pending, target, keep)
 
 
-def straight(mesh: MeshShape, layout: Layout) -> Layout:
+def without_diagonals(mesh: MeshShape, layout: Layout) -> Layout:
     """The same blocks without diagonals: how a user's array is tiled."""
     for triple in mesh.triples:
         if any(triple[2] in axes for axes in layout):
@@ -101,7 +102,7 @@ def _by_way_of(
     pending: Pending,
     target: Layout,
     keep: Pending,
-) -> Iterator[tuple[Step, ...]]:
+) -> Iterator[tuple[ReshardStep, ...]]:
     """Ways to do it: straighten, redistribute without the diagonal, skew."""
     held = {a for a, _ in pending}
     finish = {a for a, m in pending if (a, m) not in keep}
@@ -116,7 +117,7 @@ def _by_way_of(
     diagonal = triple[2]
     used = {a for _, a in _places(triple, source)} | held.intersection(triple[:3])
     for x, y in itertools.product(_free(triple, source, held), _free(triple, target, set())):
-        steps: list[Step] = []
+        steps: list[ReshardStep] = []
         begin, end = _renamed(source, diagonal, x), _renamed(target, diagonal, y)
         left = tuple((x if a == diagonal else a, m) for a, m in pending)
         # With no other of the three, rows of devices would add the same up in different orders.
@@ -131,7 +132,7 @@ def _by_way_of(
 
 def _permute(
     triple: Triple, source: Layout, pending: Pending, target: Layout, left: Pending
-) -> Step:
+) -> Permute:
     """The same blocks in other places, also those of partial results (`pending` on some axes, on
     those of `left` after it): what belongs together still does.
     """

@@ -1,52 +1,44 @@
-"""Emits one turn of an op whose blocks pass around an axis (`lowering/ring_attention.py`)."""
+"""Emits turns of ring attention, and blockwise ops in chunks (`lowering/ring_attention.py`)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from partir_search.ir.blockwise import Blockwise, Where
-from partir_search.ir.local_context import LocalContext
-from partir_search.ir.partition import Partition
 from partir_search.ir.rule import Dims
+from partir_search.lowering.device import Device
 from partir_search.lowering.emit_window import coordinate
-from partir_search.lowering.local_ir import Apply
-from partir_search.lowering.passing import Passing
-
-
-class Device(LocalContext, Protocol):
-    """Device that an op runs on."""
-
-    @property
-    def partition(self) -> Partition:
-        """Partition that the op is part of."""
+from partir_search.lowering.local_ir import AttentionTurn, ChunkedOp
 
 
 def block_turn(
-    device: Device, item: Apply, part: Passing, args: Sequence[Any], env: Mapping[int, Any]
+    device: Device,
+    item: AttentionTurn | ChunkedOp,
+    args: Sequence[Any],
+    env: Mapping[int, Any],
 ) -> Sequence[Any]:
-    """The op on one block. Until the last turn its state is in the place of a result."""
+    """A blockwise op on one block. Until the last turn the state takes the place of a result."""
     how = device.partition.rules[item.op.id].blockwise
     assert how is not None
     keeper = next((i for i in range(len(item.outs)) if i not in how.returning), None)
-    state = env[item.outs[keeper].id] if item.turn and keeper is not None else None
+    ring = item if isinstance(item, AttentionTurn) else None
+    later = ring is not None and ring.turn > 0
+    state = env[item.outs[keeper].id] if later and keeper is not None else None
     mesh, here = device.partition.mesh, jnp.int32(0)
-    for axis in part.axes:
+    for axis in ring.axes if ring else ():
         here = here * mesh.sizes[axis] + coordinate(mesh, axis)
-    turn = (
-        _ZigzagTurn(device, item, part, how, here)
-        if part.zigzag
-        else _Turn(device, item, part, how, here)
-    )
+    make = _ZigzagTurn if ring and ring.zigzag else _Turn
+    turn = make(device, item, how, here)
     state, returned = turn.run(args, state)
-    last = item.turn + 1 == item.turns
+    last = ring is None or ring.last
     outs: list[Any] = list(turn.finish(args, state)) if last else [() for _ in item.outs]
     for r, place in enumerate(how.returning):
-        outs[place] = returned[r] + env[part.arrived[r].id] if item.turn else returned[r]
+        outs[place] = returned[r] + env[item.received[r].id] if later else returned[r]
     if not last and keeper is not None:
         outs[keeper] = state
     return outs
@@ -56,20 +48,23 @@ class _Turn:
     """Blocks in the order of the sequence."""
 
     def __init__(
-        self, device: Device, item: Apply, part: Passing, how: Blockwise, here: Any
+        self, device: Device, item: AttentionTurn | ChunkedOp, how: Blockwise, here: Any
     ) -> None:
-        self.device, self.op, self.part, self.how = device, item.op, part, how
-        self.rule = device.partition.rules[item.op.id]
-        self.here, self.block = here, (here + part.offset) % part.size
+        self.device, self.op, self.how = device, item.op, how
+        self.rule, self.chunks = device.partition.rules[item.op.id], item.chunks
+        self.size, self.offset, self.moving = 1, 0, tuple[int, ...]()
+        if isinstance(item, AttentionTurn):
+            self.size, self.offset, self.moving = item.turns, item.offset, item.moving
+        self.here, self.block = here, (here + self.offset) % self.size
 
     def run(self, args: Sequence[Any], state: Any) -> tuple[Any, Sequence[Any]]:
         """The state after the block, and what returns with it."""
-        where: Where = {self.how.factor: (self.block, self.part.size)}
+        where: Where = {self.how.factor: (self.block, self.size)}
         return self.parts(self.keys(args, where), state, where)
 
     def finish(self, args: Sequence[Any], state: Any) -> Sequence[Any]:
         """The results after the last block."""
-        where: Where = {self.how.factor: (self.block, self.part.size)}
+        where: Where = {self.how.factor: (self.block, self.size)}
         return self.how.finish(self.device, self.op, self.keys(args, where), state, where)
 
     def keys(self, args: Sequence[Any], where: Where) -> list[Any]:
@@ -77,14 +72,14 @@ class _Turn:
         block, blocks = where[self.how.factor]
         return [
             x
-            if i in self.part.moving or self.how.factor not in dims
+            if i in self.moving or self.how.factor not in dims
             else _at(x, dims, self.how.factor, block, blocks)
             for i, (x, dims) in enumerate(zip(args, self.rule.operands, strict=True))
         ]
 
     def parts(self, args: Sequence[Any], state: Any, where: Where) -> tuple[Any, Sequence[Any]]:
         """The op on a block, part by part: the first one, and a loop over the others."""
-        how, count = self.how, self.part.parts
+        how, count = self.how, self.chunks
         block, blocks = where[how.factor]
 
         def one(state: Any, part: Any) -> tuple[Any, Sequence[Any]]:
@@ -113,7 +108,7 @@ class _ZigzagTurn(_Turn):
 
     def run(self, args: Sequence[Any], state: Any) -> tuple[Any, Sequence[Any]]:
         early, late = state or (None, None)
-        if not self.part.offset:
+        if not self.offset:
             early, first = self.pair(args, early, 0, 0)
             late, second = self.pair(args, late, 1, 0)
             late, third = self.pair(args, late, 1, 1)
@@ -160,7 +155,7 @@ class _ZigzagTurn(_Turn):
 
     def where(self, query: int, key: int) -> Where:
         """Positions of these chunks in the sequence: by factor, which chunk of how many."""
-        size = self.part.size
+        size = self.size
         mine = 2 * size - 1 - self.here if query else self.here
         theirs = 2 * size - 1 - self.block if key else self.block
         return {self.how.along: (mine, 2 * size), self.how.factor: (theirs, 2 * size)}
@@ -170,7 +165,7 @@ class _ZigzagTurn(_Turn):
         chunk, chunks = self.where(query, key)[self.how.factor]
         found = []
         for i, (x, dims) in enumerate(zip(args, self.rule.operands, strict=True)):
-            if self.how.factor in dims and i in self.part.moving:
+            if self.how.factor in dims and i in self.moving:
                 x = _at(x, dims, self.how.factor, key, 2)
             elif self.how.factor in dims:
                 x = _at(x, dims, self.how.factor, chunk, chunks)

@@ -1,4 +1,4 @@
-"""Emits permutes and stretches (see `lowering/halo.py`) inside a manual region."""
+"""Emits permutes and halos (see `lowering/halo.py`) inside a manual region."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from jax import lax
 from partir_search.ir.halos import Beside
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.skewed_schedule import Edge
-from partir_search.lowering.halo import Fetch, Stretch
+from partir_search.lowering.reshard_steps import Halo, HaloPermute
 
 
-def fetch(x: Any, detail: Fetch, dim: int, sizes: Mapping[str, int], order: Sequence[str]) -> Any:
-    """Slice that a neighbour sends.
+def halo_permute(x: Any, step: HaloPermute, sizes: Mapping[str, int], order: Sequence[str]) -> Any:
+    """Elements received from a neighbour.
 
     Args:
       sizes: of the axes that the pairs run over, major to minor.
       order: of the mesh's axes.
     """
-    sent = lax.slice_in_dim(x, detail.start, detail.start + detail.length, axis=dim)
-    return permute(sent, detail.pairs, sizes, order)
+    sent = lax.slice_in_dim(x, step.start, step.start + step.length, axis=step.dim)
+    return permute(sent, step.pairs, sizes, order)
 
 
 def permute(x: Any, pairs: Sequence[Edge], sizes: Mapping[str, int], order: Sequence[str]) -> Any:
@@ -40,20 +40,22 @@ def permute(x: Any, pairs: Sequence[Edge], sizes: Mapping[str, int], order: Sequ
     return lax.ppermute(x, names, [(int(places[s]), int(places[t])) for s, t in pairs])
 
 
-def stretch(blocks: Sequence[Any], detail: Stretch, dim: int, names: tuple[str, ...]) -> Any:
-    """The stretch out of the own tile and what was fetched."""
-    x = blocks[0]
-    if detail.uniform:
-        parts = list(_parts(blocks, detail, dim, names).values())
+def halo(blocks: Sequence[Any], step: Halo, names: tuple[str, ...]) -> Any:
+    """A halo'd tile, of the own tile and received blocks; a `Beside` if these stay apart."""
+    if not step.joined:
+        return _beside(blocks, step, names)
+    x, dim = blocks[0], step.dim
+    if step.uniform:
+        parts = list(_parts(blocks, step, names).values())
         return lax.concatenate(parts, dim) if len(parts) > 1 else parts[0]
     device = lax.axis_index(names)
-    size, rank = detail.size, x.ndim
+    size, rank = step.size, x.ndim
     shape = list(x.shape)
     shape[dim] = size
     zero = jnp.zeros((), x.dtype)
     out = jnp.zeros(shape, x.dtype)
     place = lax.broadcasted_iota(jnp.int32, shape, dim)
-    for piece in detail.pieces:
+    for piece in step.pieces:
         config = [(0, 0, 0)] * rank
         config[dim] = (size, size, 0)
         at, to, n = (_table(column, device) for column in zip(*piece.takes, strict=True))
@@ -64,11 +66,11 @@ def stretch(blocks: Sequence[Any], detail: Stretch, dim: int, names: tuple[str, 
     return out
 
 
-def beside(blocks: Sequence[Any], detail: Stretch, dim: int, names: tuple[str, ...]) -> Beside:
-    """The stretch in parts: the own tile, and what lies before and after it."""
-    parts = _parts(blocks, detail, dim, names)
+def _beside(blocks: Sequence[Any], step: Halo, names: tuple[str, ...]) -> Beside:
+    """The own tile, and the elements before and after the tile, as arrays of their own."""
+    parts, dim = _parts(blocks, step, names), step.dim
     tile = blocks[0].shape[dim]
-    at = next(p.takes[0][1] for p in detail.pieces if p.block == 0 and p.takes[0][2] == tile)
+    at = next(p.takes[0][1] for p in step.pieces if p.block == 0 and p.takes[0][2] == tile)
 
     def joined(found: list[Any]) -> Any:
         return (lax.concatenate(found, dim) if len(found) > 1 else found[0]) if found else None
@@ -77,14 +79,12 @@ def beside(blocks: Sequence[Any], detail: Stretch, dim: int, names: tuple[str, .
     return Beside(dim, low, blocks[0], joined([x for to, x in parts.items() if to > at]))
 
 
-def _parts(
-    blocks: Sequence[Any], detail: Stretch, dim: int, names: tuple[str, ...]
-) -> dict[int, Any]:
-    """Parts of a uniform stretch, in order of their place."""
+def _parts(blocks: Sequence[Any], step: Halo, names: tuple[str, ...]) -> dict[int, Any]:
+    """Parts of a uniform halo'd tile, in order of their place."""
     parts: dict[int, Any] = {}
-    for piece in detail.pieces:
+    for piece in step.pieces:
         at, to, n = next(take for take in piece.takes if take[2])
-        part = lax.slice_in_dim(blocks[piece.block], at, at + n, axis=dim)
+        part = lax.slice_in_dim(blocks[piece.block], at, at + n, axis=step.dim)
         if to in parts:
             mine = jnp.asarray([take[2] > 0 for take in piece.takes])[lax.axis_index(names)]
             part = jnp.where(mine, part, parts[to])

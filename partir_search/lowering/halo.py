@@ -10,87 +10,59 @@ and all blocks.
 from __future__ import annotations
 
 import collections
-import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from typing import TypedDict, TypeVar
 
 import numpy as np
 
 from partir_search.ir.boundaries import Run, runs
 from partir_search.ir.partition import Layout, Pending, Window
 from partir_search.ir.skewed_schedule import Edge
-from partir_search.lowering.reshard import WINDOW, Step
+from partir_search.lowering.reshard_steps import (
+    Halo,
+    HaloGather,
+    HaloPermute,
+    Piece,
+    ReshardStep,
+    Take,
+)
 
-Take = tuple[int, int, int]  # from, to, length
 Sided = tuple[int, int, int]  # source, target, side of the target's own part
 Axis = TypeVar("Axis")
 NOTHING: Take = (0, 0, 0)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Fetch:
-    """One permute: so many elements of the own tile from `start` on.
+class _Ends(TypedDict):
+    """Attributes that the steps of one window share."""
 
-    Attributes:
-      pairs: (source, target), positions along the step's axes jointly.
-    """
-
-    pairs: tuple[Edge, ...]
-    start: int
-    length: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Piece:
-    """Part of a stretch that comes from one block.
-
-    Attributes:
-      block: 0 is the own tile (or the whole), others follow as they are fetched.
-      takes: per device (from, to, length), from the block to the stretch, or `NOTHING`.
-    """
-
-    block: int
-    takes: tuple[Take, ...]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Stretch:
-    """Puts a stretch of `size` elements together; zeros where no piece goes.
-
-    Attributes:
-      uniform: the pieces, which are in order, fill the stretch, and all devices that take a piece
-        take it alike. Pieces that go to one place follow each other: of those each device has one.
-    """
-
-    pieces: tuple[Piece, ...]
-    size: int
-    uniform: bool
+    axes: tuple[int, ...]
+    dim: int
+    layout: Layout
+    pending: Pending
 
 
 @functools.lru_cache(maxsize=65536)
 def window_steps(
     window: Window, extent: int, tiled: bool, layout: Layout, pending: Pending
-) -> tuple[Step, ...]:
+) -> tuple[ReshardStep, ...]:
     """Steps from a tile (or the whole, of `extent`) of the window's dim to each device's stretch.
 
     Layout and pending sums of the value stay what they were, but for the stretched dim.
     """
     tiles = len(window.starts)
     tile = extent // tiles if tiled else extent
-    make = functools.partial(
-        Step, dim=window.dim, to_dim=-1, monoid="", layout=layout, pending=pending
-    )
+    ends: _Ends = {"axes": window.axes, "dim": window.dim, "layout": layout, "pending": pending}
     stretches = [runs(s, window.size, extent, window.beyond) for s in window.starts]
     if not tiled:
         pieces = _pieces(0, [[(at, to, n) for to, at, n in found] for found in stretches])
-        return (make(WINDOW, window.axes, detail=_stretch(pieces, window.size)),)
+        return (_halo(pieces, window.size, False, ends),)
     if all(found == ((0, i * tile, tile),) for i, found in enumerate(stretches)) and (
         window.size == tile
     ):
         return ()
     own, wanted = _demands(stretches, tile)
-    fetches, pieces = [], _pieces(0, own)
+    fetches, pieces = list[HaloPermute](), _pieces(0, own)
     ragged = False
     for group in _groups(wanted, tiles, window.beyond is not None):
         parts = [take for edge in group for take in wanted[edge]]
@@ -101,17 +73,16 @@ def window_steps(
             takes[edge[1]] = [(at - start, to, n) for at, to, n in wanted[edge]]
         ragged |= len({len(wanted[edge]) for edge in group}) > 1
         pairs = tuple((source, target) for source, target, _ in group)
-        fetches.append(Fetch(pairs, start, length))
+        fetches.append(HaloPermute(pairs=pairs, start=start, length=length, **ends))
         pieces += _pieces(len(fetches), takes)
     rest = (tiles - 1) * tile
     if sum(f.length for f in fetches) >= rest + (len(fetches) == 1):  # no less than all there is
         whole = (*layout[: window.dim], (), *layout[window.dim + 1 :])
-        gather = Step("all_gather", window.axes, window.dim, -1, "", whole, pending, extent)
+        gather = HaloGather(
+            axes=window.axes, dim=window.dim, extent=extent, layout=whole, pending=pending
+        )
         return (gather, *window_steps(window, extent, False, whole, pending))
-    return (
-        *(make("collective_permute", window.axes, detail=f) for f in fetches),
-        make(WINDOW, window.axes, detail=_stretch(pieces, window.size, ragged)),
-    )
+    return (*fetches, _halo(pieces, window.size, ragged, ends))
 
 
 def _pieces(block: int, takes: Sequence[Sequence[Take]]) -> list[Piece]:
@@ -196,7 +167,7 @@ def _rounds(edges: Sequence[Edge], tiles: int) -> list[list[Edge]]:
     return rounds
 
 
-def _stretch(pieces: Sequence[Piece], size: int, ragged: bool = False) -> Stretch:
+def _halo(pieces: Sequence[Piece], size: int, ragged: bool, ends: _Ends) -> Halo:
     """Nobody takes what it does not get: zeros arrive where nobody sends.
 
     Args:
@@ -207,41 +178,43 @@ def _stretch(pieces: Sequence[Piece], size: int, ragged: bool = False) -> Stretc
     for piece in used:
         taken = {t for t in piece.takes if t[2]}
         if ragged or len(taken) != 1:
-            return Stretch(used, size, False)
+            return Halo(pieces=used, size=size, uniform=False, **ends)
         alike.setdefault(taken.pop()[1:], []).append(piece)
     at = 0
     for (to, n), group in sorted(alike.items()):
         full = all(any(p.takes[i][2] for p in group) for i in range(len(group[0].takes)))
         sent = [p for p in group if p.block]
         if to != at or not (full or len(sent) == len(group) == 1):
-            return Stretch(used, size, False)
+            return Halo(pieces=used, size=size, uniform=False, **ends)
         at += n
     if at != size:
-        return Stretch(used, size, False)
+        return Halo(pieces=used, size=size, uniform=False, **ends)
     ordered: list[Piece] = []
     for _, group in sorted(alike.items()):
         if len(group) == 1:
             take = next(t for t in group[0].takes if t[2])
             group = [Piece(group[0].block, (take,) * len(group[0].takes))]
         ordered += group
-    return Stretch(tuple(ordered), size, True)
+    return Halo(pieces=tuple(ordered), size=size, uniform=True, **ends)
 
 
-def keeps_tile(detail: Stretch, tile: int) -> bool:
-    """Tells whether a stretch holds all of every device's own tile, with other blocks beside it."""
-    own = [p for p in detail.pieces if p.block == 0 and p.takes[0][2] == tile]
-    return detail.uniform and len(own) == 1 and len(detail.pieces) > 1
+def keeps_tile(step: ReshardStep, tile: int) -> bool:
+    """True if a halo'd tile holds all of every device's own tile, and received blocks beside it."""
+    if not isinstance(step, Halo):
+        return False
+    own = [p for p in step.pieces if p.block == 0 and p.takes[0][2] == tile]
+    return step.uniform and len(own) == 1 and len(step.pieces) > 1
 
 
-def stretched(shape: Sequence[int], step: Step) -> tuple[int, ...]:
-    """A local shape after one of the steps of a window."""
+def shape_after(shape: Sequence[int], step: ReshardStep) -> tuple[int, ...]:
+    """The local shape after a step that keeps layouts: a permute, or a step of a window."""
     n = list(shape)
-    if step.kind == "all_gather":
-        n[step.dim] = step.detail
-    if isinstance(step.detail, Fetch):
-        n[step.dim] = step.detail.length
-    elif isinstance(step.detail, Stretch):
-        n[step.dim] = step.detail.size
+    if isinstance(step, HaloGather):
+        n[step.dim] = step.extent
+    elif isinstance(step, HaloPermute):
+        n[step.dim] = step.length
+    elif isinstance(step, Halo):
+        n[step.dim] = step.size
     return tuple(n)
 
 

@@ -1,6 +1,8 @@
-"""The device-local program: what one device runs, with explicit collectives.
+"""The device-local program: instructions of one device, with explicit collectives.
 
-The simulator walks it and `emit` turns it into jax, so that the prediction is the program.
+The simulator prices these instructions and `emit` turns them into jax: the prediction is the
+program. Passes of `lowering/scheduling/` set the `Scheduling` of instructions; see
+`lowering/local_printer.py` for the grammar.
 """
 
 from __future__ import annotations
@@ -13,61 +15,172 @@ from partir_search.ir.core import Op, Region
 from partir_search.ir.manual import OwnCollective
 from partir_search.ir.partition import Partition
 from partir_search.ir.rule import OpRule
-from partir_search.lowering.collective_matmul import Part
-from partir_search.lowering.passing import Passing
-from partir_search.lowering.reshard import Step
-from partir_search.lowering.slots import Slot, Source
+from partir_search.lowering.collective_matmul import RESULT, Walk
+from partir_search.lowering.local_value import LocalValue, Source
+from partir_search.lowering.reshard_steps import HaloPermute, Permute, ReshardStep
 
 
-@dataclasses.dataclass(eq=False, slots=True)
-class Move:
-    """One step of a redistribution, done for `op` (or for the program's results: None).
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class Reshard:
+    """One step of a redistribution, done for `op` (None: for the program's results).
 
-    `again` marks a gather (or a ring's permute) whose copy was made before and given up: it must
-    not be merged with the earlier one, or the memory that giving it up saves is not saved.
-    `rests` marks a target that is the value where it rests, not a copy. `blocks` were fetched to
-    be put together with the source. `turn` is the turn of a ring that it is made for, whose
-    operand moves on while the turn before works; 0 of no ring. `shared` ones are the same object in
-    all of a search's programs that have them. `beside`: the target's parts are not put together.
+    Attributes:
+      regather: True for a step whose target was made before and given up. Merged with the earlier
+        step, the target would live from there to here.
+      to_home: True if the target is the value in its home layout, not a copy.
+      received: blocks that a `Halo` joins to the source.
+      shared: True if all programs of a search that have this step share this object.
     """
 
-    step: Step
-    source: Slot
-    target: Slot
+    step: ReshardStep
+    source: LocalValue
+    target: LocalValue
     op: Op | None
-    again: bool = False
-    rests: bool = False
-    blocks: tuple[Slot, ...] = ()
-    turn: int = 0
+    regather: bool = False
+    to_home: bool = False
+    received: tuple[LocalValue, ...] = ()
     shared: bool = False
-    beside: bool = False
+
+    def details(self) -> Iterator[str]:
+        """Attributes as printed, received blocks apart."""
+        if self.regather:
+            yield "regather"
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes of the larger side on the device: the size that collectives are quoted in."""
-        if self.step.kind == "collective_permute":
+        """Bytes of the larger side on the device: the size by which collectives are quoted."""
+        if isinstance(self.step, (Permute, HaloPermute)):
             return self.target.nbytes
         return max(self.source.nbytes, self.target.nbytes)
 
 
-@dataclasses.dataclass(eq=False, slots=True)
-class Apply:
-    """An op on local tiles; in a ring one of several `turns`, whose results are added up (or put
-    side by side, where what is walked is a dim of the result). `part` is the turn's of a
-    collective matmul (`lowering/collective_matmul.py`); `arrived` are sums so far, if they pass.
-    """
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class RingReshard(Reshard):
+    """A permute of a ring, on its way while the turn before `turn` works."""
+
+    step: Permute
+    op: Op
+    turn: int = dataclasses.field(kw_only=True)
+
+    def details(self) -> Iterator[str]:
+        yield f"turn {self.turn}"
+        yield from Reshard.details(self)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class LocalOp:
+    """An op on local tiles."""
 
     op: Op
     ins: tuple[Source, ...]
-    outs: tuple[Slot, ...]
+    outs: tuple[LocalValue, ...]
     blocks: tuple[Block, ...] = ()
-    turn: int = 0
-    turns: int = 1
-    part: Part | Passing | None = None
-    arrived: tuple[Slot, ...] = ()
+
+    @property
+    def received(self) -> tuple[LocalValue, ...]:
+        """Partial results from a neighbour, which the op adds to."""
+        return ()
+
+    def details(self) -> Iterator[str]:
+        """Attributes as printed, received values apart."""
+        return iter(())
 
 
-Instruction = Union[Move, Apply]
+@dataclasses.dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class ChunkedOp(LocalOp):
+    """A blockwise op of one device, over `chunks` chunks one after the other."""
+
+    chunks: int
+
+    def details(self) -> Iterator[str]:
+        yield f"chunks {self.chunks}"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class RingTurn(LocalOp):
+    """One of several turns of an op, whose results are summed or joined.
+
+    Attributes:
+      turn / turns: number of this turn, from 0, and of all turns.
+      arrived: partial results received from a neighbour, which this turn adds to.
+    """
+
+    turn: int
+    turns: int
+    arrived: tuple[LocalValue, ...] = ()
+
+    @property
+    def received(self) -> tuple[LocalValue, ...]:
+        return self.arrived
+
+    def details(self) -> Iterator[str]:
+        yield f"turn {self.turn + 1} of {self.turns}"
+
+    @property
+    def last(self) -> bool:
+        """True for the last turn."""
+        return self.turn + 1 == self.turns
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class SkewedTurn(RingTurn):
+    """One turn of a product on two axes and their diagonal (`ir/skewed_schedule.py`)."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class MatmulTurn(RingTurn):
+    """One turn of a collective matmul, on the block `offset` from the device's own."""
+
+    walk: Walk
+    offset: int
+
+    def details(self) -> Iterator[str]:
+        yield from RingTurn.details(self)
+        yield f"block {self.offset:+d}"
+
+    @property
+    def passes_results(self) -> bool:
+        """True if partial results move, not an operand."""
+        return self.walk.moving == RESULT
+
+    def assembles(self, rule: OpRule) -> bool:
+        """True if turns of one device make different blocks of the result."""
+        return not self.passes_results and self.walk.factor in rule.results[0]
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class AttentionTurn(RingTurn):
+    """One turn of ring attention, on the block `offset` from the device's own.
+
+    Attributes:
+      axes: mesh axes of the ring, major to minor: an axis of the user's, perhaps as sub-axes.
+      moving: positions of operands that are blocks; other operands are read at the block.
+      zigzag: True if a block is two chunks of the sequence (`lowering/zigzag.py`).
+      chunks: number of parts of a block, over which the turn loops.
+      arrived: sums of the block so far, by position among the returning results.
+    """
+
+    axes: tuple[int, ...]
+    offset: int
+    moving: tuple[int, ...]
+    zigzag: bool
+    chunks: int
+
+    def details(self) -> Iterator[str]:
+        yield from RingTurn.details(self)
+        yield f"block {self.offset:+d}"
+        if self.zigzag:
+            yield "zigzag"
+        if self.chunks > 1:
+            yield f"chunks {self.chunks}"
+
+    @property
+    def share(self) -> float:
+        """Share of a block's pairs of queries and keys that is computed."""
+        return 1.0 if not self.zigzag else 0.5 if self.offset else 0.75
+
+
+Instruction = Union[Reshard, LocalOp]
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -75,7 +188,7 @@ class Block:
     """A region on one device."""
 
     region: Region
-    args: tuple[Slot, ...]
+    args: tuple[LocalValue, ...]
     steps: list[Instruction]
     results: tuple[Source, ...]
 
@@ -85,12 +198,13 @@ class LocalProgram:
     """The module on one device.
 
     Attributes:
-      constants: slot per closed-over array, by value id: large ones as they rest, others whole.
+      constants: closed-over arrays by value id: large ones in their home layouts, others
+        replicated.
     """
 
     partition: Partition
     body: Block
-    constants: dict[int, Slot]
+    constants: dict[int, LocalValue]
 
     @property
     def lifted(self) -> list[int]:
@@ -99,27 +213,27 @@ class LocalProgram:
 
     @property
     def size(self) -> int:
-        """Instructions in the program's text, those of loops once."""
+        """Number of instructions in the program's text, those of loops once."""
         return _size(self.body)
 
     def instructions(self) -> Iterator[tuple[Instruction, int]]:
-        """Moves and ops with the number of times that one step of the program runs them."""
+        """Instructions with their runs in one step of the program."""
         yield from _instructions(self.body, 1, self.partition.rules)
 
-    def moves(self) -> Iterator[tuple[Move, int]]:
-        """The moves among them."""
-        return ((item, n) for item, n in self.instructions() if isinstance(item, Move))
+    def reshards(self) -> Iterator[tuple[Reshard, int]]:
+        """Reshards with their runs in one step of the program."""
+        return ((item, n) for item, n in self.instructions() if isinstance(item, Reshard))
 
     def own_collectives(self) -> Iterator[tuple[OwnCollective, Op, int]]:
         """Collectives in the user's own `shard_map` regions, with their op and runs per step."""
         for item, times in self.instructions():
-            if isinstance(item, Apply) and (manual := self.partition.rules[item.op.id].manual):
+            if isinstance(item, LocalOp) and (manual := self.partition.rules[item.op.id].manual):
                 for c in manual.collectives:
                     yield c, item.op, times * c.times
 
 
 def _size(block: Block) -> int:
-    inner = (b for item in block.steps if isinstance(item, Apply) for b in item.blocks)
+    inner = (b for item in block.steps if isinstance(item, LocalOp) for b in item.blocks)
     return len(block.steps) + sum(map(_size, inner))
 
 
@@ -128,7 +242,7 @@ def _instructions(
 ) -> Iterator[tuple[Instruction, int]]:
     for item in block.steps:
         yield item, times
-        if isinstance(item, Apply) and item.blocks:
+        if isinstance(item, LocalOp) and item.blocks:
             trip_counts = rules[item.op.id].data_flow.trip_counts
             for inner, trips in zip(item.blocks, trip_counts, strict=True):
                 yield from _instructions(inner, times * trips, rules)

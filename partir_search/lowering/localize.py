@@ -1,10 +1,10 @@
 """Builds the device-local program of a partition.
 
-Every value rests in one layout. An op needs its operands in the layout that its loops give them
-and makes its results in another; the difference is redistribution, placed right after the op
-that makes a value and right before the op that needs it. A redistributed copy is shared by uses
-that lie close together in the same phase (forward or backward) and made again for later ones:
-this is what keeps a parameter's memory sharded between its uses (ZeRO-3).
+Every value has one home layout. An op reads its operands in the layouts of its loops and makes its
+results in further ones; the differences are reshards, placed right after the op that makes a value
+and right before the op that reads the value. A resharded copy is shared by uses close together in
+one pass (forward or backward) and made again for later uses: a parameter's memory stays sharded
+between its uses (ZeRO-3).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from partir_search.ir.core import Region, Value
 from partir_search.ir.partition import Layout, Partition
 from partir_search.lowering.builder import BlockBuilder
 from partir_search.lowering.cache import Ends, LocalCache
-from partir_search.lowering.diagonals import straight
+from partir_search.lowering.diagonals import without_diagonals
+from partir_search.lowering.home_layouts import HomeLayouts
 from partir_search.lowering.local_ir import Block, LocalProgram
-from partir_search.lowering.resting import Resting
-from partir_search.lowering.slots import Slot, Source, layout_of
+from partir_search.lowering.local_value import LocalValue, Source, layout_of
 
 
 def localize(
@@ -30,13 +30,13 @@ def localize(
 
     Args:
       cache: of this module, mesh and target.
-      sparse: leave out the ops that run where their operands rest, which most do: enough to know
-        the program's cost and collectives, and several times faster.
+      sparse: leave out the ops whose operands and results are at home, as most are: the program's
+        cost and collectives are the same, and the program is built several times faster.
     """
     return Localizer(partition, cache or LocalCache(), sparse).program()
 
 
-class Localizer(Resting):
+class Localizer(HomeLayouts):
     """Makes the device-local program of a partition."""
 
     def program(self) -> LocalProgram:
@@ -44,11 +44,11 @@ class Localizer(Resting):
         boundary = [*self.module.constants, *(v.id for v in body.args)]
         boundary += [r.id for r in body.results if isinstance(r, Value)]
         modes = self.partition.modes
-        key = (self.order, modes.enters, modes.leaves, *[self.resting[v] for v in boundary])
+        key = (self.order, modes.enters, modes.leaves, *[self.home_codes[v] for v in boundary])
         ends = self.cache.ends.get(key)
         if ends is None:
             ends = self.cache.ends[key] = self._ends()
-        results, constants = self.all_resting(body.results), tuple(ends.constants.values())
+        results, constants = self.all_home(body.results), tuple(ends.constants.values())
         block = self.block(body, ends.args, ends.targets, results, constants)
         return LocalProgram(self.partition, block, ends.constants)
 
@@ -57,28 +57,28 @@ class Localizer(Resting):
         large = set(self.module.large_constants())
         mesh = self.partition.mesh
         constants = {  # every device holds the small ones whole
-            i: self.slot(values[i], straight(mesh, self.rest(i).layout), ())
+            i: self.local(values[i], without_diagonals(mesh, self.home(i).layout), ())
             if i in large
-            else self.slot(values[i], ((),) * len(values[i].type.shape), ())
+            else self.local(values[i], ((),) * len(values[i].type.shape), ())
             for i in self.module.constants
         }
         body = self.module.body
         tied = {arg for arg, _ in self.module.ties} if mesh.skewed_state else ()
         args = tuple(
-            self.rest(v.id)
+            self.home(v.id)
             if i in tied or not mesh.diagonals
-            else self.slot(v, straight(mesh, self.rest(v.id).layout), ())
+            else self.local(v, without_diagonals(mesh, self.home(v.id).layout), ())
             for i, v in enumerate(body.args)
         )
         modes = self.partition.modes
         if modes.enters:
             own = dict(modes.enters)
             args = tuple(
-                self.slot(s.value, own[i], ()) if i in own else s for i, s in enumerate(args)
+                self.local(s.value, own[i], ()) if i in own else s for i, s in enumerate(args)
             )
         targets = list(map(self.layout, body.results))
         if mesh.diagonals:
-            targets = [straight(mesh, layout) for layout in targets]
+            targets = [without_diagonals(mesh, layout) for layout in targets]
         for arg, result in self.module.ties:
             targets[result] = args[arg].layout
         for result, layout in modes.leaves:
@@ -88,18 +88,18 @@ class Localizer(Resting):
     def block(
         self,
         region: Region,
-        args: tuple[Slot, ...],
+        args: tuple[LocalValue, ...],
         targets: Sequence[Layout],
-        resting: Sequence[Source],
-        constants: Sequence[Slot] = (),
+        at_home: Sequence[Source],
+        constants: Sequence[LocalValue] = (),
     ) -> Block:
-        """The block of a region whose results, which rest in `resting`, leave it in `targets`."""
+        """The block of a region, whose results (at home: `at_home`) leave it in `targets`."""
         builder = BlockBuilder(self)
         left: dict[tuple[int, Layout], Source] = {}
         if self.partition.mesh.diagonals or self.partition.modes.enters:
             left = {(s.value.id, s.layout): s for s in args}
         for constant in constants:
-            builder.move(constant, self.rest(constant.value.id).layout, (), None)
+            builder.reshard(constant, self.home(constant.value.id).layout, (), None)
         places: Sequence[int] = range(len(region.ops))
         entering = self._entering(region, args, targets)
         leaving = self._leaving(region, targets)
@@ -109,32 +109,32 @@ class Localizer(Resting):
         for builder.position in places:
             op = region.ops[builder.position]
             for arg in entering.get(builder.position, ()):
-                builder.move(arg, self.rest(arg.value.id).layout, (), op)
+                builder.reshard(arg, self.home(arg.value.id).layout, (), op)
             if op.regions:
                 builder.region_op(op)
             else:
                 builder.op(op)
             for made, target in leaving.get(builder.position, ()):
-                left[made.id, target] = builder.need(made, target, op)
+                left[made.id, target] = builder.reshard_operand(made, target, op)
         builder.position = len(region.ops)
         for arg in entering.get(builder.position, ()):
-            builder.move(arg, self.rest(arg.value.id).layout, (), None)
-        results = list(resting)
+            builder.reshard(arg, self.home(arg.value.id).layout, (), None)
+        results = list(at_home)
         for i, (r, target) in enumerate(zip(region.results, targets, strict=True)):
             if isinstance(r, Value) and (left or layout_of(results[i]) != target):
-                results[i] = left.get((r.id, target)) or builder.need(r, target, None)
+                results[i] = left.get((r.id, target)) or builder.reshard_operand(r, target, None)
         return Block(region, args, builder.steps, tuple(results))
 
     def _entering(
-        self, region: Region, args: Sequence[Slot], targets: Sequence[Layout]
-    ) -> dict[int, list[Slot]]:
-        """Arguments whose layout at the border is not their resting layout, by position of the
-        first op that uses them; arguments that are only returned stand at the end.
+        self, region: Region, args: Sequence[LocalValue], targets: Sequence[Layout]
+    ) -> dict[int, list[LocalValue]]:
+        """Arguments that enter in another layout than their home layout, by position of the first
+        op that reads each; arguments that are only returned stand at the end.
         """
         if not self.partition.mesh.diagonals and not self.partition.modes.enters:
             return {}
-        left = {s.value.id: s for s in args if s is not self.rest(s.value.id)}
-        found: dict[int, list[Slot]] = {}
+        left = {s.value.id: s for s in args if s is not self.home(s.value.id)}
+        found: dict[int, list[LocalValue]] = {}
         for at, op in enumerate(region.ops if left else ()):
             for _, v in op.inputs():
                 if v.id in left:
@@ -150,15 +150,15 @@ class Localizer(Resting):
     def _leaving(
         self, region: Region, targets: Sequence[Layout]
     ) -> dict[int, list[tuple[Value, Layout]]]:
-        """Results that leave on other axes than they rest on, by position of the op that makes
-        them: nothing is gained by waiting.
+        """Results that leave on other axes than those of their home layouts, by position of the op
+        that makes each: nothing is gained by waiting.
         """
         mesh, found = self.partition.mesh, dict[int, list[tuple[Value, Layout]]]()
         if not mesh.diagonals:
             return found
         skewed: dict[int, Layout] = {}
         for r, target in zip(region.results, targets, strict=True):
-            if isinstance(r, Value) and straight(mesh, self.layout(r)) != self.layout(r):
+            if isinstance(r, Value) and without_diagonals(mesh, self.layout(r)) != self.layout(r):
                 skewed[r.id] = target
         for at, op in enumerate(region.ops):
             for r in op.results:

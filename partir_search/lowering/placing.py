@@ -1,4 +1,4 @@
-"""Places operands and results: the redistributions and windows of one region's instructions."""
+"""Reshards and windows of one region's instructions, and the copies that later ops share."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Sequence
 
 from partir_search.ir.core import Literal, Op, Operand
 from partir_search.ir.partition import Layout, Pending, Window
-from partir_search.lowering.halo import Stretch, keeps_tile, window_steps
-from partir_search.lowering.local_ir import Apply, Move
-from partir_search.lowering.reshard import Step
-from partir_search.lowering.resting import Resting
-from partir_search.lowering.slots import Slot, Source
+from partir_search.lowering.halo import keeps_tile, window_steps
+from partir_search.lowering.home_layouts import HomeLayouts
+from partir_search.lowering.local_ir import Instruction, Reshard, RingReshard
+from partir_search.lowering.local_value import LocalValue, Source
+from partir_search.lowering.reshard_steps import Halo, HaloPermute, Permute
 
 
 @dataclasses.dataclass(slots=True)
 class _Copy:
-    slot: Slot
+    local: LocalValue
     last_use: int
     backward: bool
 
@@ -24,30 +24,32 @@ class _Copy:
 class Placer:
     """One region's instructions, with the copies made so far."""
 
-    def __init__(self, owner: Resting) -> None:
+    def __init__(self, owner: HomeLayouts) -> None:
         self.owner = owner
-        self.steps: list[Apply | Move] = []
+        self.steps: list[Instruction] = []
         self.copies: dict[tuple[object, ...], _Copy] = {}
-        self.left: dict[tuple[object, ...], Slot] = {}  # by place, where rings have left operands
+        self.left: dict[
+            tuple[object, ...], LocalValue
+        ] = {}  # by place, where rings have left operands
         self.position = 0
 
-    def need(self, operand: Operand, layout: Layout, op: Op | None) -> Source:
-        """The operand in `layout`, pending as it rests; redistributes it if it must."""
+    def reshard_operand(self, operand: Operand, layout: Layout, op: Op | None) -> Source:
+        """The operand in `layout`, with the partial sums of its home; resharded if need be."""
         if isinstance(operand, Literal):
             return operand
-        rest = self.owner.rest(operand.id)
-        if rest.layout == layout:
-            return rest
+        home = self.owner.home(operand.id)
+        if home.layout == layout:
+            return home
         backward = op.backward if op else True
         key = (operand.id, layout)
         copy = self.copies.get(key)
         near = copy and copy.backward == backward and self.is_near(copy)
-        if copy and (near or self.held(rest.layout, layout)):
+        if copy and (near or self.held(home.layout, layout)):
             copy.last_use = self.position
-            return copy.slot
-        slot = self.move(rest, layout, rest.pending, op, again=copy is not None)
-        self.copies[key] = _Copy(slot, self.position, backward)
-        return slot
+            return copy.local
+        local = self.reshard(home, layout, home.pending, op, regather=copy is not None)
+        self.copies[key] = _Copy(local, self.position, backward)
+        return local
 
     def is_near(self, copy: _Copy) -> bool:
         """True if a copy was used so few ops ago that it is kept."""
@@ -58,15 +60,21 @@ class Placer:
         gathered = {a for axes in source for a in axes} - {a for axes in target for a in axes}
         return bool(gathered) and gathered <= self.owner.partition.modes.holds
 
-    def move(
-        self, slot: Slot, layout: Layout, keep: Pending, op: Op | None, *, again: bool = False
-    ) -> Slot:
-        moves = self.owner.moves(slot, layout, keep, op, again)
-        self.steps += moves
-        return moves[-1].target if moves else slot
+    def reshard(
+        self,
+        local: LocalValue,
+        layout: Layout,
+        keep: Pending,
+        op: Op | None,
+        *,
+        regather: bool = False,
+    ) -> LocalValue:
+        steps = self.owner.reshards(local, layout, keep, op, regather)
+        self.steps += steps
+        return steps[-1].target if steps else local
 
     def window(self, source: Source, windows: tuple[Window, ...], op: Op) -> Source:
-        """The stretches of `source` that the op reads."""
+        """The windows of `source` that the op reads."""
         if isinstance(source, Literal):
             return source
         takes_parts = self.owner.partition.rules[op.id].beside
@@ -74,45 +82,47 @@ class Placer:
         copy = self.copies.get(key)
         if copy and copy.backward == op.backward and self.is_near(copy):
             copy.last_use = self.position
-            return copy.slot
-        slot = source
+            return copy.local
+        local = source
         for w in windows:
-            extent, tiled = slot.value.type.shape[w.dim], bool(slot.layout[w.dim])
-            last, tile = w is windows[-1] and takes_parts, slot.shape[w.dim]
-            blocks: list[Slot] = []
-            for step in window_steps(w, extent, tiled, slot.layout, slot.pending):
-                if step.kind == "collective_permute":
-                    blocks.append(self.fetch(slot, step, op))
+            extent, tiled = local.value.type.shape[w.dim], bool(local.layout[w.dim])
+            last, tile = w is windows[-1] and takes_parts, local.shape[w.dim]
+            blocks: list[LocalValue] = []
+            for step in window_steps(w, extent, tiled, local.layout, local.pending):
+                if isinstance(step, HaloPermute):
+                    blocks.append(self.fetch(local, step, op))
                     continue
-                target = self.owner.cache.stretched(slot, step, blocks)
-                beside = last and isinstance(step.detail, Stretch) and keeps_tile(step.detail, tile)
-                found = tuple(blocks)
-                self.steps.append(Move(step, slot, target, op, blocks=found, beside=beside))
-                slot = target
-        self.copies[key] = _Copy(slot, self.position, op.backward)
-        return slot
+                if last and isinstance(step, Halo) and keeps_tile(step, tile):
+                    step = dataclasses.replace(step, joined=False)
+                target = self.owner.cache.after(local, step, blocks)
+                self.steps.append(Reshard(step, local, target, op, received=tuple(blocks)))
+                local = target
+        self.copies[key] = _Copy(local, self.position, op.backward)
+        return local
 
-    def fetch(self, slot: Slot, step: Step, op: Op) -> Slot:
-        """A neighbour's block: so small that it is kept for all uses, also in the backward pass."""
-        key = (slot.id, step)
+    def fetch(self, local: LocalValue, step: HaloPermute, op: Op) -> LocalValue:
+        """A neighbour's block, kept for all uses, also in the backward pass: halos are small."""
+        key = (local.id, step)
         if key not in self.copies:
-            target = self.owner.cache.stretched(slot, step)
-            self.steps.append(Move(step, slot, target, op))
+            target = self.owner.cache.after(local, step)
+            self.steps.append(Reshard(step, local, target, op))
             self.copies[key] = _Copy(target, self.position, op.backward)
-        return self.copies[key].slot
+        return self.copies[key].local
 
-    def settle(self, outs: Sequence[Slot], op: Op) -> None:
-        """Brings fresh results to the layouts in which they rest."""
+    def reshard_results(self, outs: Sequence[LocalValue], op: Op) -> None:
+        """Brings the results of an op to their home layouts."""
         for made in outs:
-            rest = self.owner.rest(made.value.id)
-            if made is not rest:
-                self.move(made, rest.layout, rest.pending, op)
+            home = self.owner.home(made.value.id)
+            if made is not home:
+                self.reshard(made, home.layout, home.pending, op)
 
-    def pass_on(self, step: Step, source: Slot, target: Slot, op: Op, turn: int) -> None:
-        """A block moves on. One that did so in the forward pass does it again: merged with that,
-        it would be kept until now.
+    def pass_on(
+        self, step: Permute, source: LocalValue, target: LocalValue, op: Op, turn: int
+    ) -> None:
+        """Passes a block on for a turn. A block that the forward pass passed on is passed again:
+        merged with the first permute, the block would be kept until here.
         """
         key = (source.id, step)
-        again = key in self.copies
-        self.steps.append(Move(step, source, target, op, again, turn=turn))
+        regather = key in self.copies
+        self.steps.append(RingReshard(step, source, target, op, regather, turn=turn))
         self.copies[key] = _Copy(target, self.position, op.backward)

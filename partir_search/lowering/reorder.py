@@ -12,7 +12,8 @@ import itertools
 import math
 
 from partir_search.ir.partition import Layout, Pending
-from partir_search.lowering.reshard import SLICE, Shuffle, Step, reshard
+from partir_search.lowering.reshard import reshard
+from partir_search.lowering.reshard_steps import Permute, ReshardStep, Slice
 
 
 def crosses(source: Layout, target: Layout) -> bool:
@@ -28,7 +29,7 @@ def crosses(source: Layout, target: Layout) -> bool:
 @functools.lru_cache(maxsize=65536)
 def reorder(
     sizes: tuple[int, ...], source: Layout, pending: Pending, target: Layout, keep: Pending
-) -> tuple[Step, ...]:
+) -> tuple[ReshardStep, ...]:
     """Steps from `source` with `pending` sums to `target` with only the sums of `keep` pending.
 
     Args:
@@ -59,12 +60,12 @@ def _without(axes: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(a for a in axes if a not in other)
 
 
-def _moved(sizes: tuple[int, ...], source: Layout, steps: tuple[Step, ...]) -> float:
+def _moved(sizes: tuple[int, ...], source: Layout, steps: tuple[ReshardStep, ...]) -> float:
     """Share of the array that the steps' collectives have on a device, added up."""
     total, before = 0.0, _share(sizes, source)
     for step in steps:
         after = _share(sizes, step.layout)
-        total += max(before, after) * (step.kind != SLICE)
+        total += max(before, after) * (not isinstance(step, Slice))
         before = after
     return total
 
@@ -75,7 +76,7 @@ def _share(sizes: tuple[int, ...], layout: Layout) -> float:
 
 def _permute(
     sizes: tuple[int, ...], source: Layout, target: Layout, pending: Pending
-) -> tuple[Step, ...]:
+) -> tuple[ReshardStep, ...]:
     """The step between layouts with the same axes on each dim; none if they are equal."""
     changed = [(s, t) for s, t in zip(source, target, strict=True) if s != t]
     if not changed:
@@ -89,9 +90,8 @@ def _permute(
         wanted.append(tuple(_tile(sizes, t, at) for _, t in changed))
     pairs = tuple((held[tile], device) for device, tile in enumerate(wanted))
     if all(a == b for a, b in pairs):  # axes of one device
-        return (Step(SLICE, (), 0, -1, "", target, pending),)
-    detail = Shuffle(pairs)
-    return (Step("collective_permute", axes, 0, -1, "", target, pending, detail),)
+        return (Slice(axes=(), dim=0, layout=target, pending=pending),)
+    return (Permute(axes=axes, pairs=pairs, layout=target, pending=pending),)
 
 
 def _tile(sizes: tuple[int, ...], axes: tuple[int, ...], at: dict[int, int]) -> int:

@@ -1,8 +1,8 @@
-"""Ops that work on one block of a factor after the other, while the blocks pass around an axis:
-ring attention (Liu et al., arXiv 2310.01889).
+"""Ring attention (Liu et al., arXiv 2310.01889): a blockwise op, one block of a factor per turn.
 
-What would be gathered (keys and values) goes from neighbour to neighbour, and what would be
-scattered (their gradients) goes with it: a block's sum ends at its owner after one step more.
+Keys and values go from neighbour to neighbour along a mesh axis instead of being gathered. Their
+gradients go with the blocks instead of being scattered: the sum of a block ends at the block's
+owner after one more permute.
 """
 
 from __future__ import annotations
@@ -16,137 +16,167 @@ from partir_search.ir.core import Op
 from partir_search.ir.partition import Layout
 from partir_search.lowering.cache import OpPlan
 from partir_search.lowering.diagonals import redistribute, shuffle
-from partir_search.lowering.local_ir import Apply, Move
-from partir_search.lowering.passing import Passing
+from partir_search.lowering.local_ir import (
+    AttentionTurn,
+    ChunkedOp,
+    LocalOp,
+    Reshard,
+    RingReshard,
+)
+from partir_search.lowering.local_value import LocalValue, Source
 from partir_search.lowering.placing import Placer
-from partir_search.lowering.reshard import Step
-from partir_search.lowering.slots import Slot, Source
+from partir_search.lowering.reshard_steps import AllGather, ReshardStep
 from partir_search.lowering.zigzag import from_zigzag, to_zigzag
 
 
-def pass_around(builder: Placer, op: Op, plan: OpPlan) -> bool:
-    """Lets an op's blocks pass around the mesh's axis that is one to do so on; False if none is."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Ring:
+    """Ring of a blockwise op; see `AttentionTurn`. `returning` are positions of results."""
+
+    axes: tuple[int, ...]
+    size: int
+    moving: tuple[int, ...]
+    returning: tuple[int, ...]
+    zigzag: bool
+    chunks: int
+
+
+def lower_ring_attention(builder: Placer, op: Op, plan: OpPlan) -> bool:
+    """Lowers a blockwise op to a ring along an axis of `Modes.streams`; False if no axis fits."""
     owner = builder.owner
     partition = owner.partition
     how = partition.rules[op.id].blockwise
     if how is None:
         return False
     mesh, rule = partition.mesh, partition.rules[op.id]
-    ways: dict[tuple[int, ...], dict[int, tuple[Step, ...]]] = {}
+    ways: dict[tuple[int, ...], dict[int, tuple[ReshardStep, ...]]] = {}
     for i in how.passing:
-        x = plan.apply.ins[i]
-        if i in plan.moved and isinstance(x, Slot):
+        x = plan.local_op.ins[i]
+        if i in plan.moved and isinstance(x, LocalValue):
             steps = redistribute(mesh, x.layout, x.pending, plan.needs[i], x.pending)
             last = steps[-1] if steps else None
             dim = rule.operands[i].index(how.factor)
-            if last and last.kind == "all_gather" and last.dim == dim:
+            if isinstance(last, AllGather) and last.dim == dim and mesh.size(last.axes) > 1:
                 ways.setdefault(last.axes, {})[i] = steps
     looped = {a for a, rows in enumerate(partition.axes) if rows.loops[op.id] >= 0}
     axes = next((a for a in sorted(ways) if looped & set(partition.modes.streams) >= set(a)), None)
     if axes is None:
         return False
-    ins = list(plan.apply.ins)
+    ins = list(plan.local_op.ins)
     for i in plan.moved:
         if i in ways[axes]:
-            slot = ins[i]
-            assert isinstance(slot, Slot)
+            local = ins[i]
+            assert isinstance(local, LocalValue)
             for step in ways[axes][i][:-1]:
-                target = owner.slot(slot.value, step.layout, step.pending)
-                builder.steps.append(Move(step, slot, target, op))
-                slot = target
-            ins[i] = slot
+                target = owner.local(local.value, step.layout, step.pending)
+                builder.steps.append(Reshard(step, local, target, op))
+                local = target
+            ins[i] = local
         else:
-            ins[i] = builder.need(op.operands[i], plan.needs[i], op)
+            ins[i] = builder.reshard_operand(op.operands[i], plan.needs[i], op)
     moving = tuple(i for i in how.passing if i in ways[axes])
     outs = tuple(
         _block(builder, out, rule.results[r].index(how.factor), axes) if r in how.returning else out
-        for r, out in enumerate(plan.apply.outs)
+        for r, out in enumerate(plan.local_op.outs)
     )
     size = mesh.size(axes)
     zigzag = partition.zigzags(op, axes)
-    parts = _parts(builder, op, how, 2 * size if zigzag else size)
-    first = Passing(axes, size, 0, moving, zigzag, parts)
+    chunks = _chunks(builder, op, how, 2 * size if zigzag else size)
+    ring = _Ring(axes, size, moving, how.returning, zigzag, chunks)
     if zigzag:
         for i, x in enumerate(ins):
             tiled = how.factor if i in moving else how.along
-            if isinstance(x, Slot) and tiled in rule.operands[i]:
+            if isinstance(x, LocalValue) and tiled in rule.operands[i]:
                 ins[i] = to_zigzag(builder, x, rule.operands[i].index(tiled), axes, op)
         made = tuple(builder.owner.cache.partial(out, 0) for out in outs)
-        _turns(builder, op, ins, made, how.returning, first)
-        for r, (out, slot, labels) in enumerate(zip(outs, made, rule.results, strict=True)):
+        _turns(builder, op, ins, made, ring)
+        for r, (out, local, labels) in enumerate(zip(outs, made, rule.results, strict=True)):
             tiled = how.factor if r in how.returning else how.along
             if tiled in labels:
-                from_zigzag(builder, slot, out, labels.index(tiled), axes, op)
+                from_zigzag(builder, local, out, labels.index(tiled), axes, op)
     else:
-        _turns(builder, op, ins, outs, how.returning, first)
-    builder.settle(outs, op)
+        _turns(builder, op, ins, outs, ring)
+    builder.reshard_results(outs, op)
     return True
 
 
-def alone(builder: Placer, apply: Apply) -> Apply:
-    """An op that works on blocks as one device does it alone: in parts, if they are large."""
+def lower_unsharded(builder: Placer, apply: LocalOp) -> LocalOp:
+    """A blockwise op without a ring: in chunks, if its scratch exceeds the target's limit."""
     how = builder.owner.partition.rules[apply.op.id].blockwise
-    parts = _parts(builder, apply.op, how, 1) if how else 1
-    if parts == 1:
+    chunks = _chunks(builder, apply.op, how, 1) if how else 1
+    if chunks == 1:
         return apply
-    return dataclasses.replace(apply, part=Passing((), 1, 0, (), False, parts))
+    return ChunkedOp(apply.op, apply.ins, apply.outs, apply.blocks, chunks=chunks)
 
 
-def _parts(builder: Placer, op: Op, how: Blockwise, blocks: int) -> int:
-    """Into how many parts each of so many blocks is cut, so that little is there at a time."""
+def _chunks(builder: Placer, op: Op, how: Blockwise, blocks: int) -> int:
+    """Number of chunks of each of `blocks` blocks, by `attention_scratch_bytes`."""
     partition = builder.owner.partition
     sizes = partition.rules[op.id].sizes
     tiles = math.prod(partition.tiles_of(op, f) for f in how.scratch_factors)
     points = math.prod(sizes[f] for f in how.scratch_factors) // (tiles * blocks)
-    length, parts = sizes[how.factor] // blocks, 1
+    length, chunks = sizes[how.factor] // blocks, 1
     most = builder.owner.cache.traits.attention_scratch_bytes
-    while how.scratch * points > parts * most and length % (2 * parts) == 0:
-        parts *= 2
-    return parts
+    while how.scratch * points > chunks * most and length % (2 * chunks) == 0:
+        chunks *= 2
+    return chunks
 
 
-def _block(builder: Placer, out: Slot, dim: int, axes: tuple[int, ...]) -> Slot:
-    """A result of which each device has the sum of its block."""
+def _block(builder: Placer, out: LocalValue, dim: int, axes: tuple[int, ...]) -> LocalValue:
+    """A result tiled along the ring: each device has the sum of one block."""
     layout: Layout = tuple(
         (*held, *axes) if d == dim else held for d, held in enumerate(out.layout)
     )
     pending = tuple(p for p in out.pending if p[0] not in axes)
-    return builder.owner.slot(out.value, layout, pending)
+    return builder.owner.local(out.value, layout, pending)
 
 
 def _turns(
     builder: Placer,
     op: Op,
     ins: Sequence[Source],
-    outs: tuple[Slot, ...],
-    returning: tuple[int, ...],
-    first: Passing,
+    outs: tuple[LocalValue, ...],
+    ring: _Ring,
 ) -> None:
-    cache, size = builder.owner.cache, first.size
+    cache, size = builder.owner.cache, ring.size
     pairs = tuple(((i + 1) % size, i) for i in range(size))
     now = list(ins)
-    sums: dict[int, Slot] = {}
+    sums: dict[int, LocalValue] = {}
     for turn in range(size):
         following = list(now)
-        for i in first.moving if turn + 1 < size else ():
-            slot = now[i]
-            assert isinstance(slot, Slot)
-            step = shuffle(first.axes, pairs, slot.layout, slot.pending)
-            following[i] = cache.stretched(slot, step)
-            builder.pass_on(step, slot, following[i], op, turn + 1)  # type: ignore[arg-type]
-        arrived: list[Slot] = []
-        for r in returning if turn else ():
-            step = shuffle(first.axes, pairs, outs[r].layout, outs[r].pending)
-            target = cache.stretched(sums[r], step)
-            builder.steps.append(Move(step, sums[r], target, op, turn=turn))
+        for i in ring.moving if turn + 1 < size else ():
+            local = now[i]
+            assert isinstance(local, LocalValue)
+            step = shuffle(ring.axes, pairs, local.layout, local.pending)
+            following[i] = after = cache.after(local, step)
+            builder.pass_on(step, local, after, op, turn + 1)
+        arrived: list[LocalValue] = []
+        for r in ring.returning if turn else ():
+            step = shuffle(ring.axes, pairs, outs[r].layout, outs[r].pending)
+            target = cache.after(sums[r], step)
+            builder.steps.append(RingReshard(step, sums[r], target, op, turn=turn))
             arrived.append(target)
         made = tuple(
-            cache.partial(out, turn + 1) if r in returning else out for r, out in enumerate(outs)
+            cache.partial(out, turn + 1) if r in ring.returning else out
+            for r, out in enumerate(outs)
         )
-        sums = {r: made[r] for r in returning}
-        part = dataclasses.replace(first, offset=turn, arrived=tuple(arrived))
-        builder.steps.append(Apply(op, tuple(now), made, turn=turn, turns=size, part=part))
+        sums = {r: made[r] for r in ring.returning}
+        builder.steps.append(
+            AttentionTurn(
+                op,
+                tuple(now),
+                made,
+                turn=turn,
+                turns=size,
+                axes=ring.axes,
+                offset=turn,
+                moving=ring.moving,
+                zigzag=ring.zigzag,
+                chunks=ring.chunks,
+                arrived=tuple(arrived),
+            )
+        )
         now = following
-    for r in returning:
-        step = shuffle(first.axes, pairs, outs[r].layout, outs[r].pending)
-        builder.steps.append(Move(step, sums[r], outs[r], op))
+    for r in ring.returning:
+        step = shuffle(ring.axes, pairs, outs[r].layout, outs[r].pending)
+        builder.steps.append(Reshard(step, sums[r], outs[r], op))

@@ -11,10 +11,11 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import Layout
-from partir_search.lowering.diagonals import redistribute, straight
-from partir_search.lowering.emit import emit, run_step
+from partir_search.lowering.diagonals import redistribute, without_diagonals
+from partir_search.lowering.emit import emit
+from partir_search.lowering.emit_steps import run_step
 from partir_search.lowering.local_ir import LocalProgram
-from partir_search.lowering.slots import Slot, Source
+from partir_search.lowering.local_value import LocalValue, Source
 from partir_search.lowering.traits import NEUTRAL, LoweringTraits
 
 NO_MESH = AbstractMesh((), ())
@@ -28,7 +29,7 @@ def partition_spec(mesh: MeshShape, layout: Layout, *, user: bool = False) -> Pa
       user: name the user's axes, where a dim is tiled by all parts of one in their order.
     """
     entries: list[Any] = []
-    for axes in straight(mesh, layout):
+    for axes in without_diagonals(mesh, layout):
         names = tuple(mesh.names[a] for a in axes)
         if user and names:
             names = tuple(mesh.label(axes).split("+"))
@@ -41,7 +42,7 @@ def partition_spec(mesh: MeshShape, layout: Layout, *, user: bool = False) -> Pa
 def argument_specs(program: LocalProgram, *, user: bool = False) -> list[PartitionSpec]:
     """Specs of the arguments; see `partition_spec`."""
     mesh = program.partition.mesh
-    return [partition_spec(mesh, slot.layout, user=user) for slot in program.body.args]
+    return [partition_spec(mesh, local.layout, user=user) for local in program.body.args]
 
 
 def lifted_specs(program: LocalProgram) -> list[PartitionSpec]:
@@ -61,7 +62,7 @@ def result_specs(program: LocalProgram, *, user: bool = False) -> list[Partition
     mesh = program.partition.mesh
 
     def spec(source: Source) -> PartitionSpec:
-        if not isinstance(source, Slot):
+        if not isinstance(source, LocalValue):
             return PartitionSpec()
         return partition_spec(mesh, source.layout, user=user)
 
@@ -145,7 +146,7 @@ def reorder(
     moves = []
     for i in arguments:
         layout = program.body.args[i].layout
-        ends = (straight(shape, layout), layout)
+        ends = (without_diagonals(shape, layout), layout)
         begin, end = ends if into else ends[::-1]
         moves.append(redistribute(shape, begin, (), end))
 

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 
 from partir_search.ir.core import Op, Region
 from partir_search.ir.partition import Partition
-from partir_search.lowering.local_ir import Block, Instruction, Move
-from partir_search.lowering.reshard import COLLECTIVES
-from partir_search.lowering.slots import Slot, Source
+from partir_search.lowering.local_ir import Block, Instruction, Reshard
+from partir_search.lowering.local_value import LocalValue, Source
+from partir_search.lowering.reshard_steps import Reduction
 
 
 def stop_alone(partition: Partition, op: Op, blocks: Sequence[Block]) -> tuple[Block, ...]:
@@ -37,21 +37,22 @@ def stop_alone(partition: Partition, op: Op, blocks: Sequence[Block]) -> tuple[B
     summed = {axis for axis, _ in own.pending}
     if not alike or not summed <= tiled or _meets(partition, blocks[examples.body]):
         return tuple(blocks)
-    steps: list[Instruction] = [s for s in decision.steps if not isinstance(s, Move)]
+    steps: list[Instruction] = [s for s in decision.steps if not isinstance(s, Reshard)]
     alone = Block(decision.region, decision.args, steps, (own,))
     return tuple(alone if b is decision else b for b in blocks)
 
 
-def _undecided(steps: Iterable[Instruction], result: Source) -> Slot | None:
+def _undecided(steps: Iterable[Instruction], result: Source) -> LocalValue | None:
     """The decision as a device makes it, before it is combined with those of the others; None if
     more is moved than the decision.
     """
-    moves = [s for s in steps if isinstance(s, Move)]
+    moves = [s for s in steps if isinstance(s, Reshard)]
     for move in reversed(moves):
-        if move.target is not result or move.step.monoid != "or":
+        step = move.step
+        if move.target is not result or not isinstance(step, Reduction) or step.monoid != "or":
             return None
         result = move.source
-    return result if isinstance(result, Slot) else None
+    return result if isinstance(result, LocalValue) else None
 
 
 def _meets(partition: Partition, block: Block) -> bool:
@@ -59,7 +60,7 @@ def _meets(partition: Partition, block: Block) -> bool:
 
     def moves(block: Block) -> bool:
         return any(
-            s.step.kind in COLLECTIVES if isinstance(s, Move) else any(map(moves, s.blocks))
+            s.step.communicates if isinstance(s, Reshard) else any(map(moves, s.blocks))
             for s in block.steps
         )
 

@@ -5,28 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from partir_search.ir.core import Literal
-from partir_search.lowering.local_ir import Apply, Block, LocalProgram, Move
-from partir_search.lowering.slots import Slot, Source
+from partir_search.lowering.local_ir import Block, LocalOp, LocalProgram, Reshard
+from partir_search.lowering.local_value import LocalValue, Source
 
 
 class InvalidLocalProgram(AssertionError):
-    """A device-local program that cannot run; the message names instruction and slot."""
+    """A device-local program that cannot run; the message names instruction and value."""
 
 
 def verify_local(program: LocalProgram) -> None:
     """Checks a program.
 
     Raises:
-      InvalidLocalProgram: an instruction reads a slot that no earlier one defines, a step leaves
-        another layout than it says, or a result of the program is a partial sum.
+      InvalidLocalProgram: an instruction reads a local value before its definition, a step leaves
+        another layout than declared, or a result of the program is a partial sum.
     """
     _block(program.body, set(program.constants.values()), "the program")
     for result in program.body.results:
-        if isinstance(result, Slot) and result.pending:
+        if isinstance(result, LocalValue) and result.pending:
             raise InvalidLocalProgram(f"the result {_named(result)} is a partial sum")
 
 
-def _block(block: Block, outer: Iterable[Slot], where: str) -> None:
+def _block(block: Block, outer: Iterable[LocalValue], where: str) -> None:
     defined = {*outer, *block.args}
 
     def check(sources: Iterable[Source], user: str) -> None:
@@ -35,34 +35,36 @@ def _block(block: Block, outer: Iterable[Slot], where: str) -> None:
                 raise InvalidLocalProgram(f"{user} in {where} reads {_named(source)} too early")
 
     for item in block.steps:
-        if isinstance(item, Move):
-            check((item.source, *item.blocks), f"{item.step.kind} to {_named(item.target)}")
-            _move(item)
+        if isinstance(item, Reshard):
+            check((item.source, *item.received), f"{item.step.kind} to {_named(item.target)}")
+            _reshard(item)
             defined.add(item.target)
         else:
-            _apply(item, check, defined)
+            _local_op(item, check, defined)
     check(block.results, "the end")
 
 
-def _apply(item: Apply, check: Callable[[Iterable[Source], str], None], defined: set[Slot]) -> None:
-    check((*item.ins, *item.arrived), item.op.prim)
+def _local_op(
+    item: LocalOp, check: Callable[[Iterable[Source], str], None], defined: set[LocalValue]
+) -> None:
+    check((*item.ins, *item.received), item.op.prim)
     for inner in item.blocks:
         _block(inner, defined, f"a region of {item.op.prim}")
     defined.update(item.outs)
 
 
-def _move(move: Move) -> None:
-    if move.target.value is not move.source.value:
+def _reshard(item: Reshard) -> None:
+    if item.target.value is not item.source.value:
         raise InvalidLocalProgram(
-            f"{move.step.kind} makes {_named(move.target)} of {_named(move.source)}"
+            f"{item.step.kind} makes {_named(item.target)} of {_named(item.source)}"
         )
-    claimed = move.step.layout, move.step.pending
-    if (move.target.layout, move.target.pending) != claimed:
+    claimed = item.step.layout, item.step.pending
+    if (item.target.layout, item.target.pending) != claimed:
         raise InvalidLocalProgram(
-            f"{move.step.kind} to {_named(move.target)} says {claimed[0]}, partial {claimed[1]}"
+            f"{item.step.kind} to {_named(item.target)} says {claimed[0]}, partial {claimed[1]}"
         )
 
 
-def _named(slot: Slot) -> str:
-    partial = f", partial {slot.pending}" if slot.pending else ""
-    return f"%{slot.value.name} in layout {slot.layout}{partial}"
+def _named(local: LocalValue) -> str:
+    partial = f", partial {local.pending}" if local.pending else ""
+    return f"%{local.value.name} in layout {local.layout}{partial}"

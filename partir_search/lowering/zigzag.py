@@ -8,88 +8,113 @@ Blocks go to these places and back by two permutes of half a block.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 from partir_search.ir.core import Op
-from partir_search.lowering.halo import Fetch, Piece, Stretch
-from partir_search.lowering.local_ir import Move
+from partir_search.ir.skewed_schedule import Edge
+from partir_search.lowering.local_ir import Reshard
+from partir_search.lowering.local_value import LocalValue
 from partir_search.lowering.placing import Placer
-from partir_search.lowering.reshard import WINDOW, Step
-from partir_search.lowering.slots import Slot
+from partir_search.lowering.reshard_steps import Halo, HaloPermute, Piece
 
 
 def owner_of(chunk: int, devices: int) -> int:
-    """The device that has a chunk."""
+    """The device of a chunk."""
     return chunk if chunk < devices else 2 * devices - 1 - chunk
 
 
-def to_zigzag(builder: Placer, slot: Slot, dim: int, axes: tuple[int, ...], op: Op) -> Slot:
-    """A block's two chunks where they belong, the earlier one first."""
-    half = slot.shape[dim] // 2
-    even, odd = _fetches(builder.owner.partition.mesh.size(axes), half)
-    halves = tuple(_permute(builder, slot, dim, axes, op, f) for f in (even, odd))
-    step = _join(builder, slot, dim, axes, True)
-    target = builder.owner.cache.stretched(slot, step)
-    builder.steps.append(Move(step, slot, target, op, blocks=halves))
+def to_zigzag(
+    builder: Placer, local: LocalValue, dim: int, axes: tuple[int, ...], op: Op
+) -> LocalValue:
+    """A block's two chunks in zigzag order, the earlier one first."""
+    pairs = _pairs(builder.owner.partition.mesh.size(axes))
+    halves = _halves(builder, local, dim, axes, op, pairs)
+    step = _join(builder, local, dim, axes, True)
+    target = builder.owner.cache.after(local, step)
+    builder.steps.append(Reshard(step, local, target, op, received=halves))
     return target
 
 
 def from_zigzag(
-    builder: Placer, slot: Slot, target: Slot, dim: int, axes: tuple[int, ...], op: Op
+    builder: Placer, local: LocalValue, target: LocalValue, dim: int, axes: tuple[int, ...], op: Op
 ) -> None:
-    """Two chunks back to where the block rests."""
-    half = slot.shape[dim] // 2
+    """A block's two chunks back in the order of the sequence."""
+    half = local.shape[dim] // 2
     size = builder.owner.partition.mesh.size(axes)
-    step = Step(WINDOW, axes, dim, -1, "", slot.layout, slot.pending, detail=_swapped(size, half))
-    ordered = builder.owner.cache.stretched(slot, step)
-    builder.steps.append(Move(step, slot, ordered, op))
-    back = [_inverse(f) for f in _fetches(size, half)]
-    halves = tuple(_permute(builder, ordered, dim, axes, op, f) for f in back)
+    swapped = Halo(
+        axes=axes,
+        dim=dim,
+        layout=local.layout,
+        pending=local.pending,
+        pieces=_swapped(size, half),
+        size=2 * half,
+        uniform=False,
+    )
+    ordered = builder.owner.cache.after(local, swapped)
+    builder.steps.append(Reshard(swapped, local, ordered, op))
+    back = [tuple(sorted((t, s) for s, t in pairs)) for pairs in _pairs(size)]
+    halves = _halves(builder, ordered, dim, axes, op, back)
     step = _join(builder, ordered, dim, axes, False)
-    builder.steps.append(Move(step, ordered, target, op, blocks=halves))
+    builder.steps.append(Reshard(step, ordered, target, op, received=halves))
 
 
-def _permute(
-    builder: Placer, slot: Slot, dim: int, axes: tuple[int, ...], op: Op, fetch: Fetch
-) -> Slot:
-    step = Step("collective_permute", axes, dim, -1, "", slot.layout, slot.pending, detail=fetch)
-    target = builder.owner.cache.stretched(slot, step)
-    builder.steps.append(Move(step, slot, target, op))
-    return target
+def _halves(
+    builder: Placer,
+    local: LocalValue,
+    dim: int,
+    axes: tuple[int, ...],
+    op: Op,
+    pairs: Sequence[tuple[Edge, ...]],
+) -> tuple[LocalValue, ...]:
+    """The two halves of a block, each sent along its pairs."""
+    half = local.shape[dim] // 2
+    sent = []
+    for k, each in enumerate(pairs):
+        step = HaloPermute(
+            axes=axes,
+            dim=dim,
+            layout=local.layout,
+            pending=local.pending,
+            pairs=each,
+            start=k * half,
+            length=half,
+        )
+        sent.append(builder.owner.cache.after(local, step))
+        builder.steps.append(Reshard(step, local, sent[-1], op))
+    return tuple(sent)
 
 
-def _join(builder: Placer, slot: Slot, dim: int, axes: tuple[int, ...], swap: bool) -> Step:
-    size = builder.owner.partition.mesh.size(axes)
-    detail = _joined(size, slot.shape[dim] // 2, swap)
-    return Step(WINDOW, axes, dim, -1, "", slot.layout, slot.pending, detail=detail)
+def _join(builder: Placer, local: LocalValue, dim: int, axes: tuple[int, ...], swap: bool) -> Halo:
+    size, half = builder.owner.partition.mesh.size(axes), local.shape[dim] // 2
+    return Halo(
+        axes=axes,
+        dim=dim,
+        layout=local.layout,
+        pending=local.pending,
+        pieces=_joined(size, half, swap),
+        size=2 * half,
+        uniform=not swap,
+    )
 
 
 @functools.cache
-def _fetches(devices: int, half: int) -> tuple[Fetch, Fetch]:
-    """Even and odd chunks from where they rest to their places."""
-    even, odd = (
-        Fetch(tuple((i, owner_of(2 * i + k, devices)) for i in range(devices)), k * half, half)
-        for k in (0, 1)
-    )
+def _pairs(devices: int) -> tuple[tuple[Edge, ...], tuple[Edge, ...]]:
+    """(source, target) of even chunks and of odd chunks, from home to zigzag order."""
+    even, odd = (tuple((i, owner_of(2 * i + k, devices)) for i in range(devices)) for k in (0, 1))
     return even, odd
 
 
-def _inverse(fetch: Fetch) -> Fetch:
-    return Fetch(tuple(sorted((t, s) for s, t in fetch.pairs)), fetch.start, fetch.length)
-
-
 @functools.cache
-def _joined(devices: int, half: int, swap: bool) -> Stretch:
+def _joined(devices: int, half: int, swap: bool) -> tuple[Piece, ...]:
     """The even chunk and the odd one, side by side; `swap` puts the earlier one first."""
     first = [bool(swap and i % 2) for i in range(devices)]
-    pieces = [Piece(1 + k, tuple((0, half * (k != odd), half) for odd in first)) for k in (0, 1)]
-    return Stretch(tuple(pieces), 2 * half, not swap)
+    return tuple(Piece(1 + k, tuple((0, half * (k != odd), half) for odd in first)) for k in (0, 1))
 
 
 @functools.cache
-def _swapped(devices: int, half: int) -> Stretch:
+def _swapped(devices: int, half: int) -> tuple[Piece, ...]:
     """The even chunk first, from the earlier one first."""
-    pieces = []
-    for k in (0, 1):
-        takes = tuple((half * k, half * (k != i % 2), half) for i in range(devices))
-        pieces.append(Piece(0, takes))
-    return Stretch(tuple(pieces), 2 * half, False)
+    return tuple(
+        Piece(0, tuple((half * k, half * (k != i % 2), half) for i in range(devices)))
+        for k in (0, 1)
+    )

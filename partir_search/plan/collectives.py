@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 from partir_search.lowering.local_ir import LocalProgram
-from partir_search.lowering.reshard import COLLECTIVES
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -46,8 +45,8 @@ def collectives_of(program: LocalProgram) -> tuple[Collective, ...]:
             move.op.source if move.op else "",
             times,
         )
-        for move, times in program.moves()
-        if move.step.kind in COLLECTIVES
+        for move, times in program.reshards()
+        if move.step.communicates
     ]
     own = [
         Collective(c.kind, c.axes, c.nbytes, c.value, op.prim, op.source, times)

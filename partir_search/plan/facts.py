@@ -12,7 +12,7 @@ from partir_search.ir.partition import Partition
 from partir_search.ir.printer import print_partition
 from partir_search.lowering.local_ir import LocalProgram
 from partir_search.lowering.local_printer import print_local
-from partir_search.lowering.reshard import COLLECTIVES
+from partir_search.lowering.reshard_steps import COLLECTIVES
 from partir_search.messages import validators
 from partir_search.messages.renamed import warn_renamed
 from partir_search.messages.wording import shown

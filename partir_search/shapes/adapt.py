@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 from partir_search.ir.core import Module, Value
-from partir_search.lowering.diagonals import straight
+from partir_search.lowering.diagonals import without_diagonals
 from partir_search.lowering.shard_map import argument_specs
 from partir_search.mcts.goals import scorer
 from partir_search.passes.align import apart, find_aligned
@@ -162,7 +162,7 @@ def _entering(base: Plan, planned: Planned) -> list[Enter]:
     mesh = base.mesh_shape
     slots = base.sketch.body.args
     return [
-        Enter(i, tuple(mesh.label(axes) for axes in straight(mesh, slots[i].layout)))
+        Enter(i, tuple(mesh.label(axes) for axes in without_diagonals(mesh, slots[i].layout)))
         for i, same in enumerate(_kept(base, planned))
         if not same
     ]

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from partir_search.ir.analysis.def_use import def_use
 from partir_search.ir.core import Op
 from partir_search.ir.rule import OpRule
-from partir_search.lowering.local_ir import Apply, Block, LocalProgram, Move
-from partir_search.lowering.reshard import COLLECTIVES
-from partir_search.lowering.slots import Slot
+from partir_search.lowering.local_ir import Block, LocalOp, LocalProgram, Reshard, RingReshard
+from partir_search.lowering.local_value import LocalValue
+from partir_search.lowering.reshard_steps import AllGather, Reduction
 from partir_search.simulator.cost import OpCost
 from partir_search.simulator.memory.region_summaries import RegionSummaries
 from partir_search.simulator.models import TimeModel
@@ -41,8 +41,8 @@ def cost_by_op(
       analysis: of the program's module; None for a quotient.
     """
     rows, partial = list[OpCost](), dict[int, int]()
-    for move, _ in program.moves():
-        if move.step.monoid:
+    for move, _ in program.reshards():
+        if isinstance(move.step, Reduction):
             partial.setdefault(move.source.value.id, move.source.nbytes)
     seconds_of = found.seconds.copy()
     for kernel, added in split_at_partials(time.splits, time.work, found, partial).seconds.items():
@@ -55,9 +55,9 @@ def cost_by_op(
         op = ops[op_id]
         name, traits = op.results[0].name, traits_of(number)
         rows.append(OpCost(op.prim, name, op.source, times, seconds, flops, moved, traits))
-    arguments = {slot.id for slot in _arguments(program.body)}
-    for move, trips in program.moves():
-        if move.step.kind in COLLECTIVES:
+    arguments = {local.id for local in _arguments(program.body)}
+    for move, trips in program.reshards():
+        if move.step.communicates:
             times, cost = trips * regions.runs(move), costs.cost(move)
             payload = move.payload_bytes * cost.width
             source = move.op.source if move.op else ""
@@ -72,28 +72,31 @@ def cost_by_op(
     return tuple(sorted(rows, key=lambda r: -r.seconds))
 
 
-def _arguments(block: Block) -> Iterator[Slot]:
+def _arguments(block: Block) -> Iterator[LocalValue]:
     """Arguments of a block and of all blocks inside."""
     yield from block.args
     for item in block.steps:
-        for inner in item.blocks if isinstance(item, Apply) else ():
+        for inner in item.blocks if isinstance(item, LocalOp) else ():
             yield from _arguments(inner)
 
 
 def _move_traits(
-    move: Move, width: float, argument: bool, costs: CollectiveCosts
+    move: Reshard, width: float, argument: bool, costs: CollectiveCosts
 ) -> tuple[str, ...]:
     """Names of the traits on which the cost of a collective depends."""
     traits, kind = costs.machine.traits, move.step.kind
     start = traits.async_all_gather
-    early = kind == "all_gather" and (start == "since_source" or (argument and start != "never"))
+    gather = isinstance(move.step, AllGather)
+    early = gather and (start == "since_source" or (argument and start != "never"))
     donated = traits.copies_gather_into_donated and gathers_into_donated(move, costs.facts)
     found = {
         "f32_dot_operand_bytes": width != 1.0,
         "collective_copy_factors": bool(traits.collective_copy_factors.get(kind)),
         "copies_gather_into_donated": donated,
         "async_all_gather": early,
-        "defers_weight_gradients": traits.defers_weight_gradients and not early and not move.turn,
+        "defers_weight_gradients": traits.defers_weight_gradients
+        and not early
+        and not isinstance(move, RingReshard),
     }
     return tuple(name for name, holds in found.items() if holds)
 

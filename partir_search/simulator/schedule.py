@@ -9,7 +9,7 @@ import numpy as np
 
 from partir_search.ir.core import Op
 from partir_search.ir.partition import Partition
-from partir_search.lowering.local_ir import Block, Instruction, LocalProgram, Move
+from partir_search.lowering.local_ir import Block, Instruction, LocalProgram, Reshard, RingTurn
 from partir_search.simulator.arrays import Floats, Ints
 from partir_search.simulator.printing import table
 from partir_search.simulator.time.collective_cost import CollectiveCost, CollectiveCosts
@@ -83,7 +83,7 @@ def _schedule(
     at, done = 0, None  # the next op's position, and the op before
     for item in block.steps:
         op: Op | None = item.op
-        if isinstance(item, Move):
+        if isinstance(item, Reshard):
             if op is None:
                 at = 0 if item.source.value.id in constants else len(members)
             elif op is not done:
@@ -93,7 +93,7 @@ def _schedule(
         if op is not done:
             at = int(position[item.op.id])
         steps.append((item, at, None, False))
-        if item.turns > 1 and item.turn + 1 < item.turns:
+        if isinstance(item, RingTurn) and not item.last:
             continue
         if item.blocks:
             trips = partition.rules[item.op.id].data_flow.trip_counts
@@ -107,7 +107,7 @@ def _schedule(
 
 
 def _name(item: object) -> str:
-    if isinstance(item, Move):
+    if isinstance(item, Reshard):
         return f"{item.step.kind} {item.source.value.name}"
     op = getattr(item, "op", None)
     return f"{op.prim} {op.results[0].name}" if op and op.results else str(item)

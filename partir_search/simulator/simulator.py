@@ -16,7 +16,7 @@ from partir_search.ir.core import Module
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import Partition
 from partir_search.ir.rule import OpRule
-from partir_search.lowering.local_ir import LocalProgram, Move
+from partir_search.lowering.local_ir import LocalProgram, Reshard
 from partir_search.passes.fold.fold import Folded
 from partir_search.simulator.arrays import Floats
 from partir_search.simulator.breakdown import cost_by_op
@@ -126,7 +126,7 @@ class CostModel:
             self._costs = CollectiveCosts(self.facts, self.machine, mesh)
         return self._costs
 
-    def width(self, move: Move) -> float:
+    def width(self, move: Reshard) -> float:
         """Width of a move's payload and copy, as a multiple of the program's."""
         return move_width(move, self.facts, self.machine.traits)
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from partir_search.ir.analysis.def_use import def_use
 from partir_search.ir.core import Op, walk_regions
-from partir_search.lowering.local_ir import Apply, LocalProgram
+from partir_search.lowering.local_ir import LocalOp, LocalProgram, RingTurn
 from partir_search.simulator.simulator import CostModel, Simulation
 
 COMPUTE = "compute"
@@ -85,10 +85,11 @@ def timeline(model: CostModel, program: LocalProgram, most: int = 40) -> Timelin
             event = Event(each.axes, each.kind, start, each.seconds, each.exposed, each.source)
             events.append(event)
             now += each.exposed
-        if isinstance(item, Apply):
+        if isinstance(item, LocalOp):
             at = int(position[item.op.id])
             began[at] = began[at] or now
-            seconds = seconds_of.get(item.op.id, 0.0) / item.turns
+            turns = item.turns if isinstance(item, RingTurn) else 1
+            seconds = seconds_of.get(item.op.id, 0.0) / turns
             if seconds:
                 event = Event(COMPUTE, item.op.prim, now, seconds, seconds, item.op.source)
                 events.append(event)

@@ -12,6 +12,7 @@ from jax import lax
 
 from partir_search.ir.partition import Partition
 from partir_search.lowering.localize import localize
+from partir_search.lowering.reshard_steps import Reduction
 from tests.support import MESH, check_partition, floats_of, module_of, state_of
 
 X = (8, 16)
@@ -67,7 +68,11 @@ def test_maxima_and_minima(case: str) -> None:
     args = floats_of(X, X)
     partition = tiled(fn, args)
     check_partition(partition, fn, args)
-    moves = [m for m, _ in localize(partition).moves() if m.step.monoid in ("max", "min")]
+    moves = [
+        m
+        for m, _ in localize(partition).reshards()
+        if isinstance(m.step, Reduction) and m.step.monoid in ("max", "min")
+    ]
     assert len(moves) == reductions
     assert moves[0].payload_bytes == 4 * elements
     assert MESH.sizes[1] == 4

@@ -19,8 +19,9 @@ from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import Partition
 from partir_search.ir.printer import print_partition
 from partir_search.lowering.cache import LocalCache
-from partir_search.lowering.halo import Fetch
+from partir_search.lowering.local_ir import AttentionTurn, ChunkedOp, RingReshard
 from partir_search.lowering.localize import localize
+from partir_search.lowering.reshard_steps import Permute
 from partir_search.lowering.shard_map import argument_specs, sharded
 from partir_search.lowering.zigzag import owner_of
 from partir_search.passes.attention import with_attention
@@ -66,15 +67,15 @@ def test_bytes(n: int, zigzag: bool) -> None:
     partition = partitioned(fun, args, n, True, zigzag)
     program = localize(partition)
     check_partition(partition, fun, args)
-    moves = [m for m, _ in program.moves() if m.step.kind == "collective_permute"]
+    moves = [m for m, _ in program.reshards() if m.step.kind == "collective_permute"]
     block = 4 * args[0].size // n
-    ring = [m for m in moves if not isinstance(m.step.detail, Fetch)]
+    ring = [m for m in moves if isinstance(m.step, Permute)]
     assert len(ring) == 2 * (n - 1) + 2 * (n - 1) + 2 * n
     assert sum(m.payload_bytes for m in ring) == (6 * n - 4) * block
     assert not zigzag or len(moves) > len(ring)
-    assert {m.step.kind for m, _ in program.moves()} <= {
+    assert {m.step.kind for m, _ in program.reshards()} <= {
         "collective_permute",
-        "window",
+        "halo",
         "all_gather",
     }
     mesh = device_mesh(partition.mesh)
@@ -93,8 +94,8 @@ def test_zigzag_is_for_causal_attention() -> None:
     """Asked for, attention that looks at all positions goes in order, and says so."""
     partition = partitioned(full, heads(2, 8), 4, True, True)
     assert 'pass "seq"' in print_partition(partition)
-    parts = [getattr(i, "part", None) for i, _ in localize(partition).instructions()]
-    assert [p.zigzag for p in parts if p] == [False] * 4
+    turns = [i for i, _ in localize(partition).instructions() if isinstance(i, AttentionTurn)]
+    assert [turn.zigzag for turn in turns] == [False] * 4
 
 
 @pytest.mark.parametrize("zigzag", [False, True])
@@ -118,8 +119,9 @@ def test_parts_of_blocks() -> None:
     for stream in (True, False):
         partition = partitioned(fun, args, 2, stream, True)
         program = localize(partition, LocalCache(traits))
-        parts = [getattr(i, "part", None) for i, _ in program.instructions()]
-        assert min(p.parts for p in parts if p) >= 4
+        kind = AttentionTurn if stream else ChunkedOp
+        chunks = [i.chunks for i, _ in program.instructions() if isinstance(i, kind)]
+        assert min(chunks) >= 4
         check_partition(partition, fun, args, traits=traits)
 
 
@@ -129,7 +131,7 @@ def test_gathered() -> None:
     args, fun = heads(2, 8), gradients(full)
     partition = partitioned(fun, args, 2, False, False)
     check_partition(partition, fun, args)
-    kinds = [m.step.kind for m, _ in localize(partition).moves()]
+    kinds = [m.step.kind for m, _ in localize(partition).reshards()]
     assert kinds.count("all_gather") == 4
     assert "collective_permute" not in kinds
 
@@ -175,7 +177,7 @@ def test_train_step(
     ]
     step = ps.auto_partition(mesh, machine="tpu_v5e", schedule=schedule)(entry.step)
     plan = step.plan(*args)
-    assert any(m.turn for m, _ in plan.program.moves())
+    assert any(isinstance(m, RingReshard) for m, _ in plan.program.reshards())
     lowered = step.lower(*args)
     assert ps.stablehlo_counts(lowered.as_text()) == plan.collective_counts
     got = jax.block_until_ready(lowered.compile()(*args))
@@ -218,7 +220,7 @@ def test_search_finds_it() -> None:
     plan = step.plan(*entry.abstract_args(1))
     assert plan.attention
     assert plan.fits
-    assert any(getattr(m, "turn", 0) for m, _ in plan.program.moves())
+    assert any(isinstance(m, RingReshard) for m, _ in plan.program.reshards())
 
 
 # Bad input -------------------------------------------------------------------------------------

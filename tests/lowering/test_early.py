@@ -12,7 +12,7 @@ import optax
 import pytest
 
 import partir_search as ps
-from partir_search.lowering.local_ir import Apply, Instruction, Move
+from partir_search.lowering.local_ir import Instruction, LocalOp, Reshard
 from partir_search.lowering.scheduling.early_reads import read_early
 
 BATCH, WIDTH, VOCAB = 16, 32, 512
@@ -45,12 +45,12 @@ def test_logits_of_labels_are_read_first(tiled: dict[str, int], mesh: jax.shardi
     program = partitioned.plan(*args).program
     (item,) = read_early(program.body, program.partition.rules).items()
     read, tied = program.body.steps[item[0]], item[1]
-    assert isinstance(read, Apply)
+    assert isinstance(read, LocalOp)
     assert read.op.prim == "gather"
-    gathers = [x for x in program.body.steps if isinstance(x, Move) and x.source is tied]
+    gathers = [x for x in program.body.steps if isinstance(x, Reshard) and x.source is tied]
     assert [x.target in read.ins for x in gathers] == [True] * len(gathers)
     if tiled == {"w": 1, "labels": 0}:
-        assert [x.again for x in gathers] == [False, True]  # once for each pass
+        assert [x.regather for x in gathers] == [False, True]  # once for each pass
     else:
         assert tied in read.ins
     assert np.issubdtype(tied.value.type.dtype, np.integer)
@@ -80,7 +80,7 @@ def test_values_moved_there_and_back(mesh: jax.sharding.Mesh) -> None:
     steps: list[Instruction] = []
     for item in block.steps:
         steps.append(item)
-        if isinstance(item, Move):
+        if isinstance(item, Reshard):
             steps.append(dataclasses.replace(item, source=item.target, target=item.source))
     (before,) = read_early(block, rules).values()
     (after,) = read_early(dataclasses.replace(block, steps=steps), rules).values()

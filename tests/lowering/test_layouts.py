@@ -12,9 +12,9 @@ from jax.sharding import AbstractMesh, NamedSharding
 
 import partir_search as ps
 from partir_search.lowering import shard_map
-from partir_search.lowering.local_ir import Apply, LocalProgram
+from partir_search.lowering.local_ir import LocalOp, LocalProgram
+from partir_search.lowering.local_value import LocalValue
 from partir_search.lowering.scheduling.layouts import lookups, meetings
-from partir_search.lowering.slots import Slot
 from partir_search.simulator.target.traits import PLATFORMS
 
 BATCH, WIDTH, VOCAB = 16, 256, 1024
@@ -71,8 +71,8 @@ def test_the_transpose_of_a_square_gradient_is_seen(mesh: jax.sharding.Mesh) -> 
     program = planned(mesh, *args, tactics=TACTICS[:1])
     ((at, (slot,)),) = meetings(program).items()
     made = program.body.steps[at]
-    assert isinstance(made, Apply)
-    (source,) = (x for x in made.ins if isinstance(x, Slot))
+    assert isinstance(made, LocalOp)
+    (source,) = (x for x in made.ins if isinstance(x, LocalValue))
     assert source.shape == slot.shape
     assert made.op.prim == "transpose"
 

@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh
 
 import partir_search as ps
 from models.catalog import MODELS
-from partir_search.lowering.local_ir import Apply, LocalProgram, Move
+from partir_search.lowering.local_ir import LocalOp, LocalProgram, Reshard
 from partir_search.lowering.verify_local import InvalidLocalProgram, verify_local
 
 MESH = AbstractMesh((2, 4), ("batch", "model"))
@@ -102,15 +102,15 @@ def test_known_strategies_are_valid(name: str) -> None:
 
 def test_invalid_programs_are_found() -> None:
     program = local("megatron").program
-    moves = [item for item in program.body.steps if isinstance(item, Move)]
+    moves = [item for item in program.body.steps if isinstance(item, Reshard)]
     partial = next(item.source for item in moves if item.source.pending)
     with pytest.raises(InvalidLocalProgram, match=r"is a partial sum"):
         verify_local(_with(program, results=(partial, *program.body.results[1:])))
     with pytest.raises(InvalidLocalProgram, match=r"reads .* too early"):
         verify_local(_with(program, steps=program.body.steps[1:]))
-    first = next(i for i, item in enumerate(program.body.steps) if isinstance(item, Move))
+    first = next(i for i, item in enumerate(program.body.steps) if isinstance(item, Reshard))
     move = program.body.steps[first]
-    assert isinstance(move, Move)
+    assert isinstance(move, Reshard)
     wrong = dataclasses.replace(move, target=move.source)
     steps = [*program.body.steps[:first], wrong, *program.body.steps[first + 1 :]]
     with pytest.raises(InvalidLocalProgram, match=f"{move.step.kind} to .* says"):
@@ -118,7 +118,7 @@ def test_invalid_programs_are_found() -> None:
     other = next(
         out
         for item in program.body.steps
-        for out in (item.outs if isinstance(item, Apply) else ())
+        for out in (item.outs if isinstance(item, LocalOp) else ())
         if out.value is not move.source.value
     )
     steps[first] = dataclasses.replace(move, target=other)

@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 
 import partir_search as ps
 from partir_search.lowering import emit, shard_map
-from partir_search.lowering.local_ir import LocalProgram, Move
+from partir_search.lowering.local_ir import LocalProgram, Reshard
 from partir_search.lowering.scheduling.delay import gather_queue
 from partir_search.simulator.target.traits import PLATFORMS
 
@@ -50,11 +50,11 @@ def waits(program: LocalProgram) -> dict[str, list[str]]:
     """What is gathered again, and what it waits for."""
     queue = gather_queue(program.body, program.partition.rules)
     moves = {i: program.body.steps[i] for i in queue}
-    assert all(isinstance(m, Move) and m.again for m in moves.values())
+    assert all(isinstance(m, Reshard) and m.regather for m in moves.values())
     return {
         m.source.value.name: [s.value.name for s in queue[i]]
         for i, m in moves.items()
-        if isinstance(m, Move)
+        if isinstance(m, Reshard)
     }
 
 
@@ -63,7 +63,7 @@ def test_gathers_wait_for_the_gradient_before_the_last(mesh: jax.sharding.Mesh) 
     found = waits(program)
     made = [s for names in found.values() for s in names]
     assert len(found) == len(made) == len(set(made)) == LAYERS - 1 - 2
-    again = [m for m in program.body.steps if isinstance(m, Move) and m.again]
+    again = [m for m in program.body.steps if isinstance(m, Reshard) and m.regather]
     assert list(found) == [m.source.value.name for m in again[2:]]
 
 

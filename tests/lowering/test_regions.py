@@ -44,7 +44,7 @@ def test_states_share_what_they_tile_alike() -> None:
         model = CostModel(module, state.graph.rules, MACHINES["tpu_v5e"])
         shared = localize(state.partition(), cache, sparse=True)
         alone = localize(state.partition(), sparse=True)
-        assert [m.step for m, _ in shared.moves()] == [m.step for m, _ in alone.moves()]
+        assert [m.step for m, _ in shared.reshards()] == [m.step for m, _ in alone.reshards()]
         assert model.evaluate(shared) == model.evaluate(alone)
         made += len(alone.body.steps)
     assert made

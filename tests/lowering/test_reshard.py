@@ -17,9 +17,10 @@ from partir_search.aot.hlo import hlo_counts, stablehlo_counts
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import Layout
 from partir_search.lowering.diagonals import redistribute
-from partir_search.lowering.emit import run_step
+from partir_search.lowering.emit_steps import run_step
 from partir_search.lowering.reorder import crosses, reorder
-from partir_search.lowering.reshard import Step, reshard
+from partir_search.lowering.reshard import reshard
+from partir_search.lowering.reshard_steps import ReduceScatter, ReshardStep
 from partir_search.lowering.shard_map import partition_spec
 from tests.support import device_mesh
 
@@ -131,7 +132,7 @@ def orders() -> list[tuple[Layout, Layout]]:
 def test_orders_by_permutes() -> None:
     """Where the order alone differs one permute does; else no more moves than by gathers."""
 
-    def moved(source: Layout, steps: tuple[Step, ...]) -> float:
+    def moved(source: Layout, steps: tuple[ReshardStep, ...]) -> float:
         shares = [1 / math.prod(SIZES[a] for axes in x for a in axes) for x in (source,)]
         for step in steps:
             shares.append(1 / math.prod(SIZES[a] for axes in step.layout for a in axes))
@@ -183,7 +184,7 @@ def test_orders_on_devices() -> None:
 @pytest.mark.parametrize("axes", [(0,), (1, 0)])
 def test_reduce_scatter_with_tiles_in_front(dim: int, axes: tuple[int, ...]) -> None:
     """Both forms give each device the same tile of the sum."""
-    step = Step("reduce_scatter", axes, dim, -1, "sum", ((), (), ()), ())
+    step = ReduceScatter(axes=axes, dim=dim, monoid="sum", layout=((), (), ()), pending=())
     x = jnp.arange(8.0 * 8 * 8).reshape(8, 8, 8)
     names = tuple(MESH.names[a] for a in axes)
     n = math.prod(MESH.sizes[a] for a in axes)

@@ -113,7 +113,7 @@ def test_paper_form(n: int) -> None:
     check_partition(partition, linear, args)
     program = localize(partition)
     edge = 4  # both arguments come, both gradients go
-    assert len(list(program.moves())) == 6 * (n - 1) + 3 + edge
+    assert len(list(program.reshards())) == 6 * (n - 1) + 3 + edge
     x, w, y = rows * width, width * out, rows * out
     assert _sent(program) == 4 * (2 * (n - 1) * (x + w + y) + 3 * (w + x) + y) // n**2
 
@@ -129,5 +129,5 @@ def test_mlp_paper() -> None:
 
 def _sent(program: LocalProgram) -> int:
     """Bytes that a device sends; nothing but permutes does."""
-    assert {m.step.kind for m, _ in program.moves()} == {"collective_permute"}
-    return sum(m.payload_bytes for m, _ in program.moves())
+    assert {m.step.kind for m, _ in program.reshards()} == {"collective_permute"}
+    return sum(m.payload_bytes for m, _ in program.reshards())

@@ -22,9 +22,9 @@ from partir_search.ir.mesh import MeshShape
 from partir_search.ir.printer import print_partition
 from partir_search.ir.skewed_schedule import HOME, RESULT, Ring, ring_of
 from partir_search.ir.verify import InvalidIR, verify_partition
-from partir_search.lowering.local_ir import Apply
+from partir_search.lowering.local_ir import RingReshard, SkewedTurn
 from partir_search.lowering.localize import localize
-from partir_search.lowering.scheduling.delay import in_turns, ring_queue
+from partir_search.lowering.scheduling.delay import ring_queue
 from partir_search.lowering.shard_map import argument_specs, sharded
 from partir_search.propagation.contradictions import IllegalAction
 from partir_search.rules.registry import RuleTable
@@ -116,13 +116,15 @@ def test_mlp(n: int) -> None:
     partition = mlp_state(square(n), args).partition()
     check_partition(partition, mlp, args)
     program = localize(partition)
-    moves = [m for m, _ in program.moves()]
-    turns = [m for m in moves if m.turn]
+    moves = [m for m, _ in program.reshards()]
+    turns = [m for m in moves if isinstance(m, RingReshard)]
     assert len(turns) == 5 * 2 * (n - 1)
     x, h, w = rows * width, rows * hidden, width * hidden
     moved = (x + w) + (h + w) + (x + h) + (x + w) + (x + h)  # two of the three of each product
     assert sum(m.payload_bytes for m in turns) == 4 * (n - 1) * moved // n**2
-    assert [m.step.kind for m in moves if not m.turn] == ["collective_permute"] * 4
+    assert [m.step.kind for m in moves if not isinstance(m, RingReshard)] == [
+        "collective_permute"
+    ] * 4
     mesh = device_mesh(partition.mesh)
     placed = [
         jax.device_put(a, NamedSharding(mesh, s))
@@ -139,11 +141,11 @@ def test_two_copies_of_what_moves() -> None:
     n = 3
     args = floats_of((2 * n, 3 * n), (3 * n, 2 * n), (4 * n, 2 * n))
     program = localize(mlp_state(square(n), args).partition())
-    for op in {m.op.id for m, _ in program.moves() if m.turn and m.op}:
+    for op in {m.op.id for m, _ in program.reshards() if isinstance(m, RingReshard)}:
         steps = [i for i, _ in program.instructions() if i.op is not None and i.op.id == op]
-        turns = [s for s in steps if isinstance(s, Apply)]
+        turns = [s for s in steps if isinstance(s, SkewedTurn)]
         assert [t.turn for t in turns] == list(range(n))
-        sent = {s.target.id for s in steps if not isinstance(s, Apply) and s.turn}
+        sent = {s.target.id for s in steps if isinstance(s, RingReshard)}
         assert not sent & {x.id for x in turns[0].ins}
         for turn in turns[1:]:
             assert all(x.id in sent for x in turn.ins)
@@ -155,7 +157,7 @@ def test_rings_wait_for_the_one_before_the_last() -> None:
     args = floats_of((4, 6), (6, 4), (8, 4))
     program = localize(mlp_state(square(2), args).partition())
     steps = program.body.steps
-    last = [s for s in steps if in_turns(s) and s.turn + 1 == s.turns]
+    last = [s for s in steps if isinstance(s, SkewedTurn) and s.last]
     queue = ring_queue(program.body)
     assert len(queue) == len(last) - 2 == 3
     for (at, waits), ring, before in zip(queue.items(), last[2:], last, strict=False):
@@ -215,7 +217,7 @@ def test_hybrid() -> None:
         tile_arg(state, arg, dim, axis)
     partition = state.partition()
     check_partition(partition, step, args)
-    moves = [m for m, _ in localize(partition).moves() if m.step.kind != "collective_permute"]
+    moves = [m for m, _ in localize(partition).reshards() if m.step.kind != "collective_permute"]
     assert [(m.step.kind, m.step.axes) for m in moves] == [("all_reduce", (0,))] * 2
     assert [m.payload_bytes for m in moves] == [4 * rows * width // 4] * 2
 
@@ -269,7 +271,7 @@ def test_train_step(
     schedule = [ps.SpatialTemporal(("r", "c"), form)]
     step = ps.auto_partition(mesh, machine="tpu_v5e", schedule=schedule)(entry.step)
     plan = step.plan(*args)
-    turns = [m for m, _ in plan.program.moves() if m.turn]
+    turns = [m for m, _ in plan.program.reshards() if isinstance(m, RingReshard)]
     assert len(turns) >= 6 * (n - 1) * linears
     big = [c for c in plan.collectives if c.kind in ("all_gather", "all_to_all")]
     assert all(c.op in ("gather", "dot_general") and "embed" in c.value for c in big)
@@ -380,7 +382,7 @@ def test_saved_plans_keep_their_diagonals(tmp_path: Any) -> None:
 
     plan = plan_of([ps.SpatialTemporal(("r", "c"), form="least")])
     assert ps.RingSchedule("r~c", "least") in plan.actions
-    assert any(m.turn for m, _ in plan.program.moves())
+    assert any(isinstance(m, RingReshard) for m, _ in plan.program.reshards())
     plan.save(tmp_path / "plan.json")
     again = plan_of(ps.load_plan(tmp_path / "plan.json"))
     assert (again.actions, again.cost) == (plan.actions, plan.cost)

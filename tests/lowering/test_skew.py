@@ -16,9 +16,9 @@ from jax.sharding import NamedSharding
 
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import Layout
-from partir_search.lowering.diagonals import redistribute, straight
-from partir_search.lowering.emit import run_step
-from partir_search.lowering.reshard import Step
+from partir_search.lowering.diagonals import redistribute, without_diagonals
+from partir_search.lowering.emit_steps import run_step
+from partir_search.lowering.reshard_steps import ReshardStep
 from partir_search.lowering.shard_map import partition_spec
 from tests.support import device_mesh
 
@@ -52,7 +52,7 @@ def test_redistribution_moves_every_block(sizes: tuple[int, ...]) -> None:
     kinds = set()
     for _ in range(12):
         way = rng.sample(every, 4)
-        way = [straight(shape, way[0]), *way, straight(shape, way[-1])]
+        way = [without_diagonals(shape, way[0]), *way, without_diagonals(shape, way[-1])]
         steps = [step for a, b in itertools.pairwise(way) for step in redistribute(shape, a, (), b)]
         kinds.update(s.kind for s in steps)
         for step in steps:
@@ -90,10 +90,10 @@ def test_sums_are_finished_on_the_way() -> None:
         while len({0, 1, 3} & (used | set(sums))) == 3:
             sums.pop()
         pending = tuple((a, "sum") for a in sums)
-        way = [*redistribute(shape, straight(shape, source), (), source)]
+        way = [*redistribute(shape, without_diagonals(shape, source), (), source)]
         steps = redistribute(shape, source, pending, target)
         assert not steps or (steps[-1].layout, steps[-1].pending) == (target, ())
-        back = [*redistribute(shape, target, (), straight(shape, target))]
+        back = [*redistribute(shape, target, (), without_diagonals(shape, target))]
 
         def run(block: Any, way: Any = way, sums: Any = sums, steps: Any = (*steps, *back)) -> Any:
             block = _run(shape, way, block)
@@ -105,11 +105,13 @@ def test_sums_are_finished_on_the_way() -> None:
         moved = jax.shard_map(
             run,
             mesh=device_mesh(shape),
-            in_specs=partition_spec(shape, straight(shape, source)),
-            out_specs=partition_spec(shape, straight(shape, target)),
+            in_specs=partition_spec(shape, without_diagonals(shape, source)),
+            out_specs=partition_spec(shape, without_diagonals(shape, target)),
             check_vma=False,
         )
-        placed = NamedSharding(device_mesh(shape), partition_spec(shape, straight(shape, source)))
+        placed = NamedSharding(
+            device_mesh(shape), partition_spec(shape, without_diagonals(shape, source))
+        )
         got = jax.jit(moved)(jax.device_put(x, placed))
         np.testing.assert_array_equal(got, x, err_msg=f"{source} {pending} {target}")
 
@@ -124,7 +126,7 @@ def test_the_same_blocks_elsewhere_are_one_permute(held: str) -> None:
         skew = source != target and (2 in other or "d" in held)
         if skew:
             assert [s.kind for s in steps] == ["collective_permute"]
-            assert len(set(steps[0].detail.pairs)) == 16
+            assert len(set(steps[0].pairs)) == 16
 
 
 @pytest.mark.parametrize("on, along", [("r", 1), ("c", 0)])
@@ -140,7 +142,7 @@ def _masked(layout: Layout) -> list[list[int]]:
     return [[2 if a == 2 else -1 for a in axes] for axes in layout]
 
 
-def _run(shape: MeshShape, steps: Sequence[Step], block: Any) -> Any:
+def _run(shape: MeshShape, steps: Sequence[ReshardStep], block: Any) -> Any:
     for step in steps:
         block = run_step(shape, step, block)
     return block

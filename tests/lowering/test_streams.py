@@ -16,8 +16,9 @@ from partir_search.ir.axis_options import Modes
 from partir_search.ir.core import Module
 from partir_search.ir.mesh import MeshShape
 from partir_search.lowering.collective_matmul import RESULT, Walk
+from partir_search.lowering.local_ir import RingReshard
+from partir_search.lowering.local_value import LocalValue
 from partir_search.lowering.localize import localize
-from partir_search.lowering.slots import Slot
 from partir_search.propagation.state import State
 from tests.support import assert_same, check_partition, floats_of, module_of, state_of, tile_arg
 
@@ -25,7 +26,7 @@ from tests.support import assert_same, check_partition, floats_of, module_of, st
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 8])
 def test_every_block_passes_every_device(n: int) -> None:
     """A block is worked on once by each device, from both sides, and a sum ends at its owner."""
-    slot = Slot(0, module_of(jnp.sin, jnp.ones(4)).values[0], ((),), (), (4,))
+    slot = LocalValue(0, module_of(jnp.sin, jnp.ones(4)).values[0], ((),), (), (4,))
     for moving in (0, RESULT):
         walk = Walk(0, n, 0, moving)
         offsets = [o for group in walk.groups for o in group]
@@ -35,7 +36,7 @@ def test_every_block_passes_every_device(n: int) -> None:
         for offset in offsets:
             at[offset] = [[(i + offset) % n] if moving == 0 else [i] for i in range(n)]
             for before in walk.before(offset):
-                pairs = walk.step(slot, offset, before).detail.pairs
+                pairs = walk.step(slot, offset, before).pairs
                 assert len(set(pairs)) == n
                 for source, target in pairs:
                     if moving == 0:  # the same block
@@ -74,18 +75,18 @@ def test_megatron_with_sequence_parallelism(n: int) -> None:
     rows, width, hidden = 4 * n, 2 * n, 3 * n
     args = floats_of((width, hidden), (hidden, width), (rows, width))
     state = rows_between_blocks(module_of(megatron, *args), n)
-    before = collections.Counter(m.step.kind for m, _ in localize(state.partition()).moves())
+    before = collections.Counter(m.step.kind for m, _ in localize(state.partition()).reshards())
     assert before == {"all_gather": 3, "reduce_scatter": 2}
     state.modes = Modes(streams={0: False})
     partition = state.partition()
     check_partition(partition, megatron, args)
-    moves = [m for m, _ in localize(partition).moves()]
-    assert collections.Counter((m.step.kind, m.turn > 0) for m in moves) == {
+    moves = [m for m, _ in localize(partition).reshards()]
+    assert collections.Counter((m.step.kind, isinstance(m, RingReshard)) for m in moves) == {
         ("all_gather", False): 1,
         ("collective_permute", True): 4 * (n - 1),
     }
     block = 4 * rows * width // n
-    assert {m.payload_bytes for m in moves if m.turn} == {block}
+    assert {m.payload_bytes for m in moves if isinstance(m, RingReshard)} == {block}
 
 
 @pytest.mark.devices

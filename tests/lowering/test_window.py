@@ -16,42 +16,41 @@ from partir_search.ir.boundaries import MODES, Beyond
 from partir_search.ir.core import Module
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import Window
-from partir_search.lowering.halo import Fetch, Stretch, crossed, window_steps
+from partir_search.lowering.halo import crossed, window_steps
 from partir_search.lowering.localize import localize
-from partir_search.lowering.reshard import Step
+from partir_search.lowering.reshard_steps import Halo, HaloGather, HaloPermute, ReshardStep
 from tests.support import check_partition, floats_of, module_of, state_of
 
 
-def simulate(x: np.ndarray[Any, Any], tiles: int, steps: tuple[Step, ...]) -> list[Any]:
+def simulate(x: np.ndarray[Any, Any], tiles: int, steps: tuple[ReshardStep, ...]) -> list[Any]:
     """What each device holds after the steps, of a vector tiled by all."""
     held = [[tile] for tile in np.split(x, tiles)]
     for step in steps:
-        detail = step.detail
-        if isinstance(detail, Fetch):
-            got = [np.zeros(detail.length)] * tiles
-            for source, target in detail.pairs:
-                got[target] = held[source][0][detail.start :][: detail.length]
-            assert len({s for s, _ in detail.pairs}) == len({t for _, t in detail.pairs})
+        if isinstance(step, HaloPermute):
+            got = [np.zeros(step.length)] * tiles
+            for source, target in step.pairs:
+                got[target] = held[source][0][step.start :][: step.length]
+            assert len({s for s, _ in step.pairs}) == len({t for _, t in step.pairs})
             for blocks, block in zip(held, got, strict=True):
                 blocks.append(block)
-        elif isinstance(detail, Stretch):
-            held = [[put_together(blocks, detail, i)] for i, blocks in enumerate(held)]
+        elif isinstance(step, Halo):
+            held = [[put_together(blocks, step, i)] for i, blocks in enumerate(held)]
         else:
-            assert step.kind == "all_gather"
+            assert isinstance(step, HaloGather)
             held = [[x]] * tiles
     return [blocks[0] for blocks in held]
 
 
-def put_together(blocks: list[Any], detail: Stretch, device: int) -> Any:
-    out = np.zeros(detail.size)
+def put_together(blocks: list[Any], step: Halo, device: int) -> Any:
+    out = np.zeros(step.size)
     filled = 0
-    for piece in detail.pieces:
+    for piece in step.pieces:
         at, to, n = piece.takes[device]
         assert at + n <= len(blocks[piece.block])
         out[to : to + n] = blocks[piece.block][at:][:n]
         filled += n
-    single = len({p.takes[device][1] for p in detail.pieces}) == len(detail.pieces)
-    assert not (detail.uniform and single) or filled == detail.size
+    single = len({p.takes[device][1] for p in step.pieces}) == len(step.pieces)
+    assert not (step.uniform and single) or filled == step.size
     return out
 
 
@@ -71,11 +70,11 @@ def test_every_stretch_is_put_together() -> None:
         for got, want in zip(simulate(x, tiles, steps), wanted, strict=True):
             np.testing.assert_array_equal(got, want)
         whole = window_steps(window, tiles * tile, False, ((),), ())
-        assert [s.kind for s in whole] == ["window"]
+        assert [s.kind for s in whole] == ["halo"]
         for i, want in enumerate(wanted):
-            np.testing.assert_array_equal(put_together([x], whole[0].detail, i), want)
+            np.testing.assert_array_equal(put_together([x], whole[0], i), want)
         kinds.update(s.kind for s in steps)
-    assert kinds == {"window", "collective_permute", "all_gather"}
+    assert kinds == {"halo", "collective_permute", "all_gather"}
 
 
 def test_every_stretch_with_boundaries_is_put_together() -> None:
@@ -99,8 +98,8 @@ def test_every_stretch_with_boundaries_is_put_together() -> None:
             np.testing.assert_array_equal(got, want)
         for i, want in enumerate(wanted):
             whole = window_steps(window, n, False, ((),), ())
-            np.testing.assert_array_equal(put_together([x], whole[0].detail, i), want)
-        uniform += bool(steps) and steps[-1].kind == "window" and steps[-1].detail.uniform
+            np.testing.assert_array_equal(put_together([x], whole[0], i), want)
+        uniform += bool(steps) and steps[-1].kind == "halo" and steps[-1].uniform
     assert uniform > 100
 
 
@@ -115,20 +114,20 @@ def test_boundaries_are_those_of_numpy() -> None:
 def test_a_ring_is_one_permute_a_side() -> None:
     window = Window(0, (0,), (-1, 9, 19, 29), 12, Beyond(40, "wrap", "wrap"))
     left, right, last = window_steps(window, 40, True, ((0,),), ())
-    assert left.detail.pairs == ((0, 1), (1, 2), (2, 3), (3, 0))
-    assert right.detail.pairs == ((0, 3), (1, 0), (2, 1), (3, 2))
-    assert (left.detail.length, right.detail.length) == (1, 1)
-    assert last.detail.uniform
+    assert left.pairs == ((0, 1), (1, 2), (2, 3), (3, 0))
+    assert right.pairs == ((0, 3), (1, 0), (2, 1), (3, 2))
+    assert (left.length, right.length) == (1, 1)
+    assert last.uniform
 
 
 def test_a_halo_is_two_permutes_of_its_width() -> None:
     window = Window(0, (0,), (-1, 9, 19, 29), 13)
     left, right, last = window_steps(window, 40, True, ((0,),), ())
     assert {s.kind for s in (left, right)} == {"collective_permute"}
-    assert (left.detail.length, right.detail.length) == (1, 2)
-    assert left.detail.pairs == ((0, 1), (1, 2), (2, 3))
-    assert right.detail.pairs == ((1, 0), (2, 1), (3, 2))
-    assert last.detail.uniform
+    assert (left.length, right.length) == (1, 2)
+    assert left.pairs == ((0, 1), (1, 2), (2, 3))
+    assert right.pairs == ((1, 0), (2, 1), (3, 2))
+    assert last.uniform
 
 
 def test_nothing_moves_where_the_stretch_is_the_tile() -> None:
@@ -205,7 +204,7 @@ def test_tiled_images(program: str, mesh: str) -> None:
     args = floats_of(*shapes)
     partition = tiled_image(module_of(fn, *args), *MESHES[mesh])
     check_partition(partition, fn, args)
-    kinds = {m.step.kind for m, _ in localize(partition).moves()}
+    kinds = {m.step.kind for m, _ in localize(partition).reshards()}
     if program in ("same", "strided", "pool"):  # elsewhere sizes do not divide
         assert "collective_permute" in kinds
         assert "all_gather" not in kinds
@@ -233,8 +232,8 @@ def test_a_convolutional_layer_exchanges_its_halos_and_nothing_else() -> None:
     """
     args = floats_of(IMAGE, KERNEL)
     module = module_of(training(conv((1, 1), "SAME")), *args)
-    moves = [m for m, _ in localize(tiled_image(module, *MESHES["8"])).moves()]
-    kinds = [m.step.kind for m in moves if m.step.kind not in ("slice", "window")]
+    moves = [m for m, _ in localize(tiled_image(module, *MESHES["8"])).reshards()]
+    kinds = [m.step.kind for m in moves if m.step.kind not in ("slice", "halo")]
     assert kinds.count("collective_permute") == 4
     assert set(kinds) == {"collective_permute", "all_reduce"}
     row = 2 * 1 * 24 * 4  # batch, one row, columns, bytes

@@ -26,7 +26,7 @@ def floats(*shape: int) -> jax.Array:
 
 
 def kinds(partition: Partition) -> list[str]:
-    return [move.step.kind for move, _ in localize(partition).moves()]
+    return [move.step.kind for move, _ in localize(partition).reshards()]
 
 
 @pytest.mark.parametrize(

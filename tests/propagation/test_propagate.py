@@ -15,7 +15,7 @@ import partir_search as ps
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.rule import REPLICATED
 from partir_search.lowering.localize import localize
-from partir_search.lowering.reshard import SLICE
+from partir_search.lowering.reshard_steps import Slice
 from partir_search.propagation.conflicts import find_conflicts
 from partir_search.propagation.contradictions import IllegalAction
 from partir_search.propagation.graph import Graph
@@ -42,8 +42,8 @@ def dims(state: State, axis: str) -> list[int]:
 
 def kinds(state: State) -> list[str]:
     """Collectives of the device-local program."""
-    moves = localize(state.partition()).moves()
-    return [m.step.kind for m, _ in moves if m.step.kind != SLICE]
+    moves = localize(state.partition()).reshards()
+    return [m.step.kind for m, _ in moves if not isinstance(m.step, Slice)]
 
 
 def test_forward_and_backward() -> None:
@@ -152,7 +152,7 @@ def test_what_numbers_point_into_gives_way(scattered: bool) -> None:
     state = state_of(module_of(f, *args))
     classes = [state.graph.class_of[v.id] for v in state.graph.module.body.args]
     state.tile(classes[0], 0, state.mesh.axes("batch"), also=classes[1:])
-    sent = {m.payload_bytes for m, _ in localize(state.partition()).moves()}
+    sent = {m.payload_bytes for m, _ in localize(state.partition()).reshards()}
     assert sent == {nodes.nbytes}
     check_partition(state.partition(), f, args)
 

@@ -20,6 +20,7 @@ from partir_search.ir.mesh import MeshShape
 from partir_search.ir.verify import verify
 from partir_search.lowering.cache import LocalCache
 from partir_search.lowering.localize import localize
+from partir_search.lowering.reshard_steps import Reduction
 from partir_search.passes.pad import pad_module
 from partir_search.passes.pad_choice import Pad
 from partir_search.rules import RuleTable
@@ -201,9 +202,10 @@ def test_programs(name: str) -> None:
         tile_arg(state, arg, dim, axis)
     partition = state.partition()
     whole, sparse = localize(partition), localize(partition, LocalCache(), sparse=True)
-    assert [m.step for m, _ in sparse.moves()] == [m.step for m, _ in whole.moves()]
-    looped = [m.step for m, n in whole.moves() if n > 3]
-    assert {s.monoid for s in looped if s.kind != "slice"} == monoids
+    assert [m.step for m, _ in sparse.reshards()] == [m.step for m, _ in whole.reshards()]
+    looped = [m.step for m, n in whole.reshards() if n > 3]
+    collectives = [s for s in looped if s.communicates]
+    assert {s.monoid if isinstance(s, Reduction) else "" for s in collectives} == monoids
     check_partition(partition, fn, args)
 
 
@@ -256,7 +258,8 @@ def test_callbacks_bring_devices_together(capfd: pytest.CaptureFixture[str]) -> 
     state = state_of(module_of(fn, *args), MESH)
     tile_arg(state, 0, 0, "batch")
     program = localize(state.partition())
-    assert [m.step.monoid for m, _ in program.moves() if m.step.monoid] == ["or"]
+    steps = [m.step for m, _ in program.reshards()]
+    assert [s.monoid for s in steps if isinstance(s, Reduction)] == ["or"]
     (out,) = run_emitted(state.partition(), args)
     jax.effects_barrier()
     np.testing.assert_allclose(out, [0.5, 1.0, 1.0, 0.75])

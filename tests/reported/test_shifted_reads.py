@@ -15,7 +15,7 @@ import partir_search as ps
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.verify import verify
 from partir_search.lowering.localize import localize
-from partir_search.lowering.reshard import COLLECTIVES
+from partir_search.lowering.reshard_steps import COLLECTIVES
 from partir_search.passes.align import aligned
 from partir_search.passes.views import with_views
 from partir_search.propagation.state import State
@@ -146,7 +146,7 @@ def planned(fn: Callable[..., Any], mesh: MeshShape, x: Any) -> State:
 def sent(state: State) -> tuple[int, int]:
     """Bytes of all collectives and of the largest, but for those that only make results whole."""
     sizes = [0]
-    for move, _ in localize(state.partition()).moves():
+    for move, _ in localize(state.partition()).reshards():
         if move.step.kind in COLLECTIVES and not (move.op and move.op.prim == "slice"):
             sizes.append(move.payload_bytes)
     return sum(sizes), max(sizes)
@@ -183,7 +183,7 @@ def test_steps_with_boundary_rows_gather_nothing() -> None:
         return jax.value_and_grad(lambda x: jnp.sin(heat(x)).sum())(x)
 
     state = planned(step, MESHES["8"], x)
-    for move, _ in localize(state.partition()).moves():
+    for move, _ in localize(state.partition()).reshards():
         assert move.step.kind != "all_gather"
         assert move.step.kind not in COLLECTIVES or move.payload_bytes <= 12 * 8 * 4
     assert_same(run_emitted(state.partition(), [x]), jax.tree.leaves(jax.jit(step)(x)))
@@ -192,10 +192,10 @@ def test_steps_with_boundary_rows_gather_nothing() -> None:
 def test_a_periodic_stencil_moves_two_permutes_a_step() -> None:
     x = jnp.ones((1, N, M, C))
     state = planned(lambda x: (rollout(x),), MESHES["8"], x)
-    moves = [move for move, _ in localize(state.partition()).moves()]
+    moves = [move for move, _ in localize(state.partition()).reshards()]
     permutes = [m for m in moves if m.step.kind == "collective_permute"]
     assert [m.payload_bytes for m in permutes] == [ROW, ROW]
-    assert {m.step.kind for m in moves} == {"collective_permute", "window"}
+    assert {m.step.kind for m in moves} == {"collective_permute", "halo"}
 
 
 def test_a_search_finds_rows() -> None:

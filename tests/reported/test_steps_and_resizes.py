@@ -13,7 +13,7 @@ from jax import lax
 
 from partir_search.ir.mesh import MeshShape
 from partir_search.lowering.localize import localize
-from partir_search.lowering.reshard import COLLECTIVES
+from partir_search.lowering.reshard_steps import COLLECTIVES
 from tests.reported.test_shifted_reads import planned
 from tests.support import assert_same, check_partition, module_of, run_emitted, state_of, tile_arg
 
@@ -122,7 +122,7 @@ def test_halos_move(form: str) -> None:
 
     for mesh, step in (("8", gradient), ("4x2", forward)):
         state = planned(step, MESHES[mesh], x)
-        for move, _ in localize(state.partition()).moves():
+        for move, _ in localize(state.partition()).reshards():
             if move.step.kind in COLLECTIVES:
                 assert move.payload_bytes <= max(most * ROW, 8), (move.op, move.payload_bytes / ROW)
         assert_same(run_emitted(state.partition(), [x]), jax.tree.leaves(jax.jit(step)(x)))

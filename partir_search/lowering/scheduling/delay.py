@@ -19,16 +19,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from partir_search.ir.rule import OpRule
-from partir_search.lowering.local_ir import Apply, Block, Instruction, Move
-from partir_search.lowering.slots import Slot
+from partir_search.lowering.local_ir import Block, Reshard, RingTurn, SkewedTurn
+from partir_search.lowering.local_value import LocalValue
+from partir_search.lowering.reshard_steps import AllGather, Reduction
 from partir_search.lowering.traits import NEUTRAL, LoweringTraits
 
 
-def ring_queue(block: Block, traits: LoweringTraits = NEUTRAL) -> dict[int, tuple[Slot, ...]]:
+def ring_queue(block: Block, traits: LoweringTraits = NEUTRAL) -> dict[int, tuple[LocalValue, ...]]:
     """By position of a ring's first step, the results of the ring that it waits for."""
-    results: dict[int, tuple[Slot, ...]] = {}  # by op, in order
+    results: dict[int, tuple[LocalValue, ...]] = {}  # by op, in order
     for item in block.steps:
-        if isinstance(item, Apply) and in_turns(item):
+        if isinstance(item, SkewedTurn):
             results[item.op.id] = item.outs
     rings = list(results)
     first: dict[int, int] = {}
@@ -39,16 +40,9 @@ def ring_queue(block: Block, traits: LoweringTraits = NEUTRAL) -> dict[int, tupl
     return {first[op]: results[waits] for op, waits in zip(late, rings, strict=False)}
 
 
-def in_turns(item: Instruction) -> bool:
-    """True if an instruction is a turn of a product on two axes and their diagonal; collective
-    matmul and attention, of which this was not measured, run as XLA has them.
-    """
-    return isinstance(item, Apply) and item.turns > 1 and item.part is None
-
-
 def gather_queue(
     block: Block, rules: Sequence[OpRule], traits: LoweringTraits = NEUTRAL
-) -> dict[int, tuple[Slot, ...]]:
+) -> dict[int, tuple[LocalValue, ...]]:
     """By position of a gather made again, the gradients that it waits for: those that are reduced
     among devices, were made between the two gathers before the last one, and read
     much for the little that they are (`LoweringTraits.delayed_reduction_ratio`).
@@ -57,18 +51,18 @@ def gather_queue(
     reduced = {
         item.source.id
         for item in steps
-        if isinstance(item, Move) and item.step.kind in ("reduce_scatter", "all_reduce")
+        if isinstance(item, Reshard) and isinstance(item.step, Reduction)
     }
-    queue: dict[int, tuple[Slot, ...]] = {}
-    waiting: list[list[Slot]] = [[]]  # by gathers made again before it
+    queue: dict[int, tuple[LocalValue, ...]] = {}
+    waiting: list[list[LocalValue]] = [[]]  # by gathers made again before it
     for i, item in enumerate(steps):
-        if isinstance(item, Move):
-            if item.again and item.step.kind == "all_gather":
+        if isinstance(item, Reshard):
+            if item.regather and isinstance(item.step, AllGather):
                 if len(waiting) > lag and waiting[-1 - lag]:
                     queue[i] = tuple(waiting[-1 - lag])
                 waiting.append([])
-        elif rules[item.op.id].contracts and item.turns == 1:
-            read = max((x.nbytes for x in item.ins if isinstance(x, Slot)), default=0)
+        elif rules[item.op.id].contracts and not isinstance(item, RingTurn):
+            read = max((x.nbytes for x in item.ins if isinstance(x, LocalValue)), default=0)
             small = (out for out in item.outs if out.id in reduced)
             waiting[-1] += [
                 out for out in small if read >= traits.delayed_reduction_ratio * out.nbytes

@@ -26,12 +26,12 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 from partir_search.ir.core import Shape
 from partir_search.ir.rule import OpRule
-from partir_search.lowering.local_ir import Apply, LocalProgram, Move
-from partir_search.lowering.slots import Slot
+from partir_search.lowering.local_ir import LocalOp, LocalProgram, Reshard
+from partir_search.lowering.local_value import LocalValue
 from partir_search.lowering.traits import NEUTRAL, LoweringTraits
 
 
-def held_by_rows(program: LocalProgram, traits: LoweringTraits) -> dict[int, list[Slot]]:
+def held_by_rows(program: LocalProgram, traits: LoweringTraits) -> dict[int, list[LocalValue]]:
     """By position of a step of the body, those of its results that are to be laid out by rows."""
     found = meetings(program, traits) if traits.pins_update_layouts else {}
     for at, slots in lookups(program, traits).items() if traits.pins_lookup_layouts else ():
@@ -39,48 +39,50 @@ def held_by_rows(program: LocalProgram, traits: LoweringTraits) -> dict[int, lis
     return found
 
 
-def lookups(program: LocalProgram, traits: LoweringTraits = NEUTRAL) -> dict[int, list[Slot]]:
+def lookups(program: LocalProgram, traits: LoweringTraits = NEUTRAL) -> dict[int, list[LocalValue]]:
     """By position of a step of the body, those of its results that an array of numbers says where
     to find.
     """
     rules = program.partition.rules
-    found: dict[int, list[Slot]] = {}
+    found: dict[int, list[LocalValue]] = {}
     for at, item in enumerate(program.body.steps):
-        if isinstance(item, Apply) and rules[item.op.id].looks_up and _by_array(item):
+        if isinstance(item, LocalOp) and rules[item.op.id].looks_up and _by_array(item):
             slots = [s for s in item.outs if _fills_tiles(s.shape, traits) and _floats(s)]
             if slots:
                 found[at] = slots
     return found
 
 
-def meetings(program: LocalProgram, traits: LoweringTraits = NEUTRAL) -> dict[int, list[Slot]]:
+def meetings(
+    program: LocalProgram, traits: LoweringTraits = NEUTRAL
+) -> dict[int, list[LocalValue]]:
     """By position of a step of the body, those of its results that from there on are worked on
     elementwise in the shape of donated state, until they update it.
     """
     block, module = program.body, program.partition.module
     made = {s.id: i for i, item in enumerate(block.steps) for s in _results(item)}
-    found: dict[int, list[Slot]] = {}
+    found: dict[int, list[LocalValue]] = {}
     seen: set[int] = set()
 
-    def visit(slot: Slot, shape: Shape) -> None:
-        if slot.id in seen or slot.id not in made or slot.shape != shape:
+    def visit(local: LocalValue, shape: Shape) -> None:
+        if local.id in seen or local.id not in made or local.shape != shape:
             return
-        seen.add(slot.id)
-        at = made[slot.id]
+        seen.add(local.id)
+        at = made[local.id]
         sources = _walked(block.steps[at], shape, program.partition.rules)
         if sources is None:
-            found.setdefault(at, []).append(slot)
+            found.setdefault(at, []).append(local)
         for source in sources or ():
             visit(source, shape)
 
     for argument, result in module.ties:
-        slot = block.results[result]
-        if argument not in module.donated or not isinstance(slot, Slot):
+        local = block.results[result]
+        if argument not in module.donated or not isinstance(local, LocalValue):
             continue
-        while slot.id in made and isinstance(move := block.steps[made[slot.id]], Move):
-            slot = move.source  # of ZeRO's new parameters the shard, before it is gathered
-        if _fills_tiles(slot.shape, traits) and _floats(slot):
-            visit(slot, slot.shape)
+        while local.id in made and isinstance(move := block.steps[made[local.id]], Reshard):
+            local = move.source  # of ZeRO's new parameters the shard, before it is gathered
+        if _fills_tiles(local.shape, traits) and _floats(local):
+            visit(local, local.shape)
     return found
 
 
@@ -92,11 +94,11 @@ def _fills_tiles(shape: Shape, traits: LoweringTraits) -> bool:
     return len(shape) > 1 and shape[-1] % lanes == 0 and shape[-2] % sublanes == 0
 
 
-def _floats(slot: Slot) -> bool:
-    return jnp.issubdtype(slot.value.type.dtype, jnp.floating)
+def _floats(local: LocalValue) -> bool:
+    return jnp.issubdtype(local.value.type.dtype, jnp.floating)
 
 
-def _by_array(item: Apply) -> bool:
+def _by_array(item: LocalOp) -> bool:
     """True if a lookup takes many rows, and not one stretch that begins at some number."""
     return any(x.type.shape and jnp.issubdtype(x.type.dtype, jnp.integer) for x in item.op.operands)
 
@@ -106,17 +108,21 @@ def row_major(x: Any) -> Any:
     return with_layout_constraint(x, Layout(tuple(range(x.ndim))))
 
 
-def _results(item: Apply | Move) -> tuple[Slot, ...]:
-    return (item.target,) if isinstance(item, Move) else item.outs
+def _results(item: LocalOp | Reshard) -> tuple[LocalValue, ...]:
+    return (item.target,) if isinstance(item, Reshard) else item.outs
 
 
-def _walked(item: Apply | Move, shape: Shape, rules: Sequence[OpRule]) -> list[Slot] | None:
+def _walked(
+    item: LocalOp | Reshard, shape: Shape, rules: Sequence[OpRule]
+) -> list[LocalValue] | None:
     """Slots that an elementwise step reads; None if of another kind, or if it reads transposed."""
-    if isinstance(item, Move) or item.blocks or not rules[item.op.id].elementwise:
+    if isinstance(item, Reshard) or item.blocks or not rules[item.op.id].elementwise:
         return None
     rule = rules[item.op.id]
     slots = [
-        (x, dims) for x, dims in zip(item.ins, rule.operands, strict=True) if isinstance(x, Slot)
+        (x, dims)
+        for x, dims in zip(item.ins, rule.operands, strict=True)
+        if isinstance(x, LocalValue)
     ]
     same = all(
         dims == rule.results[0] if s.shape == shape else math.prod(s.shape) < math.prod(shape)

@@ -148,12 +148,12 @@ def _plain(x: object) -> str:
 
 def _arguments(plan: PlanFacts) -> str:
     rows: dict[tuple[str, str, str, str, str], int] = {}
-    for (path, value, spec), slot in zip(plan.arguments(), plan.program.body.args, strict=True):
+    for (path, value, spec), local in zip(plan.arguments(), plan.program.body.args, strict=True):
         picture = ""
         if value.type.shape:
-            picture = shards_picture(value.type.shape, slot.layout, plan.mesh_shape)
+            picture = shards_picture(value.type.shape, local.layout, plan.mesh_shape)
         name = re.sub(r"\d+", "#", path)
-        key = (picture, name, str(value.type), str(spec), str(list(slot.shape)))
+        key = (picture, name, str(value.type), str(spec), str(list(local.shape)))
         rows[key] = rows.get(key, 0) + 1
     table = [
         (picture, f"{name} (x{n})" if n > 1 else name, *rest)

@@ -12,7 +12,8 @@ import numpy as np
 from partir_search.ir.analysis.def_use import def_use
 from partir_search.ir.core import Module, Op, Region, Value
 from partir_search.ir.rule import NONE, OpRule
-from partir_search.lowering.local_ir import Move
+from partir_search.lowering.local_ir import Reshard
+from partir_search.lowering.reshard_steps import Reduction
 from partir_search.passes.fold.fold import Folded
 from partir_search.passes.fold.linear import Places
 from partir_search.simulator.arrays import Ints
@@ -47,10 +48,10 @@ class RegionSummaries:
         ]
         return table("RegionSummaries", ("op id", "region", "rows", "values"), rows)
 
-    def runs(self, move: Move) -> int:
+    def runs(self, move: Reshard) -> int:
         """Executions of a move per run of its region in the original."""
         op, value = move.op, move.source.value
-        if move.step.monoid and value.id in self.summed:
+        if isinstance(move.step, Reduction) and value.id in self.summed:
             return 1
         return self.instances.get((op.id if op else NONE, value.id), op.count if op else 1)
 

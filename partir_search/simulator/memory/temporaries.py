@@ -17,11 +17,17 @@ from partir_search.ir.blockwise import Blockwise
 from partir_search.ir.core import Op, Value
 from partir_search.ir.partition import Partition
 from partir_search.ir.rule import NONE
-from partir_search.lowering.local_ir import Apply, Move
-from partir_search.lowering.passing import Passing
-from partir_search.lowering.reshard import COLLECTIVES, Shuffle
-from partir_search.lowering.scheduling.delay import in_turns
-from partir_search.lowering.slots import Slot
+from partir_search.lowering.local_ir import (
+    AttentionTurn,
+    ChunkedOp,
+    LocalOp,
+    Reshard,
+    RingReshard,
+    RingTurn,
+    SkewedTurn,
+)
+from partir_search.lowering.local_value import LocalValue
+from partir_search.lowering.reshard_steps import AllGather, Permute, ReduceScatter, Reduction
 from partir_search.simulator.arrays import Floats
 from partir_search.simulator.memory.model import MemoryModel
 from partir_search.simulator.printing import table
@@ -95,22 +101,23 @@ class _Builder:
         self._passed: dict[int, Op] = {}  # by id of a value stored for rings alone: the last ring
         self._ring: Op | None = None  # the last ring
         for number, (item, at, cost, argument) in enumerate(scheduled.steps):
-            if isinstance(item, Move):
+            if isinstance(item, Reshard):
                 assert cost is not None
-                if item.turn and item.op:
+                if isinstance(item, RingReshard):
                     self._pass_on(item, cost, at)
                 else:
                     self._move(item, cost, at, argument)
                 continue
             self._read(item, at)
-            if item.turns > 1:
-                if item.turn + 1 < item.turns:
+            if isinstance(item, RingTurn):
+                if not item.last:
                     continue
-                self._end_ring(item, at)
+                if isinstance(item, SkewedTurn):
+                    self._end_ring(item, at)
             if item.blocks:
                 self.extra[at] += self._regions(scheduled, number, item)
 
-    def _regions(self, scheduled: ScheduledBlock, number: int, item: Apply) -> float:
+    def _regions(self, scheduled: ScheduledBlock, number: int, item: LocalOp) -> float:
         """Peak bytes inside the regions of instruction number `number`."""
         peak = 0.0
         curves = self._memory.regions.curves[item.op.id]
@@ -132,70 +139,69 @@ class _Builder:
             peak = max(peak, most)
         return peak
 
-    def _pass_on(self, move: Move, cost: CollectiveCost, at: int) -> None:
+    def _pass_on(self, move: RingReshard, cost: CollectiveCost, at: int) -> None:
         """Adds a block passed on by a ring: two copies, one in use and one being received."""
         if move.turn <= 2:
             self.extra[at] += move.target.nbytes * cost.width
 
-    def _move(self, move: Move, cost: CollectiveCost, at: int, argument: bool) -> None:
+    def _move(self, move: Reshard, cost: CollectiveCost, at: int, argument: bool) -> None:
         """Adds the copy made by a move.
 
         Args:
           argument: True if the move's source is an argument of the region.
         """
-        for piece in move.blocks:
+        for piece in move.received:
             self._use(piece, at)
         source, target, step = move.source, move.target, move.step
-        if step.kind in COLLECTIVES and not step.monoid:
+        if step.communicates and not isinstance(step, Reduction):
             self.stored_casts |= self._memory.casts.stored_with(source.value.id)
         together = self._memory.regions.instances_in_flight(move.op, source.value)
-        if argument and move.rests and isinstance(step.detail, Shuffle):
+        if argument and move.to_home and isinstance(step, Permute):
             # The argument keeps its buffer: its blocks in the order of a ring are a second copy.
             last = self._facts.last_use[target.value.id]
             self.extra[at : max(at, last) + 1] += target.nbytes
-        if step.monoid and source.value.id in self._reduced:
+        if isinstance(step, Reduction) and source.value.id in self._reduced:
             self.extra[at] += self._nbytes[source.value.id] * together
-        if step.kind == "all_gather" and move.op is not None and not argument:
+        if isinstance(step, AllGather) and move.op is not None and not argument:
             self._send(source, move.op, cost, at)
-            if move.again and self._traits.async_all_gather != "never":
+            if move.regather and self._traits.async_all_gather != "never":
                 self._wait(move, move.op, cost, at)
-        if move.rests or step.kind == "reduce_scatter":
+        if move.to_home or isinstance(step, ReduceScatter):
             if target.nbytes != source.nbytes:
                 self.extra[at - 1] += (
                     source.nbytes * together
                 )  # the source and the value are live at once
-        elif target.nbytes > source.nbytes or step.detail is not None:
+        elif target.nbytes > source.nbytes or step.copies:
             size = target.nbytes * cost.width * together
             self._copies[target.id] = size, at
             self.extra[at] += size
 
-    def _read(self, item: Apply, at: int) -> None:
+    def _read(self, item: LocalOp, at: int) -> None:
         """Extends the life of the copies read by an op or by a turn of an op."""
         for source in item.ins:
-            if isinstance(source, Slot):
+            if isinstance(source, LocalValue):
                 self._use(source, at)
         how = self._partition.rules[item.op.id].blockwise
-        if how and item.turn + 1 == item.turns:
+        if how and (not isinstance(item, RingTurn) or item.last):
             self.extra[at] += self._scratch(item, how)
 
-    def _end_ring(self, item: Apply, at: int) -> None:
+    def _end_ring(self, item: SkewedTurn, at: int) -> None:
         """Adds the operands and sums of a ring, at the ring's last turn."""
-        if in_turns(item):
-            self._keep_operands(item.op)
-            self._defer(item.op)
-        for out in item.outs if item.part is None else ():
+        self._keep_operands(item.op)
+        self._defer(item.op)
+        for out in item.outs:
             # The partial sum and the product of a turn, both in at least 32 bits.
             size = max(out.value.type.itemsize, 1)
             self.extra[at] += out.nbytes * (2 * max(4, size) - size) / size
 
-    def _use(self, slot: Slot, at: int) -> None:
+    def _use(self, local: LocalValue, at: int) -> None:
         """Extends the life of a copy to its use at a position."""
-        if slot.id in self._copies:
-            size, until = self._copies[slot.id]
+        if local.id in self._copies:
+            size, until = self._copies[local.id]
             self.extra[until + 1 : at + 1] += size
-            self._copies[slot.id] = size, at
+            self._copies[local.id] = size, at
 
-    def _send(self, shard: Slot, op: Op, cost: CollectiveCost, at: int) -> None:
+    def _send(self, shard: LocalValue, op: Op, cost: CollectiveCost, at: int) -> None:
         """Adds a shard stored for a gather alone: consumers recompute the value otherwise.
 
         A shard with a second gather is live from the first gather to the second.
@@ -209,7 +215,7 @@ class _Builder:
         self.extra[before[0] + 1 if before else at : at + 1] += size
         self._sent[v] = at, op
 
-    def _wait(self, move: Move, op: Op, cost: CollectiveCost, at: int) -> None:
+    def _wait(self, move: Reshard, op: Op, cost: CollectiveCost, at: int) -> None:
         """Adds an operand gathered a second time for a dot.
 
         The gather starts as soon as the dot's second operand is made. XLA defers a dot off the
@@ -266,11 +272,14 @@ class _Builder:
         copied = self._facts.made[v.id] != NONE or width < 1.0
         return float(self._nbytes[v.id]) * width if copied else 0.0
 
-    def _scratch(self, item: Apply, how: Blockwise) -> float:
+    def _scratch(self, item: LocalOp, how: Blockwise) -> float:
         """Scratch bytes of one turn of a blockwise op."""
         sizes = self._partition.rules[item.op.id].sizes
         tiles = [self._partition.tiles_of(item.op, f) for f in how.scratch_factors]
         points = math.prod(sizes[f] for f in how.scratch_factors) / math.prod(tiles)
-        part = item.part
-        parts = part.parts * (1 + part.zigzag) if isinstance(part, Passing) else 1
-        return how.scratch * points / (item.turns * parts)
+        turns, chunks = item.turns if isinstance(item, RingTurn) else 1, 1
+        if isinstance(item, AttentionTurn):
+            chunks = item.chunks * (1 + item.zigzag)
+        elif isinstance(item, ChunkedOp):
+            chunks = item.chunks
+        return how.scratch * points / (turns * chunks)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from partir_search.ir.core import Value
+from partir_search.ir.core import Op, Value
 from partir_search.ir.manual import OwnCollective
 from partir_search.ir.mesh import MeshShape
-from partir_search.lowering.halo import Stretch
-from partir_search.lowering.local_ir import Move
-from partir_search.lowering.reshard import COLLECTIVES, Shuffle, Step
+from partir_search.ir.skewed_schedule import Edge
+from partir_search.lowering.local_ir import Reshard
+from partir_search.lowering.reshard_steps import AllGather, Halo, Permute, Reduction
 from partir_search.simulator.program_facts import ProgramFacts
 from partir_search.simulator.target.machine import Machine
 from partir_search.simulator.target.traits import XlaTraits
@@ -46,9 +46,9 @@ def dot_read_width(v: Value, traits: XlaTraits) -> float:
     return traits.dot_operand_width if v.type.itemsize == 4 else 1.0
 
 
-def move_width(move: Move, facts: ProgramFacts, traits: XlaTraits) -> float:
+def move_width(move: Reshard, facts: ProgramFacts, traits: XlaTraits) -> float:
     """Width of a move's payload and copy, as a multiple of the program's."""
-    if move.step.monoid or move.rests or not traits.narrows_dot_operands:
+    if isinstance(move.step, Reduction) or move.to_home or not traits.narrows_dot_operands:
         return 1.0
     v = move.source.value
     if facts.for_dots[v.id]:
@@ -57,9 +57,9 @@ def move_width(move: Move, facts: ProgramFacts, traits: XlaTraits) -> float:
     return dot_read_width(v, traits) if of_dot else 1.0
 
 
-def gathers_into_donated(move: Move, facts: ProgramFacts) -> bool:
+def gathers_into_donated(move: Reshard, facts: ProgramFacts) -> bool:
     """True for an all_gather of a result in a donated argument's buffer."""
-    ends = move.step.kind == "all_gather" and (move.rests or move.op is None)
+    ends = isinstance(move.step, AllGather) and (move.to_home or move.op is None)
     return ends and move.source.value.id in facts.donated_results
 
 
@@ -69,9 +69,9 @@ class CollectiveCosts:
     def __init__(self, facts: ProgramFacts, machine: Machine, mesh: MeshShape) -> None:
         self.facts, self.machine, self.mesh = facts, machine, mesh
         self._transfers: dict[tuple[object, ...], tuple[float, float, str]] = {}
-        self._kept: dict[Move, CollectiveCost] = {}
+        self._kept: dict[Reshard, CollectiveCost] = {}
 
-    def cost(self, move: Move) -> CollectiveCost:
+    def cost(self, move: Reshard) -> CollectiveCost:
         """Cost of a move."""
         found = self._kept.get(move) if move.shared else None
         if found is None:
@@ -80,20 +80,22 @@ class CollectiveCosts:
                 self._kept[move] = found
         return found
 
-    def _cost(self, move: Move) -> CollectiveCost:
+    def _cost(self, move: Reshard) -> CollectiveCost:
         machine, traits, step = self.machine, self.machine.traits, move.step
         width, grown = move_width(move, self.facts, traits), move.target.nbytes
         copied, taken = 0.0, (0.0, 0.0, "")
-        if grown > move.source.nbytes or step.kind == "window":
-            copied = (1.0 if step.kind in COLLECTIVES else 2.0) * grown * width
-            if move.beside:  # a kernel for each fetched block
+        halo = step if isinstance(step, Halo) else None
+        if grown > move.source.nbytes or halo:
+            copied = (1.0 if step.communicates else 2.0) * grown * width
+            if halo and not halo.joined:  # a kernel for each fetched block
                 bandwidth = machine.attained_hbm_bytes_per_s
                 copied = 2.0 * (grown - move.source.nbytes) * width
-                copied += len(move.blocks) * machine.kernel_seconds * bandwidth
-            elif step.kind == "window" and self._fuses(move):
+                copied += len(move.received) * machine.kernel_seconds * bandwidth
+            elif halo and self._fuses(halo, move.op):
                 copied = 0.0
-        if step.kind in COLLECTIVES:
-            taken = self.transfer(step, move.payload_bytes * width)
+        if step.communicates:
+            pairs = step.pairs if isinstance(step, Permute) else None
+            taken = self.transfer(step.kind, step.axes, move.payload_bytes * width, pairs)
             factor = traits.collective_copy_factors.get(step.kind, 0.0)
             copied += factor * move.payload_bytes * width
         if traits.copies_gather_into_donated and gathers_into_donated(move, self.facts):
@@ -102,30 +104,37 @@ class CollectiveCosts:
             copied += 2.0 * grown if grown >= on_chip else 0.0
         return CollectiveCost(width, copied, *taken)
 
-    def _fuses(self, move: Move) -> bool:
-        """True if the elementwise consumer of a window reads the window's parts in place."""
-        detail, op = move.step.detail, move.op
-        uniform = isinstance(detail, Stretch) and detail.uniform
-        return uniform and op is not None and self.facts.elementwise[op.id]
+    def _fuses(self, halo: Halo, op: Op | None) -> bool:
+        """True if the elementwise consumer of a halo'd tile reads the tile's parts in place."""
+        return halo.uniform and op is not None and self.facts.elementwise[op.id]
 
-    def transfer(self, step: Step, payload: float) -> tuple[float, float, str]:
-        """Seconds of a collective, bytes that a device sends, names of the axes."""
+    def transfer(
+        self,
+        kind: str,
+        axes: tuple[int, ...],
+        payload: float,
+        pairs: tuple[Edge, ...] | None = None,
+    ) -> tuple[float, float, str]:
+        """Seconds of a collective, bytes that a device sends, names of the axes.
+
+        Args:
+          pairs: of a permute of whole tiles.
+        """
         mesh = self.mesh
-        shuffle = step.detail if isinstance(step.detail, Shuffle) else None
-        key = (step.kind, payload, step.axes, shuffle)
+        key = (kind, payload, axes, pairs)
         found = self._transfers.get(key)
         if found is None:
-            n = math.prod(mesh.sizes[axis] for axis in step.axes)
+            n = math.prod(mesh.sizes[axis] for axis in axes)
             found = self._transfers[key] = (
-                permute_seconds([(shuffle.pairs, step.axes, payload)], mesh, self.machine)
-                if shuffle
-                else collective_seconds(step.kind, payload, step.axes, mesh, self.machine),
-                sent_bytes(step.kind, payload, n),
-                ",".join(mesh.names[a] for a in step.axes),
+                permute_seconds([(pairs, axes, payload)], mesh, self.machine)
+                if pairs
+                else collective_seconds(kind, payload, axes, mesh, self.machine),
+                sent_bytes(kind, payload, n),
+                ",".join(mesh.names[a] for a in axes),
             )
         return found
 
     def of_own(self, own: OwnCollective) -> tuple[float, float, str]:
         """`transfer` of a collective in the user's own `shard_map` region."""
         axes = tuple(a for name in own.axes for a in self.mesh.axes(name))
-        return self.transfer(Step(own.kind, axes, -1, -1, "", (), ()), own.nbytes)
+        return self.transfer(own.kind, axes, own.nbytes)

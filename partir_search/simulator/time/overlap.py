@@ -19,10 +19,15 @@ import numpy as np
 from partir_search.ir.core import Op
 from partir_search.ir.partition import Partition
 from partir_search.ir.rule import NONE
-from partir_search.lowering.collective_matmul import RESULT, Part
-from partir_search.lowering.local_ir import Apply, Move
-from partir_search.lowering.passing import Passing
-from partir_search.lowering.reshard import COLLECTIVES
+from partir_search.lowering.local_ir import (
+    AttentionTurn,
+    LocalOp,
+    MatmulTurn,
+    Reshard,
+    RingReshard,
+    RingTurn,
+)
+from partir_search.lowering.reshard_steps import AllGather, Reduction
 from partir_search.simulator.arrays import Floats, Ints
 from partir_search.simulator.memory.region_summaries import RegionSummaries
 from partir_search.simulator.op_kinds import op_flops
@@ -184,27 +189,25 @@ class _Builder:
                 if at > last:
                     self._window.end()
             seen = at
-            if isinstance(item, Move):
+            if isinstance(item, Reshard):
                 assert cost is not None
-                if item.turn and item.op:
+                if isinstance(item, RingReshard):
                     self._pass_on(item, cost, times * item.op.count)
                     continue
                 count = times * self._regions.runs(item)
                 early = slack if argument else min(slack, self._since(item, members, spent, at))
                 slack = self._move(item, cost, count, slack, argument, early)
                 continue
-            if item.turns > 1:
-                share = item.part.share if isinstance(item.part, Passing) else 1.0
+            if isinstance(item, RingTurn):
+                share = item.share if isinstance(item, AttentionTurn) else 1.0
                 seconds = float(self._seconds_of[item.op.id]) / item.turns
                 self._worked += share * seconds
                 self._skip(item, (1.0 - share) / item.turns, times)
-                if item.turn + 1 < item.turns:
+                if not item.last:
                     continue
                 self._arrive(times * item.op.count)
-                if isinstance(item.part, Part):
-                    self.copied += (
-                        self._collective_matmul_copies(item, item.part) * times * item.op.count
-                    )
+                if isinstance(item, MatmulTurn):
+                    self.copied += self._collective_matmul_copies(item) * times * item.op.count
             if item.blocks:
                 self._depth += 1
                 for part, n in scheduled.inner[number]:
@@ -239,7 +242,7 @@ class _Builder:
         sums = np.concatenate(([0.0], np.cumsum(seconds * free * times)))
         return sums.tolist(), int(np.flatnonzero(free)[-1]) + 1
 
-    def _skip(self, item: Apply, share: float, times: float) -> None:
+    def _skip(self, item: LocalOp, share: float, times: float) -> None:
         """Subtracts a share of an op's compute."""
         if share:
             share *= times * item.op.count
@@ -248,12 +251,12 @@ class _Builder:
             tiles = math.prod(p.tiles_of(item.op, f) for f in range(len(rule.sizes)))
             self.skipped_flops += share * op_flops(item.op, rule) / tiles
 
-    def _collective_matmul_copies(self, item: Apply, part: Part) -> float:
+    def _collective_matmul_copies(self, item: MatmulTurn) -> float:
         """Bytes that the turns of a collective matmul move beyond the bytes of one dot."""
         (out,) = item.outs
-        if part.assembles(self._partition.rules[item.op.id]):
+        if item.assembles(self._partition.rules[item.op.id]):
             return float(out.nbytes)  # no epilogue is fused into the dots
-        if part.walk.moving == RESULT:
+        if item.passes_results:
             return float(out.nbytes * (item.turns - 1))  # each turn reads the partial sum received
         return 2.0 * out.nbytes * (item.turns - 1)  # each turn reads and writes the partial sum
 
@@ -262,13 +265,13 @@ class _Builder:
         self.by_axis[axes] = self.by_axis.get(axes, 0.0) + sent * times
         self.by_kind[kind] = self.by_kind.get(kind, 0.0) + sent * times
 
-    def _pass_on(self, move: Move, cost: CollectiveCost, times: float) -> None:
+    def _pass_on(self, move: RingReshard, cost: CollectiveCost, times: float) -> None:
         """Adds a permute of a ring, which runs beside a turn's compute."""
         if self._worked:
             self._arrive(times)
         self._add(move.step.kind, cost.axes, cost.sent, times)
         payload = move.payload_bytes * cost.width
-        self._passing.append((move.step.detail.pairs, move.step.axes, payload))
+        self._passing.append((move.step.pairs, move.step.axes, payload))
 
     def _arrive(self, times: float) -> None:
         """Ends the permutes in flight: seconds beyond the compute of the turns are exposed."""
@@ -285,9 +288,9 @@ class _Builder:
             )
         self._passing, self._worked = [], 0.0
 
-    def _since(self, move: Move, members: Ints, spent: Sequence[float], at: int) -> float:
+    def _since(self, move: Reshard, members: Ints, spent: Sequence[float], at: int) -> float:
         """Seconds of compute between the op of a gather's source and the gather's use."""
-        if move.step.kind != "all_gather":
+        if not isinstance(move.step, AllGather):
             return 0.0
         made = self._facts.made[move.source.value.id]
         if made == NONE:
@@ -298,7 +301,7 @@ class _Builder:
 
     def _move(
         self,
-        move: Move,
+        move: Reshard,
         cost: CollectiveCost,
         times: float,
         slack: float,
@@ -317,14 +320,14 @@ class _Builder:
         """
         kind, traits = move.step.kind, self._machine.traits
         self.copied += cost.copied * times
-        if kind not in COLLECTIVES:
+        if not move.step.communicates:
             return slack
         seconds = cost.seconds
         self._add(kind, cost.axes, cost.sent, times)
-        if move.step.monoid:
+        if isinstance(move.step, Reduction):
             self.partial.setdefault(move.source.value.id, move.source.nbytes)
         start = traits.async_all_gather
-        if kind == "all_gather" and (
+        if isinstance(move.step, AllGather) and (
             start == "since_source" or (argument and start == "arguments")
         ):
             exposed = max(0.0, seconds - early) * times

@@ -11,10 +11,13 @@ from partir_search.ir.partition import Layout, Pending
 
 
 @dataclasses.dataclass(eq=False, slots=True)
-class Slot:
-    """A value on the device in one layout; one object per value, layout and pending sums.
+class LocalValue:
+    """A value on one device in one layout; one object per value, layout and partial sums.
 
-    Not all of the layout where a dim holds another stretch than its tile: `shape` says.
+    Attributes:
+      pending: partial sums, as (axis, monoid).
+      shape: of the device's part: of its tile, or of a window of a dim.
+      nbytes: bytes of that part.
     """
 
     id: int
@@ -28,9 +31,9 @@ class Slot:
         self.nbytes = math.prod(self.shape) * self.value.type.itemsize
 
 
-Source = Union[Slot, Literal]
+Source = Union[LocalValue, Literal]
 
 
 def layout_of(source: Source) -> Layout:
-    """Axes on each dim of a slot; () for a literal."""
-    return source.layout if isinstance(source, Slot) else ()
+    """Axes on each dim of a local value; () for a literal."""
+    return source.layout if isinstance(source, LocalValue) else ()

@@ -1,0 +1,79 @@
+"""One device of the mesh, as an op's local form sees the device."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from partir_search.ir.core import Op
+from partir_search.ir.partition import Layout, Partition
+from partir_search.lowering.emit_window import coordinate
+
+Shardings = Callable[[Layout], Any]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Effects:
+    """Surroundings of effects in one region.
+
+    Attributes:
+      sharding: the sharding of a layout on the mesh that the program is for.
+      tokens: scalars that the next ordered effect of this region waits for; shared by its ops.
+    """
+
+    sharding: Shardings
+    tokens: list[Any] = dataclasses.field(default_factory=list)
+
+    def inside(self) -> Effects:
+        """Those of a region inside of this one."""
+        return Effects(self.sharding, list(self.tokens))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Device:
+    """`LocalContext` inside a manual region: tile indices come from `lax.axis_index`."""
+
+    partition: Partition
+    op: Op
+    effects: Effects
+    on_mesh: bool = True
+
+    def _axes(self, factor: int) -> list[int]:
+        p = self.partition
+        return [a for a in p.order if p.loops[a][self.op.id] == factor]
+
+    def tiles(self, factor: int) -> int:
+        return self.partition.tiles_of(self.op, factor) if factor >= 0 else 1
+
+    def tile_index(self, factor: int) -> Any:
+        index: Any = jnp.int32(0)
+        mesh = self.partition.mesh
+        for axis in self._axes(factor):
+            index = index * mesh.sizes[axis] + coordinate(mesh, axis)
+        return index
+
+    def once(self, run: Callable[[], Sequence[Any]]) -> Sequence[Any]:
+        names = self.partition.mesh.device_names
+        first = lax.axis_index(names) == 0
+        shapes = jax.eval_shape(run)
+        outs = lax.cond(first, run, lambda: [jnp.zeros(s.shape, s.dtype) for s in shapes])
+        return [
+            lax.psum(x.astype(jnp.int32), names).astype(bool)
+            if x.dtype == bool
+            else lax.psum(x, names)
+            for x in outs
+        ]
+
+    def last_effects(self) -> Sequence[Any]:
+        return self.effects.tokens
+
+    def ran(self, token: Any) -> None:
+        self.effects.tokens[:] = [token]
+
+    def shardings(self) -> Sequence[Any]:
+        return [self.effects.sharding(self.partition.layout(v)) for _, v in self.op.inputs()]

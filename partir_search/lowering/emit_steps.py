@@ -1,0 +1,71 @@
+"""Emits the steps of a redistribution inside a manual region."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from partir_search.ir.mesh import MeshShape
+from partir_search.lowering.emit_window import coordinate, halo, halo_permute, permute
+from partir_search.lowering.reshard_steps import (
+    AllGather,
+    AllToAll,
+    Halo,
+    HaloPermute,
+    Permute,
+    ReduceScatter,
+    Reduction,
+    ReshardStep,
+    Slice,
+)
+
+
+def run_step(
+    mesh: MeshShape,
+    step: ReshardStep,
+    x: Any,
+    tiles_first: bool = False,
+    received: Sequence[Any] = (),
+) -> Any:
+    """One step of a redistribution on a local tile, inside a manual region over `mesh`.
+
+    Args:
+      tiles_first: transpose the scattered dim to the front before a reduce_scatter.
+      received: blocks that a `Halo` joins to the tile.
+    """
+    names = tuple(mesh.names[a] for a in step.axes)
+    sizes = [mesh.sizes[a] for a in step.axes]
+    match step:
+        case Slice():
+            for axis, size in zip(step.axes, sizes, strict=True):
+                tile = x.shape[step.dim] // size
+                x = lax.dynamic_slice_in_dim(x, coordinate(mesh, axis) * tile, tile, step.dim)
+            return x
+        case Permute():
+            return permute(x, step.pairs, dict(zip(names, sizes, strict=True)), mesh.device_names)
+        case HaloPermute():
+            return halo_permute(x, step, dict(zip(names, sizes, strict=True)), mesh.device_names)
+        case Halo():
+            return halo([x, *received], step, names)
+        case AllGather():
+            return lax.all_gather(x, names, axis=step.dim, tiled=True)
+        case ReduceScatter() if tiles_first and step.dim:
+            shape, dim, tiles = x.shape, step.dim, math.prod(sizes)
+            x = x.reshape(*shape[:dim], tiles, shape[dim] // tiles, *shape[dim + 1 :])
+            return lax.psum_scatter(jnp.moveaxis(x, dim, 0), names, scatter_dimension=0)
+        case ReduceScatter():
+            return lax.psum_scatter(x, names, scatter_dimension=step.dim, tiled=True)
+        case AllToAll():
+            return lax.all_to_all(
+                x, names, split_axis=step.split_dim, concat_axis=step.dim, tiled=True
+            )
+        case Reduction(monoid="sum"):
+            return lax.psum(x, names)
+        case Reduction(monoid="max" | "or"):
+            return lax.pmax(x, names)
+        case _:
+            return lax.pmin(x, names)

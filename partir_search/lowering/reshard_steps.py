@@ -1,0 +1,188 @@
+"""Steps of redistribution: one frozen class per collective, and the steps of one device.
+
+Mesh axes are major to minor. Shapes are of one device's tile.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import ClassVar
+
+from partir_search.ir.partition import Layout, Pending
+from partir_search.ir.skewed_schedule import Edge
+
+Take = tuple[int, int, int]  # from, to, length
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ReshardStep:
+    """One step of a redistribution.
+
+    Attributes:
+      axes: mesh axes of the step.
+      layout / pending: layout and partial sums of the value after the step.
+      kind: name of the step in printed programs.
+      communicates: True if devices exchange data.
+      copies: True if the target lies beside its source even if both have one size.
+    """
+
+    axes: tuple[int, ...]
+    layout: Layout
+    pending: Pending
+    kind: ClassVar[str]
+    communicates: ClassVar[bool] = True
+    copies: ClassVar[bool] = False
+
+    def details(self) -> Iterator[str]:
+        """Attributes as printed, axes apart."""
+        return iter(())
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Slice(ReshardStep):
+    """Each device's tile of dim `dim`, of which the device holds more."""
+
+    dim: int
+    kind: ClassVar[str] = "slice"
+    communicates: ClassVar[bool] = False
+
+    def details(self) -> Iterator[str]:
+        yield f"dim {self.dim}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AllGather(ReshardStep):
+    """All tiles of dim `dim`, on every device."""
+
+    dim: int
+    kind: ClassVar[str] = "all_gather"
+
+    def details(self) -> Iterator[str]:
+        yield f"dim {self.dim}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class HaloGather(AllGather):
+    """All `extent` elements of dim `dim`, of which a device reads a window."""
+
+    extent: int
+    copies: ClassVar[bool] = True
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Reduction(ReshardStep):
+    """Partial sums combined by `monoid`: "sum", "max", "min", "and" or "or"."""
+
+    monoid: str
+
+    def details(self) -> Iterator[str]:
+        yield self.monoid
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AllReduce(Reduction):
+    """The combined value, on every device."""
+
+    kind: ClassVar[str] = "all_reduce"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ReduceScatter(Reduction):
+    """Each device's tile, along dim `dim`, of the combined value."""
+
+    dim: int
+    kind: ClassVar[str] = "reduce_scatter"
+
+    def details(self) -> Iterator[str]:
+        yield f"dim {self.dim}"
+        yield self.monoid
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AllToAll(ReshardStep):
+    """Dim `dim` gathered, dim `split_dim` tiled."""
+
+    dim: int
+    split_dim: int
+    kind: ClassVar[str] = "all_to_all"
+
+    def details(self) -> Iterator[str]:
+        yield f"dim {self.dim}"
+        yield f"split {self.split_dim}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Permute(ReshardStep):
+    """Whole tiles sent from device to device.
+
+    Attributes:
+      pairs: (source, target), positions along the axes jointly.
+    """
+
+    pairs: tuple[Edge, ...]
+    kind: ClassVar[str] = "collective_permute"
+    copies: ClassVar[bool] = True
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class HaloPermute(ReshardStep):
+    """Elements `start` to `start + length` of dim `dim` sent from device to device.
+
+    Attributes:
+      pairs: (source, target), positions along the axes jointly.
+    """
+
+    dim: int
+    pairs: tuple[Edge, ...]
+    start: int
+    length: int
+    kind: ClassVar[str] = "collective_permute"
+    copies: ClassVar[bool] = True
+
+    def details(self) -> Iterator[str]:
+        yield f"dim {self.dim}"
+        yield f"elements {self.start}:{self.start + self.length}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Piece:
+    """Part of a halo'd tile that comes from one block.
+
+    Attributes:
+      block: 0 is the device's own tile (or the whole array), i the i-th block received.
+      takes: per device (from, to, length), from the block to the halo'd tile; length 0 for none.
+    """
+
+    block: int
+    takes: tuple[Take, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Halo(ReshardStep):
+    """`size` elements of dim `dim`, of the own tile and of received blocks; zeros beyond pieces.
+
+    Attributes:
+      uniform: the pieces, in order, fill all elements, and all devices that take a piece take it
+        alike. Pieces for one place follow each other: each device has one of these.
+      joined: False if the op's rule takes the own tile and its halo as separate arrays.
+    """
+
+    dim: int
+    pieces: tuple[Piece, ...]
+    size: int
+    uniform: bool
+    joined: bool = True
+    kind: ClassVar[str] = "halo"
+    communicates: ClassVar[bool] = False
+    copies: ClassVar[bool] = True
+
+    def details(self) -> Iterator[str]:
+        yield f"dim {self.dim}"
+        yield f"size {self.size}"
+        if not self.joined:
+            yield "apart"
+
+
+COLLECTIVES = tuple(c.kind for c in (AllGather, AllReduce, ReduceScatter, AllToAll, Permute))
+"""Names of collectives, in the order of reports."""
