@@ -141,7 +141,15 @@ class Computation:
                 arrays = _payloads(match, groups)
             again = _AGAIN.match(line) is not None
             for n, size in arrays:
-                yield CompiledCollective(kind, n, size, groups, padded, times, again)
+                yield CompiledCollective(
+                    kind=kind,
+                    elements=n,
+                    itemsize=size,
+                    groups=groups,
+                    padded=padded,
+                    times=times,
+                    again=again,
+                )
 
 
 def computations(text: str) -> list[Computation]:

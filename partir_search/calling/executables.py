@@ -240,21 +240,21 @@ class Executables:
         )
         arguments, paths = plan.module.body.args, plan.module.arg_paths
         return Entry(
-            self._name,
-            plan,
-            traced,
-            jitted,
-            tuple(plan.flat_in_shardings()),
-            lifted,
-            paths,
-            Buffers(
+            name=self._name,
+            plan=plan,
+            traced=traced,
+            jitted=jitted,
+            shardings=tuple(plan.flat_in_shardings()),
+            lifted=lifted,
+            paths=paths,
+            buffers=Buffers(
                 self._name,
                 paths,
                 [v.type.nbytes for v in arguments],
                 traced.donated,
                 self._returned,
             ),
-            self._moves,
+            moves=self._moves,
         )
 
 

@@ -98,7 +98,18 @@ class Adapter:
         def settle(leaves: list[Any], shardings: Sequence[Any]) -> list[Any]:
             return settled(layers, new, leaves, shardings)
 
-        return Form(fun, plain, kept, ((), ()), new, new.args, new.kwargs, direct, finish, settle)
+        return Form(
+            fun=fun,
+            plain=plain,
+            kept=kept,
+            static=((), ()),
+            call=new,
+            args=new.args,
+            kwargs=new.kwargs,
+            direct=direct,
+            finish=finish,
+            settle=settle,
+        )
 
     def clear(self) -> None:
         """Removes all functions with their plans and executables."""

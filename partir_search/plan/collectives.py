@@ -37,19 +37,27 @@ def collectives_of(program: LocalProgram) -> tuple[Collective, ...]:
     names = program.partition.mesh.names
     planned = [
         Collective(
-            move.step.kind,
-            tuple(names[a] for a in move.step.axes),
-            move.payload_bytes,
-            move.source.value.name,
-            move.op.prim if move.op else "return",
-            move.op.source if move.op else "",
-            times,
+            kind=move.step.kind,
+            axes=tuple(names[a] for a in move.step.axes),
+            bytes=move.payload_bytes,
+            value=move.source.value.name,
+            op=move.op.prim if move.op else "return",
+            source=move.op.source if move.op else "",
+            times=times,
         )
         for move, times in program.reshards()
         if move.step.communicates
     ]
     own = [
-        Collective(c.kind, c.axes, c.nbytes, c.value, op.prim, op.source, times)
+        Collective(
+            kind=c.kind,
+            axes=c.axes,
+            bytes=c.nbytes,
+            value=c.value,
+            op=op.prim,
+            source=op.source,
+            times=times,
+        )
         for c, op, times in program.own_collectives()
     ]
     return (*planned, *own)

@@ -184,15 +184,15 @@ class Planner:
         self._clock.record("unfold", ops, ops, text, "finalists")
         passes = self._clock.taken()
         return Planned(
-            self.graph,
-            tuple(actions),
-            program,
-            self.cache,
-            cost,
-            tuple(reports),
-            self._clock.seconds,
-            self.model,
-            passes,
+            graph=self.graph,
+            actions=tuple(actions),
+            sketch=program,
+            cache=self.cache,
+            cost=cost,
+            reports=tuple(reports),
+            seconds=self._clock.seconds,
+            model=self.model,
+            searched=passes,
         )
 
     def _scored(self, state: State) -> Score:
@@ -240,15 +240,15 @@ class Planner:
         with self._clock.timed("finalists"):
             best, path = self._finalist(game, folded, before, result, starts)
         report = SearchReport(
-            tuple(names),
-            tuple(costs),
-            best,
-            result.proven,
-            result.evaluations,
-            result.states,
-            result.history,
-            result.tree,
-            {m: game.describe(m) for moves in result.tree.children for m in moves},
+            axes=tuple(names),
+            known=tuple(costs),
+            cost=best,
+            proven=result.proven,
+            episodes=result.evaluations,
+            states=result.states,
+            history=result.history,
+            tree=result.tree,
+            moves={m: game.describe(m) for moves in result.tree.children for m in moves},
         )
         return path, report
 
@@ -306,7 +306,15 @@ class Planner:
         )
         targets = StrategyTargets(graph, self.roles.of(folded.class_of))
         goal = scorer(self.goals)
-        return PlanningGame(graph, self.mesh, model, names, goal, state, targets)
+        return PlanningGame(
+            graph=graph,
+            mesh=self.mesh,
+            model=model,
+            axes=names,
+            goal=goal,
+            state=state,
+            targets=targets,
+        )
 
     def _finalist(
         self,

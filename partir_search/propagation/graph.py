@@ -276,13 +276,13 @@ class _Structures:
                         if self.sizes[f]:
                             places[f].append((p, d))
             found = self.known[ports] = NodeStructure(
-                self.is_edge,
-                tuple(self.dims[p] for p in ports),
-                self.sizes,
-                tuple(map(tuple, places)),
-                self.rule.major_factors,
-                factors_on,
-                self.rule.indexed,
+                is_edge=self.is_edge,
+                dims=tuple(self.dims[p] for p in ports),
+                sizes=self.sizes,
+                places=tuple(map(tuple, places)),
+                major_factors=self.rule.major_factors,
+                factors_on=factors_on,
+                low_priority_factors=self.rule.indexed,
             )
         return found
 

@@ -53,18 +53,18 @@ def attention(op: Op) -> OpRule:
         local=local_attention,
         pads=False,
         blockwise=Blockwise(
-            body.walked,
-            min(
+            factor=body.walked,
+            along=min(
                 body.queries,
                 key=lambda f: (body.sizes[f] != body.sizes[body.walked], -body.sizes[f]),
             ),
-            tuple(i for i in keys if body.queries.isdisjoint(body.labels[i])),
-            tuple(i for i, dims in enumerate(results) if body.walked in dims),
-            SCRATCH * (1 if body.online else 2),
-            tuple(f for f in score if f != NONE),
-            body.causal,
-            forward_turn if body.online else backward_turn,
-            forward_finish if body.online else backward_finish,
+            passing=tuple(i for i in keys if body.queries.isdisjoint(body.labels[i])),
+            returning=tuple(i for i, dims in enumerate(results) if body.walked in dims),
+            scratch=SCRATCH * (1 if body.online else 2),
+            scratch_factors=tuple(f for f in score if f != NONE),
+            causal=body.causal,
+            turn=forward_turn if body.online else backward_turn,
+            finish=forward_finish if body.online else backward_finish,
         ),
     )
 

@@ -50,7 +50,17 @@ def _slides(op: Op, operand: int, result: int | None = None) -> list[_Slide]:
         low, high = p["padding"][d]
         still = size == stride == base[d] == spread[d] == 1 and low == high == 0
         reach = (size - 1) * spread[d] + 1
-        found.append(_Slide(n, out[d], stride, low, reach, still, base[d] != 1))
+        found.append(
+            _Slide(
+                size=n,
+                out=out[d],
+                stride=stride,
+                low=low,
+                reach=reach,
+                still=still,
+                holes=base[d] != 1,
+            )
+        )
     return found
 
 

@@ -54,7 +54,18 @@ def cost_by_op(
     for number, (op_id, times, flops, moved, seconds) in enumerate(columns):
         op = ops[op_id]
         name, traits = op.results[0].name, traits_of(number)
-        rows.append(OpCost(op.prim, name, op.source, times, seconds, flops, moved, traits))
+        rows.append(
+            OpCost(
+                kind=op.prim,
+                value=name,
+                source=op.source,
+                times=times,
+                seconds=seconds,
+                flops=flops,
+                bytes=moved,
+                traits=traits,
+            )
+        )
     arguments = {local.id for local in _arguments(program.body)}
     for move, trips in program.reshards():
         if move.step.communicates:
@@ -68,7 +79,17 @@ def cost_by_op(
         seconds = costs.of_own(own)[0] * trips * op.count
         runs = trips * op.count
         sent = float(own.nbytes) * runs
-        rows.append(OpCost(own.kind, own.value, op.source, runs, seconds, 0.0, sent))
+        rows.append(
+            OpCost(
+                kind=own.kind,
+                value=own.value,
+                source=op.source,
+                times=runs,
+                seconds=seconds,
+                flops=0.0,
+                bytes=sent,
+            )
+        )
     return tuple(sorted(rows, key=lambda r: -r.seconds))
 
 

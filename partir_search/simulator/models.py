@@ -94,15 +94,15 @@ def model_program(
     )
     width = analysis.dtypes.width
     memory = MemoryModel(
-        np.array([v.type.nbytes for v in module.values], dtype=np.float64),
-        width,
-        live_curve(buffers, machine),
-        fuse_weight_casts(
+        nbytes=np.array([v.type.nbytes for v in module.values], dtype=np.float64),
+        width=width,
+        curve=live_curve(buffers, machine),
+        casts=fuse_weight_casts(
             analysis.weight_casts, buffers.ranges.value, class_of, len(module.values)
         ),
-        summarize_regions(buffers, machine),
-        _with_constants(counts, module),
-        buffers.ranges.value,
+        regions=summarize_regions(buffers, machine),
+        argument_counts=_with_constants(counts, module),
+        live_values=buffers.ranges.value,
     )
     return Models(facts, memory, _time_model(facts, rules, kernels, width, machine))
 
@@ -133,13 +133,13 @@ def model_fold(
     inner = {op: [part for part, _ in parts] for op, parts in closed.items()}
     live = class_of[buffers.ranges.value]
     memory = MemoryModel(
-        np.array([v.type.nbytes for v in module.values], dtype=np.float64),
-        width,
-        live_curve(buffers, machine, folded),
-        fuse_weight_casts(analysis.weight_casts, buffers.ranges.value, class_of, n),
-        summarize_folded_regions(buffers, folded, rules, inner, machine),
-        _with_constants(counts, module),
-        live[live >= 0],
+        nbytes=np.array([v.type.nbytes for v in module.values], dtype=np.float64),
+        width=width,
+        curve=live_curve(buffers, machine, folded),
+        casts=fuse_weight_casts(analysis.weight_casts, buffers.ranges.value, class_of, n),
+        regions=summarize_folded_regions(buffers, folded, rules, inner, machine),
+        argument_counts=_with_constants(counts, module),
+        live_values=live[live >= 0],
     )
     return Models(facts, memory, _time_model(facts, rules, kernels, width, machine))
 

@@ -152,7 +152,16 @@ class CostModel:
         """
         seconds = 0.0 if load.partition.modes.streams else float(load.roofline.seconds.sum())
         peak = load.argument_bytes + float(np.max(load.live))
-        return Cost(seconds, seconds, 0.0, peak, load.argument_bytes, 0.0, {}, {})
+        return Cost(
+            seconds=seconds,
+            compute_seconds=seconds,
+            collective_seconds=0.0,
+            peak_bytes=peak,
+            argument_bytes=load.argument_bytes,
+            flops=0.0,
+            bytes_by_axis={},
+            bytes_by_kind={},
+        )
 
     def evaluate(self, program: LocalProgram, load: DeviceLoad | None = None) -> Cost:
         """Cost of a device-local program of this model's module.
@@ -201,7 +210,16 @@ class CostModel:
         live = stored + temporaries.bytes_at[memory.curve.position]
         cost = _cost(load, overlapped, split, live, self.machine)
         live = load.argument_bytes + live
-        return Simulation(cost, load, seconds_of, scheduled, overlapped, split, temporaries, live)
+        return Simulation(
+            cost=cost,
+            load=load,
+            seconds_of=seconds_of,
+            scheduled=scheduled,
+            overlap=overlapped,
+            split=split,
+            temporaries=temporaries,
+            live=live,
+        )
 
     def breakdown(self, program: LocalProgram) -> tuple[OpCost, ...]:
         """Lists all kernels and collectives of a program, most seconds first.

@@ -114,4 +114,13 @@ def axis_rows(
     partial_row[list(partials)] = True
     tile_row = np.maximum(np.frombuffer(tiles, dtype=np.int8), NONE)
     loop_row = np.frombuffer(loops, dtype=np.int8)
-    return AxisRows(analysis, loops, tiles, partials, loop_row, tile_row, partial_row, defers)
+    return AxisRows(
+        analysis=analysis,
+        loops=loops,
+        tiles=tiles,
+        partials=partials,
+        loop_row=loop_row,
+        tile_row=tile_row,
+        partial_row=partial_row,
+        defers=defers,
+    )

@@ -188,10 +188,20 @@ def _slides(made: Op) -> dict[int, _Slide]:
             if p["window_strides"][i] == 1 and not (ends and ends[i] != ("", "")):
                 reach = (window[k] - 1) * p["rhs_dilation"][i]
                 dilation = p["lhs_dilation"][i]
-                found[o] = _Slide(o, d, i, image[d], dilation, reach, p["padding"][i][0])
+                found[o] = _Slide(
+                    dim=o,
+                    of=d,
+                    at=i,
+                    image=image[d],
+                    dilation=dilation,
+                    reach=reach,
+                    low=p["padding"][i][0],
+                )
         return found
     for d, n in enumerate(image):
         if p["window_strides"][d] == p["base_dilation"][d] == 1:
             reach = (p["window_dimensions"][d] - 1) * p["window_dilation"][d]
-            found[d] = _Slide(d, d, d, n, 1, reach, p["padding"][d][0])
+            found[d] = _Slide(
+                dim=d, of=d, at=d, image=n, dilation=1, reach=reach, low=p["padding"][d][0]
+            )
     return found

@@ -153,7 +153,15 @@ def live_curve(
     short, long = changes(near), changes(~near)
     changing = np.unique(np.concatenate((short.classes, long.classes)))
     max_near = machine.vmem_bytes * machine.traits.vmem_value_fraction
-    return Curve(position, short, long, machine.vmem_bytes, max_near, values, changing)
+    return Curve(
+        position=position,
+        near=short,
+        far=long,
+        vmem_bytes=machine.vmem_bytes,
+        max_near_bytes=max_near,
+        values=values,
+        changing=changing,
+    )
 
 
 def _rows(places: Places, ends: Ints) -> Ints:

@@ -87,7 +87,16 @@ def assign_dtypes(module: Module, rules: Sequence[OpRule], traits: XlaTraits) ->
         materialized |= _dot_operands(module, rules)
     changed = {v: float(width[v]) for v in np.flatnonzero(width != 1.0).tolist()}
     names = [v.name for v in module.values]
-    return Dtypes(names, width, changed, for_dots, one_hot, materialized, wide, in_one_kernel)
+    return Dtypes(
+        names=names,
+        width=width,
+        changed=changed,
+        for_dots=for_dots,
+        one_hot=one_hot,
+        materialized=materialized,
+        wide_forward=wide,
+        softmax_in_one_kernel=in_one_kernel,
+    )
 
 
 def _set_widths(

@@ -114,14 +114,14 @@ class _Builder:
     def kernels(self) -> Kernels:
         """Kernels as arrays."""
         return Kernels(
-            self.prims,
-            np.array(self.op, dtype=np.int64),
-            np.array(self.times),
-            np.array(self.flops),
-            np.array(self.leader, dtype=np.int64),
-            np.array(self.touched, dtype=np.int64),
-            np.array(self.offsets, dtype=np.int64),
-            self.dtype,
+            prims=self.prims,
+            op=np.array(self.op, dtype=np.int64),
+            times=np.array(self.times),
+            flops=np.array(self.flops),
+            leader=np.array(self.leader, dtype=np.int64),
+            touched=np.array(self.touched, dtype=np.int64),
+            offsets=np.array(self.offsets, dtype=np.int64),
+            dtype=self.dtype,
         )
 
     def add(self, op: Op, rule: OpRule, values: Sequence[int], leader: int, trips: float) -> None:

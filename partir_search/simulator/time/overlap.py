@@ -102,14 +102,14 @@ def overlap(
     found = _Builder(partition, seconds_of, costs, regions, deferred_runs, record)
     found.block(scheduled, 1.0)
     return Overlap(
-        found.exposed,
-        found.copied,
-        found.skipped_seconds,
-        found.skipped_flops,
-        found.partial,
-        found.by_axis,
-        found.by_kind,
-        found.records,
+        exposed=found.exposed,
+        copied=found.copied,
+        skipped_seconds=found.skipped_seconds,
+        skipped_flops=found.skipped_flops,
+        partial=found.partial,
+        by_axis=found.by_axis,
+        by_kind=found.by_kind,
+        records=found.records,
     )
 
 

@@ -133,7 +133,15 @@ def roofline(
     starts = runs * machine.kernel_seconds
     seconds = seconds + np.where(k.leader == np.arange(n), starts, 0.0)
     parts = Parts(dots, vectors, moves, own, runs)
-    return Roofline(machine, local, width, flops, moved, seconds, parts)
+    return Roofline(
+        machine=machine,
+        nbytes=local,
+        width=width,
+        flops=flops,
+        moved=moved,
+        seconds=seconds,
+        parts=parts,
+    )
 
 
 def _turns(partition: Partition, length: int) -> Floats:
