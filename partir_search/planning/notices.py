@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 
+from partir_search.ir.analysis.def_use import def_use
 from partir_search.ir.core import Module
 from partir_search.planning.planner import Planner
 from partir_search.propagation.actions import Action
@@ -30,7 +31,7 @@ def warn_constants(module: Module) -> None:
     """Warns about each large closed-over array."""
     for i in module.large_constants():
         value = module.values[i]
-        user = next((op for op in module.ops if any(v is value for _, v in op.inputs())), None)
+        user = next(iter(def_use(module).users[i]), None)
         warnings.warn(
             f"the function closes over an array {value.type} of"
             f" {value.type.nbytes / 2**20:,.0f} MiB (used at {user.source if user else '?'}): it is"

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence, Set
 
 import numpy as np
 
+from partir_search.ir.analysis.def_use import DefUse, def_use
 from partir_search.ir.core import Module, Value
 from partir_search.ir.manual import OwnCollective
 from partir_search.ir.rule import NONE, OpRule
@@ -62,13 +63,9 @@ class ProgramFacts:
         return frozenset(x.id for x in results if isinstance(x, Value))
 
     @functools.cached_property
-    def made(self) -> array[int]:
-        """[values] id of the op that makes each value, or NONE for arguments and constants."""
-        found = array("i", [NONE]) * len(self.module.values)
-        for op in self.module.ops:
-            for r in op.results:
-                found[r.id] = op.id
-        return found
+    def def_use(self) -> DefUse:
+        """Ops that make and use each value."""
+        return def_use(self.module)
 
 
 def program_facts(

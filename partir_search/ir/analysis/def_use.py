@@ -37,12 +37,17 @@ class DefUse:
 
     Attributes:
       makers: by value id, the op that makes the value; None for arguments and constants.
+      maker_ids: [values] ids of the makers, or NONE.
       users: by value id, the ops that read the value, in order, once per operand.
     """
 
     def __init__(self, module: Module) -> None:
         self._module = module
-        self.makers = _Makers(module)
+        self.maker_ids = array("i", [NONE]) * len(module.values)
+        for op in module.ops:
+            for r in op.results:
+                self.maker_ids[r.id] = op.id
+        self.makers = _Makers(module.ops, self.maker_ids)
         self.users = _Users(module)
         self._around: dict[int, tuple[int, ...]] = {}
         self._contents: dict[int, RegionContents] = {}
@@ -118,12 +123,8 @@ def def_use(module: Module) -> DefUse:
 class _Makers(Sequence["Op | None"]):
     """By value id, the op that makes the value, or None."""
 
-    def __init__(self, module: Module) -> None:
-        self._ops = module.ops
-        self._ids = array("i", [NONE]) * len(module.values)
-        for op in module.ops:
-            for r in op.results:
-                self._ids[r.id] = op.id
+    def __init__(self, ops: Sequence[Op], ids: array[int]) -> None:
+        self._ops, self._ids = ops, ids
 
     def __len__(self) -> int:
         return len(self._ids)

@@ -238,7 +238,7 @@ class _Builder:
 
     def _made(self, v: Value) -> int:
         """Position of the op that makes a value, 0 if the op is outside of the block."""
-        made = self._facts.made[v.id]
+        made = self._facts.def_use.maker_ids[v.id]
         at = int(self._position[made]) if made != NONE else 0
         return at if at < len(self._members) and self._members[at] == made else 0
 
@@ -269,7 +269,7 @@ class _Builder:
     def _passed_bytes(self, v: Value) -> float:
         """Bytes of a dot's operand in its storage dtype; 0 for arguments stored without a cast."""
         width = dot_read_width(v, self._traits)
-        copied = self._facts.made[v.id] != NONE or width < 1.0
+        copied = self._facts.def_use.maker_ids[v.id] != NONE or width < 1.0
         return float(self._nbytes[v.id]) * width if copied else 0.0
 
     def _scratch(self, item: LocalOp, how: Blockwise) -> float:

@@ -292,7 +292,7 @@ class _Builder:
         """Seconds of compute between the op of a gather's source and the gather's use."""
         if not isinstance(move.step, AllGather):
             return 0.0
-        made = self._facts.made[move.source.value.id]
+        made = self._facts.def_use.maker_ids[move.source.value.id]
         if made == NONE:
             return spent[at]
         first = int(self._def_use.position[made])
