@@ -139,7 +139,7 @@ def verify(program: LocalProgram, model: CostModel, target: Target) -> Verificat
     mesh = target.mesh(program.partition.mesh)
     begin = time.perf_counter()
     compiled, text = _compile(program, mesh, target)
-    spent = time.perf_counter() - begin
+    compile_seconds = time.perf_counter() - begin
     memory = compiled.memory_analysis()
     analysis = compiled.cost_analysis() or {}
     widths = (m.traits.f32_dot_operand_bytes for m in (model.machine, target.machine))
@@ -155,7 +155,7 @@ def verify(program: LocalProgram, model: CostModel, target: Target) -> Verificat
         peak_bytes=(cost.peak_bytes, memory.peak_memory_in_bytes),
         argument_bytes=(cost.argument_bytes, memory.argument_size_in_bytes),
         flops=(cost.flops, analysis.get("flops", float("nan"))),
-        compile_seconds=spent,
+        compile_seconds=compile_seconds,
         hlo=text,
     )
 

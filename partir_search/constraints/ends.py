@@ -111,9 +111,10 @@ class _Reconciliation:
             if r in self._leaves:
                 found.append(Leave(r, self._labels(self._leaves[r].layout)))
             elif fixed:
-                rests = _ordered(fixed.layout, order)
-                comes = own.get(self._tied[r], rests) if r in self._tied else rests
-                if comes != fixed.layout:
+                value_layout = _ordered(fixed.layout, order)
+                tied = self._tied.get(r)
+                returned = value_layout if tied is None else own.get(tied, value_layout)
+                if returned != fixed.layout:
                     found.append(Leave(r, self._labels(fixed.layout)))
         return found
 
@@ -127,19 +128,21 @@ class _Reconciliation:
         argument = self.module.body.args[arg]
         if not isinstance(value, Value) or value.type.shape != argument.type.shape:
             return
-        comes, leaves = self.args[arg], self.results[result]
-        if comes is None and leaves is not None:
-            comes = self.args[arg] = dataclasses.replace(leaves, value=argument.name)
-        passed = self._numbers.get(value.name)
-        own = None if passed is None else self.args[passed]
-        made = inside.get(value.name, own)
-        target = leaves or comes
-        given = [w for w in (comes, leaves, made) if w is not None]
+        argument_layout, result_layout = self.args[arg], self.results[result]
+        if argument_layout is None and result_layout is not None:
+            argument_layout = self.args[arg] = dataclasses.replace(
+                result_layout, value=argument.name
+            )
+        source = self._numbers.get(value.name)
+        own = None if source is None else self.args[source]
+        constraint = inside.get(value.name, own)
+        wanted = result_layout or argument_layout
+        given = [w for w in (argument_layout, result_layout, constraint) if w is not None]
         if all(self._agree(w, v) for w in given for v in given):
             self._tiled_alike.merge(argument.id, value.id)
             self._tied[result] = arg
-        elif target is not None:
-            self._leaves[result] = target
+        elif wanted is not None:
+            self._leaves[result] = wanted
 
     def _try_keep(self, fixed: FixedLayout) -> bool:
         """Keeps a layout for propagation; False if it conflicts with a kept one."""

@@ -82,23 +82,23 @@ def mismatch(prefix: Any, tree: Any, path: str = "") -> str:
     """
     if is_leaf(prefix):
         return ""
-    ours, theirs = _children(prefix), _children(tree)
+    expected, actual = _children(prefix), _children(tree)
     at = path or "the whole tree"
-    if ours is None:
-        if theirs is not None and not isinstance(prefix, str):
+    if expected is None:
+        if actual is not None and not isinstance(prefix, str):
             return f"{at} has {shown(prefix)} where a sharding or {_kind(tree)} is"
         return ""
-    if theirs is None:
+    if actual is None:
         return f"{at} is an array, and is given {_kind(prefix)}: give it one sharding"
-    for key in ours:
-        if key not in theirs:
-            return f"{at} has no {key!r}; it has {_listed(theirs)}{did_you_mean(key, theirs)}"
-    for key in theirs:
-        if key not in ours:
+    for key in expected:
+        if key not in actual:
+            return f"{at} has no {key!r}; it has {_listed(actual)}{did_you_mean(key, actual)}"
+    for key in actual:
+        if key not in expected:
             return f"{at} has {key!r}, which is given no sharding; None leaves it free"
     if type(prefix) is not type(tree):
         return f"{at} is {_kind(tree)}, and is given {_kind(prefix)}"
-    pairs = ((ours[key], theirs[key], leaf_path(path, (key,))) for key in ours)
+    pairs = ((expected[key], actual[key], leaf_path(path, (key,))) for key in expected)
     return next((found for pair in pairs if (found := mismatch(*pair))), "")
 
 

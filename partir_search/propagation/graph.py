@@ -55,10 +55,10 @@ class NodeStructure:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Node:
-    """An op, or a flow into or out of a region, over classes.
+    """An op, or a data-flow edge of a region op, over classes.
 
     Attributes:
-      op: id of the op, or of the op with the region for a flow.
+      op: id of the op; for an edge, of the region op.
       classes: [ports] operands, then results; equal uses of one class share a port.
     """
 
@@ -95,7 +95,8 @@ class Graph:
       shapes: [classes] shape.
       extents: `shapes`, with zeros (divided by no axis) for classes without elements: jax returns
         arrays without elements replicated.
-      nodes: ops and flows; `node_of[op.id]` is the op's node, or NONE if it was contracted.
+      nodes: ops and data-flow edges.
+      node_of: [ops] node of the op; NONE for contracted and region ops.
       touching: [classes] nodes with a port on the class.
     """
 

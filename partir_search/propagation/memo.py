@@ -45,7 +45,7 @@ class Checks:
         Args:
           rows: [axes] tiles of classes, or loops of nodes.
           sizes: [axes] sizes of the mesh axes.
-          even: False for each extent that an axis of `rows` does not divide evenly.
+          even: answer False once an axis of `rows` does not divide the extent evenly.
         """
         remaining = self.extents
         for a, size in enumerate(sizes):

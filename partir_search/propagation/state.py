@@ -66,8 +66,8 @@ class State:
         self._closed: tuple[tuple[int, int, int], ...] = ()  # (axis, class, dim)
         self._triples = mesh.triples
         self._memo: PropagationMemo = {} if memo is None else memo
-        # Of the propagation under way: (class, dim) and (node, factor) pairs that it refused for
-        # another axis, and the nodes with several factors on a dim that it read.
+        # Of the propagation under way: (class, dim) and (node, factor) pairs refused for another
+        # axis, and the nodes read that have several factors on a dim.
         self._refused: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])
         self._compound: list[int] = []
         self.causes: dict[tuple[int, int], Cause] | None = {} if record else None
@@ -137,7 +137,7 @@ class State:
         """Tiles dim `dim` of class `cls` on axes, major to minor, and propagates each tile.
 
         Args:
-          also: classes tiled alike before propagation starts; skipped where this is illegal.
+          also: classes tiled alike before propagation starts; illegal tiles are skipped.
           barriers: classes left undecided by propagation.
 
         Raises:
@@ -172,8 +172,8 @@ class State:
     ) -> None:
         """Tiles classes on one axis and propagates, without the memo."""
         tiles = self.tiles[axis]
-        held = [c for c in barriers if tiles[c] == NONE and c != cls and c not in also]
-        for c in held:
+        stopped = [c for c in barriers if tiles[c] == NONE and c != cls and c not in also]
+        for c in stopped:
             tiles[c] = REPLICATED
         start: list[int] = []
         for c in (cls, *also):
@@ -183,7 +183,7 @@ class State:
             elif self.free(c, (axis,)):
                 self._refused[0].append((c, dim))
         self._propagate(axis, start if also else self.graph.touching[cls])
-        for c in held:
+        for c in stopped:
             tiles[c] = NONE
 
     def _record(
@@ -197,13 +197,13 @@ class State:
         classes = np.flatnonzero(tiles != tiles_before).astype(np.int32)
         nodes = np.flatnonzero(loops != loops_before).astype(np.int32)
         adjacency, compound = self.graph.adjacency, np.array(self._compound, dtype=np.int32)
-        near = adjacency.nodes(classes)
+        nodes_read = adjacency.nodes(classes)
         named = np.array([cls, *also, *barriers], dtype=np.int32)
-        around = np.concatenate((named, adjacency.classes(near)))
+        classes_read = np.concatenate((named, adjacency.classes(nodes_read)))
         return PropagationEffect(
             axis,
-            (around, near),
-            (tiles_before[around].tobytes(), loops_before[near].tobytes()),
+            (classes_read, nodes_read),
+            (tiles_before[classes_read].tobytes(), loops_before[nodes_read].tobytes()),
             classes,
             tiles[classes],
             nodes,
@@ -395,5 +395,5 @@ class State:
 
 
 def _most(row: array[int]) -> int:
-    """The largest entry."""
+    """Largest entry of a row."""
     return int(np.max(np.frombuffer(row, dtype=np.int8), initial=NONE))

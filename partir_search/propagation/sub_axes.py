@@ -19,7 +19,7 @@ SMALL_VALUE_RATIO = 0.02  # of the largest value's bytes; reshapes of smaller va
 
 
 def split_into_sub_axes(graph: Graph, mesh: MeshShape) -> MeshShape:
-    """Splits axes for a batch, or a factor of a reshape, with a divisor in common.
+    """Splits axes whose size shares a proper divisor with a batch or a factor of a reshape.
 
     Axes of the user's own `shard_map`s, axes with a diagonal and axes split already are not split.
 

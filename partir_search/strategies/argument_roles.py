@@ -32,10 +32,10 @@ class Roles:
 def find_roles(module: Module) -> Roles:
     """Roles of the arguments of a module, as value ids.
 
-    State is tied to results. Parameters are the state behind an untied result (the loss), the rest
-    of the state belongs to the optimizer. If every result is tied, parameters are the state behind
-    most of the new state. Without ties a top-level argument is data if its leaves share their
-    leading dim, and parameters otherwise. Scalars have no role.
+    Arguments tied to results are state, untied arguments are data. Parameters are the state behind
+    an untied result (the loss), the rest of the state belongs to the optimizer; if every result is
+    tied, parameters are the state behind most of the new state. Without ties a top-level argument
+    is data if its leaves share their leading dim, and parameters otherwise. Scalars have no role.
     """
     tied = {a for a, _ in module.ties}
     ranked = [(i, v) for i, v in enumerate(module.body.args) if v.type.shape]

@@ -71,8 +71,8 @@ class Action(abc.ABC):
     def __str__(self) -> str:
         fields = dataclasses.fields(self)  # type: ignore[arg-type]
         values = [(field, getattr(self, field.name)) for field in fields]
-        told = [f"{field.name}={x!r}" for field, x in values if x != field.default]
-        return f"{type(self).__name__}({', '.join(told)})"
+        shown = [f"{field.name}={x!r}" for field, x in values if x != field.default]
+        return f"{type(self).__name__}({', '.join(shown)})"
 
     def to_json(self) -> dict[str, Any]:
         """Fields by name, defaults omitted."""
