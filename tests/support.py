@@ -17,6 +17,7 @@ from partir_search.ir.from_jaxpr import read_module
 from partir_search.ir.interpreter import evaluate
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import Partition
+from partir_search.ir.reading.manual import RegionAxes
 from partir_search.ir.verify import verify, verify_partition
 from partir_search.lowering.cache import LocalCache
 from partir_search.lowering.localize import localize
@@ -59,7 +60,12 @@ TPU_TRAITS = XlaTraits(
 FASTER = " --xla_cpu_use_fusion_emitters=false" if jax.__version_info__ < (0, 11) else ""
 
 
-def module_of(fn: Callable[..., Any], *args: Any, ties: Sequence[tuple[int, int]] = ()) -> Module:
+def module_of(
+    fn: Callable[..., Any],
+    *args: Any,
+    ties: Sequence[tuple[int, int]] = (),
+    region_axes: RegionAxes | None = None,
+) -> Module:
     """The module of a function of flat array arguments `a0`, `a1`, ..."""
     traced = jax.jit(fn).trace(*args)
     results = len(jax.tree.leaves(traced.out_info))
@@ -69,6 +75,7 @@ def module_of(fn: Callable[..., Any], *args: Any, ties: Sequence[tuple[int, int]
         arg_paths=[f"a{i}" for i in range(len(args))],
         result_paths=[str(i) for i in range(results)],
         ties=ties,
+        region_axes=region_axes,
     )
     verify(module)
     return module

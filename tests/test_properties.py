@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
 from collections.abc import Callable
 
@@ -16,7 +17,8 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
 from partir_search.constraints.ends import without_ties
-from partir_search.constraints.shardings import constraint_layouts, fixed_actions
+from partir_search.constraints.region_axes import region_axes
+from partir_search.constraints.shardings import constraint_layouts, fixed_actions, fixed_mesh
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.verify import verify
 from partir_search.lowering.cache import LocalCache
@@ -110,7 +112,9 @@ def check_constrained(seed: int) -> None:
     devices = device_mesh(mesh, jax.sharding.AxisType.Auto)
     fn, args = constrained(seed, devices)
     plain, _ = constrained(seed, devices, plainly=True)
-    module = module_of(fn, *args)
+    own = functools.partial(region_axes, mesh=mesh, devices=devices)
+    module = module_of(fn, *args, region_axes=own)
+    mesh = fixed_mesh(module, mesh, devices, ())
     ties = [
         (i, r)
         for i, a in enumerate(module.body.args)
@@ -142,7 +146,7 @@ def check_constrained(seed: int) -> None:
             assert set(axes) <= set(layout[dim])
             assert not set(fixed.replicated) & set(layout[dim])
             assert not {(dim, axis) for axis in layout[dim]} & set(fixed.closed)
-    specs = argument_specs(program), result_specs(program)
+    specs = argument_specs(program, user=True), result_specs(program, user=True)
     for wanted, found in zip(ends, specs, strict=True):
         for want, spec in zip(wanted, found, strict=True):
             assert want is None or _same_spec(want, spec)

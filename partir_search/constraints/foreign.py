@@ -18,18 +18,16 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import Layout
+from partir_search.ir.sub_axis import parse_sub_axis
 
 AnyMesh = Union[Mesh, AbstractMesh]
 Tiles = npt.NDArray[np.int64]  # [devices, dims]
 
 
-def own(sharding: NamedSharding, mesh: MeshShape) -> bool:
-    """Tells whether a sharding is on a mesh of the same axes."""
-    user = mesh.user
-    return (tuple(sharding.mesh.axis_names), tuple(sharding.mesh.axis_sizes)) == (
-        user.names,
-        user.sizes,
-    )
+def same_axes(mesh: AnyMesh, shape: MeshShape) -> bool:
+    """Tells whether a mesh has the axes of the user's: names, sizes and order."""
+    user = shape.user
+    return (tuple(mesh.axis_names), tuple(mesh.axis_sizes)) == (user.names, user.sizes)
 
 
 def spec_on(sharding: Any, rank: int, mesh: MeshShape, devices: AnyMesh) -> PartitionSpec | None:
@@ -42,7 +40,7 @@ def spec_on(sharding: Any, rank: int, mesh: MeshShape, devices: AnyMesh) -> Part
     Returns:
       None if the sharding is on other devices, or tiles along no axes of the mesh.
     """
-    if isinstance(sharding, NamedSharding) and own(sharding, mesh):
+    if isinstance(sharding, NamedSharding) and same_axes(sharding.mesh, mesh):
         return sharding.spec
     tiles = _tiles(sharding, rank, devices)
     layout = None if tiles is None else _layout(tiles, mesh.device_sizes)
@@ -57,27 +55,38 @@ def spec_on(sharding: Any, rank: int, mesh: MeshShape, devices: AnyMesh) -> Part
 
 
 def split_for(
-    shardings: Iterable[tuple[Any, int]], mesh: MeshShape, devices: AnyMesh, whole: Iterable[str]
+    shardings: Iterable[tuple[Any, int]],
+    mesh: MeshShape,
+    devices: AnyMesh,
+    regions: Iterable[str] = (),
 ) -> MeshShape:
     """The mesh with axes split where shardings on other meshes tile along parts of them.
 
     Args:
       shardings: each with the number of dims of the array.
       devices: the user's mesh.
-      whole: axes that must not be split.
+      regions: axes and sub-axes of `shard_map` regions.
     """
     cuts: dict[str, set[int]] = {}
+
+    def cut_at(name: str, found: Iterable[int]) -> None:
+        known = cuts.setdefault(name, set())
+        for cut in found:
+            if all(cut % c == 0 or c % cut == 0 for c in known):
+                known.add(cut)
+
+    for sub in filter(None, map(parse_sub_axis, regions)):
+        size = mesh.user.as_dict()[sub.axis]
+        ends = (sub.before, sub.before * sub.size)
+        cut_at(sub.axis, (cut for cut in ends if 1 < cut < size))
     for sharding, rank in shardings:
-        if isinstance(sharding, NamedSharding) and own(sharding, mesh):
+        if isinstance(sharding, NamedSharding) and same_axes(sharding.mesh, mesh):
             continue
         tiles = _tiles(sharding, rank, devices)
         for name, found in {} if tiles is None else _cuts(tiles, mesh.user).items():
-            known = cuts.setdefault(name, set())
-            for cut in found:
-                if all(cut % c == 0 or c % cut == 0 for c in known):
-                    known.add(cut)
+            cut_at(name, found)
     diagonal = {mesh.names[a] for pair in mesh.diagonals for a in pair}
-    kept = {*whole, *diagonal, *mesh.sub_axes()}
+    kept = {*diagonal, *mesh.sub_axes()}
     parts = {name: _bounds(found, mesh.user, name) for name, found in cuts.items() if found}
     wanted = {name: sizes for name, sizes in parts.items() if name not in kept}
     return mesh.user.split({**wanted, **mesh.sub_axes()}).with_diagonals(
@@ -108,15 +117,9 @@ def _tiles(sharding: Any, rank: int, devices: AnyMesh) -> Tiles | None:
 
 def _named_tiles(sharding: NamedSharding, rank: int, devices: AnyMesh, count: int) -> Tiles | None:
     mesh = sharding.mesh
-    sizes, at = tuple(mesh.axis_sizes), list(range(count))
-    if math.prod(sizes) != count or len(sharding.spec) > rank:
+    coordinates = _coordinates(mesh, devices)
+    if coordinates is None or len(sharding.spec) > rank:
         return None
-    if isinstance(mesh, Mesh) and isinstance(devices, Mesh):
-        place = {d: i for i, d in enumerate(mesh.devices.flat)}
-        if set(place) != set(devices.devices.flat):
-            return None
-        at = [place[d] for d in devices.devices.flat]
-    coordinates = dict(zip(mesh.axis_names, np.unravel_index(np.array(at), sizes), strict=True))
     tiles = np.zeros((count, rank), dtype=np.int64)
     for dim, entry in enumerate(sharding.spec):
         if entry is None or entry is PartitionSpec.UNCONSTRAINED:
@@ -124,6 +127,33 @@ def _named_tiles(sharding: NamedSharding, rank: int, devices: AnyMesh, count: in
         for name in entry if isinstance(entry, tuple) else (entry,):
             tiles[:, dim] = tiles[:, dim] * mesh.shape[name] + coordinates[name]
     return tiles
+
+
+def axis_tiles(mesh: AnyMesh, names: Sequence[str], devices: AnyMesh) -> Tiles | None:
+    """[devices of the user's mesh, names] coordinates of each device along axes of another mesh;
+    None if that mesh has other devices.
+    """
+    coordinates = _coordinates(mesh, devices)
+    if coordinates is None:
+        return None
+    count = math.prod(devices.axis_sizes)
+    return np.array([coordinates[name] for name in names], np.int64).reshape(-1, count).T
+
+
+def _coordinates(mesh: AnyMesh, devices: AnyMesh) -> dict[str, npt.NDArray[np.int64]] | None:
+    """By axis of `mesh`, the coordinate of each device of the user's mesh; None if `mesh` has
+    other devices. A mesh without devices has the user's, in the same order.
+    """
+    sizes, count = tuple(mesh.axis_sizes), math.prod(devices.axis_sizes)
+    at = list(range(count))
+    if math.prod(sizes) != count:
+        return None
+    if isinstance(mesh, Mesh) and isinstance(devices, Mesh):
+        place = {d: i for i, d in enumerate(mesh.devices.flat)}
+        if set(place) != set(devices.devices.flat):
+            return None
+        at = [place[d] for d in devices.devices.flat]
+    return dict(zip(mesh.axis_names, np.unravel_index(np.array(at), sizes), strict=True))
 
 
 def _layout(tiles: Tiles, sizes: Sequence[int]) -> Layout | None:
@@ -154,26 +184,35 @@ def _layout(tiles: Tiles, sizes: Sequence[int]) -> Layout | None:
     return tuple(layout) if len(set(used)) == len(used) else None
 
 
-def _cuts(tiles: Tiles, mesh: MeshShape) -> dict[str, list[int]]:
-    """Sizes of axes before each cut."""
+def factorized(tiles: Tiles, mesh: MeshShape) -> tuple[tuple[tuple[int, ...], ...], Layout] | None:
+    """Prime factors of each axis of the mesh, major to minor, and the layout on all factors as
+    axes; None if tiles lie along no sub-axes.
+    """
     ways = [sorted(set(itertools.permutations(_primes(n)))) for n in mesh.sizes]
     for factors in itertools.product(*ways):
-        sizes = [p for each in factors for p in each]
-        layout = _layout(tiles, sizes)
-        if layout is None:
-            continue
-        place = {a: (d, i) for d, axes in enumerate(layout) for i, a in enumerate(axes)}
-        found: dict[str, list[int]] = {}
-        first = 0
-        for name, each in zip(mesh.names, factors, strict=True):
-            for k in range(1, len(each)):
-                before, after = place.get(first + k - 1), place.get(first + k)
-                follows = before and after and (before[0], before[1] + 1) == after
-                if not (follows or before is after is None):
-                    found.setdefault(name, []).append(math.prod(each[:k]))
-            first += len(each)
-        return found
-    return {}
+        layout = _layout(tiles, [p for each in factors for p in each])
+        if layout is not None:
+            return factors, layout
+    return None
+
+
+def _cuts(tiles: Tiles, mesh: MeshShape) -> dict[str, list[int]]:
+    """Sizes of axes before each cut."""
+    split = factorized(tiles, mesh)
+    if split is None:
+        return {}
+    factors, layout = split
+    place = {a: (d, i) for d, axes in enumerate(layout) for i, a in enumerate(axes)}
+    found: dict[str, list[int]] = {}
+    first = 0
+    for name, each in zip(mesh.names, factors, strict=True):
+        for k in range(1, len(each)):
+            before, after = place.get(first + k - 1), place.get(first + k)
+            follows = before and after and (before[0], before[1] + 1) == after
+            if not (follows or before is after is None):
+                found.setdefault(name, []).append(math.prod(each[:k]))
+        first += len(each)
+    return found
 
 
 def _primes(n: int) -> tuple[int, ...]:

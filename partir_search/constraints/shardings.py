@@ -238,10 +238,10 @@ def fixed_mesh(module: Module, mesh: MeshShape, devices: AnyMesh, given: Any) ->
     ends = jax.tree.leaves(given, is_leaf=is_leaf)
     pairs = [(s, len(s.spec)) for s in ends if isinstance(s, NamedSharding)]
     pairs += [(s, len(op.results[0].type.shape)) for op, s in _constraints(module)]
-    if not pairs:
+    regions = {n for op in module.ops if "manual" in op.params for n in op.params["manual"].along}
+    if not pairs and not regions:
         return mesh
-    named = {n for op in module.ops if "manual" in op.params for n, _ in op.params["manual"].axes}
-    return split_for(dict.fromkeys(pairs), mesh, devices, named)
+    return split_for(dict.fromkeys(pairs), mesh, devices, sorted(regions))
 
 
 def fixed_actions(

@@ -15,14 +15,13 @@ from typing import Any
 import jax
 import numpy as np
 from jax import lax
-from jax.sharding import NamedSharding
 
 from partir_search.ir.core import Literal, Module, Op, Operand, Region, TensorType, Value
-from partir_search.ir.manual import Manual, manual_axes, spec_of
 from partir_search.ir.numbering import number
 from partir_search.ir.reading.batched_loops import is_batched, write_out
 from partir_search.ir.reading.counted_loops import Counted, counted_while
 from partir_search.ir.reading.foreign_primitives import Bodies
+from partir_search.ir.reading.manual import RegionAxes, read_manual, same_names
 from partir_search.ir.reading.refs.discharge import READ
 from partir_search.ir.reading.refs.regions import (
     carried,
@@ -31,7 +30,7 @@ from partir_search.ir.reading.refs.regions import (
     write_back,
     written,
 )
-from partir_search.ir.reading.sharding_constraints import constrained, laid
+from partir_search.ir.reading.sharding_constraints import laid
 from partir_search.ir.reading.trip_counts import set_trips
 from partir_search.ir.source_names import clean, is_backward, value_stem
 
@@ -75,6 +74,7 @@ def read_module(
     donated: frozenset[int] = frozenset(),
     trip_counts: Mapping[str, int] = MappingProxyType({}),
     ruled: Iterable[str] | None = None,
+    region_axes: RegionAxes | None = None,
 ) -> Module:
     """The module of a traced function's jaxpr (`jax.jit(f).trace(...).jaxpr`).
 
@@ -84,8 +84,11 @@ def read_module(
       donated: indices of donated arguments.
       trip_counts: of loops that depend on data, by glob (see `ir/reading/trip_counts.py`).
       ruled: primitives that stay ops; others are read through their definitions. None: all do.
+      region_axes: axes of the program's mesh for axes of the mesh of a `shard_map` region; None
+        if they have the same names.
     """
     reader = _Reader()
+    reader.region_axes = region_axes or same_names
     if ruled is not None:
         reader.bodies = Bodies({*ruled, *INLINED, *REGIONS, *OWN, *READ})
     body, constants = reader.region_of(jaxpr, names=[_identifier(p) for p in arg_paths])
@@ -126,6 +129,8 @@ class _Reader:
         self.taken: dict[str, int] = {}
         self.bodies: Bodies | None = None  # of primitives without a rule
         self.backward = False  # inside a region of the backward pass
+        self.region_axes: RegionAxes = same_names
+        self.manual_mesh: Any = None  # of the outermost `shard_map` around
         self.constant_values: dict[int, tuple[Value, Any]] = {}
         self.types: dict[tuple[Any, Any], TensorType] = {}  # one object per type
         self.literals: dict[tuple[type, bytes, TensorType], Literal] = {}
@@ -203,7 +208,7 @@ class _Reader:
             elif name == "split":
                 self.pieces(eqn, env, ops, prefix)
             elif name == "shard_map":
-                self.manual(eqn, env, ops, prefix)
+                read_manual(self, eqn, env, ops, prefix)
             elif name in READ:
                 READ[name](self, eqn, env, ops, prefix)
             elif name == "while":
@@ -254,36 +259,6 @@ class _Reader:
                     op, prim="slice", results=(result,), params=params, handle=lax.slice_p
                 )
             )
-
-    def manual(self, eqn: Any, env: dict[Any, Operand], ops: list[Op], prefix: str) -> None:
-        """A `shard_map` between constraints on what it needs and makes."""
-        op, p = self.op(eqn, env, prefix), eqn.params
-        (body,) = op.regions or self.region_of(p["jaxpr"], scope=f"{op.results[0].name}.")[:1]
-        specs = [*p["out_specs"], *(p["in_specs"][eqn.invars.index(v)] for v in written(eqn))]
-        manual = Manual(
-            axes=manual_axes(p, body),
-            needs=tuple(map(spec_of, p["in_specs"], (x.type for x in op.operands))),
-            makes=tuple(map(spec_of, specs, (r.type for r in op.results))),
-            text=str(p["jaxpr"]),
-            body=body,
-            constants={id(v): array for v, array in self.constant_values.values()},
-        )
-        ins = [
-            constrained(self, op, ops, x, NamedSharding(p["mesh"], spec))
-            for x, spec in zip(op.operands, p["in_specs"], strict=True)
-        ]
-        made = tuple(Value(-1, r.type, f"{r.name}_made") for r in op.results)
-        ops.append(
-            dataclasses.replace(
-                op,
-                operands=tuple(ins),
-                results=made,
-                params={**op.params, "manual": manual},
-                regions=(),
-            )
-        )
-        for old, new, spec in zip(op.results, made, specs, strict=True):
-            constrained(self, op, ops, new, NamedSharding(p["mesh"], spec), old)
 
     def op(self, eqn: Any, env: dict[Any, Operand], prefix: str) -> Op:
         name = eqn.primitive.name

@@ -30,7 +30,7 @@ class _Iteration:
 
     tile: Mapping[int, int]
     count: Mapping[int, int]
-    on_mesh: bool = False
+    mesh: None = None
 
     def tile_index(self, factor: int) -> Any:
         return jnp.int32(self.tile.get(factor, 0))

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from partir_search.ir.mesh import MeshShape
+
 
 class LocalContext(Protocol):
     """Queries that a local form may make about the device (or loop iteration) it runs on."""
 
     @property
-    def on_mesh(self) -> bool:
-        """True if the op runs inside of a manual region over the mesh's axes."""
+    def mesh(self) -> MeshShape | None:
+        """The mesh in whose manual region the op runs; None under the oracle."""
 
     def tile_index(self, factor: int) -> Any:
         """Index of this device's tile along `factor`, a traced or concrete int32 scalar."""

@@ -1,25 +1,23 @@
-"""The user's own `shard_map` inside of a partitioned program: a body that runs on tiles as it is.
+"""Manual regions: the user's own `shard_map` inside of a partitioned program.
 
-What it needs and makes is tiled as its specs say; its collectives are the user's. Its body is read
-like any other and run op by op, because what jax checks inside of a `shard_map` of its own
-(varying and invariant values) it does not know inside of ours.
+Operands and results of a region are tiled by its specs; collectives of the body are the user's. A
+region's mesh may name its axes otherwise than the program's mesh: `Manual.on` maps the names.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import jax.numpy as jnp
-from jax import lax
+from jax.sharding import AxisType
 
-from partir_search.ir.bind import bind, constant
-from partir_search.ir.core import Literal, Op, Operand, Region, TensorType, walk_regions
-from partir_search.ir.data_flow import Emit
+from partir_search.ir.core import Region, TensorType, walk_regions
+from partir_search.ir.mesh import MeshShape
 
 Spec = tuple[tuple[str, ...], ...]  # per dim, the axes that tile it, major to minor
-EmitOf = Callable[[Op], Emit]
+AxisNames = Mapping[str, tuple[str, ...]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,8 +42,10 @@ class Manual:
     """A `shard_map` as its jaxpr has it.
 
     Attributes:
-      axes: names and sizes of the axes that it is manual over.
-      needs / makes: specs of operands and results.
+      axes: names and sizes of the axes that it is manual over, with axes of regions inside.
+      on: by axis of the region's mesh, in that mesh's order, the axes and sub-axes of the
+        program's mesh along which it lies, major to minor.
+      needs / makes: specs of operands and results, on the program's axes.
       text: its jaxpr; what makes two of them equal.
       body: on local tiles.
       constants: arrays that it closes over, by `id` of their values.
@@ -53,6 +53,7 @@ class Manual:
     """
 
     axes: tuple[tuple[str, int], ...]
+    on: tuple[tuple[str, tuple[str, ...]], ...]
     needs: tuple[Spec, ...]
     makes: tuple[Spec, ...]
     text: str
@@ -60,86 +61,58 @@ class Manual:
     constants: Mapping[int, Any] = dataclasses.field(compare=False, repr=False)
     collectives: tuple[OwnCollective, ...] = ()
 
+    @property
+    def along(self) -> set[str]:
+        """Axes and sub-axes of the program's mesh that the region lies along."""
+        return {name for _, names in self.on for name in names}
 
-def manual_axes(params: Mapping[str, Any], body: Region) -> tuple[tuple[str, int], ...]:
-    """Names and sizes of the axes that a `shard_map`, or one inside of it, is manual over."""
-    found = {name: params["mesh"].shape[name] for name in params["newly_manual_axes"]}
-    for region in walk_regions(body):
-        for op in region.ops:
-            if "manual" in op.params:
-                found.update(op.params["manual"].axes)
-    return tuple(sorted(found.items()))
+    def program_axes(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Axes and sub-axes of the program's mesh of axes of the region's."""
+        on = dict(self.on)
+        return tuple(one for name in names for one in on[name])
+
+    def size(self, names: Sequence[str]) -> int:
+        """Devices along axes of the region's mesh."""
+        sizes = dict(self.axes)
+        return math.prod(sizes[name] for name in names)
+
+    def inner(self) -> Iterator[Manual]:
+        """Regions inside of this one."""
+        for region in walk_regions(self.body):
+            for op in region.ops:
+                if "manual" in op.params:
+                    yield op.params["manual"]
+
+    def misplaced(self, mesh: MeshShape) -> str:
+        """The reason that the region cannot run on a mesh, or ""."""
+        on = dict(self.on)
+        for name, size in self.axes:
+            if name in on:
+                try:
+                    found = mesh.size([a for one in on[name] for a in mesh.axes(one)])
+                except ValueError as error:
+                    return f"lies along {', '.join(on[name])} by its axis {name!r}: {error}"
+                if found != size:
+                    return f"is over an axis {name!r} of size {size}; the mesh has {mesh.as_dict()}"
+        return next(filter(None, (inner.misplaced(mesh) for inner in self.inner())), "")
 
 
-def spec_of(spec: Any, kind: TensorType) -> Spec:
-    """A PartitionSpec with one tuple of axes per dim."""
+def axis_names(params: Mapping[str, Any]) -> tuple[str, ...]:
+    """Mesh axes that a collective of a body names; numbers of `vmap` are no axes of a mesh."""
+    names = params.get("axes") or params.get("axis_name") or ()
+    several = names if isinstance(names, tuple | list) else (names,)
+    return tuple(name for name in several if isinstance(name, str))
+
+
+def manual_names(params: Mapping[str, Any]) -> tuple[str, ...]:
+    """Axes of a `shard_map`'s mesh over which its body is manual, regions around it included."""
+    mesh, new = params["mesh"], params["newly_manual_axes"]
+    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    return tuple(name for name, kind in kinds if name in new or kind == AxisType.Manual)
+
+
+def spec_of(spec: Any, kind: TensorType, on: AxisNames) -> Spec:
+    """A PartitionSpec with one tuple of axes of the program's mesh per dim."""
     entries = [*spec, *(None,) * (len(kind.shape) - len(spec))]
-    return tuple(() if e is None else e if isinstance(e, tuple) else (e,) for e in entries)
-
-
-def run_manual(manual: Manual, args: Sequence[Any], emit_of: EmitOf) -> list[Any]:
-    """The results of a body on local tiles, inside of a manual region over its axes.
-
-    Args:
-      emit_of: emitter of a region op.
-    """
-    held = {i: constant(array) for i, array in manual.constants.items()}
-    return _region(manual.body, args, emit_of, held)
-
-
-def _region(
-    region: Region, args: Sequence[Any], emit_of: EmitOf, outer: Mapping[int, Any]
-) -> list[Any]:
-    env = dict(outer)
-    env.update((id(v), a) for v, a in zip(region.args, args, strict=True))
-
-    def read(x: Operand) -> Any:
-        return jnp.asarray(x.value, x.type.dtype) if isinstance(x, Literal) else env[id(x)]
-
-    for op in region.ops:
-        ins = [read(x) for x in op.operands]
-        if op.regions:
-            blocks = [lambda *inner, r=r: _region(r, inner, emit_of, outer) for r in op.regions]
-            outs = emit_of(op)(op, blocks, ins)
-        elif inner := op.params.get("manual"):
-            outs = _nested(inner, ins, emit_of)
-        else:
-            outs = _run(op, ins)
-        env.update((id(r), o) for r, o in zip(op.results, outs, strict=True))
-    return [read(r) for r in region.results]
-
-
-def _nested(manual: Manual, ins: Sequence[Any], emit_of: EmitOf) -> list[Any]:
-    """A region over other axes inside of one: along these all devices hold the operands whole, and
-    are to hold the results.
-    """
-    sizes, args = dict(manual.axes), list(ins)
-    for i, spec in enumerate(manual.needs):
-        for dim, axes in enumerate(spec):
-            for name in axes:
-                n = args[i].shape[dim] // sizes[name]
-                args[i] = lax.dynamic_slice_in_dim(args[i], lax.axis_index(name) * n, n, dim)
-    outs = run_manual(manual, args, emit_of)
-    for i, spec in enumerate(manual.makes):
-        for dim, axes in enumerate(spec):
-            if axes:
-                outs[i] = lax.all_gather(outs[i], axes, axis=dim, tiled=True)
-    return outs
-
-
-def _psum(op: Op, args: Sequence[Any]) -> Sequence[Any]:
-    return [lax.psum(x, op.params["axes"]) for x in args]
-
-
-# What jax writes where it checks which axes values vary over, without the check; and constraints
-# along axes that a region leaves to the compiler, along which arrays are whole in ours.
-_UNCHECKED: Mapping[str, Callable[[Op, Sequence[Any]], Sequence[Any]]] = {
-    "pvary": lambda _, args: args,
-    "sharding_constraint": lambda _, args: args,
-    "psum_invariant": _psum,
-}
-
-
-def _run(op: Op, args: Sequence[Any]) -> Sequence[Any]:
-    unchecked = _UNCHECKED.get(op.prim)
-    return bind(op, op.params, args) if unchecked is None else unchecked(op, args)
+    dims = (() if e is None else e if isinstance(e, tuple) else (e,) for e in entries)
+    return tuple(tuple(axis for name in names for axis in on[name]) for names in dims)

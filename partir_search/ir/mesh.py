@@ -17,6 +17,7 @@ import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 
+from partir_search.ir.sub_axis import SubAxis, parse_sub_axis
 from partir_search.messages.validators import names as as_names
 from partir_search.messages.validators import whole_number
 from partir_search.messages.wording import did_you_mean, shown
@@ -141,10 +142,10 @@ class MeshShape:
         return self.names.index(name)
 
     def axes(self, name: str) -> tuple[int, ...]:
-        """Positions of an axis of the user's, of a part, or of several joined by `+`.
+        """Positions of an axis of the user's, of a part or sub-axis, or of several joined by `+`.
 
         Raises:
-          ValueError: there is no such axis; lists those that there are.
+          ValueError: there is no such axis, with a list of the mesh's; the axis has other parts.
         """
         found: list[int] = []
         if not isinstance(name, str):
@@ -154,9 +155,24 @@ class MeshShape:
                 found.append(self.names.index(one))
             elif one in self.whole:
                 found += [a for a, whole in enumerate(self.whole) if whole == one]
+            elif (sub := parse_sub_axis(one)) and sub.axis in self.whole:
+                found += self._parts_of(sub)
             else:
                 raise ValueError(self._unknown(one))
         return tuple(found)
+
+    def _parts_of(self, sub: SubAxis) -> list[int]:
+        """Positions of the parts that make up a sub-axis."""
+        found, before = list[int](), 1
+        for a in self.axes(sub.axis):
+            if sub.before <= before < sub.before * sub.size:
+                found.append(a)
+            before *= self.sizes[a]
+        first = math.prod(self.sizes[a] for a in self.axes(sub.axis) if found and a < found[0])
+        if not found or (first, self.size(found)) != sub[1:]:
+            sizes = [self.sizes[a] for a in self.axes(sub.axis)]
+            raise ValueError(f"axis {sub.axis!r} is in parts of {sizes}, without {sub.name}")
+        return found
 
     def _unknown(self, name: str) -> str:
         """A message for an axis that there is not."""

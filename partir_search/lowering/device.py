@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from partir_search.ir.core import Op
+from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import Layout, Partition
 from partir_search.lowering.emit_window import coordinate
 
@@ -41,7 +42,10 @@ class Device:
     partition: Partition
     op: Op
     effects: Effects
-    on_mesh: bool = True
+
+    @property
+    def mesh(self) -> MeshShape:
+        return self.partition.mesh
 
     def _axes(self, factor: int) -> list[int]:
         p = self.partition

@@ -12,8 +12,10 @@ from typing import Any
 import jax
 
 from partir_search.constraints.ends import without_ties
+from partir_search.constraints.region_axes import region_axes
 from partir_search.constraints.shardings import fixed_actions, fixed_mesh, warn_of_constraints
 from partir_search.ir.core import Module
+from partir_search.ir.manual import AxisNames
 from partir_search.ir.mesh import MeshShape
 from partir_search.passes.attention import with_attention
 from partir_search.passes.group_arguments import with_groups
@@ -210,12 +212,20 @@ class PlanPipeline:
         if parts == 1:
             if isinstance(self._fun, jax.stages.Wrapped):  # before `trace_call` drops jax's trace
                 self._own = own_shardings(self._plain, call, args, kwargs)
-            return trace_call(self._plain, call, args, kwargs, self._name, trip_counts=said)
+            return trace_call(
+                self._plain, call, args, kwargs, self._name, None, said, self._region_axes
+            )
         dynamic = of_dynamic(self._fun, call, args, kwargs)
         split = jax.jit(lambda *a, **k: accumulate(dynamic, parts, call.names, a, k))
         if donated is None:
             donated = donated_leaves(self._plain, call, args, kwargs)
-        return trace_call(split, call, call.args, call.kwargs, self._name, donated, said)
+        return trace_call(
+            split, call, call.args, call.kwargs, self._name, donated, said, self._region_axes
+        )
+
+    def _region_axes(self, region: Any, names: Sequence[str]) -> AxisNames:
+        """Axes of the mesh for axes of the mesh of a `shard_map` region inside the function."""
+        return region_axes(region, names, self._options.shape, self._options.mesh)
 
     def forms(self, traced: Traced, parts: int, spec: PlanSpec | None) -> list[Stage]:
         """Forms of the program to plan: unchanged, with each attention as one op, or both."""

@@ -18,6 +18,7 @@ from partir_search.frontends.refs import in_place
 from partir_search.ir.argument_paths import leaf_path, parameter_names
 from partir_search.ir.core import Module
 from partir_search.ir.from_jaxpr import read_module
+from partir_search.ir.reading.manual import RegionAxes
 from partir_search.passes.views import with_views
 from partir_search.plan.pass_record import PassRecord
 from partir_search.planning.stage import print_module, recorded
@@ -146,6 +147,7 @@ def trace_call(
     name: str,
     donated: tuple[bool, ...] | None = None,
     trip_counts: Mapping[str, int] = MappingProxyType({}),
+    region_axes: RegionAxes | None = None,
 ) -> Traced:
     """Traces `jitted(*args, **kwargs)` with abstract arguments.
 
@@ -156,6 +158,7 @@ def trace_call(
       name: name of the function, for messages.
       donated: per flat argument, True if donated; None to ask `jitted`.
       trip_counts: iterations of data-dependent loops, by glob.
+      region_axes: as in `read_module`.
 
     Raises:
       ClosesOverTraced: the function closes over a traced value.
@@ -183,6 +186,7 @@ def trace_call(
         donated=frozenset(reused | {i for i, d in enumerate(donated) if d}),
         trip_counts=trip_counts,
         ruled=(*RULES, *UNRULED),
+        region_axes=region_axes,
     )
     record = PassRecord(
         "trace",

@@ -45,17 +45,13 @@ def split_into_sub_axes(graph: Graph, mesh: MeshShape) -> MeshShape:
 
 
 def _named_axes(graph: Graph, mesh: MeshShape) -> set[str]:
-    """Axes of the user's own `shard_map` regions."""
+    """The user's axes along which their own `shard_map` regions lie."""
     found: set[str] = set()
     for op in graph.module.ops:
         if manual := graph.rules[op.id].manual:
-            for name, size in manual.axes:
-                if mesh.as_dict().get(name) != size:
-                    raise ValueError(
-                        f"the shard_map at {op.source} is over an axis {name!r} of size {size};"
-                        f" the mesh has {mesh.as_dict()}"
-                    )
-                found.add(name)
+            if reason := manual.misplaced(mesh):
+                raise ValueError(f"the shard_map at {op.source} {reason}")
+            found.update(mesh.whole[a] for name in manual.along for a in mesh.axes(name))
     return found
 
 

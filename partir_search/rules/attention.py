@@ -92,7 +92,7 @@ class _Inside:
     outer: LocalContext | None
     factors: Labels
     where: Where
-    on_mesh: bool = False
+    mesh: None = None
 
     def tiles(self, factor: int) -> int:
         label = self.factors[factor] if factor >= 0 else NONE

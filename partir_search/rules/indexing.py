@@ -255,7 +255,7 @@ def local_scatter(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
                 columns[k] = jnp.where((local >= 0) & (local < size), local, size)
         indices = jnp.stack(columns, -1)
         params["mode"] = Mode.FILL_OR_DROP
-    operand = _kept_on_cpu(operand) if ctx.on_mesh else operand
+    operand = _kept_on_cpu(operand) if ctx.mesh else operand
     return bind(op, params, (operand, indices, updates))
 
 

@@ -11,8 +11,9 @@ from partir_search.ir.bind import bind
 from partir_search.ir.core import Op, Region
 from partir_search.ir.data_flow import Emit
 from partir_search.ir.kind import Kind
-from partir_search.ir.manual import Manual, OwnCollective, run_manual
+from partir_search.ir.manual import Manual, OwnCollective, axis_names
 from partir_search.ir.rule import NONE, OpRule
+from partir_search.ir.run_manual import run_manual
 from partir_search.rules.registry import RULES, register
 
 
@@ -20,25 +21,24 @@ from partir_search.rules.registry import RULES, register
 def manual_region(op: Op) -> OpRule:
     """Operands and results as the region's specs say, on the axes that it names."""
     manual: Manual = op.params["manual"]
-    products = any(RULES[o.prim](o).contracts for o, _ in _ops(manual.body) if o.prim in RULES)
     return OpRule(
-        Kind.CONTRACTION if products else Kind.REGION,
+        Kind.CONTRACTION if _products(manual) else Kind.REGION,
         sizes=(1,),
         operands=tuple((NONE,) * len(x.type.shape) for x in op.operands),
         results=tuple((NONE,) * len(x.type.shape) for x in op.results),
         reducers=("sum",),
         blocked=frozenset({0}),
-        manual=dataclasses.replace(manual, collectives=tuple(_collectives(manual.body))),
-        flops_per_point=sum(_flops(manual.body)),
+        manual=dataclasses.replace(manual, collectives=tuple(_collectives(manual))),
+        flops_per_point=sum(_flops(manual)),
         local=local_region,
     )
 
 
 def _ops(region: Region, times: int = 1) -> Iterator[tuple[Op, int]]:
-    """The ops of a body that have no regions, and how often each runs."""
+    """The ops of a body that have no regions, regions of the user's inside among them, and the
+    number of runs of each.
+    """
     for op in region.ops:
-        if inner := op.params.get("manual"):
-            yield from _ops(inner.body, times)
         if not op.regions:
             yield op, times
         else:
@@ -48,10 +48,20 @@ def _ops(region: Region, times: int = 1) -> Iterator[tuple[Op, int]]:
                 yield from _ops(inner, times * trips)
 
 
-def _flops(region: Region) -> Iterator[float]:
-    """Operations of a body's ops."""
-    for op, times in _ops(region):
-        if op.prim in RULES and "manual" not in op.params:
+def _products(manual: Manual) -> bool:
+    """Tells whether some op of a region is a product."""
+    ops = (op for op, _ in _ops(manual.body) if op.prim in RULES)
+    return any(map(_products, manual.inner())) or any(
+        RULES[op.prim](op).contracts for op in ops if "manual" not in op.params
+    )
+
+
+def _flops(manual: Manual, repeated: int = 1) -> Iterator[float]:
+    """Operations of a region's ops."""
+    for op, times in _ops(manual.body, repeated):
+        if inner := op.params.get("manual"):
+            yield from _flops(inner, times)
+        elif op.prim in RULES:
             rule = RULES[op.prim](op)
             yield times * rule.flops_per_point * math.prod(rule.sizes)
 
@@ -69,22 +79,30 @@ _KINDS = {
 }
 
 
-def _collectives(region: Region) -> Iterator[OwnCollective]:
-    """The collectives of a body, one per array that is moved."""
-    for op, times in _ops(region):
+def _collectives(manual: Manual, repeated: int = 1) -> Iterator[OwnCollective]:
+    """The collectives of a region, one per array that is moved.
+
+    Args:
+      repeated: runs of the region.
+    """
+    for op, times in _ops(manual.body, repeated):
         if op.prim in _KINDS:
-            names = op.params.get("axes") or op.params["axis_name"]
-            axes = tuple(names) if isinstance(names, tuple | list) else (names,)
+            own, kind = axis_names(op.params), _KINDS[op.prim]
+            axes = manual.program_axes(own)
+            if kind == "all_to_all" and manual.size(own) == 1:
+                continue  # jax leaves it out
+            if kind == "all_reduce" and not axes:
+                continue  # this one too
             for x, result in zip(op.operands, op.results, strict=True):
                 nbytes = max(x.type.nbytes, result.type.nbytes)
-                kind, size = _KINDS[op.prim], x.type.itemsize
-                yield OwnCollective(kind, axes, result.name, nbytes, size, times)
-        elif inner := op.params.get("manual"):  # its results are gathered
-            for result, spec in zip(op.results, inner.makes, strict=True):
-                for axes in filter(None, spec):
+                yield OwnCollective(kind, axes, result.name, nbytes, x.type.itemsize, times)
+        elif inner := op.params.get("manual"):
+            yield from _collectives(inner, times)
+            for result, spec in zip(op.results, inner.makes, strict=True):  # gathered
+                for names in filter(None, spec):
                     made = result.type
                     yield OwnCollective(
-                        "all_gather", axes, result.name, made.nbytes, made.itemsize, times
+                        "all_gather", names, result.name, made.nbytes, made.itemsize, times
                     )
 
 
@@ -96,6 +114,6 @@ def _emit_of(op: Op) -> Emit:
 
 def local_region(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
     """The body on this device's tiles; by the oracle, as jax runs it."""
-    if not ctx.on_mesh:
+    if ctx.mesh is None:
         return bind(op, {k: v for k, v in op.params.items() if k != "manual"}, args)
-    return run_manual(op.params["manual"], args, _emit_of)
+    return run_manual(op.params["manual"], args, _emit_of, ctx.mesh)

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax import lax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from tests.programs import Builder, build
 
@@ -40,6 +40,11 @@ def random_spec(
     return PartitionSpec(*entries)
 
 
+def _names(entry: Any) -> tuple[str, ...]:
+    """The axes of an entry of a spec."""
+    return entry if isinstance(entry, tuple) else (entry,) if entry else ()
+
+
 class _Constrained(Builder):
     """A program of which every other value is constrained, or goes through a `shard_map`."""
 
@@ -53,9 +58,10 @@ class _Constrained(Builder):
         if len(self.steps) == before or kind < 0.3:
             return
         step, within = self.steps[-1], kind > 0.8
-        spec = random_spec(self.rng, self.mesh, self.shapes[-1], even=within, loose=not within)
+        mesh = self.renamed() if within else self.mesh
+        spec = random_spec(self.rng, mesh, self.shapes[-1], even=within, loose=not within)
         if within:
-            region = self.by_hand(spec) if self.plainly else self.region(spec)
+            region = self.by_hand(spec, mesh) if self.plainly else self.region(spec, mesh)
             self.steps[-1] = lambda v: region(step(v))
         else:
             sharding = NamedSharding(self.mesh, spec)
@@ -64,23 +70,35 @@ class _Constrained(Builder):
     def constrain(self, x: Any, sharding: NamedSharding) -> Any:
         return x if self.plainly else lax.with_sharding_constraint(x, sharding)
 
-    def region(self, spec: PartitionSpec) -> Callable[[Any], Any]:
-        """Adds what depends on the device, if it is one along these axes."""
-        named = [entry for entry in spec if entry]
-        axes = tuple(name for entry in named for name in entry)
+    def renamed(self) -> jax.sharding.Mesh:
+        """The mesh, or one of the same devices in the same order whose axes have other names, and
+        may have other sizes.
+        """
+        kind, n = self.rng.random(), self.mesh.size
+        if kind < 0.4:
+            return self.mesh
+        sizes = self.mesh.axis_sizes if kind < 0.6 or n % 2 else (n,) if kind < 0.8 else (2, n // 2)
+        names, types = ("one", "other", "third")[: len(sizes)], (AxisType.Auto,) * len(sizes)
+        return jax.sharding.Mesh(self.mesh.devices.reshape(sizes), names, axis_types=types)
+
+    def region(self, spec: PartitionSpec, mesh: jax.sharding.Mesh) -> Callable[[Any], Any]:
+        """Adds the device's number along the axes of `spec`, and takes a mean of what is equal."""
+        axes = tuple(name for entry in spec for name in _names(entry))
+        others = tuple(name for name in mesh.axis_names if name not in axes)
 
         def body(x: Any) -> Any:
+            x = lax.pmean(x, others) if others else x
             return x * 0.5 + (0.1 * lax.axis_index(axes) if axes else 0.0)
 
-        return jax.shard_map(body, mesh=self.mesh, in_specs=spec, out_specs=spec, check_vma=False)
+        return jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
 
-    def by_hand(self, spec: PartitionSpec) -> Callable[[Any], Any]:
+    def by_hand(self, spec: PartitionSpec, mesh: jax.sharding.Mesh) -> Callable[[Any], Any]:
         """The same on whole arrays: each element adds the number of the device that holds it."""
-        shape, sizes = self.shapes[-1], self.mesh.shape
+        shape, sizes = self.shapes[-1], mesh.shape
         places = np.indices(shape)
         number = np.zeros(shape, np.int64)
         for dim, entry in enumerate(spec):
-            tiles = math.prod(sizes[name] for name in entry or ())
+            tiles = math.prod(sizes[name] for name in _names(entry))
             number = number * tiles + places[dim] // (shape[dim] // tiles)
         return lambda x: x * 0.5 + 0.1 * number.astype(np.float32)
 

@@ -1,0 +1,162 @@
+"""Runs the body of a manual region on the tiles of one device, inside of the emitted `shard_map`.
+
+The body runs op by op, because the types that jax checks inside of a `shard_map` of its own
+(varying and invariant values) are unknown inside of the emitted one. Collectives of the body name
+axes of the region's mesh, and run along axes of the program's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from partir_search.ir.bind import bind, constant
+from partir_search.ir.core import Literal, Op, Operand, Region
+from partir_search.ir.data_flow import Emit
+from partir_search.ir.manual import Manual, axis_names
+from partir_search.ir.mesh import MeshShape
+
+EmitOf = Callable[[Op], Emit]
+Params = Mapping[str, Any]
+
+
+def run_manual(manual: Manual, args: Sequence[Any], emit_of: EmitOf, mesh: MeshShape) -> list[Any]:
+    """The results of a body on local tiles, inside of a manual region over `mesh`.
+
+    Args:
+      emit_of: emitter of a region op.
+    """
+    held = {i: constant(array) for i, array in manual.constants.items()}
+    return _Body(manual, emit_of, mesh, held).region(manual.body, args)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Body:
+    """The body of a region on one device.
+
+    Attributes:
+      held: constants, by `id` of their values.
+    """
+
+    manual: Manual
+    emit_of: EmitOf
+    mesh: MeshShape
+    held: Mapping[int, Any]
+
+    def region(self, region: Region, args: Sequence[Any]) -> list[Any]:
+        """The results of a region on `args`."""
+        env = dict(self.held)
+        env.update((id(v), a) for v, a in zip(region.args, args, strict=True))
+
+        def read(x: Operand) -> Any:
+            return jnp.asarray(x.value, x.type.dtype) if isinstance(x, Literal) else env[id(x)]
+
+        for op in region.ops:
+            ins = [read(x) for x in op.operands]
+            if op.regions:
+                blocks = [lambda *inner, r=r: self.region(r, inner) for r in op.regions]
+                outs = self.emit_of(op)(op, blocks, ins)
+            elif inner := op.params.get("manual"):
+                outs = _nested(inner, ins, self.emit_of, self.mesh)
+            else:
+                outs = self.run(op, ins)
+            env.update((id(r), o) for r, o in zip(op.results, outs, strict=True))
+        return [read(r) for r in region.results]
+
+    def run(self, op: Op, args: Sequence[Any]) -> Sequence[Any]:
+        """The results of an op without regions."""
+        params = self.renamed(op.params)
+        special = _SPECIAL.get(op.prim)
+        return bind(op, params, args) if special is None else special(params, args)
+
+    def renamed(self, params: Params) -> Params:
+        """Params with axes of the program's mesh for those of the region's."""
+        names = axis_names(params)
+        if not names:
+            return params
+        if "perm" in params:
+            axes, pairs = self.permuted(names, params["perm"])
+            return {**params, "axis_name": axes, "perm": pairs}
+        if all(self.devices[n] == (n,) for n in names):
+            return params
+        key = "axes" if "axes" in params else "axis_name"
+        given = params[key] if isinstance(params[key], tuple | list) else (params[key],)
+        known = self.devices
+        new = (known[n] if isinstance(n, str) else (n,) for n in given)
+        return {**params, key: tuple(itertools.chain.from_iterable(new))}
+
+    @functools.cached_property
+    def devices(self) -> Mapping[str, tuple[str, ...]]:
+        """By axis of the region's mesh, the axes of the mesh around it."""
+        mesh = self.mesh
+        return {
+            name: tuple(mesh.names[a] for one in on for a in mesh.axes(one))
+            for name, on in self.manual.on
+        }
+
+    def permuted(
+        self, names: Sequence[str], pairs: Sequence[tuple[int, int]]
+    ) -> tuple[tuple[str, ...], tuple[tuple[int, int], ...]]:
+        """Axes and pairs of a permute on the program's mesh.
+
+        jax numbers devices along several axes in the order of the mesh, whatever the order of the
+        names (as of jax 0.12): the pairs are in the order of the region's mesh.
+        """
+        mesh = self.mesh
+        axes = [mesh.index(d) for n, on in self.devices.items() if n in names for d in on]
+        sizes = [mesh.sizes[a] for a in axes]
+        numbers = np.arange(math.prod(sizes)).reshape(sizes).transpose(np.argsort(axes))
+        place = np.argsort(numbers.ravel()).tolist()  # by number in the region's order
+        order = tuple(mesh.names[a] for a in sorted(axes))
+        return order, tuple((place[i], place[j]) for i, j in pairs)
+
+
+def _nested(manual: Manual, ins: Sequence[Any], emit_of: EmitOf, mesh: MeshShape) -> list[Any]:
+    """A region over other axes inside of one: along these all devices hold the operands whole, and
+    are to hold the results.
+    """
+    args = list(ins)
+    for i, spec in enumerate(manual.needs):
+        for dim, axes in enumerate(spec):
+            for axis in itertools.chain.from_iterable(map(mesh.axes, axes)):
+                n = args[i].shape[dim] // mesh.sizes[axis]
+                at = lax.axis_index(mesh.names[axis]) * n
+                args[i] = lax.dynamic_slice_in_dim(args[i], at, n, dim)
+    outs = run_manual(manual, args, emit_of, mesh)
+    for i, spec in enumerate(manual.makes):
+        for dim, axes in enumerate(spec):
+            names = tuple(mesh.names[a] for name in axes for a in mesh.axes(name))
+            if names:
+                outs[i] = lax.all_gather(outs[i], names, axis=dim, tiled=True)
+    return outs
+
+
+def _index(params: Params, _: Sequence[Any]) -> Sequence[Any]:
+    return [lax.axis_index(params["axis_name"])]
+
+
+def _psum(params: Params, args: Sequence[Any]) -> Sequence[Any]:
+    return [lax.psum(x, params["axes"]) for x in args]
+
+
+def _same(_: Params, args: Sequence[Any]) -> Sequence[Any]:
+    return args
+
+
+# Primitives that jax writes where it checks which axes values vary over, without the check;
+# constraints along axes that a region leaves to the compiler, along which arrays are whole in the
+# emitted region; indices along several axes, of which the primitive takes one.
+_SPECIAL: Mapping[str, Callable[[Params, Sequence[Any]], Sequence[Any]]] = {
+    "axis_index": _index,
+    "psum_invariant": _psum,
+    "pvary": _same,
+    "sharding_constraint": _same,
+}
