@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import functools
 from collections.abc import Mapping, Sequence
 
 from partir_search.ir.core import Literal, Op, Operand, Region, Value
@@ -131,18 +130,11 @@ class HomeLayouts(abc.ABC):
 
     def uses_alone(self, op: Op, value: Value) -> bool:
         """True if no further contraction of this pass reads a value, so that none shares a copy."""
-        users = self.products.get(value.id, ())
-        return not any(o is not op and o.backward == op.backward for o in users)
-
-    @functools.cached_property
-    def products(self) -> dict[int, list[Op]]:
-        """Contractions that read each value, by value id."""
-        found: dict[int, list[Op]] = {}
-        for op in self.module.ops:
-            if self.partition.rules[op.id].contracts:
-                for _, v in op.inputs():
-                    found.setdefault(v.id, []).append(op)
-        return found
+        rules = self.partition.rules
+        return not any(
+            o is not op and o.backward == op.backward and rules[o.id].contracts
+            for o in self.def_use.users[value.id]
+        )
 
     @abc.abstractmethod
     def block(
