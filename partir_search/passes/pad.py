@@ -151,7 +151,7 @@ class _Rewriter(Rewriter):
     def make(self, old: Value, shape: Shape) -> Value:
         """The value in the place of `old`, of a shape in which an op makes it."""
         kind = dataclasses.replace(old.type, shape=shape)
-        self.new[old.id] = new = Value(-1, kind, old.name)
+        self.new[old] = new = Value(-1, kind, old.name)
         return new
 
     def region(self, old: Region) -> Region:

@@ -10,7 +10,7 @@ and selects stand at the end of the body.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -18,8 +18,7 @@ from jax import lax
 
 from partir_search.ir.core import Op, Operand, Region, Value
 from partir_search.ir.reading.counted_loops import Counted, Iteration, counted
-
-Env = dict[int, Operand]  # by id of a value
+from partir_search.ir.rewriter import RegionRewriter
 
 
 class Reader(Protocol):
@@ -51,9 +50,9 @@ def write_out(reader: Reader, op: Op, before: list[Op]) -> tuple[Op, Counted | N
     stem = op.results[0].name if op.results else op.prim
 
     def condition(args: Sequence[Operand], ops: list[Op]) -> Operand:
-        env: Env = dict(zip(map(id, decide.args), args, strict=True))
-        ops += _copies(reader, decide.ops, env)
-        return _seen(env, decide.results[0])
+        copies = _Condition(reader, dict(zip(decide.args, args, strict=True)))
+        ops += copies.ops(decide)
+        return copies.operand(decide.results[0])
 
     def fresh(values: Sequence[Value]) -> list[Value]:
         return [reader.value(v.type, v.name) for v in values]
@@ -103,27 +102,22 @@ def write_out(reader: Reader, op: Op, before: list[Op]) -> tuple[Op, Counted | N
     )
 
 
-def _copies(reader: Reader, ops: Sequence[Op], env: Env) -> list[Op]:
-    """Copies that read what `env` has of their operands; adds their results to it."""
-    copies = []
-    for op in ops:
-        operands = tuple(_seen(env, x) for x in op.operands)
-        regions = tuple(_region(reader, r, env) for r in op.regions)
-        results = tuple(reader.value(r.type, r.name) for r in op.results)
-        env.update(zip(map(id, op.results), results, strict=True))
-        copies.append(dataclasses.replace(op, operands=operands, results=results, regions=regions))
-    return copies
+class _Condition(RegionRewriter):
+    """Copies the ops of a condition on other arguments; values outside are read as they are."""
 
+    def __init__(self, reader: Reader, given: Mapping[Value, Operand]) -> None:
+        super().__init__()
+        self._reader, self._given = reader, given
 
-def _region(reader: Reader, region: Region, env: Env) -> Region:
-    args = tuple(reader.value(v.type, v.name) for v in region.args)
-    own: Env = {**env, **dict(zip(map(id, region.args), args, strict=True))}
-    ops = _copies(reader, region.ops, own)
-    return Region(args, tuple(ops), tuple(_seen(own, x) for x in region.results))
+    def operand(self, x: Operand) -> Operand:
+        if not isinstance(x, Value):
+            return x
+        return self._given[x] if x in self._given else self.new.get(x, x)
 
-
-def _seen(env: Env, x: Operand) -> Operand:
-    return env.get(id(x), x)
+    def value(self, old: Value) -> Value:
+        if old not in self.new:
+            self.new[old] = self._reader.value(old.type, old.name)
+        return self.new[old]
 
 
 def _any(predicate: Any) -> Any:

@@ -78,6 +78,7 @@ class _Quotient(Rewriter):
         self.count_of, self.roots = count_of, roots
         self.image = _images(module, body, roots)
         self.opened: dict[Region, Places] = {module.body: body}
+        self.kept: dict[int, Value] = {}  # by id of the value that stands for others
         self.new_values: list[Value] = []
         self.new_ops: list[Op] = []
         self.classes: dict[int, list[int]] = {}  # by root, the values of the quotient
@@ -95,10 +96,10 @@ class _Quotient(Rewriter):
 
     def value(self, old: Value) -> Value:
         kept = self.image[old.id]
-        found = self.new.get(kept)
+        found = self.kept.get(kept)
         if found is None:
             source = self.module.values[kept]
-            found = self.new[kept] = Value(len(self.new_values), source.type, source.name)
+            found = self.kept[kept] = Value(len(self.new_values), source.type, source.name)
             self.classes.setdefault(self.roots[kept], []).append(found.id)
             self.new_values.append(found)
         return found
@@ -123,7 +124,7 @@ class _Quotient(Rewriter):
 
     def class_of(self) -> array[int]:
         """Value of the quotient per value of the module; NONE where none stands for it."""
-        new = self.new
+        new = self.kept
         return array("i", [new[i].id if i in new else NONE for i in self.image])
 
     def alike(self) -> tuple[tuple[int, ...], ...]:
