@@ -17,15 +17,15 @@ from partir_search.arguments.axes import AnyMesh, within
 from partir_search.calling.callables import (
     Marks,
     are_several,
-    bring,
     copy_names,
     takes_self,
+    user_function,
     without_self,
 )
 from partir_search.calling.executables import Entry, Executables
-from partir_search.calling.forms import Adapter, Claimed, Form, Initial
-from partir_search.calling.inside import Within
-from partir_search.calling.plainly import is_plain, plainly
+from partir_search.calling.forms import Adapter, Form, FrontEndCache, InitialState
+from partir_search.calling.plain_calls import is_plain, plain_calls
+from partir_search.calling.traced_calls import TracedCalls
 from partir_search.mcts.goals import Goal
 from partir_search.messages.files import make_folder
 from partir_search.messages.renamed import renamed_option
@@ -177,12 +177,12 @@ class AutoPartitioned(Unpickled):
     def __init__(
         self, fun: Callable[..., Any], options: Options, static: Marks, donate: Marks
     ) -> None:
-        brought = bring(fun, static, donate)
+        user = user_function(fun, static, donate)
         copy_names(self, fun)
         self.__name__: str
-        self._brought, self._options = brought, options
-        fun, static, donate = brought.fun, brought.static, brought.donate
-        self._fun, self._static, self._given = fun, static, brought.given
+        self._user, self._options = user, options
+        fun, static, donate = user.fun, user.static, user.donate
+        self._fun, self._static, self._given = fun, static, user.given
         self._plain: Any = (
             fun
             if isinstance(fun, jax.stages.Wrapped) and not any(donate)
@@ -194,9 +194,9 @@ class AutoPartitioned(Unpickled):
                 donate_argnames=donate[1] or None,
             )
         )
-        self._kept = Executables(fun, self._plain, self.__name__, options)
-        self._adapter = Adapter(brought.inner, self.__name__, options)
-        self._within, self._claimed = Within(self.__name__), Claimed()
+        self._executables = Executables(fun, self._plain, self.__name__, options)
+        self._adapter = Adapter(user.inner, self.__name__, options)
+        self._traced_calls, self._front_ends = TracedCalls(self.__name__), FrontEndCache()
         self._methods: dict[int, tuple[Any, AutoPartitioned]] = {}
 
     def __get__(self, instance: Any, owner: type | None = None) -> AutoPartitioned:
@@ -213,16 +213,16 @@ class AutoPartitioned(Unpickled):
             return bound
         if id(instance) not in self._methods:
             method = types.MethodType(self._fun, instance)
-            marks = without_self(self._static), without_self(self._brought.donate)
+            marks = without_self(self._static), without_self(self._user.donate)
             step = AutoPartitioned(method, self._options, *marks)
-            step._brought = dataclasses.replace(step._brought, fronts=self._brought.fronts)
+            step._user = dataclasses.replace(step._user, fronts=self._user.fronts)
             self._methods[id(instance)] = instance, step
         return self._methods[id(instance)][1]
 
     @property
     def _entries(self) -> Mapping[Hashable, Entry]:
         """Executables by call signature."""
-        return self._kept.entries
+        return self._executables.entries
 
     @property
     def plain(self) -> Any:
@@ -235,7 +235,7 @@ class AutoPartitioned(Unpickled):
         form = self._form(args, kwargs)
         leaves = form.call.leaves()
         traced = any(isinstance(x, jax.core.Tracer) for x in leaves)
-        if is_plain() or (traced and self._within.plain(leaves)):
+        if is_plain() or (traced and self._traced_calls.plain(leaves)):
             return form.direct()
         if any(isinstance(x, jax.ShapeDtypeStruct) for x in leaves):
             raise TypeError(
@@ -248,17 +248,17 @@ class AutoPartitioned(Unpickled):
                 " on; use .plan(...), or a mesh from jax.make_mesh"
             )
         if traced:
-            return self._within.call(form, leaves, self._options.mesh)
+            return self._traced_calls.call(form, leaves, self._options.mesh)
         try:
-            entry = form.kept.entry(form.call, form.args, form.kwargs)
+            entry = form.executables.entry(form.call, form.args, form.kwargs)
         except ClosesOverTraced:
-            return self._within.closing(form)
+            return self._traced_calls.closing(form)
         return form.finish(entry.run(form.call, form.settle(leaves, entry.shardings)))
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """Plans a call without compiling; arguments may be arrays or `jax.ShapeDtypeStruct`s."""
         form = self._form(args, kwargs)
-        return form.kept.planned(form.call, form.args, form.kwargs)[0]
+        return form.executables.planned(form.call, form.args, form.kwargs)[0]
 
     def free_plan(self, *args: Any, **kwargs: Any) -> Plan:
         """Plans a call by a search independent of earlier plans.
@@ -268,7 +268,7 @@ class AutoPartitioned(Unpickled):
         `schedule=`.
         """
         form = self._form(args, kwargs)
-        return form.kept.free_plan(form.call, form.args, form.kwargs)
+        return form.executables.free_plan(form.call, form.args, form.kwargs)
 
     def init(self, init_fn: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
         """Computes the step's first argument (the train state) with the plan's shardings.
@@ -283,12 +283,12 @@ class AutoPartitioned(Unpickled):
           **kwargs: keyword arguments of the step.
         """
         checks.check_maker(init_fn)
-        initial = Initial(init_fn)
+        initial = InitialState(init_fn)
         several = are_several(self._fun, self._given, initial.shapes, args, kwargs)
         first = initial.shapes if several else (initial.shapes,)
         plan = self.plan(*first, *args, **kwargs)
-        own = len(split_call(self._fun, self._given, {}, *self._static).args)
-        wanted = jax.tree.leaves(plan.in_shardings[0][own : own + len(first)])
+        given = len(split_call(self._fun, self._given, {}, *self._static).args)
+        wanted = jax.tree.leaves(plan.in_shardings[0][given : given + len(first)])
         with within(plan.mesh):
             found = initial.arrays(wanted)
         if plan.mesh_shape.skewed_state:
@@ -325,7 +325,7 @@ class AutoPartitioned(Unpickled):
         other = AutoPartitioned(form.fun, options, form.static, ((), ()))
 
         def plain(*args: Any, **kwargs: Any) -> Any:
-            with plainly():
+            with plain_calls():
                 return form.plain(*args, **kwargs)
 
         return compared(other, plain, concrete(form.args), concrete(form.kwargs))
@@ -336,7 +336,7 @@ class AutoPartitioned(Unpickled):
         A search starts from these strategies. Run one with ``schedule=plan``.
         """
         form = self._form(args, kwargs)
-        return form.kept.known_plans(form.call, form.args, form.kwargs)
+        return form.executables.known_plans(form.call, form.args, form.kwargs)
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
         """`jax.stages.Traced` of the partitioned program, with static arguments bound.
@@ -351,7 +351,7 @@ class AutoPartitioned(Unpickled):
                 " explicit_results=False"
             )
         form = self._form(args, kwargs)
-        entry = form.kept.entry(form.call, form.args, form.kwargs)
+        entry = form.executables.entry(form.call, form.args, form.kwargs)
         new_args, new_kwargs = entry.structs(form.call)
         with within(mesh):
             return entry.jitted.trace(*entry.lifted, *new_args, **new_kwargs)
@@ -364,7 +364,7 @@ class AutoPartitioned(Unpickled):
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """Shapes and dtypes of the results, as `jax.jit(f).eval_shape`."""
         form = self._form(args, kwargs)
-        form.call.key()  # errors for leaves that are no arrays
+        form.call.key()  # raises for leaves other than arrays
         dynamic = {id(a) for a in (*form.call.args, *form.call.kwargs.values())}
 
         def lift(x: Any) -> Any:
@@ -376,7 +376,7 @@ class AutoPartitioned(Unpickled):
     def clear_cache(self) -> None:
         """Removes all plans, traces and executables."""
         self._plain.clear_cache()
-        self._kept.clear()
+        self._executables.clear()
         self._adapter.clear()
         self._methods.clear()
 
@@ -385,11 +385,11 @@ class AutoPartitioned(Unpickled):
     def _form(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Form:
         args = (*self._given, *args)
         call = split_call(self._fun, args, kwargs, *self._static)
-        fronts = self._brought.fronts or self._claimed.fronts(call)
+        fronts = self._user.fronts or self._front_ends.fronts(call)
         if fronts:
-            return self._adapter.form(fronts, call, args, kwargs, self._brought.donated)
+            return self._adapter.form(fronts, call, args, kwargs, self._user.donated)
         plain = self._plain
         return Form(
-            *(self._fun, plain, self._kept, self._static, call, args, kwargs),
+            *(self._fun, plain, self._executables, self._static, call, args, kwargs),
             lambda: plain(*args, **kwargs),
         )

@@ -50,10 +50,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"partir-search: {error}", file=sys.stderr)
         return 2
     except (ArithmeticError, AttributeError, LookupError) as error:
-        told = _told(error)
-        if not told.endswith(")"):  # no line of the user's: it is ours
+        text = _told(error)
+        if not text.endswith(")"):  # no frame of the user's code: a fault of this package
             raise
-        print(f"partir-search: {args.step} failed: {told}", file=sys.stderr)
+        print(f"partir-search: {args.step} failed: {text}", file=sys.stderr)
         return 2
     return 0
 
@@ -161,8 +161,8 @@ def _step(args: argparse.Namespace) -> tuple[Callable[..., Any], tuple[Any, ...]
 def _told(error: Exception) -> str:
     """Text of an error in the user's code, with the innermost line outside this package and jax."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if not any(part in f.filename for part in _OTHERS)]
-    where = f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
+    user_frames = [f for f in frames if not any(part in f.filename for part in _OTHERS)]
+    where = f" ({user_frames[-1].filename}:{user_frames[-1].lineno})" if user_frames else ""
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}{where}"
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from partir_search.arguments.checks import check_leaf
 
 SCALARS = (bool, int, float, complex)
-"""Types of leaves that are passed on to a jitted function as they are: it may hold them static."""
+"""Types of leaves passed to a jitted function unchanged, as scalars may be static arguments."""
 
 
 def abstract(x: Any) -> Any:
@@ -24,7 +24,9 @@ def abstract(x: Any) -> Any:
     dtype = x.dtype
     if isinstance(dtype, np.dtype):
         dtype = jax.dtypes.canonicalize_dtype(dtype)
-    kind = x if hasattr(x, "weak_type") else getattr(x, "aval", None)  # that of a ref
+    kind = (
+        x if hasattr(x, "weak_type") else getattr(x, "aval", None)
+    )  # a ref has its type in `aval`
     weak = bool(getattr(kind, "weak_type", False))
     return jax.ShapeDtypeStruct(tuple(x.shape), dtype, weak_type=weak)
 
@@ -35,9 +37,7 @@ def _array_type(kind: Any) -> bool:
 
 
 def is_array(x: Any) -> bool:
-    """True if a leaf is a jax array. Cached by class, as `isinstance` with an abstract class is
-    slow.
-    """
+    """True if a leaf is a jax array; cached by class, as `isinstance` with an ABC is slow."""
     return _array_type(x.__class__)
 
 

@@ -29,11 +29,9 @@ def auto_axes(mesh: AnyMesh) -> AnyMesh:
 
 
 def is_context(mesh: AnyMesh) -> bool:
-    """True if `mesh` is the mesh set by `jax.set_mesh`: jax then rejects arrays on any further
-    mesh.
-    """
-    here = jax.sharding.get_abstract_mesh()
-    return bool(here.axis_names) and here == getattr(mesh, "abstract_mesh", mesh)
+    """True if `mesh` is the mesh of `jax.set_mesh`; jax then rejects arrays on any further mesh."""
+    current = jax.sharding.get_abstract_mesh()
+    return bool(current.axis_names) and current == getattr(mesh, "abstract_mesh", mesh)
 
 
 def within(mesh: AnyMesh) -> contextlib.AbstractContextManager[Any]:
@@ -41,10 +39,10 @@ def within(mesh: AnyMesh) -> contextlib.AbstractContextManager[Any]:
 
     jax runs programs only on the devices of the mesh set by `jax.set_mesh`.
     """
-    here = jax.sharding.get_abstract_mesh()
-    if not isinstance(mesh, Mesh) or not here.axis_names or here == mesh.abstract_mesh:
+    current = jax.sharding.get_abstract_mesh()
+    if not isinstance(mesh, Mesh) or not current.axis_names or current == mesh.abstract_mesh:
         return contextlib.nullcontext()
     try:
         return jax.set_mesh(mesh)
-    except ValueError:  # inside of a trace, where no mesh can be set
+    except ValueError:  # no mesh can be set inside a trace
         return contextlib.nullcontext()

@@ -37,8 +37,9 @@ def check_alive(name: str, leaves: Sequence[Any], paths: Sequence[str]) -> None:
 
 
 class Returned:
-    """Weak references to the arrays returned by the last call of a function, each sole owner of its
-    buffer.
+    """Weak references to the arrays returned by a function's last call.
+
+    Each array is the sole owner of its buffer.
     """
 
     def __init__(self) -> None:
@@ -90,11 +91,11 @@ class Buffers:
         places = dict(zip(map(id, leaves), range(len(leaves)), strict=True))
         if len(places) < len(leaves):
             self._check_same(leaves, range(len(leaves)), lambda x: (id(x),))
-        foreign = [places[i] for i in places.keys() - self._returned.ids()]
-        strangers = [i for i in foreign if i in self._rivals and is_array(leaves[i])]
-        if strangers:
-            near = sorted({j for i in strangers for j in self._rivals[i]})
-            self._check_same(leaves, near, pointers)
+        not_returned = [places[i] for i in places.keys() - self._returned.ids()]
+        candidates = [i for i in not_returned if i in self._rivals and is_array(leaves[i])]
+        if candidates:
+            same_size = sorted({j for i in candidates for j in self._rivals[i]})
+            self._check_same(leaves, same_size, pointers)
 
     def returned(self, results: Any) -> None:
         """Remembers the results of a call."""
@@ -117,11 +118,11 @@ class Buffers:
                     raise ValueError(self._twice(first, i))
 
     def _twice(self, first: int, second: int) -> str:
-        one, other = (first, second) if self._donated[first] else (second, first)
-        argument = self._paths[one].partition("/")[0]
+        donated, copied = (first, second) if self._donated[first] else (second, first)
+        argument = self._paths[donated].partition("/")[0]
         return (
             f"{self._name}: {self._paths[first]} and {self._paths[second]} are one buffer, and"
-            f" {argument} is donated: copy one of them (jnp.copy({self._paths[other]})), or make"
+            f" {argument} is donated: copy one of them (jnp.copy({self._paths[copied]})), or make"
             f" {argument} by step.init"
         )
 

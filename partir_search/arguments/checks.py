@@ -1,6 +1,4 @@
-"""Errors for the arguments of a call: leaves other than arrays, and static arguments without a
-hash.
-"""
+"""Errors for arguments of a call: leaves other than arrays, and unhashable static arguments."""
 
 from __future__ import annotations
 
@@ -80,10 +78,10 @@ def check_leaf(leaf: Any) -> None:
     if kind is np.ndarray or kind is jax.ShapeDtypeStruct:
         wrong = _not_numeric(dtype)
     else:
-        own = isinstance(leaf, np.ndarray | np.generic) or kind.__module__.startswith("jax")
+        native = isinstance(leaf, np.ndarray | np.generic) or kind.__module__.startswith("jax")
         typed = isinstance(dtype, np.dtype) or type(dtype).__module__.startswith("jax")
         wrong = not typed or not isinstance(getattr(leaf, "shape", None), tuple)
-        wrong |= (not own and hasattr(kind, "__array__")) or isinstance(leaf, np.ma.MaskedArray)
+        wrong |= (not native and hasattr(kind, "__array__")) or isinstance(leaf, np.ma.MaskedArray)
         wrong |= _not_numeric(dtype)
     if wrong:
         raise NotAnArray(leaf)

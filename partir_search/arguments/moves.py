@@ -38,13 +38,13 @@ class Moves:
         if not changed and entry not in self._before:
             return
         now = {i: leaves[i].sharding for i in changed if moves(leaves[i], placed[i])}
-        again = sorted(dict(now.items() & self._before.pop(entry, {}).items()))
+        repeated = sorted(dict(now.items() & self._before.pop(entry, {}).items()))
         if now:
             self._before[entry] = now
-        if again:
+        if repeated:
             self._warned = True
-            i = again[0]
-            others = f" ({len(again)} arguments are)" if len(again) > 1 else ""
+            i = repeated[0]
+            others = f" ({len(repeated)} arguments are)" if len(repeated) > 1 else ""
             warnings.warn(
                 f"{self._name}: {paths[i]} lives on {_place(leaves[i])}, and the plan has it on"
                 f" {_place(placed[i])}: it is moved in every call{others}; place it once"

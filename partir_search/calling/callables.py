@@ -1,6 +1,4 @@
-"""Normal form of the user's function: methods, callable modules, functions under a library's
-`jit`.
-"""
+"""Normal form of the user's function: methods, callable modules, a library's `jit`."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ Marks = tuple[tuple[int, ...], tuple[str, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Brought:
+class UserFunction:
     """A function with its bound objects, static arguments and donated arguments.
 
     Attributes:
@@ -27,7 +25,7 @@ class Brought:
       given: objects bound to the function, passed as its first arguments.
       static, donate: positions (counting `given`) and names of arguments.
       fronts: front ends applied in every call.
-      told: options of a library's `jit` around the function.
+      jit_options: options of a library's `jit` around the function.
     """
 
     fun: Callable[..., Any]
@@ -35,7 +33,7 @@ class Brought:
     static: Marks
     donate: Marks
     fronts: tuple[FrontEnd, ...] = ()
-    told: Unwrapped | None = None
+    jit_options: Unwrapped | None = None
 
     @property
     def inner(self) -> Callable[..., Any]:
@@ -55,28 +53,28 @@ class Brought:
         every = parameter_names(self.inner, len(args))
         found = {every[i] for i in self.donate[0] if -len(every) <= i < len(every)}
         found |= set(self.donate[1])
-        if self.told is not None:
-            found |= set(names[:1]) if self.told.donate_first else set()
-            found |= set(names[1:]) if self.told.donate_rest else set()
-            if self.told.donated_by is not None:
-                positions, by_name = self.told.donated_by(args, kwargs)
+        if self.jit_options is not None:
+            found |= set(names[:1]) if self.jit_options.donate_first else set()
+            found |= set(names[1:]) if self.jit_options.donate_rest else set()
+            if self.jit_options.donated_by is not None:
+                positions, by_name = self.jit_options.donated_by(args, kwargs)
                 found |= {names[i] for i in positions} | by_name
         return frozenset(found)
 
 
-def bring(fun: Callable[..., Any], static: Marks, donate: Marks) -> Brought:
+def user_function(fun: Callable[..., Any], static: Marks, donate: Marks) -> UserFunction:
     """Converts a callable to a function whose objects are arguments.
 
     A method of an object claimed by a front end, or a claimed object with `__call__`, becomes a
     function of the object.
     """
     fronts: tuple[FrontEnd, ...] = ()
-    told = None
+    jit_options = None
     found = unwrapped(fun)
     if found is not None:
-        front, told = found
-        fun, fronts = told.fun, (front,) if told.everything else ()
-        static = (tuple(dict.fromkeys((*static[0], *told.static_argnums))), static[1])
+        front, jit_options = found
+        fun, fronts = jit_options.fun, (front,) if jit_options.everything else ()
+        static = (tuple(dict.fromkeys((*static[0], *jit_options.static_argnums))), static[1])
     bound = getattr(fun, "__self__", None)
     unbound = getattr(fun, "__func__", None)
     if bound is not None and unbound is not None and claimed(bound):
@@ -84,8 +82,10 @@ def bring(fun: Callable[..., Any], static: Marks, donate: Marks) -> Brought:
     elif claimed(fun):
         given, fun = fun, type(fun).__call__
     else:
-        return Brought(fun, (), static, donate, fronts, told)
-    return Brought(fun, (given,), _shifted(static, 1), _shifted(donate, 1), fronts, told)
+        return UserFunction(fun, (), static, donate, fronts, jit_options)
+    return UserFunction(
+        fun, (given,), _shifted(static, 1), _shifted(donate, 1), fronts, jit_options
+    )
 
 
 def without_self(marks: Marks) -> Marks:

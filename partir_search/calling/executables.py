@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from partir_search.arguments import Buffers, Moves, Returned, check_alive
 from partir_search.arguments.axes import AnyMesh, within
 from partir_search.arguments.placement import place, struct_of
-from partir_search.calling.plainly import plainly
+from partir_search.calling.plain_calls import plain_calls
 from partir_search.frontends.refs import value, written
 from partir_search.lowering.local_ir import LocalProgram
 from partir_search.lowering.shard_map import (
@@ -63,8 +63,7 @@ class Entry:
     moves: Moves
 
     def on(self, mesh: Mesh) -> tuple[Callable[..., Any], list[NamedSharding]]:
-        """The program as a function of traced leaves followed by lifted arrays, and the shardings
-        of both.
+        """The program as a function of traced leaves and lifted arrays, and the shardings of both.
 
         Args:
           mesh: the step's mesh, possibly with different axis types.
@@ -134,16 +133,16 @@ class Executables:
         self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> tuple[Plan, Traced]:
         """The plan of a call and the traced call; planned on first use."""
-        key, here = call.key(), self._options.here
+        key, mesh = call.key(), self._options.here
         if key not in self._plans:
-            with collector_paused(), plainly():
+            with collector_paused(), plain_calls():
                 self._plans[key] = self._make(call, args, kwargs)
                 self._dump(self._plans[key][0])
             self._first.setdefault((call.flat[1], call.statics), self._plans[key][0])
             self._by_shape[call.plan_key()] = self._similar[call.plan_key()] = self._plans[key][0]
         plan, traced = self._plans[key]
-        if plan.mesh != here:
-            plan = plan.on(here)
+        if plan.mesh != mesh:
+            plan = plan.on(mesh)
             self._plans[key] = plan, traced
         return plan, traced
 
@@ -158,20 +157,20 @@ class Executables:
         base = self._first.get((call.flat[1], call.statics))
         similar = self._similar.get(call.plan_key())
         if known is None and base is None and similar is not None:
-            with contextlib.suppress(ValueError):  # another program
+            with contextlib.suppress(ValueError):  # `similar` has a different program
                 return self._pipeline.make(call, args, kwargs, similar)
         return self._pipeline.remake(call, args, kwargs, known, base)
 
     def free_plan(self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> Plan:
         """Plans a call independently of earlier plans."""
-        with collector_paused(), plainly():
+        with collector_paused(), plain_calls():
             return self._pipeline.make(call, args, kwargs)[0]
 
     def known_plans(
         self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> dict[str, Plan]:
         """Plans of the known strategies, by name."""
-        with collector_paused(), plainly():
+        with collector_paused(), plain_calls():
             return self._pipeline.known_plans(call, args, kwargs)
 
     def entry(self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> Entry:
@@ -185,7 +184,9 @@ class Executables:
         if entry is None:
             check_alive(self._name, call.leaves(), call.paths())
             plan, traced = self.planned(call, args, kwargs)
-            with jax.ensure_compile_time_eval():  # what is kept is of no trace around the call
+            with (
+                jax.ensure_compile_time_eval()
+            ):  # cached values must not belong to an enclosing trace
                 entry = self.entries[key] = self._build(plan, traced)
         return entry
 

@@ -24,7 +24,7 @@ class Form:
 
     Attributes:
       fun, plain: the function, and its `jax.jit` with static and donated arguments.
-      kept: plans and executables of the function.
+      executables: plans and executables of the function.
       static: positions and names of static arguments.
       call: the dynamic arguments.
       args, kwargs: all arguments of `plain`.
@@ -37,7 +37,7 @@ class Form:
 
     fun: Callable[..., Any]
     plain: Any
-    kept: Executables
+    executables: Executables
     static: tuple[tuple[int, ...], tuple[str, ...]]
     call: Call
     args: Sequence[Any]
@@ -48,9 +48,7 @@ class Form:
 
 
 class Adapter:
-    """Functions of arrays derived from a function of objects, cached by the static part of the
-    objects.
-    """
+    """Functions of arrays made from a function of objects, cached by the objects' static parts."""
 
     def __init__(self, fun: Callable[..., Any], name: str, options: Options) -> None:
         """Adapter of `fun`, a function of a library's objects."""
@@ -86,7 +84,7 @@ class Adapter:
         if key not in self._made:
             static = [(f, p.static) for f, p in layers]
             self._made[key] = self._make(static, call, args, kwargs, donated(names, args, kwargs))
-        fun, plain, kept = self._made[key]
+        fun, plain, executables = self._made[key]
         new = dataclasses.replace(call, args=values[:count], kwargs=arrays, statics=())
 
         def finish(returned: Returned, fresh: bool = False) -> Any:
@@ -101,7 +99,7 @@ class Adapter:
         return Form(
             fun=fun,
             plain=plain,
-            kept=kept,
+            executables=executables,
             static=((), ()),
             call=new,
             args=new.args,
@@ -155,14 +153,12 @@ class Adapter:
             donate_argnums=[i for i, n in enumerate(call.names) if n in donated] or None,
             donate_argnames=[k for k in keywords if k in donated] or None,
         )
-        kept = Executables(pure, plain, self._name, self._options, self._similar)
-        return pure, plain, kept
+        executables = Executables(pure, plain, self._name, self._options, self._similar)
+        return pure, plain, executables
 
 
-class Claimed:
-    """Cache of the front ends needed by a function's calls, by the tree structure of the
-    arguments.
-    """
+class FrontEndCache:
+    """Cache of the front ends needed by a function's calls, by tree structure of the arguments."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, tuple[FrontEnd, ...]] = {}
@@ -174,7 +170,7 @@ class Claimed:
         for value in values:
             if type(value) in (tuple, list, dict):
                 kinds.update(map(type, value.values() if type(value) is dict else value))
-        if any(map(claims, kinds)):  # what may hold itself is no pytree: not to be flattened
+        if any(map(claims, kinds)):  # cyclic objects cannot be flattened
             return claimed(values)
         leaves, tree = call.flat
         key = tree, frozenset(map(type, leaves)), len(imported()), have_refs(leaves)
@@ -200,7 +196,7 @@ def returned(
     updates: dict[int, Any] = {}
     static: list[Any] = []
     for front, given, merged in layers:
-        # What one front end updates may hold what is static to the next one.
+        # Updates of one front end may contain static parts of the next.
         (out, before), more, rest = front.results(given, merged, (out, updates), donated)
         static.append((tuple(before), rest))
         updates = {**before, **more}
@@ -267,7 +263,7 @@ def _leaves_of(call: Call, arguments: frozenset[int]) -> list[int]:
     return found
 
 
-class Initial:
+class InitialState:
     """Initial state of a step: abstract at first, then as arrays with a plan's shardings.
 
     Attributes:
@@ -280,7 +276,7 @@ class Initial:
         self._make: Callable[[], Any] = init_fn
         try:
             self._abstract = self.shapes = jax.eval_shape(init_fn)
-        except (TypeError, ValueError):  # results that are no arrays, or refs
+        except (TypeError, ValueError):  # results are objects or refs
             self._abstract = None
         if self._abstract is None or claimed(self._abstract):
             self._make = lambda: self._arrays(init_fn())
@@ -296,14 +292,12 @@ class Initial:
         tree: Any = jax.tree.structure(self._abstract)
         if not isinstance(self._abstract, Returned):
             return jax.jit(self._make, out_shardings=tree.unflatten(shardings))()
-        # What is static may be another object each time: it stays that of the shapes.
+        # Static parts may be new objects in each call: those of the shapes stay.
         make = self._make
         return tree.unflatten(jax.jit(lambda: jax.tree.leaves(make()), out_shardings=shardings)())
 
     def changed(self, arrays: Any, change: Callable[[Any], Any], several: bool) -> Any:
-        """State as arrays after `change`, applied to the whole state or, if `several`, to each
-        argument.
-        """
+        """State as arrays after `change` of the state or, if `several`, of each argument."""
         out = arrays.out if isinstance(arrays, Returned) else arrays
         out = tuple(map(change, out)) if several else change(out)
         return dataclasses.replace(arrays, out=out) if isinstance(arrays, Returned) else out

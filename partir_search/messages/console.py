@@ -1,6 +1,4 @@
-"""Constructors of rich tables, trees and consoles that import rich on first use (the import is
-slow).
-"""
+"""Constructors of rich tables, trees and consoles; rich is slow and imported on first use."""
 
 from __future__ import annotations
 

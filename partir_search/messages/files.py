@@ -61,8 +61,8 @@ def read_text(path: Any, what: str) -> str:
         return file.read_text()
     except FileNotFoundError as error:
         found = sorted(p.name for p in file.parent.glob(f"*{file.suffix}")) if file.suffix else []
-        there = f"; {file.parent} has {', '.join(found[:5])}" if found else ""
-        raise type(error)(f"there is no {what} at {file}{there}") from error
+        nearby = f"; {file.parent} has {', '.join(found[:5])}" if found else ""
+        raise type(error)(f"there is no {what} at {file}{nearby}") from error
     except OSError as error:
         why = "it is a folder; give the path of a file" if file.is_dir() else error.strerror
         raise type(error)(f"cannot read the {what} at {file}: {why}") from error

@@ -8,7 +8,7 @@ import reprlib
 from collections.abc import Iterable
 from typing import Any
 
-LONGEST = 80  # characters of a value that a message shows
+MAX_CHARACTERS = 80  # of a value in a message
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
@@ -34,7 +34,7 @@ def shown(value: Any) -> str:
     if callable(value) and hasattr(value, "__name__"):
         return f"the function {value.__name__}"
     text = " ".join(_SHORT.repr(value).split())
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+    return text if len(text) <= MAX_CHARACTERS else f"{text[: MAX_CHARACTERS - 3]}..."
 
 
 def _array(value: Any) -> str:
@@ -51,7 +51,7 @@ class _Short(reprlib.Repr):
 
 
 _SHORT = _Short()
-_SHORT.maxother = _SHORT.maxstring = 2 * LONGEST
+_SHORT.maxother = _SHORT.maxstring = 2 * MAX_CHARACTERS
 
 
 def amount(nbytes: float, digits: int = 3) -> str:

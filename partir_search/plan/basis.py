@@ -10,11 +10,10 @@ from partir_search.ir.core import Module, Shape, Value
 
 @dataclasses.dataclass(frozen=True)
 class Basis:
-    """Origin of a plan that was derived from an earlier plan of the same function, without a full
-    search.
+    """Origin of a plan derived from an earlier plan of the same function, without a full search.
 
     Attributes:
-      changed: (path, base shape, new shape) of each argument whose type differs.
+      changed: (path, base shape, new shape) of each argument with a new type.
       seconds: simulated seconds per step of the base plan.
       left_out: actions of the base plan that cannot be applied at the new shapes.
       episodes: episodes of the short search that followed; 0 if none ran.
@@ -67,13 +66,13 @@ def serves(base: Module, module: Module) -> bool:
     the same type in both programs; otherwise at least one array must. Weak types and scalars are
     ignored.
     """
-    ours, theirs = module.body.args, base.body.args
+    new_args, base_args = module.body.args, base.body.args
     if module.arg_paths != base.arg_paths:
         return False
-    kept = {a for a, _ in module.ties} | {a for a, _ in base.ties}
-    if any(not _alike(ours[i], theirs[i]) for i in kept if ours[i].type.shape):
+    state = {a for a, _ in module.ties} | {a for a, _ in base.ties}
+    if any(not _alike(new_args[i], base_args[i]) for i in state if new_args[i].type.shape):
         return False
-    return any(a.type.shape and _alike(a, b) for a, b in zip(ours, theirs, strict=True))
+    return any(a.type.shape and _alike(a, b) for a, b in zip(new_args, base_args, strict=True))
 
 
 def changed_arguments(base: Module, module: Module) -> tuple[tuple[str, Shape, Shape], ...]:

@@ -53,9 +53,7 @@ class PlanCache:
         return self.folder / f"{name}-{key}.json"
 
     def load(self, path: pathlib.Path) -> PlanSpec | None:
-        """Reads a cached plan; None (with a warning if the file is damaged) where no plan can be
-        read.
-        """
+        """Reads a cached plan; None for a missing file, and for a damaged file after a warning."""
         if not path.exists():
             return None
         try:

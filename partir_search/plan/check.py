@@ -117,27 +117,25 @@ def concrete(tree: Any, seed: int = 0) -> Any:
 def compared(
     partitioned: Callable[..., Any], plain: Callable[..., Any], args: Any, kwargs: Any
 ) -> Check:
-    """Runs both functions on copies of the arguments (either may donate) and compares the
-    results.
-    """
+    """Runs both functions on copies of the arguments (either may donate); compares the results."""
 
     def fresh() -> Any:
         return jax.tree.map(lambda x: jnp.array(x, copy=True), (args, kwargs))
 
     with jax.default_device(jax.devices("cpu")[0]):
-        mine = fresh()
-        want = jax.block_until_ready(plain(*mine[0], **mine[1]))
-        mine = fresh()
-    got = jax.block_until_ready(partitioned(*mine[0], **mine[1]))
-    pairs = zip(jax.tree_util.tree_leaves_with_path(want), jax.tree.leaves(got), strict=True)
+        copies = fresh()
+        expected = jax.block_until_ready(plain(*copies[0], **copies[1]))
+        copies = fresh()
+    result = jax.block_until_ready(partitioned(*copies[0], **copies[1]))
+    pairs = zip(jax.tree_util.tree_leaves_with_path(expected), jax.tree.leaves(result), strict=True)
     return Check(tuple(_leaf(leaf_path("", keys) or "result", a, b) for (keys, a), b in pairs))
 
 
-def _leaf(path: str, want: Any, got: Any) -> LeafCheck:
-    kind = f"{want.dtype}{list(want.shape)}"
-    if jnp.issubdtype(want.dtype, jax.dtypes.prng_key):
-        want, got = jax.random.key_data(want), jax.random.key_data(got)
-    x, y = np.asarray(want), np.asarray(got)
+def _leaf(path: str, expected: Any, result: Any) -> LeafCheck:
+    kind = f"{expected.dtype}{list(expected.shape)}"
+    if jnp.issubdtype(expected.dtype, jax.dtypes.prng_key):
+        expected, result = jax.random.key_data(expected), jax.random.key_data(result)
+    x, y = np.asarray(expected), np.asarray(result)
     if not jnp.issubdtype(x.dtype, jnp.inexact):
         wrong = float(np.max(x != y, initial=0))
         return LeafCheck(path, kind, wrong, wrong, not wrong)

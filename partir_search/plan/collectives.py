@@ -31,9 +31,7 @@ class Collective:
 
 
 def collectives_of(program: LocalProgram) -> tuple[Collective, ...]:
-    """Planned collectives in program order, followed by the collectives of the user's
-    `shard_map`s.
-    """
+    """Planned collectives in program order, then the collectives of the user's `shard_map`s."""
     names = program.partition.mesh.names
     planned = [
         Collective(
@@ -48,7 +46,7 @@ def collectives_of(program: LocalProgram) -> tuple[Collective, ...]:
         for move, times in program.reshards()
         if move.step.communicates
     ]
-    own = [
+    written = [
         Collective(
             kind=c.kind,
             axes=c.axes,
@@ -60,4 +58,4 @@ def collectives_of(program: LocalProgram) -> tuple[Collective, ...]:
         )
         for c, op, times in program.own_collectives()
     ]
-    return (*planned, *own)
+    return (*planned, *written)

@@ -65,9 +65,7 @@ class Comparison(Shown):
 
     @property
     def arguments(self) -> dict[str, tuple[str, str]]:
-        """Specs (before, after) of arguments with different tilings, by path; "" for a missing
-        argument.
-        """
+        """Specs (before, after) of arguments tiled differently, by path; "" where missing."""
         one, two = (
             {path: str(spec) for path, _, spec in p.arguments()} for p in (self.before, self.after)
         )
@@ -77,9 +75,7 @@ class Comparison(Shown):
 
     @property
     def collectives(self) -> dict[CollectiveGroup, tuple[float, float]]:
-        """Bytes (before, after) of collectives per step and device, for groups with different
-        volumes.
-        """
+        """Bytes (before, after) of collectives per step and device, for groups that changed."""
         one, two = _volumes(self.before), _volumes(self.after)
         both = {g: (one.get(g, 0.0), two.get(g, 0.0)) for g in (*one, *two)}
         return {g: pair for g, pair in both.items() if pair[0] != pair[1]}

@@ -9,8 +9,9 @@ from partir_search.plan.plan import Plan
 
 
 def dump(plan: Plan, folder: pathlib.Path) -> None:
-    """Writes the program after each recorded pass (`00_trace.ir` ... `09_local.ir`) and a table of
-    all passes (`passes.txt`).
+    """Writes the program after each recorded pass to files, with a table of all passes.
+
+    The files are `00_trace.ir` ... `09_local.ir` and `passes.txt`.
 
     Raises:
       OSError: a file cannot be written.

@@ -1,6 +1,4 @@
-"""Explanations of a plan: causes of tilings, replicated values, conflicts, and changed
-shardings.
-"""
+"""Explanations of a plan: causes of tilings, replicated values, conflicts, changed shardings."""
 
 from __future__ import annotations
 
@@ -20,9 +18,7 @@ from partir_search.propagation.conflicts import Conflict, find_conflicts
 
 
 def explain(planned: Planned, path: str) -> str:
-    """Names the action, and the op it propagated through, for each mesh axis of the arguments at
-    `path`.
-    """
+    """Names the action, and the op it propagated through, for each axis of arguments at `path`."""
     text("explain: path", path, "an argument's path such as 'state/params/w'")
     module = planned.graph.module
     named = zip(module.arg_paths, module.body.args, strict=True)
@@ -41,7 +37,7 @@ def explain(planned: Planned, path: str) -> str:
 def _explain(planned: Planned, path: str, value: Value) -> list[str]:
     graph, state = planned.graph, planned.state
     cls = graph.class_of[value.id]
-    steps = tilings(planned.actions)  # what causes count
+    steps = tilings(planned.actions)  # causes hold indices into this list
     lines = [f"{path}: {value.type}"]
     for axis, name in enumerate(state.mesh.names):
         dim = state.tiles[axis][cls]

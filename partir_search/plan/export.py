@@ -1,6 +1,4 @@
-"""Export of a plan: as sharding constraints for plain `jax.jit`, and as flax's logical axis
-rules.
-"""
+"""Export of a plan: sharding constraints for plain `jax.jit`, or flax's logical axis rules."""
 
 from __future__ import annotations
 

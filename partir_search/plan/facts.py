@@ -70,9 +70,7 @@ class PlanFacts(Layouts, Rewritten):
 
     @property
     def proven(self) -> bool:
-        """True if every search enumerated its whole space: the plan is optimal under the cost
-        model.
-        """
+        """True if every search enumerated its space: the plan is optimal under the cost model."""
         return bool(self.searches) and all(s.proven for s in self.searches)
 
     def ir(self, scope: str | None = None, *, full: bool = False) -> str:
@@ -110,9 +108,7 @@ class PlanFacts(Layouts, Rewritten):
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
-        """Planned collectives in program order, followed by the collectives of the user's
-        `shard_map`s.
-        """
+        """Planned collectives in program order, then the collectives of the user's `shard_map`s."""
         return collectives_of(self._planned.sketch)
 
     @property
@@ -128,8 +124,9 @@ class PlanFacts(Layouts, Rewritten):
 
     @property
     def bound_bytes(self) -> float:
-        """Lower bound on the bytes sent by one device for the program's products, if every operand
-        starts unreplicated (see `simulator/lower_bounds.py`).
+        """Lower bound on the bytes sent by one device for the program's products.
+
+        The bound assumes that no operand starts replicated; see `simulator/lower_bounds.py`.
         """
         return products_bytes(self.module, self.partition.rules, self.mesh_shape.devices)
 

@@ -44,15 +44,15 @@ class KnownStrategies(Shown, Mapping[str, Plan]):
         table.add_column("strategy")
         for column in ("ms", "of them collectives", "peak", "fits", "collectives"):
             table.add_column(column, justify="right")
-        alike: dict[tuple[str, ...], list[str]] = {}  # strategies that come to the same
+        by_figures: dict[tuple[str, ...], list[str]] = {}  # names by table row
         for name in self:
             plan = self.plans[name]
             c, counts = plan.cost, plan.collective_counts
             numbers = f"{c.seconds * 1e3:.3f}", f"{c.collective_seconds * 1e3:.3f}"
             fits = "yes" if plan.fits else "no"
             figures = (*numbers, amount(c.peak_bytes), fits, str(sum(counts.values())))
-            alike.setdefault(figures, []).append(name)
-        for row, names in alike.items():
+            by_figures.setdefault(figures, []).append(name)
+        for row, names in by_figures.items():
             more = f" (and {len(names) - 1} alike)" if len(names) > 1 else ""
             table.add_row(min(names, key=len) + more, *row)
         return table

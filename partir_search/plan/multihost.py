@@ -72,8 +72,7 @@ def _short(x: Any) -> str:
 
 
 def plan_first(make: Callable[[], Plan]) -> Plan | PlanSpec:
-    """Calls `make` on process 0 and sends the plan to all further processes, as a PlanSpec to
-    replay.
+    """Calls `make` on process 0 and sends the plan, as a PlanSpec to replay, to all others.
 
     Raises:
       RuntimeError: planning failed on process 0; the message has the original error.
@@ -83,15 +82,15 @@ def plan_first(make: Callable[[], Plan]) -> Plan | PlanSpec:
         try:
             plan = make()
             text = json.dumps(plan.to_json())
-        except Exception as error:  # the others must not wait for a plan
+        except Exception as error:  # sent on: all further processes wait for a message
             failed = error
             text = json.dumps({"failed": f"{type(error).__name__}: {error}"})
-    told = exchange(text)[0]
+    received = exchange(text)[0]
     if failed:
         raise failed
     if plan is not None:
         return plan
-    data = json.loads(told)
+    data = json.loads(received)
     if "failed" in data:
         raise RuntimeError(f"planning failed on process 0: {data['failed']}")
     return PlanSpec.from_json(data)
@@ -99,9 +98,9 @@ def plan_first(make: Callable[[], Plan]) -> Plan | PlanSpec:
 
 def exchange(text: str) -> list[str]:
     """Texts of all processes, by process index. All processes must call this function."""
-    mine = np.frombuffer(text.encode(), np.uint8)
-    lengths = np.ravel(multihost_utils.process_allgather(np.array([len(mine)])))
+    encoded = np.frombuffer(text.encode(), np.uint8)
+    lengths = np.ravel(multihost_utils.process_allgather(np.array([len(encoded)])))
     padded = np.zeros(int(lengths.max()), np.uint8)
-    padded[: len(mine)] = mine
-    every = np.asarray(multihost_utils.process_allgather(padded)).reshape(len(lengths), -1)
-    return [bytes(row[:n]).decode() for row, n in zip(every, lengths, strict=True)]
+    padded[: len(encoded)] = encoded
+    gathered = np.asarray(multihost_utils.process_allgather(padded)).reshape(len(lengths), -1)
+    return [bytes(row[:n]).decode() for row, n in zip(gathered, lengths, strict=True)]

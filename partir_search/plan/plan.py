@@ -51,8 +51,7 @@ class Plan(PlanFacts, SavedInstead):
     # Questions ---------------------------------------------------------------------------------
 
     def explain(self, path: str) -> str:
-        """Names the action, and the op it propagated through, for each mesh axis of the arguments
-        at `path`.
+        """Names the action, and the op it propagated through, for each axis of some arguments.
 
         Args:
           path: an argument's path, a glob on paths, or the printed name of any value.
@@ -100,8 +99,7 @@ class Plan(PlanFacts, SavedInstead):
         write_text(path, report_page(self, self.timeline))
 
     def check(self, step: Any, *args: Any, **kwargs: Any) -> Check:
-        """Runs a partitioned function under this plan and the plain function on CPU devices, and
-        compares.
+        """Compares a function partitioned by this plan with the plain function, on CPU devices.
 
         Args:
           step: the function returned by `auto_partition`. The check uses this plan's mesh, on CPU
@@ -154,8 +152,9 @@ class Plan(PlanFacts, SavedInstead):
         return logical_axis_rules(specs, paths_of(self.module, argument, names))
 
     def verify(self, target: str) -> Verification:
-        """Compiles the plan ahead of time with the target's compiler, and compares with the
-        simulation.
+        """Compiles the plan with the target's compiler, and compares with the simulation.
+
+        No hardware is needed.
 
         Args:
           target: machine and topology with as many devices as the mesh, for example

@@ -162,8 +162,9 @@ def varied(planned: Planned, first: Sequence[Action]) -> tuple[Planned, tuple[Ac
 
 @contextlib.contextmanager
 def collector_paused() -> Iterator[None]:
-    """Pauses Python's cyclic garbage collector, which costs a sixth of planning time: planning
-    allocates millions of small objects and almost no cycles.
+    """Pauses Python's cyclic garbage collector, which costs a sixth of planning time.
+
+    Planning allocates millions of small objects and almost no cycles.
     """
     was = gc.isenabled()
     gc.disable()

@@ -14,7 +14,7 @@ from partir_search.plan.planned import SearchReport
 if TYPE_CHECKING:
     from rich.tree import Tree as RichTree
 
-DEPTH, BREADTH = 6, 4  # of the picture: decisions deep, children of a node
+MAX_DEPTH, MAX_CHILDREN = 6, 4  # of the picture
 
 
 def save_search(report: SearchReport, folder: str | pathlib.Path) -> None:
@@ -53,8 +53,9 @@ def search_record(report: SearchReport) -> dict[str, Any]:
 
 
 def picture(report: SearchReport) -> RichTree:
-    """Tree of the most visited decisions, each with its visits and the best cost below relative to
-    the overall best.
+    """Tree of the most visited decisions, with visits and the best cost below each node.
+
+    Costs are relative to the best cost of the search.
     """
     from rich.markup import escape
     from rich.tree import Tree as RichTree
@@ -70,16 +71,16 @@ def picture(report: SearchReport) -> RichTree:
 
     def grow(branch: RichTree, node: int, depth: int) -> None:
         children = sorted(tree.children[node].items(), key=lambda c: -tree.visits[c[1]])
-        for move, child in children[:BREADTH]:
+        for move, child in children[:MAX_CHILDREN]:
             slower = math.expm1(tree.best[child] - best) if tree.visits[child] else math.inf
             cost = "best" if slower < 1e-6 else f"+{slower:.1%}"
             style = "bold green" if cost == "best" else "default"
             text = f"[{style}]{escape(report.moves[move])}[/]  {cost}, {tree.visits[child]} visits"
             grown = branch.add(text)
-            if depth < DEPTH:
+            if depth < MAX_DEPTH:
                 grow(grown, child, depth + 1)
-        if len(children) > BREADTH:
-            branch.add(f"[dim]{len(children) - BREADTH} more")
+        if len(children) > MAX_CHILDREN:
+            branch.add(f"[dim]{len(children) - MAX_CHILDREN} more")
 
     grow(root, 0, 1)
     return root

@@ -21,7 +21,7 @@ from partir_search.plan.spec import PlanSpec, check_kinds
 from partir_search.propagation.actions import tilings
 
 FORMAT = 2
-SHOWN = 12  # differences that a message lists
+MAX_DIFFERENCES = 12  # listed by a message
 
 
 def fingerprint(module: Module) -> str:
@@ -114,12 +114,12 @@ def check_mesh(saved: PlanSpec, mesh: MeshShape) -> None:
     Raises:
       ValueError: the axis names differ.
     """
-    theirs, ours = saved.mesh.user.names, mesh.user.names
-    if theirs != ours:
-        near = [did_you_mean(axis, theirs) for axis in ours if axis not in theirs]
+    saved_axes, axes = saved.mesh.user.names, mesh.user.names
+    if saved_axes != axes:
+        near = [did_you_mean(axis, saved_axes) for axis in axes if axis not in saved_axes]
         raise ValueError(
-            f"the saved plan is for mesh<{saved.mesh.user}> with axes {list(theirs)}, this is"
-            f" mesh<{mesh.user}> with {list(ours)}; plan again with schedule=None, or name the axes"
+            f"the saved plan is for mesh<{saved.mesh.user}> with axes {list(saved_axes)}, this is"
+            f" mesh<{mesh.user}> with {list(axes)}; plan again with schedule=None, or name the axes"
             f" alike{next(filter(None, near), '')}"
         )
 
@@ -143,7 +143,9 @@ def changes(saved: PlanSpec, module: Module) -> str:
         lines.append(f"it names {paths}, which this program does not have")
     if not lines:
         lines.append("its arguments are the same, its ops are not")
-    shown = lines[:SHOWN] + [f"and {len(lines) - SHOWN} more"] * (len(lines) > SHOWN)
+    shown = lines[:MAX_DIFFERENCES] + [f"and {len(lines) - MAX_DIFFERENCES} more"] * (
+        len(lines) > MAX_DIFFERENCES
+    )
     return (
         f"the saved plan is for {saved.function!r} with fingerprint {saved.fingerprint}, this is"
         f" {module.name!r} with {fingerprint(module)}: " + "; ".join(shown)

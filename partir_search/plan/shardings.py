@@ -85,9 +85,7 @@ class Layouts:
 
     @property
     def abstract_state(self) -> Any:
-        """First argument (the train state) as ShapeDtypeStructs with shardings, for orbax to
-        restore.
-        """
+        """First argument (the train state) as ShapeDtypeStructs with shardings, for orbax."""
         return self.abstract_args[0][0]
 
     def make_global_batch(self, local: Any) -> Any:

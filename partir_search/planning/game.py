@@ -33,9 +33,9 @@ from partir_search.strategies.moves import (
 )
 from partir_search.strategies.targets import StrategyTargets
 
-INTERIOR = 16  # interior classes offered, the largest by bytes
-# How often a move is drawn of those that decide much at once, of the tilings of one matrix, and of
-# those of vectors and interior values: hundreds of the last kinds stand against a few of the first.
+MAX_INTERIOR = 16  # interior classes with moves, the largest by bytes
+# Probabilities of the kinds of moves: strategies, tilings of one matrix, and tilings of vectors and
+# interior values. Drawn uniformly, hundreds of the last would crowd out a few of the first.
 SHARES = (0.45, 0.45, 0.1)
 
 
@@ -65,15 +65,15 @@ class PlanningGame:
     cache: LocalCache = dataclasses.field(init=False)
     costs: dict[int, Cost] = dataclasses.field(default_factory=dict)
     _candidates: Sequence[Sequence[StrategyMove]] = ()  # by kind, as in SHARES
-    # States are numbered as they are met. Searches play the same moves in the same states over and
-    # over: where one leads is looked up.
+    # States are numbered on first visit. Searches repeat moves in the same states: `_after` caches
+    # successors.
     _ids: dict[bytes, int] = dataclasses.field(default_factory=dict)
     _keys: list[bytes] = dataclasses.field(default_factory=list)
     _after: dict[tuple[int, Move], int] = dataclasses.field(default_factory=dict)
     _legal: dict[int, Sequence[Sequence[Move]]] = dataclasses.field(default_factory=dict)
     _here: int = 0
-    _before: list[int] = dataclasses.field(default_factory=list)  # states on the way here
-    _loaded: tuple[int, DeviceLoad | None] = (-1, None)  # of the state looked at last
+    _before: list[int] = dataclasses.field(default_factory=list)  # states before each move
+    _loaded: tuple[int, DeviceLoad | None] = (-1, None)  # (state number, load) of the latest state
 
     def __post_init__(self) -> None:
         self.cache = LocalCache(self.model.machine.traits)
@@ -92,7 +92,7 @@ class PlanningGame:
         shapes, roles = self.graph.shapes, self.targets.roles
         padded = tuple(c for forms in self.targets.padded.values() for c in forms)
         arguments = list(dict.fromkeys(roles.data + roles.parameters + padded))
-        if len(roles.optimizer) <= 8:  # small programs: decide each on its own as well
+        if len(roles.optimizer) <= 8:  # few optimizer arrays: a move for each
             arguments += roles.optimizer
         taken = set(arguments) | set(roles.optimizer)
         values = self.graph.module.values
@@ -101,7 +101,7 @@ class PlanningGame:
             for c in range(len(shapes))
             if len(shapes[c]) >= 3 and c not in taken
         }
-        interior = sorted(size, key=lambda c: (-size[c], c))[:INTERIOR]
+        interior = sorted(size, key=lambda c: (-size[c], c))[:MAX_INTERIOR]
         moves, tilings = list[StrategyMove](), list[TileClass]()
         for r, c, d in self.mesh.triples:
             if set(self.axes).issuperset(self.mesh.names[a] for a in (r, c, d)):
@@ -169,16 +169,16 @@ class PlanningGame:
         return kind[rng.randrange(len(kind))]
 
     def step(self, move: Move) -> bool:
-        here = self._here
-        after = self._after.get((here, move))
+        current = self._here
+        after = self._after.get((current, move))
         if after is None:
             done = move.apply(self.targets, self.state)  # type: ignore[attr-defined]
-            after = self._after[here, move] = self._met() if done else here
-        elif after != here:
+            after = self._after[current, move] = self._met() if done else current
+        elif after != current:
             self.state.restore(self._keys[after])
-        if after == here:
+        if after == current:
             return False
-        self._before.append(here)
+        self._before.append(current)
         self._here = after
         return True
 
@@ -217,17 +217,13 @@ class PlanningGame:
         return self.goal(self.cost())
 
     def clear_caches(self) -> None:
-        """Clears the caches of localized ops, propagation and legal moves, to free memory after a
-        search.
-        """
+        """Clears the caches of localized ops, propagation and legal moves, to free memory."""
         self.cache = LocalCache(self.model.machine.traits)
         self.state.clear_caches()
         self._legal.clear()
 
     def describe(self, move: Move) -> str:
-        """Text of a move. An argument is named by its path, in a folded program by the path in the
-        first layer.
-        """
+        """Text of a move, with the path of an argument (if folded, of the first layer)."""
         return move.describe(self._name, self.mesh.label)  # type: ignore[attr-defined, no-any-return]
 
     def _name(self, cls: int) -> str:

@@ -26,10 +26,10 @@ from partir_search.propagation.actions import Action
 from partir_search.simulator.cost import Cost
 from partir_search.simulator.target.machine import Machine
 
-PROBES = 5  # numbers of segments at which a plan is costed; peaks fall nearly on a line
-KINDS = 6  # of segments, at most, that are told apart by what they free and cost
-SHORTEST = 1e-6  # of a step that computing segments again may be taken for
-MOST_DEVICES = 64  # times as many, at most, are tried as a remedy
+PROBES = 5  # plans evaluated to find the fewest segments; peaks are nearly linear in the number
+MAX_SEGMENT_KINDS = 6  # kinds of segments measured separately
+MIN_SECONDS_FRACTION = 1e-6  # of a step, assumed for the recomputation of segments
+MAX_DEVICE_FACTOR = 64  # largest mesh tried as a remedy, in multiples of the user's mesh
 
 
 class DoesNotFit(MemoryError):
@@ -71,47 +71,49 @@ def fit_by_remat(
         known = {v.name for v in rewritten.values}
         return replay(rewritten, [a.renamed(lambda name: namesake(name, known)) for a in actions])
 
-    aim = limit * (1.0 - planned.model.machine.traits.memory_fragmentation_fraction)
-    same = played(planned.actions, segments)
+    target_bytes = limit * (1.0 - planned.model.machine.traits.memory_fragmentation_fraction)
+    replayed = played(planned.actions, segments)
     if (
-        len(same.actions) == len(planned.actions)
-        and same.cost.peak_bytes >= planned.cost.peak_bytes
+        len(replayed.actions) == len(planned.actions)
+        and replayed.cost.peak_bytes >= planned.cost.peak_bytes
     ):
-        return planned, ()  # the peak lies elsewhere: computing segments again frees nothing
-    spare = _worth(planned.cost, same.cost, aim, objective)
-    every = plan(rematerialize(module, segments), planned.actions, spare)
-    if planned.cost.peak_bytes <= every.cost.peak_bytes:
+        return planned, ()  # the peak is elsewhere: recomputation frees nothing
+    spare = _worth(planned.cost, replayed.cost, target_bytes, objective)
+    full = plan(rematerialize(module, segments), planned.actions, spare)
+    if planned.cost.peak_bytes <= full.cost.peak_bytes:
         return planned, ()
-    if every.cost.peak_bytes > aim:
-        return every, tuple(segments)
+    if full.cost.peak_bytes > target_bytes:
+        return full, tuple(segments)
 
-    at = functools.partial(played, every.actions)
-    ordered, known = _cheapest_first(module, segments, at)
-    known[len(segments)] = every
-    few, n = _fewest(lambda n: at(ordered[:n]), known, aim)
-    if few is not every:  # of which nothing was proven
-        reports = tuple(dataclasses.replace(r, proven=False) for r in every.reports)
-        few = with_search(few, every, reports)
-    return few, tuple(sorted(ordered[:n]))
+    replay_with = functools.partial(played, full.actions)
+    ordered, known = _cheapest_first(module, segments, replay_with)
+    known[len(segments)] = full
+    best, n = _fewest(lambda n: replay_with(ordered[:n]), known, target_bytes)
+    if best is not full:  # the search proved nothing about fewer segments
+        reports = tuple(dataclasses.replace(r, proven=False) for r in full.reports)
+        best = with_search(best, full, reports)
+    return best, tuple(sorted(ordered[:n]))
 
 
 def _worth(
-    none: Cost, every: Cost, limit: float, objective: Callable[[Cost], float]
+    without: Cost, with_all: Cost, limit: float, objective: Callable[[Cost], float]
 ) -> list[Goal[Cost]]:
-    """Goals that price memory while all segments are recomputed, as fewer segments will be in the
-    end.
+    """Goals that price memory in a plan with all segments recomputed.
+
+    Such a plan has memory to spare, as fewer segments will be recomputed in the end.
 
     Args:
-      none, every: costs of the same decisions with no segment and with all segments recomputed.
+      without, with_all: costs of the same decisions with no and with all segments recomputed.
       limit: bytes per device.
       objective: the quantity minimised by the goals.
     """
-    freed, spent = none.peak_bytes - every.peak_bytes, objective(every) - objective(none)
+    freed = without.peak_bytes - with_all.peak_bytes
+    spent = objective(with_all) - objective(without)
     return [Spare(limit, spent / freed, spent)] if freed > 0 and spent > 0 else []
 
 
 def _cheapest_first(
-    module: Module, segments: Sequence[Range], at: Callable[[Sequence[Range]], Planned]
+    module: Module, segments: Sequence[Range], plan_with: Callable[[Sequence[Range]], Planned]
 ) -> tuple[list[Range], dict[int, Planned]]:
     """Segments ordered by bytes freed per second of recomputation (attention usually before MLPs).
 
@@ -120,60 +122,61 @@ def _cheapest_first(
     Returns:
       The ordered segments, and the plans evaluated so far by number of recomputed segments.
     """
-    none = at(())
+    baseline = plan_with(())
     kinds: dict[tuple[str, ...], list[Range]] = {}
     for begin, stop in segments:
         ops = module.body.ops[begin:stop]
         kinds.setdefault(tuple(op.prim for op in ops), []).append((begin, stop))
     groups = [group for group in kinds.values() if len(group) > 1]
-    if not 1 < len(groups) <= KINDS:
-        return list(segments), {0: none}
+    if not 1 < len(groups) <= MAX_SEGMENT_KINDS:
+        return list(segments), {0: baseline}
 
     def worth(tried: Planned) -> float:
-        freed = none.cost.peak_bytes - tried.cost.peak_bytes
-        return freed / max(tried.cost.seconds - none.cost.seconds, SHORTEST * none.cost.seconds)
+        before, after = baseline.cost, tried.cost
+        spent = max(after.seconds - before.seconds, MIN_SECONDS_FRACTION * before.seconds)
+        return (before.peak_bytes - after.peak_bytes) / spent
 
-    tried = [at(group) for group in groups]
+    tried = [plan_with(group) for group in groups]
     ranked = sorted(range(len(groups)), key=lambda i: -worth(tried[i]))
     first = ranked[0]
     ordered = list(itertools.chain(*(groups[i] for i in ranked)))
     ordered += [group[0] for group in kinds.values() if len(group) == 1]
-    return ordered, {0: none, len(groups[first]): tried[first]}
+    return ordered, {0: baseline, len(groups[first]): tried[first]}
 
 
 def _fewest(
-    at: Callable[[int], Planned], known: Mapping[int, Planned], limit: float
+    plan_with: Callable[[int], Planned], known: Mapping[int, Planned], limit: float
 ) -> tuple[Planned, int]:
     """Finds the fewest segments whose recomputation fits, by interpolation of peaks.
 
     Args:
-      at: function from a number of segments to a plan.
+      plan_with: function from a number of segments to a plan.
       known: plans by number of segments, including the plan with all segments, which must fit.
       limit: bytes per device.
 
     Returns:
       The plan and its number of segments.
     """
-    peaks = {n: planned.cost.peak_bytes for n, planned in known.items()}
-    least = min(n for n in peaks if peaks[n] <= limit)
-    over = max((n for n in peaks if peaks[n] > limit), default=least - 1)
+    peaks = {count: planned.cost.peak_bytes for count, planned in known.items()}
+    least = min(count for count in peaks if peaks[count] <= limit)
+    over = max((count for count in peaks if peaks[count] > limit), default=least - 1)
     best, probes = known[least], list[int]()
     for _ in range(PROBES):
         if least - over <= 1:
             break
         ends = over, least
         if len(probes) > 1 and (peaks[probes[-2]] > limit) == (peaks[probes[-1]] > limit):
-            ends = probes[-2], probes[-1]  # peaks lie on several lines: this one is nearer
+            ends = probes[-2], probes[-1]  # peaks are piecewise linear: this piece is nearer
         few, many = sorted(ends)
         slope = (peaks[few] - peaks[many]) / (many - few)
-        n = few + math.ceil((peaks[few] - limit) / slope) if slope > 0 else least - 1
-        probes.append(n := min(max(n, over + 1), least - 1))
-        tried = at(n)
-        peaks[n] = tried.cost.peak_bytes
-        if peaks[n] <= limit:
-            best, least = tried, n
+        count = few + math.ceil((peaks[few] - limit) / slope) if slope > 0 else least - 1
+        probes.append(count := min(max(count, over + 1), least - 1))
+        tried = plan_with(count)
+        peaks[count] = tried.cost.peak_bytes
+        if peaks[count] <= limit:
+            best, least = tried, count
         else:
-            over = n
+            over = count
     return best, least
 
 
@@ -199,19 +202,19 @@ def remedies(
     found = []
     if not remat:
         segments = find_segments(module)
-        again = _tightest(rematerialize(module, segments), mesh, machine) if segments else cost
-        if again.peak_bytes <= limit:
+        recomputed = _tightest(rematerialize(module, segments), mesh, machine) if segments else cost
+        if recomputed.peak_bytes <= limit:
             what = "let activations be computed again (remat='auto')"
-            found.append(Remedy(what, again.peak_bytes, again.seconds))
-    moving = cost.peak_bytes - cost.argument_bytes
+            found.append(Remedy(what, recomputed.peak_bytes, recomputed.seconds))
+    other_bytes = cost.peak_bytes - cost.argument_bytes
     batch = _batch(module)
     if batch and cost.argument_bytes < limit:
-        smaller = int(batch * (limit - cost.argument_bytes) / moving)
+        smaller = int(batch * (limit - cost.argument_bytes) / other_bytes)
         if 0 < smaller < batch:
-            peak = cost.argument_bytes + moving * smaller / batch
+            peak = cost.argument_bytes + other_bytes * smaller / batch
             found.append(Remedy(f"a batch of about {smaller} instead of {batch}", peak))
-    more = _more_devices(module, mesh, machine, limit)
-    return [*found, *([more] if more else [])]
+    larger_mesh = _more_devices(module, mesh, machine, limit)
+    return [*found, *([larger_mesh] if larger_mesh else [])]
 
 
 def _batch(module: Module) -> int:
@@ -224,7 +227,7 @@ def _batch(module: Module) -> int:
 def _more_devices(module: Module, mesh: MeshShape, machine: Machine, limit: float) -> Remedy | None:
     """Smallest multiple of the mesh with a known strategy within the limit."""
     times = 2
-    while times <= MOST_DEVICES:
+    while times <= MAX_DEVICE_FACTOR:
         for axis in range(len(mesh.names)):
             sizes = tuple(n * times if a == axis else n for a, n in enumerate(mesh.sizes))
             larger = MeshShape(mesh.names, sizes)
@@ -242,15 +245,15 @@ def _tightest(module: Module, mesh: MeshShape, machine: Machine) -> Cost:
     return min((c for _, c in costs), key=lambda c: c.peak_bytes)
 
 
-def oom_message(limit: float, cost: Cost, ways: Sequence[Remedy]) -> str:
+def oom_message(limit: float, cost: Cost, found: Sequence[Remedy]) -> str:
     """Message of `DoesNotFit`."""
     lines = [
         f"the step does not fit: the tightest plan found needs {amount(cost.peak_bytes, 4)} on"
         f" a device ({amount(cost.argument_bytes, 4)} of it arguments), the limit is"
         f" {amount(limit, 4)}"
     ]
-    lines += [f"  {i}. {way}" for i, way in enumerate(ways, 1)]
-    if not ways:
+    lines += [f"  {i}. {remedy}" for i, remedy in enumerate(found, 1)]
+    if not found:
         lines.append("  no smaller batch and no mesh of up to 64 times the devices fits either")
     lines.append("pass on_overflow='warn' to run it all the same")
     return "\n".join(lines)

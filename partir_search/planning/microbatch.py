@@ -126,15 +126,15 @@ def _data_leaves(args: Any, kwargs: Any, out: Any, parts: int, names: Sequence[s
     changed: tuple[Any, ...] = ()
     if isinstance(out, Returned):
         changed, out = tuple(out.updates.values()), out.out
-    again = {signature(x) for x in (*changed, *(out if isinstance(out, tuple) else (out,)))}
+    returned = {signature(x) for x in (*changed, *(out if isinstance(out, tuple) else (out,)))}
     found: set[int] = set()
-    at = 0
+    first_leaf = 0
     batch, first = None, ""
     arguments = (*args, *(kwargs[k] for k in sorted(kwargs)))
     for name, argument in zip(names, arguments, strict=True):
         flat = jax.tree_util.tree_leaves_with_path(argument)
         leaves = [x for _, x in flat]
-        if signature(argument) not in again:
+        if signature(argument) not in returned:
             for i, x in enumerate(map(abstract, leaves)):
                 key = x.shape == (2,) and x.dtype == jnp.uint32
                 if not x.shape or key or jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
@@ -154,8 +154,8 @@ def _data_leaves(args: Any, kwargs: Any, out: Any, parts: int, names: Sequence[s
                         f" batch of {batch}, does not divide by {parts};"
                         f" {multiples(batch, parts)} would divide, or use {_divisors(batch)}"
                     )
-                found.add(at + i)
-        at += len(leaves)
+                found.add(first_leaf + i)
+        first_leaf += len(leaves)
     if not found:
         raise ValueError(f"microbatches={parts}: no argument but the train state has a batch")
     return found
@@ -172,30 +172,30 @@ def _run(closed: Any, leaves: Sequence[Any], data: set[int], parts: int) -> list
     cut = max((i for i, e in enumerate(jaxpr.eqns) if is_backward(e)), default=-1) + 1
     if not cut:
         raise ValueError(f"microbatches={parts}: the step takes no gradient; nothing to accumulate")
-    tainted = {v for i, v in enumerate(jaxpr.invars) if i in data}
-    once, each = [], []
+    data_dependent = {v for i, v in enumerate(jaxpr.invars) if i in data}
+    data_free, per_part = [], []
     for eqn in jaxpr.eqns[:cut]:
-        if any(isinstance(v, Var) and v in tainted for v in eqn.invars):
-            tainted.update(eqn.outvars)
-            each.append(eqn)
+        if any(isinstance(v, Var) and v in data_dependent for v in eqn.invars):
+            data_dependent.update(eqn.outvars)
+            per_part.append(eqn)
         else:
-            once.append(eqn)
+            data_free.append(eqn)
     after = []
     direct = {v for i, v in enumerate(jaxpr.invars) if i in data}
-    for eqn in jaxpr.eqns[cut:]:  # metrics of the data may follow: they belong to each part, too
+    for eqn in jaxpr.eqns[cut:]:  # metrics of the data, per part as well
         if any(isinstance(v, Var) and v in direct for v in eqn.invars):
             direct.update(eqn.outvars)
-            each.append(eqn)
+            per_part.append(eqn)
         else:
             after.append(eqn)
-    made = {v: e for e in each for v in e.outvars}
-    wanted = dict.fromkeys(
+    made = {v: e for e in per_part for v in e.outvars}
+    averaged = dict.fromkeys(
         v
         for v in (*(v for e in after for v in e.invars), *jaxpr.outvars)
         if isinstance(v, Var) and v in made
     )
-    types: list[Any] = [v.aval for v in wanted]
-    for v, aval in zip(wanted, types, strict=True):
+    types: list[Any] = [v.aval for v in averaged]
+    for v, aval in zip(averaged, types, strict=True):
         if not jnp.issubdtype(aval.dtype, jnp.floating):
             raise ValueError(
                 f"microbatches={parts}: {aval} leaves the gradient computation (made by"
@@ -203,21 +203,21 @@ def _run(closed: Any, leaves: Sequence[Any], data: set[int], parts: int) -> list
             )
     env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
     env |= zip(jaxpr.invars, leaves, strict=True)
-    run_equations(jaxpr, once, env)
-    split = [v for i, v in enumerate(jaxpr.invars) if i in data]
-    whole = [v for v in env if v not in split]
-    program = jaxpr_as_fun(subset(jaxpr, each, [*whole, *split], list(wanted)))
-    held = [env[v] for v in whole]
+    run_equations(jaxpr, data_free, env)
+    data_vars = [v for i, v in enumerate(jaxpr.invars) if i in data]
+    shared = [v for v in env if v not in data_vars]
+    program = jaxpr_as_fun(subset(jaxpr, per_part, [*shared, *data_vars], list(averaged)))
+    shared_values = [env[v] for v in shared]
 
     def body(total: list[Any], examples: list[Any]) -> tuple[list[Any], None]:
-        found = program(*held, *examples)
+        found = program(*shared_values, *examples)
         return [t + x.astype(t.dtype) / parts for t, x in zip(total, found, strict=True)], None
 
-    # Part i is every parts-th example: the batch dim stays one that devices can hold tiles of.
-    stacked = [_stack(env[v], parts) for v in split]
+    # Part i has every `parts`-th example, so that each part is tiled as the batch is.
+    stacked = [_stack(env[v], parts) for v in data_vars]
     zeros = [jnp.zeros(t.shape, jnp.promote_types(t.dtype, jnp.float32)) for t in types]
     total, _ = lax.scan(body, zeros, stacked)
-    env |= {v: x.astype(t.dtype) for v, x, t in zip(wanted, total, types, strict=True)}
+    env |= {v: x.astype(t.dtype) for v, x, t in zip(averaged, total, types, strict=True)}
     run_equations(jaxpr, after, env)
     return [v.val if isinstance(v, Literal) else env[v] for v in jaxpr.outvars]
 

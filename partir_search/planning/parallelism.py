@@ -216,9 +216,9 @@ class TensorParallel3D(Parallelism):
         return self.axes
 
     def strategies(self, mesh: MeshShape) -> Sequence[Strategy]:
-        rows, one, other = map(mesh.axes, self.axes)
-        scatters = SequenceParallel(other), SequenceParallel(one)
-        return DataParallel(rows), AlternateParallel(other, one), *scatters, Zero(rows, 3)
+        rows, outputs, inputs = map(mesh.axes, self.axes)
+        scatters = SequenceParallel(inputs), SequenceParallel(outputs)
+        return DataParallel(rows), AlternateParallel(inputs, outputs), *scatters, Zero(rows, 3)
 
     def modes(self) -> Sequence[Mode]:
         return tuple(map(KeepGathered, self.axes)) if self.hold else ()

@@ -34,8 +34,8 @@ from partir_search.planning.parallelism import ContextParallel
 from partir_search.planning.planner import Planner
 from partir_search.planning.reused_layouts import reused_layouts
 from partir_search.planning.stage import Stage
+from partir_search.planning.stage_planner import StagePlan, StagePlanner
 from partir_search.planning.trace import Call, Traced, donated_leaves, own_shardings, trace_call
-from partir_search.planning.ways import Way, Ways
 from partir_search.propagation.actions import Action
 from partir_search.rules.registry import RuleTable
 
@@ -83,9 +83,9 @@ class PlanPipeline:
         """Plans of the known strategies, by name."""
         parts = self._options.microbatches[0]
         traced = self.trace(call, args, kwargs, parts)
-        ways = self._ways(call, traced)
-        stage = ways.aligned(_begin(traced, parts))
-        planner = ways.planner(stage.module)
+        stages = self._stage_planner(call, traced)
+        stage = stages.aligned(_begin(traced, parts))
+        planner = stages.planner(stage.module)
         limit = planner.memory_limit
         return {
             name: self.plan(traced, (stage, planner.replay(actions)), limit)
@@ -143,28 +143,28 @@ class PlanPipeline:
 
     def _planned(self, call: Call, traced: Traced, stage: Stage, spec: PlanSpec | None) -> Plan:
         """Plan of one form of a program."""
-        ways = self._ways(call, traced)
-        actions = spec.actions if spec else ways.fixed(stage.module)
+        stages = self._stage_planner(call, traced)
+        actions = spec.actions if spec else stages.fixed(stage.module)
         stage = dataclasses.replace(stage, module=without_ties(stage.module, actions))
-        planner = ways.planner(stage.module)
+        planner = stages.planner(stage.module)
         warn_opaque(planner)
         warn_of_constraints(stage.module, self.mesh(stage.module), self._options.mesh)
         warn_constants(stage.module)
         limit = planner.memory_limit
         if spec is None:
-            return self.plan(traced, ways.searched(stage), limit)
+            return self.plan(traced, stages.searched(stage), limit)
         changed = changes(spec, traced.module)
         if changed and spec.on_change == "raise":
             remedy = "plan again with schedule=None, or load_plan(..., on_change='apply')"
             raise ValueError(f"{changed}; {remedy}")
         check_mesh(spec, planner.mesh)
         if changed:
-            return self.plan(traced, ways.replayed_changed(stage, spec, changed), limit)
-        return self.plan(traced, ways.replayed(stage, spec), limit)
+            return self.plan(traced, stages.replayed_changed(stage, spec, changed), limit)
+        return self.plan(traced, stages.replayed(stage, spec), limit)
 
-    def plan(self, traced: Traced, way: Way, limit: float) -> Plan:
+    def plan(self, traced: Traced, stage_plan: StagePlan, limit: float) -> Plan:
         """Plan of a form of the program with applied actions."""
-        o, (stage, planned) = self._options, way
+        o, (stage, planned) = self._options, stage_plan
         context = PlanContext(
             mesh=o.here,
             machine=o.machine,
@@ -208,19 +208,19 @@ class PlanPipeline:
         parts: int,
         donated: tuple[bool, ...] | None,
     ) -> Traced:
-        said = self._options.trip_counts
+        trip_counts = self._options.trip_counts
         if parts == 1:
             if isinstance(self._fun, jax.stages.Wrapped):  # before `trace_call` drops jax's trace
                 self._own = own_shardings(self._plain, call, args, kwargs)
             return trace_call(
-                self._plain, call, args, kwargs, self._name, None, said, self._region_axes
+                self._plain, call, args, kwargs, self._name, None, trip_counts, self._region_axes
             )
         dynamic = of_dynamic(self._fun, call, args, kwargs)
         split = jax.jit(lambda *a, **k: accumulate(dynamic, parts, call.names, a, k))
         if donated is None:
             donated = donated_leaves(self._plain, call, args, kwargs)
         return trace_call(
-            split, call, call.args, call.kwargs, self._name, donated, said, self._region_axes
+            split, call, call.args, call.kwargs, self._name, donated, trip_counts, self._region_axes
         )
 
     def _region_axes(self, region: Any, names: Sequence[str]) -> AxisNames:
@@ -271,11 +271,11 @@ class PlanPipeline:
         o = self._options
         return fixed_mesh(module, o.shape, o.mesh, (o.in_shardings, o.out_shardings, self._own))
 
-    def _ways(self, call: Call, traced: Traced) -> Ways:
+    def _stage_planner(self, call: Call, traced: Traced) -> StagePlanner:
         def fixed(module: Module) -> list[Action]:
             return self.fixed(call, traced, module, self._options.shardings_like)
 
-        return Ways(self._options, fixed, self.planner_of)
+        return StagePlanner(self._options, fixed, self.planner_of)
 
     def _given(self) -> PlanSpec | None:
         """The schedule as a PlanSpec to replay; None for a schedule of tactics."""

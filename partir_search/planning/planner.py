@@ -48,9 +48,9 @@ from partir_search.strategies.moves import TileContext
 from partir_search.strategies.targets import StrategyTargets
 
 DEFAULT_EPISODES = 1000
-FINALISTS = 4  # answers of the folded search that may be scored again on the whole program
-TRUST = 0.1  # folded costs as near as this are taken for the whole program's
-FOLD_ERROR = 1.08  # folded seconds are at most this much too high; worse answers do not compete
+FINALISTS = 4  # answers of the folded search evaluated on the unfolded program, at most
+MAX_FOLD_DIFFERENCE = 0.1  # of folded and unfolded score, below which folded ranks are trusted
+FOLD_ERROR = 1.08  # most that folded seconds are too high, as a factor; worse answers are skipped
 
 Progress = Callable[[Record], None]
 Kept = collections.deque[tuple[bytes, Modes, LocalProgram, Cost]]
@@ -340,7 +340,7 @@ class Planner:
             paths.insert(1, known)
         limit = dataclasses.replace(best, objective=best.objective * FOLD_ERROR)
         paths = [p for p in paths if not limit < self._folded(game, p)[0]]
-        if self.streams:  # gathers that rings hide
+        if self.streams:  # rings may hide the gathers of context parallelism
             contexts = [p for p in map(tuple, starts) if any(isinstance(m, TileContext) for m in p)]
             paths += sorted(contexts, key=lambda p: self._rank(game, p))[:1]
         state = State(self.graph, self.mesh, memo=self.memo)
@@ -374,4 +374,4 @@ class Planner:
 
 
 def _close(whole: Score, folded: Score) -> bool:
-    return abs(whole.scalar() - folded.scalar()) <= TRUST
+    return abs(whole.scalar() - folded.scalar()) <= MAX_FOLD_DIFFERENCE

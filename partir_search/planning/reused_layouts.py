@@ -22,13 +22,13 @@ def reused_layouts(module: Module, plan: Plan) -> list[FixedLayout]:
       ValueError: no argument matches.
     """
     enters = dict(plan.partition.modes.enters)
-    theirs = [
+    references = [
         (p, v, enters.get(i, plan.partition.layout(v)))
         for i, (p, v, _) in enumerate(plan.arguments())
     ]
     found: dict[str, Layout] = {}
     for path, value in zip(module.arg_paths, module.body.args, strict=True):
-        layouts = set(_alike(path, value, theirs, plan))
+        layouts = set(_alike(path, value, references, plan))
         if len(layouts) == 1:
             found[value.name] = layouts.pop()
     if not found:
@@ -46,12 +46,12 @@ def reused_layouts(module: Module, plan: Plan) -> list[FixedLayout]:
 
 
 def _alike(
-    path: str, value: Value, theirs: list[tuple[str, Value, Layout]], plan: Plan
+    path: str, value: Value, references: list[tuple[str, Value, Layout]], plan: Plan
 ) -> Iterator[Layout]:
-    rest = path.partition("/")[2]
-    for other, known, layout in theirs:
-        same = other == path
-        end = other.endswith(f"/{path}") or (rest and other.endswith(f"/{rest}"))
+    suffix = path.partition("/")[2]
+    for reference, known, layout in references:
+        same = reference == path
+        end = reference.endswith(f"/{path}") or (suffix and reference.endswith(f"/{suffix}"))
         if (same or end) and str(known.type) == str(value.type):
             yield layout
         elif same and 0 not in value.type.shape and len(known.type.shape) == len(value.type.shape):

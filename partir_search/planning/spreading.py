@@ -33,25 +33,25 @@ def begin(
     """
     state = State(graph, mesh, memo=memo)
     actions = apply_fixed(state, fixed)
-    overrun = tuple(dict.fromkeys(_overrun(schedule, state, actions)))
-    if not overrun:
+    overridden = tuple(dict.fromkeys(_overrun(schedule, state, actions)))
+    if not overridden:
         return state, actions
-    stopped = [action.with_barriers(overrun) for action in fixed]
+    limited = [action.with_barriers(overridden) for action in fixed]
     state = State(graph, mesh, memo=memo)
-    return state, apply_fixed(state, stopped)
+    return state, apply_fixed(state, limited)
 
 
 def _overrun(schedule: Sequence[Tactic], state: State, fixed: Sequence[Action]) -> Iterator[str]:
     """Arguments not in `fixed` with a propagated tiling in conflict with a manual tactic."""
-    own = {name for action in tilings(fixed) for name in action.values}
-    for tactic in schedule if own else ():
+    fixed_names = {name for action in tilings(fixed) for name in action.values}
+    for tactic in schedule if fixed_names else ():
         if not isinstance(tactic, ManualPartition):
             continue
         for glob, spec in tactic.dims.items():
             for path, value in named(state.graph.module, glob):
                 shape = value.type.shape
                 dim = spec(path, shape) if callable(spec) else spec
-                if not shape or value.name in own:
+                if not shape or value.name in fixed_names:
                     continue
                 wanted = dim % len(shape) if isinstance(dim, int) else REPLICATED
                 cls = state.graph.class_of[value.id]

@@ -174,9 +174,9 @@ def trace_call(
         donated = _donated(traced)
     out_leaves = jax.tree_util.tree_leaves_with_path(traced.out_info)
     ties = find_ties(call, traced.out_info, donated)
-    held = _in_refs(call, traced.out_info)  # their buffers are used again without donation
-    donated = tuple(d and i not in held for i, d in enumerate(donated))
-    reused = held & {i for i, _ in ties}
+    in_refs = _in_refs(call, traced.out_info)  # refs reuse their buffers without donation
+    donated = tuple(d and i not in in_refs for i, d in enumerate(donated))
+    reused = in_refs & {i for i, _ in ties}
     module = read_module(
         traced.jaxpr,
         name=name,
@@ -266,7 +266,7 @@ def own_shardings(
 
     try:
         types = [abstract(x) for x in arrays]
-    except NotAnArray:  # `trace_call` names it by its path
+    except NotAnArray:  # `trace_call` raises with the path
         return (), ()
     eqns = jax.make_jaxpr(run)(*types).eqns
     while eqns:
@@ -283,14 +283,14 @@ def own_shardings(
 
 def bound(call: Call, args: Sequence[Any], dynamic: Sequence[Any]) -> list[Any]:
     """All positional arguments, with dynamic ones replaced by `dynamic`."""
-    every, at = list[Any](), 0
+    positional, at = list[Any](), 0
     for given in args:
         if at < len(call.args) and given is call.args[at]:
-            every.append(dynamic[at])
+            positional.append(dynamic[at])
             at += 1
         else:
-            every.append(given)
-    return every
+            positional.append(given)
+    return positional
 
 
 def find_ties(call: Call, out_info: Any, donated: Sequence[bool]) -> list[tuple[int, int]]:
@@ -307,8 +307,8 @@ def find_ties(call: Call, out_info: Any, donated: Sequence[bool]) -> list[tuple[
         ties, out_info = _changed(call, out_info), out_info.out
     changed = {i for i, _ in ties}
     outputs: list[tuple[Any, list[Any], int]] = []
-    whole, tree = jax.tree.flatten(out_info)
-    outputs.append((tree, whole, 0))
+    all_leaves, tree = jax.tree.flatten(out_info)
+    outputs.append((tree, all_leaves, 0))
     if isinstance(out_info, tuple | list):
         at = 0
         for part in out_info:

@@ -34,9 +34,7 @@ def project_to_fold(
 
 
 def marks_of(module: Module, actions: Sequence[Action]) -> dict[int, str]:
-    """Marks of values by id, from actions; values with different marks must not be folded
-    together.
-    """
+    """Marks of values by id, from actions; values with different marks must not be folded."""
     found: dict[int, str] = {}
     for action in tilings(actions):
         rest = (action.axis, action.mark)
@@ -60,9 +58,7 @@ def apply_to_fold(before: Sequence[Action], folded: Folded, module: Module, stat
 def lift_to_module(
     folded: Folded, game: PlanningGame, decisions: Sequence[Decision], state: State
 ) -> list[Action]:
-    """Converts decisions on folded classes to actions on the unfolded program, and applies each to
-    `state`.
-    """
+    """Converts decisions on folded classes to actions on the module, applied to `state`."""
     graph, module = state.graph, state.graph.module
     members: dict[int, list[int]] = {}
     for v, folded_value in enumerate(folded.class_of):

@@ -26,35 +26,35 @@ def plan_unwatched(
       make: function from a module to its planner.
     """
     module = planner.module
-    aside = watching(module, planner.graph.rules)
-    if not aside:
+    debugging = watching(module, planner.graph.rules)
+    if not debugging:
         return run(planner, fixed)
-    bare = make(unwatched(module, aside))
-    if bare.mesh != planner.mesh:
+    stripped = make(unwatched(module, debugging))
+    if stripped.mesh != planner.mesh:
         return run(planner, fixed)
-    bare.goals = planner.goals
-    names = bare.module.value_names()
-    kept = [a for a in fixed if names.keys() >= set(a.values)]
+    stripped.goals = planner.goals
+    names = stripped.module.value_names()
+    applicable = [a for a in fixed if names.keys() >= set(a.values)]
     try:
-        found = run(bare, kept)
-    except ValueError:  # a tactic may name what only debugging ops read
+        found = run(stripped, applicable)
+    except ValueError:  # a tactic names a value read by debugging ops only
         return run(planner, fixed)
-    actions = [*found.actions, *(a for a in fixed if a not in kept)]
+    actions = [*found.actions, *(a for a in fixed if a not in applicable)]
     played, _ = planner.replay_compatible(actions)
     if not _agree(found, played):
-        keep = _undecided(planner, aside, found)
-        played, _ = planner.replay_compatible([*keep, *actions])
+        replicated = _undecided(planner, debugging, found)
+        played, _ = planner.replay_compatible([*replicated, *actions])
     return with_search(played, found, found.reports)
 
 
 def _agree(found: Planned, played: Planned) -> bool:
     """True if both plans tile all common values alike."""
-    here, there = found.sketch.partition, played.sketch.partition
-    others = there.module.value_names()
-    return all(here.layout(v) == there.layout(others[v.name]) for v in here.module.values)
+    full, stripped = found.sketch.partition, played.sketch.partition
+    by_name = stripped.module.value_names()
+    return all(full.layout(v) == stripped.layout(by_name[v.name]) for v in full.module.values)
 
 
-def _undecided(planner: Planner, aside: frozenset[int], found: Planned) -> list[Action]:
+def _undecided(planner: Planner, debugging: frozenset[int], found: Planned) -> list[Action]:
     """Replicate actions for values read by debugging ops and not tiled by the plan.
 
     They prevent propagation of a tiling from a debugging op back into the program.
@@ -63,7 +63,7 @@ def _undecided(planner: Planner, aside: frozenset[int], found: Planned) -> list[
     known = found.graph.module.value_names()
     read: dict[str, Value] = {}
     for op in planner.module.ops:
-        if op.id in aside:
+        if op.id in debugging:
             read.update((v.name, known[v.name]) for _, v in op.inputs() if v.name in known)
     mesh = partition.mesh
     return [

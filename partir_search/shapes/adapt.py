@@ -77,9 +77,9 @@ def adapt(
         return best
     if options.remat is not True and best.planned.cost.peak_bytes <= planner.memory_limit:
         return best
-    some = base.remat if best.padding == base.padding else tuple(find_segments(best.module))
-    again = planner_of(rematerialize(best.module, some))
-    return _played(base, again, fixed, best.padding, some) or best
+    segments = base.remat if best.padding == base.padding else tuple(find_segments(best.module))
+    recomputed = planner_of(rematerialize(best.module, segments))
+    return _played(base, recomputed, fixed, best.padding, segments) or best
 
 
 def _paddings(
@@ -99,7 +99,9 @@ def _paddings(
         uneven = apart(module, rules, aligned, uneven)
     if len(base.padding) > len(aligned) and uneven:
         return [(*aligned, *uneven)]
-    uneven = tuple(p for p in uneven if _changes(p, known, module))  # others did not pay
+    uneven = tuple(
+        p for p in uneven if _changes(p, known, module)
+    )  # `base` found padding of the rest not worthwhile
     return [aligned, (*aligned, *uneven)] if uneven else [aligned]
 
 
@@ -143,9 +145,7 @@ def entered(base: Plan, planner: Planner, actions: Sequence[Action]) -> Planned 
 
 
 def _at_ends(base: Plan, planner: Planner, state: State, actions: list[Action]) -> Planned | None:
-    """Program of `state` after `actions`, with the argument layouts of `base`; None if one does not
-    fit.
-    """
+    """Program of `state` with the argument layouts of `base`; None if a layout does not fit."""
     planned = planner.finish(state, actions)
     try:
         for enter in _entering(base, planned):
@@ -191,7 +191,7 @@ def play_adapted(
                 action.apply(state)
                 played.append(action)
             continue
-        except ValueError as error:  # IllegalAction, or an axis that the mesh does not have
+        except ValueError as error:  # an illegal action, or an axis missing in the mesh
             reason, inexact = str(error), True
         for other in action.nearest(state):
             try:

@@ -14,9 +14,9 @@ from partir_search.planning.options import Options
 from partir_search.planning.tactics import AutomaticPartition
 from partir_search.shapes.adapt import Adapted, Fixed, MakePlanner, adapt, entered
 
-SLOWER = 1.25  # seconds for the same work, against the base plan, that are worth a search
-LARGER = 2.0  # work against the base plan's that is worth one: more may pay to tile
-SHARE = 20  # of so many episodes of a whole search one is spent on it
+MAX_PACE = 1.25  # seconds per work relative to the base plan; a slower plan is searched
+MIN_GROWTH = 2.0  # work relative to the base plan from which a search may pay
+EPISODE_DIVISOR = 20  # a full search's episodes per episode of the short search
 
 
 def derive(
@@ -39,9 +39,9 @@ def derive(
     if found is None:
         return None, dataclasses.replace(basis, episodes=options.episodes)
     basis = dataclasses.replace(basis, left_out=found.left_out)
-    slower = found.inexact and basis.pace(found.planned.cost.seconds) > SLOWER
-    if slower or basis.work >= LARGER:
-        episodes = max(1, options.episodes // SHARE)
+    slower = found.inexact and basis.pace(found.planned.cost.seconds) > MAX_PACE
+    if slower or basis.work >= MIN_GROWTH:
+        episodes = max(1, options.episodes // EPISODE_DIVISOR)
         if better := _searched(base, found, fixed, planner_of, options, episodes):
             found = better
         basis = dataclasses.replace(basis, episodes=episodes)

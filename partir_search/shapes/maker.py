@@ -60,7 +60,7 @@ class ShapesPipeline(PlanPipeline):
         for parts in dict.fromkeys((base.microbatches, *self._options.microbatches)):
             try:
                 return self.trace(call, args, kwargs, parts), parts
-            except ValueError as reason:  # it does not divide
+            except ValueError as reason:  # `parts` does not divide the batch
                 error = error or reason
         assert error is not None
         raise error

@@ -11,7 +11,7 @@ from partir_search.simulator.timeline import COMPUTE, Event, Timeline
 WIDTH, LEFT, RIGHT = 1040, 130, 16
 COLORS = ("#c2410c", "#0f766e", "#7c3aed", "#be185d", "#1d4ed8", "#4d7c0f")
 BLUE, FAINT = "#2563eb", "#93b4f5"
-NARROW = 0.35  # pixels: events that are shorter are drawn together
+MIN_EVENT_PIXELS = 0.35  # pixels: shorter events are merged
 
 
 def _svg(height: float, body: str, label: str) -> str:
@@ -57,9 +57,9 @@ def timeline_chart(timeline: Timeline) -> str:
 def _bar(e: Event, y: float, scale: float, color: str) -> str:
     x, width = LEFT + e.start * scale, max(e.seconds * scale, 0.4)
     hidden = max(e.seconds - e.exposed, 0.0)
-    told = f"{e.kind}: {duration(e.seconds)}"
-    told += f", {duration(hidden)} hidden" if hidden > 1e-12 and e.lane != COMPUTE else ""
-    told += f"\n{e.source}" if e.source else ""
+    title = f"{e.kind}: {duration(e.seconds)}"
+    title += f", {duration(hidden)} hidden" if hidden > 1e-12 and e.lane != COMPUTE else ""
+    title += f"\n{e.source}" if e.source else ""
     faint = hidden * scale
     place = f'x="{x:.2f}" y="{y + 2}" width="{width:.2f}" height="22"'
     shapes = f'<rect {place} fill="{color}" opacity=".35"/>'
@@ -68,15 +68,15 @@ def _bar(e: Event, y: float, scale: float, color: str) -> str:
             f'<rect x="{x + faint:.2f}" y="{y + 2}" width="{width - faint:.2f}" height="22"'
             f' fill="{color}"/>'
         )
-    return f"<g><title>{escape(told)}</title>{shapes}</g>"
+    return f"<g><title>{escape(title)}</title>{shapes}</g>"
 
 
 def _drawn(events: Sequence[Event], scale: float) -> list[Event]:
-    """Events of one lane, with runs of events shorter than NARROW pixels merged."""
+    """Events of one lane, with runs of events shorter than MIN_EVENT_PIXELS merged."""
     out: list[Event] = []
     for e in events:
         last = out[-1] if out else None
-        short = e.seconds * scale < NARROW
+        short = e.seconds * scale < MIN_EVENT_PIXELS
         if last and short and last.kind.startswith("several") and last.seconds * scale < 4:
             end = max(last.start + last.seconds, e.start + e.seconds)
             exposed = last.exposed + e.exposed

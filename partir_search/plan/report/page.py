@@ -44,7 +44,7 @@ p.note{color:#6b7280;font-size:13px;margin:4px 0}
 pre{background:#f8f9fb;border:1px solid #e5e7eb;border-radius:8px;padding:12px;overflow-x:auto;
 font-size:12px;max-height:480px}
 """
-IR_LINES = 400  # of the program that the page shows
+IR_LINES = 400  # lines of the program on the page
 
 
 def report_page(plan: PlanFacts, timeline: Timeline) -> str:
@@ -92,8 +92,8 @@ SHARDS_NOTE = (
 def _section(title: str, body: str, note: str = "") -> str:
     if not body:
         return ""
-    told = f"<p class=note>{escape(note)}</p>" if note else ""
-    return f"<h2>{escape(title)}</h2>{told}<div class=wide>{body}</div>"
+    caption = f"<p class=note>{escape(note)}</p>" if note else ""
+    return f"<h2>{escape(title)}</h2>{caption}<div class=wide>{body}</div>"
 
 
 def _cards(plan: PlanFacts) -> str:

@@ -9,7 +9,7 @@ from html import escape
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import Layout
 
-SIDE, MOST = 60.0, 16  # pixels of the longer side, and tiles drawn along it
+SIDE, MAX_TILES = 60.0, 16  # pixels of the longer side; tiles drawn per dim
 HUES = 330
 
 
@@ -24,19 +24,19 @@ def shards_picture(shape: Sequence[int], layout: Layout, mesh: MeshShape) -> str
     rows = sizes[down] if down >= 0 else 1
     cols = sizes[across]
     width, height = _extent(shape[across], shape[down] if down >= 0 else 1)
-    shown_rows, shown_cols = min(rows, MOST), min(cols, MOST)
+    shown_rows, shown_cols = min(rows, MAX_TILES), min(cols, MAX_TILES)
     holders = _holders(layout, mesh, down, across)
     out = []
     for r, c in itertools.product(range(shown_rows), range(shown_cols)):
         devices = holders.get((r, c), [])
         hue = (r * cols + c) * HUES / max(rows * cols, 1)
         names = ", ".join(map(str, devices[:16])) + (" ..." if len(devices) > 16 else "")
-        told = f"tile {r}, {c}: devices {names}"
+        title = f"tile {r}, {c}: devices {names}"
         x, y = c * width / shown_cols, r * height / shown_rows
         out.append(
             f'<rect x="{x:.1f}" y="{y:.1f}" width="{width / shown_cols:.1f}"'
             f' height="{height / shown_rows:.1f}" fill="hsl({hue:.0f} 60% 72%)">'
-            f"<title>{escape(told)}</title></rect>"
+            f"<title>{escape(title)}</title></rect>"
         )
     size = f'width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}"'
     label = f"{rows * cols} tiles"
@@ -44,9 +44,7 @@ def shards_picture(shape: Sequence[int], layout: Layout, mesh: MeshShape) -> str
 
 
 def _extent(across: int, down: int) -> tuple[float, float]:
-    """Width and height in pixels, proportional to the dims but with a minimum of two fifths of
-    SIDE.
-    """
+    """Width and height in pixels: proportional to the dims, but at least two fifths of SIDE."""
     longest = max(across, down, 1)
     return max(SIDE * across / longest, SIDE / 2.5), max(SIDE * down / longest, SIDE / 2.5)
 

@@ -221,8 +221,8 @@ def memory_table(plan: PlanFacts, analysis: Any, caption: str | None = None) -> 
         f"{plan.cost.argument_bytes:,.0f}",
         f"{analysis.argument_size_in_bytes:,}",
     )
-    held = analysis.argument_size_in_bytes + analysis.output_size_in_bytes
-    total = held - analysis.alias_size_in_bytes + analysis.temp_size_in_bytes
+    resident = analysis.argument_size_in_bytes + analysis.output_size_in_bytes
+    total = resident - analysis.alias_size_in_bytes + analysis.temp_size_in_bytes
     table.add_row("peak", f"{plan.cost.peak_bytes:,.0f}", f"{total:,}")
     return table
 

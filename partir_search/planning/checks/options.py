@@ -257,11 +257,11 @@ def _check_shardings_like(plan: Any, mesh: MeshShape) -> None:
                 "(train_step).plan(state, batch), and pass its plan"
             )
         raise TypeError(f"shardings_like is a Plan, not {shown(plan)}; {remedy}")
-    theirs = plan.mesh_shape.user
-    if theirs.names != mesh.names:
+    plan_mesh = plan.mesh_shape.user
+    if plan_mesh.names != mesh.names:
         raise ValueError(
-            f"shardings_like is a plan for mesh<{theirs}>, this is mesh<{mesh}>; pass a plan of a"
-            " mesh with the same axes"
+            f"shardings_like is a plan for mesh<{plan_mesh}>, this is mesh<{mesh}>; pass a plan of"
+            " a mesh with the same axes"
         )
 
 

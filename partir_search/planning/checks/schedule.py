@@ -21,7 +21,7 @@ from partir_search.planning.tactics import (
     check_kind,
 )
 
-Wanted = dict[tuple[str, int], set[int]]  # (path, dim): axes that manual tactics tile it on
+Wanted = dict[tuple[str, int], set[int]]  # axes requested by manual tactics, by (path, dim)
 
 
 def check_tactics(schedule: Sequence[Any], mesh: MeshShape) -> None:

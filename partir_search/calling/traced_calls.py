@@ -21,7 +21,7 @@ from partir_search.ir.core import Op
 from partir_search.planning.trace import ClosesOverTraced
 
 
-class Within:
+class TracedCalls:
     """Calls of one partitioned function with traced arguments."""
 
     def __init__(self, name: str) -> None:
@@ -38,7 +38,7 @@ class Within:
     def call(self, form: Form, leaves: Sequence[Any], mesh: Mesh) -> Any:
         """Result of a call with traced leaves, by the partitioned program."""
         try:
-            entry = form.kept.entry(form.call, form.args, form.kwargs)
+            entry = form.executables.entry(form.call, form.args, form.kwargs)
         except ClosesOverTraced:
             return self.closing(form)
         typed, run, plain = _typed(leaves, entry, mesh), _program(entry, mesh), _plain_of(form)
@@ -126,8 +126,8 @@ def _program(entry: Entry, mesh: Mesh) -> Callable[..., list[Any]]:
 
     def program(*leaves: Any) -> list[Any]:
         with jax.sharding.use_abstract_mesh(auto.abstract_mesh):
-            held = jax.tree.leaves(entry.lifted)
-            return entry.weakened(mapped(*jax.device_put([*leaves, *held], enter)))
+            lifted = jax.tree.leaves(entry.lifted)
+            return entry.weakened(mapped(*jax.device_put([*leaves, *lifted], enter)))
 
     return program
 
@@ -142,10 +142,10 @@ def _plain_of(form: Form) -> Callable[..., list[Any]]:
 
     def flat(*leaves: Any) -> list[Any]:
         args, named = jax.tree.unflatten(tree, leaves)
-        every = list(bound)
+        arguments = list(bound)
         for i, x in zip(places, args, strict=True):
-            every[i] = x
-        out: list[Any] = jax.tree.leaves(plain(*every, **kwargs, **named))
+            arguments[i] = x
+        out: list[Any] = jax.tree.leaves(plain(*arguments, **kwargs, **named))
         return out
 
     return flat
@@ -158,12 +158,12 @@ def _vmapped(
     in_axes = [0 if a else None for a in axes]
     found: list[bool] = []
 
-    def look(*leaves: Any) -> list[Any]:
+    def probe(*leaves: Any) -> list[Any]:
         out = plain(*leaves)
         found[:] = [type(x).__name__ == "BatchTracer" for x in out]
         return out
 
-    jax.eval_shape(jax.vmap(look, in_axes=in_axes, axis_size=size), *leaves)
+    jax.eval_shape(jax.vmap(probe, in_axes=in_axes, axis_size=size), *leaves)
     out_axes = [0 if f else None for f in found]
     out = jax.vmap(plain, in_axes=in_axes, out_axes=out_axes, axis_size=size)(*leaves)
     return out, found

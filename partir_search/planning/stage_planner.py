@@ -24,11 +24,11 @@ from partir_search.planning.unwatched import plan_unwatched
 from partir_search.propagation.actions import Action
 from partir_search.simulator.cost import Cost
 
-Way = tuple[Stage, Planned]
+StagePlan = tuple[Stage, Planned]
 Fixed = Callable[[Module], list[Action]]
 
 
-class Ways:
+class StagePlanner:
     """Plans of one traced program.
 
     Attributes:
@@ -40,7 +40,9 @@ class Ways:
         self, options: Options, fixed: Fixed, planner_of: Callable[[Module], Planner]
     ) -> None:
         self._options, self.fixed, self.planner_of = options, fixed, planner_of
-        self._planners: dict[int, Planner] = {}  # by `id` of their modules, which they hold
+        self._planners: dict[
+            int, Planner
+        ] = {}  # by `id` of their modules, kept alive by the planners
 
     def planner(self, module: Module) -> Planner:
         """Cached planner of a form of the program."""
@@ -50,15 +52,14 @@ class Ways:
 
     # Replays -----------------------------------------------------------------------------------
 
-    def replayed(self, stage: Stage, spec: PlanSpec) -> Way:
+    def replayed(self, stage: Stage, spec: PlanSpec) -> StagePlan:
         """Replays a plan of the same program, with its rewrites."""
         stage = self.padded(stage, spec.rewrites.padding)
         stage = rematerialized(stage, spec.rewrites.remat)
         return stage, _replay(self.planner(stage.module), spec)
 
-    def replayed_changed(self, stage: Stage, spec: PlanSpec, changed: str) -> Way:
-        """Replays the compatible actions of a plan on a changed program; warns about the dropped
-        ones.
+    def replayed_changed(self, stage: Stage, spec: PlanSpec, changed: str) -> StagePlan:
+        """Replays the compatible actions of a plan on a changed program; warns about the rest.
 
         Args:
           stage: the changed program.
@@ -71,18 +72,20 @@ class Ways:
 
     # Searches ----------------------------------------------------------------------------------
 
-    def searched(self, stage: Stage) -> Way:
+    def searched(self, stage: Stage) -> StagePlan:
         """Runs the schedule, with the rewrites permitted by the options."""
         aligned = self.aligned(stage)
         uneven = self._uneven(stage, aligned.rewrites.padding) if self._options.pad else ()
         if self._options.remat is True and not uneven:
-            return self._again_everywhere(aligned, ())
-        way = self._schedule(aligned)
-        if uneven and way[1].reports:
-            way = self._better_padded(stage, way, uneven)
+            return self._fully_rematerialized(aligned, ())
+        stage_plan = self._schedule(aligned)
+        if uneven and stage_plan[1].reports:
+            stage_plan = self._better_padded(stage, stage_plan, uneven)
         if self._options.remat is True:
-            return self._again_everywhere(way[0], way[1].actions if way[1].reports else ())
-        return self._fitted(*way) if self._options.remat == "auto" else way
+            return self._fully_rematerialized(
+                stage_plan[0], stage_plan[1].actions if stage_plan[1].reports else ()
+            )
+        return self._fitted(*stage_plan) if self._options.remat == "auto" else stage_plan
 
     def aligned(self, stage: Stage) -> Stage:
         """The program with stencil dims padded to a common size, if the options allow padding."""
@@ -108,21 +111,23 @@ class Ways:
 
         return stage.run("pad", rewrite, dataclasses.replace(stage.rewrites, padding=pads))
 
-    def _better_padded(self, plain: Stage, way: Way, uneven: tuple[Pad, ...]) -> Way:
+    def _better_padded(
+        self, plain: Stage, stage_plan: StagePlan, uneven: tuple[Pad, ...]
+    ) -> StagePlan:
         """The better of a plan and a plan with the uneven dims padded as well."""
-        stage, planned = way
+        stage, planned = stage_plan
         padded = self.padded(plain, (*stage.rewrites.padding, *uneven))
         planner = self.planner(padded.module)
         same_mesh = planner.mesh == planned.sketch.partition.mesh
         found = self._schedule(padded, planned.actions if same_mesh else ())
         score = scorer(planner.goals)
-        return found if score(found[1].cost) < score(planned.cost) else way
+        return found if score(found[1].cost) < score(planned.cost) else stage_plan
 
-    def _again_everywhere(self, stage: Stage, hints: Sequence[Action]) -> Way:
+    def _fully_rematerialized(self, stage: Stage, hints: Sequence[Action]) -> StagePlan:
         """Plan with all segments of the forward pass recomputed."""
         return self._schedule(rematerialized(stage, tuple(find_segments(stage.module))), hints)
 
-    def _fitted(self, stage: Stage, planned: Planned) -> Way:
+    def _fitted(self, stage: Stage, planned: Planned) -> StagePlan:
         """Plan with recomputed segments, if the plan of a search exceeds the memory limit."""
         planner = self.planner(stage.module)
         limit, score = planner.memory_limit, scorer(planner.goals)
@@ -140,7 +145,7 @@ class Ways:
         )
         return rematerialized(stage, remat, planned.graph.module), planned
 
-    def _schedule(self, stage: Stage, hints: Sequence[Action] = ()) -> Way:
+    def _schedule(self, stage: Stage, hints: Sequence[Action] = ()) -> StagePlan:
         return stage, self._run(self.planner(stage.module), hints)
 
     def _run(

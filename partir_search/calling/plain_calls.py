@@ -10,10 +10,8 @@ _PLAIN = contextvars.ContextVar("plain", default=False)
 
 
 @contextlib.contextmanager
-def plainly() -> Iterator[None]:
-    """Context manager: partitioned functions called inside run plain, as parts of the enclosing
-    function.
-    """
+def plain_calls() -> Iterator[None]:
+    """Context in which partitioned functions run plain, as parts of an enclosing function."""
     token = _PLAIN.set(True)
     try:
         yield
@@ -22,5 +20,5 @@ def plainly() -> Iterator[None]:
 
 
 def is_plain() -> bool:
-    """True inside `plainly`."""
+    """True inside `plain_calls`."""
     return _PLAIN.get()
