@@ -13,7 +13,7 @@ from typing import Any
 
 from jax.sharding import AxisType
 
-from partir_search.ir.core import Region, TensorType, walk_regions
+from partir_search.ir.core import Region, TensorType, Value, walk_regions
 from partir_search.ir.mesh import MeshShape
 
 Spec = tuple[tuple[str, ...], ...]  # per dim, the axes that tile it, major to minor
@@ -48,7 +48,7 @@ class Manual:
       needs / makes: specs of operands and results, on the program's axes.
       text: its jaxpr; what makes two of them equal.
       body: on local tiles.
-      constants: arrays that it closes over, by `id` of their values.
+      constants: arrays that it closes over.
       collectives: its own.
     """
 
@@ -58,7 +58,7 @@ class Manual:
     makes: tuple[Spec, ...]
     text: str
     body: Region = dataclasses.field(compare=False, repr=False)
-    constants: Mapping[int, Any] = dataclasses.field(compare=False, repr=False)
+    constants: Mapping[Value, Any] = dataclasses.field(compare=False, repr=False)
     collectives: tuple[OwnCollective, ...] = ()
 
     @property

@@ -14,15 +14,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from partir_search.ir.bind import bind, constant
-from partir_search.ir.core import Literal, Op, Operand, Region
+from partir_search.ir.core import Op
 from partir_search.ir.data_flow import Emit
 from partir_search.ir.manual import Manual, axis_names
 from partir_search.ir.mesh import MeshShape
+from partir_search.ir.run_region import run_region
 
 EmitOf = Callable[[Op], Emit]
 Params = Mapping[str, Any]
@@ -34,45 +34,24 @@ def run_manual(manual: Manual, args: Sequence[Any], emit_of: EmitOf, mesh: MeshS
     Args:
       emit_of: emitter of a region op.
     """
-    held = {i: constant(array) for i, array in manual.constants.items()}
-    return _Body(manual, emit_of, mesh, held).region(manual.body, args)
+    body = _Body(manual, emit_of, mesh)
+    constants = {v: constant(array) for v, array in manual.constants.items()}
+    return run_region(manual.body, args, constants, body.run, emit_of)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Body:
-    """The body of a region on one device.
-
-    Attributes:
-      held: constants, by `id` of their values.
-    """
+    """The body of a region on one device."""
 
     manual: Manual
     emit_of: EmitOf
     mesh: MeshShape
-    held: Mapping[int, Any]
-
-    def region(self, region: Region, args: Sequence[Any]) -> list[Any]:
-        """The results of a region on `args`."""
-        env = dict(self.held)
-        env.update((id(v), a) for v, a in zip(region.args, args, strict=True))
-
-        def read(x: Operand) -> Any:
-            return jnp.asarray(x.value, x.type.dtype) if isinstance(x, Literal) else env[id(x)]
-
-        for op in region.ops:
-            ins = [read(x) for x in op.operands]
-            if op.regions:
-                blocks = [lambda *inner, r=r: self.region(r, inner) for r in op.regions]
-                outs = self.emit_of(op)(op, blocks, ins)
-            elif inner := op.params.get("manual"):
-                outs = _nested(inner, ins, self.emit_of, self.mesh)
-            else:
-                outs = self.run(op, ins)
-            env.update((id(r), o) for r, o in zip(op.results, outs, strict=True))
-        return [read(r) for r in region.results]
 
     def run(self, op: Op, args: Sequence[Any]) -> Sequence[Any]:
         """The results of an op without regions."""
+        inner = op.params.get("manual")
+        if inner is not None:
+            return _nested(inner, args, self.emit_of, self.mesh)
         params = self.renamed(op.params)
         special = _SPECIAL.get(op.prim)
         return bind(op, params, args) if special is None else special(params, args)

@@ -68,7 +68,7 @@ def read_manual(
         makes=tuple(spec_of(s, r.type, on) for s, r in zip(makes, op.results, strict=True)),
         text=str(p["jaxpr"]),
         body=body,
-        constants={id(v): array for v, array in reader.constant_values.values()},
+        constants=dict(reader.constant_values.values()),
     )
     ins = [
         constrained(reader, op, ops, x, NamedSharding(p["mesh"], spec))
