@@ -1,8 +1,8 @@
-"""Shardings on other meshes of the same devices, in terms of the program's mesh.
+"""Shardings on different meshes of equal devices, translated to the program's mesh.
 
-Only what a device holds counts: the index of its tile along each dim, which is a sum over axes of
-the device's coordinate times a weight. The weights say which axes tile a dim, and in which order.
-Where a sharding takes some devices of an axis together, the axis falls into parts.
+A sharding is reduced to the tile of each device: the index along a dim is a sum over mesh axes of
+the device's coordinate times a weight. The weights give the axes tiling the dim, and their order.
+A sharding along a part of an axis splits the axis into sub-axes.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ Tiles = npt.NDArray[np.int64]  # [devices, dims]
 
 
 def same_axes(mesh: AnyMesh, shape: MeshShape) -> bool:
-    """Tells whether a mesh has the axes of the user's: names, sizes and order."""
+    """True if a mesh has the names, sizes and order of the user's axes."""
     user = shape.user
     return (tuple(mesh.axis_names), tuple(mesh.axis_sizes)) == (user.names, user.sizes)
 
 
 def spec_on(sharding: Any, rank: int, mesh: MeshShape, devices: AnyMesh) -> PartitionSpec | None:
-    """The spec that a sharding of an array of `rank` dims has on `mesh`.
+    """Spec on `mesh` equal to a sharding of an array with `rank` dims.
 
     Args:
-      mesh: may have axes in parts.
+      mesh: with or without sub-axes.
       devices: the user's mesh.
 
     Returns:
-      None if the sharding is on other devices, or tiles along no axes of the mesh.
+      None if the sharding is on different devices, or not along axes of the mesh.
     """
     if isinstance(sharding, NamedSharding) and same_axes(sharding.mesh, mesh):
         return sharding.spec
@@ -60,10 +60,10 @@ def split_for(
     devices: AnyMesh,
     regions: Iterable[str] = (),
 ) -> MeshShape:
-    """The mesh with axes split where shardings on other meshes tile along parts of them.
+    """The mesh with axes split into sub-axes for shardings on different meshes.
 
     Args:
-      shardings: each with the number of dims of the array.
+      shardings: (sharding, number of dims of the array) pairs.
       devices: the user's mesh.
       regions: axes and sub-axes of `shard_map` regions.
     """
@@ -100,8 +100,8 @@ def _bounds(cuts: Iterable[int], mesh: MeshShape, name: str) -> list[int]:
 
 
 def _tiles(sharding: Any, rank: int, devices: AnyMesh) -> Tiles | None:
-    """[devices of the user's mesh, dims] index of the tile that each device holds; None if the
-    sharding is on others.
+    """[devices of the user's mesh, dims] index of the device's tile; None for a sharding on
+    different devices.
     """
     count = math.prod(devices.axis_sizes)
     if isinstance(sharding, NamedSharding):
@@ -130,8 +130,8 @@ def _named_tiles(sharding: NamedSharding, rank: int, devices: AnyMesh, count: in
 
 
 def axis_tiles(mesh: AnyMesh, names: Sequence[str], devices: AnyMesh) -> Tiles | None:
-    """[devices of the user's mesh, names] coordinates of each device along axes of another mesh;
-    None if that mesh has other devices.
+    """[devices of the user's mesh, names] coordinates of the devices along axes of `mesh`; None if
+    `mesh` has different devices.
     """
     coordinates = _coordinates(mesh, devices)
     if coordinates is None:
@@ -141,8 +141,8 @@ def axis_tiles(mesh: AnyMesh, names: Sequence[str], devices: AnyMesh) -> Tiles |
 
 
 def _coordinates(mesh: AnyMesh, devices: AnyMesh) -> dict[str, npt.NDArray[np.int64]] | None:
-    """By axis of `mesh`, the coordinate of each device of the user's mesh; None if `mesh` has
-    other devices. A mesh without devices has the user's, in the same order.
+    """Coordinates of the devices of the user's mesh, by axis of `mesh`; None if `mesh` has
+    different devices. An abstract mesh has the devices of the user's mesh, in equal order.
     """
     sizes, count = tuple(mesh.axis_sizes), math.prod(devices.axis_sizes)
     at = list(range(count))
@@ -157,7 +157,7 @@ def _coordinates(mesh: AnyMesh, devices: AnyMesh) -> dict[str, npt.NDArray[np.in
 
 
 def _layout(tiles: Tiles, sizes: Sequence[int]) -> Layout | None:
-    """Axes of these sizes per dim, major to minor; None if others would be needed."""
+    """Layout on axes of the given sizes; None if the tiles are along no such axes."""
     rank = tiles.shape[1]
     grid = tiles.reshape(*sizes, rank)
     weights = [
@@ -197,7 +197,7 @@ def factorized(tiles: Tiles, mesh: MeshShape) -> tuple[tuple[tuple[int, ...], ..
 
 
 def _cuts(tiles: Tiles, mesh: MeshShape) -> dict[str, list[int]]:
-    """Sizes of axes before each cut."""
+    """By axis, the product of the sizes of the sub-axes before each cut."""
     split = factorized(tiles, mesh)
     if split is None:
         return {}
