@@ -52,18 +52,6 @@ def test_no_file_circles() -> None:
     graphlib.TopologicalSorter(graph).prepare()  # CycleError names the circle
 
 
-def test_algorithms_name_no_op() -> None:
-    """Primitive names stand in rules and in the jaxpr reader only."""
-    from partir_search.rules import RULES
-
-    common = {"dot_general", "scatter-add", "reduce_sum", "gather", "scan", "random_bits"}
-    assert common <= set(RULES)
-    for folder in ("lowering", "mcts", "propagation", "simulator"):
-        for path in (PACKAGE / folder).rglob("*.py"):
-            nodes = ast.walk(ast.parse(path.read_text()))
-            assert not common & {n.value for n in nodes if isinstance(n, ast.Constant)}, path
-
-
 def test_nothing_private_of_jax() -> None:
     for path in [
         p for d in (PACKAGE, ROOT / "experiments", ROOT / "models") for p in d.rglob("*.py")

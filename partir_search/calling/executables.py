@@ -31,7 +31,8 @@ from partir_search.plan.plan import Plan
 from partir_search.plan.planned import collector_paused
 from partir_search.planning.memory_fit import DoesNotFit, oom_message
 from partir_search.planning.options import Options
-from partir_search.planning.trace import Call, Traced, weaken
+from partir_search.planning.trace import Call, Traced
+from partir_search.rules.construct import weakened
 from partir_search.shapes import ShapesPipeline
 from partir_search.simulator.target.traits import traits_of
 
@@ -75,7 +76,7 @@ class Entry:
 
     def weakened(self, out: Sequence[Any]) -> list[Any]:
         """Results of the program, with weak types restored."""
-        return [weaken(x) if w else x for x, w in zip(out, self.traced.weak, strict=True)]
+        return [weakened(x) if w else x for x, w in zip(out, self.traced.weak, strict=True)]
 
     def run(self, call: Call, leaves: Sequence[Any]) -> Any:
         """Places the leaves of a call and runs the executable."""
@@ -224,7 +225,7 @@ class Executables:
             own, args = args[: len(lifted)], args[len(lifted) :]
             leaves = jax.tree.leaves((args, kwargs))
             out = mapped(*map(value, leaves), *jax.tree.leaves(own))
-            out = [weaken(x) if w else x for x, w in zip(out, traced.weak, strict=True)]
+            out = [weakened(x) if w else x for x, w in zip(out, traced.weak, strict=True)]
             return jax.tree.unflatten(traced.out_tree, written(leaves, plan.module.ties, out))
 
         partitioned.__name__ = partitioned.__qualname__ = self._name

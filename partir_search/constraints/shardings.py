@@ -19,6 +19,7 @@ from partir_search.ir.core import Module, Op, Value
 from partir_search.ir.mesh import MeshShape
 from partir_search.messages.wording import multiples, shown
 from partir_search.propagation.actions import Action
+from partir_search.rules.other import UserSharding, user_sharding
 
 
 def layout_from_spec(
@@ -166,28 +167,19 @@ def _jit_layouts(
     return layouts_from_shardings(paths[: len(known)], values[: len(known)], known, mesh, devices)
 
 
-def _constraints(module: Module) -> Iterator[tuple[Op, Any]]:
-    """Sharding constraints on arrays, with their shardings.
-
-    `jax.sharding.reshard` counts if its spec names an axis: arguments are traced without sharding,
-    and jax itself writes reshards to empty specs for cotangents.
-    """
+def _constraints(module: Module) -> Iterator[tuple[Op, UserSharding]]:
+    """Sharding constraints on arrays."""
     for op in module.ops:
-        if op.prim == "sharding_constraint" and op.results[0].type.shape:
-            yield op, op.params["sharding"]
-        elif op.prim == "reshard" and any(op.params["dst_sharding"].spec):
-            yield op, op.params["dst_sharding"]
-
-
-_CALLS = {"sharding_constraint": "with_sharding_constraint", "reshard": "reshard"}
+        if (found := user_sharding(op)) is not None:
+            yield op, found
 
 
 def _constraint_layout(
-    op: Op, sharding: Any, mesh: MeshShape, devices: AnyMesh
+    op: Op, user: UserSharding, mesh: MeshShape, devices: AnyMesh
 ) -> tuple[FixedLayout | None, str]:
     """Fixed layout of a constraint, and a note on a part left out, or ""."""
-    (value,) = op.results
-    where = f"{_CALLS[op.prim]} at {op.source}"
+    (value,), sharding = op.results, user.sharding
+    where = f"{user.call} at {op.source}"
     spec = spec_on(sharding, len(value.type.shape), mesh, devices)
     if spec is None and isinstance(sharding, NamedSharding):
         names = {n for entry in sharding.spec for n in _names(entry)}
@@ -196,10 +188,9 @@ def _constraint_layout(
     if spec is None:
         ours = f"of the mesh<{mesh.user}>"
         return None, f"{where}: {sharding} does not lie along axes {ours}; it is left out"
-    loose = op.params.get("unconstrained_dims") or ()
     entries: list[Any] = [*spec, *(None,) * (len(value.type.shape) - len(spec))]
     for dim, entry in enumerate(entries):
-        if dim in loose or (op.prim == "reshard" and entry is None):
+        if dim in user.unconstrained or (user.open_unless_named and entry is None):
             entries[dim] = PartitionSpec.UNCONSTRAINED
     fixed = layout_from_spec(where, value, PartitionSpec(*entries), mesh, uneven=True)
     for dim, entry in enumerate(entries if value.type.nbytes else ()):
@@ -237,7 +228,7 @@ def fixed_mesh(module: Module, mesh: MeshShape, devices: AnyMesh, given: Any) ->
     """
     ends = jax.tree.leaves(given, is_leaf=is_leaf)
     pairs = [(s, len(s.spec)) for s in ends if isinstance(s, NamedSharding)]
-    pairs += [(s, len(op.results[0].type.shape)) for op, s in _constraints(module)]
+    pairs += [(s.sharding, len(op.results[0].type.shape)) for op, s in _constraints(module)]
     regions = {n for op in module.ops if "manual" in op.params for n in op.params["manual"].along}
     if not pairs and not regions:
         return mesh

@@ -19,6 +19,7 @@ from partir_search.ir.data_flow import NO_EDGES, DataFlowEdges, Emit
 from partir_search.ir.kind import Kind
 from partir_search.ir.local_context import LocalContext
 from partir_search.ir.manual import Manual
+from partir_search.ir.role import Role
 
 NONE = -1  # no factor on this dim / no loop on this op / no dim tiled on this value
 REPLICATED = -2  # decided to have no tile on this axis
@@ -125,6 +126,7 @@ class OpRule:
       together: its local form holds collectives, so that all devices must run it.
       data_flow: edges between the op's operands and results and its regions.
       emit: runs the op, given emitters of its regions; None without regions.
+      role: meaning of the op, for recognisers; None for most.
       told: parameters that types and factors tell; the printed IR leaves them out.
     """
 
@@ -153,6 +155,7 @@ class OpRule:
     watches: bool = False
     rests: bool = False
     together: bool = False
+    role: Role | None = None
     told: frozenset[str] = frozenset()
     data_flow: DataFlowEdges = NO_EDGES
     emit: Emit | None = None

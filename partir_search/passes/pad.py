@@ -9,20 +9,23 @@ infinities beyond the end stay there.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-import numpy as np
-from jax import lax
-
-from partir_search.ir.core import Literal, Module, Op, Operand, Region, Shape, TensorType, Value
-from partir_search.ir.reducers import identity, number_of
+from partir_search.ir.core import Literal, Module, Op, Operand, Region, Shape, Value
+from partir_search.ir.reducers import identity
 from partir_search.ir.rule import NONE, OpRule
 from partir_search.passes.pad_choice import DimClasses, Pad
 from partir_search.passes.rewriter import Rewriter
-
-_INT32 = np.dtype(np.int32)
-_BOOL = np.dtype(np.bool_)
+from partir_search.rules.construct import (
+    NewOp,
+    broadcast,
+    index_grid,
+    less,
+    padded,
+    selected,
+    sliced,
+    zero,
+)
 
 
 def pad_module(module: Module, rules: Sequence[OpRule], pads: Sequence[Pad]) -> Module:
@@ -63,21 +66,13 @@ class _Scope:
         if key not in self.forms:
             have = natural.type.shape
             value = natural
-            both = tuple(map(min, have, shape))
-            if both != have:
-                kind = dataclasses.replace(x.type, shape=both)
-                value = self._add(op, lax.slice_p, (value,), kind, f"{x.name}_cut", {
-                    "start_indices": (0,) * len(both),
-                    "limit_indices": both,
-                    "strides": None,
-                })  # fmt: skip
-            if both != shape:
-                config = tuple((0, m - n, 0) for n, m in zip(both, shape, strict=True))
-                zero = Literal(number_of(0, x.type.dtype), _scalar(x.type))
-                kind = dataclasses.replace(x.type, shape=shape)
-                value = self._add(op, lax.pad_p, (value, zero), kind, f"{x.name}_padded", {
-                    "padding_config": config,
-                })  # fmt: skip
+            kept = tuple(map(min, have, shape))
+            if kept != have:
+                value = self._add(op, sliced(value, (0,) * len(kept), kept), f"{x.name}_cut")
+            if kept != shape:
+                config = [(0, m - n, 0) for n, m in zip(kept, shape, strict=True)]
+                new = padded(value, zero(x.type), config)
+                value = self._add(op, new, f"{x.name}_padded")
             self.forms[key] = value
         return self.forms[key]
 
@@ -86,46 +81,16 @@ class _Scope:
         key = (value.name, dim, monoid)
         if key not in self.masks:
             kind, stem = value.type, value.name
-            index, flag = (
-                dataclasses.replace(kind, dtype=dtype, itemsize=dtype.itemsize)
-                for dtype in (_INT32, _BOOL)
-            )
-            at = self._add(op, lax.iota_p, (), index, f"{stem}_index", {
-                "dtype": _INT32, "shape": kind.shape, "dimension": dim, "sharding": None,
-            })  # fmt: skip
-            end = Literal(np.int32(n), _scalar(index))
-            inside = self._add(op, lax.lt_p, (at, end), flag, f"{stem}_inside", {})
-            filler = Literal(identity(monoid, kind.dtype), _scalar(kind))
-            fill = self._add(op, lax.broadcast_in_dim_p, (filler,), kind, f"{stem}_fill", {
-                "shape": kind.shape, "broadcast_dimensions": (), "sharding": None,
-            })  # fmt: skip
-            ins = (inside, fill, value)
-            self.masks[key] = self._add(op, lax.select_n_p, ins, kind, f"{stem}_masked", {})
+            at = self._add(op, index_grid(kind.shape, dim), f"{stem}_index")
+            inside = self._add(op, less(at, n), f"{stem}_inside")
+            filler = Literal(identity(monoid, kind.dtype), dataclasses.replace(kind, shape=()))
+            fill = self._add(op, broadcast(filler, kind.shape, ()), f"{stem}_fill")
+            self.masks[key] = self._add(op, selected(inside, value, fill), f"{stem}_masked")
         return self.masks[key]
 
-    def _add(
-        self,
-        op: Op,
-        handle: Any,
-        operands: tuple[Operand, ...],
-        kind: TensorType,
-        name: str,
-        params: Mapping[str, Any],
-    ) -> Value:
-        result = Value(-1, kind, self.owner.fresh(name))
-        self.ops.append(
-            Op(
-                id=-1,
-                prim=handle.name,
-                operands=operands,
-                results=(result,),
-                params=params,
-                origin=op.origin,
-                scope=op.scope,
-                backward=op.backward,
-                handle=handle,
-            )
-        )
+    def _add(self, op: Op, new: NewOp, name: str) -> Value:
+        result = Value(-1, new.type, self.owner.fresh(name))
+        self.ops.append(new.at(op, result))
         return result
 
 
@@ -251,7 +216,3 @@ class _Rewriter(Rewriter):
         scope.ops.append(
             dataclasses.replace(op, operands=ins, results=results, regions=tuple(regions), key=None)
         )
-
-
-def _scalar(kind: TensorType) -> TensorType:
-    return dataclasses.replace(kind, shape=())

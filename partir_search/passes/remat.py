@@ -17,6 +17,7 @@ from partir_search.ir.analysis.def_use import def_use
 from partir_search.ir.core import Module, Op, Region, Value
 from partir_search.passes.remat_copies import MOVED, RematRewriter
 from partir_search.passes.remat_scan import find_reruns, rerun
+from partir_search.rules.construct import rematerialization
 
 Range = tuple[int, int]  # first op and the one after the last, by position in the body
 Windows = Mapping[int, tuple[int, Sequence[int]]]  # by first op: last op, ops that run again
@@ -224,14 +225,9 @@ class _Rewriter(RematRewriter):
         leaving = [
             r for op in window for r in op.results if r.id in used or self.uses.after(r.id, last)
         ]
-        return Op(
-            id=-1,
-            prim="checkpoint",
-            operands=tuple(self.value(v) for v in entering.values()),
-            results=tuple(self.value(r) for r in leaving),
-            params={"prevent_cse": True, "differentiated": True},
-            regions=(Region(args, tuple(ops), tuple(inside[r.id] for r in leaving)),),
-            origin=body[first].origin,
-            scope=body[first].scope,
-            backward=True,
+        return rematerialization(
+            [self.value(v) for v in entering.values()],
+            [self.value(r) for r in leaving],
+            Region(args, tuple(ops), tuple(inside[r.id] for r in leaving)),
+            body[first],
         )

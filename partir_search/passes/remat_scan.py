@@ -13,7 +13,9 @@ from collections.abc import Mapping, Sequence
 
 from partir_search.ir.analysis.def_use import DefUse, def_use
 from partir_search.ir.core import Module, Op, Operand, Region, Value
+from partir_search.ir.role import Role
 from partir_search.passes.remat_copies import RematRewriter
+from partir_search.rules.registry import role_of
 
 Pair = tuple[Operand, Value]  # outside, and as the region's argument
 WORTH = 2.0  # bytes that computing again must free, as a multiple of those that it keeps
@@ -46,7 +48,7 @@ def find_reruns(module: Module, forward: int) -> list[Rerun]:
 
 
 def _is_scan(op: Op) -> bool:
-    return op.prim == "scan"
+    return role_of(op) is Role.SCAN
 
 
 def _rerun(module: Module, at: int, forward: int) -> Rerun | None:

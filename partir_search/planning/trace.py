@@ -129,12 +129,6 @@ class Traced:
         return dataclasses.replace(self, module=module, passes=(*self.passes, record))
 
 
-def weaken(x: jax.Array) -> jax.Array:
-    """`x` with a weak type, as of a Python scalar, which does not promote the types of operands."""
-    params = {"new_dtype": x.dtype, "weak_type": True, "sharding": None}
-    return jax.lax.convert_element_type_p.bind(x, **params)  # type: ignore[no-any-return]
-
-
 class ClosesOverTraced(ValueError):
     """The function closes over a value traced by an enclosing transformation."""
 

@@ -26,7 +26,10 @@ from partir_search.rules.registry import register
 Env = dict[int, Any]
 
 
-@register("attention", "attention_grad")
+FORWARD, BACKWARD = "attention", "attention_grad"
+
+
+@register(FORWARD, BACKWARD)
 def attention(op: Op) -> OpRule:
     """Loops over all dims but keys and those that only one of its products has."""
     body: Body = op.params["body"]

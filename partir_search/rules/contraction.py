@@ -10,11 +10,12 @@ import jax.numpy as jnp
 from partir_search.ir.bind import bind
 from partir_search.ir.core import Op
 from partir_search.ir.kind import Kind
+from partir_search.ir.role import Role
 from partir_search.ir.rule import NONE, OpRule
 from partir_search.rules.registry import register, shape_of
 
 
-@register("dot_general")
+@register("dot_general", role=Role.DOT)
 def dot_general(op: Op) -> OpRule:
     """Batch dims, free dims of each side, and contracted pairs, which sum."""
     (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = op.params["dimension_numbers"]
@@ -142,7 +143,7 @@ def _reduction(op: Op, monoid: str, **fields: Any) -> OpRule:
     )
 
 
-@register(*_MONOIDS)
+@register(*_MONOIDS, role={"reduce_sum": Role.SUM})
 def reduction(op: Op) -> OpRule:
     """Reduced dims combine by the op's own monoid."""
     monoid = _MONOIDS[op.prim]

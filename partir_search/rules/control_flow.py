@@ -21,6 +21,7 @@ from partir_search.ir.data_flow import (
     SharedEdge,
 )
 from partir_search.ir.kind import Kind
+from partir_search.ir.role import Role
 from partir_search.ir.rule import OpRule
 from partir_search.ir.trip_counts import trips_of
 from partir_search.rules.registry import register, whole
@@ -35,7 +36,7 @@ def region_op(op: Op, data_flow: DataFlowEdges, emit: Emit) -> OpRule:
     return whole(op, Kind.REGION, data_flow=data_flow, emit=emit, told=_TOLD)
 
 
-@register("scan")
+@register("scan", role=Role.SCAN)
 def scan(op: Op) -> OpRule:
     """Constants, carries and stacked inputs to carries and stacked outputs."""
     counts = op.params["num_consts"], op.params["num_carry"]

@@ -17,11 +17,12 @@ from jax import lax
 from partir_search.ir.bind import bind
 from partir_search.ir.core import Op
 from partir_search.ir.kind import Kind
+from partir_search.ir.role import Role
 from partir_search.ir.rule import NONE, OpRule
 from partir_search.rules.registry import register, result_shape, shape_of
 
 
-@register("dynamic_slice")
+@register("dynamic_slice", role=Role.DYNAMIC_SLICE)
 def dynamic_slice(op: Op) -> OpRule:
     """Dims taken in full pass through; their start index is 0 by jax's clamping. Short pieces of
     dims are summed over its tiles: a sum of half a dim costs as much as gathering all of it.
@@ -75,7 +76,7 @@ def _starts(op: Op, starts: Sequence[Any], sizes: Sequence[int]) -> list[Any]:
     return clamped
 
 
-@register("dynamic_update_slice")
+@register("dynamic_update_slice", role=Role.DYNAMIC_UPDATE)
 def dynamic_update_slice(op: Op) -> OpRule:
     """Dims updated in full pass through; of others every tile takes what falls into it."""
     shape, update = shape_of(op, 0), shape_of(op, 1)

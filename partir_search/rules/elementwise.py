@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import jax.numpy as jnp
 import numpy as np
 
 from partir_search.ir.core import Op
 from partir_search.ir.kind import Kind
+from partir_search.ir.role import Role
 from partir_search.ir.rule import NONE, Dims, OpRule
 from partir_search.rules.registry import positive, register, result_shape
 
@@ -29,7 +32,7 @@ CHEAP = frozenset(name for line in _CHEAP for name in line.split())
 DEAR = frozenset(name for line in _DEAR for name in line.split())
 
 # Operands that carry pending sums: all of a group at once, the others whole.
-LINEAR: dict[str, tuple[tuple[int, ...], ...]] = {
+_LINEAR: dict[str, tuple[tuple[int, ...], ...]] = {
     "add": ((0, 1),),
     "add_any": ((0, 1),),
     "conj": ((0,),),
@@ -102,10 +105,34 @@ def linear_groups(op: Op) -> tuple[tuple[int, ...], ...]:
         return ((0,),) if inexact and wider else ()
     if op.prim == "integer_pow" and op.params["y"] == 1:
         return ((0,),)
-    return LINEAR.get(op.prim, ()) if inexact else ()
+    return linear_but_for_rounding(op) if inexact else ()
 
 
-@register(*sorted(CHEAP | DEAR))
+def linear_but_for_rounding(op: Op) -> tuple[tuple[int, ...], ...]:
+    """Linear groups of an elementwise op on real numbers."""
+    return _LINEAR.get(op.prim, ())
+
+
+_COMPARISONS = ("eq", "ge", "gt", "le", "lt", "ne")
+_ROLES: Mapping[str, Role] = {
+    "add": Role.ADDITION,
+    "add_any": Role.ADDITION,
+    "and": Role.CONJUNCTION,
+    "convert_element_type": Role.CAST,
+    "copy": Role.COPY,
+    "copy_p": Role.COPY,
+    "div": Role.DIVISION,
+    "exp": Role.EXPONENTIAL,
+    "mul": Role.MULTIPLICATION,
+    "name": Role.COPY,
+    "neg": Role.NEGATION,
+    "select_n": Role.SELECTION,
+    "sub": Role.SUBTRACTION,
+    **dict.fromkeys(_COMPARISONS, Role.COMPARISON),
+}
+
+
+@register(*sorted(CHEAP | DEAR), role=_ROLES)
 def elementwise(op: Op) -> OpRule:
     """`([a b], [a b]) -> [a b]`."""
     result = result_shape(op)

@@ -9,7 +9,7 @@ first tile only (the others add zeros to it).
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -17,9 +17,11 @@ import numpy as np
 from jax import lax
 
 from partir_search.ir.bind import bind
-from partir_search.ir.core import Op, Shape
+from partir_search.ir.core import Op, Operand, Shape
 from partir_search.ir.kind import Kind
+from partir_search.ir.role import Role
 from partir_search.ir.rule import NONE, OpRule
+from partir_search.rules.construct import NewOp, combined
 from partir_search.rules.registry import register, result_shape, shape_of
 
 Mode = lax.GatherScatterMode
@@ -45,7 +47,7 @@ def _batch_factors(
     return [f.new(n, "" if i in batching else reducer) for i, n in enumerate(index_shape[:-1])]
 
 
-@register("gather")
+@register("gather", role=Role.GATHER)
 def gather(op: Op) -> OpRule:
     """Index dims pass to the result, offset dims pass through, indexed dims sum."""
     dn, sizes = op.params["dimension_numbers"], op.params["slice_sizes"]
@@ -180,9 +182,28 @@ def _fill_value(op: Op, dtype: Any) -> Any:
 
 
 _SCATTER_MONOID = {"scatter-add": "sum", "scatter-max": "max", "scatter-min": "min"}
+_COMBINERS = {
+    "scatter": None,
+    "scatter-add": lax.add_p,
+    "scatter-max": lax.max_p,
+    "scatter-min": lax.min_p,
+    "scatter-mul": lax.mul_p,
+    "scatter-sub": lax.sub_p,
+}
 
 
-@register("scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul", "scatter-sub")
+def scatter_monoid(op: Op) -> str:
+    """Monoid by which a scatter's updates combine; "" where a collective cannot."""
+    return _SCATTER_MONOID.get(op.prim, "")
+
+
+def scatter_combiner(op: Op) -> Callable[[Operand, Operand], NewOp] | None:
+    """Operand and update to their combination by a scatter; None where the update replaces."""
+    primitive = _COMBINERS[op.prim]
+    return None if primitive is None else functools.partial(combined, primitive)
+
+
+@register(*_COMBINERS, role=Role.SCATTER)
 def scatter(op: Op) -> OpRule:
     """Indexed dims pass through with updates masked; update dims combine by the op's monoid."""
     dn = op.params["dimension_numbers"]

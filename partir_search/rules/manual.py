@@ -13,8 +13,8 @@ from partir_search.ir.data_flow import Emit
 from partir_search.ir.kind import Kind
 from partir_search.ir.manual import Manual, OwnCollective, axis_names
 from partir_search.ir.rule import NONE, OpRule
-from partir_search.ir.run_manual import run_manual
-from partir_search.rules.registry import RULES, register
+from partir_search.rules.registry import RULES, edges_of, register
+from partir_search.rules.run_manual import run_manual
 
 
 @register("shard_map")
@@ -42,9 +42,7 @@ def _ops(region: Region, times: int = 1) -> Iterator[tuple[Op, int]]:
         if not op.regions:
             yield op, times
         else:
-            for inner, trips in zip(
-                op.regions, RULES[op.prim](op).data_flow.trip_counts, strict=True
-            ):
+            for inner, trips in zip(op.regions, edges_of(op).trip_counts, strict=True):
                 yield from _ops(inner, times * trips)
 
 

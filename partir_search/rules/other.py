@@ -34,6 +34,37 @@ def constraint(op: Op) -> OpRule:
     return _identity(op, fixes=True)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class UserSharding:
+    """A sharding that the user fixes for an op's result.
+
+    Attributes:
+      call: name of the function that fixes it.
+      unconstrained: dims that it leaves open.
+      open_unless_named: dims without an axis are open, not replicated.
+    """
+
+    sharding: Any
+    call: str
+    unconstrained: frozenset[int] = frozenset()
+    open_unless_named: bool = False
+
+
+def user_sharding(op: Op) -> UserSharding | None:
+    """The sharding that a constraint of the user's fixes; None for other ops.
+
+    `jax.sharding.reshard` counts if its spec names an axis: arguments are traced without sharding,
+    and jax itself writes reshards to empty specs for cotangents.
+    """
+    p = op.params
+    if op.prim == "sharding_constraint" and result_shape(op):
+        loose = frozenset(p.get("unconstrained_dims") or ())
+        return UserSharding(p["sharding"], "with_sharding_constraint", loose)
+    if op.prim == "reshard" and any(p["dst_sharding"].spec):
+        return UserSharding(p["dst_sharding"], "reshard", open_unless_named=True)
+    return None
+
+
 def _identity(op: Op, **fields: Any) -> OpRule:
     rank = len(result_shape(op))
     return OpRule(

@@ -17,6 +17,7 @@ from partir_search.ir.bind import bind
 from partir_search.ir.core import Op
 from partir_search.ir.kind import Kind
 from partir_search.ir.reducers import identity
+from partir_search.ir.role import Role
 from partir_search.ir.rule import NONE, OpRule, Reads
 from partir_search.rules.registry import register, result_shape, shape_of
 from partir_search.rules.resizing import gradients_of_windows, windows
@@ -87,22 +88,32 @@ def _pooling(op: Op, slides: Sequence[_Slide], **fields: Any) -> OpRule:
     )
 
 
-@register("reduce_window_sum", "reduce_window_max", "reduce_window_min", "reduce_window")
+_WINDOW_MONOIDS = {
+    "reduce_window_sum": "sum",
+    "reduce_window_max": "max",
+    "reduce_window_min": "min",
+}
+
+
+def window_monoid(op: Op) -> str:
+    """Monoid of a pooling; "" for a function of the user's."""
+    return _WINDOW_MONOIDS.get(op.prim, "")
+
+
+@register(*_WINDOW_MONOIDS, "reduce_window", role=dict.fromkeys(_WINDOW_MONOIDS, Role.POOLING))
 def pooling(op: Op) -> OpRule:
     """Tiles of dims that the window slides over read a halo."""
-    linear = ((0,),) if op.prim == "reduce_window_sum" else ()
-    how = op.prim.removeprefix("reduce_window_")
-    resizing = windows(op, how) if how in ("sum", "max", "min") else None
+    monoid = window_monoid(op)
+    linear = ((0,),) if monoid == "sum" else ()
+    resizing = windows(op, monoid) if monoid else None
     slides = _slides(op, 0)
     return _pooling(op, slides, linear=linear, local=_local_pooling, resizing=resizing)
 
 
 def _local_pooling(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
     dtype = args[0].dtype
-    if op.prim == "reduce_window":
-        fillers = list(args[len(args) // 2 :])
-    else:
-        fillers = [identity(op.prim.removeprefix("reduce_window_"), dtype)]
+    monoid = window_monoid(op)
+    fillers = [identity(monoid, dtype)] if monoid else list(args[len(args) // 2 :])
     slides = _slides(op, 0)
     arrays = [_masked(ctx, slides, x, filler) for x, filler in zip(args, fillers, strict=False)]
     params = {**op.params, "padding": _padding(ctx, slides, op.params)}

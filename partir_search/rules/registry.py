@@ -2,30 +2,63 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
 from partir_search.ir.core import Literal, Op, Operand, Value
+from partir_search.ir.data_flow import DataFlowEdges
 from partir_search.ir.kind import Kind
+from partir_search.ir.role import Role
 from partir_search.ir.rule import NONE, OpRule
 
 RuleFn = Callable[[Op], OpRule]
 
-RULES: dict[str, RuleFn] = {}
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Registered:
+    """A primitive's entry: the function that makes rules of its ops, and its role."""
+
+    make: RuleFn
+    role: Role | None = None
+
+    def __call__(self, op: Op) -> OpRule:
+        rule = self.make(op)
+        return rule if self.role is None else dataclasses.replace(rule, role=self.role)
+
+
+RULES: dict[str, Registered] = {}
 """Rule of each primitive by name. `register` fills it; a second rule for a name is an error."""
 
 
-def register(*prims: str) -> Callable[[RuleFn], RuleFn]:
-    """Registers a function from op to rule for each of `prims`."""
+def register(
+    *prims: str, role: Role | Mapping[str, Role] | None = None
+) -> Callable[[RuleFn], RuleFn]:
+    """Registers a function from op to rule for each of `prims`.
+
+    Args:
+      role: of all of them, or by name.
+    """
 
     def add(fn: RuleFn) -> RuleFn:
         for prim in prims:
             if prim in RULES:
                 raise ValueError(f"primitive {prim!r} has a rule already")
-            RULES[prim] = fn
+            RULES[prim] = Registered(fn, role.get(prim) if isinstance(role, Mapping) else role)
         return fn
 
     return add
+
+
+def role_of(op: Op) -> Role | None:
+    """Role of an op, as its rule has it."""
+    found = RULES.get(op.prim)
+    return None if found is None else found.role
+
+
+def edges_of(op: Op) -> DataFlowEdges:
+    """Data-flow edges of a region op."""
+    return RULES[op.prim](op).data_flow
 
 
 def shape_of(op: Op, i: int) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from jax import lax
 
 from partir_search.ir.core import Op, Shape
 from partir_search.ir.kind import Kind
+from partir_search.ir.role import Role
 from partir_search.ir.rule import NONE, OpRule
 from partir_search.rules.registry import register, result_shape, shape_of
 
@@ -37,7 +38,7 @@ def _local_shape(params: Params, _: Sequence[Shape], results: Sequence[Shape]) -
     return {**params, "shape": results[0]}
 
 
-@register("broadcast_in_dim")
+@register("broadcast_in_dim", role=Role.BROADCAST)
 def broadcast_in_dim(op: Op) -> OpRule:
     """New dims and dims stretched from size 1 are free factors of the result."""
     shape, result = shape_of(op, 0), result_shape(op)
@@ -56,7 +57,7 @@ def broadcast_in_dim(op: Op) -> OpRule:
     )
 
 
-@register("iota")
+@register("iota", role=Role.INDEX_GRID)
 def iota(op: Op) -> OpRule:
     """Counts from the tile's offset."""
     result = result_shape(op)
@@ -143,7 +144,7 @@ def reshape_factors(old: Shape, new: Shape) -> Factors:
         a, b = a // common, b // common
 
 
-@register("reshape")
+@register("reshape", role=Role.RESHAPE)
 def reshape(op: Op) -> OpRule:
     """Splits and merges; see `reshape_factors`."""
     if op.params.get("dimensions") is not None or 0 in result_shape(op):
@@ -167,7 +168,7 @@ def reshape(op: Op) -> OpRule:
     )
 
 
-@register("squeeze", "expand_dims")
+@register("squeeze", "expand_dims", role={"squeeze": Role.SQUEEZE})
 def squeeze(op: Op) -> OpRule:
     """Removes or adds dims of size 1."""
     return OpRule(
@@ -187,7 +188,7 @@ def _without_ones(shape: Shape) -> tuple[int, ...]:
     return tuple(kept.index(d) if d in kept else NONE for d in range(len(shape)))
 
 
-@register("transpose")
+@register("transpose", role=Role.TRANSPOSITION)
 def transpose(op: Op) -> OpRule:
     """Result dim i is operand dim permutation[i]."""
     shape, permutation = shape_of(op, 0), op.params["permutation"]

@@ -20,6 +20,7 @@ from partir_search.ir.bind import bind
 from partir_search.ir.core import Literal, Op, Shape
 from partir_search.ir.kind import Kind
 from partir_search.ir.local_op import local_result_shapes
+from partir_search.ir.role import Role
 from partir_search.ir.rule import NONE, OpRule, Reads
 from partir_search.rules.registry import register, result_shape, shape_of
 from partir_search.rules.resizing import SLICE, STRIDED, pads
@@ -32,7 +33,7 @@ FEW = 4  # elements: too few to be tiled
 MOST_JOINED = 8  # operands of a concatenation whose joined dim may be tiled: each is read for it
 
 
-@register("rev")
+@register("rev", role=Role.REVERSAL)
 def rev(op: Op) -> OpRule:
     """A tile of a reversed dim reads the mirror image of its stretch."""
     shape = result_shape(op)
@@ -40,7 +41,7 @@ def rev(op: Op) -> OpRule:
     return stretching(op, mirrored)
 
 
-@register("slice")
+@register("slice", role=Role.SLICE)
 def slice_(op: Op) -> OpRule:
     """A tile of a cut dim reads the stretch that it is cut from. A few elements of a dim are summed
     over its tiles, all but one of which have zeros.
@@ -161,7 +162,7 @@ def stretching(op: Op, reads: Sequence[Reads], **fields: Any) -> OpRule:
     )
 
 
-@register("concatenate")
+@register("concatenate", role=Role.CONCATENATION)
 def concatenate(op: Op) -> OpRule:
     """A tile of the joined dim reads what of each operand falls into it."""
     dim = op.params["dimension"]
@@ -190,7 +191,7 @@ def _local_join(
     return [out]
 
 
-@register("pad")
+@register("pad", role=Role.PADDING)
 def pad(op: Op) -> OpRule:
     """A tile of a padded dim reads what of the operand falls into it. Linear for zeros."""
     shape, result = shape_of(op, 0), result_shape(op)

@@ -24,6 +24,7 @@ from partir_search.ir.halos import Beside
 from partir_search.ir.kind import Kind
 from partir_search.ir.local_context import LocalContext
 from partir_search.ir.local_op import local_result_shapes
+from partir_search.ir.role import Role
 from partir_search.ir.rule import NONE, OpRule, Reads
 from partir_search.rules.halves import in_halves
 from partir_search.rules.registry import register, result_shape, shape_of
@@ -32,7 +33,7 @@ from partir_search.rules.resizing import convolutions
 WIDE = 4  # bytes of elements whose sums may be rounded in between
 
 
-@register("conv_general_dilated")
+@register("conv_general_dilated", role=Role.CONVOLUTION)
 def convolution(op: Op) -> OpRule:
     """Batch, features out, features in (which sum), and groups of features or of the batch.
 

@@ -42,9 +42,13 @@ def page() -> str:
     for case, (prim, _, _) in sorted(CASES.items()):
         golden = GOLDENS / f"test_rules.test_rule_line_{case}.txt"
         rule = golden.read_text().splitlines()[0].split(": ", 1)[1]
-        examples[RULES[prim].__name__].append(f"`{case}`: `{rule}`")
+        examples[RULES[prim].make.__name__].append(f"`{case}`: `{rule}`")
     families: dict[str, dict[str, list[str]]] = {}
-    for prim, rule in sorted(RULES.items()):
+    roles: dict[str, list[str]] = {}
+    for prim, entry in sorted(RULES.items()):
+        rule = entry.make
+        if entry.role is not None:
+            roles.setdefault(entry.role.value, []).append(prim)
         room, family = rule.__module__.rsplit(".", 1)
         if room == "partir_search.rules" and family != "user":
             families.setdefault(family, {}).setdefault(rule.__name__, []).append(prim)
@@ -53,13 +57,16 @@ def page() -> str:
         out += [f"## {family.replace('_', ' ').capitalize()}", ""]
         out += ["| primitives | rule | examples |", "|---|---|---|"]
         for name, prims in sorted(rules.items()):
-            function = RULES[prims[0]]
+            function = RULES[prims[0]].make
             first = (function.__doc__ or "").strip().split("\n\n")[0].replace("\n", " ")
             first = " ".join(first.split()).replace("|", "\\|")
             cells = " ".join(f"`{p}`" for p in prims), first, "<br>".join(examples[name])
             out.append("| " + " | ".join(cells) + " |")
         out.append("")
-    out += ["## Read through", ""]
+    out += ["## Roles", "", "Meanings that recognisers of patterns ask for.", ""]
+    out += ["| role | primitives |", "|---|---|"]
+    out += [f"| {role} | {_list(prims)} |" for role, prims in sorted(roles.items())]
+    out += ["", "## Read through", ""]
     out += ["Calls whose body takes their place: " + _list(INLINED) + ".", ""]
     out += ["Read as slices: " + _list(TAKEN_APART) + ".", ""]
     out += ["Mutable refs, read as the values that they hold: " + _list(READ) + ".", ""]

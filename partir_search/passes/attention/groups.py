@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from partir_search.ir.analysis.def_use import DefUse
 from partir_search.ir.core import Op, Operand, Region, Value
+from partir_search.ir.role import Role
 from partir_search.ir.rule import NONE, Dims, OpRule
+from partir_search.rules.registry import role_of
 
 Dim2 = tuple[int, frozenset[int]]  # the dim of keys and the dims of queries
 
@@ -82,7 +84,7 @@ def find_groups(ops: Ops) -> Iterator[Group | NotAttention]:
     """The attentions of a region, and what looked like one."""
     taken: set[int] = set()
     for op in ops.ops:
-        if op.prim != "exp" or id(op) in taken:
+        if role_of(op) is not Role.EXPONENTIAL or id(op) in taken:
             continue
         keys = _summed_dim(ops, op.results[0])
         if keys is None:

@@ -14,12 +14,16 @@ import numpy as np
 
 from partir_search.ir.composite import Body, Member, Place
 from partir_search.ir.core import Literal
+from partir_search.ir.role import Role
 from partir_search.passes.attention.body import makers
 from partir_search.rules.attention import run_members
 
 LOW = -1e6  # of which the exponential is zero beside any score
-COMPARISONS = ("ge", "gt", "le", "lt", "eq", "ne", "sub")
-STILL = ("broadcast_in_dim", "convert_element_type", "transpose", "reshape", "copy", "squeeze")
+DIFFERENCES = (Role.COMPARISON, Role.SUBTRACTION)
+MOVES = (
+    *(Role.BROADCAST, Role.CAST, Role.TRANSPOSITION, Role.RESHAPE, Role.COPY),
+    Role.SQUEEZE,
+)
 
 
 class Kind(enum.Enum):
@@ -65,7 +69,7 @@ def _kinds(body: Body, query: int) -> dict[int, Kind]:
 
 
 def _kind(m: Member, found: list[Kind], body: Body, query: int) -> Kind:
-    if m.op.prim == "iota":
+    if m.rule.role is Role.INDEX_GRID:
         label = m.factors[m.op.params["dimension"]]
         return Kind.QUERY if label == query else Kind.KEY if label == body.walked else Kind.OTHER
     several = {k for k in found if k is not Kind.NOTHING}
@@ -75,10 +79,11 @@ def _kind(m: Member, found: list[Kind], body: Body, query: int) -> Kind:
         return Kind.OTHER
     if several == {Kind.DIFFERENCE}:
         return Kind.DIFFERENCE
-    if several == {Kind.QUERY, Kind.KEY} and m.op.prim in COMPARISONS:
+    if several == {Kind.QUERY, Kind.KEY} and m.rule.role in DIFFERENCES:
         return Kind.DIFFERENCE
     if len(several) == 1 and (
-        m.op.prim in STILL or (m.op.prim in ("add", "sub") and found[0] in several)
+        m.rule.role in MOVES
+        or (m.rule.role in (Role.ADDITION, Role.SUBTRACTION) and found[0] in several)
     ):
         return found[0] if found[0] in several else found[1]
     return Kind.OTHER
@@ -94,19 +99,19 @@ def _terms(body: Body, weight: int, made: dict[int, Member]) -> list[int]:
         if m is None or m.outs[0] in seen or m.rule.contracts or m.outs[0] not in body.scores:
             continue
         seen.add(m.outs[0])
-        if m.op.prim == "select_n" and len(m.ins) == 3 and _low(m.ins[1], made):
+        if m.rule.role is Role.SELECTION and len(m.ins) == 3 and _low(m.ins[1], made):
             found += _conjuncts(m.reads[0], made)
-        elif m.op.prim not in ("exp", "sub", *STILL):
+        elif m.rule.role not in (Role.EXPONENTIAL, Role.SUBTRACTION, *MOVES):
             continue
-        todo += m.reads[:1] if m.op.prim == "sub" else [x for x in m.reads if x >= 0]
+        todo += m.reads[:1] if m.rule.role is Role.SUBTRACTION else [x for x in m.reads if x >= 0]
     return found
 
 
 def _conjuncts(place: int, made: dict[int, Member]) -> list[int]:
     m = made.get(place)
-    if m is not None and m.op.prim == "and":
+    if m is not None and m.rule.role is Role.CONJUNCTION:
         return [p for x in m.reads if x >= 0 for p in _conjuncts(x, made)]
-    if m is not None and m.op.prim in STILL[:1] and place >= 0:
+    if m is not None and m.rule.role is Role.BROADCAST and place >= 0:
         return [place, *_conjuncts(m.reads[0], made)]
     return [place]
 
@@ -115,7 +120,7 @@ def _low(x: Place, made: dict[int, Member]) -> bool:
     """True if all of a value is one low number."""
     while not isinstance(x, Literal):
         m = made.get(x)
-        if m is None or m.op.prim not in STILL:
+        if m is None or m.rule.role not in MOVES:
             return False
         x = m.ins[0]
     return bool(x.value <= LOW)

@@ -12,9 +12,8 @@ from partir_search.passes.attention.mask import is_causal
 from partir_search.passes.attention.phases import Phase, split
 from partir_search.passes.attention.roles import find_online, find_sums
 from partir_search.passes.rewriter import Rewriter
+from partir_search.rules.attention import BACKWARD, FORWARD
 from partir_search.rules.registry import RuleTable, rule_key
-
-FORWARD, BACKWARD = "attention", "attention_grad"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

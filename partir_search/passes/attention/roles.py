@@ -8,12 +8,15 @@ import dataclasses
 
 from partir_search.ir.composite import Body, Member, Online, Place, RowSum
 from partir_search.ir.core import Literal
+from partir_search.ir.role import Role
 from partir_search.passes.attention.body import Draft, makers
 from partir_search.passes.attention.groups import NotAttention
 from partir_search.rules.attention import reduced_by, summed
-from partir_search.rules.elementwise import LINEAR
+from partir_search.rules.elementwise import linear_but_for_rounding
 
-MOVES = ("convert_element_type", "transpose", "copy", "name", "broadcast_in_dim", "reshape")
+REARRANGED = (Role.CAST, Role.TRANSPOSITION)
+MOVES = (*REARRANGED, Role.COPY, Role.BROADCAST, Role.RESHAPE)
+SCALED = (Role.MULTIPLICATION, Role.DIVISION)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -46,7 +49,7 @@ def find_online(draft: Draft, product: Member) -> tuple[Online, Chain]:
     (total,) = totals
     weight = _origin(total.ins[0], made)
     maker = made.get(weight)
-    if maker is None or maker.op.prim != "exp":
+    if maker is None or maker.rule.role is not Role.EXPONENTIAL:
         raise NotAttention("what is summed over keys is no exponential")
     if tops:
         _check_top(body, tops[0], maker)
@@ -66,7 +69,7 @@ def find_online(draft: Draft, product: Member) -> tuple[Online, Chain]:
 
 def _origin(place: Place, made: dict[int, Member]) -> int:
     """Place that a place is a cast or transpose of."""
-    while isinstance(place, int) and place in made and made[place].op.prim in MOVES[:2]:
+    while isinstance(place, int) and place in made and made[place].rule.role in REARRANGED:
         place = made[place].ins[0]
     if not isinstance(place, int):
         raise NotAttention("a literal is summed over keys")
@@ -96,7 +99,11 @@ def _check_top(body: Body, top: Member, exponential: Member) -> None:
         for i, x in enumerate(m.reads):
             if x in rows:
                 users = _users(body, m.outs[0])
-                if m.op.prim != "sub" or i != 1 or [u for u, _ in users] != [exponential]:
+                if (
+                    m.rule.role is not Role.SUBTRACTION
+                    or i != 1
+                    or [u for u, _ in users] != [exponential]
+                ):
                     raise NotAttention(f"{m.op.prim} at {m.op.source} uses the largest score")
 
 
@@ -113,12 +120,12 @@ def _chain(body: Body, first: int, last: Place, rows: set[int], values: Place) -
             raise NotAttention(f"{m.op.prim} at {m.op.source} is not linear in the weights")
         (at,) = on
         before = step[m.reads[at]]
-        if m.op.prim in MOVES:
+        if m.rule.role in MOVES:
             step[m.outs[0]] = before
             continue
         if before != len(factors):
             raise NotAttention("weights are used in two ways")
-        if m.op.prim == "div" and at == 0 and m.reads[1] in rows:
+        if m.rule.role is Role.DIVISION and at == 0 and m.reads[1] in rows:
             divided.append(len(factors))
         factors.append((m, at))
         step[m.outs[0]] = before + 1
@@ -137,8 +144,8 @@ def _linear(body: Body, m: Member, at: int) -> bool:
     rounding matters).
     """
     made = makers(body)
-    groups = m.rule.linear or LINEAR.get(m.op.prim, ())
-    return m.op.prim in MOVES or any(
+    groups = m.rule.linear or linear_but_for_rounding(m.op)
+    return m.rule.role in MOVES or any(
         at in group and all(i == at or _zero(m.ins[i], made) for i in group) for group in groups
     )
 
@@ -146,7 +153,7 @@ def _linear(body: Body, m: Member, at: int) -> bool:
 def _zero(x: Place, made: dict[int, Member]) -> bool:
     if isinstance(x, Literal):
         return x.is_zero()
-    return x in made and made[x].op.prim in MOVES and _zero(made[x].ins[0], made)
+    return x in made and made[x].rule.role in MOVES and _zero(made[x].ins[0], made)
 
 
 def find_sums(forward: Draft, backward: Draft, chain: Chain) -> tuple[RowSum, ...]:
@@ -222,7 +229,7 @@ def _cotangents(
             continue
         (at,) = on
         after = step[m.reads[at]]
-        if m.op.prim in MOVES:
+        if m.rule.role in MOVES:
             step[m.outs[0]] = after
         elif after and _alike(m, at, *chain.factors[after - 1], forward, backward):
             step[m.outs[0]] = after - 1
@@ -280,14 +287,14 @@ def _row_sum(
             others.append(cotangents[x])
         else:
             maker = made.get(x)
-            prim = maker.op.prim if maker else ""
-            if maker is None or prim not in ("mul", "neg", "div", *MOVES[:3]):
+            role = maker.rule.role if maker else None
+            if maker is None or role not in (*SCALED, Role.NEGATION, Role.COPY, *REARRANGED):
                 raise NotAttention(f"a sum over keys at {m.op.source} is not known")
-            if prim == "neg":
+            if role is Role.NEGATION:
                 sign = -sign
             todo.append((maker.ins[0], power))
-            if prim in ("mul", "div"):
-                todo.append((maker.ins[1], power if prim == "mul" else -power))
+            if role in SCALED:
+                todo.append((maker.ins[1], power if role is Role.MULTIPLICATION else -power))
     if len(steps) != 1 or len(others) != 1:
         raise NotAttention(f"a sum over keys at {m.op.source} is not of weights and cotangents")
     low, high = sorted((steps[0], others[0]))

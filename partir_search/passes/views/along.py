@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
-from jax import lax
 
 from partir_search.ir.bands import index_map
 from partir_search.ir.boundaries import ZERO, Ints
 from partir_search.ir.core import Op, Value
-from partir_search.passes.views.indexed import Indexed, reshaped
+from partir_search.passes.views.indexed import Indexed
 from partir_search.passes.views.maps import FILLER, form_of
-from partir_search.passes.views.view import View, whole, zero, zeros_only
+from partir_search.passes.views.view import View, whole, zeros_only
 from partir_search.passes.views.write import Writer
+from partir_search.rules.construct import broadcast, own, padded, reshaped, sliced, zero
 from partir_search.rules.remaps import REMAP, band
 from partir_search.rules.shifts import LITTLE
 
@@ -49,8 +48,7 @@ def along(writer: Writer, op: Op, x: Value, dim: int, sources: Ints) -> Value:
         return _between(writer, op, x, dim, sources)
     if m % n == 0 and (sources == np.arange(m) // (m // n)).all():
         return _repeats(writer, op, x, dim, m // n)
-    params = {"dimension": dim, "places": index_map(sources)}
-    return writer.add(op, REMAP, (x,), shape, params, like=x.type)
+    return writer.put(op, own(REMAP, (x,), shape, dimension=dim, places=index_map(sources)))
 
 
 def _every(writer: Writer, op: Op, x: Value, dim: int, sources: Ints) -> Value:
@@ -59,13 +57,7 @@ def _every(writer: Writer, op: Op, x: Value, dim: int, sources: Ints) -> Value:
     shape = list(x.type.shape)
     starts, ends, strides = [0] * len(shape), list(shape), [1] * len(shape)
     starts[dim], ends[dim], strides[dim] = first, last + 1, step
-    shape[dim] = len(sources)
-    params: dict[str, Any] = {
-        "start_indices": tuple(starts),
-        "limit_indices": tuple(ends),
-        "strides": tuple(strides),
-    }
-    return writer.add(op, lax.slice_p, (x,), tuple(shape), params, like=x.type)
+    return writer.put(op, sliced(x, starts, ends, strides))
 
 
 def _between(writer: Writer, op: Op, x: Value, dim: int, sources: Ints) -> Value:
@@ -78,20 +70,16 @@ def _between(writer: Writer, op: Op, x: Value, dim: int, sources: Ints) -> Value
         x = writer.view(op, whole(x).mapped(dim, lambda _: form))
     inner, m = int(held[1] - held[0]) - 1, len(sources)
     ends = (int(held[0]), m - 1 - int(held[-1]), inner)
-    config = tuple(ends if d == dim else (0, 0, 0) for d in range(len(rest)))
-    shape = (*rest[:dim], m, *rest[dim + 1 :])
-    ins, params = (x, zero(x.type)), {"padding_config": config}
-    return writer.add(op, lax.pad_p, ins, shape, params, like=x.type)
+    config = [ends if d == dim else (0, 0, 0) for d in range(len(rest))]
+    return writer.put(op, padded(x, zero(x.type), config))
 
 
 def _repeats(writer: Writer, op: Op, x: Value, dim: int, each: int) -> Value:
     shape = x.type.shape
     wide = (*shape[: dim + 1], each, *shape[dim + 1 :])
     dims = tuple(d if d <= dim else d + 1 for d in range(len(shape)))
-    params = {"shape": wide, "broadcast_dimensions": dims, "sharding": None}
-    made = writer.add(op, lax.broadcast_in_dim_p, (x,), wide, params, like=x.type)
-    out = (*shape[:dim], shape[dim] * each, *shape[dim + 1 :])
-    return reshaped(writer, op, made, out)
+    made = writer.put(op, broadcast(x, wide, dims))
+    return writer.put(op, reshaped(made, (*shape[:dim], shape[dim] * each, *shape[dim + 1 :])))
 
 
 def looked_up(writer: Writer, op: Op, found: Indexed, view: View) -> bool:

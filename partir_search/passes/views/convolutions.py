@@ -16,12 +16,13 @@ import numpy as np
 from partir_search.ir.boundaries import ZERO
 from partir_search.ir.core import Op, Value
 from partir_search.ir.reducers import identity
+from partir_search.ir.role import Role
 from partir_search.passes.views.maps import Form
 from partir_search.passes.views.view import View, zero_filled, zeros_only
 from partir_search.passes.views.write import Writer
+from partir_search.rules.pooling import window_monoid
+from partir_search.rules.registry import role_of
 
-CONVOLUTION = "conv_general_dilated"
-_POOLED = ("reduce_window_sum", "reduce_window_max", "reduce_window_min")
 Ends = tuple[tuple[str, str], ...]
 
 
@@ -33,9 +34,10 @@ def ends_of(params: Mapping[str, Any]) -> Ends:
 
 def around(op: Op, views: Mapping[Value, View]) -> Op | None:
     """A convolution of a padded array as one of the array itself."""
-    if op.prim in _POOLED:
+    role = role_of(op)
+    if role is Role.POOLING:
         return _pooled(op, views)
-    if op.prim != CONVOLUTION or not isinstance(op.operands[0], Value):
+    if role is not Role.CONVOLUTION or not isinstance(op.operands[0], Value):
         return None
     view = views.get(op.operands[0])
     forms = view.forms() if view is not None else None
@@ -73,7 +75,7 @@ def _pooled(op: Op, views: Mapping[Value, View]) -> Op | None:
     forms = view.forms() if view is not None else None
     if not forms or view is None or view.base is None or view.filler is None:
         return None
-    filler = identity(op.prim.removeprefix("reduce_window_"), view.base.type.dtype)
+    filler = identity(window_monoid(op), view.base.type.dtype)
     if bool(view.filler.number != filler) or any(n != 1 for n in op.params["base_dilation"]):
         return None
     padding = list(op.params["padding"])
@@ -98,7 +100,7 @@ def unwrapped(writer: Writer, op: Op, terms: Sequence[View]) -> bool:
     """
     base = terms[0].base
     made = next((o for o in reversed(writer.ops) if o.results and o.results[0] is base), None)
-    if made is None or made.prim != CONVOLUTION or base is None:
+    if made is None or role_of(made) is not Role.CONVOLUTION or base is None:
         return False
     changed = {d for v in terms for d, m in enumerate(v.maps) if m is not None}
     if len(changed) != 1:

@@ -13,19 +13,19 @@ import functools
 import itertools
 from collections.abc import Mapping
 
-from jax import lax
-
 from partir_search.ir.boundaries import Run, runs_of
 from partir_search.ir.core import Op, Region, Value
-from partir_search.passes.views.convolutions import CONVOLUTION
-from partir_search.passes.views.view import View, zero, zeros_only
+from partir_search.ir.role import Role
+from partir_search.passes.views.view import View, zeros_only
 from partir_search.passes.views.write import Writer
+from partir_search.rules.construct import added, like, padded, sliced, zero
+from partir_search.rules.pooling import window_monoid
+from partir_search.rules.registry import role_of
 from partir_search.rules.shifts import FEW, LITTLE
 
 MOST = 9  # runs of a view
 Cut = tuple[int, int]  # start, size
-WINDOWED = (CONVOLUTION, "reduce_window_sum", "reduce_window_max", "reduce_window_min")
-_CUT = (CONVOLUTION, "reduce_window_sum")
+WINDOWED = (Role.CONVOLUTION, Role.POOLING)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Crops:
     def of(self, base: Value | None) -> Op | None:
         """The op that makes a value of which only slices are read."""
         made = self._makers.get(base) if base is not None else None
-        if made is None or made.prim not in _CUT or not isinstance(made.operands[0], Value):
+        if made is None or not _is_linear(made) or not isinstance(made.operands[0], Value):
             return None
         users = self._users.get(made.results[0], ())
         return made if users and all(_cuts(user) is not None for user in users) else None
@@ -107,13 +107,8 @@ class Crops:
             part = _put(writer, op, made, crop, alone if inside else None)
             if not inside:
                 config = tuple((*ends.get(d, (0, 0)), 0) for d in range(len(size)))
-                ins, params = (part, zero(part.type)), {"padding_config": config}
-                part = writer.add(op, lax.pad_p, ins, size, params, like=part.type, into=alone)
-            total = (
-                part
-                if total is None
-                else writer.add(op, lax.add_p, (total, part), size, {}, like=part.type, into=last)
-            )
+                part = writer.put(op, padded(part, zero(part.type), config), alone)
+            total = part if total is None else writer.put(op, added(total, part), last)
         return total
 
 
@@ -150,19 +145,24 @@ def _put(writer: Writer, op: Op, made: Op, crop: _Crop, into: Value | None) -> V
     assert isinstance(image, Value)
     few = tuple(e - s for s, e in zip(crop.starts, crop.ends, strict=True))
     if few != image.type.shape:
-        taken = {"start_indices": crop.starts, "limit_indices": crop.ends, "strides": None}
-        image = writer.add(op, lax.slice_p, (image,), few, taken, like=image.type)
-    params = {**made.params, "padding": crop.padding}
-    ins, kind = (image, *made.operands[1:]), made.results[0].type
-    return writer.add(op, made.handle, ins, crop.shape, params, like=kind, into=into)
+        image = writer.put(op, sliced(image, crop.starts, crop.ends))
+    ins = (image, *made.operands[1:])
+    return writer.put(op, like(made, ins, crop.shape, padding=crop.padding), into)
+
+
+def _is_linear(op: Op) -> bool:
+    """Tells whether windows of an op are summed, so that parts of its result add up."""
+    role = role_of(op)
+    return role is Role.CONVOLUTION or (role is Role.POOLING and window_monoid(op) == "sum")
 
 
 def _cuts(op: Op | None) -> dict[int, Cut] | None:
     """Stretch that a slice, or a cutting pad, takes of each dim that it shortens."""
-    if op is None or op.prim not in ("slice", "pad"):
+    role = None if op is None else role_of(op)
+    if op is None or role not in (Role.SLICE, Role.PADDING):
         return None
     before, after = op.operands[0].type.shape, op.results[0].type.shape
-    if op.prim == "slice":
+    if role is Role.SLICE:
         starts, strides = op.params["start_indices"], op.params["strides"]
         if strides is not None and any(s != 1 for s in strides):
             return None
@@ -179,7 +179,7 @@ def _slides(made: Op) -> dict[int, _Slide]:
     """Windows by dim of the result, where they slide one by one over an image."""
     p, image = made.params, made.operands[0].type.shape
     found: dict[int, _Slide] = {}
-    if made.prim == CONVOLUTION:
+    if role_of(made) is Role.CONVOLUTION:
         dn, window = p["dimension_numbers"], made.operands[1].type.shape
         for i, (d, k, o) in enumerate(
             zip(dn.lhs_spec[2:], dn.rhs_spec[2:], dn.out_spec[2:], strict=True)

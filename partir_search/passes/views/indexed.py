@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-from jax import lax
 
 from partir_search.ir.boundaries import Ints
-from partir_search.ir.core import Op, Operand, Shape, Value
+from partir_search.ir.core import Op, Shape, Value
+from partir_search.ir.role import Role
 from partir_search.passes.views.known import Known
-from partir_search.passes.views.updates import SCATTERS
 from partir_search.passes.views.write import Writer
+from partir_search.rules import construct
+from partir_search.rules.construct import reshaped
+from partir_search.rules.registry import role_of
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,22 +42,23 @@ class Indexed:
         if x.type.shape == into.type.shape:
             writer.renamed(op, x, into)
         else:
-            reshaped(writer, op, x, into.type.shape, into)
+            writer.put(op, reshaped(x, into.type.shape), into)
 
     def gridded(self, writer: Writer, op: Op, part: Value, shape: Shape) -> Value:
         """A part as a grid."""
         grid = self.grid(shape)
         held = [d for d in self.order if d >= 0]
         short = tuple(grid[d] for d in held)
-        x = part if part.type.shape == short else reshaped(writer, op, part, short)
+        x = part if part.type.shape == short else writer.put(op, reshaped(part, short))
         x = transposed(writer, op, x, [held.index(d) for d in sorted(held)])
-        return x if x.type.shape == grid else reshaped(writer, op, x, grid)
+        return x if x.type.shape == grid else writer.put(op, reshaped(x, grid))
 
 
 def indexed(op: Op, known: Known) -> Indexed | None:
     """Places of a gather or scatter; None if they are not known, or no combinations of places."""
-    gathers = op.prim == "gather"
-    if not gathers and op.prim not in SCATTERS:
+    role = role_of(op)
+    gathers = role is Role.GATHER
+    if not gathers and role is not Role.SCATTER:
         return None
     dn, shape = op.params["dimension_numbers"], op.operands[0].type.shape
     along = dn.start_index_map if gathers else dn.scatter_dims_to_operand_dims
@@ -94,17 +96,6 @@ def indexed(op: Op, known: Known) -> Indexed | None:
     return Indexed(maps, tuple(order))
 
 
-def reshaped(
-    writer: Writer, op: Op, x: Operand, shape: Sequence[int], into: Value | None = None
-) -> Value:
-    """Writes a reshape."""
-    params: dict[str, Any] = {"new_sizes": tuple(shape), "dimensions": None, "sharding": None}
-    return writer.add(op, lax.reshape_p, (x,), tuple(shape), params, like=x.type, into=into)
-
-
 def transposed(writer: Writer, op: Op, x: Value, order: Sequence[int]) -> Value:
     """Writes a transpose, if the order is another one."""
-    if list(order) == sorted(order):
-        return x
-    shape, params = tuple(x.type.shape[d] for d in order), {"permutation": tuple(order)}
-    return writer.add(op, lax.transpose_p, (x,), shape, params, like=x.type)
+    return x if list(order) == sorted(order) else writer.put(op, construct.transposed(x, order))

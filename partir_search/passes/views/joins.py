@@ -9,9 +9,11 @@ from __future__ import annotations
 import numpy as np
 
 from partir_search.ir.core import Op, Value
+from partir_search.ir.role import Role
 from partir_search.passes.views.maps import ANY, Form
 from partir_search.passes.views.view import Look, View, whole
 from partir_search.passes.views.write import Writer
+from partir_search.rules.registry import role_of
 from partir_search.rules.shifts import LITTLE
 
 MOST = 5  # operands
@@ -19,7 +21,7 @@ MOST = 5  # operands
 
 def join(writer: Writer, op: Op, look: Look) -> bool:
     """Writes a concatenation as selects, if it is one of this kind."""
-    if op.prim != "concatenate" or not 2 <= len(op.operands) <= MOST:
+    if role_of(op) is not Role.CONCATENATION or not 2 <= len(op.operands) <= MOST:
         return False
     if not all(isinstance(x, Value) for x in op.operands):
         return False

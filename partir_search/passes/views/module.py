@@ -17,9 +17,10 @@ import numpy as np
 
 from partir_search.ir.boundaries import ZERO
 from partir_search.ir.core import Literal, Module, Op, Operand, Region, Value, walk_regions
+from partir_search.ir.role import Role
 from partir_search.passes.rewriter import Rewriter
 from partir_search.passes.views.along import looked_up
-from partir_search.passes.views.constants import FOLDED, Constants
+from partir_search.passes.views.constants import Constants
 from partir_search.passes.views.convolutions import around, unwrapped
 from partir_search.passes.views.crops import WINDOWED, Crops
 from partir_search.passes.views.indexed import indexed
@@ -28,7 +29,7 @@ from partir_search.passes.views.known import Known
 from partir_search.passes.views.resize import resized
 from partir_search.passes.views.scattered import scattered
 from partir_search.passes.views.sums import MOST, Sums
-from partir_search.passes.views.updates import SCATTERS, as_slice, update
+from partir_search.passes.views.updates import as_slice, update
 from partir_search.passes.views.view import (
     FOLLOWED,
     View,
@@ -40,15 +41,16 @@ from partir_search.passes.views.view import (
     zeros_only,
 )
 from partir_search.passes.views.write import Names, Writer
+from partir_search.rules.registry import role_of
 
-LOOKED_AT = frozenset(
+MOVES = frozenset(
     {
-        *("concatenate", "pad", "slice", "gather", "dynamic_slice", "dynamic_update_slice"),
-        *SCATTERS,
+        *(Role.CONCATENATION, Role.PADDING, Role.SLICE, Role.GATHER, Role.SCATTER),
+        *(Role.DYNAMIC_SLICE, Role.DYNAMIC_UPDATE),
     }
 )
-
-RESIZING = "dot_general"
+LOOKED_AT = MOVES | {Role.DOT}
+_OWN_VIEWS = (Role.SLICE, Role.PADDING, Role.REVERSAL, Role.BROADCAST)
 
 
 def with_views(module: Module) -> Module:
@@ -56,7 +58,7 @@ def with_views(module: Module) -> Module:
 
     The new module takes over the old one's values: use the old one no more.
     """
-    if not any(op.prim in LOOKED_AT or op.prim == RESIZING for op in module.ops):
+    if not any(role_of(op) in LOOKED_AT for op in module.ops):
         return module
     constants = {module.values[i]: array for i, array in module.constants.items()}
     return _Rewriter(module, Constants(constants)).run()
@@ -86,8 +88,8 @@ class _Rewriter(Rewriter):
         return {**super().constants(), **self.arrays}
 
     def region(self, old: Region) -> Region:
-        looked_at = (op.prim for r in walk_regions(old) for op in r.ops)
-        if not any(prim in LOOKED_AT or prim == RESIZING for prim in looked_at):
+        roles = (role_of(op) for r in walk_regions(old) for op in r.ops)
+        if LOOKED_AT.isdisjoint(roles):
             return old
         return _Scope(self, old).run()
 
@@ -142,12 +144,11 @@ class _Scope:
             self.writer.ops.append(dataclasses.replace(op, regions=regions))
             return
         constants = self.owner.read
-        if op.prim in FOLDED:
-            constants.follow(op)
+        constants.follow(op)
         if not self.matters(op):
             self.writer.ops.append(op)
             return
-        if op.prim == "pad":
+        if role_of(op) is Role.PADDING:
             op = dataclasses.replace(
                 op, operands=(op.operands[0], constants.literal(op.operands[1]))
             )
@@ -162,25 +163,26 @@ class _Scope:
 
     def at_places(self, op: Op) -> bool:
         """Writes a gather or a scatter at places that are known."""
-        found = indexed(op, self.known) if op.prim == "gather" or op.prim in SCATTERS else None
+        found = indexed(op, self.known)
         x = op.operands[0]
         if found is None or not isinstance(x, Value):
             return False
         view = self.views.get(x) or whole(x)
-        if op.prim == "gather":
+        if role_of(op) is Role.GATHER:
             return looked_up(self.writer, op, found, view)
         zeros = view.base is None and zero_filled(view)
         return scattered(self.writer, op, found, zeros=zeros)
 
     def matters(self, op: Op) -> bool:
-        """True if the op may be a view, or read one: of most it is known by their primitive."""
-        if op.prim in ("add", "add_any"):
+        """True if the op may be a view, or read one: of most it is known by their role."""
+        role = role_of(op)
+        if role is Role.ADDITION:
             return any(
                 isinstance(x, Value) and (x in self.views or self.sums.of(x)) for x in op.operands
             )
-        if op.prim == RESIZING:
+        if role is Role.DOT:
             return any(len(x.type.shape) == 2 for x in op.operands)
-        return op.prim in FOLLOWED or op.prim in LOOKED_AT or op.prim in WINDOWED
+        return role in FOLLOWED or role in MOVES or role in WINDOWED
 
     def rewritten(self, op: Op) -> bool:
         """Writes the op as a view, a sum of views, or a join, if it is one and near enough."""
@@ -208,14 +210,14 @@ class _Scope:
         mixed = any(f.turns and ZERO in (f.below, f.above) for f in forms.values())
         if mixed and not zeros_only(view):
             return False
-        if any(f.kept for f in forms.values()) and op.prim == "slice":
+        if any(f.kept for f in forms.values()) and role_of(op) is Role.SLICE:
             return False  # the pad's own select is there already
         self.writer.view(op, view, result)
         return True
 
     def summed(self, op: Op) -> bool:
         """Remembers sums of views, the gradients of padding; what adds up to a ring is written."""
-        if op.prim not in ("add_any", "add") or any(isinstance(x, Literal) for x in op.operands):
+        if role_of(op) is not Role.ADDITION or any(isinstance(x, Literal) for x in op.operands):
             return False
         terms = [v for x in op.operands for v in self.terms(x)]
         if any(v.base is None for v in terms) or all(m is None for v in terms for m in v.maps):
@@ -235,4 +237,4 @@ class _Scope:
 
 def _direct(op: Op, view: View) -> bool:
     """Tells whether the op is a view of its own operand already, which no view lies behind."""
-    return op.prim in ("slice", "pad", "rev", "broadcast_in_dim") and op.operands[0] is view.base
+    return role_of(op) in _OWN_VIEWS and op.operands[0] is view.base

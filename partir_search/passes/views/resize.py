@@ -9,20 +9,31 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from jax import lax
 
 from partir_search.ir.bands import band_of
 from partir_search.ir.core import Literal, Op, TensorType, Value
 from partir_search.ir.reducers import number_of
+from partir_search.ir.role import Role
 from partir_search.passes.views.known import Known
-from partir_search.passes.views.view import zero
 from partir_search.passes.views.write import Writer
 from partir_search.rules.banded import BANDED
+from partir_search.rules.construct import (
+    NewOp,
+    added,
+    broadcast,
+    concatenated,
+    multiplied,
+    padded,
+    reshaped,
+    sliced,
+    transposed,
+    zero,
+)
+from partir_search.rules.registry import role_of
 from partir_search.rules.shifts import LITTLE
 
 LEAST = 8  # elements of a dim that is resized so
@@ -53,7 +64,7 @@ def resized(writer: Writer, op: Op, known: Known, constants: dict[int, tuple[Val
     """Writes a product with a banded matrix of known weights as a sum of shifts, or as a product
     that reads what lies in the band.
     """
-    if op.prim != "dot_general":
+    if role_of(op) is not Role.DOT:
         return False
     (contract, batch), kinds = op.params["dimension_numbers"], [x.type for x in op.operands]
     if any(batch) or len(contract[0]) != 1:
@@ -78,10 +89,7 @@ def resized(writer: Writer, op: Op, known: Known, constants: dict[int, tuple[Val
             order = list(range(len(x.type.shape)))
             order.remove(dim)
             order = [dim, *order] if side == 0 else [*order, dim]
-            shape = tuple(made.type.shape[d] for d in order)
-            params = {"permutation": tuple(order)}
-            (result,) = op.results
-            writer.add(op, lax.transpose_p, (made,), shape, params, like=x.type, into=result)
+            writer.put(op, transposed(made, order), op.results[0])
             return True
     return False
 
@@ -97,7 +105,7 @@ def _narrow(writer: Writer, op: Op, side: int, weights: Floats) -> bool:
         return False
     params = {**op.params, "matrix": side, "band": dataclasses.astuple(band)}
     (result,) = op.results
-    writer.add(op, BANDED, op.operands, result.type.shape, params, into=result)
+    writer.put(op, NewOp(BANDED, None, op.operands, params, result.type), result)
     return True
 
 
@@ -150,7 +158,7 @@ def _write(
         x = _scaled(writer, op, x, dim, band.before, constants)
     rest = x.type.shape
     grid = (*rest[:dim], band.blocks, band.inputs, *rest[dim + 1 :])
-    blocks = _reshaped(writer, op, x, grid)
+    blocks = writer.put(op, reshaped(x, grid))
     shape = (*rest[:dim], band.blocks, 1, *rest[dim + 1 :])
     shifted = {o: _tap(writer, op, blocks, dim, o, band.inputs, shape) for o, _ in band.taps}
     phases = []
@@ -160,21 +168,14 @@ def _write(
             if abs(values[p]) <= NEAR:
                 continue
             weight = Literal(number_of(values[p], x.type.dtype), _scalar(x.type))
-            term = writer.add(op, lax.mul_p, (shifted[offset], weight), shape, {}, like=x.type)
-            pair = (total, term)
-            total = (
-                term
-                if total is None
-                else writer.add(op, lax.add_p, (total, pair[1]), shape, {}, like=x.type)
-            )
+            term = writer.put(op, multiplied(shifted[offset], weight))
+            total = term if total is None else writer.put(op, added(total, term))
         phases.append(total if total is not None else writer.full(op, zero(x.type), shape))
     made = phases[0]
     if len(phases) > 1:
-        joined = (*rest[:dim], band.blocks, band.outputs, *rest[dim + 1 :])
-        params = {"dimension": dim + 1}
-        made = writer.add(op, lax.concatenate_p, phases, joined, params, like=x.type)
+        made = writer.put(op, concatenated(phases, dim + 1))
     out = (*rest[:dim], band.blocks * band.outputs, *rest[dim + 1 :])
-    made = _reshaped(writer, op, made, out)
+    made = writer.put(op, reshaped(made, out))
     return made if band.after is None else _scaled(writer, op, made, dim, band.after, constants)
 
 
@@ -183,19 +184,14 @@ def _tap(
 ) -> Value:
     """The inputs at an offset from each block's first; zeros beyond the ends."""
     by, at = divmod(offset, inputs)
-    starts = tuple(at if d == dim + 1 else 0 for d in range(len(shape)))
-    params: dict[str, Any] = {
-        "start_indices": starts,
-        "limit_indices": tuple(s + n for s, n in zip(starts, shape, strict=True)),
-        "strides": None,
-    }
     x = blocks
     if inputs > 1:
-        x = writer.add(op, lax.slice_p, (x,), shape, params, like=x.type)
+        starts = [at if d == dim + 1 else 0 for d in range(len(shape))]
+        ends = [s + n for s, n in zip(starts, shape, strict=True)]
+        x = writer.put(op, sliced(x, starts, ends))
     if by:
-        config = tuple((-by, by, 0) if d == dim else (0, 0, 0) for d in range(len(shape)))
-        ins = (x, zero(x.type))
-        x = writer.add(op, lax.pad_p, ins, shape, {"padding_config": config}, like=x.type)
+        config = [(-by, by, 0) if d == dim else (0, 0, 0) for d in range(len(shape))]
+        x = writer.put(op, padded(x, zero(x.type), config))
     return x
 
 
@@ -211,15 +207,8 @@ def _scaled(
     held = Value(-1, kind, writer.names(f"{op.results[0].name}_scale"))
     array = np.asarray(factor, x.type.dtype)
     constants[id(array)] = held, array
-    shape = x.type.shape
-    params = {"shape": shape, "broadcast_dimensions": (dim,), "sharding": None}
-    wide = writer.add(op, lax.broadcast_in_dim_p, (held,), shape, params, like=x.type)
-    return writer.add(op, lax.mul_p, (x, wide), shape, {}, like=x.type)
-
-
-def _reshaped(writer: Writer, op: Op, x: Value, shape: Sequence[int]) -> Value:
-    params = {"new_sizes": tuple(shape), "dimensions": None, "sharding": None}
-    return writer.add(op, lax.reshape_p, (x,), tuple(shape), params, like=x.type)
+    wide = writer.put(op, broadcast(held, x.type.shape, (dim,)))
+    return writer.put(op, multiplied(x, wide))
 
 
 def _scalar(kind: TensorType) -> TensorType:

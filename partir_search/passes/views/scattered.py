@@ -7,18 +7,16 @@ gathers, there are as many summands.
 
 from __future__ import annotations
 
-import functools
-
 import numpy as np
-from jax import lax
 
 from partir_search.ir.boundaries import Ints
 from partir_search.ir.core import Op, Shape, Value
 from partir_search.passes.views.along import along, near
-from partir_search.passes.views.indexed import Indexed, reshaped
+from partir_search.passes.views.indexed import Indexed
 from partir_search.passes.views.maps import FILLER
-from partir_search.passes.views.updates import SCATTERS
 from partir_search.passes.views.write import Writer
+from partir_search.rules.construct import added, reshaped, summed
+from partir_search.rules.indexing import scatter_combiner, scatter_monoid
 
 MOST = 8  # times that a place is met
 
@@ -32,8 +30,8 @@ def scattered(writer: Writer, op: Op, found: Indexed, *, zeros: bool) -> bool:
     into, _, part = op.operands
     if not isinstance(part, Value):
         return False
-    shape, how, (result,) = into.type.shape, SCATTERS[op.prim], op.results
-    adds = how is lax.add_p
+    shape, how, (result,) = into.type.shape, scatter_combiner(op), op.results
+    adds = scatter_monoid(op) == "sum"
     inverse = {d: _inverse(at, shape[d]) for d, at in found.maps.items()}
     several = [d for d, maps in inverse.items() if len(maps) > 1]
     if several and (not adds or len(several) > 1 or len(inverse[several[0]]) > MOST):
@@ -55,25 +53,20 @@ def scattered(writer: Writer, op: Op, found: Indexed, *, zeros: bool) -> bool:
         if zeros:
             writer.renamed(op, x, result)
         else:
-            writer.add(op, lax.add_p, (into, x), shape, {}, into=result)
+            writer.put(op, added(into, x), result)
         return True
     inside = [
         within(writer, op, shape, d, *where)
         for d, where in wheres.items()
         if where is not None and where != (0, shape[d], 1)
     ]
-    both = functools.partial(_both, writer, op, shape)
     if how is not None:
-        x = writer.add(op, how, (into, x), shape, {})
+        x = writer.put(op, how(into, x))
     if inside:
-        writer.select(op, functools.reduce(both, inside), x, into, result)
+        writer.select(op, writer.all_of(op, inside), x, into, result)
     else:
         writer.renamed(op, x, result)
     return True
-
-
-def _both(writer: Writer, op: Op, shape: Shape, a: Value, b: Value) -> Value:
-    return writer.add(op, lax.and_p, (a, b), shape, {}, like=a.type)
 
 
 def _summed(
@@ -83,14 +76,12 @@ def _summed(
     n, each = shape[dim], len(at) // shape[dim]
     rest = x.type.shape
     if each * n == len(at) and (at == np.arange(len(at)) // each).all():
-        wide = reshaped(writer, op, x, (*rest[:dim], n, each, *rest[dim + 1 :]))
-        params = {"axes": (dim + 1,), "out_sharding": None}
-        made = (*rest[:dim], n, *rest[dim + 1 :])
-        return writer.add(op, lax.reduce_sum_p, (wide,), made, params, like=x.type)
+        wide = writer.put(op, reshaped(x, (*rest[:dim], n, each, *rest[dim + 1 :])))
+        return writer.put(op, summed(wide, dim + 1))
     parts = [along(writer, op, x, dim, m) for m in maps]
     total = parts[0]
     for other in parts[1:]:
-        total = writer.add(op, lax.add_p, (total, other), other.type.shape, {}, like=x.type)
+        total = writer.put(op, added(total, other))
     return total
 
 
@@ -125,4 +116,4 @@ def within(
     ends = writer.within(op, shape, dim, start, stop)
     if step == 1:
         return ends
-    return _both(writer, op, shape, ends, writer.every(op, shape, dim, start % step, step))
+    return writer.all_of(op, [ends, writer.every(op, shape, dim, start % step, step)])

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jax import lax
-
 from partir_search.ir.core import Op, Value
+from partir_search.ir.role import Role
 from partir_search.passes.views.crops import Crops
 from partir_search.passes.views.view import View, view_of, without_overlap, zeros_only
 from partir_search.passes.views.write import Writer
+from partir_search.rules.construct import added
+from partir_search.rules.registry import role_of
 
 MOST = 32  # terms
+_READS = (Role.SLICE, Role.PADDING, Role.REVERSAL)
 
 
 class Sums:
@@ -63,7 +65,7 @@ class Sums:
         return True
 
     def _known(self, op: Op) -> list[View]:
-        x = op.operands[0] if op.prim in ("slice", "pad", "rev") else None
+        x = op.operands[0] if role_of(op) in _READS else None
         return self._terms.get(x, []) if isinstance(x, Value) else []
 
     def write(self, writer: Writer, op: Op) -> bool:
@@ -82,11 +84,7 @@ class Sums:
                 writer.back(begin)
                 return False
             last = result if i == len(terms) - 1 else None
-            made = (
-                value
-                if made is None
-                else writer.add(op, lax.add_p, (made, value), result.type.shape, {}, into=last)
-            )
+            made = value if made is None else writer.put(op, added(made, value), last)
         return True
 
     def _term(self, writer: Writer, op: Op, term: View, into: Value | None) -> Value | None:

@@ -7,28 +7,21 @@ constant they are a sum, or a select, with a padded array, and a slice.
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jax import lax
 
 from partir_search.ir.core import Literal, Op, Operand, Value
+from partir_search.ir.role import Role
 from partir_search.passes.views.constants import Constants
 from partir_search.passes.views.maps import ANY, FILLER
-from partir_search.passes.views.view import View, whole, zero
+from partir_search.passes.views.view import View, whole
 from partir_search.passes.views.write import Writer
+from partir_search.rules.construct import NewOp, added, broadcast, sliced, zero
+from partir_search.rules.indexing import scatter_combiner, scatter_monoid
+from partir_search.rules.registry import role_of
 from partir_search.rules.shifts import FEW, LITTLE
-
-SCATTERS = {  # what is done with the part and what is there; None: it takes its place
-    "scatter": None,
-    "scatter-add": lax.add_p,
-    "scatter-sub": lax.sub_p,
-    "scatter-mul": lax.mul_p,
-    "scatter-min": lax.min_p,
-    "scatter-max": lax.max_p,
-}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -36,12 +29,14 @@ class _Update:
     """A part of `into` that is set, or combined with another one.
 
     Attributes:
-      how: the primitive that combines them; None where the part is set.
+      how: combines what is there and the part; None where the part is set.
+      adds: the part is added.
       starts: per dim of `into`, where the part begins.
       missing: dims of `into` that the part does not have.
     """
 
-    how: Any
+    how: Callable[[Operand, Operand], NewOp] | None
+    adds: bool
     into: Operand
     part: Operand
     starts: tuple[int, ...]
@@ -51,7 +46,8 @@ class _Update:
 def as_slice(op: Op, constants: Constants) -> Op | None:
     """A gather or dynamic slice of one piece at a constant place as a slice."""
     shape = op.operands[0].type.shape if op.operands else ()
-    if op.prim == "gather":
+    role = role_of(op)
+    if role is Role.GATHER:
         dn, sizes = op.params["dimension_numbers"], op.params["slice_sizes"]
         at = constants.of(op.operands[1])
         plain = not dn.collapsed_slice_dims and not dn.operand_batching_dims
@@ -60,7 +56,7 @@ def as_slice(op: Op, constants: Constants) -> Op | None:
         starts = [0] * len(shape)
         for d, n in zip(dn.start_index_map, at.tolist(), strict=True):
             starts[d] = n
-    elif op.prim == "dynamic_slice":
+    elif role is Role.DYNAMIC_SLICE:
         found, sizes = [constants.of(x) for x in op.operands[1:]], op.params["slice_sizes"]
         if any(x is None for x in found):
             return None
@@ -72,15 +68,7 @@ def as_slice(op: Op, constants: Constants) -> Op | None:
         return None
     if any(s < 0 or e > n for s, e, n in zip(starts, ends, shape, strict=True)):
         return None
-    params = {"start_indices": tuple(starts), "limit_indices": tuple(ends), "strides": None}
-    return dataclasses.replace(
-        op,
-        prim=lax.slice_p.name,
-        handle=lax.slice_p,
-        operands=op.operands[:1],
-        params=params,
-        key=None,
-    )
+    return sliced(op.operands[0], starts, ends).at(op, op.results[0])
 
 
 def _clamped(starts: Sequence[int], sizes: Sequence[int], shape: Sequence[int]) -> list[int]:
@@ -108,10 +96,8 @@ def update(writer: Writer, op: Op, constants: Constants, views: Mapping[Value, V
         return False
     view = views.get(part) or whole(part)
     if found.missing and view.base is not None:
-        params = {"shape": sizes, "broadcast_dimensions": wide, "sharding": None}
-        handle = lax.broadcast_in_dim_p
-        view = whole(writer.add(op, handle, (part,), sizes, params, like=part.type))
-    other = FILLER if found.how is lax.add_p else ANY
+        view = whole(writer.put(op, broadcast(part, sizes, wide)))
+    other = FILLER if found.adds else ANY
     if view.base is None:
         assert view.filler is not None
         placed = writer.full(op, view.filler, shape)
@@ -121,20 +107,15 @@ def update(writer: Writer, op: Op, constants: Constants, views: Mapping[Value, V
             near = _placed(whole(part), found.starts, shape, other)
         assert near is not None
         placed = writer.view(op, near)
-    if found.how is lax.add_p and view.base is not None:
-        writer.add(op, lax.add_p, (found.into, placed), shape, {}, into=result)
+    if found.adds and view.base is not None:
+        writer.put(op, added(found.into, placed), result)
         return True
     inside = [
         writer.within(op, shape, d, found.starts[d], found.starts[d] + sizes[d]) for d in partial
     ]
-    like = result.type
-
-    def both(a: Value, b: Value) -> Value:
-        return writer.add(op, lax.and_p, (a, b), shape, {}, like=inside[0].type)
-
-    where = functools.reduce(both, inside)
+    where = writer.all_of(op, inside)
     if found.how is not None:
-        placed = writer.add(op, found.how, (found.into, placed), shape, {}, like=like)
+        placed = writer.put(op, found.how(found.into, placed))
     writer.select(op, where, placed, found.into, result)
     return True
 
@@ -157,15 +138,16 @@ def _placed(view: View, starts: Sequence[int], shape: Sequence[int], other: int)
 
 def _found(op: Op, constants: Constants) -> _Update | None:
     """The update that an op is: of one part, at a constant place inside of the whole."""
-    if op.prim == "dynamic_update_slice":
+    role = role_of(op)
+    if role is Role.DYNAMIC_UPDATE:
         into, part, *at = op.operands
         found = [constants.of(x) for x in at]
         if any(x is None for x in found):
             return None
         numbers: list[Any] = [int(x) for x in found if x is not None]
         starts = _clamped(numbers, part.type.shape, into.type.shape)
-        return _Update(None, into, part, tuple(starts), ())
-    if op.prim not in SCATTERS:
+        return _Update(None, False, into, part, tuple(starts), ())
+    if role is not Role.SCATTER:
         return None
     into, indices, part = op.operands
     dn, places = op.params["dimension_numbers"], constants.of(indices)
@@ -183,4 +165,5 @@ def _found(op: Op, constants: Constants) -> _Update | None:
         begins[d] = n
     if any(s < 0 or s + m > n for s, m, n in zip(begins, sizes, shape, strict=True)):
         return None
-    return _Update(SCATTERS[op.prim], into, part, tuple(begins), missing)
+    adds = scatter_monoid(op) == "sum"
+    return _Update(scatter_combiner(op), adds, into, part, tuple(begins), missing)

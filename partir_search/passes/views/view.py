@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 
 from partir_search.ir.boundaries import Ints
-from partir_search.ir.core import Literal, Op, Operand, TensorType, Value
-from partir_search.ir.reducers import number_of
+from partir_search.ir.core import Literal, Op, Operand, Value
+from partir_search.ir.role import Role
 from partir_search.passes.views.maps import FILLER, Form, form_of, identity
+from partir_search.rules.construct import zero
+from partir_search.rules.registry import role_of
 
 MOST = 1 << 22  # elements of a dim whose maps are followed
 
@@ -83,7 +85,7 @@ Look = Callable[[Operand], View | None]
 
 def view_of(op: Op, look: Look) -> View | None:
     """The op's result as a view, if it is one; `look` gives those of operands."""
-    follow = FOLLOWED.get(op.prim)
+    follow = _FOLLOWED.get(role_of(op))
     if follow is None or max(op.results[0].type.shape, default=0) > MOST:
         return None
     return follow(op, look)
@@ -203,18 +205,17 @@ def _sum(op: Op, look: Look) -> View | None:
     return filled(kind.shape, view.filler or zero(kind))
 
 
-def zero(kind: TensorType) -> Literal:
-    """A zero of a type."""
-    return Literal(number_of(0, kind.dtype), dataclasses.replace(kind, shape=()))
-
-
 def repeated(op: Op, makers: Mapping[Value, Op]) -> Op | None:
     """A dim of one element repeated, which `jnp.repeat` writes as a broadcast and a reshape; once
     is a dim as it is.
     """
-    first = op.operands[0] if op.prim == "reshape" else None
+    first = op.operands[0] if role_of(op) is Role.RESHAPE else None
     made = makers.get(first) if isinstance(first, Value) else None
-    if made is None or made.prim != "broadcast_in_dim" or not isinstance(made.operands[0], Value):
+    if (
+        made is None
+        or role_of(made) is not Role.BROADCAST
+        or not isinstance(made.operands[0], Value)
+    ):
         return None
     x, wide, shape = made.operands[0], made.results[0].type.shape, op.results[0].type.shape
     if len(x.type.shape) != len(shape) or 0 in wide:
@@ -270,14 +271,14 @@ def zeros_only(view: View) -> bool:
     return view.filler is None or view.filler.is_zero()
 
 
-FOLLOWED: dict[str, Callable[[Op, Any], View | None]] = {
-    "slice": _slice,
-    "pad": _pad,
-    "concatenate": _concatenate,
-    "rev": _rev,
-    "broadcast_in_dim": _broadcast,
-    "reshape": _reshape,
-    "reduce_sum": _sum,
-    "add_any": _add,
-    "add": _add,
+_FOLLOWED: Mapping[Role | None, Callable[[Op, Any], View | None]] = {
+    Role.SLICE: _slice,
+    Role.PADDING: _pad,
+    Role.CONCATENATION: _concatenate,
+    Role.REVERSAL: _rev,
+    Role.BROADCAST: _broadcast,
+    Role.RESHAPE: _reshape,
+    Role.SUM: _sum,
+    Role.ADDITION: _add,
 }
+FOLLOWED = frozenset(_FOLLOWED)

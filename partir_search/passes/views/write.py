@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-from jax import lax
-
-from partir_search.ir.core import Literal, Op, Operand, Shape, TensorType, Value
+from partir_search.ir.core import Literal, Op, Operand, Shape, Value
 from partir_search.passes.views.maps import Form
-from partir_search.passes.views.view import View, zero
+from partir_search.passes.views.view import View
 from partir_search.rules.boundaries import SHIFT
-
-_INT32 = np.dtype(np.int32)
-_INDEX = TensorType((), _INT32, 4)
-_FLAG = TensorType((), np.dtype(np.bool_), 1)
+from partir_search.rules.construct import (
+    NewOp,
+    at_least,
+    both,
+    broadcast,
+    equal,
+    index_grid,
+    less,
+    own,
+    padded,
+    remainder,
+    renamed,
+    selected,
+    sliced,
+    zero,
+)
 
 
 class Names:
@@ -50,42 +60,16 @@ class Writer:
         at, self._known = mark
         del self.ops[at:]
 
-    def add(
-        self,
-        near: Op,
-        handle: Any,
-        operands: Sequence[Operand],
-        shape: Shape,
-        params: Mapping[str, Any],
-        *,
-        like: TensorType | None = None,
-        into: Value | None = None,
-    ) -> Value:
+    def put(self, near: Op, new: NewOp, into: Value | None = None) -> Value:
         """Writes an op where `near` stands.
 
         Args:
-          handle: the primitive, or the name of one of ours.
-          like: has the result's element type; None: that of what `near` makes.
           into: the value to make.
         """
         result = into
         if result is None:
-            kind = dataclasses.replace(like or near.results[0].type, shape=shape)
-            result = Value(-1, kind, self.names(f"{near.results[0].name}_part"))
-        prim = handle if isinstance(handle, str) else handle.name
-        self.ops.append(
-            Op(
-                id=-1,
-                prim=prim,
-                operands=tuple(operands),
-                results=(result,),
-                params=params,
-                origin=near.origin,
-                scope=near.scope,
-                backward=near.backward,
-                handle=None if isinstance(handle, str) else handle,
-            )
-        )
+            result = Value(-1, new.type, self.names(f"{near.results[0].name}_part"))
+        self.ops.append(new.at(near, result))
         return result
 
     def renamed(self, near: Op, x: Value, into: Value) -> Value:
@@ -93,10 +77,7 @@ class Writer:
         if self.ops and self.ops[-1].results == (x,) and x not in self._known.values():
             self.ops[-1] = dataclasses.replace(self.ops[-1], results=(into,), key=None)
             return into
-        shape = x.type.shape
-        dims = tuple(range(len(shape)))
-        params = {"shape": shape, "broadcast_dimensions": dims, "sharding": None}
-        return self.add(near, lax.broadcast_in_dim_p, (x,), shape, params, like=x.type, into=into)
+        return self.put(near, renamed(x), into)
 
     def view(self, near: Op, view: View, into: Value | None = None) -> Value:
         """Writes a view: first what comes from beyond ends, then pads or slices, then fillers."""
@@ -108,9 +89,9 @@ class Writer:
         x = view.base
         for at, (kind, dim) in enumerate(last):
             end = into if at == len(last) - 1 else None
-            if kind == "shift":
+            if kind == "boundary":
                 x = self.shift(near, x, dim, forms[dim], end)
-            elif kind == "pad":
+            elif kind == "ends":
                 plain = {d: f for d, f in forms.items() if not f.turns}
                 x = self.pad(near, x, plain, filler, end)
             else:
@@ -122,9 +103,9 @@ class Writer:
 
     @staticmethod
     def _steps(forms: Mapping[int, Form]) -> list[tuple[str, int]]:
-        steps = [("shift", d) for d, f in forms.items() if f.turns]
+        steps = [("boundary", d) for d, f in forms.items() if f.turns]
         if any(not f.turns and (f.first or f.size != f.extent) for f in forms.values()):
-            steps.append(("pad", -1))
+            steps.append(("ends", -1))
         return steps + [("fill", d) for d, f in forms.items() if f.kept]
 
     def shift(self, near: Op, x: Value, dim: int, form: Form, into: Value | None) -> Value:
@@ -133,75 +114,65 @@ class Writer:
         if key in self._known and into is None:
             return self._known[key]
         shape = (*x.type.shape[:dim], form.size, *x.type.shape[dim + 1 :])
-        params = {
-            "dimension": dim,
-            "first": form.first,
-            "below": form.below,
-            "above": form.above,
-            "extent": form.extent,
-        }
-        made = self.add(near, SHIFT, (x,), shape, params, like=x.type, into=into)
+        new = own(
+            SHIFT,
+            (x,),
+            shape,
+            dimension=dim,
+            first=form.first,
+            below=form.below,
+            above=form.above,
+            extent=form.extent,
+        )
+        made = self.put(near, new, into)
         return self._known.setdefault(key, made)
 
     def pad(
         self, near: Op, x: Value, forms: Mapping[int, Form], filler: Literal, into: Value | None
     ) -> Value:
         """A slice where nothing is added, else a pad, which may cut too."""
-        shape = tuple(forms[d].size if d in forms else n for d, n in enumerate(x.type.shape))
+        shape = x.type.shape
         if all(f.low <= 0 and f.high <= 0 for f in forms.values()):
-            starts = tuple(forms[d].first if d in forms else 0 for d in range(len(shape)))
-            params: dict[str, Any] = {
-                "start_indices": starts,
-                "limit_indices": tuple(s + n for s, n in zip(starts, shape, strict=True)),
-                "strides": None,
-            }
-            return self.add(near, lax.slice_p, (x,), shape, params, like=x.type, into=into)
-        ends = [(forms[d].low, forms[d].high) if d in forms else (0, 0) for d in range(len(shape))]
-        params = {"padding_config": tuple((low, high, 0) for low, high in ends)}
-        return self.add(near, lax.pad_p, (x, filler), shape, params, like=x.type, into=into)
+            starts = [forms[d].first if d in forms else 0 for d in range(len(shape))]
+            sizes = (forms[d].size if d in forms else n for d, n in enumerate(shape))
+            ends = [s + n for s, n in zip(starts, sizes, strict=True)]
+            return self.put(near, sliced(x, starts, ends), into)
+        ends_of = {d: (f.low, f.high) for d, f in forms.items()}
+        config = [(*ends_of.get(d, (0, 0)), 0) for d in range(len(shape))]
+        return self.put(near, padded(x, filler, config), into)
 
     def full(self, near: Op, filler: Literal, shape: Shape) -> Value:
         """A literal in every place."""
-        params = {"shape": shape, "broadcast_dimensions": (), "sharding": None}
-        return self.add(near, lax.broadcast_in_dim_p, (filler,), shape, params, like=filler.type)
+        return self.put(near, broadcast(filler, shape, ()))
 
     def within(self, near: Op, shape: Shape, dim: int, start: int, stop: int) -> Value:
         """Tells whether a place is in [start, stop) of a dim."""
         key = ("within", shape, dim, start, stop)
         if key not in self._known:
-            params = {"dtype": _INT32, "shape": shape, "dimension": dim, "sharding": None}
-            place = self.add(near, lax.iota_p, (), shape, params, like=_INDEX)
-            ends = [
-                self.add(near, how, (place, _int32(n)), shape, {}, like=_FLAG)
-                for how, n, needed in (
-                    (lax.ge_p, start, start > 0),
-                    (lax.lt_p, stop, stop < shape[dim] or start <= 0),
-                )
-                if needed
-            ]
-            if len(ends) == 2:
-                ends = [self.add(near, lax.and_p, ends, shape, {}, like=_FLAG)]
-            self._known[key] = ends[0]
+            place = self.put(near, index_grid(shape, dim))
+            ends = []
+            if start > 0:
+                ends.append(self.put(near, at_least(place, start)))
+            if stop < shape[dim] or start <= 0:
+                ends.append(self.put(near, less(place, stop)))
+            self._known[key] = self.all_of(near, ends)
         return self._known[key]
 
     def every(self, near: Op, shape: Shape, dim: int, first: int, step: int) -> Value:
         """Tells whether a place of a dim is one of every `step` from `first` on."""
         key = ("every", shape, dim, first, step)
         if key not in self._known:
-            params = {"dtype": _INT32, "shape": shape, "dimension": dim, "sharding": None}
-            place = self.add(near, lax.iota_p, (), shape, params, like=_INDEX)
-            left = self.add(near, lax.rem_p, (place, _int32(step)), shape, {}, like=_INDEX)
-            made = self.add(near, lax.eq_p, (left, _int32(first)), shape, {}, like=_FLAG)
-            self._known[key] = made
+            place = self.put(near, index_grid(shape, dim))
+            left = self.put(near, remainder(place, step))
+            self._known[key] = self.put(near, equal(left, first))
         return self._known[key]
 
     def select(
         self, near: Op, where: Value, yes: Operand, no: Operand, into: Value | None = None
     ) -> Value:
         """`yes` where `where` holds, else `no`."""
-        shape, ins = where.type.shape, (where, no, yes)
-        return self.add(near, lax.select_n_p, ins, shape, {}, like=yes.type, into=into)
+        return self.put(near, selected(where, yes, no), into)
 
-
-def _int32(n: int) -> Literal:
-    return Literal(np.int32(n), _INDEX)
+    def all_of(self, near: Op, flags: Sequence[Value]) -> Value:
+        """The conjunction of some flags."""
+        return functools.reduce(lambda x, y: self.put(near, both(x, y)), flags)

@@ -1,0 +1,58 @@
+"""`Role`: meaning of an op that recognisers of patterns ask its rule for."""
+
+from __future__ import annotations
+
+import enum
+
+
+class Role(enum.Enum):
+    """Meaning of an op. Primitives of one meaning share a role; most have none.
+
+    Attributes:
+      ADDITION: sum of two arrays; likewise SUBTRACTION, MULTIPLICATION, DIVISION.
+      EXPONENTIAL: e to the power of each element.
+      COMPARISON: order or equality of two arrays, as bools.
+      CONJUNCTION: logical and of bools, bitwise and of integers.
+      SELECTION: elements of one of several arrays, by an index array.
+      CAST: elements in another dtype.
+      COPY: the operand.
+      INDEX_GRID: position of each element along a dim.
+      BROADCAST: new dims, and dims of one element repeated.
+      SQUEEZE: removes dims of one element.
+      PADDING: adds elements at ends of dims and between elements, or removes them at ends.
+      SUM: sum over dims.
+      POOLING: reduction of each window by a monoid.
+      SCATTER: combines updates with an array where indices say.
+      DYNAMIC_SLICE: slice from indices on; DYNAMIC_UPDATE: writes a slice.
+      SCAN: a loop with a fixed number of iterations.
+    """
+
+    ADDITION = "addition"
+    SUBTRACTION = "subtraction"
+    MULTIPLICATION = "multiplication"
+    DIVISION = "division"
+    NEGATION = "negation"
+    EXPONENTIAL = "exponential"
+    COMPARISON = "comparison"
+    CONJUNCTION = "conjunction"
+    SELECTION = "selection"
+    CAST = "cast"
+    COPY = "copy of the operand"
+    INDEX_GRID = "index grid"
+    BROADCAST = "broadcast"
+    RESHAPE = "change of shape"
+    SQUEEZE = "removal of dims"
+    TRANSPOSITION = "transposition"
+    SLICE = "static slice"
+    PADDING = "padding"
+    CONCATENATION = "concatenation"
+    REVERSAL = "reversal"
+    SUM = "sum over dims"
+    DOT = "dot product"
+    CONVOLUTION = "convolution"
+    POOLING = "pooling"
+    GATHER = "look-up"
+    SCATTER = "indexed update"
+    DYNAMIC_SLICE = "dynamic slice"
+    DYNAMIC_UPDATE = "dynamic update"
+    SCAN = "counted loop"
