@@ -37,7 +37,7 @@ def keys(op: Op) -> OpRule:
 
     Only of threefry: XLA's generators draw for a whole array of keys from its first one.
     """
-    fry = any("fry" in str(x.type.dtype) for x in (*op.operands, *op.results))
+    fry = any(is_threefry(x.type.dtype) for x in (*op.operands, *op.results))
     of_result = op.prim in ("random_fold_in", "random_wrap")
     batch = result_shape(op) if of_result else shape_of(op, 0)
     rank = len(batch) if fry else 0
@@ -63,6 +63,11 @@ def generators(op: Op) -> OpRule:
     return whole(op, Kind.RANDOM)
 
 
+def is_threefry(dtype: Any) -> bool:
+    """True for the type of threefry's keys, `key<fry>`."""
+    return "fry" in str(dtype)
+
+
 def _without_mark(params: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in params.items() if k != "threefry_partitionable"}
 
@@ -80,8 +85,7 @@ def random_bits(op: Op) -> OpRule:
     """Key dims pass through (see `keys`); drawn dims are free."""
     result, rank = result_shape(op), len(shape_of(op, 0))
     drawn = result[rank:]
-    fry = "fry" in str(op.operands[0].type.dtype)
-    if not fry:
+    if not is_threefry(op.operands[0].type.dtype):
         blocked = range(rank)
     elif op.params["threefry_partitionable"] and math.prod(drawn) < 2**32:
         blocked = range(0)
@@ -114,7 +118,7 @@ def local_bits(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
         jnp.asarray(ctx.tile_index(d) * shape[d] if ctx.tiles(d) > 1 else 0, jnp.int32)
         for d in drawn
     ]
-    if "fry" not in str(op.operands[0].type.dtype):
+    if not is_threefry(op.operands[0].type.dtype):
         (every,) = bind(op, _without_mark(op.params), args)
         keep = [jnp.int32(0)] * rank + starts
         return [lax.dynamic_slice(every, keep, shape)]

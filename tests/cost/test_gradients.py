@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from partir_search.ir.analysis.gradients import gradients
 from partir_search.rules.registry import RuleTable
-from partir_search.simulator.memory.backward_ops import gradients
 from tests.support import module_of
 
 X, W, V = np.ones((8, 4), np.float32), np.ones((4, 6), np.float32), np.ones((6, 4), np.float32)

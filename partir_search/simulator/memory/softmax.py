@@ -28,9 +28,9 @@ import math
 from collections.abc import Sequence
 
 from partir_search.ir.analysis.def_use import def_use
+from partir_search.ir.analysis.gradients import gradients
 from partir_search.ir.core import Literal, Module, Op, Value
 from partir_search.ir.rule import OpRule
-from partir_search.simulator.memory.backward_ops import gradients
 
 MAX_WALKED = 64  # values that a walk over producers or consumers visits
 
