@@ -1,1 +1,1 @@
-"""Values, ops and regions; partitions of them; printing, checking and running both."""
+"""Modules of values, ops and regions; rules and partitions; printer, verifier and interpreter."""

@@ -1,4 +1,4 @@
-"""Argument paths, and globs on them: `*` within one part, `**` for zero or more parts."""
+"""Argument paths and globs on them: `*` within one part, `**` for zero or more parts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from partir_search.ir.core import Module, Value
 
 @functools.lru_cache(maxsize=1024)
 def _pattern(glob: str) -> re.Pattern[str]:
-    """The regular expression of a glob, for paths with a `/` behind each part."""
+    """Regular expression of a glob, for paths with a `/` after each part."""
     parts = []
     for part in glob.strip("/").split("/"):
         if part == "**":
@@ -27,7 +27,7 @@ def _pattern(glob: str) -> re.Pattern[str]:
 
 
 def matches(glob: str, path: str) -> bool:
-    """Tells whether the glob names the path or a subtree that holds the path."""
+    """True if the glob matches the path or the root of a subtree with the path in it."""
     return _pattern(glob).fullmatch(path + "/") is not None
 
 
@@ -40,7 +40,7 @@ def leaf_path(prefix: str, keys: Sequence[Any]) -> str:
 def parameter_names(fun: Callable[..., Any], positional: int) -> list[str]:
     """Names of the first `positional` positional arguments of a call.
 
-    A function of arrays that stands for another one says them itself (`argument_paths`).
+    A function with an attribute `argument_paths` overrides the names of its signature.
     """
     said: Sequence[str] | None = getattr(fun, "argument_paths", None)
     if said is not None:
@@ -60,9 +60,10 @@ def parameter_names(fun: Callable[..., Any], positional: int) -> list[str]:
 
 
 def as_path(name: str, known: Iterable[str]) -> str:
-    """A value's name as a path, `batch/x` of `batch.x`, where its first part is an argument's.
+    """Path of a value's name, `batch/x` for `batch.x`; other names are unchanged.
 
     Args:
+      name: name of a value; its first part may be the name of an argument.
       known: paths of arguments.
     """
     first = {path.partition("/")[0] for path in known}
@@ -70,7 +71,11 @@ def as_path(name: str, known: Iterable[str]) -> str:
 
 
 def nearest(wanted: str, known: Iterable[str], limit: int = 8) -> str:
-    """A few known paths for an error message, those that share most with `wanted` first."""
+    """Known paths for an error message, comma-separated, most similar to `wanted` first.
+
+    Args:
+      limit: maximum number of paths.
+    """
     parts = {p for p in re.split(r"[/*]+", wanted) if p}
     text = difflib.SequenceMatcher(b=wanted)
 
@@ -84,7 +89,11 @@ def nearest(wanted: str, known: Iterable[str], limit: int = 8) -> str:
 
 
 def named(module: Module, glob: str) -> list[tuple[str, Value]]:
-    """The arguments that a glob names; a ValueError with near paths if it names none."""
+    """Arguments matched by a glob, as (path, value) pairs.
+
+    Raises:
+      ValueError: no argument matches; the message lists similar paths.
+    """
     pairs = zip(module.arg_paths, module.body.args, strict=True)
     found = [(p, v) for p, v in pairs if matches(glob, p)]
     if not found:

@@ -1,4 +1,4 @@
-"""Options of mesh axes besides tiling: the order of work in time, and copies that are held."""
+"""Options of mesh axes besides tiling: collective matmuls, kept copies, rings, axis order."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Mapping, Sequence
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Modes:
-    """Chosen for whole axes, by their positions in the mesh. Replaced, never changed.
+    """Choices for whole axes, by position in the mesh. Immutable.
 
     Attributes:
-      streams: axes along which products walk what is gathered or scattered for them, block by
-        block (see `lowering/collective_matmul.py`), and whether attention does in zigzag.
-      holds: axes along which gathered copies are held from the forward to the backward pass.
-      forms: how rings walk, by diagonal (see `ir/skewed_schedule.py`); on others results stay in
-      place.
-      nests: (major, minor) of axes whose order on a dim that both tile is not ours to choose.
-      enters / leaves: layouts in which arguments come and results leave where these are not those
-        in which they rest, by their numbers.
+      streams: axes with collective matmuls (`lowering/collective_matmul.py`) and ring attention;
+        True for the zigzag order of ring attention.
+      holds: axes on which copies gathered in the forward pass are kept for the backward pass.
+      forms: schedule of the rings on each diagonal (`ir/skewed_schedule.py`); output-stationary on
+        diagonals without an entry.
+      nests: (major, minor) pairs of axes with a fixed order on dims tiled by both.
+      enters / leaves: (index, layout) of arguments and results with a boundary layout different
+        from the layout in the program.
     """
 
     streams: Mapping[int, bool] = dataclasses.field(default_factory=dict)
@@ -29,10 +29,10 @@ class Modes:
     leaves: tuple[tuple[int, tuple[tuple[int, ...], ...]], ...] = ()
 
     def nested(self, axes: Sequence[int]) -> list[int]:
-        """Axes in this order, but for what `nests` says.
+        """Axes in the given order, reordered only to satisfy `nests`.
 
         Raises:
-          ValueError: it says that each of some axes is major to another of them.
+          ValueError: `nests` has a cycle among the axes.
         """
         left, out = list(axes), list[int]()
         while left:

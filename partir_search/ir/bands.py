@@ -1,4 +1,4 @@
-"""Bands: elements of a dim that lie near the place of the element that is made of them."""
+"""Bands: bounds on the distance between an element of a dim and the elements computed from it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 
 from partir_search.ir.boundaries import Ints
 
-NOWHERE = -1  # in an index map: a zero stands there
+NOWHERE = -1  # position of a zero in an index map
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class IndexMap:
-    """Positions in a dim, one for each element of another dim; `NOWHERE` for zeros.
+    """Position in a source dim of each element of a dim; `NOWHERE` for zeros.
 
     Attributes:
       data: the positions as int32.
@@ -25,23 +25,23 @@ class IndexMap:
 
     @property
     def positions(self) -> Ints:
-        """[m] int64."""
+        """[m] int64 positions."""
         return np.frombuffer(self.data, np.int32).astype(np.int64)
 
     def longer(self, size: int) -> IndexMap:
-        """The map of a dim of `size` elements, the last ones zeros."""
+        """Map extended to a dim of `size` elements by zeros at the end."""
         here = self.positions
         return index_map(np.pad(here, (0, size - len(here)), constant_values=NOWHERE))
 
 
 def index_map(positions: Ints) -> IndexMap:
-    """The map of an array [m] of positions."""
+    """Index map of an array [m] of positions."""
     return IndexMap(positions.astype(np.int32).tobytes())
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Band:
-    """Point p is made of some of `width` elements from ``step * p // over + first`` on."""
+    """Sources of each point p: within `width` elements from ``step * p // over + first`` on."""
 
     step: int
     over: int
@@ -50,13 +50,17 @@ class Band:
 
     @property
     def off(self) -> int:
-        """Elements between a point's own place and the farthest that it is made of."""
+        """Largest distance, in elements, between the scaled position of a point and its sources."""
         return max(abs(self.first), abs(self.first + self.width - 1))
 
 
 def band_of(lows: Ints, highs: Ints, extent: int) -> Band:
-    """The narrowest band in which points lie that are made of elements `lows` to `highs` ([m] each)
-    of a dim of `extent`; points of ``lows > highs`` are made of none.
+    """Narrowest band of points with sources `lows[p]` to `highs[p]`.
+
+    Args:
+      lows / highs: [m] first and last source of each point; ``lows > highs`` for points without
+        any.
+      extent: elements of the source dim.
     """
     points = np.arange(len(lows))
     held = lows <= highs

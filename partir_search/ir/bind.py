@@ -1,8 +1,9 @@
-"""Calls a primitive again, outside of the trace that it came from.
+"""Binding of primitives outside of the trace that recorded them.
 
-The equation's own context manager must not be entered: it restores the user's context mesh, which
-fails inside a manual region. Only what changes values is restored: the threefry scheme is
-handled by the rule of `random_bits`; shardings in params are dropped, as layout is ours.
+The context manager of an equation restores the user's context mesh, and entering one inside of a
+manual region fails; `bind` never enters it. Of the settings it would restore, only the threefry
+scheme changes values, and the rule of `random_bits` handles threefry. Shardings in params are
+dropped: the partition decides all layouts.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ import numpy as np
 from partir_search.ir.core import Op
 
 _OURS = (
-    "bounds",  # of padded operands that are indexed into (see `passes.pad`)
-    "ends",  # boundaries of what a window slides over (see `passes.views.convolutions`)
+    "bounds",  # extents before padding of operands read or written at indices (`passes.pad`)
+    "ends",  # boundary modes of windowed operands (`passes.views.convolutions`)
 )
 _LAYOUT_PARAMS = ("sharding", "out_sharding")
 
 
 def bind(op: Op, params: Mapping[str, Any], args: Sequence[Any]) -> Sequence[Any]:
-    """Applies the primitive of `op` to `args` with `params`; always a sequence of results."""
+    """Results of the primitive of `op` on `args`, as a sequence for every primitive."""
     params = {k: v for k, v in params.items() if k not in _OURS}
     for name in _LAYOUT_PARAMS:
         if name in params:
@@ -37,7 +38,7 @@ def bind(op: Op, params: Mapping[str, Any], args: Sequence[Any]) -> Sequence[Any
 
 
 def constant(array: Any) -> Any:
-    """A closed-over array, free of the device that it may be committed to."""
+    """A closed-over array, uncommitted from any device."""
     if jnp.issubdtype(array.dtype, jax.dtypes.extended):
         return array
     return jnp.asarray(np.asarray(array))

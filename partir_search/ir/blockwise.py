@@ -1,4 +1,4 @@
-"""Blockwise forms of ops: attention works on one block of keys after the other."""
+"""Blockwise forms of ops: attention over one block of keys at a time."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from typing import Any
 from partir_search.ir.core import Op
 from partir_search.ir.local_context import LocalContext
 
-Where = Mapping[int, tuple[Any, int]]  # by label: which block, of how many
+Where = Mapping[int, tuple[Any, int]]  # by factor: index of the block, number of blocks
 Turn = Callable[[LocalContext, Op, Sequence[Any], Any, Where], tuple[Any, Sequence[Any]]]
 Finish = Callable[[LocalContext, Op, Sequence[Any], Any, Where], Sequence[Any]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Blockwise:
-    """Blockwise form of an op: one block of a factor after the other.
+    """Form of an op that works on one block of a factor at a time.
 
     Attributes:
-      factor: that the blocks are of; the op itself never loops over it.
-      along: the factor in whose place it is: of the queries, where blocks are of keys.
-      passing: operands that hold blocks of it and nothing of what a device keeps.
-      returning: results that hold blocks of it: sums that travel with the blocks.
-      scratch: bytes, at each point of some factors, of what is there during a turn only.
-      scratch_factors: these factors.
-      causal: whether a block comes to nothing for blocks of `along` before it.
-      turn: (context, op, operands, state or None, where) to the state after it and the results in
-        `returning` of this block. `where` tells, by factor, which block of how many.
-      finish: (context, op, operands, state, where) to all results; what it makes of those in
-        `returning` is of no use.
+      factor: factor divided into blocks (keys); never looped over by the op itself.
+      along: factor looped over on the axes of a ring (queries).
+      passing: positions of operands that are blocks of `factor`, sent around the ring.
+      returning: positions of results that are blocks of `factor`: sums that travel with the blocks.
+      scratch: bytes of temporaries of one turn, per point of `scratch_factors`.
+      scratch_factors: factors of the temporaries' dims.
+      causal: blocks of keys after a block of queries contribute nothing.
+      turn: (context, op, operands, state or None, where) to the next state and the `returning`
+        results of this block. `where` gives index and number of blocks by factor.
+      finish: (context, op, operands, state, where) to all results; the `returning` ones are
+        ignored.
     """
 
     factor: int

@@ -1,8 +1,7 @@
-"""Boundaries: elements that stand beyond the ends of a dim, as `jnp.pad` has them.
+"""Boundaries: values of elements beyond the ends of a dim, with the modes of `jnp.pad`.
 
-A stretch of a dim may reach beyond its ends. There it holds zeros, or elements of the dim itself:
-those of its other end (`wrap`), of its own end mirrored (`reflect`, `symmetric`), or its outermost
-element over and over (`edge`).
+Beyond an end are zeros, or elements of the dim: from the opposite end (`wrap`), mirrored at the end
+(`reflect`, `symmetric`), or the outermost element repeated (`edge`).
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ from jax import lax
 ZERO = ""
 MODES = (ZERO, "wrap", "edge", "reflect", "symmetric")
 
-Run = tuple[int, int, int]  # position in the stretch, position in the dim, length
+Run = tuple[int, int, int]  # position in the window, position in the dim, length
 Ints = npt.NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Beyond:
-    """Modes of both ends of a dim.
+    """Boundary modes of both ends of a dim.
 
     Attributes:
-      extent: elements of the dim that count; what was padded to it comes after them.
-      below / above: one of `MODES`, for places before the first and after the last element.
+      extent: elements of the dim before padding; padded elements follow.
+      below / above: one of `MODES`, for positions before the first and after the last element.
     """
 
     extent: int
@@ -50,7 +49,7 @@ class Beyond:
 
 
 def _mirrored(mode: str, places: Ints, n: int) -> Ints:
-    """Positions that stand for `places` beyond the ends of a dim of `n` elements."""
+    """Positions in a dim of `n` elements to copy to `places` beyond its ends; -1 for zeros."""
     if mode == ZERO:
         return np.full_like(places, -1)
     if mode == "wrap":
@@ -66,7 +65,11 @@ def _mirrored(mode: str, places: Ints, n: int) -> Ints:
 
 @functools.lru_cache(maxsize=65536)
 def runs(start: int, size: int, extent: int, beyond: Beyond | None) -> tuple[Run, ...]:
-    """Pieces that a stretch takes of a dim of `extent` elements, zeros left out, in order."""
+    """Consecutive pieces of a dim of `extent` elements in a window, in order, without zeros.
+
+    Args:
+      start / size: the window; it may reach beyond the ends.
+    """
     if beyond is None:
         first, last = max(start, 0), min(start + size, extent)
         return ((first - start, first, last - first),) if first < last else ()
@@ -74,7 +77,7 @@ def runs(start: int, size: int, extent: int, beyond: Beyond | None) -> tuple[Run
 
 
 def runs_of(sources: Ints) -> tuple[Run, ...]:
-    """An index map in runs of consecutive elements; -1 stands for what is taken from nowhere."""
+    """Runs of consecutive positions in an index map; elements of -1 are left out."""
     if not len(sources):
         return ()
     cuts = np.flatnonzero((np.diff(sources) != 1) | (sources[1:] == 0)) + 1
@@ -85,7 +88,7 @@ def runs_of(sources: Ints) -> tuple[Run, ...]:
 
 
 def taken(x: Any, dim: int, start: int, size: int, beyond: Beyond | None) -> Any:
-    """Elements of `x` along `dim` from `start` on, those beyond the ends included."""
+    """Elements `start` to ``start + size`` of `x` along `dim`, filled in beyond the ends."""
     parts, at = [], 0
 
     def zeros(n: int) -> Any:

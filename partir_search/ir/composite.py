@@ -1,8 +1,8 @@
-"""An op made of several: attention, whose scores are there for a block of keys at a time only.
+"""Bodies of composite ops: fused attention, with scores for one block of keys at a time.
 
-`Body` is a small program of its own (`Member`s in order), in which every dim has a *label*. Labels
-are the op's factors. One of them, `Body.walked`, is the keys': work on several blocks of it, one
-after the other, comes to what work on all of it would.
+A `Body` is a small program of `Member`s in order. Each dim in it has a *label*, a factor of the
+composite op. The label `Body.walked` is the keys': blocks of keys one after another give the same
+results as all keys at once.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from partir_search.ir.core import Literal, Op
 from partir_search.ir.rule import OpRule
 
 NONE = -1
-Labels = tuple[int, ...]  # label of each dim, or NONE: of size 1, or needed whole
-Place = int | Literal  # of a value in a body: operands come first, then results of members
+Labels = tuple[int, ...]  # label of each dim, or NONE for dims of size 1 or needed whole
+Place = int | Literal  # a value of a body: operands first, then results of members
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -23,7 +23,8 @@ class Member:
     """One op of a body.
 
     Attributes:
-      factors: label of each of its factors, or NONE.
+      ins / outs: places of operands and results.
+      factors: label of each factor of the op, or NONE.
     """
 
     op: Op
@@ -34,21 +35,23 @@ class Member:
 
     @property
     def reads(self) -> tuple[int, ...]:
-        """Places of its operands, NONE of a literal."""
+        """Places of the operands; NONE for literals."""
         return tuple(NONE if isinstance(x, Literal) else x for x in self.ins)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Online:
-    """Online softmax, and the product after it, over blocks of keys one by one: sums so far are
-    scaled where a larger maximum comes (Milakov and Gimelshein, arXiv 1805.02867).
+    """Places of an online softmax and the product after it.
+
+    Blocks of keys come one by one; sums of earlier blocks are rescaled when a block raises the
+    maximum (Milakov and Gimelshein, arXiv 1805.02867).
 
     Attributes:
-      top: place of the maximum over keys, or None where nothing is taken off the scores.
-      total: place of the sum over keys of exponentials.
-      share / weight: places of the exponentials divided by their sum, and before.
-      by: place of the divisor of the exponentials.
-      result: place of the product.
+      top: maximum over keys; None if no maximum is subtracted.
+      total: sum over keys of the exponentials.
+      share / weight: exponentials after and before division by their sum.
+      by: divisor of the exponentials.
+      result: the product.
     """
 
     top: int | None
@@ -61,14 +64,15 @@ class Online:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RowSum:
-    """A sum over keys in the backward pass that the results of the forward pass tell: of weights
-    times their cotangents, which is the sum over features of results times theirs (Dao et al.,
-    arXiv 2205.14135, section B.2).
+    """Sum over keys in the backward pass, computed from results of the forward pass.
+
+    The sum of weights times their cotangents is the sum over features of results times cotangents
+    (Dao et al., arXiv 2205.14135, section B.2).
 
     Attributes:
-      place: of the sum.
-      result / cotangent: places of the operands that are multiplied for it.
-      rows: (place, power) of what stands in front of it.
+      place: place of the sum.
+      result / cotangent: places of the operands multiplied for the sum.
+      rows: (place, power) of the factors of the product.
       sign: 1 or -1.
     """
 
@@ -81,20 +85,21 @@ class RowSum:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Body:
-    """Computation of an op made of several.
+    """Computation of a composite op.
 
     Attributes:
-      labels: of the dims of each place.
-      sizes: of each label.
+      members: ops in order.
+      labels: labels of the dims of each place.
+      sizes: extent of each label.
       operands: number of places that are operands.
       results: places of the results.
-      walked: the label of the keys.
-      queries: the labels of dims that keys have not.
-      causal: whether no query looks at later keys, and each at its own.
-      scores: places with keys and queries, which are never kept.
-      online: of a forward pass.
-      sums: of a backward pass.
-      signature: equal for bodies that do the same.
+      walked: label of the keys.
+      queries: labels of dims of queries only.
+      scores: places of scores [queries, keys], never stored whole.
+      online: softmax of a forward pass; None in a backward pass.
+      sums: row sums of a backward pass.
+      causal: each query attends to keys up to its own position.
+      signature: equal for bodies of equal computation.
     """
 
     members: tuple[Member, ...] = dataclasses.field(compare=False)

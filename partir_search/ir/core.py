@@ -3,7 +3,7 @@
 Grammar (what the printer writes; loops come from a `Partition`, see `ir/partition.py`)::
 
     module  = "func" name "(" arg ("," arg)* ")" "mesh<" axis ":" size ... ">" "{" line* return "}"
-    arg     = "%" name ":" type [ "x" count ]          -- as many that differ in a number only
+    arg     = "%" name ":" type [ "x" count ]          -- arguments alike but for a number
     type    = dtype "[" dims "]" [ "{" axis ":" (dim | monoid) ... "}" ]
     line    = stmt | run | block
     block   = [ "backward of" ] path [ "... x" count "(" path ".." path ")" ] "{" line* "}"
@@ -12,19 +12,19 @@ Grammar (what the printer writes; loops come from a `Partition`, see `ir/partiti
                            | loop ("," loop)* "{" slice* line* yield "}")
     loop    = ("tile" dim | monoid) axis "(" index ":" "range<" size ">" ")"
             | "ring" axis axis "(" index "," index "," "%t" ":" "steps<" size ">" ")"
-                                       -- a sum walked in time (ir/skewed_schedule.py)
+                                       -- a factor sliced over time (ir/skewed_schedule.py)
             | "pass" ["zigzag"] axis "(" index "," "%t" ":" "steps<" size ">" ")"
                                        -- blocks pass around (ir/blockwise.py)
     slice   = names "=" "slice" dims operands "[" index "]"
             | name "=" "window" dim operand "[" start "," size [ modes ] "]"
-                                       -- zeros beyond the ends, or as modes say (ir/boundaries.py)
+                                       -- modes of elements beyond the ends (ir/boundaries.py)
     results = "%" name ("," "%" name)* [ "," "..." count "more" ]
-    return  = "return" (operand [ ":" type ])*                       -- where it does not rest so
+    return  = "return" (operand [ ":" type ])*         -- type if different from the value's own
 
-In full (`ir/printing/full.py`) no line is a run or a block, each loop stands alone, and operands
-are sliced at uses: ``(slice 0 %x[%batch])``.
+In the full form (`ir/printing/full.py`) no line is a run or a block, each loop has its own line,
+and operands are sliced at uses: ``(slice 0 %x[%batch])``.
 
-The base module never changes: a partition is a separate object that refers to ops and values by
+A module never changes; a partition is a separate object that refers to ops and values by
 their ids, which are dense and in program order (an op's results come after its regions' values).
 A primitive is an opaque handle that only `ir/bind.py` calls; `ir/source_names.py` reads source
 lines.
@@ -53,7 +53,7 @@ class TensorType:
     Attributes:
       shape: global shape.
       dtype: a numpy dtype, or jax's extended dtype for PRNG keys.
-      itemsize: bytes per element (a PRNG key counts its key data).
+      itemsize: bytes per element; of a PRNG key, bytes of its key data.
     """
 
     shape: Shape
@@ -73,7 +73,7 @@ _SHORT = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c"}
 
 @functools.lru_cache(maxsize=256)
 def dtype_name(dtype: Any) -> str:
-    """`float32` to `f32`; `bool` and extended types keep their names."""
+    """Short name of a dtype, `f32` for `float32`; `bool` and extended types keep their names."""
     name = str(getattr(dtype, "name", dtype))
     stem = name.rstrip("0123456789")
     return _SHORT[stem] + name[len(stem) :] if stem in _SHORT else name
@@ -81,7 +81,7 @@ def dtype_name(dtype: Any) -> str:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Value:
-    """One SSA value: an argument, a constant, a region's argument or an op's result."""
+    """SSA value: an argument, a constant, an argument of a region or a result of an op."""
 
     id: int
     type: TensorType
@@ -93,14 +93,14 @@ class Value:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Literal:
-    """A scalar written into the program."""
+    """Scalar in the program's text."""
 
     value: Any
     type: TensorType
 
     @property
     def number(self) -> Any:
-        """A scalar as a number of Python's, which compares much faster than jax's arrays."""
+        """The value as a Python number, much faster to compare than a jax array."""
         item = getattr(self.value, "item", None)
         return item() if item else self.value
 
@@ -113,7 +113,7 @@ Operand = Union[Value, Literal]
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Region:
-    """A body with arguments: the module's own, or that of a scan, while, cond or remat."""
+    """Body with arguments, ops and results: of the module, or of a scan, while, cond or remat."""
 
     args: tuple[Value, ...]
     ops: tuple[Op, ...]
@@ -126,15 +126,15 @@ class Op:
 
     Attributes:
       id: dense id in program order.
-      prim: the primitive's name, the key of its rule.
-      params: the primitive's parameters, with global shapes.
-      origin: source info as jax keeps it; read it as `source`.
-      scope: the name stack under which it was traced.
-      backward: whether reverse-mode differentiation made the op.
-      handle: the primitive itself, opaque (see `ir/bind.py`).
-      effect: whether the op does something besides making its results (a callback).
-      count: number of the program's ops that the op stands for (1 unless the module is folded).
-      key: of all that the op's rule depends on, computed once (see `rules.registry`).
+      prim: name of the primitive, key of its rule.
+      params: parameters of the primitive, with global shapes.
+      origin: jax's source info; read as `source`.
+      scope: name stack of the equation.
+      backward: made by reverse-mode differentiation.
+      handle: the primitive, opaque (see `ir/bind.py`).
+      effect: has side effects (a callback).
+      count: ops of the program represented by this one: 1 unless the module is folded.
+      key: everything the op's rule depends on, computed once (see `rules.registry`).
     """
 
     id: int
@@ -153,11 +153,11 @@ class Op:
 
     @property
     def source(self) -> str:
-        """The user's source line, ``file:line (function)``, or ""."""
+        """Line of the user's code, ``file:line (function)``, or ""."""
         return "" if self.origin is None else source_line(self.origin)
 
     def inputs(self) -> Iterator[tuple[int, Value]]:
-        """The operands that are values, with their positions."""
+        """(position, value) of the operands that are values, without literals."""
         for i, operand in enumerate(self.operands):
             if isinstance(operand, Value):
                 yield i, operand
@@ -168,15 +168,15 @@ class Module:
     """A traced program.
 
     Attributes:
-      name: the function's name.
+      name: name of the function.
       body: arguments, ops and results of the program itself.
-      values: all values, nested ones too, by id.
-      ops: all ops, nested ones too, by id.
-      constants: arrays closed over, by the id of their value.
+      values: all values by id, nested ones included.
+      ops: all ops by id, nested ones included.
+      constants: closed-over arrays by value id.
       arg_paths / result_paths: pytree paths, ``state/params/layer_0/w1``.
-      ties: (argument index, result index) pairs that keep one tiling: train state in and out.
+      ties: (argument index, result index) pairs with one tiling: train state in and out.
       donated: indices of donated arguments.
-      alike: pairs of argument indices that keep one tiling by the user's word.
+      alike: pairs of indices of arguments with one tiling, given by the user.
     """
 
     name: str
@@ -192,7 +192,7 @@ class Module:
     _analyses: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False, repr=False)
 
     def analysis(self, analyse: Callable[[Module], T]) -> T:
-        """Result of `analyse` on the module, worked out once: a module never changes."""
+        """Result of `analyse` on the module, cached."""
         if analyse not in self._analyses:
             self._analyses[analyse] = analyse(self)
         found: T = self._analyses[analyse]
@@ -203,7 +203,7 @@ class Module:
         return self.analysis(_value_names)
 
     def large_constants(self) -> list[int]:
-        """Ids of closed-over arrays that are not written into the program but passed to it."""
+        """Ids of closed-over arrays of `LARGE_CONSTANT` bytes or more, passed as arguments."""
         return [i for i in self.constants if self.values[i].type.nbytes >= LARGE_CONSTANT]
 
 
@@ -212,7 +212,7 @@ def _value_names(module: Module) -> dict[str, Value]:
 
 
 def walk_regions(region: Region) -> Iterator[Region]:
-    """`region` and all regions inside it, outermost first."""
+    """`region` and all nested regions, outermost first."""
     yield region
     for op in region.ops:
         for inner in op.regions:

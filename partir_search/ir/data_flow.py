@@ -1,9 +1,8 @@
-"""Data-flow edges of ops with regions: which values outside and inside of a region are one.
+"""Data-flow edges of ops with regions: pairs of one value outside and one inside of a region.
 
-A region op has no factors of its own. Each edge ties a value outside to one inside. In propagation
-an edge acts like an identity op; in lowering the outer value is resharded to the inner one's
-layout. Stacked leading dims of scanned inputs and outputs are never tiled. The term is Shardy's
-(`data_flow_edge`).
+A region op has no factors of its own. In propagation an edge acts as an identity op; in lowering
+the outer value is resharded to the layout of the inner one. Stacked leading dims of scanned inputs
+and outputs are never tiled. The term is Shardy's (`data_flow_edge`).
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from typing import Any, NamedTuple
 from partir_search.ir.core import Op, Value
 
 Block = Callable[..., Sequence[Any]]
-"""Emitter of a region: arguments to results."""
+"""Emitter of a region: from arguments to results."""
 
 Emit = Callable[[Op, Sequence[Block], Sequence[Any]], Sequence[Any]]
 """Emitter of a region op, given emitters of its (local) regions and its operands."""
 
 
 class InputEdge(NamedTuple):
-    """An operand that is an argument of a region, without `stacked_dims` leading dims."""
+    """Operand passed as an argument of a region, less `stacked_dims` leading dims."""
 
     operand: int
     region: int
@@ -31,7 +30,7 @@ class InputEdge(NamedTuple):
 
 
 class OutputEdge(NamedTuple):
-    """A region's result that is a result of the op, which has `stacked_dims` more leading dims."""
+    """Result of a region returned as a result of the op with `stacked_dims` more leading dims."""
 
     region: int
     region_result: int
@@ -40,7 +39,7 @@ class OutputEdge(NamedTuple):
 
 
 class CarryEdge(NamedTuple):
-    """A region's result that is an argument of the next iteration."""
+    """Result of a region passed as an argument of the next iteration."""
 
     region: int
     region_result: int
@@ -49,7 +48,7 @@ class CarryEdge(NamedTuple):
 
 
 class FinalEdge(NamedTuple):
-    """A carry's argument whose value after the last iteration is a result of the op."""
+    """Carry returned as a result of the op after the last iteration."""
 
     region: int
     argument: int
@@ -57,7 +56,7 @@ class FinalEdge(NamedTuple):
 
 
 class SharedEdge(NamedTuple):
-    """Arguments of two regions that are one value."""
+    """Two arguments, of two regions, with one value."""
 
     region: int
     argument: int
@@ -67,12 +66,13 @@ class SharedEdge(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ExampleLoop:
-    """A loop over a batch of examples that keep their values once they have finished.
+    """Loop over a batch of examples, each of which keeps its values after its last iteration.
 
     Attributes:
-      decides: region of the predicate, true while any example goes on.
+      decides: region of the predicate, true while any example is unfinished.
       body: region of an iteration.
-      first: its first argument that is a carry; the last one says which examples go on.
+      first: index of the body's first carry among its arguments; the last carry is the mask of
+        unfinished examples.
     """
 
     decides: int
@@ -85,8 +85,8 @@ class DataFlowEdges:
     """Data flow in and out of an op's regions; empty for an op without regions.
 
     Attributes:
-      trip_counts: runs of each region per run of the op (an estimate where data decide).
-      examples: of a loop whose examples stop each by itself; else None.
+      trip_counts: runs of each region per run of the op; an estimate if the count depends on data.
+      examples: set for a loop over examples with trip counts of their own.
     """
 
     inputs: tuple[InputEdge, ...] = ()
@@ -101,11 +101,11 @@ class DataFlowEdges:
 NO_EDGES = DataFlowEdges()
 
 Tied = tuple[tuple[Value, int], ...]
-"""Values, each with its number of stacked dims: tiled alike, dim by dim after these."""
+"""(value, number of stacked dims) pairs, tiled alike dim by dim after the stacked dims."""
 
 
 def tied_values(op: Op, edges: DataFlowEdges) -> list[Tied]:
-    """Groups of values in and around a region op that share their tiling."""
+    """Groups of values in and around a region op with one tiling."""
     groups: list[list[tuple[Any, int]]] = []
     place: dict[tuple[int, int], int] = {}
     for operand, region, arg, stacked in edges.inputs:

@@ -1,4 +1,4 @@
-"""Equations of a jaxpr, and jaxprs of some of them: for rewrites before a program is read."""
+"""Equations of a jaxpr, and closed jaxprs of subsets of them, for rewrites of jaxprs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from partir_search.ir import source_names
 
 
 def innermost(closed: Any) -> tuple[Jaxpr, Sequence[Any]]:
-    """The jaxpr inside wrappers that only call it, as `jax.jit` does."""
+    """Jaxpr and constants inside of wrappers that only call it, such as `jax.jit`."""
     jaxpr, consts = closed.jaxpr, closed.consts
     while len(jaxpr.eqns) == 1 and "jaxpr" in jaxpr.eqns[0].params and not consts:
         (eqn,) = jaxpr.eqns
@@ -25,14 +25,14 @@ def innermost(closed: Any) -> tuple[Jaxpr, Sequence[Any]]:
 
 
 def is_backward(eqn: Any) -> bool:
-    """Tells whether an equation, or one nested in it, belongs to a backward pass."""
+    """True if an equation, or one nested in it, belongs to a backward pass."""
     if source_names.is_backward(str(eqn.source_info.name_stack)):
         return True
     return any(is_backward(e) for p in eqn.params.values() if hasattr(p, "eqns") for e in p.eqns)
 
 
 def run_equations(jaxpr: Jaxpr, eqns: Sequence[Any], env: dict[Any, Any]) -> None:
-    """Runs equations on what `env` holds and adds their results to it."""
+    """Runs equations on the values in `env` and adds the results to it."""
     held = list(env)
     made = [v for e in eqns for v in e.outvars]
     if made:
@@ -41,7 +41,7 @@ def run_equations(jaxpr: Jaxpr, eqns: Sequence[Any], env: dict[Any, Any]) -> Non
 
 
 def subset(jaxpr: Jaxpr, eqns: Sequence[Any], inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:
-    """A closed jaxpr of some equations. Since jax 0.11 both are one class."""
+    """Closed jaxpr of some equations; since jax 0.11 open and closed jaxprs are one class."""
     new = jaxpr.replace(
         constvars=[],
         invars=list(inputs),

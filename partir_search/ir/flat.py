@@ -1,4 +1,4 @@
-"""Many short lists of numbers in two arrays: a tuple for each is larger than what it lists."""
+"""Lists of ints in two arrays, smaller than one tuple per list."""
 
 from __future__ import annotations
 
@@ -8,10 +8,15 @@ from collections.abc import Callable, Iterable, Sequence
 
 
 class FlatLists(Sequence[tuple[int, ...]]):
-    """Lists of numbers by index: those given for it, in the order given."""
+    """Immutable lists of ints by index."""
 
     def __init__(self, pairs: Callable[[], Iterable[tuple[int, int]]], length: int) -> None:
-        """`pairs()` gives (index, number) pairs, the same each time; there are `length` lists."""
+        """Lists of the given pairs.
+
+        Args:
+          pairs: returns (index, number) pairs, in the same order at each of two calls.
+          length: number of lists.
+        """
         counts = array("i", [0]) * length
         for index, _ in pairs():
             counts[index] += 1

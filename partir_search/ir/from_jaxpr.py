@@ -1,8 +1,8 @@
-"""Reads a jaxpr into a `Module`: the front of `ir/reading/`, for every supported jax.
+"""Reader of jaxprs of every supported jax into a `Module`: the front of `ir/reading/`.
 
 Nested `jit`, `custom_jvp_call` and `custom_vjp_call` are inlined; `scan`, `while`, `cond` and remat
-become ops with regions; equations whose results nobody uses are dropped (about one in twenty in a
-train step). jax 0.11 merged ClosedJaxpr into Jaxpr and gave `scan` flat trees for its counts.
+become ops with regions; equations with unused results are dropped (about one in twenty in a train
+step). jax 0.11 merged ClosedJaxpr into Jaxpr and gave `scan` flat trees for its counts.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ INLINED = {
     "closed_call": "call_jaxpr",
     "core_call": "call_jaxpr",
     "call": "call_jaxpr",
-    "composite": "call_jaxpr",  # as XLA lowers one that it does not know
+    "composite": "call_jaxpr",  # XLA's lowering of an unknown composite
     "custom_jvp_call": "call_jaxpr",
     "eval_jaxpr": "call_jaxpr",
     "custom_partitioning": "call",
@@ -54,7 +54,7 @@ INLINED = {
     "xla_metadata_call": "jaxpr",
 }
 TAKEN_APART = frozenset({"split"})  # into slices
-OWN = frozenset({"device_put", "shard_map", *TAKEN_APART})  # read here
+OWN = frozenset({"device_put", "shard_map", *TAKEN_APART})  # read in this file
 REGIONS: Mapping[str, tuple[str, ...]] = {
     "scan": ("jaxpr",),
     "while": ("cond_jaxpr", "body_jaxpr"),
@@ -76,16 +76,18 @@ def read_module(
     ruled: Iterable[str] | None = None,
     region_axes: RegionAxes | None = None,
 ) -> Module:
-    """The module of a traced function's jaxpr (`jax.jit(f).trace(...).jaxpr`).
+    """Module of a traced function's jaxpr (`jax.jit(f).trace(...).jaxpr`).
 
     Args:
-      jaxpr: closed jaxpr; one path per argument and per result.
-      ties: pairs of argument and result index that keep one tiling.
+      jaxpr: closed jaxpr.
+      arg_paths / result_paths: one path per argument and per result.
+      ties: (argument, result) index pairs with one tiling.
       donated: indices of donated arguments.
-      trip_counts: of loops that depend on data, by glob (see `ir/reading/trip_counts.py`).
-      ruled: primitives that stay ops; others are read through their definitions. None: all do.
-      region_axes: axes of the program's mesh for axes of the mesh of a `shard_map` region; None
-        if they have the same names.
+      trip_counts: counts of data-dependent loops, by glob (see `ir/reading/trip_counts.py`).
+      ruled: primitives kept as ops; all remaining ones are read through their definitions. None:
+        every primitive is kept.
+      region_axes: maps axes of the mesh of a `shard_map` region to axes of the program's mesh; None
+        if the names are equal.
     """
     reader = _Reader()
     reader.region_axes = region_axes or same_names
@@ -123,7 +125,7 @@ def is_literal(atom: Any) -> bool:
 
 
 class _Reader:
-    """Carries the names already given and the constants met so far."""
+    """State of one reading: names given, constants, and caches of shared objects."""
 
     def __init__(self) -> None:
         self.taken: dict[str, int] = {}
@@ -136,7 +138,7 @@ class _Reader:
         self.literals: dict[tuple[type, bytes, TensorType], Literal] = {}
         self.scopes: dict[tuple[str, Any], str] = {}
         self.counted: dict[int, Counted | None] = {}  # by id of a `while`
-        self.origins: dict[Any, Any] = {}  # by traceback: layers repeat them, and each is large
+        self.origins: dict[Any, Any] = {}  # by traceback: large, and shared by equal layers
 
     def type(self, aval: Any) -> TensorType:
         key = getattr(aval, "shape", None), getattr(aval, "dtype", None)
@@ -146,7 +148,7 @@ class _Reader:
         return found
 
     def scope(self, prefix: str, eqn: Any) -> str:
-        """The name stack of an equation: many share one, and writing it out takes time."""
+        """Name stack of an equation, cached: slow to build, and shared by many equations."""
         key = prefix, eqn.source_info.name_stack
         found = self.scopes.get(key)
         if found is None:
@@ -178,7 +180,7 @@ class _Reader:
     def run(
         self, jaxpr: Any, args: Sequence[Operand], ops: list[Op], prefix: str
     ) -> tuple[Any, dict[Any, Operand]]:
-        """Appends the ops of a jaxpr to `ops`; the open jaxpr and its variables' values."""
+        """Appends the ops of a jaxpr to `ops`; returns the open jaxpr and its variables' values."""
         inner = getattr(jaxpr, "jaxpr", jaxpr)
         env: dict[Any, Operand] = {}
         for var, array in zip(inner.constvars, getattr(jaxpr, "consts", None) or (), strict=True):
@@ -217,7 +219,7 @@ class _Reader:
                 ops.append(self.op(eqn, env, prefix))
 
     def loop(self, op: Op, ops: list[Op]) -> None:
-        """A `while`, and what it counts."""
+        """Appends a `while` and records its trip-count bound."""
         found = write_out(self, op, ops) if is_batched(op) else (op, counted_while(op, ops))
         self.counted[id(found[0])] = found[1]
         ops.append(found[0])
@@ -234,7 +236,7 @@ class _Reader:
             write_back(atoms, env, inner, local)
 
     def puts(self, eqn: Any, env: dict[Any, Operand], ops: list[Op], prefix: str) -> None:
-        """One op per array: each may be tiled its own way."""
+        """Appends one op per array of a device_put, for independent tilings."""
         op = self.op(eqn, env, prefix)
         for i, (operand, result) in enumerate(zip(op.operands, op.results, strict=True)):
             params = {k: (v[i],) for k, v in op.params.items()}
@@ -243,7 +245,7 @@ class _Reader:
             )
 
     def pieces(self, eqn: Any, env: dict[Any, Operand], ops: list[Op], prefix: str) -> None:
-        """A `split` as slices: each piece may be tiled along the dim that is split."""
+        """Appends a `split` as slices: each piece may be tiled along the split dim."""
         op = self.op(eqn, env, prefix)
         shape, axis = op.operands[0].type.shape, op.params["axis"]
         end = 0
@@ -298,8 +300,9 @@ class _Reader:
 
 
 def _keeps_type(eqn: Any) -> bool:
-    """True if an equation converts nothing but the weakness of a type, which values do not have:
-    a step is one program, whether its state was made by `jnp.full` or restored as numpy.
+    """True for a conversion between weak and strong type only; values of the IR have no weakness.
+
+    A step is then one program whether its state was made by `jnp.full` or restored as numpy.
     """
     if eqn.primitive.name != "convert_element_type":
         return False
@@ -307,9 +310,9 @@ def _keeps_type(eqn: Any) -> bool:
 
 
 def _callee(eqn: Any) -> tuple[Any, Sequence[Any]]:
-    """The jaxpr that an inlined equation calls, and the atoms that it takes.
+    """Jaxpr called by an inlined equation, and the atoms passed to it.
 
-    Of a linear solve, past differentiation, only the solver itself is left to run.
+    Of a linear solve, already differentiated, only the solver is called.
     """
     name, params = eqn.primitive.name, eqn.params
     if name == "custom_linear_solve":
@@ -336,7 +339,7 @@ def _abstract(aval: Any) -> jax.ShapeDtypeStruct:
 
 
 def _params(eqn: Any) -> Mapping[str, Any]:
-    """Parameters without what became regions; `scan` and `while` keep plain counts."""
+    """Parameters without those read as regions; `scan` and `while` keep plain counts."""
     name = eqn.primitive.name
     if name not in REGIONS and name != "random_bits":
         return eqn.params  # type: ignore[no-any-return]

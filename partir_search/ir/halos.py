@@ -1,4 +1,4 @@
-"""A tile with what neighbours sent beside it, not yet put together."""
+"""A tile and its halos from neighbouring devices, before concatenation."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from jax import lax
 )
 @dataclasses.dataclass(frozen=True)
 class Beside:
-    """A stretch of `dim` in up to three parts.
+    """Window of an operand along `dim`, in up to three parts.
 
     Attributes:
-      low / high: elements before and after the tile's, or None.
+      low / high: halos before and after the tile, or None.
     """
 
     dim: int
@@ -29,22 +29,22 @@ class Beside:
 
     @property
     def parts(self) -> list[Any]:
-        """The parts that are there, in order."""
+        """Parts that are present, in order."""
         return [x for x in (self.low, self.tile, self.high) if x is not None]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the stretch."""
+        """Shape of the whole window."""
         n = list(self.tile.shape)
         n[self.dim] = sum(x.shape[self.dim] for x in self.parts)
         return tuple(n)
 
     def each(self, change: Callable[[Any], Any]) -> Beside:
-        """The parts, changed along other dims."""
+        """Parts with `change` applied to each; it must keep `dim`."""
         low, high = (None if x is None else change(x) for x in (self.low, self.high))
         return Beside(self.dim, low, change(self.tile), high)
 
 
 def together(x: Any) -> Any:
-    """An array, put together if it is in parts."""
+    """The array; a window in parts is concatenated."""
     return lax.concatenate(x.parts, x.dim) if isinstance(x, Beside) else x

@@ -1,8 +1,8 @@
-"""Runs a partition's loops literally, slice by slice, on whole arrays: the oracle.
+"""Interpreter of partitions: runs loops literally, slice by slice, on whole arrays. The oracle.
 
-Each op is run once per tile on slices of its operands, and the pieces are put together: tiles are
-laid side by side, partial results are combined. No collective, no device, no layout is involved,
-so what this computes tells whether the rules and loops mean what the program means.
+Each op runs once per tile on slices of its operands; tiles of results are concatenated, partial
+results are combined. No collective, device or layout is involved: the results test whether rules
+and loops have the meaning of the program.
 """
 
 from __future__ import annotations
@@ -26,7 +26,12 @@ from partir_search.ir.run_region import RunOp, Seen, run_region
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Iteration:
-    """`LocalContext` of one iteration of an op's loops."""
+    """`LocalContext` of one iteration of an op's loops.
+
+    Attributes:
+      tile: index of the tile by factor.
+      count: number of tiles by factor.
+    """
 
     tile: Mapping[int, int]
     count: Mapping[int, int]
@@ -52,13 +57,13 @@ class _Iteration:
 
 
 def evaluate(partition: Partition, args: Sequence[Any]) -> list[Any]:
-    """The module's results on flat `args`."""
+    """Results of a partition's module on flat `args`, computed loop by loop."""
     rules = partition.rules
     return interpret(partition.module, rules, args, lambda op, x: _loops(partition, op, x))
 
 
 def run_whole(rule: OpRule, op: Op, ins: Sequence[Any]) -> Sequence[Any]:
-    """An op without loops, on whole arrays."""
+    """Results of an op without loops on whole arrays."""
     return run_local(_Iteration({}, {}), rule, op, list(ins))
 
 
@@ -69,13 +74,13 @@ def interpret(
     run_op: RunOp,
     seen: Seen = lambda value, x: x,
 ) -> list[Any]:
-    """The module's results on flat `args`.
+    """Results of the module on flat `args`.
 
     Args:
-      rules: by op id.
-      run_op: runs ops without regions.
+      rules: rule per op id.
+      run_op: runs an op without regions.
       seen: called on every argument and result of an op, inside of regions too; returns the array
-        to go on with.
+        to continue with.
     """
     constants = {module.values[i]: jnp.asarray(a) for i, a in module.constants.items()}
 
@@ -115,7 +120,7 @@ def _loops(partition: Partition, op: Op, ins: Sequence[Any]) -> list[Any]:
 def _slice(
     x: Any, rule: OpRule, operand: int, tile: Mapping[int, int], count: Mapping[int, int]
 ) -> Any:
-    """Slice of an operand that one iteration reads."""
+    """Slice of an operand read by one iteration."""
     dims = rule.operands[operand]
     for d in range(len(dims)):
         for f in rule.factors_on(dims, d):

@@ -1,4 +1,4 @@
-"""`Kind`: what an op does, said by its rule."""
+"""`Kind`: category of an op, given by its rule."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ import enum
 
 
 class Kind(enum.Enum):
-    """Category of an op, as a compiler sees it.
+    """Category of an op, as a compiler distinguishes them.
 
     Attributes:
-      CONTRACTION: multiplies operands and sums over dims that they share: matrix products,
-        convolutions, attention. Runs on matrix units.
-      ELEMENTWISE: makes each element from those in the same place.
-      REDUCTION: combines the elements of a dim, or of each window.
-      CUMULATIVE: combines each element with those before it.
-      MOVEMENT: puts elements elsewhere or makes them from their places: reshape, slice, pad,
+      CONTRACTION: multiplies operands and sums over shared dims: matrix products, convolutions,
+        attention. Runs on matrix units.
+      ELEMENTWISE: each element is computed from those at the same position.
+      REDUCTION: combines the elements of a dim or of each window.
+      CUMULATIVE: combines each element with all before it.
+      MOVEMENT: copies elements to new positions or makes them from positions: reshape, slice, pad,
         concatenate, broadcast, iota.
-      GATHER: reads what indices say.
-      SCATTER: combines updates with what indices say.
-      UPDATE: writes a block into an array where indices say.
+      GATHER: reads elements at indices.
+      SCATTER: combines updates into elements at indices.
+      UPDATE: writes a block into an array at indices.
       ORDER: sorts, or finds the largest.
       DECOMPOSITION: factors or solves matrices; Fourier transforms.
-      RANDOM: draws numbers, or derives keys.
-      IDENTITY: returns its operands; says where or how they are to be.
+      RANDOM: draws random numbers or derives keys.
+      IDENTITY: returns its operands; constrains their layout, order or memory.
       EFFECT: calls back to the host.
       REGION: runs regions of ops.
-      OPAQUE: has no rule; runs replicated, and the report names it.
+      OPAQUE: has no rule; runs replicated and is named in the report.
     """
 
     CONTRACTION = "contraction"

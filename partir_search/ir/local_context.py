@@ -1,4 +1,4 @@
-"""Questions that an op's local form may ask about the place that it runs in."""
+"""Queries of an op's local form about the device it runs on."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from partir_search.ir.mesh import MeshShape
 
 
 class LocalContext(Protocol):
-    """Queries that a local form may make about the device (or loop iteration) it runs on."""
+    """Context of an op's local form: a device of the mesh, or an iteration of the interpreter."""
 
     @property
     def mesh(self) -> MeshShape | None:
-        """The mesh in whose manual region the op runs; None under the oracle."""
+        """Mesh of the manual region around the op; None in the interpreter."""
 
     def tile_index(self, factor: int) -> Any:
-        """Index of this device's tile along `factor`, a traced or concrete int32 scalar."""
+        """Index of this device's tile along `factor`: int32 scalar, traced or concrete."""
 
     def tiles(self, factor: int) -> int:
-        """Number of tiles along `factor`; 1 when it is not looped over."""
+        """Number of tiles along `factor`; 1 without a loop."""
 
     def once(self, run: Callable[[], Sequence[Any]]) -> Sequence[Any]:
-        """Calls `run`, which has effects, on one device in all; its results on every device."""
+        """Results on every device of `run`, which has effects and is called on one device only."""
 
     def last_effects(self) -> Sequence[Any]:
-        """Scalars that the next ordered effect must wait for."""
+        """Scalar tokens that the next ordered effect must depend on."""
 
     def ran(self, token: Any) -> None:
-        """An ordered effect gave back `token`."""
+        """Records `token`, returned by an ordered effect."""
 
     def shardings(self) -> Sequence[Any]:
-        """The op's operands' shardings as they rest; empty where there are no devices."""
+        """Shardings of the op's operands at rest; empty in the interpreter."""

@@ -1,4 +1,4 @@
-"""Runs one op on one tile: what the evaluator and the emitted program share."""
+"""Execution of one op on one tile, shared by the interpreter and the emitted program."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def local_result_shapes(ctx: LocalContext, rule: OpRule, op: Op) -> list[Shape]:
 
 
 def run_local(ctx: LocalContext, rule: OpRule, op: Op, args: Sequence[Any]) -> Sequence[Any]:
-    """The op's results on one tile, from operands sliced to that tile."""
+    """Results of the op on one tile, from operands sliced for the tile."""
     if rule.local is not None:
         return rule.local(ctx, op, args)
     params = op.params
@@ -41,7 +41,7 @@ def run_local(ctx: LocalContext, rule: OpRule, op: Op, args: Sequence[Any]) -> S
 
 
 def widened(op: Op) -> Op:
-    """A product that makes 32-bit partial results, if its own are narrower."""
+    """The product with 32-bit floating-point partial results, if its own type is narrower."""
     wanted = op.params.get("preferred_element_type") or op.results[0].type.dtype
     if not jnp.issubdtype(wanted, jnp.floating) or jnp.finfo(wanted).bits >= 32:
         return op

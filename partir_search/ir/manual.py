@@ -1,7 +1,7 @@
 """Manual regions: the user's own `shard_map` inside of a partitioned program.
 
-Operands and results of a region are tiled by its specs; collectives of the body are the user's. A
-region's mesh may name its axes otherwise than the program's mesh: `Manual.on` maps the names.
+Operands and results of a region are tiled by its specs; collectives of the body are the user's. The
+axes of a region's mesh may have names different from the program's: `Manual.on` maps them.
 """
 
 from __future__ import annotations
@@ -16,16 +16,20 @@ from jax.sharding import AxisType
 from partir_search.ir.core import Region, TensorType, Value, walk_regions
 from partir_search.ir.mesh import MeshShape
 
-Spec = tuple[tuple[str, ...], ...]  # per dim, the axes that tile it, major to minor
+Spec = tuple[tuple[str, ...], ...]  # per dim, the tiling axes, major to minor
 AxisNames = Mapping[str, tuple[str, ...]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OwnCollective:
-    """A collective that the user wrote.
+    """Collective written by the user.
 
     Attributes:
-      nbytes: of the larger side on one device; `itemsize` of one element.
+      kind: all_gather, all_reduce ...
+      axes: names of the mesh axes.
+      value: name of its value.
+      nbytes: bytes on one device, of the larger of operand and result.
+      itemsize: bytes of an element.
       times: runs per run of the region.
     """
 
@@ -39,17 +43,17 @@ class OwnCollective:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Manual:
-    """A `shard_map` as its jaxpr has it.
+    """A `shard_map` as recorded in its jaxpr.
 
     Attributes:
-      axes: names and sizes of the axes that it is manual over, with axes of regions inside.
-      on: by axis of the region's mesh, in that mesh's order, the axes and sub-axes of the
-        program's mesh along which it lies, major to minor.
+      axes: (name, size) of its manual axes, axes of outer regions included.
+      on: per axis of the region's mesh, in order, the axes and sub-axes of the program's mesh it
+        stands for, major to minor.
       needs / makes: specs of operands and results, on the program's axes.
-      text: its jaxpr; what makes two of them equal.
-      body: on local tiles.
-      constants: arrays that it closes over.
-      collectives: its own.
+      text: text of its jaxpr, compared for equality.
+      body: region on local tiles.
+      constants: closed-over arrays.
+      collectives: collectives of the body.
     """
 
     axes: tuple[tuple[str, int], ...]
@@ -63,11 +67,11 @@ class Manual:
 
     @property
     def along(self) -> set[str]:
-        """Axes and sub-axes of the program's mesh that the region lies along."""
+        """Axes and sub-axes of the program's mesh covered by the region."""
         return {name for _, names in self.on for name in names}
 
     def program_axes(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Axes and sub-axes of the program's mesh of axes of the region's."""
+        """Axes and sub-axes of the program's mesh for axes of the region's mesh."""
         on = dict(self.on)
         return tuple(one for name in names for one in on[name])
 
@@ -84,7 +88,7 @@ class Manual:
                     yield op.params["manual"]
 
     def misplaced(self, mesh: MeshShape) -> str:
-        """The reason that the region cannot run on a mesh, or ""."""
+        """Reason against running the region on a mesh, or ""."""
         on = dict(self.on)
         for name, size in self.axes:
             if name in on:
@@ -98,21 +102,25 @@ class Manual:
 
 
 def axis_names(params: Mapping[str, Any]) -> tuple[str, ...]:
-    """Mesh axes that a collective of a body names; numbers of `vmap` are no axes of a mesh."""
+    """Mesh axes named by a collective of a body, without the positional axes of `vmap`."""
     names = params.get("axes") or params.get("axis_name") or ()
     several = names if isinstance(names, tuple | list) else (names,)
     return tuple(name for name in several if isinstance(name, str))
 
 
 def manual_names(params: Mapping[str, Any]) -> tuple[str, ...]:
-    """Axes of a `shard_map`'s mesh over which its body is manual, regions around it included."""
+    """Manual axes of a `shard_map`, those of outer regions included."""
     mesh, new = params["mesh"], params["newly_manual_axes"]
     kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
     return tuple(name for name, kind in kinds if name in new or kind == AxisType.Manual)
 
 
 def spec_of(spec: Any, kind: TensorType, on: AxisNames) -> Spec:
-    """A PartitionSpec with one tuple of axes of the program's mesh per dim."""
+    """PartitionSpec as one tuple of axes of the program's mesh per dim.
+
+    Args:
+      on: axes of the program's mesh, by axis of the spec.
+    """
     entries = [*spec, *(None,) * (len(kind.shape) - len(spec))]
     dims = (() if e is None else e if isinstance(e, tuple) else (e,) for e in entries)
     return tuple(tuple(axis for name in names for axis in on[name]) for names in dims)

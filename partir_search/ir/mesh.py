@@ -1,13 +1,12 @@
-"""The logical mesh as the planner sees it: named axes with sizes, no devices.
+"""Logical mesh: named axes with sizes, without devices.
 
-An axis of the user's mesh may be split into parts (`model` of 16 into `model.0` of 8 and `model.1`
-of 2, same device order) so that a dim of 8 can be tiled by some of it. Inside, each part is an
-axis like any other.
+An axis of the user's mesh may be split into sub-axes (`model` of 16 into `model.0` of 8 and
+`model.1` of 2, device order unchanged): a dim of 8 can then be tiled by a part of the axis.
+Planning treats each sub-axis as an axis.
 
-Two axes r and c of equal size n have a *diagonal*, `r~c`, on which a device's coordinate is
-(r + c) mod n. Of the three any two tell devices apart, so a value may be tiled on two of them; an
-op that loops over all three, one of them a sum, walks the sum in time (see
-`ir/skewed_schedule.py`).
+Two axes r and c of equal size n have a *diagonal*, `r~c`, with device coordinate (r + c) mod n. Any
+two of the three identify a device, and a value may be tiled on two of them. An op that loops over
+all three, one of them a sum, runs as a ring (see `ir/skewed_schedule.py`).
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ class MeshShape:
     Attributes:
       names: axis names, unique.
       sizes: devices along each axis.
-      whole: the user's axis that each axis is (a part of).
-      diagonals: the last so many axes are diagonals, each of these two.
-      skewed_state: whether train state that is tiled on a diagonal comes and goes so: its blocks
-        lie on the devices that use them, and not in the order of the array.
+      whole: for each axis, the user's axis it is, or is a sub-axis of.
+      diagonals: (axis, axis) of each diagonal; diagonals come last among the axes.
+      skewed_state: train state tiled on a diagonal keeps the order of blocks on devices between
+        steps, instead of the order of the array.
       triples: (axis, axis, diagonal) of each diagonal.
     """
 
@@ -66,7 +65,11 @@ class MeshShape:
 
     @classmethod
     def parse(cls, text: str) -> MeshShape:
-        """`"batch:2,model:4"` to a mesh shape."""
+        """Mesh of a text such as `"batch:2,model:4"`.
+
+        Raises:
+          ValueError: the text has another form.
+        """
         if not isinstance(text, str):
             raise TypeError(f"a mesh is written as batch:2,model:4, not {shown(text)}")
         pairs = [tuple(s.strip() for s in part.split(":")) for part in text.split(",")]
@@ -85,7 +88,7 @@ class MeshShape:
 
     @property
     def device_names(self) -> tuple[str, ...]:
-        """The axes along which devices lie: all but diagonals."""
+        """Names of all axes but diagonals."""
         return self.names[: len(self.names) - len(self.diagonals)]
 
     @property
@@ -97,11 +100,11 @@ class MeshShape:
         return self.names[len(self.device_names) :]
 
     def triple(self, axis: int) -> tuple[int, ...]:
-        """Two axes and their diagonal, if `axis` is one of them; else ()."""
+        """Two axes and their diagonal if `axis` is one of the three, or ()."""
         return next((t for t in self.triples if axis in t), ())
 
     def coordinate(self, axis: int, place: Sequence[int]) -> int:
-        """Of a device on an axis or a diagonal, from its coordinates on the axes of devices."""
+        """Device's coordinate on an axis or a diagonal, from its coordinates on the device axes."""
         triple = self.triple(axis)
         if triple and triple[2] == axis:
             return (place[triple[0]] + place[triple[1]]) % self.sizes[axis]
@@ -111,7 +114,7 @@ class MeshShape:
         """The mesh with diagonals, named `r~c`.
 
         Raises:
-          ValueError: two axes differ in size, are one, or have a part in another diagonal.
+          ValueError: the two axes are one, differ in size, or belong to a previous diagonal.
         """
         names = tuple(dict.fromkeys(names))
         pairs: list[tuple[int, int]] = []
@@ -136,16 +139,20 @@ class MeshShape:
         )
 
     def index(self, name: str) -> int:
-        """Position of the axis `name`; a ValueError that lists the axes if there is none."""
+        """Position of the axis `name`.
+
+        Raises:
+          ValueError: no such axis; the message lists the axes.
+        """
         if name not in self.names:
             raise ValueError(self._unknown(name))
         return self.names.index(name)
 
     def axes(self, name: str) -> tuple[int, ...]:
-        """Positions of an axis of the user's, of a part or sub-axis, or of several joined by `+`.
+        """Positions of a user's axis, of a part or sub-axis, or of several joined by `+`.
 
         Raises:
-          ValueError: there is no such axis, with a list of the mesh's; the axis has other parts.
+          ValueError: no such axis, with a list of the axes; or the axis is split into other parts.
         """
         found: list[int] = []
         if not isinstance(name, str):
@@ -162,7 +169,7 @@ class MeshShape:
         return tuple(found)
 
     def _parts_of(self, sub: SubAxis) -> list[int]:
-        """Positions of the parts that make up a sub-axis."""
+        """Positions of the parts that form a sub-axis."""
         found, before = list[int](), 1
         for a in self.axes(sub.axis):
             if sub.before <= before < sub.before * sub.size:
@@ -175,13 +182,13 @@ class MeshShape:
         return found
 
     def _unknown(self, name: str) -> str:
-        """A message for an axis that there is not."""
+        """Message for an unknown axis name."""
         axes = list(dict.fromkeys(self.whole))
         near = did_you_mean(str(name), axes)
         return f"axis {name!r} is not in the mesh; its axes are {axes}{near}"
 
     def label(self, axes: Sequence[int]) -> str:
-        """Inverse of `axes`: all parts of an axis in their order go by its name."""
+        """Inverse of `axes`: all sub-axes of an axis, in order, are written as the axis."""
         names: list[str] = []
         left = tuple(axes)
         while left:
@@ -192,12 +199,13 @@ class MeshShape:
         return "+".join(names)
 
     def size(self, axes: Sequence[int]) -> int:
-        """Devices along several axes."""
+        """Number of devices along several axes jointly."""
         return math.prod(self.sizes[a] for a in axes)
 
     def equal_pairs(self) -> list[str]:
-        """Diagonals that the mesh can have: of axes of equal size, each on one of them, minor axes
-        first (the faster links, as meshes are laid out).
+        """Possible diagonals: pairs of axes of equal size, each axis in at most one.
+
+        Minor axes come first: meshes are laid out with the fastest links on minor axes.
         """
         left, found = list(self.device_names), list[str]()
         while left:
@@ -224,7 +232,7 @@ class MeshShape:
         """The mesh with axes split into sub-axes; axes with a diagonal must not be split.
 
         Args:
-          parts: sizes of the sub-axes per axis, major to minor.
+          parts: sizes of the sub-axes by axis name, major to minor.
 
         Raises:
           ValueError: the product of the sizes is not the size of the axis.

@@ -1,4 +1,4 @@
-"""Ids of values and ops: dense and in program order, once what nobody uses is gone."""
+"""Dense ids of values and ops in program order, after removal of dead ops."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from partir_search.ir.core import Module, Op, Operand, Region, Value
 
 
 def number(module: Module, constants: Mapping[int, tuple[Value, Any]]) -> None:
-    """Drops dead ops, then gives values and ops dense ids in program order."""
+    """Drops dead ops, then gives values and ops dense ids in program order.
+
+    Args:
+      constants: (value, array) by `id` of the array; stored in the module by value id.
+    """
     values: list[Value] = []
     ops: list[Op] = []
 
@@ -19,7 +23,7 @@ def number(module: Module, constants: Mapping[int, tuple[Value, Any]]) -> None:
 
     def number_op(op: Op) -> None:
         at = len(ops)
-        op.id = values[at].id if at < len(values) else at  # one int for both: a million are large
+        op.id = values[at].id if at < len(values) else at  # a shared int object saves memory
         ops.append(op)
 
     def visit(region: Region) -> None:
@@ -44,7 +48,7 @@ def number(module: Module, constants: Mapping[int, tuple[Value, Any]]) -> None:
 
 
 def _live(region: Region) -> tuple[Op, ...]:
-    """The region's ops without those whose results nobody uses (effects are kept)."""
+    """Ops of the region that have effects or used results."""
     used = set(map(id, region.results))
     kept: list[Op] = []
     for op in reversed(region.ops):
@@ -57,7 +61,7 @@ def _live(region: Region) -> tuple[Op, ...]:
 
 
 def _captured(region: Region) -> Iterator[Operand]:
-    """Constants used inside a region; everything else reaches it through its arguments."""
+    """Operands of ops inside of a region; constants among them are the only values captured."""
     for op in region.ops:
         yield from op.operands
         for inner in op.regions:

@@ -1,8 +1,8 @@
-"""A partition: the base module plus, per mesh axis, two flat arrays.
+"""A partition: a module plus, per mesh axis, two flat arrays.
 
-`loops[axis][op.id]` is the factor that the op loops over (or `NONE`), `tiles[axis][value.id]` the
-dim on which the value is tiled (or `NONE`, or `REPLICATED` by decision).
-Layouts, partial sums and loop nests are derived.
+`loops[axis][op.id]` is the factor looped over by the op (or `NONE`); `tiles[axis][value.id]` is the
+tiled dim of the value (or `NONE`, or `REPLICATED` by decision). Layouts, partial sums and loop
+nests are derived.
 """
 
 from __future__ import annotations
@@ -27,16 +27,19 @@ from partir_search.ir.mesh import MeshShape
 from partir_search.ir.rule import NONE, Dims, OpRule
 from partir_search.ir.skewed_schedule import RESULT, Ring, ring_of
 
-Layout = tuple[tuple[int, ...], ...]  # per dim, the axes that tile it, major to minor
+Layout = tuple[tuple[int, ...], ...]  # per dim, the tiling axes, major to minor
 Pending = tuple[tuple[int, str], ...]  # (axis, monoid) of unfinished reductions
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Window:
-    """The stretch of one dim that each device needs.
+    """Part of one dim read by each device: its tile with halos.
 
     Attributes:
-      axes: major to minor; `starts` is by position along them jointly.
+      dim: the dim.
+      axes: tiling axes, major to minor.
+      starts: first element by joint position along `axes`; may lie before the dim's start.
+      size: number of elements, equal on all devices.
       beyond: padding beyond the dim's ends; zeros if None.
     """
 
@@ -53,9 +56,9 @@ class Partition:
 
     Attributes:
       rules: rule per op id.
-      axes: per mesh axis, its loops and tiles.
-      analysis: facts of the module and its rules that all partitions share.
-      order: axes from major to minor, the order in which several axes tile one dim.
+      axes: loops and tiles per mesh axis.
+      analysis: facts of the module and its rules, shared by all partitions.
+      order: axes from major to minor, for dims tiled by several axes.
       modes: options of axes besides tiling.
     """
 
@@ -76,7 +79,7 @@ class Partition:
             inner = _inner_loops(self)
 
     def _stacks(self, axis: int, op: int) -> bool:
-        """True if major axes use up the factors above the one that `axis` loops over."""
+        """True if more major axes divide the major factors of the factor on `axis` completely."""
         rule = self.rules[op]
         major = self.order[: self.order.index(axis)]
         for g in rule.majors_of(self.axes[axis].loops[op]):
@@ -89,7 +92,7 @@ class Partition:
         return True
 
     def _drop(self, broken: Sequence[tuple[int, int]]) -> None:
-        """Takes loops off ops; the rows are shared with other states and therefore copied."""
+        """Removes loops of ops; copies the rows first, which other states share."""
         self.axes = list(self.axes)
         for axis in {axis for axis, _ in broken}:
             loops, tiles = self.axes[axis].loops[:], self.axes[axis].tiles[:]
@@ -99,7 +102,7 @@ class Partition:
 
     @property
     def def_use(self) -> DefUse:
-        """Ops that make and use each value of the module."""
+        """Def-use analysis of the module."""
         return self.analysis.def_use
 
     @property
@@ -114,11 +117,11 @@ class Partition:
 
     @property
     def partials(self) -> list[Mapping[int, str]]:
-        """[axes] monoids of values that are partial at rest, by value id."""
+        """[axes] monoid by value id, for values partial at rest."""
         return [rows.partials for rows in self.axes]
 
     def layout(self, value: Value) -> Layout:
-        """The layout in which `value` rests."""
+        """Layout of `value` at rest."""
         rank = len(value.type.shape)
         if not rank:
             return ()
@@ -130,7 +133,7 @@ class Partition:
         return tuple(dims)
 
     def op_layout(self, op: Op, dims: Dims) -> Layout:
-        """Layout that the op's loops give to an operand or result of factors `dims`."""
+        """Layout of an operand or result with factors `dims` under the op's loops."""
         out: list[tuple[int, ...]] = [()] * len(dims)
         rule = self.rules[op.id]
         for axis in self.order:
@@ -142,7 +145,7 @@ class Partition:
         return tuple(out)
 
     def needs(self, op: Op) -> tuple[Layout, ...]:
-        """Layouts in which the op needs its operands."""
+        """Layout required of each operand by the op."""
         rule = self.rules[op.id]
         if rule.manual is not None:
             return tuple(map(self._spec_layout, rule.manual.needs))
@@ -156,7 +159,7 @@ class Partition:
         return layouts
 
     def windows(self, op: Op) -> dict[int, tuple[Window, ...]]:
-        """By operand position, the stretches that the op's loops read instead of tiles."""
+        """Windows read by the op's loops instead of tiles, by operand position."""
         rule, found = self.rules[op.id], dict[int, tuple[Window, ...]]()
         for r in rule.reads:
             f = rule.operands[r.operand][r.dim]
@@ -170,7 +173,7 @@ class Partition:
         return found
 
     def makes(self, op: Op) -> tuple[Layout, ...]:
-        """Layouts in which the op makes its results."""
+        """Layout of each result as made by the op."""
         rule = self.rules[op.id]
         if rule.manual is not None:
             return tuple(map(self._spec_layout, rule.manual.makes))
@@ -180,7 +183,7 @@ class Partition:
         return tuple(tuple(a for name in axes for a in self.mesh.axes(name)) for axes in spec)
 
     def ring(self, op: Op) -> Ring | None:
-        """Skewed schedule of the op in time, if it loops over two axes and their diagonal."""
+        """Ring schedule of the op, if it loops over two axes and their diagonal."""
         rule = self.rules[op.id]
         for axes in self.mesh.triples:
             r, c, d = (self.axes[a].loops[op.id] for a in axes)
@@ -194,8 +197,9 @@ class Partition:
         return None
 
     def passed(self, op: Op) -> dict[int, tuple[int, ...]]:
-        """Operands whose blocks pass around axes while the op works on them, by position: what
-        rests tiled where the op needs it whole, on axes that have it pass.
+        """Axes of rings on which an operand's blocks pass between devices, by operand position.
+
+        An operand passes on axes with ring attention on which it is tiled at rest and the op loops.
         """
         rule, found = self.rules[op.id], dict[int, tuple[int, ...]]()
         if rule.blockwise is None:
@@ -211,8 +215,10 @@ class Partition:
         return found
 
     def zigzags(self, op: Op, axes: tuple[int, ...]) -> bool:
-        """Tells whether blocks that pass around axes for an op are two chunks each: where this is
-        asked for, no query looks at later keys, and the axes alone tile the sequences, evenly.
+        """True if each device's block on the rings over `axes` is one early and one late chunk.
+
+        Requires the zigzag option on the axes, a causal op, equal lengths of queries and keys that
+        divide by twice the number of devices, and no loop over queries on an axis not in `axes`.
         """
         rule, size = self.rules[op.id], self.mesh.size(axes)
         how, sizes = rule.blockwise, rule.sizes
@@ -223,7 +229,7 @@ class Partition:
         return even and looped == set(axes)
 
     def partial_result(self, op: Op, result: int) -> Pending:
-        """Reductions that an op leaves unfinished in its result number `result`."""
+        """Reductions left unfinished in result number `result` of an op."""
         rule, out = self.rules[op.id], []
         ring = self.ring(op)
         summed = ring.axes[ring.summed] if ring else NONE
@@ -265,20 +271,20 @@ def _replaced(items: tuple[Any, ...], at: int, new: Any) -> tuple[Any, ...]:
 
 
 def _inner_loops(partition: Partition) -> list[tuple[int, int]]:
-    """(axis, op) where the axis loops over a factor that is beneath another one on some dim."""
+    """(axis, op) of loops over a minor factor of a dim with several factors."""
     return [(axis, op) for axis, rows in enumerate(partition.axes) for op in rows.inner]
 
 
 def axis_order(partition: Partition, inner: Sequence[tuple[int, int]] = ()) -> tuple[int, ...]:
-    """Major to minor order of axes: those that are gathered away at uses come last.
+    """Major to minor order of axes: axes gathered at uses come last.
 
-    Where one dim is tiled by several axes and an op needs it on some of them only, the axes it
-    does not need must be minor, so that one all_gather takes them off. Ties keep the mesh's order,
-    and so do parts of one axis of the user's. What `modes.nests` says goes before all else.
+    If several axes tile one dim and an op needs the dim tiled on some of them only, the remaining
+    axes must be minor, to be removed by one all_gather. On ties the order of the mesh is kept.
+    Sub-axes of one axis stay together. `modes.nests` has priority over all of this.
 
     Args:
-      inner: (axis, op) of loops over factors beneath others; these axes come after those of the
-        others, where all can be pleased.
+      inner: (axis, op) of loops over minor factors; their axes come after the axes of the major
+        factors as far as possible.
     """
     axes = range(len(partition.axes))
     gathered = [0] * len(axes)
@@ -299,9 +305,9 @@ def axis_order(partition: Partition, inner: Sequence[tuple[int, int]] = ()) -> t
 
 
 def active_ops(partition: Partition) -> npt.NDArray[np.bool_]:
-    """[ops] whether some operand or result of the op is needed or made otherwise than it rests.
+    """[ops] True if an operand or result is in a layout different from its own at rest.
 
-    Ops with regions always are, also those of the user's own.
+    Always True for ops with regions, windows or blockwise forms, and for user's shard_maps.
     """
     found = partition.analysis.always_active
     for rows in partition.axes:

@@ -1,4 +1,4 @@
-"""Prints a partition in PartIR's loop form. Deterministic; the language of all goldens."""
+"""Printer of partitions in PartIR's loop form. Deterministic; the language of all goldens."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from partir_search.ir.printing.full import Keep, print_full
 
 
 def print_partition(partition: Partition, keep: Keep | None = None, *, full: bool = False) -> str:
-    """The module under `partition` as loops.
+    """Text of the module under `partition` as loops.
 
     Args:
-      keep: accepts the ops of the body that are printed; all if None.
-      full: every op with all attributes, instead of blocks of scopes with runs of elementwise ops
-        as one line.
+      keep: predicate that selects the ops of the body to print; None for all.
+      full: print every op with all attributes, instead of blocks of scopes with runs of elementwise
+        ops as one line.
     """
     return print_full(partition, keep) if full else print_blocks(partition, keep)

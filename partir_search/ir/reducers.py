@@ -1,4 +1,4 @@
-"""Monoids that combine partial results: the identity element of each."""
+"""Identity elements of the monoids that combine partial results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def number_of(value: Any, dtype: Any) -> Any:
 
 
 def identity(monoid: str, dtype: Any) -> Any:
-    """Returns the identity element of a monoid."""
+    """Identity element of a monoid, as a numpy scalar of `dtype`."""
     if monoid == "sum":
         return number_of(0, dtype)
     if dtype == np.bool_:

@@ -1,4 +1,4 @@
-"""Rewriter of regions: fresh ops and values in the place of old ones, op by op."""
+"""Rewriter of regions: new ops and values in place of old ones, op by op."""
 
 from __future__ import annotations
 
@@ -9,45 +9,45 @@ from partir_search.ir.core import Op, Operand, Region, Value
 
 
 class RegionRewriter:
-    """Writes regions anew with fresh values and ops, as modules never change.
+    """Copies regions with new values and ops, as modules never change.
 
     The base class copies. A subclass overrides `ops` to drop, add or join ops of a region, `op` to
     change one, `value` to change types of values.
 
     Attributes:
-      new: the value in the place of each value, as far as they are made.
+      new: new value by old value, as far as made.
     """
 
     def __init__(self) -> None:
         self.new: dict[Value, Value] = {}
 
     def region(self, old: Region) -> Region:
-        """The region in the place of `old`."""
+        """New region in place of `old`."""
         args = tuple(map(self.value, old.args))
         ops = tuple(self.ops(old))
         return Region(args, ops, tuple(map(self.operand, old.results)))
 
     def ops(self, old: Region) -> Sequence[Op]:
-        """The ops of the region in the place of `old`."""
+        """New ops in place of the ops of `old`."""
         return [self.op(op) for op in old.ops]
 
     def op(self, old: Op) -> Op:
-        """The op in the place of `old`."""
+        """New op in place of `old`."""
         operands, regions, results = self.parts(old)
         return dataclasses.replace(old, operands=operands, regions=regions, results=results)
 
     def parts(self, old: Op) -> tuple[tuple[Operand, ...], tuple[Region, ...], tuple[Value, ...]]:
-        """Operands, regions and results of the op in the place of `old`."""
+        """Operands, regions and results of the new op in place of `old`."""
         operands = tuple(map(self.operand, old.operands))
         regions = tuple(map(self.region, old.regions))
         return operands, regions, tuple(map(self.value, old.results))
 
     def operand(self, x: Operand) -> Operand:
-        """The operand in the place of `x`."""
+        """New operand in place of `x`."""
         return self.value(x) if isinstance(x, Value) else x
 
     def value(self, old: Value) -> Value:
-        """The value in the place of `old`, made on demand."""
+        """New value in place of `old`, made on demand."""
         found = self.new.get(old)
         if found is None:
             found = self.new[old] = Value(-1, old.type, old.name)

@@ -1,4 +1,4 @@
-"""`Role`: meaning of an op that recognisers of patterns ask its rule for."""
+"""`Role`: meaning of an op, given by its rule to pattern recognisers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Role(enum.Enum):
       PADDING: adds elements at ends of dims and between elements, or removes them at ends.
       SUM: sum over dims.
       POOLING: reduction of each window by a monoid.
-      SCATTER: combines updates with an array where indices say.
+      SCATTER: combines updates into elements at indices.
       DYNAMIC_SLICE: slice from indices on; DYNAMIC_UPDATE: writes a slice.
       SCAN: a loop with a fixed number of iterations.
     """

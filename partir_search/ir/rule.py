@@ -1,9 +1,9 @@
-"""`OpRule`: how one op may be looped over, as data. Read by propagation, simulator and lowering.
+"""`OpRule`: the loops an op allows, as data. Read by propagation, simulator and lowering.
 
-A rule names the op's iteration space by *factors*, as an einsum does. For a matmul of [i, k] with
-[k, j] the factors are i, j, k with ``operands=((0, 2), (2, 1))`` and ``results=((0, 1),)``; looping
-over i or j tiles the result, looping over k makes it a partial sum. PartIR's tile-mapping table
-(arXiv 2401.11202, section 3) is what `tilings` derives from it.
+A rule names an op's iteration space by *factors*, as an einsum does. For a matmul of [i, k] with
+[k, j] the factors are i, j, k with ``operands=((0, 2), (2, 1))`` and ``results=((0, 1),)``; a loop
+over i or j tiles the result, a loop over k makes it a partial sum. `tilings` derives PartIR's
+tile-mapping table (arXiv 2401.11202, section 3).
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ LocalForm = Callable[[LocalContext, Op, Sequence[Any]], Sequence[Any]]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Reads:
-    """The stretch of an operand's dim that a tile of the dim's factor reads, halo included.
+    """Window of an operand's dim read by a tile of the dim's factor, halo included.
 
-    Point p of the factor reads ``width`` elements from ``step * p // over + first`` on. Beyond the
-    ends of the dim there are zeros, or what `beyond` says.
+    Point p of the factor reads ``width`` elements from ``step * p // over + first`` on.
 
     Attributes:
-      spreads: whether a tiling of the operand and one of the factor bring each other about. Not
-        where most of a stretch lies on other devices: there the loop follows the result alone.
+      operand / dim: positions of the operand and of its dim.
+      spreads: propagate tilings of the operand to the factor and back. False if most of a window
+        lies on other devices: then the loop follows the result alone.
+      beyond: elements beyond the ends of the dim; zeros if None.
     """
 
     operand: int
@@ -54,13 +55,14 @@ class Reads:
     over: int = 1
 
     def stretch(self, tile: int, points: int) -> tuple[int, int]:
-        """Start and size of what tile number `tile` of `points` points reads. All tiles read
-        stretches of one size.
+        """Start and size of the window read by tile number `tile` of `points` points.
+
+        The size is the same for all tiles.
         """
         start = min(self.step * tile * points, self.step * ((tile + 1) * points - 1))
         last = abs(self.step) * (points - 1)
         if self.step * points % self.over:
-            last += self.over - 1  # a tile may start within the elements that a point reads
+            last += self.over - 1  # a tile may start between two multiples of `over`
         return start // self.over + self.first, last // self.over + self.width
 
 
@@ -69,13 +71,13 @@ Resize = Callable[[Op, Sequence[Shape], Sequence[Shape]], Op]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Resizing:
-    """Forms of an op that reads stretches on dims longer than the program says.
+    """Forms of an op with windows on dims longer than in the program.
 
     Attributes:
-      resize: the op for other shapes of operands and results. Its results are right within the
-        extents that the program says.
-      filler: monoid whose identity has to stand beyond the extent of a dim in `masked`.
-      masked: (operand, dim) of which results read elements beyond the extent.
+      resize: (op, operand shapes, result shapes) to the op for these shapes, with correct results
+        within the extents of the program.
+      filler: monoid; its identity must fill the elements beyond the extent of dims in `masked`.
+      masked: (operand, dim) pairs with elements beyond the extent read for valid results.
       fixed: (operand, dim) pairs that keep their extent.
     """
 
@@ -87,47 +89,45 @@ class Resizing:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OpRule:
-    """One op's iteration space.
+    """Iteration space of one op.
 
     Attributes:
       kind: category of the op.
-      sizes: extent of each factor that tiles must divide.
+      sizes: extent of each factor; the number of tiles must divide it.
       operands: per operand, the factor of each dim (`NONE`: needed whole). Literals have ().
       results: per result, the factor of each dim.
       reducers: per factor, the monoid ("sum", "max", "min", "and", "or") that combines partial
-        results where the factor is in no result dim; "" for factors of result dims.
+        results without the factor; "" for factors of result dims.
       blocked: factors that no axis may loop over.
-      major_factors: per factor, the more major factors of the same dim (a reshape of [h g] to
-        [h, g]); () if every dim has at most one factor. Before a loop over a factor, loops of more
-        major axes must use up its major factors: only then is its tile one piece of the dim.
-      linear: groups of operand positions. If all operands of one group are pending sums (or
-        zeros) and the others are whole, the results are pending sums.
-      monotone: (monoid, operand positions). If some operands of one group are pending maxima (or
-        minima, as the monoid says) and all others are whole, the results are pending likewise.
+      major_factors: per factor, the more major factors of the same dim (a reshape of [h g] to [h,
+        g]); () if every dim has at most one factor. A factor may be looped over only if loops of
+        more major axes divide its major factors completely: then each tile is contiguous.
+      linear: groups of operand positions. If all operands of one group are partial sums (or zeros)
+        and the remaining operands are not, the results are partial sums.
+      monotone: (monoid, operand positions). If some operands of one group are partial maxima (or
+        minima, by the monoid) and all remaining operands are not, the results are partial likewise.
       flops_per_point: floating-point operations per point of the iteration space.
-      one_hot: adds one number to each row of its first operand; where that is zeros, a compiler
-        fuses it into its users like an elementwise op.
-      elementwise: a compiler fuses it into its users and need not store its result.
-      localize: rewrites shape-bearing params to local shapes; None if there are none.
-      local: the op on one tile where rewritten params are not enough; None: bind the primitive.
-      reads: operand dims of which a tile of their factor reads another stretch than the dim's own
-        tile: a convolution's image with its halo, a reversed dim. Only loops change what is read.
-      indexed: factors that an operand's numbers point into; nothing is read beyond their extent.
-      manual: the user's own `shard_map`, which needs and makes the same layouts whatever the loops.
-      fixes: the user may have fixed the tilings of its results, which need not be those of what is
-        worked out of them.
-      pads: longer factors change nothing within the extents that the program says.
-      beside: takes its first operand's last stretch in parts that lie beside each other
-        (`ir.halos`): they are not put together for it.
-      resizing: lengthens the dims of `reads`; None if they may not get longer.
-      blockwise: form that works on one block of a factor after the other, if there is one.
-      watches: a debugging tool, which decides nothing (see `passes/debug_ops.py`).
-      rests: takes its operands as they are tiled, whichever way; costs nothing.
-      together: its local form holds collectives, so that all devices must run it.
-      data_flow: edges between the op's operands and results and its regions.
+      one_hot: adds one number to each row of the first operand; a compiler fuses the op into its
+        users if the operand is zeros.
+      elementwise: a compiler fuses the op into its users and need not store the result.
+      localize: rewrites params with shapes to local shapes; None if no param has any.
+      local: the op on one tile if rewritten params do not suffice; None: bind the primitive.
+      reads: windows of operand dims read by tiles of their factors instead of the dim's own tile: a
+        convolution's image with its halo, a reversed dim. Needed only under loops.
+      indexed: factors indexed by an operand's values; no element beyond their extent is read.
+      manual: the user's own `shard_map`, with fixed layouts of operands and results.
+      fixes: results may have layouts fixed by the user, independent of their users' layouts.
+      pads: longer factors leave results unchanged within the extents of the program.
+      beside: takes the window of its first operand in parts (`ir.halos`), without concatenation.
+      resizing: lengthens the dims of `reads`; None if their extents are fixed.
+      blockwise: form that works on one block of a factor at a time, if any.
+      watches: a debugging tool, ignored in all decisions (see `passes/debug_ops.py`).
+      rests: accepts operands in any layout; costs nothing.
+      together: the local form contains collectives and must run on all devices.
+      data_flow: edges between operands and results of the op and its regions.
       emit: runs the op, given emitters of its regions; None without regions.
-      role: meaning of the op, for recognisers; None for most.
-      told: parameters that types and factors tell; the printed IR leaves them out.
+      role: meaning of the op for pattern recognisers; None for most.
+      told: parameters implied by types and factors, left out of the printed IR.
     """
 
     kind: Kind
@@ -178,7 +178,7 @@ class OpRule:
 
     @property
     def looks_up(self) -> bool:
-        """True if the op looks up a table at indices."""
+        """True if the op reads from a table at indices."""
         return self.kind is Kind.GATHER and bool(self.indexed)
 
     @property
@@ -188,9 +188,7 @@ class OpRule:
 
     @property
     def walks(self) -> bool:
-        """True if a summed factor may be walked in time: tiles of the operands, whichever they are,
-        are multiplied as they are.
-        """
+        """True if a summed factor may be sliced over time: a product of tiles, without changes."""
         plain = self.local is None and self.localize is None and not self.major_factors
         return self.contracts and plain and not self.reads and not self.opaque
 
@@ -205,13 +203,13 @@ class OpRule:
         return self.major_factors[factor] if self.major_factors else ()
 
     def factors_on(self, dims: Dims, dim: int) -> tuple[int, ...]:
-        """The factors that stand on one of `dims`, major to minor."""
+        """Factors of one of `dims`, major to minor."""
         if not self.major_factors:
             return () if dims[dim] < 0 else (dims[dim],)
         return tuple(f for f in range(len(self.sizes)) if self.dim_of(dims, f) == dim)
 
     def reads_on(self, operand: int, dim: int) -> Reads | None:
-        """Stretch of an operand's dim that a loop reads, if this is not the tile."""
+        """Window of an operand's dim, or None if a loop reads the dim's tile."""
         return next((r for r in self.reads if r.operand == operand and r.dim == dim), None)
 
     def tilings(self) -> Iterator[tuple[int, tuple[int, ...], tuple[str, ...]]]:
@@ -226,7 +224,7 @@ class OpRule:
             yield f, tuple(self.dim_of(o, f) for o in self.operands), results
 
     def __str__(self) -> str:
-        """Einsum notation with letters, as `([ik,kj])->([ij]) {i=8,j=16,k=8} sum={k}`."""
+        """Einsum notation: `[a c], [c b] -> [a b] {a=8, b=16, c=8} sum={c}`."""
 
         def letters(dims: Dims) -> str:
             held = (self.factors_on(dims, d) for d in range(len(dims)))

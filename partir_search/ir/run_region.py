@@ -1,4 +1,4 @@
-"""Runs a region op by op on arrays."""
+"""Interpreter of regions: runs ops one by one on arrays."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def run_region(
     emit_of: Callable[[Op], Emit],
     seen: Seen = lambda value, x: x,
 ) -> list[Any]:
-    """The results of a region on `args`.
+    """Results of a region on `args`.
 
     Args:
-      outer: arrays of constants, which nested regions read as well.
+      outer: arrays of constants, visible in nested regions too.
       run_op: runs an op without regions on its operands.
       emit_of: emitter of an op with regions.
       seen: called on every argument and result of an op, inside of nested regions too; returns the
-        array to go on with.
+        array to continue with.
     """
     env = dict(outer)
     env.update((v, seen(v, a)) for v, a in zip(region.args, args, strict=True))

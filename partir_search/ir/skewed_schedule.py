@@ -1,21 +1,22 @@
-"""Rings: partitioning in space and time.
+"""Rings: products partitioned in space and time.
 
-On two mesh axes r and c of size n an op can loop over three factors if it walks one of them in
-time: one on r, one on c, one on their diagonal r~c, of which exactly one is summed. Its slice of
-a factor is a dimension slice index (PrimePar, ASPLOS 2024): linear in the device's coordinates,
-plus an offset that may change with the time, mod n. Every slice of the iteration space is done
-once; every operand and result is tiled by two of the three and so lies on one device at any time.
-Who sends what to whom follows from the table of offsets: what a device needs at one time is where
-the table, or the layout before and after the ring, says that it is.
+On two mesh axes r and c of size n an op can loop over three factors if one of them is sliced over
+time: one factor on r, one on c, one on their diagonal r~c, exactly one of them summed. The slice of
+a factor on a device is its dimension slice index (PrimePar, ASPLOS 2024): linear in the device's
+coordinates, plus an offset per time step, mod n. Every slice of the iteration space is computed
+once. Every operand and result is tiled by two of the three factors and lies on one device at any
+time. Sends between devices follow from the table of offsets, with the layouts before and after the
+ring as first and last entries.
 
-Which tables there are is the form of a ring:
+The schedule of a ring is one of:
 
-  result  the sum is walked: operands pass, the result stays. Nothing is moved before or after.
-  least   what is largest stays, be it an operand: then the factor that it has not is walked, and
-          the result passes with its sums so far. One block has to go one place further, before or
-          after. Fewer bytes where the result or an operand is much smaller than the rest.
-  paper   PrimePar's own: a phase begins where the one before has left the blocks, and the last
-          turn of the gradient's product brings it home.
+  result  output-stationary: the summed factor is sliced over time, operands pass between devices,
+          the result stays. No transfers before or after.
+  least   minimum traffic: the largest array stays, possibly an operand. Then the factor it does
+          not have is sliced over time, and the result passes with its sums. One block moves one
+          place further before or after. Fewer bytes if the result or an operand is much smaller.
+  paper   PrimePar's: a phase begins with the blocks on the devices of the phase before, and the
+          last turn of the gradient's product returns it to its layout.
 """
 
 from __future__ import annotations
@@ -26,26 +27,26 @@ from collections.abc import Sequence
 
 from partir_search.ir.rule import NONE, Dims, OpRule
 
-COORDINATES = ((1, 0), (0, 1), (1, 1))  # of the two axes and their diagonal, in (r, c)
+COORDINATES = ((1, 0), (0, 1), (1, 1))  # coefficients of (r, c) on r, c and r~c
 RESULT, LEAST, PAPER = "result", "least", "paper"
 FORMS = (RESULT, LEAST, PAPER)
-HOME = -1  # the time before the first and after the last turn: blocks are where layouts say
+HOME = -1  # the time before the first and after the last turn: blocks are in their layouts
 
-Edge = tuple[int, int]  # source, target: positions along some axes jointly
-Offsets = tuple[tuple[int, int, int], ...]  # per turn, of the slices on r, c and r~c
+Edge = tuple[int, int]  # source, target: joint positions along some axes
+Offsets = tuple[tuple[int, int, int], ...]  # per turn, offsets of the slices on r, c and r~c
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Ring:
-    """The table of one op's slices.
+    """Ring schedule of one op: a table of slices.
 
     Attributes:
-      axes: the two axes and their diagonal, positions in the mesh.
-      size: devices along each of them, and steps in time.
-      factors: the factor that the op loops over on each of the three.
-      summed: the one of the three that has the summed factor.
+      axes: positions in the mesh of the two axes and their diagonal.
+      size: devices along each axis; number of turns.
+      factors: factor looped over on each of the three.
+      summed: index among the three of the summed factor's axis.
       offsets: per turn, the number added to the coordinate on each of the three.
-      form: that the table is of.
+      form: one of `FORMS`.
     """
 
     axes: tuple[int, int, int]
@@ -56,7 +57,7 @@ class Ring:
     form: str = RESULT
 
     def slice_of(self, which: int, device: tuple[int, int], time: int) -> int:
-        """The slice of the factor on one of the three that a device works on at a time."""
+        """Slice of the factor on axis number `which` of the three, by device and time."""
         (a, b), (r, c) = COORDINATES[which], device
         return (a * r + b * c + self.offset(which, time)) % self.size
 
@@ -64,19 +65,19 @@ class Ring:
         return 0 if time == HOME else self.offsets[time][which] % self.size
 
     def held(self, rule: OpRule, dims: Dims) -> tuple[int, ...]:
-        """Positions of the axes, of the three, that tile an operand or result of factors `dims`."""
+        """Indices among the three of the axes that tile an operand or result of factors `dims`."""
         return tuple(w for w, f in enumerate(self.factors) if rule.dim_of(dims, f) != NONE)
 
     def devices(self) -> list[tuple[int, int]]:
-        """Coordinates in the order of joint positions."""
+        """(r, c) coordinates in the order of joint positions."""
         return list(itertools.product(range(self.size), range(self.size)))
 
     def place(self, held: tuple[int, ...], time: int) -> tuple[int, ...]:
-        """Tells apart where the blocks of an operand or result are at a time."""
+        """Offsets of the blocks of an operand or result at a time; equal if no block moved."""
         return tuple(self.offset(w, time) for w in held)
 
     def pairs(self, held: tuple[int, ...], before: int, after: int) -> tuple[Edge, ...]:
-        """Source and target of each block of an operand between two times; () if blocks stay."""
+        """(source, target) of each block of an operand between two times; () if blocks stay."""
         if self.place(held, before) == self.place(held, after):
             return ()
         devices = self.devices()
@@ -87,7 +88,7 @@ class Ring:
         return tuple(self.slice_of(w, device, time) for w in held)
 
     def faults(self, rule: OpRule) -> list[str]:
-        """Faults of the table: a slice not worked on once, an operand held twice."""
+        """Messages on faults: a slice not computed once, an operand replicated or missing."""
         found, devices, times = [], self.devices(), range(self.size)
         done = {self._block((0, 1, 2), d, t) for d in devices for t in times}
         if len(done) != self.size**3:
@@ -106,7 +107,11 @@ class Ring:
         return found
 
     def index(self, which: int, names: tuple[str, str]) -> str:
-        """The slice as an expression in `%r`, `%c` and `%t`."""
+        """Slice on axis number `which` of the three as an expression in `%r`, `%c` and `%t`.
+
+        Args:
+          names: names of the axes r and c.
+        """
         parts = [f"%{n}" for n, a in zip(names, COORDINATES[which], strict=True) if a]
         offsets = [self.offset(which, t) for t in range(self.size)]
         steps = [(o - offsets[0]) % self.size for o in offsets]
@@ -127,10 +132,11 @@ def ring_of(
     form: str,
     nbytes: Sequence[int],
 ) -> Ring:
-    """The ring of an op in a form.
+    """Ring schedule of an op.
 
     Args:
-      nbytes: sizes of the blocks of operands and, last, the result.
+      form: one of `FORMS`.
+      nbytes: bytes of the blocks of operands and, last, the result.
     """
     summed = next(w for w, f in enumerate(factors) if rule.reducers[f])
     plain = Ring(axes, size, factors, summed, _walk(size, summed, 0), form)
@@ -145,8 +151,8 @@ def ring_of(
     stays = min((2, 0, 1), key=lambda i: cost[i])
     if stays == 2:
         return plain
-    # Either the operand that passes goes one place further before the first turn, or the result
-    # after the last one.
+    # The passing operand moves one place further before the first turn, or the result one place
+    # after the last turn, whichever is smaller.
     (walked,) = {0, 1, 2}.difference(held[stays])
     return dataclasses.replace(plain, offsets=_walk(size, walked, int(nbytes[1 - stays] < result)))
 
@@ -157,7 +163,10 @@ def _walk(size: int, walked: int, first: int) -> Offsets:
 
 
 def _paper(size: int, summed: int) -> Offsets:
-    """The forward pass sums on the diagonal, the backward pass on c, gradients on r."""
+    """Offsets of PrimePar.
+
+    Sums are on the diagonal in the forward pass, on c or r in the backward pass.
+    """
     if summed == 2:
         return tuple((0, 0, t) for t in range(size))
     if summed == 1:

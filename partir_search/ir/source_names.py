@@ -1,4 +1,4 @@
-"""Names of values and source lines of ops, from what jax keeps of the user's code."""
+"""Names of values and source lines of ops, from jax's source info."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ _LIBRARIES = (
 
 
 def source_line(info: Any) -> str:
-    """``file:line (function)`` of the innermost frame in the user's own code, or "".
+    """``file:line (function)`` of the innermost frame in the user's code, or "".
 
-    jax names the innermost frame outside of jax, which for most models lies in flax or optax.
+    Frames of the standard library, this package and installed packages are skipped: jax's own
+    summary names a line of flax or optax for most models.
     """
     for frame in info.traceback.frames if info.traceback else ():
         if frame.file_name.startswith("<") or any(p in frame.file_name for p in _LIBRARIES):
@@ -34,7 +35,7 @@ def source_line(info: Any) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def clean(scope: str) -> str:
-    """A name stack that `jax.named_scope` takes back."""
+    """Name stack with characters valid for `jax.named_scope`."""
     return re.sub(r"[^\w()./-]", "_", scope)
 
 
@@ -48,12 +49,12 @@ def scope_path(scope: str) -> tuple[str, ...]:
 
 
 def is_backward(scope: str) -> bool:
-    """True for the name stack of an equation that reverse-mode differentiation made."""
+    """True for the name stack of an equation made by reverse-mode differentiation."""
     return "transpose(" in scope
 
 
 @functools.lru_cache(maxsize=16384)
 def value_stem(scope: str, prim: str) -> str:
-    """A readable name: module path of the user's code and the primitive, `d_` in the backward."""
+    """Readable name of a value: the user's scopes and the primitive; `d_` in the backward pass."""
     stem = ".".join([*scope_path(scope)[-3:], prim]).replace("-", "_")
     return f"d_{stem}" if is_backward(scope) else stem

@@ -1,4 +1,4 @@
-"""Trip counts of loops, as params of their ops, and the loops whose count depends on data."""
+"""Trip counts of loops, as params of their ops, and loops with data-dependent counts."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Iterator
 
 from partir_search.ir.core import Module, Op, Region
 
-ASSUMED = 100  # as XLA's auto-sharding pass assumes when the count depends on data
+ASSUMED = 100  # iterations of a data-dependent loop in XLA's auto-sharding pass
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Trips:
-    """The trip count of a `while` loop, or of a scan that is left early.
+    """Trip count of a `while` loop or of a scan with an early exit.
 
     Attributes:
-      count: iterations that the simulator counts.
-      most: iterations that the program allows; None if it sets no limit.
-      said: by whom: "program" (exact), "user" or "assumed".
+      count: iterations assumed by the simulator.
+      most: iterations allowed by the program; None without a limit.
+      said: source of `count`: "program" (exact), "user" or "assumed".
     """
 
     count: int
@@ -27,12 +27,13 @@ class Trips:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DataLoop:
-    """A loop whose trip count depends on data.
+    """Loop with a data-dependent trip count.
 
     Attributes:
-      name: of its first result.
-      source: line of the user's code, or the name stack where none is known.
-      runs: iterations in a step of the program, with those of the loops around it.
+      name: name of its first result.
+      source: line of the user's code, or the name stack if unknown.
+      trips: its trip count.
+      runs: iterations in a step of the program, outer loops included.
     """
 
     name: str
@@ -48,7 +49,7 @@ def trips_of(op: Op) -> int:
 
 
 def data_loops(module: Module) -> list[DataLoop]:
-    """The loops of a module whose trip count depends on data, in program order."""
+    """Loops of a module with data-dependent trip counts, in program order."""
     return list(_data_loops(module.body, 1))
 
 
@@ -63,5 +64,5 @@ def _data_loops(region: Region, runs: int) -> Iterator[DataLoop]:
 
 
 def loop_name(op: Op) -> str:
-    """Name of a loop's first result, or of its primitive."""
+    """Name of a loop's first result, or of its primitive without results."""
     return op.results[0].name if op.results else op.prim

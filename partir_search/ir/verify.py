@@ -1,4 +1,4 @@
-"""Checks modules and partitions. Errors show the op, the user's source line and its neighbours."""
+"""Verifier of modules and partitions. Errors show the op, the user's source line and nearby ops."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ from partir_search.ir.core import Literal, Module, Op, Region, Value
 from partir_search.ir.partition import Partition
 from partir_search.ir.rule import NONE, REPLICATED
 
-WINDOW = 10  # ops shown on either side of one that is wrong
+WINDOW = 10  # ops shown before and after the faulty one
 
 
 class InvalidIR(ValueError):
-    """The IR breaks one of its own rules: a defect of this package, not of the user's program."""
+    """IR that breaks an invariant: a defect of this package, not of the user's program."""
 
 
 def verify(module: Module) -> None:
-    """Dense ids, every value defined once and before it is used, ties of equal types."""
+    """Checks dense ids, single definitions before uses, and equal shapes of ties.
+
+    Raises:
+      InvalidIR: an invariant is broken.
+    """
     for i, value in enumerate(module.values):
         if value.id != i:
             raise InvalidIR(f"value {value!r} has id {value.id} at position {i}")
@@ -51,7 +55,11 @@ def _region(module: Module, region: Region, outer: set[int]) -> None:
 
 
 def verify_partition(partition: Partition) -> None:
-    """Loops are over factors that may be looped over, tiles divide, partial sums are finished."""
+    """Checks that rules allow all loops, tiles divide dims, and partial sums are finished.
+
+    Raises:
+      InvalidIR: an invariant is broken.
+    """
     module, mesh = partition.module, partition.mesh
     for op in module.ops:
         rule = partition.rules[op.id]

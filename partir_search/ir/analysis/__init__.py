@@ -1,1 +1,1 @@
-"""Facts that follow from a module and its rules alone: users, rows of axes, pending sums."""
+"""Facts of a module and its rules: def-use, rows of axes, deferred reductions."""

@@ -1,7 +1,7 @@
-"""Loops and tiles that one mesh axis gives ops and values, and facts that follow from these alone.
+"""Loops and tiles on one mesh axis, and facts derived from them alone.
 
-States of a search differ on one axis or two: the rows of the other axes are the same objects, and
-facts known of these rows are not worked out again.
+States of a search differ on one axis or two: they share the rows of the remaining axes, and with
+them all cached facts.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class AxisRows:
     """Loops and tiles of one mesh axis, with reductions already deferred.
 
     Attributes:
-      loops / tiles: per op its factor, per value its dim, a byte each.
-      partials: monoid of each value that is partial at rest, by value id.
+      loops / tiles: factor per op, dim per value; a byte each.
+      partials: monoid of each value partial at rest, by value id.
       loop_row / tile_row / partial_row: loops, tiles and keys of `partials` as arrays; REPLICATED
         reads as NONE in `tile_row`.
       defers: reductions may be deferred past linear ops.
@@ -49,9 +49,7 @@ class AxisRows:
 
     @functools.cached_property
     def active(self) -> Bools:
-        """[ops] whether the axis has some operand or result needed or made otherwise than it
-        rests.
-        """
+        """[ops] True if an operand or result is in a layout different from its own at rest."""
         ports, loop = self.analysis.ports, self.loop_row
         found = np.zeros(len(loop), dtype=np.bool_)
         at = ports.start + loop[ports.op] + 1
@@ -80,8 +78,9 @@ class AxisRows:
         return [int(op) for op in compound[found]]
 
     def gathered(self, other: AxisRows) -> tuple[int, int]:
-        """Counts runs of uses that need a dim, tiled by both axes, on one axis only: runs for which
-        this axis is gathered away, and runs for which the other axis is.
+        """Runs of uses that gather this axis, and runs of uses that gather the other axis.
+
+        Only uses count that need a dim, tiled by both axes, on one of the two.
         """
         found = self._gathered.get(other)
         if found is None:
@@ -96,7 +95,7 @@ class AxisRows:
         return found
 
     def tiles_of(self, size: int) -> tuple[Sizes, Sizes]:
-        """[values] and [ops] tiles that an axis of a size cuts each into."""
+        """[values] and [ops] numbers of tiles on an axis of `size` devices."""
         found = self._tiles_of.get(size)
         if found is None:
             tiles = np.array([1, size], dtype=np.min_scalar_type(size))

@@ -1,4 +1,4 @@
-"""Def-use analysis: the ops that make and use each value, and places of ops in regions."""
+"""Def-use analysis: makers and users of values, and positions of ops in regions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RegionContents:
 
     Attributes:
       crossing: operands and results of the op, and arguments and results of its regions.
-      inner: all other values of its regions, and of regions nested in them.
+      inner: all remaining values of its regions, nested ones included.
       ops: the op and all ops inside.
     """
 
@@ -33,7 +33,7 @@ class RegionContents:
 
 
 class DefUse:
-    """Ops of a numbered module by the values that they make and use.
+    """Makers and users of the values of a numbered module.
 
     Attributes:
       makers: by value id, the op that makes the value; None for arguments and constants.
@@ -54,7 +54,7 @@ class DefUse:
 
     @functools.cached_property
     def counts(self) -> array[int]:
-        """[values] uses by ops and as a result of a region."""
+        """[values] number of uses as operands and as results of regions."""
         found = array("i", [0]) * len(self._module.values)
         for op in self._module.ops:
             for _, value in op.inputs():
@@ -67,13 +67,13 @@ class DefUse:
 
     @functools.cached_property
     def returned(self) -> frozenset[int]:
-        """Ids of values that are results of some region, the module's body among them."""
+        """Ids of results of regions, the module's body included."""
         regions = walk_regions(self._module.body)
         return frozenset(x.id for r in regions for x in r.results if isinstance(x, Value))
 
     @functools.cached_property
     def members(self) -> dict[Region, Ints]:
-        """Ids of the ops of each region, in order."""
+        """Op ids of each region, in order."""
         return {
             region: np.array([op.id for op in region.ops], dtype=np.int64)
             for region in walk_regions(self._module.body)
@@ -116,7 +116,7 @@ class DefUse:
 
 
 def def_use(module: Module) -> DefUse:
-    """The module's def-use analysis, made once."""
+    """Def-use analysis of the module, cached."""
     return module.analysis(DefUse)
 
 

@@ -1,10 +1,10 @@
 """Deferred reductions: the ops after which partial results on one mesh axis are finished.
 
-A partial result is finished right after its op, or deferred past its only use where this use is
-linear (sums) or monotone (maxima, minima). It is deferred up to an op with a smaller result or with
-a second partial operand: gradients are added first and reduced once. Where two sums of one
-parameter would each be scattered and then added tile by tile (ZeRO with tied weights), the ops in
-between lose their loop and their values lose their tile, and the total is scattered.
+A partial result is finished right after its op, or deferred past its only use if the use is linear
+(sums) or monotone (maxima, minima). It is deferred up to an op with a smaller result or with a
+second partial operand: gradients are added first and reduced once. If two sums of one parameter
+would each be scattered and then added tile by tile (ZeRO with tied weights), the ops in between
+lose their loop and their values lose their tile, and the total is scattered.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def defer_reductions(
             tuple(partial) + tuple(v for d in before for v in d.partial_at_rest),
         )
         if len(partial) == 1 and (deferral.dropped_loops or deferral.untiled or not growth):
-            record(site, deferral)  # worth the cost only if it meets a second partial operand
+            record(site, deferral)  # saves bytes only with a second partial operand further on
             continue
         for op in deferral.dropped_loops:
             loops[op.id] = NONE
@@ -106,8 +106,9 @@ def defer_reductions(
 def _growth(
     analysis: ModuleAnalysis, site: ReductionSite, monoid: str, partial: Set[int]
 ) -> int | None:
-    """Bytes that a reduction after the op moves beyond those of a reduction of its operands; None
-    if partial operands may not pass the op.
+    """Bytes added by reducing the op's results instead of its partial operands.
+
+    None if the partial operands may not pass the op.
     """
     key = site.op.id, monoid, frozenset(partial)
     if key not in analysis.growth:

@@ -1,4 +1,4 @@
-"""Analysis of a module and its rules that every partition of the module shares."""
+"""Analysis of a module and its rules, shared by all partitions of the module."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ class ModuleAnalysis:
     """Facts of a module under its rules.
 
     Attributes:
-      def_use: ops that make and use each value.
+      def_use: makers and users of values.
       zeros: ids of values known to be all zeros: they may join any partial sum.
-      reducing: the ops that may make partial results.
-      consumer: per value, id of its only user if partial results may pass through it, or NONE.
+      reducing: sites of the ops that may make partial results.
+      consumer: per value, id of its only user if partial results may pass through the user, or
+        NONE.
       ports: operands and results as arrays.
       uses: the operands among them.
-      count: per op, how many ops it stands for.
-      always_active: per op id, True if any layout may concern the op: it has regions, reads other
-        stretches than tiles, or works on blocks.
+      count: per op, number of ops of the program represented.
+      always_active: per op id, True if any layout may concern the op: it has regions, windows, a
+        blockwise form or a user's shard_map.
       compound: ids of ops with several factors on one dim.
       is_minor: [compound, factor + 1] True for factors with major factors on the same dim.
-      growth: cache of `defer_reductions`: bytes added by reducing after an op, by op, monoid and
+      growth: cache of `defer_reductions`: bytes added by a reduction after an op, by op, monoid and
         partial operands.
     """
 
@@ -77,7 +78,7 @@ class ModuleAnalysis:
                 self.is_minor[k, f + 1] = bool(majors)
 
     def site(self, op_id: int) -> ReductionSite:
-        """The reduction site of an op, made on first use: most ops never need one."""
+        """Reduction site of an op, made on first use: most ops never need one."""
         found = self._sites.get(op_id)
         if found is None:
             op, rule = self._module.ops[op_id], self._rules[op_id]
@@ -89,5 +90,5 @@ class ModuleAnalysis:
 
 
 def _always(rule: OpRule) -> bool:
-    """True if an op matters to a program's cost wherever its operands rest."""
+    """True if an op matters to a program's cost in any layout of its operands."""
     return bool(rule.manual or rule.reads or rule.blockwise)

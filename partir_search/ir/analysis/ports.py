@@ -20,7 +20,12 @@ class Ports:
     """Operands and results of all ops, as arrays over ports.
 
     Under factor f (or NONE) of its op, port p has its value tiled on dim ``dim[start[p] + f + 1]``
-    and leaves ``unfinished[start[p] + f + 1]`` in it: 0 nothing, 1 a sum, 2 another reduction.
+    and leaves ``unfinished[start[p] + f + 1]`` in the value: 0 nothing, 1 a sum, 2 another
+    reduction.
+
+    Attributes:
+      op / value: ids.
+      result: True for results.
     """
 
     op: Places
@@ -31,7 +36,7 @@ class Ports:
     unfinished: npt.NDArray[np.int8]
 
     def only(self, which: npt.NDArray[np.bool_]) -> Ports:
-        """Some of the ports."""
+        """Ports selected by a mask."""
         return dataclasses.replace(
             self,
             op=self.op[which],
@@ -42,12 +47,12 @@ class Ports:
 
 
 def ports_of(module: Module, rules: Sequence[OpRule]) -> Ports:
-    """Ports of all ops of a module without regions.
+    """Ports of all ops without regions.
 
     Args:
       rules: per op id.
     """
-    op_of, value, start = array("i"), array("i"), array("i")  # four of each op: lists are large
+    op_of, value, start = array("i"), array("i"), array("i")  # about four per op: lists are large
     result = array("b")
     dim: list[int] = []
     unfinished: list[int] = []

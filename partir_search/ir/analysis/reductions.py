@@ -1,4 +1,4 @@
-"""Ops that make partial results, and ops that partial results pass through unfinished."""
+"""Ops that make partial results, and ops that pass partial results on unfinished."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class ReductionSite:
     """An op that makes partial results or may pass them on.
 
     Attributes:
-      single: ids of operands whose only use is this op.
+      single: ids of operands used by this op only, once.
       results: ids of the results.
       reduces: a loop over some factor leaves a deferrable reduction.
     """
@@ -27,7 +27,7 @@ class ReductionSite:
 
 
 def zero_values(module: Module, rules: Sequence[OpRule]) -> frozenset[int]:
-    """Values that are zero because everything that they are linear in is."""
+    """Ids of values known to be zero: results of ops linear in zeros."""
     zeros: set[int] = set()
     for op, rule in zip(module.ops, rules, strict=True):
         if not op.regions and any(
@@ -38,7 +38,7 @@ def zero_values(module: Module, rules: Sequence[OpRule]) -> frozenset[int]:
 
 
 def is_zero(operand: object, zeros: Set[int]) -> bool:
-    """Tells whether an operand is a literal zero or known to be zero."""
+    """True if an operand is a literal zero or known to be zero."""
     if isinstance(operand, Value):
         return operand.id in zeros
     return isinstance(operand, Literal) and operand.is_zero()
@@ -47,10 +47,10 @@ def is_zero(operand: object, zeros: Set[int]) -> bool:
 def passing_group(
     op: Op, rule: OpRule, monoid: str, pending: Set[int], zeros: Set[int]
 ) -> tuple[int, ...]:
-    """The operand positions through which a pending reduction may pass `op` now, or ().
+    """Operand positions through which a pending reduction may pass `op` now, or ().
 
-    At least one operand of the group is pending, no other operand is; of sums, the group's others
-    are zero.
+    At least one operand of the group is pending, and none outside of it. For sums, all remaining
+    operands of the group are zero.
     """
     held = {i for i, v in op.inputs() if v.id in pending}
     if monoid != "sum":

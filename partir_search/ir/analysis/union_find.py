@@ -12,7 +12,7 @@ class UnionFind:
         self._parent = array("i", range(count))
 
     def find(self, x: int) -> int:
-        """The root of the set that `x` is in."""
+        """Root of the set of `x`."""
         parent = self._parent
         while parent[x] != x:
             parent[x] = parent[parent[x]]
@@ -20,7 +20,7 @@ class UnionFind:
         return x
 
     def merge(self, x: int, y: int) -> bool:
-        """Makes one set of two; False if they were one already."""
+        """Merges the sets of `x` and `y`; False if they are one already."""
         x, y = self.find(x), self.find(y)
         if x == y:
             return False

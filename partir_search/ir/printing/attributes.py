@@ -1,4 +1,4 @@
-"""Attributes of an op as text: all of them, or those that neither types nor factors say."""
+"""Attributes of an op as text: all, or only those not implied by types and factors."""
 
 from __future__ import annotations
 
@@ -31,15 +31,16 @@ _HIDDEN = frozenset(
 
 
 def all_attributes(op: Op) -> str:
-    """Every parameter that is a number, a word or a tuple of them."""
+    """Every parameter that is a number, a string or a tuple of numbers and strings."""
     return _bracketed({k: v for k, v in op.params.items() if k not in _HIDDEN and _plain(v)})
 
 
 def telling_attributes(op: Op, rule: OpRule) -> str:
-    """The parameters that the op cannot be read without.
+    """Parameters necessary to read the op.
 
-    A product says its factors as an einsum, unless the last dims of one operand meet the first of
-    the other. Of other ops, parameters in `OpRule.told` and those that are off are left out.
+    A product shows its factors as an einsum, unless the last dims of one operand are contracted
+    with the first of the other one. Parameters in `OpRule.told` and False or empty ones are left
+    out.
     """
     if rule.kind is Kind.CONTRACTION and rule.walks and len(rule.operands) == 2:
         return "" if _meets(rule) else f"[{einsum(rule)}]"
@@ -57,8 +58,9 @@ def einsum(rule: OpRule) -> str:
 
 
 def _meets(rule: OpRule) -> bool:
-    """True if the last dims of the first operand meet the first dims of the second, and free dims
-    keep their order.
+    """True if the last dims of the first operand are contracted with the first of the second.
+
+    Free dims must keep their order.
     """
     (lhs, rhs), (out,) = rule.operands, rule.results
     summed = tuple(f for f in lhs if f not in out)

@@ -1,7 +1,7 @@
 """The default form: a block for each scope, operands sliced at the head of loops.
 
-Runs of elementwise ops are one line, equal layers are printed once, attributes only where types
-and factors do not tell them. Every line fits in `WIDTH` columns.
+Runs of elementwise ops are one line, equal layers are printed once, and attributes are shown only
+if types and factors do not imply them. Every line fits in `WIDTH` columns.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from partir_search.ir.printing.nodes import Block, Looped, Made, Node, Run, Stat
 from partir_search.ir.printing.text import fitted, literal_text, type_text
 from partir_search.ir.rule import NONE
 
-OF_RUNS = 4  # operands of a loop's runs that are sliced in sight
+OF_RUNS = 4  # slices shown for the runs of one loop
 
-Slices = dict[tuple[Value, tuple[Piece, ...]], int]  # an op that takes the slice
+Slices = dict[tuple[Value, tuple[Piece, ...]], int]  # id of an op that reads the slice
 Aliases = dict[tuple[int, tuple[Piece, ...]], str]
 
 
 def print_blocks(partition: Partition, keep: Keep | None = None) -> str:
-    """The module under `partition`; with `keep`, only the body's ops that it accepts."""
+    """Text of the module under `partition`; with `keep`, only of the selected ops of the body."""
     module, names = partition.module, Names(partition.module)
     body = Tree(partition, names).of([op for op in module.body.ops if keep is None or keep(op)])
     printer = _Printer(partition, names, body, whole=keep is None)
@@ -54,9 +54,7 @@ class _Printer:
             self.seen.update((x.id, NONE) for x in results if isinstance(x, Value))
 
     def mentions(self, node: Node) -> Iterator[tuple[int, int]]:
-        """(value, op) where the text names a value as an operand of an op, or as a result of a
-        region (`NONE`).
-        """
+        """(value id, op id) of values printed as operands; `NONE` for results of regions."""
         inner: Sequence[Node] = ()
         if isinstance(node, Statement):
             yield from ((x.id, node.op.id) for x in node.op.operands[:LIST] if _is_value(x))
@@ -72,9 +70,9 @@ class _Printer:
             yield from self.mentions(n)
 
     def slices(self, node: Looped) -> Slices:
-        """Operands that loops slice, with their slices: of all statements and, in sight, of runs.
+        """Operand slices at the head of a loop: of all statements, and up to `OF_RUNS` of runs.
 
-        Values that the forward pass keeps for a run of the backward pass are not in sight.
+        Values saved by the forward pass for a run of the backward pass are not shown.
         """
         found: Slices = {}
         runs: Slices = {}
@@ -138,8 +136,9 @@ class _Printer:
         return [f"{_assigned(results)}{heads} {{", *_indented([*lines, f"yield {yields}"]), "}"]
 
     def sliced(self, node: Looped, names: BlockNames, outer: Aliases) -> tuple[list[str], Aliases]:
-        """Lines of slices that outer loops have not taken, operands with equal slices together;
-        names of all slices.
+        """Lines of slices not taken by outer loops, and the names of all slices.
+
+        Operands with equal slices share a line.
         """
         aliases = dict(outer)
         groups: dict[tuple[Piece, ...], list[Value]] = collections.defaultdict(list)
@@ -204,7 +203,7 @@ class _Printer:
         return f"%{aliases[x.id, parts] if parts else names.of(x)}"
 
     def shown(self, results: Sequence[Made], names: BlockNames) -> list[Value]:
-        """Results that the text names elsewhere or that the block is there for; else the last."""
+        """Results printed elsewhere or main values of their block; if none, the last one."""
         found = [
             r.value
             for r in results

@@ -1,7 +1,7 @@
-"""Every op on a line of its own, with all attributes and names that are unique in the program.
+"""The full form: a line per op, with all attributes and names unique in the program.
 
-Neighbouring ops in the same loop nest are printed in one loop. An operand made outside of a loop
-is sliced at its use; values made inside are used as they are.
+Neighbouring ops in the same loop nest are printed in one loop. An operand made outside of a loop is
+sliced at its use; values made inside are used unsliced.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Keep = Callable[[Op], bool]
 
 
 def print_full(partition: Partition, keep: Keep | None = None) -> str:
-    """The module under `partition`; with `keep`, only the body's ops that it accepts."""
+    """Text of the module under `partition`; with `keep`, only of the selected ops of the body."""
     printer = _Printer(partition)
     module = partition.module
     enters, leaves = dict(partition.modes.enters), dict(partition.modes.leaves)
@@ -64,7 +64,7 @@ class _Printer:
         return nest_of(self.partition, op)
 
     def ops(self, ops: Sequence[Op], level: int, outside: set[int]) -> list[str]:
-        """Lines of ops that share their first `level` loops."""
+        """Lines of ops with the first `level` loops in common."""
         lines: list[str] = []
         last = {v.id: at for at, op in enumerate(ops) for _, v in op.inputs()}
         i = 0

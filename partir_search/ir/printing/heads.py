@@ -1,4 +1,4 @@
-"""Head and end of a module's text: arguments in groups of like paths, results."""
+"""Head and end of a module's text: arguments, grouped by similar paths, and results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from partir_search.ir.partition import Partition
 from partir_search.ir.printing.names import BlockNames
 from partir_search.ir.printing.text import layout_text, listed, literal_text, type_text
 
-LIST = 12  # items of a list, beyond which the rest is counted
+LIST = 12  # items shown of a list; the rest is counted
 _NUMBER = re.compile(r"\d+")
 
 
@@ -31,14 +31,14 @@ def arguments(partition: Partition, *, whole: bool) -> list[str]:
 
 
 def _common(names: Sequence[str]) -> str:
-    """The name with "#" for numbers in which the names differ."""
+    """The name with "#" for numbers that differ between `names`."""
     numbers = [_NUMBER.findall(name) for name in names]
     same = iter([len(set(each)) == 1 for each in zip(*numbers, strict=True)])
     return _NUMBER.sub(lambda found: found[0] if next(same) else "#", names[0])
 
 
 def shown_results(partition: Partition) -> list[int]:
-    """Positions of the results that are named: all if they are few, else those not tied."""
+    """Positions of the results shown: all if at most `LIST`, or the first ones without ties."""
     module = partition.module
     places = range(len(module.body.results))
     if len(places) <= LIST:
@@ -48,7 +48,7 @@ def shown_results(partition: Partition) -> list[int]:
 
 
 def returned(partition: Partition, names: BlockNames) -> list[str]:
-    """`return %loss, ... 198 more`, with layouts of those that leave otherwise than they rest."""
+    """`return %loss, ... 198 more`, with the layouts that differ from those at rest."""
     results, leaves = partition.module.body.results, dict(partition.modes.leaves)
     shown = shown_results(partition)
     texts = []

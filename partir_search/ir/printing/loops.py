@@ -1,4 +1,4 @@
-"""Loop nests of ops as the printers write them: heads, members, slices of operands."""
+"""Loop nests of ops in the printed form: heads, members, slices of operands."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Loop(NamedTuple):
     """One loop of a nest.
 
     Attributes:
-      axes: axes of the mesh; several for a ring, or for blocks that pass around axes.
+      axes: axes of the mesh; several for rings.
       kind: "tile" and dims of results, a monoid, or one of `IN_TIME`.
     """
 
@@ -68,7 +68,12 @@ def nest_of(partition: Partition, op: Op) -> Nest:
 
 
 def joins(partition: Partition, op: Op, nest: Nest, level: int, loop: Loop, made: Set[int]) -> bool:
-    """Tells whether `op` can go into `loop`, in which the values `made` are made."""
+    """True if `op` can be printed inside of `loop`.
+
+    Args:
+      nest / level: the op's loops, and the depth of `loop`.
+      made: ids of values made in `loop` already.
+    """
     if len(nest) <= level or nest[level] != loop or loop.in_time:
         return False
     axis = loop.axes[0]
@@ -98,16 +103,16 @@ def head_text(partition: Partition, loop: Loop) -> str:
 
 
 def pieces(partition: Partition, op: Op, position: int, local: Local) -> list[Piece]:
-    """Slices and windows that the op's loops take of an operand, the innermost first.
+    """Slices and windows of an operand under the op's loops, the innermost first.
 
     Args:
-      local: values that need no slice on an axis, as a loop over the axis makes them.
+      local: values made in a loop over an axis, by axis: they need no slice on the axis.
     """
     operand, found = op.operands[position], list[Piece]()
     if isinstance(operand, Literal) or op.regions:
         return found
     mesh, rule, ring = partition.mesh, partition.rules[op.id], partition.ring(op)
-    told: set[int] = set()  # dims whose stretch stands for all axes
+    told: set[int] = set()  # dims with a window, shown once for all axes
     for axis in partition.order:
         f = partition.axes[axis].loops[op.id]
         dim = rule.dim_of(rule.operands[position], f) if f >= 0 else NONE
@@ -132,9 +137,7 @@ def pieces(partition: Partition, op: Op, position: int, local: Local) -> list[Pi
 
 
 def window_index(partition: Partition, op: Op, factor: int, reads: Reads) -> str:
-    """`4*%b-1, 6 wrap/wrap`: first element, number of elements, and values beyond the ends if not
-    zeros.
-    """
+    """`4*%b-1, 6 wrap/wrap`: first element, number of elements, boundary modes if not zeros."""
     p = partition
     points = p.rules[op.id].sizes[factor] // p.tiles_of(op, factor)
     start, size = reads.stretch(0, points)
@@ -148,7 +151,7 @@ def window_index(partition: Partition, op: Op, factor: int, reads: Reads) -> str
 
 
 def passing(partition: Partition, op: Op, ring: Ring, text: str) -> str:
-    """The result of a ring, named `text`; the slice that a turn adds to if turns differ in it."""
+    """Result of a ring, named `text`; with its slice if different turns add to different slices."""
     rule = partition.rules[op.id]
     places = {ring.place(ring.held(rule, rule.results[0]), t) for t in range(ring.size)}
     r, c, _ = ring.axes

@@ -1,9 +1,9 @@
-"""Short names of values: unique within a scope, read from the scope outward.
+"""Short names of values, unique within a scope.
 
-The full name of a value is the path of its scope and a short name. In a block of `layer_0` the
-value `layer_0.norm.mul` is `%norm.mul`. The last value of a scope that goes on to other scopes in
-the same pass bears the scope's name: `%norm`. Values of the backward pass begin with `d_`.
-An argument is named by its path; in a block of `layer_0`, `params.layer_0.w1` is `%w1`.
+The full name of a value is the path of its scope and a short name. In the block of `layer_0`, the
+value `layer_0.norm.mul` is `%norm.mul`. The main value of a scope, the last one used by other
+scopes in the same pass, has the scope's name: `%norm`. Names in the backward pass begin with `d_`.
+An argument is named by its path; in the block of `layer_0`, `params.layer_0.w1` is `%w1`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Names:
                 self.homes[result.id] = (*full[:-1], f"{full[-1]}_{count}") if count else full
 
     def _region(self, region: Region, op: Op, path: Path) -> None:
-        """Arguments of a region bear the names of the program's arguments that they stand for."""
+        """Names arguments of a region after the program's arguments passed to them."""
         paired = len(region.args) == len(op.operands)
         for i, arg in enumerate(region.args):
             operand = op.operands[i] if paired else None
@@ -59,20 +59,20 @@ class Names:
 
 
 def printed_as(module: Module, text: str) -> list[tuple[str, Value]]:
-    """Values with their full names, where these are `text` or end in it behind a dot."""
+    """(full name, value) of values with the full name `text` or a full name ending in `.text`."""
     homes = Names(module).homes
     full = [(".".join(homes[v.id]), v) for v in module.values]
     return [(name, v) for name, v in full if f".{name}".endswith(f".{text}")]
 
 
 class _Leaves:
-    """Scopes that values leave on their way to users in the same pass."""
+    """Scopes left by values on their way to users in the same pass."""
 
     def __init__(self, module: Module, paths: list[Path]) -> None:
         self.module, self.paths = module, paths
 
     def mains(self) -> dict[int, int]:
-        """By value, the length of the outermost path that it is the last value to leave."""
+        """By value, length of the outermost path of which it is the main value."""
         uses, last = def_use(self.module), dict[tuple[Path, bool], int]()
         for op in self.module.ops:
             path = self.paths[op.id]
@@ -93,7 +93,7 @@ class _Leaves:
 
 
 class BlockNames:
-    """Names as a block shows them: each stands for one value."""
+    """Names within a block, each of one value."""
 
     def __init__(self, names: Names, block: Path) -> None:
         self.names, self.block = names, block
@@ -113,7 +113,7 @@ class BlockNames:
         return found
 
     def is_main(self, value: Value) -> bool:
-        """True for the value that bears the block's name."""
+        """True for the main value of the block."""
         *outer, last = self.names.homes[value.id]
         return bool(self.block) and (*outer, last.removeprefix("d_")) == self.block
 
@@ -122,7 +122,7 @@ class BlockNames:
         found = self._shown.get((value.id, key))
         if found is None:
             *outer, short = self.of(value).split(".")
-            if short.isdecimal() and outer:  # a place in a list
+            if short.isdecimal() and outer:  # an index of a list
                 short = f"{outer[-1]}_{short}"
             stem, number = _NUMBERED.fullmatch(short).groups()  # type: ignore[union-attr]
             found = self._free(f"{stem}{'_s' if stem.endswith('s') else 's'}{number}")
@@ -130,7 +130,7 @@ class BlockNames:
         return found
 
     def _argument(self, full: Path) -> Path:
-        """The part of an argument's path behind the block's own, or all of it."""
+        """Part of an argument's path after the block's own path, or all of it."""
         for j in range(len(self.block)):
             own = self.block[j:]
             for start in range(len(full) - len(own) - 1, -1, -1):

@@ -1,4 +1,4 @@
-"""The text of a partition as a tree: statements, runs of elementwise ops, loops, blocks."""
+"""Text of a partition as a tree: statements, runs of elementwise ops, loops, blocks."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from partir_search.ir.printing.repeats import Likeness
 from partir_search.ir.printing.scopes import Item, Scope, gathered, scopes_of
 
 LIGHT = frozenset({Kind.ELEMENTWISE, Kind.MOVEMENT, Kind.IDENTITY, Kind.REDUCTION, Kind.RANDOM})
-RUN = 3  # light ops that are printed as one line
+RUN = 3  # minimum number of neighbouring light ops printed as one line
 
 
 class Made(NamedTuple):
-    """A value with the ids of the ops that use it outside of the node that makes it."""
+    """A value, with the ids of its users outside of the node that makes it."""
 
     value: Value
     users: tuple[int, ...]
@@ -30,7 +30,13 @@ class Made(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Statement:
-    """One op; `slices` are what its loops take of each operand."""
+    """One op.
+
+    Attributes:
+      results: values made.
+      slices: per operand, slices taken by the op's loops.
+      regions: regions with their nodes.
+    """
 
     op: Op
     results: tuple[Made, ...]
@@ -56,7 +62,7 @@ class Looped:
 
     @property
     def run(self) -> Run | None:
-        """The run that is all of the body."""
+        """The run, if the body is nothing but one."""
         tiled = all(loop.tiles for loop in self.loops)
         only = self.body[0] if len(self.body) == 1 else None
         return only if tiled and isinstance(only, Run) else None
@@ -64,7 +70,12 @@ class Looped:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Block:
-    """Nodes of a scope; `last` is the path of the last of `repeats` equal scopes."""
+    """Nodes of a scope.
+
+    Attributes:
+      repeats: number of equal scopes printed as this one.
+      last: path of the last of them.
+    """
 
     path: Path
     backward: bool
@@ -77,7 +88,7 @@ Node = Union[Statement, Run, Looped, Block]
 
 
 class Tree:
-    """Builds the nodes of ops under a partition."""
+    """Builder of the nodes of ops under a partition."""
 
     def __init__(self, partition: Partition, names: Names) -> None:
         module = partition.module
@@ -91,7 +102,7 @@ class Tree:
         self.likeness = Likeness(partition, self.nests, self.returned)
 
     def weighs(self, op: Op) -> bool:
-        """True for ops that are printed however many like them are neighbours."""
+        """True for ops always printed as statements, never in runs."""
         return self.weight[op.id]
 
     def _weighs(self, op: Op) -> bool:
@@ -115,7 +126,7 @@ class Tree:
         return tuple(nodes)
 
     def _blocks(self, scopes: Sequence[Scope]) -> list[Block]:
-        """A block for each run of scopes that are equal but for names and a number."""
+        """A block for each run of scopes equal up to names and a number."""
         blocks: list[Block] = []
         alike = self._alike if len(scopes) > 1 else id
         for _, group in itertools.groupby(scopes, alike):
@@ -130,7 +141,7 @@ class Tree:
         return title, scope.backward, len(scope.ops), self.likeness.of(scope.ops)
 
     def _nodes(self, ops: Sequence[Op], level: int) -> list[Node]:
-        """Nodes of ops that share their first `level` loops."""
+        """Nodes of ops with the first `level` loops in common."""
         nodes: list[Node] = []
         i = 0
         while i < len(ops):
@@ -163,7 +174,7 @@ class Tree:
         return Looped((loop,), body, results)
 
     def _leaving(self, ops: Sequence[Op]) -> tuple[Made, ...]:
-        """Results that something else than the given ops uses."""
+        """Results of the ops used outside of them."""
         inside, found = {op.id for op in ops}, []
         for r in (r for op in ops for r in op.results):
             users = tuple(u.id for u in self.users[r.id] if u.id not in inside)
@@ -182,7 +193,7 @@ class Tree:
         return Statement(op, results, slices, regions)
 
     def _runs(self, nodes: Sequence[Node]) -> list[Node]:
-        """The nodes with `RUN` or more light statements in a row as one."""
+        """Nodes with `RUN` or more light statements in a row merged into one."""
 
         def light(node: Node) -> bool:
             return isinstance(node, Statement) and not self.weighs(node.op)

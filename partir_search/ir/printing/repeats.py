@@ -1,4 +1,4 @@
-"""Scopes that are equal up to names: layers of one kind, tiled alike."""
+"""Scopes equal up to names: layers of one kind, tiled alike."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Likeness:
         return _Key(self, {op.id for op in ops}).ops(ops)
 
     def leaves(self, value: Value, inside: Set[int]) -> bool:
-        """Tells whether a value is used by ops not `inside`."""
+        """True if a value is used by ops not `inside`."""
         return value.id in self.returned or any(u.id not in inside for u in self.users[value.id])
 
 
 class _Key:
-    """Key of one sequence, in which values are numbered by their first occurrence."""
+    """Key of one sequence; values are numbered by first occurrence."""
 
     def __init__(self, likeness: Likeness, inside: Set[int]) -> None:
         self.likeness, self.inside = likeness, inside

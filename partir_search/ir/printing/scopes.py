@@ -1,4 +1,4 @@
-"""Blocks of scopes, and an order of their ops in which few loops are needed."""
+"""Blocks of scopes, and an order of their ops with few loops."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from partir_search.ir.printing.loops import Nest
 from partir_search.ir.printing.names import Path
 from partir_search.ir.rule import NONE
 
-STRUCTURE = 2  # ops of weight that make a scope a block of its own
-STRUCTURE_BACKWARD = 3  # a product has two in the backward pass
+STRUCTURE = 2  # minimum number of heavy ops in a block
+STRUCTURE_BACKWARD = 3  # the backward pass of a product has two products
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -22,9 +22,9 @@ class Scope:
     """Neighbouring ops traced under one path, in one pass.
 
     Attributes:
-      path: of modules and named scopes.
-      backward: whether the ops are of the backward pass.
-      ops: all ops, those of inner scopes too.
+      path: modules and named scopes.
+      backward: the ops belong to the backward pass.
+      ops: all ops, inner scopes included.
       items: inner scopes, and the ops between them.
     """
 
@@ -40,11 +40,12 @@ Item = Union[Op, Scope]
 def scopes_of(
     ops: Sequence[Op], paths: Sequence[Path], weighs: Callable[[Op], bool], depth: int = 0
 ) -> tuple[Item, ...]:
-    """Ops with a `Scope` for each run of neighbours under one path that has structure.
+    """Ops, with a `Scope` for each run of neighbours under one path with enough heavy ops.
 
     Args:
       paths: by op id.
-      weighs: tells ops of weight, as products, from elementwise ops and their like.
+      weighs: True for heavy ops, such as products, and False for light ones, such as elementwise
+        ops.
     """
 
     def key(op: Op) -> tuple[str, bool]:
@@ -70,11 +71,11 @@ def scopes_of(
 def gathered(
     ops: Sequence[Op], nests: Sequence[Nest], weighs: Callable[[Op], bool], given: set[int]
 ) -> tuple[Op, ...]:
-    """The ops in an order in which neighbours share their loops.
+    """The ops reordered to let neighbours share loops.
 
-    Light ops on values `given` go first if they need loops of their own or none, as reshapes of
-    parameters and tables of positions; their results become given. Then ops that need no loop go
-    before loops. Ops of weight keep their order.
+    Light ops on values `given` go first if they need loops of their own or none, such as reshapes
+    of parameters and tables of positions; their results become given. Then ops without loops go
+    before loops. Heavy ops keep their order.
     """
     early = {op.id for op in _on(ops, weighs, set(given))}
     shared = {nests[op.id] for op in ops if op.id not in early} - {()}
@@ -85,7 +86,7 @@ def gathered(
 
 
 def _on(ops: Sequence[Op], weighs: Callable[[Op], bool], given: set[int]) -> list[Op]:
-    """Light ops on `given` values, to which their results are added."""
+    """Light ops on `given` values; their results are added to `given`."""
     found = []
     for op in ops:
         if not weighs(op) and all(v.id in given for _, v in op.inputs()):
@@ -97,7 +98,7 @@ def _on(ops: Sequence[Op], weighs: Callable[[Op], bool], given: set[int]) -> lis
 def _in_order(
     ops: Sequence[Op], nests: Sequence[Nest], weighs: Callable[[Op], bool]
 ) -> Iterator[Op]:
-    """Ops behind the makers of their operands, those of one loop nest as long as there are any."""
+    """Ops after the makers of their operands; ops of one loop nest together as far as possible."""
     waits, after = _waits(ops, weighs)
     ready: dict[Nest, list[int]] = {(): []}
 
@@ -121,7 +122,7 @@ def _in_order(
 
 
 def _waits(ops: Sequence[Op], weighs: Callable[[Op], bool]) -> tuple[list[int], list[list[int]]]:
-    """By position, the number of ops that go before, and the positions of those that wait."""
+    """By position: number of ops waited for, and positions of the ops waiting."""
     made = {r.id: i for i, op in enumerate(ops) for r in op.results}
     waits, after = [0] * len(ops), [list[int]() for _ in ops]
     last = NONE

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from partir_search.ir.core import Literal, Op, Operand, Region, Value
 from partir_search.ir.partition import Layout, Partition
 
-WIDTH = 100  # columns, beyond which arguments and results stand one to a line
+WIDTH = 100  # columns; longer lists of arguments and results have a line per item
 
 
 def type_text(partition: Partition, value: Value) -> str:
-    """`f32[8,4]{batch:0, model:sum}`: the whole type, tiled dims and unfinished reductions."""
+    """`f32[8,4]{batch:0, model:sum}`: global type, tiled dims and unfinished reductions."""
     p, names = partition, partition.mesh.names
     notes = [
         f"{names[a]}:{d}"
@@ -23,7 +23,7 @@ def type_text(partition: Partition, value: Value) -> str:
 
 
 def layout_text(partition: Partition, x: Operand, layout: Layout) -> str:
-    """Type of an argument or result in a layout of its own."""
+    """Type of an argument or result in a given layout."""
     names = partition.mesh.names
     notes = [f"{names[a]}:{d}" for d, axes in enumerate(layout) for a in axes]
     return f"{x.type}{{{', '.join(notes)}}}"
@@ -35,7 +35,7 @@ def literal_text(literal: Literal) -> str:
 
 
 def listed(begin: str, items: Sequence[str], end: str) -> list[str]:
-    """A list in one line if it fits, else with a line for each item."""
+    """A list in one line if it fits, or with a line per item."""
     line = f"{begin}{', '.join(items)}{end}"
     if len(line) <= WIDTH or len(items) == 1:
         return [line]
@@ -59,8 +59,10 @@ def fitted(line: str) -> list[str]:
 
 
 def _break(line: str) -> int:
-    """Column of a space to break at: behind a comma or before a type if there is one in the right
-    half, in the fewest brackets, the last of them.
+    """Column of the space to break a line at.
+
+    In the right half, after a comma or before a type if possible, in the fewest brackets, the last
+    one.
     """
     depth, best, found = 0, (3, len(line)), WIDTH
     for at, c in enumerate(line[: WIDTH + 1]):
@@ -73,7 +75,7 @@ def _break(line: str) -> int:
 
 
 def used_outside(region: Region, ops: Sequence[Op]) -> set[int]:
-    """Ids of values that a region's results or ops other than the given ones use."""
+    """Ids of values used by the region's results or by its ops not in `ops`."""
     inside = {op.id for op in ops}
     used = {x.id for x in region.results if isinstance(x, Value)}
     for op in region.ops:

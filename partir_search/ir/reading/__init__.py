@@ -1,1 +1,1 @@
-"""Parts of the jaxpr reader, of which `ir/from_jaxpr.py` is the front. They know primitives."""
+"""Parts of the jaxpr reader behind `ir/from_jaxpr.py`. They may name primitives."""

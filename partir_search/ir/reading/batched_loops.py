@@ -1,10 +1,10 @@
-"""Writes out a `while` loop over a batch of examples, each of which stops by itself.
+"""Rewrite of `while` loops over a batch of examples with trip counts of their own.
 
-`jax.vmap` of a while loop whose condition differs between examples gives one loop with a predicate
-of shape (b, ...). The loop runs as long as any example goes on, and examples that have finished
-keep their values. The `while` equation leaves both to its lowering. Here both are written out in
-ordinary ops: the predicate becomes one more carry, the condition is `reduce_or` of the predicate,
-and selects stand at the end of the body.
+`jax.vmap` of a while loop whose condition depends on the example gives one loop with a predicate of
+shape (b, ...). The loop runs until the last example finishes, and finished examples keep their
+values. The `while` equation leaves both to its lowering; here both become ordinary ops: the
+predicate is one more carry, the condition is `reduce_or` of the predicate, and the body ends with
+selects.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from partir_search.ir.rewriter import RegionRewriter
 
 
 class Reader(Protocol):
-    """The part of the jaxpr reader that is needed here."""
+    """Methods of the jaxpr reader used in this file."""
 
     def read(self, env: dict[Any, Operand], atom: Any) -> Operand: ...
 
@@ -34,15 +34,15 @@ class Reader(Protocol):
 
 
 def is_batched(op: Op) -> bool:
-    """Tells whether an op is a `while` with a predicate per example."""
+    """True for a `while` with a predicate per example."""
     return op.prim == "while" and bool(op.regions[0].results[0].type.shape)
 
 
 def write_out(reader: Reader, op: Op, before: list[Op]) -> tuple[Op, Counted | None]:
-    """The loop with a scalar predicate, and what it counts.
+    """The loop with a scalar predicate, and its trip-count bound.
 
-    The condition on the initial carries is appended to `before`. The new loop's last carry, the
-    predicate, has a result that nobody uses. Its param `examples_stop` is the predicate's rank.
+    The condition on the initial carries is appended to `before`. The new loop's last carry is the
+    predicate; its result is unused. Param `examples_stop` of the new loop is the predicate's rank.
     """
     decide, body = op.regions
     asked = op.params["cond_nconsts"]
@@ -103,7 +103,7 @@ def write_out(reader: Reader, op: Op, before: list[Op]) -> tuple[Op, Counted | N
 
 
 class _Condition(RegionRewriter):
-    """Copies the ops of a condition on other arguments; values outside are read as they are."""
+    """Copies the ops of a condition with new arguments; outside values are unchanged."""
 
     def __init__(self, reader: Reader, given: Mapping[Value, Operand]) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ def _any(predicate: Any) -> Any:
 
 
 def _where(predicate: Any, old: Sequence[Any], new: Sequence[Any]) -> list[Any]:
-    """The new carries of examples that go on, the old ones of the others."""
+    """New carries of unfinished examples, old carries of finished ones."""
     dims = tuple(range(predicate.ndim))
     return [
         lax.select_n(lax.broadcast_in_dim(predicate, x.shape, dims), x, y)
@@ -136,7 +136,7 @@ def _where(predicate: Any, old: Sequence[Any], new: Sequence[Any]) -> list[Any]:
 def _traced(
     reader: Reader, loop: Op, fun: Any, args: Sequence[Operand], ops: list[Op]
 ) -> list[Operand]:
-    """The results of `fun`, whose ops are appended as the loop's own."""
+    """Results of `fun`; its ops are appended with source and scope of the loop."""
     shapes = [jax.ShapeDtypeStruct(x.type.shape, x.type.dtype) for x in args]
     made: list[Op] = []
     inner, env = reader.run(jax.make_jaxpr(fun)(*shapes), args, made, "")

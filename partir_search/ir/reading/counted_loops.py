@@ -1,6 +1,7 @@
-"""Trip counts of `while` loops that count: `i < 10` for an `i` that starts at 0 and goes up by 1.
+"""Trip counts of `while` loops with a counter: `i < 10` for an `i` from 0 in steps of 1.
 
-A loop that also stops for another reason (`(i < 10) & (error > tol)`) runs at most as often.
+A loop with a further condition (`(i < 10) & (error > tol)`) runs at most the counter's number of
+times.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _COPIES = frozenset({"broadcast_in_dim", "convert_element_type", "copy", "reshap
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Counted:
-    """Iterations that a loop makes at most; `exact` if nothing else stops it."""
+    """Bound on the iterations of a loop; `exact` if no further condition can end it."""
 
     most: int
     exact: bool
@@ -26,14 +27,15 @@ class Counted:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Iteration:
-    """A loop whose counters are looked for.
+    """A loop searched for counters.
 
     Attributes:
-      predicate: whether the loop goes on, made by some of `deciding`.
-      carries: the carries that the predicate is made of, as `deciding` have them.
-      old / new: the carries before and after an iteration, which `body` makes.
-      starts: the carries before the first iteration.
-      before: the ops before the loop; `outside` gives what constants of the loop are there.
+      predicate: True while the loop continues; result of an op in `deciding`.
+      carries: carries read by `deciding`.
+      old / new: carries before and after an iteration of `body`.
+      starts: carries before the first iteration.
+      before: ops before the loop.
+      outside: operands passed to the loop, by `id` of its constants.
     """
 
     predicate: Operand
@@ -48,7 +50,11 @@ class Iteration:
 
 
 def counted_while(op: Op, before: Sequence[Op]) -> Counted | None:
-    """Trip-count bound of a `while` with a scalar predicate; `before` are the ops before it."""
+    """Trip-count bound of a `while` with a scalar predicate.
+
+    Args:
+      before: ops before the loop.
+    """
     (decide, body), operands = op.regions, op.operands
     asked, consts = op.params["cond_nconsts"], op.params["body_nconsts"]
     outside = dict(zip(map(id, decide.args[:asked]), operands, strict=False))
@@ -68,7 +74,7 @@ def counted_while(op: Op, before: Sequence[Op]) -> Counted | None:
 
 
 def counted(loop: Iteration) -> Counted | None:
-    """Iterations at most, by the tightest of the conditions that must all hold."""
+    """Smallest bound on iterations over the conditions joined by `and`; None without any bound."""
     deciding, body = _makers(loop.deciding), _makers(loop.body)
     place = {id(v): i for i, v in enumerate(loop.carries)}
     found: list[int] = []
@@ -98,13 +104,13 @@ def counted(loop: Iteration) -> Counted | None:
 def _turned_off(
     condition: Operand, place: Mapping[int, int], loop: Iteration, body: Mapping[int, Op]
 ) -> bool:
-    """Tells whether the condition is a carry that each iteration sets to False."""
+    """True if the condition is a carry set to False by each iteration."""
     at = place.get(id(condition))
     return at is not None and _number(loop.new[at], body, loop) == 0
 
 
 def _trips(how: str, start: Any, end: Any, step: Any) -> int | None:
-    """Iterations while `i how end` holds, for an `i` from `start` on in steps of `step`."""
+    """Iterations while `i how end` holds for `i` from `start` in steps of `step`, or None."""
     if start is None or not step or (step > 0) != (how in ("lt", "le")):
         return None
     n = float((end - start) / step)
@@ -116,7 +122,7 @@ def _makers(ops: Sequence[Op]) -> dict[int, Op]:
 
 
 def _all_of(predicate: Operand, makers: Mapping[int, Op]) -> Iterator[Operand]:
-    """The conditions that must all hold."""
+    """Conditions joined by `and`."""
     predicate = _copied(predicate, makers)
     op = makers.get(id(predicate))
     if op is not None and op.prim == "and":
@@ -127,14 +133,14 @@ def _all_of(predicate: Operand, makers: Mapping[int, Op]) -> Iterator[Operand]:
 
 
 def _copied(x: Operand, makers: Mapping[int, Op]) -> Operand:
-    """The value that `x` repeats in another shape or type."""
+    """Source of `x` before changes of shape or type."""
     while (op := makers.get(id(x))) is not None and op.prim in _COPIES:
         x = op.operands[0]
     return x
 
 
 def _number(x: Operand, makers: Mapping[int, Op], loop: Iteration) -> Any:
-    """A number of the program; None for what is worked out as it runs."""
+    """Value of a constant of the program; None for values computed at run time."""
     x = _copied(x, makers)
     x = loop.outside.get(id(x), x)
     while isinstance(x, Value):
@@ -147,7 +153,7 @@ def _number(x: Operand, makers: Mapping[int, Op], loop: Iteration) -> Any:
 
 
 def _step(new: Operand, old: Value, makers: Mapping[int, Op]) -> Any:
-    """The number that an iteration adds to a carry; None if the program has none."""
+    """Constant added to a carry per iteration; None if there is none."""
     op = makers.get(id(_copied(new, makers)))
     if op is None or op.prim not in ("add", "sub"):
         return None

@@ -1,9 +1,8 @@
-"""Scans in each other that are left early: bounded `while` loops that can be differentiated.
+"""Nests of scans with early exit: bounded `while` loops with a derivative.
 
 `equinox.internal.while_loop(kind="bounded")` is a nest of scans of 16 iterations. Each iteration
-asks if the loop goes on and else passes its carry on. The nest could run the innermost body 16 to
-the power of its depth times. A single scan with a branch that does nothing may be anything, and is
-left as it is.
+either continues the loop or passes its carry on. Without the exit, the innermost body would run 16
+to the power of the depth times. A single scan with an idle branch is ambiguous and not included.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ _AGAIN = frozenset({"remat2", "checkpoint"})
 
 
 def early_scans(region: Region) -> Iterator[Op]:
-    """The scans of such nests, in a region and those inside of it."""
+    """Scans of nests with early exit, in a region and nested regions."""
     for op in region.ops:
         if op.prim == "scan" and any(True for _ in _inside(op)):
             yield from _nest(op)
@@ -25,19 +24,19 @@ def early_scans(region: Region) -> Iterator[Op]:
 
 
 def _nest(op: Op) -> Iterator[Op]:
-    """The scan and those in its branches."""
+    """The scan and the scans in its branches."""
     yield op
     for inner in _inside(op):
         yield from _nest(inner)
 
 
 def _asks(op: Op) -> bool:
-    """Tells whether each iteration of a scan may do nothing."""
+    """True if each iteration of a scan may be idle."""
     return any(True for _ in _branches(op))
 
 
 def _inside(op: Op) -> Iterator[Op]:
-    """Scans, each iteration of which may do nothing, within what an iteration may do."""
+    """Scans with idle iterations in the branches of another one's iteration."""
     for branch in _branches(op):
         for inner in _direct(branch):
             if inner.prim == "scan" and _asks(inner):
@@ -45,14 +44,14 @@ def _inside(op: Op) -> Iterator[Op]:
 
 
 def _branches(op: Op) -> Iterator[Region]:
-    """Branches of an iteration that may do nothing, without the idle one."""
+    """Branches of an iteration with an idle alternative, without the idle one."""
     for inner in _direct(op.regions[0]):
         if inner.prim == "cond" and any(map(_idle, inner.regions)):
             yield from (r for r in inner.regions if not _idle(r))
 
 
 def _direct(region: Region) -> Iterator[Op]:
-    """The ops of a region, also of those that are computed again."""
+    """Ops of a region, those inside of remat included."""
     for op in region.ops:
         if op.prim in _AGAIN:
             yield from _direct(op.regions[0])
@@ -61,7 +60,7 @@ def _direct(region: Region) -> Iterator[Op]:
 
 
 def _idle(region: Region) -> bool:
-    """Tells whether a branch passes its operands on, or makes constants."""
+    """True if a branch only returns its operands or constants."""
     made: set[int] = set()
     for op in region.ops:
         if op.effect or op.regions:

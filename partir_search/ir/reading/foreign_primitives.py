@@ -1,8 +1,8 @@
-"""Bodies of primitives that have no rule: those of other libraries, and of jax's sparse arrays.
+"""Bodies of primitives without a rule: of user libraries and of jax's sparse arrays.
 
-Most such primitives are defined in Python by other primitives. The definition is traced on the
-types of an equation, and its jaxpr takes the equation's place. A primitive without a definition
-that traces stays one op, replicated.
+Most primitives are defined in Python in terms of known ones. The definition is traced on the types
+of an equation, and the jaxpr replaces the equation. A primitive without a traceable definition
+stays one op, replicated.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from partir_search.ir.core import Op, Operand
 IDENTITIES = frozenset(
     {"announce_jaxpr", "nonbatchable", "nondifferentiable_backward", "nontraceable"}
 )
-"""Primitives that return their operands; equinox's raise or report while tracing only."""
+"""Primitives that return their operands; equinox's only raise or report during tracing."""
 
 CHOSEN = {"select_if_vmap": 1, "tie": 1}
 """Primitives that return one operand, by position."""
@@ -30,7 +30,7 @@ PURE = frozenset({"noinline"})
 """Primitives whose `impl` traces, although their lowering calls Python."""
 
 REDUCED: Mapping[str, Callable[..., Any]] = {"pmax": jnp.max, "pmin": jnp.min, "psum": jnp.sum}
-"""Collectives over dims by position, which `vmap` makes of names."""
+"""Collectives over dims by position, made by `vmap` from named axes."""
 
 _HOST = ("callback", "SendToHost", "RecvFromHost")  # in the name of a custom call
 
@@ -43,12 +43,12 @@ class Bodies:
         self._ruled = ruled
         self._found: dict[Hashable, Any] = {}
         self._open: set[Hashable] = set()
-        self._kept: dict[int, Any] = {}  # unhashable parameters: keys hold their ids
+        self._kept: dict[int, Any] = {}  # unhashable parameters, by id; keys contain the id
 
     def read(
         self, reader: Any, eqn: Any, env: dict[Any, Operand], ops: list[Op], prefix: str
     ) -> bool:
-        """Reads an equation through its primitive's definition; whether there is one."""
+        """Reads an equation through the definition of its primitive; False if it has none."""
         if (passed := self.passed(eqn)) is not None:
             env.update(zip(eqn.outvars, [reader.read(env, x) for x in passed], strict=True))
             return True
@@ -61,16 +61,16 @@ class Bodies:
         return True
 
     def passed(self, eqn: Any) -> Sequence[Any] | None:
-        """The operands that an identity returns; None for other equations."""
+        """Operands returned by an identity; None for any further primitive."""
         name = eqn.primitive.name
         if name in CHOSEN:
             return eqn.invars[CHOSEN[name] :][:1]  # type: ignore[no-any-return]
         return eqn.invars if name in IDENTITIES else None
 
     def body(self, eqn: Any) -> Any:
-        """The closed jaxpr that computes what the equation does, or None.
+        """Closed jaxpr that computes the equation, or None.
 
-        None for primitives with a rule or with effects, and where no definition traces.
+        None for primitives with a rule or with effects, and if no definition can be traced.
         """
         if eqn.effects or (eqn.primitive.name in self._ruled and not _positional(eqn)):
             return None
@@ -84,7 +84,7 @@ class Bodies:
         return self._found[key]
 
     def _circular(self, jaxpr: Any) -> bool:
-        """Tells whether a body leads back to an equation that it is to replace."""
+        """True if a body contains an equation under replacement."""
         for eqn in _equations(jaxpr):
             if eqn.primitive.name not in self._ruled and not eqn.effects:
                 if self._key(eqn) in self._open:
@@ -106,13 +106,13 @@ class Bodies:
 
 
 def _operand_key(x: Any) -> Hashable:
-    """The type of an operand, and its number if it is a literal."""
+    """Type of an operand, and the number of a literal."""
     number = str(x.val) if hasattr(x, "val") else None
     return x.aval.shape, x.aval.dtype, getattr(x.aval, "weak_type", False), number
 
 
 def _equations(jaxpr: Any) -> Iterator[Any]:
-    """All equations of a jaxpr, nested ones too."""
+    """All equations of a jaxpr, nested ones included."""
     for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
         yield eqn
         for param in eqn.params.values():
@@ -122,10 +122,10 @@ def _equations(jaxpr: Any) -> Iterator[Any]:
 
 
 def _definitions(eqn: Any) -> Iterator[Callable[..., Any]]:
-    """Functions of operands and parameters that compute what the equation does.
+    """Functions of operands and parameters that compute the equation.
 
-    First the function that jax itself lowers. A primitive without one is defined by its `impl`,
-    unless the lowering calls Python: such an `impl` works on the host.
+    The first choice is the function lowered by jax. A primitive without one is defined by its
+    `impl`, unless its lowering calls Python: then `impl` works on the host.
     """
     primitive = eqn.primitive
     if _positional(eqn):
@@ -138,13 +138,13 @@ def _definitions(eqn: Any) -> Iterator[Callable[..., Any]]:
 
 
 def _positional(eqn: Any) -> bool:
-    """Tells whether a collective reduces over dims by position, rather than over named axes."""
+    """True for a collective over dims by position instead of named axes."""
     axes = eqn.params.get("axes", ("",)) if eqn.primitive.name in REDUCED else ("",)
     return all(isinstance(axis, int) for axis in axes)
 
 
 def _lowered(primitive: Any) -> Callable[..., Any] | None:
-    """The function given to `mlir.lower_fun`, if that is how the primitive is lowered."""
+    """Function given to `mlir.lower_fun` as the primitive's lowering, if lowered in this way."""
     entry = getattr(mlir, "_lowerings", {}).get(primitive)
     rule: Any = getattr(entry, "rule", entry)
     names = getattr(getattr(rule, "__code__", None), "co_freevars", ())
@@ -154,7 +154,7 @@ def _lowered(primitive: Any) -> Callable[..., Any] | None:
 
 
 def _calls_host(eqn: Any) -> bool:
-    """Tells whether the primitive cannot be lowered, or its lowering calls Python on the host."""
+    """True if the primitive cannot be lowered, or its lowering calls Python on the host."""
     bound = functools.partial(eqn.primitive.bind, **eqn.primitive.get_bind_params(eqn.params))
     try:
         with warnings.catch_warnings(action="ignore"):
@@ -166,9 +166,9 @@ def _calls_host(eqn: Any) -> bool:
 
 
 def _trace(eqn: Any, define: Callable[..., Any]) -> Any:
-    """The closed jaxpr of `define` on the equation's types; None if that raises or does not fit.
+    """Closed jaxpr of `define` on the equation's types; None if `define` raises or does not fit.
 
-    A definition that wants to know a literal operand's number is traced again with it.
+    A definition that fails on abstract literals is traced again with their values.
     """
     literals = [hasattr(x, "val") for x in eqn.invars]
     for known in (False, True) if any(literals) else (False,):

@@ -1,4 +1,4 @@
-"""Reads a `shard_map` of the user's own: one op between constraints on operands and results."""
+"""Reader of `shard_map`: one op between constraints on operands and results."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from partir_search.ir.reading.refs.regions import written
 from partir_search.ir.reading.sharding_constraints import constrained
 
 RegionAxes = Callable[[Any, Sequence[str]], AxisNames]
-"""Axes of the program's mesh for some axes of a region's mesh; a ValueError with the reason where
-there are none."""
+"""(mesh, names) to the axes of the program's mesh for axes of a region's mesh. Raises ValueError
+with the reason if an axis has no counterpart."""
 
 
 class Reader(sharding_constraints.Reader, Protocol):
-    """Methods of the reader of jaxprs that this file needs.
+    """Methods of the jaxpr reader used in this file.
 
     Attributes:
-      manual_mesh: the mesh of the outermost `shard_map` around the equation, or None.
+      manual_mesh: mesh of the outermost `shard_map` around the equation, or None.
     """
 
     manual_mesh: Any
@@ -38,7 +38,7 @@ class Reader(sharding_constraints.Reader, Protocol):
 
 
 def same_names(_: Any, names: Sequence[str]) -> AxisNames:
-    """`RegionAxes` of regions whose axes have the names of the program's."""
+    """`RegionAxes` of regions with the axis names of the program's mesh."""
     return {name: (name,) for name in names}
 
 
@@ -47,7 +47,7 @@ def read_manual(
 ) -> None:
     """Appends the op of a `shard_map` to `ops`, with its constraints.
 
-    The mesh of a region inside of another has no devices: axes are found on the outermost mesh.
+    The mesh of a nested region has no devices: axes are looked up on the outermost mesh.
     """
     p, around, names = eqn.params, reader.manual_mesh, manual_names(eqn.params)
     reader.manual_mesh = p["mesh"] if around is None else around

@@ -1,4 +1,4 @@
-"""Shardings that a `jit` or a `shard_map` inside of a program fixes, read as constraints."""
+"""Shardings fixed by a `jit` or a `shard_map` inside of a program, read as constraints."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from partir_search.ir.source_names import clean, is_backward
 
 
 class Reader(Protocol):
-    """Methods of the reader of jaxprs that regions need."""
+    """Methods of the jaxpr reader used in this file."""
 
     backward: bool
 
@@ -24,11 +24,11 @@ class Reader(Protocol):
 def constrained(
     reader: Reader, op: Op, ops: list[Op], x: Operand, sharding: Any, to: Value | None = None
 ) -> Operand:
-    """`x` behind a sharding constraint, which is appended to `ops`.
+    """`x` after a sharding constraint, which is appended to `ops`.
 
     Args:
       op: the op that fixes the sharding.
-      to: the value to make.
+      to: value to make; None for a new one.
     """
     if not isinstance(x, Value):
         return x
@@ -49,7 +49,11 @@ def constrained(
 def laid(
     reader: Reader, eqn: Any, ops: list[Op], values: list[Operand], which: str, prefix: str
 ) -> list[Operand]:
-    """Values behind constraints, where a `jit` inside of the program has `which` for them."""
+    """Values after the constraints given by an inner `jit`.
+
+    Args:
+      which: param of the `jit` with the shardings, "in_shardings" or "out_shardings".
+    """
     given = eqn.params.get(which) or ()
     if not any(isinstance(s, NamedSharding) for s in given):
         return values

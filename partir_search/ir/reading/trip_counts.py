@@ -1,9 +1,8 @@
-"""Trip counts of a module that was just read: read off the program, said by the user, or assumed.
+"""Trip counts of a module just read: exact, given by the user, or assumed.
 
-Nothing is known of a loop that depends on data, but what it costs depends on its count. Loops of
-unknown count that lie in each other share one assumption: the innermost body runs `ASSUMED` times
-in all, not that number to the power of their depth. A loop with a limit takes no more than that of
-the assumption, and leaves the rest to the others.
+The cost of a data-dependent loop depends on an unknown count. Nested loops of unknown count share
+one assumption: the innermost body runs `ASSUMED` times in all, not this number to the power of the
+depth. A loop with a smaller limit gets its limit, and the remaining loops share the rest.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ def set_trips(
     counts: Mapping[int, Counted | None],
     said: Mapping[str, int] = MappingProxyType({}),
 ) -> None:
-    """Gives each loop of a module that was just read its `trips` param, where a count is needed.
+    """Adds the `trips` param to each loop of a module whose count is not a plain length.
 
     Args:
-      counts: by `id` of a `while`, what it was found to count.
-      said: trip counts by glob on a loop's source line, name stack or name.
+      counts: bound found in the program, by `id` of a `while`.
+      said: the user's trip counts, by glob on a loop's source line, name stack or name.
 
     Raises:
-      ValueError: a glob matches no loop whose count depends on data.
+      ValueError: a glob matches no loop with a data-dependent count.
     """
     counts = dict(counts)
     unknown, known = dict[int, Op](), list[Op]()
@@ -78,7 +77,7 @@ def _most(counts: Mapping[int, Counted | None], op: Op) -> int | None:
 
 
 def _say(op: Op, unknown: dict[int, Op], counts: Mapping[int, Counted | None], count: int) -> None:
-    """Takes the user's count; for a nest of scans that are left early it is that of them all."""
+    """Applies the user's count; on a nest of scans with early exit, to all of the nest together."""
     if op.prim == "while":
         _give(op, Trips(count, _most(counts, op), "user"))
         del unknown[id(op)]
@@ -90,15 +89,16 @@ def _say(op: Op, unknown: dict[int, Op], counts: Mapping[int, Counted | None], c
 def _limits(
     op: Op, unknown: Mapping[int, Any], counts: Mapping[int, Counted | None]
 ) -> list[int | None]:
-    """Limits of the loops of unknown count in each other, from `op` inward; None without one."""
+    """Limits of nested loops of unknown count, from `op` inward; None for a loop without one."""
     inner = [_limits(o, unknown, counts) for r in op.regions for o in r.ops if o.regions]
     own = [_most(counts, op)] if id(op) in unknown else []
     return own + max(inner, key=len, default=[])
 
 
 def _share(limits: list[int | None], runs: float) -> float:
-    """The count that loops in each other have in common, but for those of smaller limits, for
-    `runs` of the innermost body in all.
+    """Common count of nested loops for `runs` runs of the innermost body.
+
+    Loops with limits below the common count are excluded.
     """
     free = list(limits)
     while True:
@@ -118,7 +118,7 @@ def _assume(
     runs: float,
     said: str = "assumed",
 ) -> None:
-    """Shares out `runs` iterations among the unknown loops that lie in each other."""
+    """Distributes `runs` iterations over nested loops of unknown count."""
     if not op.regions:
         return
     if id(op) in unknown:

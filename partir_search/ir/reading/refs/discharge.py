@@ -1,7 +1,7 @@
-"""Mutable refs read as values: reads take parts, writes make new values.
+"""Mutable refs read as values: reads become slices, writes become new values.
 
-While a jaxpr is read, the environment maps the variable of a ref to the value that it holds.
-`regions.py` has the ops with regions.
+While a jaxpr is read, the environment maps the variable of a ref to its current value. `regions.py`
+handles ops with regions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _free(reader: Reader, eqn: Any, env: Env, ops: list[Op], prefix: str) -> Non
 
 
 def _empty(reader: Reader, eqn: Any, env: Env, ops: list[Op], prefix: str) -> None:
-    """Memory of no defined contents: zeros."""
+    """Uninitialised memory, read as zeros."""
     aval = eqn.outvars[0].aval
     made = jax.make_jaxpr(lambda: lax.empty(aval.shape, aval.dtype))
     (env[eqn.outvars[0]],) = _inlined(reader, eqn, made(), [], ops, prefix)
@@ -53,14 +53,14 @@ def _addupdate(reader: Reader, eqn: Any, env: Env, ops: list[Op], prefix: str) -
 
 
 def _broadcast(reader: Reader, eqn: Any, env: Env, ops: list[Op], prefix: str) -> None:
-    """Integers of an indexer, brought to their common shape."""
+    """Integers of an indexer, broadcast to their common shape."""
     (x,) = eqn.invars
     made = jax.make_jaxpr(lambda i: jax.numpy.broadcast_to(i, eqn.params["shape"]))(_struct(x))
     (env[eqn.outvars[0]],) = _inlined(reader, eqn, made, [reader.read(env, x)], ops, prefix)
 
 
 def _run_state(reader: Reader, eqn: Any, env: Env, ops: list[Op], prefix: str) -> None:
-    """A function of refs that are made of the operands; their last values are the results."""
+    """A function of refs initialised with the operands; the results are their final values."""
     if not all(eqn.params["is_initialized"]):
         raise NotImplementedError(f"run_state with uninitialised Refs{where(eqn)}")
     args = [reader.read(env, v) for v in eqn.invars]
@@ -83,11 +83,11 @@ READ: Mapping[str, Callable[[Reader, Any, Env, list[Op], str], None]] = {
     "broadcast_to": _broadcast,
     "run_state": _run_state,
 }
-"""Readers of the primitives of refs."""
+"""Readers of the primitives of refs, by name."""
 
 
 class _Place:
-    """Elements of a ref that one equation's indexers name."""
+    """Elements of a ref selected by one equation's indexers."""
 
     def __init__(
         self, reader: Reader, eqn: Any, flat: Sequence[Any], env: Env, ops: list[Op], prefix: str
@@ -111,7 +111,7 @@ class _Place:
         return self.eqn.params["tree"].unflatten(leaves)
 
     def trivial(self) -> bool:
-        """Tells whether the whole ref is meant."""
+        """True if the indexers select the whole ref."""
         return all(
             is_slice(i) and i.start == 0 and i.size == n and i.stride == 1
             for indexer in self.counts
@@ -151,7 +151,7 @@ def _struct(atom: Any) -> jax.ShapeDtypeStruct:
 def _inlined(
     reader: Reader, eqn: Any, jaxpr: Any, args: list[Operand], ops: list[Op], prefix: str
 ) -> list[Operand]:
-    """Results of a jaxpr in the equation's place; its ops are said to come from there."""
+    """Results of a jaxpr that replaces the equation; its ops get the equation's source."""
     made: list[Op] = []
     inner, local = reader.run(jaxpr, args, made, reader.scope(prefix, eqn))
     origin = reader.origins.setdefault(eqn.source_info.traceback, eqn.source_info)
@@ -166,7 +166,7 @@ def _maker(x: Operand, ops: Sequence[Op]) -> Op | None:
 
 
 def _is_zeros(x: Operand, ops: Sequence[Op]) -> bool:
-    """True if a ref was just filled with zeros, as transposed reads do before they add to it."""
+    """True if a ref was just filled with zeros, as by transposed reads before they add to it."""
     op = None if isinstance(x, Literal) else _maker(x, ops)
     if op is None:
         return isinstance(x, Literal) and x.is_zero()
@@ -175,7 +175,7 @@ def _is_zeros(x: Operand, ops: Sequence[Op]) -> bool:
 
 
 def _counts_along(x: Operand, ops: Sequence[Op]) -> int | None:
-    """The dim along which an integer array counts from 0 (and is equal along others), if any."""
+    """Dim along which an integer array is an iota (constant along all further dims), if any."""
     op = _maker(x, ops)
     if op is None:
         return None

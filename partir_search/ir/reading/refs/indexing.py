@@ -1,9 +1,9 @@
-"""Reads and writes of part of a ref as array ops: slices, dynamic slices, gathers and scatters.
+"""Partial reads and writes of a ref as array ops: slices, dynamic slices, gathers, scatters.
 
-A ref is read and written through indexers, one per `.at[...]`: per dim a slice (start, size,
-stride) or an integer, all integers of one common shape. Results are laid out as numpy's advanced
-indexing has it. Where vmap counts along a dim of the ref (an integer that is an iota), the dim is
-mapped over, as in the vmap of the same program without refs.
+A ref is accessed through indexers, one per `.at[...]`: per dim a slice (start, size, stride) or an
+integer, all integers of one common shape. Results have the layout of numpy's advanced indexing. A
+dim of the ref indexed by an iota, as made by vmap, is mapped over, as in the vmap of the same
+program without refs.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ Label = tuple[str, int]  # ("index", axis of the integers) or ("dim", dim of the
 
 
 def take(x: jax.Array, indexers: Sequence[Any], counts: Sequence[Any]) -> jax.Array:
-    """Elements that the indexers name of `x`.
+    """Elements of `x` selected by the indexers.
 
     Args:
-      indexers: objects with `indices`, one after the other.
-      counts: alike; an integer's entry is the axis along which it is an iota, or None.
+      indexers: objects with `indices`, applied one after another.
+      counts: same structure; the entry of an integer is the axis along which it is an iota, or
+        None.
     """
     for indexer, count in zip(indexers, counts, strict=True):
         x = _take(x, indexer.indices, count.indices)
@@ -33,7 +34,7 @@ def take(x: jax.Array, indexers: Sequence[Any], counts: Sequence[Any]) -> jax.Ar
 def put(
     x: jax.Array, indexers: Sequence[Any], counts: Sequence[Any], value: jax.Array, add: bool
 ) -> jax.Array:
-    """`x` with `value` written to, or added to, what the indexers name."""
+    """`x` with `value` written or added to the elements selected by the indexers."""
     if not indexers:
         return lax.add(x, value) if add else value
     indices, count = indexers[0].indices, counts[0].indices
@@ -80,12 +81,12 @@ def _scalars(indices: Sequence[Any]) -> tuple[int, ...]:
 
 
 def _moving(indices: Sequence[Any]) -> bool:
-    """Tells whether a slice, or an integer of no dims, begins where only a run tells."""
+    """True if the start of a slice is known at run time only."""
     return any(is_slice(i) and not isinstance(i.start, int) for i in indices)
 
 
 class _Part:
-    """A slice of one dim."""
+    """Slice of one dim."""
 
     def __init__(self, start: Any, size: int, stride: int = 1) -> None:
         self.start, self.size, self.stride = start, size, stride
@@ -100,7 +101,7 @@ def _whole_slices(indices: Sequence[Any]) -> list[Any]:
 
 
 def _indexing(indices: Sequence[Any]) -> list[Any]:
-    """The indices as numpy writes them."""
+    """The indices in numpy's notation."""
     return [_python_slice(i) if is_slice(i) else i for i in indices]
 
 
@@ -134,7 +135,7 @@ def _starts(parts: Sequence[Any]) -> list[Any]:
 
 
 def _signed(parts: Sequence[Any]) -> list[bool]:
-    """Of which starts only a run tells whether they count from the end."""
+    """True for starts known at run time only: they may count from the end."""
     return [not isinstance(p.start, int) for p in parts]
 
 
@@ -151,7 +152,7 @@ def _put_window(x: jax.Array, indices: Sequence[Any], value: jax.Array, add: boo
 
 
 class _Mapped:
-    """Numpy's indexing with the dims mapped over along which vmap counts."""
+    """Numpy indexing, mapped over dims indexed by an iota."""
 
     def __init__(self, shape: Sequence[int], at: Sequence[Any], counts: Sequence[Any]) -> None:
         self.at = dict(enumerate(at))
@@ -178,7 +179,7 @@ class _Mapped:
     def _split(
         self, dims: list[int], at: dict[int, Any], axes: list[int], dim: int, axis: int
     ) -> tuple[Any, ...]:
-        """Without one dim and one axis of the integers, and where each integer is mapped."""
+        """Dims and axes without one dim and one axis of the integers; map axes of the integers."""
         rest = [d for d in dims if d != dim]
         place = axes.index(axis)
         arrays = [at[d] for d in rest if not isinstance(at[d], slice)]
@@ -241,7 +242,7 @@ class _Mapped:
 
 
 def _order(at: dict[int, Any], dims: list[int], axes: list[int]) -> list[Label]:
-    """Dims of what numpy's indexing gives: integers stand together where they are neighbours."""
+    """Dims of the result of numpy indexing: integers are adjacent if no slice separates them."""
     slices: list[Label] = [("dim", d) for d in dims if isinstance(at[d], slice)]
     integers = [p for p, d in enumerate(dims) if not isinstance(at[d], slice)]
     space: list[Label] = [("index", k) for k in axes]

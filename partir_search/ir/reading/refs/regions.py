@@ -1,8 +1,8 @@
-"""Loops, branches and calls that write mutable refs, as ones that take and give values.
+"""Ops with regions that write mutable refs, rewritten to take and return the refs' values.
 
-Ops whose regions write refs take the refs' values as further operands (carries of loops) and give
-the new ones as further results, so that the program equals the one written with a carry. What is
-only read stays a constant of the loop.
+The value of a ref written in a region is one more operand (a carry of a loop), and the new value is
+one more result: the program equals one written with a carry. A ref that is only read stays a
+constant of the loop.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _EFFECTS = frozenset({"ReadEffect", "WriteEffect", "AccumEffect", "InternalMutab
 
 
 class Reader(Protocol):
-    """The part of the jaxpr reader that is needed here."""
+    """Methods of the jaxpr reader used in this file."""
 
     origins: dict[Any, Any]
 
@@ -38,7 +38,7 @@ class Reader(Protocol):
 
 
 def has_effect(eqn: Any) -> bool:
-    """Tells whether an equation does something besides making results and using refs."""
+    """True if an equation has effects besides uses of refs."""
     return any(type(e).__name__ not in _EFFECTS for e in eqn.effects)
 
 
@@ -47,10 +47,10 @@ def is_ref(atom: Any) -> bool:
 
 
 def check_no_ref(constant: Any) -> None:
-    """Looks for a ref that a function closes over.
+    """Rejects a closed-over ref.
 
     Raises:
-      ValueError: the constant is a ref, which is passed as an argument instead.
+      ValueError: the constant is a ref; refs must be arguments.
     """
     if isinstance(constant, jax.ref.Ref):
         raise ValueError(
@@ -60,7 +60,7 @@ def check_no_ref(constant: Any) -> None:
 
 
 def written(eqn: Any) -> tuple[Any, ...]:
-    """Variables of the refs that an equation with effects writes, in the order of its operands."""
+    """Variables of the refs written by an equation with effects, in the order of its operands."""
     touched = {id(getattr(e, "input", None)) for e in eqn.effects if _writes(e)}
     return tuple(dict.fromkeys(v for v in eqn.invars if id(v) in touched))
 
@@ -70,7 +70,7 @@ def _writes(effect: Any) -> bool:
 
 
 def write_back(atoms: Sequence[Any], env: Env, inner: Any, local: Env) -> None:
-    """Stores the final values of an inlined call's refs in the refs that the caller passed."""
+    """Stores the final values of an inlined call's refs in the caller's refs."""
     for var, atom in zip(inner.invars, atoms, strict=True):
         if is_ref(atom):
             env[atom] = local[var]
@@ -81,10 +81,10 @@ def write_back(atoms: Sequence[Any], env: Env, inner: Any, local: Env) -> None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Carried:
-    """An equation whose regions write refs, as one that takes and gives their values.
+    """An equation whose regions write refs, with their values as operands and results.
 
     Attributes:
-      invars / outvars: of the op; a ref's variable among `outvars` stands for its new value.
+      invars / outvars: operands and results; a ref's variable in `outvars` is its new value.
     """
 
     regions: tuple[Region, ...]
@@ -94,7 +94,7 @@ class Carried:
 
 
 def carried(reader: Reader, eqn: Any, params: Mapping[str, Any], stem: str) -> Carried:
-    """The equation with what its regions write among its operands and results."""
+    """The equation with the values of refs written by its regions as operands and results."""
     make = _CARRIED.get(eqn.primitive.name)
     if make is None:
         raise NotImplementedError(
@@ -142,17 +142,17 @@ def _scan(reader: Reader, eqn: Any, params: Mapping[str, Any], stem: str) -> Car
 
 
 class _Unread:
-    """A result that nothing reads."""
+    """An unused result."""
 
     def __init__(self, aval: Any) -> None:
         self.aval = aval
 
 
 def _while(reader: Reader, eqn: Any, params: Mapping[str, Any], stem: str) -> Carried:
-    """A loop whose condition and body have refs of their own, as `jax.jit` runs it.
+    """A loop whose condition and body write refs, with the semantics of `jax.jit`.
 
-    Each sees what it writes itself, and of what the other one writes the value before the loop.
-    What the condition writes is kept where the body runs after it.
+    Condition and body each see their own writes, and for refs written by the other one the value
+    before the loop. Writes of the condition are kept if the body runs afterwards.
     """
     tested, bodied = params["cond_nconsts"], params["body_nconsts"]
     cond, body = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
@@ -206,7 +206,7 @@ def _while(reader: Reader, eqn: Any, params: Mapping[str, Any], stem: str) -> Ca
 
 
 def _written_inside(jaxpr: Any) -> list[bool]:
-    """Per argument of a jaxpr, whether it is a ref to which an equation writes."""
+    """Per argument of a jaxpr: True for a ref with a write inside."""
     inner = getattr(jaxpr, "jaxpr", jaxpr)
     touched = {
         id(getattr(e, "input", None)) for eqn in inner.eqns for e in eqn.effects if _writes(e)
@@ -215,7 +215,7 @@ def _written_inside(jaxpr: Any) -> list[bool]:
 
 
 def _straight(reader: Reader, eqn: Any, params: Mapping[str, Any], stem: str) -> Carried:
-    """Branches of a cond, and what runs once: operands stay, new values of refs are results."""
+    """A cond or a call: operands are unchanged, new values of refs are results."""
     refs = written(eqn)
     key = "branches" if eqn.primitive.name == "cond" else "jaxpr"
     jaxprs = eqn.params[key] if key == "branches" else (eqn.params[key],)
