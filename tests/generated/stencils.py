@@ -117,7 +117,10 @@ def red_black(rng: random.Random, d: int) -> Form:
         n = u.shape[d]
         places = tuple(slice(first, n - 1, 2) if e == d else slice(None) for e in range(2))
         nexts = tuple(slice(first + 1, n, 2) if e == d else slice(None) for e in range(2))
-        return getattr(u.at[places], how)(jnp.cos(u[nexts]) * 0.5)
+        updated = getattr(u.at[places], how)(jnp.cos(u[nexts]) * 0.5)
+        # The gradient of a minimum asks which operand equals the result, and XLA may round the
+        # operand differently in the two kernels: no gradient runs through it.
+        return u + lax.stop_gradient(updated - u) if how == "min" else updated
 
     return form
 
