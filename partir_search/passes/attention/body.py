@@ -14,12 +14,13 @@ from partir_search.passes.attention.phases import Phase
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Draft:
-    """A body before its roles are known.
+class PhaseBody:
+    """Body of a phase, with the values that it reads and makes.
 
     Attributes:
-      operands: the values, with their labels; one may stand there twice, with different labels.
-      place: of each value that a member makes, by id.
+      body: the body; sums and mask are unknown before `with_sums_and_mask`.
+      operands: values read, one per operand of the body; a value occurs once per labelling.
+      place: place of each value that a member makes, by value id.
     """
 
     body: Body
@@ -29,7 +30,7 @@ class Draft:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Use:
-    """One op of a draft.
+    """One op of a phase.
 
     Attributes:
       ins: operands; positions of a use and of its result where a use makes the operand.
@@ -46,14 +47,14 @@ class _Use:
         return list(zip(self.ins, self.rule.operands, strict=True))
 
 
-def draft(
+def build_body(
     ops: Ops,
     group: Group,
     phase: Phase,
     key: Callable[[Op], Hashable],
-    forward: tuple[Draft, Value] | None = None,
-) -> Draft:
-    """The body of a phase without its roles.
+    forward: tuple[PhaseBody, Value] | None = None,
+) -> PhaseBody:
+    """The body of a phase, with sums and mask unknown.
 
     Args:
       key: of an op, equal for ops that do the same.
@@ -62,9 +63,9 @@ def draft(
     uses, made = _uses(ops, phase)
     scores = {v: made[v] for v in group.scores if v in made}
     same = _joined(uses)
-    keys, queries = _roles(group, scores, same, uses)
+    keys, queries = _key_and_query_factors(group, scores, same, uses)
     _join_operands(uses, same, keys, queries)
-    keys, queries = _roles(group, scores, same, uses)
+    keys, queries = _key_and_query_factors(group, scores, same, uses)
     number: dict[int, int] = {}
     sizes: list[int] = []
     factors: list[Labels] = []
@@ -129,7 +130,7 @@ def draft(
         causal=False,
         signature=signature,
     )
-    return Draft(body, tuple(operands), place)
+    return PhaseBody(body, tuple(operands), place)
 
 
 def _uses(ops: Ops, phase: Phase) -> tuple[list[_Use], dict[int, tuple[int, int]]]:
@@ -174,7 +175,7 @@ def _joined(uses: Sequence[_Use]) -> UnionFind:
     return same
 
 
-def _roles(
+def _key_and_query_factors(
     group: Group, scores: dict[int, tuple[int, int]], same: UnionFind, uses: Sequence[_Use]
 ) -> tuple[int, set[int]]:
     """The keys' and the queries' factors."""
@@ -208,7 +209,10 @@ def _join_operands(uses: Sequence[_Use], same: UnionFind, keys: int, queries: se
 
 
 def _result_labels(
-    forward: tuple[Draft, Value], operands: list[Value], labels: list[Labels], place: dict[int, int]
+    forward: tuple[PhaseBody, Value],
+    operands: list[Value],
+    labels: list[Labels],
+    place: dict[int, int],
 ) -> Labels:
     """Labels here of the forward phase's result, by the values that both phases have."""
     before, result = forward
@@ -225,8 +229,16 @@ def _result_labels(
     return tuple(NONE if a < 0 else same[a] for a in made)
 
 
-def with_roles(body: Body, online: Online | None, sums: tuple[RowSum, ...], causal: bool) -> Body:
-    """The body with what is known of its sums and its mask."""
+def with_sums_and_mask(
+    body: Body, online: Online | None, sums: tuple[RowSum, ...], causal: bool
+) -> Body:
+    """The body with its sums and its mask.
+
+    Args:
+      online: the softmax of a forward phase.
+      sums: sums over keys of a backward phase that follow from the forward phase.
+      causal: True if later positions are masked.
+    """
     return dataclasses.replace(body, online=online, sums=sums, causal=causal)
 
 

@@ -6,22 +6,22 @@ import dataclasses
 
 from partir_search.ir.analysis.def_use import def_use
 from partir_search.ir.core import Module, Op, Operand, Region, Value
-from partir_search.passes.attention.body import Draft, draft, makers, with_roles
+from partir_search.passes.attention.body import PhaseBody, build_body, makers, with_sums_and_mask
 from partir_search.passes.attention.groups import Group, NotAttention, Ops, find_groups
 from partir_search.passes.attention.mask import is_causal
 from partir_search.passes.attention.phases import Phase, split
-from partir_search.passes.attention.roles import find_online, find_sums
+from partir_search.passes.attention.softmax_sums import find_online, find_sums
 from partir_search.passes.rewriter import Rewriter
 from partir_search.rules.attention import BACKWARD, FORWARD
 from partir_search.rules.registry import RuleTable, rule_key
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Whole:
-    """An op to be, in place of several."""
+class FusedAttention:
+    """An attention op in place of the ops of a phase."""
 
     phase: Phase
-    draft: Draft
+    phase_body: PhaseBody
     prim: str
 
 
@@ -60,14 +60,14 @@ class _Rewriter(Rewriter):
             elif isinstance(x, Value) and (maker := ops.makers[x.id]) is not None:
                 visit(maker)
 
-        def visit(item: Op | Whole) -> None:
+        def visit(item: Op | FusedAttention) -> None:
             if id(item) in done:
                 return
             done.add(id(item))
-            if isinstance(item, Whole):
-                for v in item.draft.operands:
+            if isinstance(item, FusedAttention):
+                for v in item.phase_body.operands:
                     need(v)
-                new.append(self.whole(item))
+                new.append(self.fused_op(item))
                 return
             for x in item.operands:
                 need(x)
@@ -84,49 +84,50 @@ class _Rewriter(Rewriter):
             need(x)
         return new
 
-    def whole(self, item: Whole) -> Op:
-        """The one op for several."""
+    def fused_op(self, item: FusedAttention) -> Op:
+        """The attention op."""
         self.count += 1
         last = item.phase.ops[-1]
         return Op(
             id=-1,
             prim=item.prim,
-            operands=tuple(map(self.value, item.draft.operands)),
+            operands=tuple(map(self.value, item.phase_body.operands)),
             results=tuple(map(self.value, item.phase.results)),
-            params={"body": item.draft.body},
+            params={"body": item.phase_body.body},
             origin=last.origin,
             scope=last.scope,
             backward=last.backward,
         )
 
-    def find(self, ops: Ops) -> list[Whole]:
-        """The attentions of one region."""
-        found: list[Whole] = []
+    def find(self, ops: Ops) -> list[FusedAttention]:
+        """Attention ops for the ops of one region."""
+        found: list[FusedAttention] = []
         for group in find_groups(ops):
             if isinstance(group, NotAttention):
                 self.reasons.append(str(group))
                 continue
             try:
-                found += self.wholes(ops, group)
+                found += self.fused(ops, group)
             except NotAttention as why:
                 first = group.members(ops)[0]
                 self.reasons.append(f"{why} (attention at {first.source})")
         return found
 
-    def wholes(self, ops: Ops, group: Group) -> list[Whole]:
+    def fused(self, ops: Ops, group: Group) -> list[FusedAttention]:
+        """The forward op of a group, and the backward op if the group has gradients."""
         phases = split(ops, group)
-        forward = draft(ops, group, phases.forward, rule_key)
+        forward = build_body(ops, group, phases.forward, rule_key)
         product = makers(forward.body)[forward.place[phases.product.results[0].id]]
         online, chain = find_online(forward, product)
         causal = is_causal(forward.body, online.weight)
-        body = with_roles(forward.body, online, (), causal)
+        body = with_sums_and_mask(forward.body, online, (), causal)
         forward = dataclasses.replace(forward, body=body)
-        found = [Whole(phases.forward, forward, FORWARD)]
+        found = [FusedAttention(phases.forward, forward, FORWARD)]
         if phases.backward is not None:
             result = phases.product.results[0]
-            backward = draft(ops, group, phases.backward, rule_key, (forward, result))
+            backward = build_body(ops, group, phases.backward, rule_key, (forward, result))
             sums = find_sums(forward, backward, chain)
-            body = with_roles(backward.body, None, sums, causal)
+            body = with_sums_and_mask(backward.body, None, sums, causal)
             backward = dataclasses.replace(backward, body=body)
-            found.append(Whole(phases.backward, backward, BACKWARD))
+            found.append(FusedAttention(phases.backward, backward, BACKWARD))
         return found

@@ -1,5 +1,5 @@
-"""Roles that let an attention go over its keys block by block: sums that are a softmax's, and sums
-of the backward pass that follow from the forward pass.
+"""Sums that let attention go over keys block by block: the sums of a softmax, and sums of the
+backward pass that follow from the forward pass.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import dataclasses
 from partir_search.ir.composite import Body, Member, Online, Place, RowSum
 from partir_search.ir.core import Literal
 from partir_search.ir.role import Role
-from partir_search.passes.attention.body import Draft, makers
+from partir_search.passes.attention.body import PhaseBody, makers
 from partir_search.passes.attention.groups import NotAttention
 from partir_search.rules.attention import reduced_by, summed
 from partir_search.rules.elementwise import linear_but_for_rounding
@@ -36,9 +36,9 @@ class Chain:
     values: int
 
 
-def find_online(draft: Draft, product: Member) -> tuple[Online, Chain]:
+def find_online(phase_body: PhaseBody, product: Member) -> tuple[Online, Chain]:
     """The softmax of a forward pass. NotAttention if it is not one that can go by blocks."""
-    body = draft.body
+    body = phase_body.body
     made = makers(body)
     tops = [m for m in body.members if reduced_by(m, body.walked) == "max"]
     totals = [
@@ -156,12 +156,12 @@ def _zero(x: Place, made: dict[int, Member]) -> bool:
     return x in made and made[x].rule.role in MOVES and _zero(made[x].ins[0], made)
 
 
-def find_sums(forward: Draft, backward: Draft, chain: Chain) -> tuple[RowSum, ...]:
+def find_sums(forward: PhaseBody, backward: PhaseBody, chain: Chain) -> tuple[RowSum, ...]:
     """The sums over keys of a backward pass that scores of it rest on, by what is known of the
     forward pass. NotAttention if one of them is of another kind.
     """
     body = backward.body
-    again = _again(forward, backward, chain)
+    again = _recomputed(forward, backward, chain)
     values = forward.operands[chain.values]
     found = []
     for m in body.members:
@@ -196,7 +196,7 @@ def _returns(body: Body, m: Member) -> bool:
     )
 
 
-def _again(forward: Draft, backward: Draft, chain: Chain) -> dict[int, int]:
+def _recomputed(forward: PhaseBody, backward: PhaseBody, chain: Chain) -> dict[int, int]:
     """Steps of the chain by places of the backward pass, which makes them again."""
     return {
         backward.place[v]: chain.step[place]
@@ -206,7 +206,7 @@ def _again(forward: Draft, backward: Draft, chain: Chain) -> dict[int, int]:
 
 
 def _cotangents(
-    backward: Draft, chain: Chain, values: int, forward: Draft
+    backward: PhaseBody, chain: Chain, values: int, forward: PhaseBody
 ) -> tuple[dict[int, int], int]:
     """Steps of the cotangents of what is on the chain, by place; and the result's cotangent."""
     body = backward.body
@@ -239,7 +239,7 @@ def _cotangents(
 
 
 def _alike(
-    m: Member, at: int, factor: Member, position: int, forward: Draft, backward: Draft
+    m: Member, at: int, factor: Member, position: int, forward: PhaseBody, backward: PhaseBody
 ) -> bool:
     """True if a cotangent is multiplied by the same factor as the weights were."""
     if m.op.prim != factor.op.prim or at != position:
@@ -268,8 +268,8 @@ def _row_sum(
     again: dict[int, int],
     cotangents: dict[int, int],
     source: int,
-    forward: Draft,
-    backward: Draft,
+    forward: PhaseBody,
+    backward: PhaseBody,
 ) -> RowSum:
     made = makers(body)
     rows: list[tuple[Place, int]] = []
