@@ -6,8 +6,15 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Self, get_args, get_origin, get_type_hints
 
+from partir_search.messages.wording import shown
 from partir_search.passes.pad_choice import Pad
 from partir_search.passes.remat import Range
+from partir_search.plan.json_entries import typed_entry
+
+
+def _entry(default: Any, words: str) -> Any:
+    """A field with a default, and the description of its JSON for messages."""
+    return dataclasses.field(default=default, metadata={"words": words})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,10 +29,10 @@ class Rewrites:
       remat: segments of the forward pass (positions of ops) recomputed in the backward pass.
     """
 
-    microbatches: int = 1
-    attention: bool = False
-    padding: tuple[Pad, ...] = ()
-    remat: tuple[Range, ...] = ()
+    microbatches: int = _entry(1, "a whole number")
+    attention: bool = _entry(False, "true or false")
+    padding: tuple[Pad, ...] = _entry((), "a list of padded dims")
+    remat: tuple[Range, ...] = _entry((), "pairs of positions")
 
     def to_json(self) -> dict[str, Any]:
         """Fields by name as values of JSON, without those that have their default."""
@@ -35,15 +42,27 @@ class Rewrites:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Inverse of `to_json`; entries of other names in `data` are ignored."""
-        kinds = get_type_hints(cls)
-        return cls(
-            **{name: _read(kind, data[name]) for name, kind in kinds.items() if name in data}
-        )
+        """Inverse of `to_json`; entries of other names in `data` are ignored.
+
+        Raises:
+          KeyError or ValueError: an entry has a type that `to_json` never writes.
+        """
+        kinds, found = get_type_hints(cls), {}
+        for field in dataclasses.fields(cls):
+            if field.name in data:
+                kind, words = kinds[field.name], field.metadata["words"]
+                plain = list if get_origin(kind) is tuple else kind
+                value = typed_entry(data, field.name, plain, words)
+                try:
+                    found[field.name] = _read(kind, value)
+                except (TypeError, ValueError):
+                    wrong = f"its {field.name!r} are {words}, not {shown(value)}"
+                    raise ValueError(wrong) from None
+        return cls(**found)
 
 
 def _read(kind: Any, value: Any) -> Any:
-    """A value of type `kind` from JSON."""
+    """A value of type `kind` from JSON; TypeError or ValueError for a value of another form."""
     if hasattr(kind, "__dataclass_fields__"):
         return kind(**{k: _read(inner, value[k]) for k, inner in get_type_hints(kind).items()})
     if get_origin(kind) is not tuple:

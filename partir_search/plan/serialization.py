@@ -17,7 +17,7 @@ from partir_search.ir.mesh import MeshShape
 from partir_search.messages.files import read_text
 from partir_search.messages.validators import choice
 from partir_search.messages.wording import did_you_mean, shown
-from partir_search.plan.spec import PlanSpec, check_kinds
+from partir_search.plan.spec import PlanSpec
 from partir_search.propagation.actions import tilings
 
 FORMAT = 2
@@ -90,7 +90,6 @@ def _check_kind(data: Any) -> None:
             " and save that, or install the version that wrote it"
             f" ({_versions(data).get('partir_search', 'not said')})"
         )
-    check_kinds(data)
 
 
 def _versions(data: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from partir_search.ir.mesh import MeshShape
-from partir_search.messages.wording import shown
+from partir_search.plan.json_entries import typed_entry
 from partir_search.plan.rewrites import Rewrites, Rewritten
 from partir_search.propagation.actions import Action, action_from_json
 
@@ -77,8 +77,13 @@ def _write_mesh(spec: PlanSpec) -> dict[str, Any]:
 
 
 def _read_mesh(data: Mapping[str, Any]) -> MeshShape:
-    sizes: Mapping[str, int] = data["mesh"]
-    split = MeshShape(tuple(sizes), tuple(sizes.values())).split(data.get("parts", {}))
+    sizes: Mapping[str, int] = typed_entry(data, "mesh", dict, "axes and their sizes")
+    if not sizes:
+        raise ValueError("its mesh has no axes")
+    parts: Mapping[str, Any] = {}
+    if "parts" in data:
+        parts = typed_entry(data, "parts", dict, "axes and the sizes of their parts")
+    split = MeshShape(tuple(sizes), tuple(sizes.values())).split(parts)
     return split.with_diagonals(data.get("diagonals", ()), bool(data.get("skewed_state")))
 
 
@@ -91,37 +96,16 @@ _ENTRIES = (
     _Entry(
         "actions",
         lambda spec: {"actions": [a.to_json() for a in spec.actions]},
-        lambda data: tuple(map(action_from_json, data["actions"])),
+        lambda data: tuple(
+            map(action_from_json, typed_entry(data, "actions", list, "a list of actions"))
+        ),
     ),
     _Entry(
         "arguments",
         lambda spec: {"arguments": {path: {"type": t} for path, t in spec.arguments.items()}},
-        lambda data: {path: str(a["type"]) for path, a in data["arguments"].items()},
+        lambda data: {
+            path: str(a["type"])
+            for path, a in typed_entry(data, "arguments", dict, "arguments by path").items()
+        },
     ),
 )
-
-_KINDS = (
-    ("mesh", dict, "axes and their sizes"),
-    ("actions", list, "a list of actions"),
-    ("arguments", dict, "arguments by path"),
-    ("microbatches", int, "a whole number"),
-    ("padding", list, "a list of padded dims"),
-    ("remat", list, "a list of pairs"),
-    ("parts", dict, "axes and the sizes of their parts"),
-)
-
-
-def check_kinds(data: Mapping[str, Any]) -> None:
-    """Checks the JSON type of each entry.
-
-    Raises:
-      ValueError: an entry has a type that `to_json` never writes; the message names the entry.
-    """
-    for key, kind, words in _KINDS:
-        if key in data and not isinstance(data[key], kind):
-            raise ValueError(f"its {key!r} are {words}, not {shown(data[key])}")
-    if data.get("mesh") == {}:
-        raise ValueError("its mesh has no axes")
-    for pair in data.get("remat", ()):
-        if not isinstance(pair, list) or len(pair) != 2:
-            raise ValueError(f"its 'remat' are pairs of positions, not {shown(pair)}")

@@ -499,7 +499,7 @@ FILES: dict[str, tuple[Callable[[ps.Plan], str], str]] = {
     "actions": (lambda p: edited(p, actions=3), "its 'actions' are a list of actions, not 3"),
     "action": (lambda p: edited(p, actions=[{"tiel": "x"}]), "not an action: {'tiel': 'x'}"),
     "action's dim": (lambda p: edited(p, actions=[{"tile": "batch.x"}]), "it has no 'dim'"),
-    "remat": (lambda p: edited(p, remat=[[1]]), "its 'remat' are pairs of positions, not [1]"),
+    "remat": (lambda p: edited(p, remat=[[1]]), "its 'remat' are pairs of positions, not [[1]]"),
     "machine": (
         lambda p: json.dumps(dataclasses.asdict(p.machine)),
         "it holds a machine: pass its path as machine=",
