@@ -1,8 +1,8 @@
-"""Attention as one op: what `passes.attention` makes of several.
+"""Attention as one op, the result of `passes.attention`.
 
-On whole keys it runs the ops that it was made of. On one block of keys after the other it runs them
-on a block: forward, sums are scaled as larger maxima come; backward, scores are made again from the
-maximum and the sum that the forward pass left.
+On whole keys the op runs its members as they were. On one block of keys after another it runs them
+on a block: the forward pass rescales sums when the maximum grows; the backward pass recomputes
+scores from the maximum and sum saved by the forward pass.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FORWARD, BACKWARD = "attention", "attention_grad"
 
 @register(FORWARD, BACKWARD)
 def attention(op: Op) -> OpRule:
-    """Loops over all dims but keys and those that only one of its products has."""
+    """Loops over all dims but keys and dims of only one of the two products."""
     body: Body = op.params["body"]
     results = tuple(body.labels[place] for place in body.results)
     made = {out: m for m in body.members for out in m.outs}
@@ -72,7 +72,7 @@ def attention(op: Op) -> OpRule:
     )
 
 
-SCRATCH = 8.0  # bytes for each score: in 32 bits, and again while it is read
+SCRATCH = 8.0  # bytes per score: 32 bits, twice
 
 
 def _points(body: Body, dims: Labels) -> int:
@@ -80,16 +80,18 @@ def _points(body: Body, dims: Labels) -> int:
 
 
 def reduced_by(member: Member, label: int) -> str:
-    """The monoid by which a member combines a label's dim, or ""."""
+    """Monoid by which a member combines a label's dim, or ""."""
     return member.rule.reducers[member.factors.index(label)] if label in member.factors else ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Inside:
-    """`LocalContext` of a member.
+    """`LocalContext` of a member of a composite op.
 
     Attributes:
-      outer: of the op that the member is in; None where `where` knows all labels.
+      outer: context of the composite op; None if `where` has all labels.
+      factors: label of each factor of the member.
+      where: index and number of blocks, by label.
     """
 
     outer: LocalContext | None
@@ -130,11 +132,14 @@ def run_members(
     change: Mapping[int, Callable[[Any], Any]] | None = None,
     wanted: Callable[[Member], bool] = lambda _: True,
 ) -> Env:
-    """Runs members on one block; what `env` holds already is taken as it is.
+    """Runs members on one block and adds their results to `env`.
+
+    Values in `env` are not recomputed.
 
     Args:
-      where: by label, the block that is worked on, of how many; others are as `ctx` says.
-      change: functions applied to some results before they are read.
+      where: index and number of blocks by label; labels without an entry are tiled as in `ctx`.
+      change: functions applied to results, by place, before any member reads them.
+      wanted: selects the members to run.
     """
     change = change or {}
     for m in body.members:
@@ -154,7 +159,7 @@ def _read(env: Mapping[int, Any], x: Place) -> Any:
 
 
 def local_attention(ctx: LocalContext, op: Op, args: Sequence[Any]) -> Sequence[Any]:
-    """The ops that it was made of, on whole keys."""
+    """Results of the members on whole keys."""
     body: Body = op.params["body"]
     env = run_members(ctx, body, dict(enumerate(args)), {})
     return [env[p] for p in body.results]
@@ -163,7 +168,7 @@ def local_attention(ctx: LocalContext, op: Op, args: Sequence[Any]) -> Sequence[
 def forward_turn(
     ctx: LocalContext, op: Op, args: Sequence[Any], state: Any, where: Where
 ) -> tuple[Any, Sequence[Any]]:
-    """One block of keys. The state is the maximum, the sum and the product so far."""
+    """One block of keys; the state is (maximum, sum, product) so far."""
     body: Body = op.params["body"]
     online = body.online
     assert online is not None
@@ -198,7 +203,7 @@ def forward_turn(
 def forward_finish(
     ctx: LocalContext, op: Op, args: Sequence[Any], state: Any, where: Where
 ) -> Sequence[Any]:
-    """The results: rows of the maximum and the sum, and the product over the sum."""
+    """Results of the forward pass: rows of maximum and sum, and the product over the sum."""
     body: Body = op.params["body"]
     online = body.online
     assert online is not None
@@ -221,7 +226,7 @@ def forward_finish(
 def backward_turn(
     ctx: LocalContext, op: Op, args: Sequence[Any], state: Any, where: Where
 ) -> tuple[Any, Sequence[Any]]:
-    """One block of keys. The state is the sums over keys known beforehand, and results so far."""
+    """One block of keys; the state is sums over keys known beforehand, and results so far."""
     body: Body = op.params["body"]
     env: Env = dict(enumerate(args))
     if state is None:
@@ -242,7 +247,7 @@ def backward_turn(
 def backward_finish(
     ctx: LocalContext, op: Op, args: Sequence[Any], state: Any, where: Where
 ) -> Sequence[Any]:
-    """The results that do not return with their blocks."""
+    """Results of the backward pass that do not travel with the blocks."""
     body: Body = op.params["body"]
     _, so_far = state
     return [
@@ -277,12 +282,12 @@ def _row_sum(body: Body, env: Env, known: RowSum) -> Any:
 
 
 def _positions(dims: Labels) -> list[tuple[int, int]]:
-    """Each label with the number of labels before it."""
+    """(label, number of labels before it) of each dim."""
     return [(f, sum(g != NONE for g in dims[:d])) for d, f in enumerate(dims)]
 
 
 def fit(x: Any, labels: Labels, wanted: Labels) -> Any:
-    """Transposes and expands `x` to the dims of `wanted`; dims that `x` lacks get size 1."""
+    """`x` transposed and reshaped to the dims of `wanted`; absent dims get size 1."""
     kept = [d for d, f in enumerate(labels) if f != NONE and f in wanted]
     order = sorted(kept, key=lambda d: wanted.index(labels[d]))
     others = [d for d in range(len(labels)) if d not in kept]

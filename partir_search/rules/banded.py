@@ -1,8 +1,8 @@
-"""`banded`: a product with a banded matrix, as resizes of a grid are.
+"""`banded`: product with a banded matrix, such as a resize of a grid.
 
-jax has no primitive for it: `passes.views` writes it for products (`dot_general`) with a matrix
-that depends on no argument and whose elements are zeros far from its diagonal. The matrix is an
-operand as it is of the product; of the other operand, elements that lie in the band are read.
+Not a primitive of jax: `passes.views` writes it for a `dot_general` with a matrix that depends on
+no argument and is zero far from its diagonal. The matrix stays an operand; of the second operand,
+tiles read only the elements inside of the band.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ BANDED = "banded"
 
 @register(BANDED)
 def banded(op: Op) -> OpRule:
-    """A tile of outputs reads the stretch of the dim in which its part of the band lies.
+    """A tile of outputs reads the window of the dim covered by its part of the band.
 
-    Params of a `dot_general`, `matrix`: position of the matrix among the operands, and `band`:
-    (step, over, first, width) of `ir.bands.Band`. The matrix is at hand whole: its tilings would be
-    others in the gradient, which multiplies with it transposed.
+    Params are those of the `dot_general`; `matrix`, position of the matrix among the operands; and
+    `band`, (step, over, first, width) of `ir.bands.Band`. The matrix is replicated: its gradient
+    multiplies with the transposed matrix and would need different tilings.
     """
     at, (contract, _) = op.params["matrix"], op.params["dimension_numbers"]
     along, dim = contract[at][0], contract[1 - at][0]
     shape, n = shape_of(op, 1 - at), shape_of(op, at)[along]
     rest = [d for d in range(len(shape)) if d != dim]
-    made = [dim, *rest] if at == 0 else [*rest, dim]  # per dim of the result, the operand's
+    made = [dim, *rest] if at == 0 else [*rest, dim]  # operand's dim, per dim of the result
     factors = tuple(made.index(d) for d in range(len(shape)))
     matrix = [NONE, NONE]
     matrix[1 - along] = factors[dim]
@@ -59,7 +59,7 @@ def banded(op: Op) -> OpRule:
 
 
 def _local(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
-    """The product of a stretch with the rows of the matrix that belong to it."""
+    """Product of a window with the matching rows of the matrix."""
     p = op.params
     at, (contract, _) = p["matrix"], p["dimension_numbers"]
     along, dim = contract[at][0], contract[1 - at][0]

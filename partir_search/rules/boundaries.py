@@ -1,8 +1,8 @@
-"""`shift`: a dim read from another place on, with boundaries; rolls and padded arrays are such.
+"""`shift`: a dim read from an offset, with boundaries; covers rolls and padded arrays.
 
-jax has no primitive for it: `passes.views` writes it for the slices and concatenations that
-come to the same. Element p of the result is element ``p + first`` of the operand; beyond the
-operand's ends stands what `ir.boundaries` says.
+Not a primitive of jax: `passes.views` writes it for equivalent slices and concatenations. Element p
+of the result is element ``p + first`` of the operand; `ir.boundaries` defines the elements beyond
+the operand's ends.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ SHIFT = "shift"
 
 
 def beyond_of(op: Op) -> Beyond:
-    """The boundaries of a shifted dim."""
+    """Boundary modes of the shifted dim."""
     p = op.params
     return Beyond(p["extent"], p["below"], p["above"])
 
 
 @register(SHIFT)
 def shift(op: Op) -> OpRule:
-    """A tile reads its stretch of the shifted dim, boundaries included."""
+    """A tile reads its window of the shifted dim, boundaries included."""
     result, p, beyond = result_shape(op), op.params, beyond_of(op)
     dim, first, n = p["dimension"], p["first"], p["extent"]
     off = max(abs(first), abs(first + result[dim] - n))
@@ -36,13 +36,13 @@ def shift(op: Op) -> OpRule:
         off = min(first % n, -first % n) + abs(result[dim] - n)
     reads = Reads(0, dim, 1, first, spreads=off <= LITTLE * n, beyond=beyond)
     fields: dict[str, Any] = {"resizing": SHIFT_RESIZING, "local": _local}
-    if "" in (beyond.below, beyond.above):  # zeros come in
+    if "" in (beyond.below, beyond.above):  # zeros may be the maximum or minimum
         fields["monotone"] = ()
     return stretching(op, [reads], **fields)
 
 
 def _local(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
-    """The stretch itself, where the dim is tiled."""
+    """The window itself if the dim is tiled, or the shifted array."""
     (x,) = args
     dim = op.params["dimension"]
     if ctx.tiles(dim) > 1:

@@ -1,4 +1,4 @@
-"""Ops that passes write: primitives with their parameters, by what they compute."""
+"""Constructors of the ops written by passes, named by the computation."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ FLAG = TensorType((), np.dtype(np.bool_), 1)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NewOp:
-    """An op without its place in a program.
+    """An op before its insertion into a program.
 
     Attributes:
+      prim: name of the primitive.
       handle: the primitive; None for one of the package's own.
-      type: of the result.
+      type: type of the result.
     """
 
     prim: str
@@ -34,7 +35,7 @@ class NewOp:
     type: TensorType
 
     def at(self, near: Op, result: Value) -> Op:
-        """The op that makes `result` where `near` stands."""
+        """The op with result `result`, with source, scope and pass of `near`."""
         return Op(
             id=-1,
             prim=self.prim,
@@ -49,12 +50,12 @@ class NewOp:
 
 
 def own(prim: str, operands: Sequence[Operand], shape: Shape, **params: Any) -> NewOp:
-    """An op of the package's own primitive `prim`, of the first operand's dtype."""
+    """Op of the package's own primitive `prim`, with the first operand's dtype."""
     return NewOp(prim, None, tuple(operands), params, _of(operands[0].type, shape))
 
 
 def like(op: Op, operands: Sequence[Operand], shape: Shape, **params: Any) -> NewOp:
-    """An op of the primitive of `op` with other operands, result shape and parameters."""
+    """Op of the primitive of `op` with new operands, result shape and parameters."""
     kind = _of(op.results[0].type, shape)
     return NewOp(op.prim, op.handle, tuple(operands), {**op.params, **params}, kind)
 
@@ -68,7 +69,7 @@ def _jax(primitive: Any, operands: Sequence[Operand], kind: TensorType, **params
 
 
 def zero(kind: TensorType) -> Literal:
-    """A zero of a type's dtype."""
+    """Zero of a type's dtype."""
     return Literal(number_of(0, kind.dtype), _of(kind, ()))
 
 
@@ -78,7 +79,7 @@ def zero(kind: TensorType) -> Literal:
 def sliced(
     x: Operand, starts: Sequence[int], ends: Sequence[int], strides: Sequence[int] | None = None
 ) -> NewOp:
-    """Elements from `starts` to `ends`, exclusive, in steps of `strides` (1 where None)."""
+    """Elements from `starts` to `ends`, exclusive, in steps of `strides` (None for 1)."""
     steps = strides or (1,) * len(starts)
     shape = tuple(-(-(e - s) // n) for s, e, n in zip(starts, ends, steps, strict=True))
     return _jax(
@@ -92,7 +93,11 @@ def sliced(
 
 
 def padded(x: Operand, filler: Operand, config: Sequence[tuple[int, int, int]]) -> NewOp:
-    """Elements added per dim: before the first, after the last, and between two."""
+    """Array with elements added per dim: before the first, after the last, and between two.
+
+    Args:
+      config: (before, after, between) counts per dim.
+    """
     shape = tuple(
         low + high + n + max(n - 1, 0) * inner
         for n, (low, high, inner) in zip(x.type.shape, config, strict=True)
@@ -101,18 +106,18 @@ def padded(x: Operand, filler: Operand, config: Sequence[tuple[int, int, int]]) 
 
 
 def broadcast(x: Operand, shape: Shape, dims: Sequence[int]) -> NewOp:
-    """Dim i of `x` as dim ``dims[i]`` of `shape`, repeated along all else."""
+    """Array of `shape` with dim i of `x` as dim ``dims[i]``, repeated along all further dims."""
     params = {"shape": tuple(shape), "broadcast_dimensions": tuple(dims), "sharding": None}
     return _jax(lax.broadcast_in_dim_p, (x,), _of(x.type, shape), **params)
 
 
 def renamed(x: Operand) -> NewOp:
-    """`x` itself."""
+    """Copy of `x`."""
     return broadcast(x, x.type.shape, range(len(x.type.shape)))
 
 
 def reshaped(x: Operand, shape: Sequence[int]) -> NewOp:
-    """Elements of `x` in a shape of as many."""
+    """Elements of `x` in a new shape of equal size."""
     params = {"new_sizes": tuple(shape), "dimensions": None, "sharding": None}
     return _jax(lax.reshape_p, (x,), _of(x.type, tuple(shape)), **params)
 
@@ -144,7 +149,7 @@ def multiplied(x: Operand, y: Operand) -> NewOp:
 
 
 def combined(primitive: Any, x: Operand, y: Operand) -> NewOp:
-    """Both operands by an elementwise primitive that keeps their dtype."""
+    """Result of an elementwise primitive that keeps the operands' dtype."""
     return _jax(primitive, (x, y), x.type)
 
 
@@ -189,7 +194,7 @@ def both(x: Operand, y: Operand) -> NewOp:
 
 
 def selected(where: Operand, yes: Operand, no: Operand) -> NewOp:
-    """`yes` where `where` holds, else `no`."""
+    """`yes` at true elements of `where`, `no` at false ones."""
     return _jax(lax.select_n_p, (where, no, yes), _of(yes.type, where.type.shape))
 
 
@@ -207,7 +212,7 @@ def _index(n: int) -> Literal:
 def rematerialization(
     operands: Sequence[Value], results: Sequence[Value], region: Region, near: Op
 ) -> Op:
-    """An op of the backward pass that computes values of the forward pass again."""
+    """Op of the backward pass that recomputes values of the forward pass."""
     return Op(
         id=-1,
         prim="checkpoint",
@@ -225,6 +230,6 @@ def rematerialization(
 
 
 def weakened(x: jax.Array) -> jax.Array:
-    """`x` with a weak type, as of a Python scalar, which does not promote the types of operands."""
+    """`x` with a weak type, like a Python scalar's: no promotion of the types of operands."""
     params = {"new_dtype": x.dtype, "weak_type": True, "sharding": None}
     return lax.convert_element_type_p.bind(x, **params)  # type: ignore[no-any-return]

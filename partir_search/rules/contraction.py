@@ -1,4 +1,4 @@
-"""Matrix products and reductions."""
+"""Matrix products, reductions, cumulative ops and sorts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from partir_search.rules.registry import register, shape_of
 
 @register("dot_general", role=Role.DOT)
 def dot_general(op: Op) -> OpRule:
-    """Batch dims, free dims of each side, and contracted pairs, which sum."""
+    """Batch dims, free dims of each side, and contracted pairs, summed."""
     (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = op.params["dimension_numbers"]
     lhs, rhs = shape_of(op, 0), shape_of(op, 1)
     lhs_dims, rhs_dims = [NONE] * len(lhs), [NONE] * len(rhs)
@@ -51,10 +51,10 @@ def dot_general(op: Op) -> OpRule:
 
 @register("ragged_dot_general")
 def ragged_dot(op: Op) -> OpRule:
-    """[m, k] by [g, k, n] in ragged groups of rows: rows and columns tile, k sums.
+    """[m, k] by [g, k, n] in ragged groups of rows: rows and columns are tiled, k is summed.
 
-    A tile of rows meets the part of each group that lies in it. Forms with a ragged or batched
-    contraction (the weights' gradient, [k, m] by [m, n] to [g, k, n]) tile their free dims only.
+    A tile of rows overlaps a part of each group. Forms with a ragged or batched contraction (the
+    weights' gradient, [k, m] by [m, n] to [g, k, n]) loop over their free dims only.
     """
     p = op.params["ragged_dot_dimension_numbers"]
     (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = p.dot_dimension_numbers
@@ -72,7 +72,7 @@ def ragged_dot(op: Op) -> OpRule:
 
     out_dims: list[int] = []
     if ragged & set(lhs_contract):
-        blocked.add(factor(out[0], "sum"))  # groups of the result stay whole
+        blocked.add(factor(out[0], "sum"))  # the result's groups are not tiled
         out_dims.append(NONE)
     for i, j in zip(lhs_batch, rhs_batch, strict=True):
         f = lhs_dims[i] = rhs_dims[j] = factor(lhs[i])
@@ -91,7 +91,7 @@ def ragged_dot(op: Op) -> OpRule:
         if i in ragged:
             blocked.add(lhs_dims[i])
     sizes_dims = (NONE,) * len(shape_of(op, 2))
-    if len(sizes_dims) > 1:  # group sizes of their own for each batch element
+    if len(sizes_dims) > 1:  # different group sizes per batch element
         blocked |= {lhs_dims[i] for i in lhs_batch}
     return OpRule(
         Kind.CONTRACTION,
@@ -108,7 +108,7 @@ def ragged_dot(op: Op) -> OpRule:
 
 
 def local_ragged_dot(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
-    """The rows of this tile, by the parts of the groups that lie in it."""
+    """Rows of this tile, multiplied by the parts of the groups inside of the tile."""
     lhs, rhs, groups = args
     (row,) = op.params["ragged_dot_dimension_numbers"].lhs_ragged_dimensions
     f = ragged_dot(op).operands[0][row]
@@ -145,7 +145,7 @@ def _reduction(op: Op, monoid: str, **fields: Any) -> OpRule:
 
 @register(*_MONOIDS, role={"reduce_sum": Role.SUM})
 def reduction(op: Op) -> OpRule:
-    """Reduced dims combine by the op's own monoid."""
+    """Reduced dims are combined by the op's own monoid."""
     monoid = _MONOIDS[op.prim]
     linear = ((0,),) if monoid == "sum" else ()
     monotone = ((monoid, (0,)),) if monoid in ("max", "min") else ()
@@ -154,20 +154,20 @@ def reduction(op: Op) -> OpRule:
 
 @register("reduce_prod", "reduce_xor")
 def reduction_whole(op: Op) -> OpRule:
-    """No collective combines these; the reduced dims stay whole."""
+    """Reduced dims are blocked: no collective combines products or exclusive ors."""
     blocked = frozenset(op.params["axes"])
     return _reduction(op, "sum", blocked=blocked)
 
 
 @register("argmax", "argmin")
 def arg_reduction(op: Op) -> OpRule:
-    """The reduced dim stays whole: its partial results are pairs, which no collective combines."""
+    """The reduced dim is blocked: no collective combines (value, index) pairs."""
     return _reduction(op, "sum", blocked=frozenset(op.params["axes"]))
 
 
 @register("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
 def cumulative(op: Op) -> OpRule:
-    """Tiles all dims but the one walked along."""
+    """Loops over all dims but the cumulative one."""
     rank = len(shape_of(op, 0))
     return OpRule(
         Kind.CUMULATIVE,
@@ -183,7 +183,7 @@ def cumulative(op: Op) -> OpRule:
 
 @register("reduce")
 def reduction_by_function(op: Op) -> OpRule:
-    """The user's own monoid: no collective combines it; the reduced dims stay whole."""
+    """Reduced dims are blocked: no collective combines by the user's function."""
     shape, reduced = shape_of(op, 0), frozenset(op.params["dimensions"])
     dims = tuple(range(len(shape)))
     return OpRule(
@@ -199,7 +199,7 @@ def reduction_by_function(op: Op) -> OpRule:
 
 @register("sort")
 def sort(op: Op) -> OpRule:
-    """Tiles all dims but the sorted one."""
+    """Loops over all dims but the sorted one."""
     rank = len(shape_of(op, 0))
     dims = tuple(range(rank))
     return OpRule(
@@ -215,7 +215,7 @@ def sort(op: Op) -> OpRule:
 
 @register("top_k", "approx_top_k")
 def top_k(op: Op) -> OpRule:
-    """Tiles all dims but the searched one."""
+    """Loops over all dims but the searched one."""
     shape = shape_of(op, 0)
     axis = op.params.get("axis", op.params.get("reduction_dimension", -1)) % len(shape)
     dims = tuple(NONE if d == axis else d for d in range(len(shape)))

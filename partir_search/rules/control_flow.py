@@ -1,4 +1,4 @@
-"""Ops with regions: their data-flow edges and emitters."""
+"""Ops with regions: data-flow edges and emitters."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from partir_search.ir.rule import OpRule
 from partir_search.ir.trip_counts import trips_of
 from partir_search.rules.registry import register, whole
 
-KNOWN_EDGES = 1024  # most signatures whose edges are kept: layers and steps repeat them
+KNOWN_EDGES = 1024  # cached signatures: layers and steps repeat them
 
-_TOLD = frozenset({"differentiated", "prevent_cse", "unroll"})  # change nothing in the results
+_TOLD = frozenset({"differentiated", "prevent_cse", "unroll"})  # no effect on results
 
 
 def region_op(op: Op, data_flow: DataFlowEdges, emit: Emit) -> OpRule:
-    """Tilings pass along data-flow edges, not through factors."""
+    """Rule of a region op: tilings propagate along data-flow edges, not through factors."""
     return whole(op, Kind.REGION, data_flow=data_flow, emit=emit, told=_TOLD)
 
 
@@ -112,7 +112,7 @@ def _emit_while(op: Op, blocks: Sequence[Block], args: Sequence[Any]) -> Sequenc
 
 @register("cond")
 def conditional(op: Op) -> OpRule:
-    """An index, whole on every device, and operands that enter every branch."""
+    """A replicated index, and operands passed to every branch."""
     edges = _cond_edges(len(op.regions), len(op.operands), len(op.results))
     return region_op(op, edges, _emit_cond)
 
@@ -138,7 +138,7 @@ def _emit_cond(op: Op, blocks: Sequence[Block], args: Sequence[Any]) -> Sequence
 def _platform_dependent(
     platforms: Sequence[Sequence[str] | None], blocks: Sequence[Block], args: Sequence[Any]
 ) -> Sequence[Any]:
-    """A branch per platform: only the one of the target is compiled."""
+    """A branch per platform: only the branch of the target is compiled."""
     branches: dict[str, Any] = {}
     default = None
     for names, block in zip(platforms, blocks, strict=True):
@@ -156,13 +156,13 @@ def _platform_dependent(
 
 @register("remat2", "checkpoint")
 def rematerialized(op: Op) -> OpRule:
-    """A region that runs once, in the backward pass again."""
+    """A region that runs once, and again in the backward pass."""
     return region_op(op, _pass_edges(len(op.operands), len(op.results)), _emit_remat)
 
 
 @register("optimization_barrier")
 def barrier(op: Op) -> OpRule:
-    """Operands, each in its own tiling."""
+    """Operands, each with a tiling of its own."""
     return region_op(op, _pass_edges(len(op.operands), len(op.results)), _emit_barrier)
 
 
@@ -176,7 +176,7 @@ def _pass_edges(operands: int, results: int) -> DataFlowEdges:
 
 
 def _emit_remat(op: Op, blocks: Sequence[Block], args: Sequence[Any]) -> Sequence[Any]:
-    """The body behind one barrier, as jax lowers it: what was to be recomputed is recomputed."""
+    """Body after one barrier, as lowered by jax: without it XLA's CSE would undo the remat."""
     prevent = op.params["prevent_cse"]
     flags = prevent if isinstance(prevent, tuple) else (bool(prevent),) * len(args)
     if op.params["differentiated"] and any(flags):

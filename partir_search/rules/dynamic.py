@@ -1,7 +1,7 @@
-"""Slices at places that depend on data: read from, and written into, tiles.
+"""Slices at data-dependent indices: reads from tiles and writes into tiles.
 
-Of a tiled dim each device reads what lies in its tile, and zero elsewhere: the result is a partial
-sum. What is written falls into some tiles, and the others stay as they are.
+On a tiled dim each device reads the part inside of its tile, and zeros for the remainder: the
+result is a partial sum. A write changes the tiles it overlaps and leaves all remaining ones.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from partir_search.rules.registry import register, result_shape, shape_of
 
 @register("dynamic_slice", role=Role.DYNAMIC_SLICE)
 def dynamic_slice(op: Op) -> OpRule:
-    """Dims taken in full pass through; their start index is 0 by jax's clamping. Short pieces of
-    dims are summed over its tiles: a sum of half a dim costs as much as gathering all of it.
+    """Full dims pass through; short slices of a dim are partial sums over its tiles.
+
+    The start index of a full dim is 0 by jax's clamping. A slice of more than half a dim blocks the
+    dim: the sum would cost as much as an all_gather of the dim.
     """
     shape, result = shape_of(op, 0), result_shape(op)
     dims = tuple(range(len(shape)))
@@ -48,7 +50,7 @@ def dynamic_slice(op: Op) -> OpRule:
 
 
 def local_slice(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
-    """Elements of the slice that lie in this tile; zeros for the rest."""
+    """Elements of the slice inside of this tile; zeros for the remainder."""
     x, wanted = args[0], op.params["slice_sizes"]
     starts = _starts(op, args[1:], wanted)
     sizes, shifts = list(wanted), {}
@@ -61,13 +63,13 @@ def local_slice(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
         starts[d], shifts[d] = _into_tile(ctx, d, starts[d], wanted[d], x.shape[d])
         sizes[d] = min(wanted[d], x.shape[d])
     (out,) = bind(op, {**op.params, "slice_sizes": tuple(sizes)}, (x, *starts))
-    for d, shift in shifts.items():  # element j of the whole is element j + shift of the piece
+    for d, shift in shifts.items():  # element j of the slice is element j + shift of the piece
         out = _shifted(out, d, shift, wanted[d])
     return [out]
 
 
 def _starts(op: Op, starts: Sequence[Any], sizes: Sequence[int]) -> list[Any]:
-    """Clamped, as jax clamps them, to the extents that the program says."""
+    """Start indices, clamped by jax's rule to the extents of the program before padding."""
     bounds = op.params.get("bounds", shape_of(op, 0))
     clamped = []
     for start, size, extent in zip(starts, sizes, bounds, strict=True):
@@ -78,7 +80,7 @@ def _starts(op: Op, starts: Sequence[Any], sizes: Sequence[int]) -> list[Any]:
 
 @register("dynamic_update_slice", role=Role.DYNAMIC_UPDATE)
 def dynamic_update_slice(op: Op) -> OpRule:
-    """Dims updated in full pass through; of others every tile takes what falls into it."""
+    """Full dims pass through; along any further dim each tile takes its part of the update."""
     shape, update = shape_of(op, 0), shape_of(op, 1)
     dims = tuple(range(len(shape)))
     return OpRule(
@@ -99,7 +101,7 @@ def dynamic_update_slice(op: Op) -> OpRule:
 
 
 def local_update(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
-    """The tile with what falls into it."""
+    """The tile with its part of the update written."""
     x, update = args[:2]
     whole = shape_of(op, 1)
     starts = _starts(op, args[2:], whole)
@@ -120,8 +122,9 @@ def local_update(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
 
 
 def _into_tile(ctx: Any, dim: int, start: Any, size: int, tile: int) -> tuple[Any, Any]:
-    """Start, in the tile, of the piece that is read or written, and the piece's shift: element j of
-    the whole is element j + shift of the piece.
+    """Start in the tile of the piece read or written, and the piece's shift.
+
+    Element j of the slice is element j + shift of the piece.
     """
     start = start - ctx.tile_index(dim) * tile
     base = jnp.clip(start, 0, tile - min(size, tile))

@@ -1,10 +1,11 @@
-"""Callbacks: run once in all, by the first device, on whole operands, and in order where asked.
+"""Callbacks: each runs once, on the first device, with whole operands, in order if ordered.
 
 jax refuses ordered effects on more than one device. Here the order is a data dependency: each
-ordered callback takes what the one before gave back. `LocalContext.once` knows the device.
+ordered callback takes the token returned by the previous one. `LocalContext.once` selects the
+device.
 
-A callback that raises stops every device: one that went on would wait for the first device in the
-next collective.
+A callback that raises stops every device; any device left running would wait for the first device
+in the next collective.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ FLAG = jax.ShapeDtypeStruct((), jnp.int32)
 
 @register("debug_callback", "debug_print", "io_callback", "pure_callback")
 def callback(op: Op) -> OpRule:
-    """Operands are needed whole, or as they are tiled for callbacks that see shards."""
+    """Operands are needed whole; callbacks on shards take them as tiled."""
     watches = op.prim in ("debug_callback", "debug_print")
     if op.params.get("partitioned"):
         return whole(op, Kind.EFFECT, rests=True, local=local_shards, watches=watches)
@@ -38,13 +39,17 @@ def callback(op: Op) -> OpRule:
 
 @register("inspect_sharding")
 def inspect_sharding(op: Op) -> OpRule:
-    """Shows the operand's sharding and leaves it."""
+    """Shows the operand's sharding, without changing it."""
     return whole(op, Kind.EFFECT, rests=True, local=local_inspect, watches=True)
 
 
 @register("check")
 def check(op: Op) -> OpRule:
-    """A `debug_check` outside of `checkify` does nothing, as for jax.jit, which refuses others."""
+    """A `debug_check` outside of `checkify` does nothing, as under jax.jit.
+
+    Raises:
+      ValueError: for a `check`, as under jax.jit.
+    """
     if not op.params["debug"]:
         raise ValueError(
             f"checkify.check at {op.source} is not functionalized: partition"
@@ -54,19 +59,19 @@ def check(op: Op) -> OpRule:
 
 
 def local_shards(_: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
-    """The callback on every device, with its shards."""
+    """Results of the callback on every device, with the device's shards."""
     return list(bind(op, op.params, args))
 
 
 def local_inspect(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
-    """Calls `inspect_array_sharding`'s callback while the program is compiled, as jax.jit does."""
+    """Calls `inspect_array_sharding`'s callback during compilation, as jax.jit does."""
     for sharding in ctx.shardings():
         op.params["callback"](sharding)
     return []
 
 
 def local_callback(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
-    """The callback on one device; its results on all."""
+    """Results, on all devices, of the callback on one device."""
     ordered = is_ordered(op)
     if op.prim == "debug_print" and not ordered:
         return list(ctx.once(lambda: list(bind(op, op.params, args))))
@@ -97,9 +102,9 @@ def local_callback(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
 def _or_stop(
     op: Op, raised: list[BaseException], made: Sequence[Any], shapes: Sequence[Any], pure: bool
 ) -> list[Any]:
-    """Results of the callback; its exception on every device where the flag is set.
+    """Results of the callback; raises its exception on every device if the flag is set.
 
-    The results pass through the branch: nothing that uses them runs after an exception.
+    The results pass through the branch: none of their users runs after an exception.
     """
     where = op.source
 

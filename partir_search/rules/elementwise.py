@@ -1,4 +1,4 @@
-"""Elementwise primitives: one factor per result dim, size-1 dims and scalars broadcast."""
+"""Elementwise primitives: one factor per result dim; dims of size 1 and scalars broadcast."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from partir_search.ir.role import Role
 from partir_search.ir.rule import NONE, Dims, OpRule
 from partir_search.rules.registry import positive, register, result_shape
 
-# Floating-point operations per element. Transcendentals are priced as a few operations of the
-# vector unit; elementwise chains are bound by memory on every target, so this hardly matters.
+# Floating-point operations per element. Transcendentals cost a few operations of the vector unit;
+# on every target elementwise chains are bound by memory, and the figure hardly matters.
 _CHEAP = (
     "abs add add_any and ceil clamp clz complex conj convert_element_type",
     "copy copy_p eq eq_to floor ge gt imag is_finite le le_to lt lt_to max min mul ne neg",
@@ -31,7 +31,7 @@ _DEAR = (
 CHEAP = frozenset(name for line in _CHEAP for name in line.split())
 DEAR = frozenset(name for line in _DEAR for name in line.split())
 
-# Operands that carry pending sums: all of a group at once, the others whole.
+# Groups of operands that may be partial sums, all of a group at once and none besides.
 _LINEAR: dict[str, tuple[tuple[int, ...], ...]] = {
     "add": ((0, 1),),
     "add_any": ((0, 1),),
@@ -57,12 +57,12 @@ _RISING = (
 
 
 def rising(*groups: tuple[int, ...]) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Operands along each of which alone an op does not fall: maxima and minima pass."""
+    """Monotone groups for maxima and minima of an op nondecreasing in each group of operands."""
     return tuple((monoid, group) for monoid in ("max", "min") for group in groups)
 
 
 def monotone_groups(op: Op) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """`max` lets several maxima through at once."""
+    """Monotone groups of an elementwise op; all operands of `max` may be partial maxima at once."""
     if op.prim in ("max", "min"):
         other = "min" if op.prim == "max" else "max"
         return ((op.prim, (0, 1)), (other, (0,)), (other, (1,)))
@@ -88,13 +88,14 @@ def monotone_groups(op: Op) -> tuple[tuple[str, tuple[int, ...]], ...]:
 
 
 def align(shape: tuple[int, ...], result: tuple[int, ...]) -> Dims:
-    """Factors of an operand against a result of factors 0, 1, ...: sizes of 1 broadcast."""
+    """Factors of an operand for a result of factors 0, 1, ...; dims of size 1 broadcast."""
     if not shape:
         return ()
     return tuple(d if n == result[d] else NONE for d, n in enumerate(shape))
 
 
 def linear_groups(op: Op) -> tuple[tuple[int, ...], ...]:
+    """Linear groups of an elementwise op: operands of which the result is a sum, exactly."""
     inexact = all(jnp.issubdtype(r.type.dtype, np.inexact) for r in op.results) and all(
         jnp.issubdtype(x.type.dtype, np.inexact) for x in op.operands
     )
@@ -109,7 +110,7 @@ def linear_groups(op: Op) -> tuple[tuple[int, ...], ...]:
 
 
 def linear_but_for_rounding(op: Op) -> tuple[tuple[int, ...], ...]:
-    """Linear groups of an elementwise op on real numbers."""
+    """Linear groups of an elementwise op in exact arithmetic."""
     return _LINEAR.get(op.prim, ())
 
 
@@ -151,7 +152,7 @@ def elementwise(op: Op) -> OpRule:
 
 @register("bitcast_convert_type")
 def bitcast(op: Op) -> OpRule:
-    """Bits read as another type; a change of width makes or takes a last dim, which stays whole."""
+    """Bits as another dtype; the last dim is blocked if the width changes."""
     shape, result = op.operands[0].type.shape, result_shape(op)
     shared = min(len(shape), len(result))
     dims = tuple(range(shared))

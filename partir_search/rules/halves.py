@@ -1,8 +1,8 @@
-"""Convolutions of a tile and of what neighbours sent beside it, added up.
+"""Convolution of a tile and its halos in parts, added up.
 
-A convolution is linear in its image: of a tile without its halo it lacks what the halo adds to the
-outermost elements. To add that to them saves copying the tile to where it has its halo around it,
-and the product of the tile need not wait for the halo.
+A convolution is linear in its image: without its halos a tile lacks their contributions to the
+outermost elements. Adding these saves copying the tile into an array with its halos, and the
+product of the tile does not wait for the halos.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Convolve = Callable[[Mapping[str, Any], Any, Any], Any]  # of params, image and 
 
 
 def in_halves(convolve: Convolve, params: Mapping[str, Any], image: Beside, window: Any) -> Any:
-    """The convolution of a stretch in parts; `params` are those for the whole stretch."""
+    """Convolution of a window in parts; `params` are for the whole window."""
     dn = params["dimension_numbers"]
     i = dn.lhs_spec[2:].index(image.dim)
     k, o = dn.rhs_spec[2 + i], dn.out_spec[2 + i]

@@ -1,9 +1,9 @@
-"""Gather and scatter. A dim that is indexed into is tiled with masked local indices.
+"""Gather and scatter. A dim addressed by indices is tiled with masked local indices.
 
-Each device gathers what lies in its tile and zero elsewhere, so the result is a partial sum; a
-scatter drops the updates that fall outside its tile. Out-of-bounds semantics follow the global
-bounds: clipping happens before the tile's offset is taken off, a fill value is put in by the
-first tile only (the others add zeros to it).
+Each device gathers the rows inside of its tile and zeros for all further ones: the result is a
+partial sum. A scatter drops the updates outside of its tile. Out-of-bounds indices follow the
+global bounds: clipping precedes the subtraction of the tile's offset, and only the first tile
+inserts the fill value.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Mode = lax.GatherScatterMode
 
 
 class _Factors:
-    """Collects factors while a rule is built."""
+    """Factors of a rule under construction."""
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
@@ -43,13 +43,13 @@ class _Factors:
 def _batch_factors(
     f: _Factors, index_shape: Shape, batching: Sequence[int], reducer: str
 ) -> list[int]:
-    """A factor per index dim but the last; those not shared with the operand get `reducer`."""
+    """A factor per index dim but the last; factors not shared with the operand get `reducer`."""
     return [f.new(n, "" if i in batching else reducer) for i, n in enumerate(index_shape[:-1])]
 
 
 @register("gather", role=Role.GATHER)
 def gather(op: Op) -> OpRule:
-    """Index dims pass to the result, offset dims pass through, indexed dims sum."""
+    """Index dims pass to the result, offset dims pass through, indexed dims are summed."""
     dn, sizes = op.params["dimension_numbers"], op.params["slice_sizes"]
     operand, indices, result = shape_of(op, 0), shape_of(op, 1), result_shape(op)
     f = _Factors()
@@ -89,7 +89,7 @@ def gather(op: Op) -> OpRule:
 def _told(
     cut: Sequence[int], indexed: Sequence[int], window: Sequence[int], rank: int
 ) -> frozenset[str]:
-    """Parameters that types tell: dimension numbers where rows of the first dim are meant."""
+    """Parameters implied by types; dimension numbers among them for rows of the first dim."""
     rows = tuple(cut) == tuple(indexed) == (0,)
     told = {"fill_value", "slice_sizes"}
     if rows and list(window) == list(range(rank - len(window), rank)):
@@ -102,7 +102,7 @@ def _summable(dtype: Any) -> bool:
 
 
 def _full_slices(op: Op) -> frozenset[int]:
-    """Dims of the operand that each slice takes in full."""
+    """Dims of the operand covered completely by each slice."""
     starts, sizes = op.params["dimension_numbers"].start_index_map, op.params["slice_sizes"]
     pairs = enumerate(zip(sizes, shape_of(op, 0), strict=True))
     return frozenset(d for d, (n, m) in pairs if n == m and d not in starts)
@@ -111,13 +111,13 @@ def _full_slices(op: Op) -> frozenset[int]:
 def _local_slice_sizes(
     full: frozenset[int], params: Mapping[str, Any], operands: Sequence[Shape], _: Sequence[Shape]
 ) -> dict[str, Any]:
-    """Slice sizes of the local operand."""
+    """Params with the slice sizes of the local operand."""
     pairs = enumerate(zip(params["slice_sizes"], operands[0], strict=True))
     return {**params, "slice_sizes": tuple(m if d in full else n for d, (n, m) in pairs)}
 
 
 def local_gather(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
-    """Gather of the rows that lie in this tile; zero for the others."""
+    """Rows gathered from this tile; zeros for indices outside of the tile."""
     operand, indices = args
     dn, rule = op.params["dimension_numbers"], gather(op)
     params = _local_slice_sizes(_full_slices(op), op.params, [operand.shape], [])
@@ -165,7 +165,7 @@ def local_gather(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
 
 
 def _bounds(op: Op) -> Shape:
-    """Extents of the operand that indices may point into: without what it was padded by."""
+    """Extents of the operand before padding: bounds of the indices."""
     return op.params.get("bounds", shape_of(op, 0))  # type: ignore[no-any-return]
 
 
@@ -193,19 +193,19 @@ _COMBINERS = {
 
 
 def scatter_monoid(op: Op) -> str:
-    """Monoid by which a scatter's updates combine; "" where a collective cannot."""
+    """Monoid that combines a scatter's updates; "" if no collective combines them."""
     return _SCATTER_MONOID.get(op.prim, "")
 
 
 def scatter_combiner(op: Op) -> Callable[[Operand, Operand], NewOp] | None:
-    """Operand and update to their combination by a scatter; None where the update replaces."""
+    """Function of operand and update to their combination; None for a scatter that overwrites."""
     primitive = _COMBINERS[op.prim]
     return None if primitive is None else functools.partial(combined, primitive)
 
 
 @register(*_COMBINERS, role=Role.SCATTER)
 def scatter(op: Op) -> OpRule:
-    """Indexed dims pass through with updates masked; update dims combine by the op's monoid."""
+    """Indexed dims pass through with masked updates; update dims are combined by a monoid."""
     dn = op.params["dimension_numbers"]
     operand, indices, updates = (shape_of(op, i) for i in range(3))
     monoid = _SCATTER_MONOID.get(op.prim, "")
@@ -251,12 +251,12 @@ def scatter(op: Op) -> OpRule:
 
 
 def local_scatter(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
-    """Scatter of the updates that fall into this tile."""
+    """Scatter of the updates inside of this tile."""
     operand, indices, updates = args
     dn, rule = op.params["dimension_numbers"], scatter(op)
     params = dict(op.params)
     summed = [f for f, r in enumerate(rule.reducers) if r == "sum" and ctx.tiles(f) > 1]
-    for f in summed:  # the operand itself must be counted once
+    for f in summed:  # the sum must contain the operand once
         operand = jnp.where(ctx.tile_index(f) == 0, operand, jnp.zeros((), operand.dtype))
     bounds = _bounds(op)
     tiled = [d for d in dn.inserted_window_dims if rule.operands[0][d] >= 0]
@@ -281,9 +281,9 @@ def local_scatter(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
 
 
 def _kept_on_cpu(x: Any) -> Any:
-    """`x`, fenced on CPUs from the scatter that follows.
+    """`x` behind an optimization barrier on CPUs.
 
-    XLA:CPU of jaxlib 0.10.2 scatters in place into an operand in a loop although a collective
-    still waits for a read of it; that of jaxlib 0.12 does not.
+    XLA:CPU of jaxlib 0.10.2 scatters in place into an operand inside of a loop although a
+    collective has still to read the operand; jaxlib 0.12 does not.
     """
     return lax.platform_dependent(x, cpu=lax.optimization_barrier, default=lambda x: x)

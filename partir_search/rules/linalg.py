@@ -1,7 +1,7 @@
-"""Decompositions, triangular systems and Fourier transforms: batch dims pass through.
+"""Decompositions, triangular systems and Fourier transforms: loops over batch dims.
 
-The matrices themselves stay whole on each device. Of a triangular system the right-hand sides are
-independent of each other too, so their dim is free.
+Matrices are not tiled. The right-hand sides of a triangular system are independent, and their dim
+is free.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from partir_search.ir.kind import Kind
 from partir_search.ir.rule import NONE, OpRule
 from partir_search.rules.registry import register, shape_of
 
-# Dims at the end of the first operand that one problem spans, and operations per n^3 (n being the
+# Number of last dims of the first operand in one problem, and operations per n^3 (n being the
 # larger of two such dims, n^2 for one): Golub and Van Loan, Matrix Computations, 4th edition.
 _CORE: dict[str, tuple[int, float]] = {
     "cholesky": (2, 1 / 3),
@@ -62,7 +62,7 @@ def _batched(
     flops: float,
     linear: tuple[tuple[int, ...], ...] = (),
 ) -> OpRule:
-    """Factors of the batch dims, then `work`, which every tile does in full."""
+    """Rule with factors of the batch dims, then blocked factors of sizes `work`."""
     rank = len(batch)
 
     def dims(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -82,14 +82,14 @@ def _batched(
         reducers=("",) * (rank + len(work)),
         blocked=frozenset(blocked),
         linear=linear,
-        pads=False,  # a decomposition of what lies beyond the end may not converge
+        pads=False,  # the decomposition of a padded matrix may not converge
         flops_per_point=flops,
     )
 
 
 @register("triangular_solve")
 def triangular_solve(op: Op) -> OpRule:
-    """Batch dims and right-hand sides; linear in these."""
+    """Batch dims and right-hand sides; linear in the right-hand sides."""
     matrix, sides = shape_of(op, 0), shape_of(op, 1)
     rank, left = len(matrix) - 2, op.params["left_side"]
     batch = tuple(range(rank))

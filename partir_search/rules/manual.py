@@ -19,7 +19,7 @@ from partir_search.rules.run_manual import run_manual
 
 @register("shard_map")
 def manual_region(op: Op) -> OpRule:
-    """Operands and results as the region's specs say, on the axes that it names."""
+    """Operands and results have the layouts of the region's specs."""
     manual: Manual = op.params["manual"]
     return OpRule(
         Kind.CONTRACTION if _products(manual) else Kind.REGION,
@@ -35,9 +35,7 @@ def manual_region(op: Op) -> OpRule:
 
 
 def _ops(region: Region, times: int = 1) -> Iterator[tuple[Op, int]]:
-    """The ops of a body that have no regions, regions of the user's inside among them, and the
-    number of runs of each.
-    """
+    """(op, number of runs) of the ops of a body without regions; nested shard_maps included."""
     for op in region.ops:
         if not op.regions:
             yield op, times
@@ -47,7 +45,7 @@ def _ops(region: Region, times: int = 1) -> Iterator[tuple[Op, int]]:
 
 
 def _products(manual: Manual) -> bool:
-    """Tells whether some op of a region is a product."""
+    """True if some op of a region is a contraction."""
     ops = (op for op, _ in _ops(manual.body) if op.prim in RULES)
     return any(map(_products, manual.inner())) or any(
         RULES[op.prim](op).contracts for op in ops if "manual" not in op.params
@@ -55,7 +53,7 @@ def _products(manual: Manual) -> bool:
 
 
 def _flops(manual: Manual, repeated: int = 1) -> Iterator[float]:
-    """Operations of a region's ops."""
+    """Floating-point operations of a region's ops."""
     for op, times in _ops(manual.body, repeated):
         if inner := op.params.get("manual"):
             yield from _flops(inner, times)
@@ -78,7 +76,7 @@ _KINDS = {
 
 
 def _collectives(manual: Manual, repeated: int = 1) -> Iterator[OwnCollective]:
-    """The collectives of a region, one per array that is moved.
+    """Collectives of a region, one per array moved.
 
     Args:
       repeated: runs of the region.
@@ -88,9 +86,9 @@ def _collectives(manual: Manual, repeated: int = 1) -> Iterator[OwnCollective]:
             own, kind = axis_names(op.params), _KINDS[op.prim]
             axes = manual.program_axes(own)
             if kind == "all_to_all" and manual.size(own) == 1:
-                continue  # jax leaves it out
+                continue  # dropped by jax
             if kind == "all_reduce" and not axes:
-                continue  # this one too
+                continue  # likewise
             for x, result in zip(op.operands, op.results, strict=True):
                 nbytes = max(x.type.nbytes, result.type.nbytes)
                 yield OwnCollective(kind, axes, result.name, nbytes, x.type.itemsize, times)
@@ -111,7 +109,7 @@ def _emit_of(op: Op) -> Emit:
 
 
 def local_region(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
-    """The body on this device's tiles; by the oracle, as jax runs it."""
+    """Results of the body on this device's tiles; in the interpreter, of jax's own `shard_map`."""
     if ctx.mesh is None:
         return bind(op, {k: v for k, v in op.params.items() if k != "manual"}, args)
     return run_manual(op.params["manual"], args, _emit_of, ctx.mesh)

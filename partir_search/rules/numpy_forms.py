@@ -1,4 +1,4 @@
-"""Primitives computed by numpy: numbers that are known before a program runs."""
+"""Primitives evaluated by numpy, for constants known before a program runs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from partir_search.ir.core import Op
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NumpyForm:
-    """A primitive by numpy.
+    """Evaluation of a primitive by numpy.
 
     Attributes:
-      run: parameters and operands to the result, but for its dtype.
-      exact: the result is equal to a device's to the last bit.
+      run: (parameters, *operands) to the result, before conversion to its dtype.
+      exact: equal to a device's result to the last bit.
     """
 
     run: Callable[..., Any]
@@ -25,7 +25,7 @@ class NumpyForm:
 
 
 def numpy_form(op: Op) -> NumpyForm | None:
-    """The primitive of `op` by numpy, if it has a form."""
+    """Numpy form of the primitive of `op`, if any."""
     return _FORMS.get(op.prim)
 
 

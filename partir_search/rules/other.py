@@ -1,4 +1,4 @@
-"""Primitives that fit no family: barriers, constraints of the user, no-ops."""
+"""Primitives outside of all families: barriers, the user's constraints, no-ops."""
 
 from __future__ import annotations
 
@@ -27,20 +27,21 @@ def _same(_: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
     "layout_constraint",
 )
 def constraint(op: Op) -> OpRule:
-    """Identity; what the user constrains is decided before any tactic (see `constraints/`).
+    """Identity; layouts fixed by the user are applied before any tactic (see `constraints/`).
 
-    Not elementwise, so that search does not merge the value before with the value after.
+    Not elementwise: search must keep the values before and after apart.
     """
     return _identity(op, fixes=True)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class UserSharding:
-    """A sharding that the user fixes for an op's result.
+    """Sharding fixed by the user for an op's result.
 
     Attributes:
-      call: name of the function that fixes it.
-      unconstrained: dims that it leaves open.
+      sharding: the jax sharding.
+      call: name of the user's function call.
+      unconstrained: dims left open.
       open_unless_named: dims without an axis are open, not replicated.
     """
 
@@ -51,10 +52,10 @@ class UserSharding:
 
 
 def user_sharding(op: Op) -> UserSharding | None:
-    """The sharding that a constraint of the user's fixes; None for other ops.
+    """Sharding fixed by a user's constraint; None for an op without one.
 
     `jax.sharding.reshard` counts if its spec names an axis: arguments are traced without sharding,
-    and jax itself writes reshards to empty specs for cotangents.
+    and jax writes reshards to empty specs for cotangents.
     """
     p = op.params
     if op.prim == "sharding_constraint" and result_shape(op):
@@ -80,7 +81,7 @@ def _identity(op: Op, **fields: Any) -> OpRule:
 
 @register("shard_alike")
 def shard_alike(op: Op) -> OpRule:
-    """Both values share their dims, as the user asks."""
+    """Two values with one tiling, required by the user."""
     dims = tuple(range(len(result_shape(op))))
     return OpRule(
         Kind.IDENTITY,
@@ -94,7 +95,7 @@ def shard_alike(op: Op) -> OpRule:
 
 @register("device_put")
 def device_put(op: Op) -> OpRule:
-    """Ignores the user's placement, which is ours to choose; keeps a memory space (pinned_host)."""
+    """Identity without the user's placement, which planning decides; memory spaces are kept."""
     return dataclasses.replace(_identity(op), local=_local_put, linear=((0,),))
 
 
@@ -105,5 +106,5 @@ def _local_put(_: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
 
 @register("platform_index")
 def platform_index(op: Op) -> OpRule:
-    """Index of the branch of a `platform_dependent` that is compiled: a constant."""
+    """Index of the compiled branch of a `platform_dependent`: a constant."""
     return whole(op, Kind.IDENTITY)

@@ -1,7 +1,7 @@
-"""Windows that reduce what they slide over, and their gradients.
+"""Reductions over sliding windows, and their gradients.
 
-A tile of a dim that the window slides over reads its part of the operand and a halo. What lies
-beyond the operand's ends is masked by what leaves the reduction as it is.
+A tile of a sliding dim reads its part of the operand and a halo. Elements beyond the operand's ends
+are masked by the identity of the reduction.
 """
 
 from __future__ import annotations
@@ -25,8 +25,14 @@ from partir_search.rules.resizing import gradients_of_windows, windows
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Slide:
-    """Geometry of a window that slides along one dim: point p reaches `reach` elements from
-    ``p * stride - low`` on.
+    """Geometry of a window sliding along one dim.
+
+    Point p reads `reach` elements from ``p * stride - low`` on.
+
+    Attributes:
+      size / out: extents of the operand's and of the result's dim.
+      still: one window per element, without padding: the dim passes through.
+      holes: the operand is dilated.
     """
 
     size: int
@@ -39,7 +45,12 @@ class _Slide:
 
 
 def _slides(op: Op, operand: int, result: int | None = None) -> list[_Slide]:
-    """By dim. `result`: the operand that has the pooled shape, if no result has."""
+    """Geometry of the window per dim.
+
+    Args:
+      operand: position of the operand pooled.
+      result: position of an operand of the pooled shape; None: the first result has it.
+    """
     p = op.params
     shape = shape_of(op, operand)
     out = result_shape(op) if result is None else shape_of(op, result)
@@ -66,7 +77,7 @@ def _slides(op: Op, operand: int, result: int | None = None) -> list[_Slide]:
 
 
 def _pooling(op: Op, slides: Sequence[_Slide], **fields: Any) -> OpRule:
-    """All operands and results share their dims; a tile reads a window's reach more."""
+    """Rule of an op whose operands and results share their dims; tiles read windows with halos."""
     dims = tuple(range(len(slides)))
     blocked = frozenset(d for d, s in enumerate(slides) if s.holes)
     arrays = [i for i, x in enumerate(op.operands) if len(x.type.shape) == len(slides)]
@@ -96,13 +107,13 @@ _WINDOW_MONOIDS = {
 
 
 def window_monoid(op: Op) -> str:
-    """Monoid of a pooling; "" for a function of the user's."""
+    """Monoid of a pooling; "" for a user's function."""
     return _WINDOW_MONOIDS.get(op.prim, "")
 
 
 @register(*_WINDOW_MONOIDS, "reduce_window", role=dict.fromkeys(_WINDOW_MONOIDS, Role.POOLING))
 def pooling(op: Op) -> OpRule:
-    """Tiles of dims that the window slides over read a halo."""
+    """A tile of a sliding dim reads a window with a halo."""
     monoid = window_monoid(op)
     linear = ((0,),) if monoid == "sum" else ()
     resizing = windows(op, monoid) if monoid else None
@@ -121,7 +132,7 @@ def _local_pooling(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
 
 
 def _padding(ctx: Any, slides: Sequence[_Slide], params: Mapping[str, Any]) -> Any:
-    """The halo takes the padding's place."""
+    """Padding of a tile: none along dims with a halo."""
     tiled = _tiled(ctx, slides)
     return tuple((0, 0) if d in tiled else c for d, c in enumerate(params["padding"]))
 
@@ -131,7 +142,7 @@ def _tiled(ctx: Any, slides: Sequence[_Slide]) -> list[int]:
 
 
 def _masked(ctx: Any, slides: Sequence[_Slide], x: Any, filler: Any) -> Any:
-    """`x` with `filler` where its stretches reach beyond the ends."""
+    """`x` with `filler` at elements of its windows beyond the ends."""
     for d in _tiled(ctx, slides):
         s = slides[d]
         points = s.out // ctx.tiles(d)
@@ -158,16 +169,16 @@ def _local_tangent(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
 
 
 def _unselected(op: Op, dtype: Any) -> Any:
-    """Number that no window selects."""
+    """Number never selected by a window."""
     return identity("max" if op.params["select_prim"].name == "ge" else "min", dtype)
 
 
 @register("select_and_scatter_add")
 def pooling_gradient(op: Op) -> OpRule:
-    """Cotangents and the pooled operand; linear in the cotangents, which are added up.
+    """Cotangents and the pooled operand; linear in the cotangents, which are summed.
 
-    A tile of the result is touched by windows that reach beyond it: it reads their cotangents and
-    all that they pooled.
+    Windows that overlap a tile of the result reach beyond the tile: the tile reads their cotangents
+    and all elements pooled by them.
     """
     slides = _slides(op, 1, result=0)
     dims = tuple(range(len(slides)))
@@ -204,8 +215,10 @@ def pooling_gradient(op: Op) -> OpRule:
 
 
 def _uneven(s: _Slide, dim: int) -> list[Reads]:
-    """Stretches for tiles that begin at any element: cotangents of all windows that touch them, and
-    elements of these windows, of which the first may begin up to ``stride - 1`` later.
+    """Windows of tiles that begin at any element.
+
+    They cover the cotangents of all pooling windows that overlap a tile, and the elements of these
+    pooling windows, the first of which may begin up to ``stride - 1`` later.
     """
     first = _first(s)
     width = (s.stride - 1 + s.low) // s.stride - first + 1
@@ -215,12 +228,12 @@ def _uneven(s: _Slide, dim: int) -> list[Reads]:
 
 
 def _first(s: _Slide) -> int:
-    """The first window that touches a tile, counted from the one that begins with it."""
+    """First pooling window that overlaps a tile, relative to the one that begins with the tile."""
     return (s.low - s.reach + 1) // s.stride
 
 
 def _touching(s: _Slide) -> tuple[int, int]:
-    """The first and last window that touch the first `stride` elements."""
+    """First and last pooling window that overlap the first `stride` elements."""
     return -((s.reach - 1 - s.low) // s.stride), (s.stride - 1 + s.low) // s.stride
 
 
@@ -229,7 +242,7 @@ def _local_gradient(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
     slides = _slides(op, 1, result=0)
     held, unselected = op.params.get("held"), _unselected(op, args[1].dtype)
     tiled, cuts = _tiled(ctx, slides), list[tuple[int, Any]]()
-    if held:  # dims were made longer
+    if held:  # dims are padded
         for d in range(operand.ndim):
             if d not in tiled and not slides[d].still:
                 operand = lax.slice_in_dim(operand, 0, held[d][0], axis=d)
@@ -271,7 +284,7 @@ def _local_gradient(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
 
 @register("select_and_scatter")
 def general_pooling_gradient(op: Op) -> OpRule:
-    """Tiles the dims that the window does not slide over."""
+    """Loops over dims without sliding windows."""
     slides = _slides(op, 0, result=1)
     dims = tuple(NONE if not s.still else d for d, s in enumerate(slides))
     return OpRule(

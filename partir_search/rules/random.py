@@ -1,8 +1,8 @@
-"""Random numbers: each device draws its own slice of the global bits, without communication.
+"""Random numbers: each device draws its slice of the global bits, without communication.
 
-With partitionable threefry the bits of an element depend on the key and the element's linear
-index only (two 32-bit counters), so a tile is drawn from its own counters, bit for bit as the
-whole array would be. Other generators draw the whole array and cut the tile out.
+With partitionable threefry the bits of an element depend only on the key and the element's linear
+index (two 32-bit counters): a tile is drawn from its own counters, bit for bit equal to the whole
+array's. All further generators draw the whole array and slice the tile.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from partir_search.rules.registry import register, result_shape, shape_of, whole
     "random_wrap",
 )
 def keys(op: Op) -> OpRule:
-    """Each key of an array of keys goes its own way; what is made of one key stays whole.
+    """Key dims are tiled; the data of one key are not.
 
-    Only of threefry: XLA's generators draw for a whole array of keys from its first one.
+    Threefry only: XLA's generators draw for a whole array of keys from its first one.
     """
     fry = any(is_threefry(x.type.dtype) for x in (*op.operands, *op.results))
     of_result = op.prim in ("random_fold_in", "random_wrap")
@@ -59,12 +59,12 @@ def keys(op: Op) -> OpRule:
 
 @register("threefry2x32", "rng_bit_generator")
 def generators(op: Op) -> OpRule:
-    """Raw generators on raw keys run whole on every device."""
+    """Raw generators on raw keys run replicated."""
     return whole(op, Kind.RANDOM)
 
 
 def is_threefry(dtype: Any) -> bool:
-    """True for the type of threefry's keys, `key<fry>`."""
+    """True for the dtype of threefry keys, `key<fry>`."""
     return "fry" in str(dtype)
 
 
@@ -107,7 +107,7 @@ def random_bits(op: Op) -> OpRule:
 
 
 def local_bits(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
-    """The tile of the global random bits."""
+    """Tile of the global random bits."""
     (key,) = args
     result, rank = result_shape(op), len(shape_of(op, 0))
     shape = tuple(n // ctx.tiles(d) for d, n in enumerate(result))

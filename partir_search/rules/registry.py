@@ -1,4 +1,4 @@
-"""The table of rules, and what happens to a primitive that is not in it."""
+"""Table of rules, and the rule of primitives without an entry."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RuleFn = Callable[[Op], OpRule]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Registered:
-    """A primitive's entry: the function that makes rules of its ops, and its role."""
+    """Entry of a primitive: function from op to rule, and role."""
 
     make: RuleFn
     role: Role | None = None
@@ -28,7 +28,7 @@ class Registered:
 
 
 RULES: dict[str, Registered] = {}
-"""Rule of each primitive by name. `register` fills it; a second rule for a name is an error."""
+"""Entry of each primitive by name, filled by `register`; a second entry of a name is an error."""
 
 
 def register(
@@ -37,7 +37,7 @@ def register(
     """Registers a function from op to rule for each of `prims`.
 
     Args:
-      role: of all of them, or by name.
+      role: one role for all, or roles by name.
     """
 
     def add(fn: RuleFn) -> RuleFn:
@@ -51,7 +51,7 @@ def register(
 
 
 def role_of(op: Op) -> Role | None:
-    """Role of an op, as its rule has it."""
+    """Role of an op, given by its rule."""
     found = RULES.get(op.prim)
     return None if found is None else found.role
 
@@ -71,7 +71,7 @@ def result_shape(op: Op, i: int = 0) -> tuple[int, ...]:
 
 
 def whole(op: Op, kind: Kind, **fields: Any) -> OpRule:
-    """A rule without factors: every operand is needed whole, the op runs replicated."""
+    """Rule without factors: every operand is needed whole, and the op runs replicated."""
     return OpRule(
         kind,
         sizes=(),
@@ -83,8 +83,10 @@ def whole(op: Op, kind: Kind, **fields: Any) -> OpRule:
 
 
 def rule_key(op: Op) -> Hashable:
-    """Key of all that a rule may depend on: primitive, params, types, signs of literals and the
-    number of regions (a cond's params do not tell). Equal keys have equal rules.
+    """Key of everything a rule may depend on; equal keys have equal rules.
+
+    Primitive, params, types, signs of literals and the number of regions (not given by a cond's
+    params).
     """
     if op.key is None:
         op.key = (
@@ -103,7 +105,7 @@ def _sign(x: Operand) -> tuple[bool, bool] | None:
 
 
 def positive(x: Operand) -> bool:
-    """Tells whether an operand is a literal above zero."""
+    """True for a literal above zero."""
     if not isinstance(x, Literal):
         return False
     number = x.number
@@ -119,7 +121,7 @@ def _hashable(param: Any) -> Hashable:
 
 
 class RuleTable:
-    """Rules of a module's ops, computed once per distinct (primitive, params, shapes)."""
+    """Rules of a module's ops, computed once per distinct key."""
 
     def __init__(self, rules: Mapping[str, RuleFn] = RULES) -> None:
         self._rules = rules
@@ -132,9 +134,9 @@ class RuleTable:
             fn = self._rules.get(op.prim)
             rule = whole(op, Kind.OPAQUE) if fn is None else fn(op)
             found = self._by_key[key] = key, rule
-        op.key, rule = found  # ops that are alike hold one key: it is larger than all else of them
+        op.key, rule = found  # equal ops share one key object: keys are large
         return rule
 
     def opaque(self, ops: Iterable[Op]) -> list[Op]:
-        """The ops of primitives without a rule."""
+        """Ops of primitives without a rule."""
         return [op for op in ops if not op.regions and self(op).opaque]

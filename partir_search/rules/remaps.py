@@ -1,9 +1,8 @@
-"""`remap`: a dim read through an index map that is known before the program runs.
+"""`remap`: a dim read through an index map known before the program runs.
 
-jax has no primitive for it: `passes.views` writes it for gathers whose places lie near the elements
-that they are for, as those of the nearest neighbours in a grid of another size do, and for what
-scatters put at such places. Element p of the result is element ``places[p]`` of the operand, or a
-zero.
+Not a primitive of jax: `passes.views` writes it for gathers, and scatters, with positions near the
+elements computed from them, such as nearest neighbours in a grid of another size. Element p of the
+result is element ``places[p]`` of the operand, or zero.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ REMAP = "remap"
 
 
 def band(places: Ints, extent: int) -> Band:
-    """The band of an index map into a dim of `extent` elements."""
+    """Band of an index map into a dim of `extent` elements."""
     return band_of(np.where(places < 0, extent, places), places, extent)
 
 
 def reads(dim: int, found: Band, extent: int, operand: int = 0) -> Reads:
-    """Stretches of an operand's dim that tiles of points read."""
+    """Windows of an operand's dim read by tiles of points."""
     near = found.off <= LITTLE * extent
     step, first, width = found.step, found.first, found.width
     return Reads(operand, dim, step, first, width, spreads=near, over=found.over)
@@ -40,7 +39,7 @@ def reads(dim: int, found: Band, extent: int, operand: int = 0) -> Reads:
 
 @register(REMAP)
 def remap(op: Op) -> OpRule:
-    """A tile reads the stretch of the dim in which its places lie."""
+    """A tile reads the window of the dim covered by its positions."""
     dim, extent = op.params["dimension"], shape_of(op, 0)
     found = reads(dim, band(op.params["places"].positions, extent[dim]), extent[dim])
     fields: dict[str, Any] = {"elementwise": False, "monotone": ()}
@@ -48,7 +47,7 @@ def remap(op: Op) -> OpRule:
 
 
 def _local(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
-    """Elements of a stretch, at the places of this tile."""
+    """Elements of a window at the positions of this tile."""
     (x,), dim, places = args, op.params["dimension"], op.params["places"].positions
     tiles, nowhere = ctx.tiles(dim), x.shape[dim]
     whole = remap(op).reads_on(0, dim)

@@ -1,4 +1,4 @@
-"""Slices, pads, shifts and windows on dims that were made longer (see `passes.pad`)."""
+"""Forms of slices, pads, shifts and windows on padded dims (see `passes.pad`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from partir_search.rules.registry import result_shape, shape_of
 
 
 def resized_slice(op: Op, operands: Sequence[Shape], results: Sequence[Shape]) -> Op:
-    """A slice, or where the result reads beyond the operand's end a pad, which may cut."""
+    """A slice; a pad, possibly with negative padding, if the result ends beyond the operand."""
     x, starts = op.operands[0], op.params["start_indices"]
     ends = tuple(s + m for s, m in zip(starts, results[0], strict=True))
     if all(end <= n for end, n in zip(ends, operands[0], strict=True)):
@@ -38,7 +38,7 @@ SLICE = Resizing(resized_slice)
 
 
 def resized_strides(op: Op, operands: Sequence[Shape], results: Sequence[Shape]) -> Op:
-    """A slice with strides, which may end beyond the operand's end: there are zeros."""
+    """A strided slice, with zeros beyond the end of the operand."""
     starts, strides = op.params["start_indices"], op.params["strides"]
     ends = tuple(s + (m - 1) * k + 1 for s, m, k in zip(starts, results[0], strides, strict=True))
     return dataclasses.replace(op, params={**op.params, "limit_indices": ends}, key=None)
@@ -48,7 +48,7 @@ STRIDED = Resizing(resized_strides)
 
 
 def resized_pad(op: Op, operands: Sequence[Shape], results: Sequence[Shape]) -> Op:
-    """More or less padding at the end."""
+    """A pad with more or less padding at the end."""
     config = []
     for n, m, (low, _, inner) in zip(
         operands[0], results[0], op.params["padding_config"], strict=True
@@ -58,7 +58,7 @@ def resized_pad(op: Op, operands: Sequence[Shape], results: Sequence[Shape]) -> 
 
 
 def pads(op: Op) -> Resizing:
-    """Keeps the operand's extent where the filler is no zero."""
+    """Resizing of a pad; extents are fixed for a filler other than zero."""
     config, filler = op.params["padding_config"], op.operands[1]
     zero = isinstance(filler, Literal) and filler.is_zero()
     fixed = {(0, d) for d in range(len(config)) if not zero}
@@ -66,7 +66,7 @@ def pads(op: Op) -> Resizing:
     return Resizing(resized_pad, masked=frozenset(masked), fixed=frozenset(fixed))
 
 
-SHIFT = Resizing(lambda op, operands, results: op)  # its extent is a parameter
+SHIFT = Resizing(lambda op, operands, results: op)  # the extent is a parameter
 
 
 def resized_map(op: Op, operands: Sequence[Shape], results: Sequence[Shape]) -> Op:
@@ -80,7 +80,7 @@ REMAP = Resizing(resized_map)
 
 
 def resized_window(op: Op, operands: Sequence[Shape], results: Sequence[Shape]) -> Op:
-    """More or less padding at the end of what the window slides over."""
+    """A pooling with more or less padding at the end of the operand."""
     padding = list(op.params["padding"])
     strides = op.params["window_strides"]
     for d, (low, high) in enumerate(padding):
@@ -90,25 +90,25 @@ def resized_window(op: Op, operands: Sequence[Shape], results: Sequence[Shape]) 
 
 
 def windows(op: Op, filler: str) -> Resizing:
-    """Of a pooling by the monoid `filler`."""
+    """Resizing of a pooling by the monoid `filler`."""
     masked = {(0, d) for d, (_, high) in enumerate(op.params["padding"]) if high > 0}
     return Resizing(resized_window, filler, frozenset(masked))
 
 
 def resized_gradient(op: Op, operands: Sequence[Shape], results: Sequence[Shape]) -> Op:
-    """The gradient of a pooling with the extents that count beside the longer ones, as `held`."""
+    """A pooling's gradient with the extents before padding, as param `held`."""
     held = tuple(zip(shape_of(op, 1), shape_of(op, 0), strict=True))
     return dataclasses.replace(op, params={"held": held, **op.params}, key=None)
 
 
 def gradients_of_windows(op: Op) -> Resizing:
-    """Of a pooling's gradient: no window beyond the extent has a cotangent."""
+    """Resizing of a pooling's gradient: no window beyond the extent has a cotangent."""
     masked = frozenset((0, d) for d in range(len(result_shape(op))))
     return Resizing(resized_gradient, masked=masked)
 
 
 def resized_convolution(op: Op, operands: Sequence[Shape], results: Sequence[Shape]) -> Op:
-    """More or less padding at the end of the image."""
+    """A convolution with more or less padding at the end of the image."""
     p, dn = op.params, op.params["dimension_numbers"]
     padding = list(p["padding"])
     for i, (d, k, o) in enumerate(
@@ -123,7 +123,7 @@ def resized_convolution(op: Op, operands: Sequence[Shape], results: Sequence[Sha
 
 
 def convolutions(op: Op) -> Resizing | None:
-    """Resizing of a convolution; None with groups. A wrapped or mirrored image is not resized."""
+    """Resizing of a convolution; None with groups. Wrapped or mirrored dims keep their extents."""
     p, dn = op.params, op.params["dimension_numbers"]
     if p["feature_group_count"] != 1 or p["batch_group_count"] != 1:
         return None

@@ -1,8 +1,8 @@
-"""Runs the body of a manual region on the tiles of one device, inside of the emitted `shard_map`.
+"""Execution of a manual region's body on one device's tiles, inside of the emitted `shard_map`.
 
-The body runs op by op, because the types that jax checks inside of a `shard_map` of its own
-(varying and invariant values) are unknown inside of the emitted one. Collectives of the body name
-axes of the region's mesh, and run along axes of the program's.
+The body runs op by op: the types checked by jax inside of a `shard_map` (varying and invariant
+values) are unknown inside of the emitted one. Collectives of the body name axes of the region's
+mesh, and run along axes of the program's mesh.
 """
 
 from __future__ import annotations
@@ -29,10 +29,12 @@ Params = Mapping[str, Any]
 
 
 def run_manual(manual: Manual, args: Sequence[Any], emit_of: EmitOf, mesh: MeshShape) -> list[Any]:
-    """The results of a body on local tiles, inside of a manual region over `mesh`.
+    """Results of the body on local tiles, inside of a manual region over `mesh`.
 
     Args:
+      args: local tiles of the operands.
       emit_of: emitter of a region op.
+      mesh: the program's mesh.
     """
     body = _Body(manual, emit_of, mesh)
     constants = {v: constant(array) for v, array in manual.constants.items()}
@@ -41,14 +43,14 @@ def run_manual(manual: Manual, args: Sequence[Any], emit_of: EmitOf, mesh: MeshS
 
 @dataclasses.dataclass(frozen=True)
 class _Body:
-    """The body of a region on one device."""
+    """Body of a region on one device."""
 
     manual: Manual
     emit_of: EmitOf
     mesh: MeshShape
 
     def run(self, op: Op, args: Sequence[Any]) -> Sequence[Any]:
-        """The results of an op without regions."""
+        """Results of an op without regions."""
         inner = op.params.get("manual")
         if inner is not None:
             return _nested(inner, args, self.emit_of, self.mesh)
@@ -57,7 +59,7 @@ class _Body:
         return bind(op, params, args) if special is None else special(params, args)
 
     def renamed(self, params: Params) -> Params:
-        """Params with axes of the program's mesh for those of the region's."""
+        """Params with axes of the program's mesh in place of the region's."""
         names = axis_names(params)
         if not names:
             return params
@@ -74,7 +76,7 @@ class _Body:
 
     @functools.cached_property
     def devices(self) -> Mapping[str, tuple[str, ...]]:
-        """By axis of the region's mesh, the axes of the mesh around it."""
+        """Axes of the program's mesh, by axis of the region's mesh."""
         mesh = self.mesh
         return {
             name: tuple(mesh.names[a] for one in on for a in mesh.axes(one))
@@ -86,8 +88,8 @@ class _Body:
     ) -> tuple[tuple[str, ...], tuple[tuple[int, int], ...]]:
         """Axes and pairs of a permute on the program's mesh.
 
-        jax numbers devices along several axes in the order of the mesh, whatever the order of the
-        names (as of jax 0.12): the pairs are in the order of the region's mesh.
+        jax numbers devices along several axes in mesh order, whatever the order of the names (as of
+        jax 0.12): the pairs are in the order of the region's mesh.
         """
         mesh = self.mesh
         axes = [mesh.index(d) for n, on in self.devices.items() if n in names for d in on]
@@ -99,8 +101,9 @@ class _Body:
 
 
 def _nested(manual: Manual, ins: Sequence[Any], emit_of: EmitOf, mesh: MeshShape) -> list[Any]:
-    """A region over other axes inside of one: along these all devices hold the operands whole, and
-    are to hold the results.
+    """Results of a `shard_map` over more axes inside of another one.
+
+    Operands are replicated on the additional axes, and all_gathers replicate the results.
     """
     args = list(ins)
     for i, spec in enumerate(manual.needs):
@@ -130,9 +133,9 @@ def _same(_: Params, args: Sequence[Any]) -> Sequence[Any]:
     return args
 
 
-# Primitives that jax writes where it checks which axes values vary over, without the check;
-# constraints along axes that a region leaves to the compiler, along which arrays are whole in the
-# emitted region; indices along several axes, of which the primitive takes one.
+# Primitives of jax's check of varying axes, without the check; constraints along axes that a
+# region leaves to the compiler, along which arrays are replicated in the emitted region; indices
+# along several axes, as the primitive takes one.
 _SPECIAL: Mapping[str, Callable[[Params, Sequence[Any]], Sequence[Any]]] = {
     "axis_index": _index,
     "psum_invariant": _psum,

@@ -1,4 +1,4 @@
-"""Primitives that move dims about: broadcast, reshape, transpose, slices, concatenation."""
+"""Primitives that move dims: broadcast, reshape, transpose, stack, tile."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from partir_search.ir.rule import NONE, OpRule
 from partir_search.rules.registry import register, result_shape, shape_of
 
 Params = Mapping[str, Any]
-MOVES = (("max", (0,)), ("min", (0,)))  # elements are only moved: maxima and minima pass
+MOVES = (("max", (0,)), ("min", (0,)))  # partial maxima and minima pass a pure movement
 
 
 def identity(op: Op, blocked: frozenset[int], **fields: Any) -> OpRule:
-    """All operands and results share their dims; `blocked` ones stay whole."""
+    """Rule of an op whose operands and results share their dims; `blocked` ones are not tiled."""
     rank = len(result_shape(op))
     sizes = tuple(shape_of(op, 0)[d] if d in blocked else result_shape(op)[d] for d in range(rank))
     return OpRule(
@@ -40,7 +40,7 @@ def _local_shape(params: Params, _: Sequence[Shape], results: Sequence[Shape]) -
 
 @register("broadcast_in_dim", role=Role.BROADCAST)
 def broadcast_in_dim(op: Op) -> OpRule:
-    """New dims and dims stretched from size 1 are free factors of the result."""
+    """New dims and dims broadcast from size 1 are free factors of the result."""
     shape, result = shape_of(op, 0), result_shape(op)
     dims = op.params["broadcast_dimensions"]
     operand = tuple(d if shape[i] == result[d] else NONE for i, d in enumerate(dims))
@@ -75,7 +75,7 @@ def iota(op: Op) -> OpRule:
 
 @register("empty", "empty2")
 def empty(op: Op) -> OpRule:
-    """Memory of any content."""
+    """Uninitialised memory."""
     result = result_shape(op)
     return OpRule(
         Kind.MOVEMENT,
@@ -102,20 +102,20 @@ Factors = tuple[tuple[int, ...], tuple[int, ...], list[int], list[tuple[int, ...
 
 
 def reshape_factors(old: Shape, new: Shape) -> Factors:
-    """Operand and result dims, sizes and `major_factors` of a reshape's factors: its mixed radix.
+    """Operand and result dims, sizes and `major_factors` of a reshape's factors: a mixed radix.
 
-    Both shapes are read from the left. What the two dims at hand have in common is a factor, and
-    the rest of the larger one goes on with the next dim: [12] to [4, 3] has the factors 4 and 3,
-    both on the operand's dim. Where the rests have no common divisor, whatever is left of the run
-    of dims (up to where both products agree) is strided in the other shape and stays whole.
+    Both shapes are read from the left. The common divisor of the two current dims is a factor, and
+    the quotient of the larger one continues with the next dim: [12] to [4, 3] has the factors 4 and
+    3, both on the operand's dim. If the quotients have no common divisor, the remainder of the run
+    of dims (up to equal products) is strided in the second shape and not tiled.
     """
     operand, result = [NONE] * len(old), [NONE] * len(new)
     sizes: list[int] = []
     major_factors: list[tuple[int, ...]] = []
-    on_old: list[int] = []  # factors on the dim at hand
+    on_old: list[int] = []  # factors of the current dim
     on_new: list[int] = []
     i = j = 0
-    a = b = 1  # what is left of the dims at hand
+    a = b = 1  # sizes of the current dims still to be factored
     while True:
         while a == 1 and i < len(old):
             a, i, on_old = old[i], i + 1, []
@@ -146,7 +146,7 @@ def reshape_factors(old: Shape, new: Shape) -> Factors:
 
 @register("reshape", role=Role.RESHAPE)
 def reshape(op: Op) -> OpRule:
-    """Splits and merges; see `reshape_factors`."""
+    """Splits and merges of dims; see `reshape_factors`."""
     if op.params.get("dimensions") is not None or 0 in result_shape(op):
         operand: tuple[int, ...] = (NONE,) * len(shape_of(op, 0))
         result: tuple[int, ...] = (NONE,) * len(result_shape(op))
@@ -212,12 +212,12 @@ def stack(op: Op) -> OpRule:
 
 @register("unstack")
 def unstack(op: Op) -> OpRule:
-    """All dims but the one taken apart."""
+    """All dims but the removed one."""
     return _stacking(op, result_shape(op))
 
 
 def _stacking(op: Op, part: Shape) -> OpRule:
-    """Parts share their dims; the stack of them holds one more, which stays whole."""
+    """Rule of parts with equal dims and their stack, with one more dim, which is not tiled."""
     axis, outer = op.params["axis"], tuple(range(len(part)))
     stacked = (*outer[:axis], NONE, *outer[axis:])
     dims = {len(part): outer, len(part) + 1: stacked}
@@ -234,7 +234,7 @@ def _stacking(op: Op, part: Shape) -> OpRule:
 
 @register("tile")
 def tile(op: Op) -> OpRule:
-    """Copies laid end to end: a repeated dim is [copies, dim], the copies being free."""
+    """Copies laid end to end: a repeated dim is [copies, dim], with free copies."""
     shape, reps = shape_of(op, 0), op.params["reps"]
     sizes: list[int] = []
     major_factors: list[tuple[int, ...]] = []

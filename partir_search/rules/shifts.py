@@ -1,6 +1,6 @@
 """Primitives that shift elements along a dim: slices, reversal, padding, concatenation.
 
-A tile of their result reads another stretch of the operand than the tile of the same number.
+A tile of their result reads a window of the operand different from the tile of the same number.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from partir_search.rules.shape import identity
 
 Params = Mapping[str, Any]
 
-LITTLE = 1 / 8  # of a dim: so far off, most of a tile's stretch is the operand's own tile
-FEW = 4  # elements: too few to be tiled
-MOST_JOINED = 8  # operands of a concatenation whose joined dim may be tiled: each is read for it
+LITTLE = 1 / 8  # fraction of a dim: for smaller shifts most of a window is the device's own tile
+FEW = 4  # elements, too few to tile
+MOST_JOINED = 8  # operands of a concatenation with windows: a tile reads a window of each
 
 
 @register("rev", role=Role.REVERSAL)
 def rev(op: Op) -> OpRule:
-    """A tile of a reversed dim reads the mirror image of its stretch."""
+    """A tile of a reversed dim reads its mirror image."""
     shape = result_shape(op)
     mirrored = [Reads(0, d, -1, shape[d] - 1, spreads=False) for d in op.params["dimensions"]]
     return stretching(op, mirrored)
@@ -43,8 +43,9 @@ def rev(op: Op) -> OpRule:
 
 @register("slice", role=Role.SLICE)
 def slice_(op: Op) -> OpRule:
-    """A tile of a cut dim reads the stretch that it is cut from. A few elements of a dim are summed
-    over its tiles, all but one of which have zeros.
+    """A tile of a cut dim reads the window it is cut from; few elements are partial sums.
+
+    At most `FEW` elements of a dim lie in one tile: all further tiles add zeros.
     """
     shape, result = shape_of(op, 0), result_shape(op)
     starts, strides = op.params["start_indices"], op.params["strides"] or (1,) * len(shape)
@@ -80,7 +81,7 @@ def slice_(op: Op) -> OpRule:
 
 
 def _local_strided(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
-    """Every so many elements of a stretch; zeros stand beyond the end of the operand."""
+    """Strided elements of a window; zeros beyond the end of the operand."""
     (x,), p, (result,) = args, op.params, local_result_shapes(ctx, slice_(op), op)
     starts, strides = list(p["start_indices"]), p["strides"]
     for d, (n, m) in enumerate(zip(op.operands[0].type.shape, result_shape(op), strict=True)):
@@ -104,7 +105,7 @@ def _is_few(op: Op, dim: int) -> bool:
 def _local_few(
     few: Sequence[int], localize: Any, ctx: Any, op: Op, args: Sequence[Any]
 ) -> Sequence[Any]:
-    """Elements of a few that lie in this tile; zeros for the others."""
+    """Elements of a short slice inside of this tile; zeros for all further ones."""
     (x,), result, starts = args, result_shape(op), op.params["start_indices"]
     for d in few:
         if ctx.tiles(d) > 1:
@@ -130,17 +131,17 @@ def _local_few(
 
 
 def _reads(operand: int, dim: int, step: int, first: int, extent: int, points: int) -> Reads:
-    """Stretches that spread where both ends are off by little."""
+    """Window; tilings propagate both ways if both ends are shifted by at most `LITTLE`."""
     off = max(abs(first), abs(step * points + first - extent))
     return Reads(operand, dim, step, first, spreads=off <= LITTLE * extent)
 
 
 def stretching(op: Op, reads: Sequence[Reads], **fields: Any) -> OpRule:
-    """Rule of an op whose operands and result share their dims, of which tiles read stretches.
+    """Rule of an op whose operands and result share their dims, with tiles that read windows.
 
     Args:
-      reads: of the dims of which a tile reads another stretch than its own.
-      fields: of the rule, where they are not those of a shift.
+      reads: windows of the dims not read tile by tile.
+      fields: fields of the rule different from a shift's.
     """
     result = result_shape(op)
     every = tuple(range(len(op.operands)))
@@ -164,7 +165,7 @@ def stretching(op: Op, reads: Sequence[Reads], **fields: Any) -> OpRule:
 
 @register("concatenate", role=Role.CONCATENATION)
 def concatenate(op: Op) -> OpRule:
-    """A tile of the joined dim reads what of each operand falls into it."""
+    """A tile of the joined dim reads its part of each operand."""
     dim = op.params["dimension"]
     extents = [x.type.shape[dim] for x in op.operands]
     if len(extents) > MOST_JOINED:
@@ -180,7 +181,7 @@ def concatenate(op: Op) -> OpRule:
 def _local_join(
     dim: int, ends: Sequence[int], ctx: Any, op: Op, args: Sequence[Any]
 ) -> Sequence[Any]:
-    """The tile of the joined whole: at each place, the operand that it lies in."""
+    """Tile of the concatenation: at each position, the element of the operand it comes from."""
     if ctx.tiles(dim) == 1:
         return bind(op, op.params, args)
     out = args[-1]
@@ -193,7 +194,7 @@ def _local_join(
 
 @register("pad", role=Role.PADDING)
 def pad(op: Op) -> OpRule:
-    """A tile of a padded dim reads what of the operand falls into it. Linear for zeros."""
+    """A tile of a padded dim reads its part of the operand. Linear for zero padding."""
     shape, result = shape_of(op, 0), result_shape(op)
     filler = op.operands[1]
     zero = isinstance(filler, Literal) and filler.is_zero()
@@ -226,7 +227,7 @@ def pad(op: Op) -> OpRule:
 def _longer_end(
     params: Params, operands: Sequence[Shape], results: Sequence[Shape]
 ) -> dict[str, Any]:
-    """More padding at the end, up to the result's shape."""
+    """Params with the end padding changed to give the result's shape."""
     config = []
     for n, m, (low, _, inner) in zip(
         operands[0], results[0], params["padding_config"], strict=True
@@ -238,16 +239,16 @@ def _longer_end(
 def _local_pad(
     stretched: frozenset[int], zero: bool, ctx: Any, op: Op, args: Sequence[Any]
 ) -> Sequence[Any]:
-    """The tile of the padded whole: of a stretch of the operand, or of all of it."""
+    """Tile of the padded array, from a window of the operand or from all of it."""
     x, filler = args
     config = list(op.params["padding_config"])
     tiled = [d for d, c in enumerate(config) if any(c) and ctx.tiles(d) > 1]
-    starts: dict[int, Any] = {}  # of a tile in what is made for it
+    starts: dict[int, Any] = {}  # first element of the tile in the padded window
     for d in stretched.intersection(tiled):
         low, _, inner = config[d]
         tile, each = result_shape(op)[d] // ctx.tiles(d), inner + 1
         low %= each
-        if tile % each:  # the first element of a stretch lies elsewhere in each tile
+        if tile % each:  # the first element of a window has a different position in each tile
             starts[d] = inner - low + ctx.tile_index(d) * tile % each
             tile, low = tile + 2 * inner, inner
         config[d] = (low, tile - low - (x.shape[d] - 1) * each - 1, inner)
@@ -258,7 +259,7 @@ def _local_pad(
             out = lax.dynamic_slice_in_dim(out, starts[d], tile, d)
         if d not in stretched:
             out = lax.dynamic_slice_in_dim(out, ctx.tile_index(d) * tile, tile, d)
-        elif not zero:  # beyond the operand's ends the stretch holds zeros
+        elif not zero:  # beyond the operand's ends the window is zero
             low, _, inner = op.params["padding_config"][d]
             place = lax.broadcasted_iota(jnp.int32, out.shape, d) + ctx.tile_index(d) * tile - low
             inside = (place >= 0) & (place < shape_of(op, 0)[d] * (inner + 1))

@@ -1,4 +1,4 @@
-"""Sharding rules of the user's own, in einsum notation, for primitives and for functions."""
+"""The user's sharding rules in einsum notation, for primitives and functions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,13 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Equation:
-    """A rule such as ``"b s d, d f -> b s f"``, read: names of dims per operand and result."""
+    """Parsed rule such as ``"b s d, d f -> b s f"``.
+
+    Attributes:
+      of: name of the primitive or function.
+      text: the rule.
+      left / right: names of dims per operand and per result.
+    """
 
     of: str
     text: str
@@ -34,7 +40,14 @@ class Equation:
 
     @classmethod
     def parse(cls, of: str, text: str) -> Equation:
-        """Raises ValueError where `text` is no equation; `of` names what it is for."""
+        """Equation of a text.
+
+        Args:
+          of: name of the primitive or function, for messages.
+
+        Raises:
+          ValueError: `text` is no equation.
+        """
         if not isinstance(text, str):
             raise TypeError(f"the rule of {of!r} is a string, 'a b, b c -> a c', not {shown(text)}")
         if text.count("->") != 1:
@@ -49,7 +62,11 @@ class Equation:
         return cls(of, text, left, right)
 
     def rule(self, op: Op, flops_per_point: float | None, **fields: Any) -> OpRule:
-        """The rule of `op`; ValueErrors name the op's source line."""
+        """Rule of `op`.
+
+        Raises:
+          ValueError: the equation does not fit the op; the message has the op's source line.
+        """
         if len(self.left) != len(op.operands) or len(self.right) != len(op.results):
             raise ValueError(
                 f"the rule {self.text!r} of {self.of!r} has {len(self.left)} operands and"
@@ -75,7 +92,7 @@ class Equation:
 
     @property
     def kind(self) -> Kind:
-        """A contraction if dims that several operands share are summed over."""
+        """Contraction if dims shared by several operands are summed over."""
         summed = {n for d in self.left for n in d} - {n for d in self.right for n in d} - {"."}
         if any(sum(n in d for d in self.left) > 1 for n in summed):
             return Kind.CONTRACTION
@@ -83,7 +100,7 @@ class Equation:
 
     @property
     def flops_per_point(self) -> float:
-        """Operations that are likely: a product and a sum, or one of them."""
+        """Estimated operations per point: 2 for a product and a sum, 1 for either."""
         return 2.0 if self.kind is Kind.CONTRACTION else 1.0
 
     def _match(self, dims: Sequence[str], kind: TensorType, sizes: dict[str, int]) -> None:
@@ -95,7 +112,11 @@ class Equation:
                 raise ValueError(f"{about} gives dim {n!r} the sizes {sizes[n]} and {size}")
 
     def batched(self, operands: Sequence[bool]) -> Equation:
-        """With one more leading dim on some operands and on all results, as vmap adds it."""
+        """Equation with one more leading dim on some operands and all results, as added by vmap.
+
+        Args:
+          operands: True for batched operands.
+        """
         taken = {n for dims in (*self.left, *self.right) for n in dims}
         new = next(f"v{i}" for i in range(len(taken) + 1) if f"v{i}" not in taken)
         left = tuple((new, *d) if b else d for d, b in zip(self.left, operands, strict=True))
@@ -110,16 +131,16 @@ def register_rule(
     """Gives `primitive` a rule such as ``"b s d, d f -> b s f"``.
 
     Args:
-      primitive: a jax primitive (or its name) that computes tile by tile when its operands are
-        tiled alike: a foreign function, say. For what holds shapes (a Pallas kernel's grid) see
-        `with_rule`.
-      equation: names of the dims of each operand, then of each result; `.` marks a dim that must
-        stay whole. A name missing from the results is summed over.
-      flops_per_point: operations per point of the iteration space, for the simulator; 2 where
-        dims that several operands share are summed over, else 1, if None.
+      primitive: a jax primitive (or its name) that can be applied to equally tiled operands tile by
+        tile, such as a foreign function. For functions with shapes inside (a Pallas kernel's grid)
+        see `with_rule`.
+      equation: names of the dims of each operand, then of each result; `.` marks a dim needed
+        whole. A name absent from the results is summed over.
+      flops_per_point: operations per point of the iteration space, for the simulator. None: 2 if
+        dims shared by several operands are summed over, or 1.
 
     Raises:
-      ValueError: the equation cannot be read, or the primitive has a rule already.
+      ValueError: the equation cannot be parsed, or the primitive has a rule already.
     """
     name = primitive if isinstance(primitive, str) else getattr(primitive, "name", None)
     if not isinstance(name, str) or not name:
@@ -138,20 +159,20 @@ ruled_call.multiple_results = True
 
 
 def with_rule(equation: str, *, flops_per_point: float | None = None) -> Callable[[_F], _F]:
-    """Makes one op with a rule of a function of arrays, such as one that calls a Pallas kernel.
+    """Turns a function of arrays, such as a call of a Pallas kernel, into one op with a rule.
 
-    The function is traced again on the tiles of each device, so that grids and block shapes fit
-    them. Outside of `auto_partition` it runs as it is. Derivatives are those of the plain
-    function: give it its rule inside of a `jax.custom_vjp` if the kernel has none.
+    The function is traced again on the tiles of each device, with grids and block shapes of the
+    tiles. Outside of `auto_partition` it runs unchanged. Derivatives are the plain function's: if
+    the kernel has none, apply the rule inside of a `jax.custom_vjp`.
 
     Args:
-      equation: as for `register_rule`. The function takes arrays by position and returns one
-        array or a tuple of them.
-      flops_per_point: operations per point of the iteration space, for the simulator; 2 where
-        dims that several operands share are summed over, else 1, if None.
+      equation: as for `register_rule`. The function takes arrays by position and returns one array
+        or a tuple of arrays.
+      flops_per_point: operations per point of the iteration space, for the simulator. None: 2 if
+        dims shared by several operands are summed over, or 1.
 
     Raises:
-      ValueError: the equation cannot be read, or does not fit the arrays of a call.
+      ValueError: the equation cannot be parsed, or does not fit the arrays of a call.
     """
     if callable(equation):
         raise TypeError(

@@ -1,9 +1,9 @@
 """Convolutions.
 
-A tile of a dim that the window slides over reads its part of the image and a halo. A window of
-one pixel slides over nothing: its dims pass through; one that covers the image contracts it, as
-matmuls do. Where a wide window is multiplied with a wide image (the gradient of a kernel), a tile
-of the window reads its part of the image, and the result is summed.
+A tile of a sliding dim reads its part of the image and a halo. A window of one pixel does not
+slide: its dims pass through. A window as large as the image is contracted with it, as in a matmul.
+If a large window is multiplied with a large image (the gradient of a kernel), a tile of the window
+reads its part of the image, and the result is summed.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from partir_search.rules.halves import in_halves
 from partir_search.rules.registry import register, result_shape, shape_of
 from partir_search.rules.resizing import convolutions
 
-WIDE = 4  # bytes of elements whose sums may be rounded in between
+WIDE = 4  # bytes per element from which sums may be rounded in parts
 
 
 @register("conv_general_dilated", role=Role.CONVOLUTION)
 def convolution(op: Op) -> OpRule:
-    """Batch, features out, features in (which sum), and groups of features or of the batch.
+    """Batch, output features, summed input features, and groups of features or of the batch.
 
-    All gradients of a convolution are convolutions: that of the kernel sums over the batch, as its
-    `dimension_numbers` say. Inside a group the features stay whole.
+    All gradients of a convolution are convolutions: the kernel's gradient sums over the batch, by
+    its `dimension_numbers`. Features inside of a group are not tiled.
     """
     p, dn = op.params, op.params["dimension_numbers"]
     lhs, rhs = shape_of(op, 0), shape_of(op, 1)
@@ -56,7 +56,7 @@ def convolution(op: Op) -> OpRule:
         return len(sizes) - 1
 
     def inner(size: int) -> None:
-        """Work that every tile does in full."""
+        """Adds a factor of work done in full by every tile."""
         blocked.add(factor(size, reducer="sum"))
 
     batch, features = (lhs_dims, dn.lhs_spec[0]), (lhs_dims, dn.lhs_spec[1])
@@ -77,7 +77,7 @@ def convolution(op: Op) -> OpRule:
         factor(lhs[dn.lhs_spec[0]], batch, out_batch)
         factor(channels, kernel_out, out_features)
         factor(lhs[dn.lhs_spec[1]], features, kernel_in, reducer="sum")
-    work = 1.0  # pairs of elements that meet, per point
+    work = 1.0  # products per point
     reads: list[Reads] = []
     for i, (d, k, o) in enumerate(
         zip(dn.lhs_spec[2:], dn.rhs_spec[2:], dn.out_spec[2:], strict=True)
@@ -119,8 +119,9 @@ def convolution(op: Op) -> OpRule:
 
 
 def _told(op: Op) -> frozenset[str]:
-    """Parameters that are as in a plain convolution: steps of one, no padding, one group, features
-    last.
+    """Parameters equal to a plain convolution's.
+
+    Plain: strides and dilations of one, no padding, one group, features last.
     """
     p, n = op.params, len(op.results[0].type.shape)
     dn, space = p["dimension_numbers"], tuple(range(1, n - 1))
@@ -138,7 +139,7 @@ def _told(op: Op) -> frozenset[str]:
 
 
 def _ends(op: Op, i: int) -> tuple[str, str]:
-    """Modes of what stands beyond both ends of the image along one dim."""
+    """Boundary modes of both ends of the image along window dim `i`."""
     ends = op.params.get("ends")
     return ends[i] if ends else (ZERO, ZERO)
 
@@ -150,17 +151,18 @@ def _beyond(op: Op, i: int, extent: int) -> Beyond | None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Slide:
-    """Geometry of a window that slides along one dim.
+    """Geometry of a window sliding along one dim.
 
-    Point p of the result, and element q of the window, meet position ``p * stride + q * spread -
-    low`` of the image with ``holes`` between its elements. Along the result (or along the window,
-    where that is wider) points are elements, or blocks of so many that each reads alike.
+    Point p of the result and element q of the window are multiplied with position ``p * stride + q
+    * spread - low`` of the image, dilated by ``holes``. Along the result (or along the window, if
+    larger) points are elements, or blocks of elements with equal windows.
 
     Attributes:
-      still: every window lies on the image as it is.
-      touches: pairs of a window's element and a pixel that meet: no padding, no hole.
-      points: of the factor; 0 if the dim must stay whole.
-      step / over / first / width: stretch that a point reads (`Reads`).
+      still: every window is the image itself.
+      along_window: the factor is a dim of the window.
+      touches: products of an element of the window and a pixel, without padding and dilation holes.
+      points: extent of the factor; 0 if the dim must be whole.
+      step / over / first / width: window read by a point (`Reads`).
     """
 
     still: bool
@@ -202,9 +204,9 @@ def _slide(op: Op, i: int) -> _Slide:
 
 
 def _touches(image: int, window: int, out: int, i: int, p: Mapping[str, Any]) -> int:
-    """Pairs of a window's element and a pixel that it meets: not padding, no hole of dilation."""
+    """Products of an element of the window and a pixel, without padding and dilation holes."""
     low, high = p["padding"][i]
-    if p.get("ends") and p["ends"][i] != (ZERO, ZERO):  # no zeros are met there
+    if p.get("ends") and p["ends"][i] != (ZERO, ZERO):  # padding by elements, not zeros
         image, low = image + low + high, 0
     met = 0
     for k in range(window):
@@ -223,7 +225,7 @@ def _local(ctx: LocalContext, op: Op, args: Sequence[Any]) -> Sequence[Any]:
     tiled = _tiled(op, window.shape, tuple(made))
     for i in tiled:
         o, holes = dn.out_spec[2 + i], op.params["lhs_dilation"][i]
-        if _slide(op, i).over > 1 and made[o] % holes:  # elements before the tile's own are made
+        if _slide(op, i).over > 1 and made[o] % holes:  # computes elements before the tile too
             starts[o] = ctx.tile_index(rule.results[0][o]) * made[o] % holes, made[o]
             made[o] += holes - 1
     params = _localize(op, tiled, [x.shape for x in args], made)
@@ -247,7 +249,7 @@ def _local(ctx: LocalContext, op: Op, args: Sequence[Any]) -> Sequence[Any]:
 
 
 def _tiled(op: Op, window: Shape, out: Shape) -> list[int]:
-    """The windows of which this is a tile, by position."""
+    """Positions of the window dims that are tiled here."""
     dn, found = op.params["dimension_numbers"], []
     for i, (k, o) in enumerate(zip(dn.rhs_spec[2:], dn.out_spec[2:], strict=True)):
         slide = _slide(op, i)
@@ -260,8 +262,8 @@ def _tiled(op: Op, window: Shape, out: Shape) -> list[int]:
 def _convolve(op: Op, params: Mapping[str, Any], image: Any, window: Any) -> Any:
     padding = list(params["padding"])
     for i, k in enumerate(params["dimension_numbers"].rhs_spec[2:]):
-        # XLA takes this dim for one of groups when it swaps the operands, and aborts (jaxlib 0.10
-        # and 0.12): one more element of the window, a zero, makes it another.
+        # XLA mistakes this dim for a dim of groups when it swaps the operands, and aborts (jaxlib
+        # 0.10 and 0.12); one more element of the window, a zero, avoids the swap.
         if (
             padding[i] == (0, 0)
             and params["rhs_dilation"][i] == 1
@@ -277,8 +279,11 @@ def _convolve(op: Op, params: Mapping[str, Any], image: Any, window: Any) -> Any
 def _localize(
     op: Op, tiled: Sequence[int], operands: Sequence[Shape], out: Sequence[int]
 ) -> dict[str, Any]:
-    """Fewer groups of the same size, where groups are tiled. The halo takes the padding's place,
-    where windows are `tiled`.
+    """Params of a tile: fewer groups of the same size, and halos in place of padding.
+
+    Args:
+      tiled: positions of the window dims with halos.
+      out: local shape of the result.
     """
     params, (lhs, rhs) = op.params, operands
     dn, new = params["dimension_numbers"], dict(params)
