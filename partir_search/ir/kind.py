@@ -43,3 +43,7 @@ class Kind(enum.Enum):
     EFFECT = "effect"
     REGION = "region"
     OPAQUE = "opaque"
+
+
+MOVING = frozenset({Kind.GATHER, Kind.IDENTITY, Kind.MOVEMENT, Kind.SCATTER, Kind.UPDATE})
+"""Kinds of ops that move elements without arithmetic, but for the sums of a scatter."""

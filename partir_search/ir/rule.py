@@ -16,7 +16,7 @@ from partir_search.ir.blockwise import Blockwise
 from partir_search.ir.boundaries import Beyond
 from partir_search.ir.core import Op, Shape
 from partir_search.ir.data_flow import NO_EDGES, DataFlowEdges, Emit
-from partir_search.ir.kind import Kind
+from partir_search.ir.kind import MOVING, Kind
 from partir_search.ir.local_context import LocalContext
 from partir_search.ir.manual import Manual
 from partir_search.ir.role import Role
@@ -170,6 +170,11 @@ class OpRule:
     def contracts(self) -> bool:
         """True if the op runs on matrix units."""
         return self.kind is Kind.CONTRACTION
+
+    @property
+    def moves(self) -> bool:
+        """True if the op moves elements without arithmetic."""
+        return self.kind in MOVING
 
     @property
     def opaque(self) -> bool:

@@ -5,23 +5,18 @@ from __future__ import annotations
 import math
 
 from partir_search.ir.core import Op
+from partir_search.ir.kind import Kind
 from partir_search.ir.rule import OpRule
 
 
 def is_pointwise(rule: OpRule) -> bool:
     """True for an elementwise op or a plain reduction, computed point by point."""
-    if rule.elementwise:
-        return True
-    return bool(
-        rule.sizes
-        and not (rule.contracts or rule.blocked or rule.opaque or rule.local)
-        and any(rule.reducers)
-    )
+    return rule.elementwise or is_reduction(rule)
 
 
 def is_reduction(rule: OpRule) -> bool:
-    """True for a plain reduction: no contraction, and no blocked, opaque or device-local op."""
-    return not rule.elementwise and is_pointwise(rule)
+    """True for a reduction of whole dims by a monoid that collectives combine."""
+    return rule.kind is Kind.REDUCTION and not (rule.blocked or rule.local) and any(rule.reducers)
 
 
 def op_flops(op: Op, rule: OpRule) -> float:

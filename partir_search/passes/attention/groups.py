@@ -175,7 +175,7 @@ def _grow(ops: Ops, products: Sequence[tuple[Op, Dim2]]) -> Group:
             if x.id in group.made or maker is None or id(maker) in group.core | group.pulled:
                 continue
             rule = ops.rule(maker) if ops.plain(maker) else None
-            if rule and (rule.elementwise or rule.contracts or not rule.flops_per_point):
+            if rule and (rule.elementwise or rule.contracts or rule.moves):
                 group.pulled[id(maker)] = maker
                 pulls.append(maker)
     return group

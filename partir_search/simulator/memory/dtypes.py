@@ -123,9 +123,7 @@ def _set_widths(
             change, results = changes_width(op, rule), [r.id for r in op.results]
             converts = change > 0
             widening = converts or all(for_widening[r] and used[r] for r in results)
-            dots |= change < 0 or (
-                not rule.flops_per_point and all(for_dots[r] and used[r] for r in results)
-            )
+            dots |= change < 0 or (rule.moves and all(for_dots[r] and used[r] for r in results))
         for _, v in op.inputs():
             used[v.id] = True
             for_dots[v.id] &= dots
@@ -180,7 +178,8 @@ def _dot_operands(module: Module, rules: Sequence[OpRule]) -> frozenset[int]:
                 maker = makers[value.id]
                 if maker is None or not rules[maker.id].elementwise:
                     break
-                if rules[maker.id].flops_per_point or changes_width(maker, rules[maker.id]):
+                rule = rules[maker.id]
+                if not rule.moves or changes_width(maker, rule):
                     found.add(value.id)
                     break
                 value = next((x for _, x in maker.inputs()), None)

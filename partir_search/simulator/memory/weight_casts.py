@@ -71,7 +71,7 @@ def find_weight_casts(
 def _reforms(op: Op, rule: OpRule) -> bool:
     """True for an op without arithmetic on one operand: a conversion, a transpose, a reshape."""
     single = rule.elementwise and len(op.operands) == len(op.results) == 1
-    return single and (not rule.flops_per_point or bool(changes_width(op, rule)))
+    return single and (rule.moves or bool(changes_width(op, rule)))
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
