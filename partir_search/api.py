@@ -119,7 +119,7 @@ def auto_partition(
       trip_counts: iterations of data-dependent loops assumed by the simulator, by glob on a loop's
         source line, name stack or name: ``{"*solver.py:41*": 12}``. Default: 100, shared by nested
         loops, or the program's own limit if smaller.
-      dump_dir: folder for the program after each pass, `00_trace.ir` to `09_local.ir`; plans of
+      dump_dir: folder for the program after each pass, `00_trace.ir` to `19_emit.ir`; plans of
         further signatures are written to subfolders.
       on_overflow: behavior of a call whose plan exceeds the memory allowed by the goals: "raise"
         `DoesNotFit` with remedies, or "warn". A plan from a schedule without a search only warns.

@@ -19,6 +19,10 @@ os.environ.setdefault("NPROC", "16")  # fewer threads can deadlock collectives o
 import jax
 import pytest
 
+from partir_search.lowering.local_ir import LocalProgram
+from partir_search.lowering.scheduling.schedule import SCHEDULING, SchedulingPass
+from partir_search.lowering.traits import LoweringTraits
+from partir_search.lowering.verify_local import verify_local
 from tests.support import FASTER
 
 flags = os.environ["XLA_FLAGS"]
@@ -27,6 +31,20 @@ jax.devices()  # reads the flags, once; libtpu, which does not know them all, re
 os.environ["XLA_FLAGS"] = flags
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
+
+
+def verified(run: SchedulingPass) -> SchedulingPass:
+    """A scheduling pass whose results are verified."""
+
+    def checked(program: LocalProgram, traits: LoweringTraits) -> LocalProgram:
+        after = run(program, traits)
+        verify_local(after)
+        return after
+
+    return checked
+
+
+SCHEDULING.update({name: verified(run) for name, run in SCHEDULING.items()})
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -21,9 +21,9 @@ from partir_search.ir.reading.manual import RegionAxes
 from partir_search.ir.verify import verify, verify_partition
 from partir_search.lowering.cache import LocalCache
 from partir_search.lowering.localize import localize
+from partir_search.lowering.scheduling.schedule import schedule_for
 from partir_search.lowering.shard_map import argument_specs, lifted_shardings, result_specs, sharded
 from partir_search.lowering.traits import NEUTRAL, LoweringTraits
-from partir_search.lowering.verify_local import verify_local
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.state import State
 from partir_search.rules.registry import RuleTable
@@ -123,8 +123,8 @@ def run_emitted(
 ) -> list[Any]:
     """The emitted program on CPU devices; checks that replicas of each result agree."""
     program = localize(partition, LocalCache(traits))
-    verify_local(program)
     mesh = device_mesh(partition.mesh)
+    scheduled = schedule_for(program, traits_of(mesh))
     placed = [
         jax.device_put(a, NamedSharding(mesh, s))
         for a, s in zip(args, argument_specs(program), strict=True)
@@ -132,7 +132,7 @@ def run_emitted(
     constants = program.partition.module.constants
     lifted = zip(program.lifted, lifted_shardings(program, mesh), strict=True)
     placed += [jax.device_put(constants[i], s) for i, s in lifted]
-    out = jax.block_until_ready(jax.jit(sharded(program, mesh, traits_of(mesh)))(*placed))
+    out = jax.block_until_ready(jax.jit(sharded(scheduled, mesh))(*placed))
     for value, spec in zip(out, result_specs(program), strict=True):
         check_replicas(value, NamedSharding(mesh, spec))
     return list(out)

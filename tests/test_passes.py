@@ -14,6 +14,7 @@ from flax import nnx
 from jax.sharding import AbstractMesh
 
 import partir_search as ps
+from partir_search.lowering.scheduling.schedule import SCHEDULING
 from partir_search.passes.pad_choice import Pad
 from partir_search.plan.pass_record import PIPELINE
 from partir_search.plan.rewrites import Rewrites
@@ -34,13 +35,14 @@ def partitioned(**options: Any) -> Any:
 def test_recorded_in_order() -> None:
     plan = partitioned().plan(X, W)
     names = [record.name for record in plan.passes]
-    assert names == ["trace", "views", "group_arguments", "fold", "search", "unfold", "local"]
+    rewrites = ["trace", "views", "group_arguments", "fold", "search", "unfold"]
+    assert names == [*rewrites, "local", *SCHEDULING, "emit"]
     assert names == [name for name in PIPELINE if name in names]
     assert all(record.seconds >= 0 for record in plan.passes)
     trace, fold, local = (plan.passes[name] for name in ("trace", "fold", "local"))
     assert trace.ops_after == fold.ops_before == local.ops_before == len(plan.module.ops)
     assert local.ops_after == plan.program.size
-    assert local.text() == plan.local_ir()
+    assert plan.passes[list(SCHEDULING)[-1]].text() == plan.local_ir()
     assert str(plan.passes).splitlines()[1].startswith("trace")
     with pytest.raises(KeyError, match=r"'pad' did not run; passes that did: \['trace'"):
         plan.passes["pad"]
@@ -62,7 +64,8 @@ def test_rewrites_are_passes() -> None:
     assert plan.passes["pad"].ops_after > plan.passes["pad"].ops_before
     again = ps.auto_partition(MESH, machine="tpu_v5e", schedule=plan)(uneven).plan(*shapes)
     names = [record.name for record in again.passes]
-    assert names == ["trace", "views", "group_arguments", "pad", "unfold", "local"]
+    rewrites = ["trace", "views", "group_arguments", "pad", "unfold"]
+    assert names == [*rewrites, "local", *SCHEDULING, "emit"]
     assert again.spec == plan.spec
 
 
@@ -78,13 +81,16 @@ def test_dumped(tmp_path: pathlib.Path) -> None:
         "07_search.ir",
         "08_unfold.ir",
         "09_local.ir",
+        *(f"{at}_{name}.ir" for at, name in enumerate(SCHEDULING, 10)),
+        "19_emit.ir",
         "passes.txt",
     ]
     read = {p.name: p.read_text() for p in (tmp_path / "passes").iterdir()}
     assert read["00_trace.ir"].count("dot_general") > 1
     assert 'tile 0 "batch"' not in read["00_trace.ir"]
     assert read["08_unfold.ir"] == plan.ir(full=True) + "\n"
-    assert read["09_local.ir"] == plan.local_ir() + "\n"
+    assert read["18_scatter_tiles_first.ir"] == plan.local_ir() + "\n"
+    assert "shard_map" in read["19_emit.ir"]
     other = train.plan(jax.ShapeDtypeStruct((32, 8), jnp.float32), W)
     assert (tmp_path / "passes" / other.fingerprint / "09_local.ir").exists()
 

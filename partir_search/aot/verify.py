@@ -40,6 +40,7 @@ from partir_search.ir.mesh import MeshShape
 from partir_search.lowering.halo import crossed
 from partir_search.lowering.local_ir import LocalProgram, Reshard
 from partir_search.lowering.reshard_steps import COLLECTIVES, HaloPermute, Permute, ReshardStep
+from partir_search.lowering.scheduling.schedule import schedule_for
 from partir_search.lowering.shard_map import argument_specs, lifted_specs, result_specs, sharded
 from partir_search.messages.console import new_console, new_table
 from partir_search.simulator.simulator import CostModel
@@ -185,7 +186,7 @@ def compile_for(program: LocalProgram, mesh: Mesh, options: dict[str, Any] | Non
     module: Module = program.partition.module
     results = tuple(NamedSharding(mesh, s) for s in result_specs(program))
     jitted = jax.jit(
-        sharded(program, mesh, traits_of(mesh)),
+        sharded(schedule_for(program, traits_of(mesh)), mesh),
         donate_argnums=tuple(sorted(module.donated)),
         keep_unused=True,
         out_shardings=results,

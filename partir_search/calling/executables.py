@@ -17,6 +17,7 @@ from partir_search.arguments.placement import place, struct_of
 from partir_search.calling.plain_calls import plain_calls
 from partir_search.frontends.refs import value, written
 from partir_search.lowering.local_ir import LocalProgram
+from partir_search.lowering.scheduling.schedule import schedule_for
 from partir_search.lowering.shard_map import (
     argument_specs,
     lifted_shardings,
@@ -72,7 +73,8 @@ class Entry:
         program = self.plan.program
         parts = split_mesh(mesh, program.partition.mesh)
         specs = (*argument_specs(program), *lifted_specs(program))
-        return sharded(program, mesh, traits_of(mesh)), [NamedSharding(parts, s) for s in specs]
+        scheduled = schedule_for(program, traits_of(mesh))
+        return sharded(scheduled, mesh), [NamedSharding(parts, s) for s in specs]
 
     def weakened(self, out: Sequence[Any]) -> list[Any]:
         """Results of the program, with weak types restored."""
@@ -215,7 +217,7 @@ class Executables:
         self._check_fit(plan)
         mesh = plan.mesh
         check_agreement(plan, mesh)
-        mapped = sharded(plan.program, mesh, traits_of(mesh))
+        mapped = sharded(schedule_for(plan.program, traits_of(mesh)), mesh)
 
         lifted: tuple[list[Any], ...] = ()
         if plan.program.lifted:

@@ -1,111 +1,70 @@
-"""Turns a device-local program into jax: the body of one `jax.shard_map`, equation by equation.
+"""Turns a scheduled device-local program into jax: the body of one `jax.shard_map`.
 
-No decision is left to XLA's partitioner. Gathers that are made again are tied to another operand
-of their consumer by an `optimization_barrier`, so that common-subexpression elimination does not
-merge them with the first (XLA:TPU and GPU honour it; XLA:CPU drops barriers before it merges).
+One jax equation per collective and op. Emission decides nothing: order, barriers and layouts are
+the `Scheduling` of the instructions (`lowering/scheduling/`), and no decision is left to XLA's
+partitioner.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence, Set
-from types import MappingProxyType
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from partir_search.ir.bind import constant
 from partir_search.ir.core import Literal
 from partir_search.ir.halos import together
-from partir_search.ir.local_op import run_local, widened
+from partir_search.ir.local_op import run_local
 from partir_search.ir.partition import Partition
-from partir_search.ir.rule import Dims
-from partir_search.lowering.collective_matmul import Walk
 from partir_search.lowering.device import Device, Effects, Shardings
 from partir_search.lowering.emit_blocks import block_turn
 from partir_search.lowering.emit_steps import run_step
-from partir_search.lowering.emit_window import coordinate
+from partir_search.lowering.emit_turns import product_turn
 from partir_search.lowering.local_ir import (
     AttentionTurn,
     Block,
     ChunkedOp,
     LocalOp,
     LocalProgram,
-    MatmulTurn,
     Reshard,
     RingTurn,
 )
 from partir_search.lowering.local_value import LocalValue, Source
-from partir_search.lowering.reshard_steps import (
-    AllGather,
-    Permute,
-)
-from partir_search.lowering.scheduling.delay import gather_queue, ring_queue
-from partir_search.lowering.scheduling.early_reads import read_early
-from partir_search.lowering.scheduling.layouts import held_by_rows, row_major
-from partir_search.lowering.traits import LoweringTraits
+
+Env = dict[int, Any]
+"""Arrays by id of local value."""
 
 
-def emit(
-    program: LocalProgram, traits: LoweringTraits, sharding: Shardings
-) -> Callable[..., tuple[Any, ...]]:
+def emit(program: LocalProgram, sharding: Shardings) -> Callable[..., tuple[Any, ...]]:
     """A function of the local arguments and the lifted constants (`LocalProgram.lifted`), to be run
     inside `jax.shard_map` over the mesh.
 
     Args:
-      traits: of the compiler for the mesh's devices.
+      program: scheduled for the compiler of the mesh's devices.
       sharding: the sharding of a layout on the mesh's devices.
     """
-    by_rows = held_by_rows(program, traits)
-    waits: dict[int, tuple[LocalValue, ...]] = {}
-    if traits.delays_regathers:
-        waits = gather_queue(program.body, program.partition.rules, traits)
+    assert program.traits is not None, "a program is scheduled before it is emitted"
     constants = program.partition.module.constants
-
     lifted, count = program.lifted, len(program.body.args)
 
     def run(*args: Any) -> tuple[Any, ...]:
-        fixed = {
+        env = {
             program.constants[i].id: constant(a) for i, a in constants.items() if i not in lifted
         }
-        fixed |= {program.constants[i].id: a for i, a in zip(lifted, args[count:], strict=True)}
+        env |= {program.constants[i].id: a for i, a in zip(lifted, args[count:], strict=True)}
         effects = Effects(sharding)
-        results = _run_block(
-            program.partition,
-            program.body,
-            args[:count],
-            fixed,
-            effects,
-            traits,
-            by_rows,
-            waits,
-        )
-        return tuple(_after_last_use(program, args, results))
+        results = _run_block(program.partition, program.body, args[:count], env, effects)
+        places = {local.id: at for at, local in enumerate(program.body.args)}
+        for at, argument in program.results_after:
+            results[at], _ = lax.optimization_barrier((results[at], args[places[argument.id]]))
+        return tuple(results)
 
     return run
-
-
-def _after_last_use(
-    program: LocalProgram, args: Sequence[Any], results: Sequence[Any]
-) -> list[Any]:
-    """Results that are gathered into a donated argument's buffer, tied to the argument.
-
-    ZeRO's parameters: without this XLA:TPU copies the argument at the start, for the gather not to
-    overwrite it, and keeps the copy through the step.
-    """
-    module, after = program.partition.module, list(results)
-    gathered = {
-        item.target.id
-        for item in program.body.steps
-        if isinstance(item, Reshard) and isinstance(item.step, AllGather)
-    }
-    for arg, result in module.ties:
-        source = program.body.results[result]
-        if arg in module.donated and isinstance(source, LocalValue) and source.id in gathered:
-            after[result], _ = lax.optimization_barrier((results[result], args[arg]))
-    return after
 
 
 def _run_block(
@@ -114,171 +73,77 @@ def _run_block(
     args: Sequence[Any],
     outer: Mapping[int, Any],
     effects: Effects,
-    traits: LoweringTraits,
-    by_rows: Mapping[int, Sequence[LocalValue]] = MappingProxyType({}),
-    waits: Mapping[int, Sequence[LocalValue]] = MappingProxyType({}),
 ) -> list[Any]:
-    env: dict[int, Any] = dict(outer)
+    env: Env = dict(outer)
     for local, arg in zip(block.args, args, strict=True):
         env[local.id] = arg
-
-    def read(source: Source) -> Any:
-        if isinstance(source, Literal):
-            return jnp.asarray(source.value, source.type.dtype)
-        return env[source.id]
-
-    fills: set[int] = set()  # slots made of no array
-    remade: set[int] = set()  # slots that a compiler makes where they are used
-    queue = ring_queue(block, traits)
-    early = read_early(block, partition.rules, traits)
-    for i, item in enumerate(block.steps):
-        if i in queue:
-            used = [item.source] if isinstance(item, Reshard) else item.ins
-            _tie([s for s in (*queue[i], *used) if isinstance(s, LocalValue) and s.id in env], env)
+    for item in block.steps:
+        order = item.scheduling
+        if order.operands_after:
+            read = (item.source,) if isinstance(item, Reshard) else item.ins
+            operands = (x for x in read if isinstance(x, LocalValue))
+            add_dependency([*order.operands_after, *operands], env)
         if isinstance(item, Reshard):
-            moved = together(env[item.source.id])
-            if item.regather and isinstance(item.step, (AllGather, Permute)):
-                moved = _fence(block, i, item, moved, env, fills, remade)
-            if made := waits.get(i, ()):
-                after = lax.optimization_barrier((moved, *(env[s.id] for s in made)))
-                moved = after[0]
-                env.update(zip((s.id for s in made), after[1:], strict=True))
-            blocks = [env[b.id] for b in item.received]
-            env[item.target.id] = run_step(
-                partition.mesh, item.step, moved, traits.reduce_scatter_tiles_first, blocks
-            )
+            env[item.target.id] = _run_reshard(partition, item, env)
         else:
-            outs = _apply(partition, item, read, env, effects, traits)
-            for local, out in zip(item.outs, outs, strict=True):
-                env[local.id] = out
-            if isinstance(item, RingTurn) and not item.last:
-                _end_turn(block, i, item, env)
-            if i in early:
-                _tie([*item.outs, early[i]], env)
-            if not item.blocks and not any(
-                isinstance(x, LocalValue) and x.value.type.shape for x in item.ins
-            ):
-                fills.update(local.id for local in item.outs)
-            if partition.rules[item.op.id].elementwise:
-                remade.update(local.id for local in item.outs)
-        for local in by_rows.get(i, ()):
-            env[local.id] = row_major(env[local.id])
-    return [read(r) for r in block.results]
+            outs = _run_op(partition, item, env, effects)
+            env.update((local.id, out) for local, out in zip(item.outs, outs, strict=True))
+        if order.before is not None:
+            add_dependency([*item.outs, *order.before], env)
+        for local in order.row_major:
+            rows = Layout(tuple(range(env[local.id].ndim)))
+            env[local.id] = with_layout_constraint(env[local.id], rows)
+    return [_read(r, env) for r in block.results]
 
 
-def _apply(
-    partition: Partition,
-    item: LocalOp,
-    read: Callable[[Source], Any],
-    env: Mapping[int, Any],
-    effects: Effects,
-    traits: LoweringTraits,
-) -> Sequence[Any]:
-    beside_too = partition.rules[item.op.id].beside
-    args = [read(x) if beside_too else together(read(x)) for x in item.ins]
+def _read(source: Source, env: Env) -> Any:
+    if isinstance(source, Literal):
+        return jnp.asarray(source.value, source.type.dtype)
+    return env[source.id]
+
+
+def add_dependency(values: Sequence[LocalValue], env: Env) -> None:
+    """Makes every later reader of one of the values wait for all of them."""
+    tied = lax.optimization_barrier([env[local.id] for local in values])
+    env.update((local.id, x) for local, x in zip(values, tied, strict=True))
+
+
+def _run_reshard(partition: Partition, item: Reshard, env: Env) -> Any:
+    order, x = item.scheduling, together(env[item.source.id])
+    if order.barrier is not None:
+        x = _behind(x, order.barrier, env)
+    if order.after:
+        x = _behind(x, order.after, env)
+    received = [env[local.id] for local in item.received]
+    return run_step(partition.mesh, item.step, x, order.tiles_first, received)
+
+
+def _behind(x: Any, values: Sequence[LocalValue], env: Env) -> Any:
+    """An array behind one barrier with values, and their later readers behind the barrier too."""
+    if not values:
+        return lax.optimization_barrier(x)
+    x, *tied = lax.optimization_barrier((x, *(env[local.id] for local in values)))
+    env.update((local.id, y) for local, y in zip(values, tied, strict=True))
+    return x
+
+
+def _run_op(partition: Partition, item: LocalOp, env: Env, effects: Effects) -> Sequence[Any]:
+    rule = partition.rules[item.op.id]
+    args = [_read(x, env) if rule.beside else together(_read(x, env)) for x in item.ins]
+    device = Device(partition, item.op, effects)
     if isinstance(item, (AttentionTurn, ChunkedOp)):
-        return block_turn(Device(partition, item.op, effects), item, args, env)
+        return block_turn(device, item, args, env)
     if isinstance(item, RingTurn):
-        return _turn(partition, item, args, env, effects)
+        return product_turn(partition, item, args, env, effects)
     if not item.blocks:
-        device = Device(partition, item.op, effects)
-        return run_local(device, partition.rules[item.op.id], item.op, args)
+        return run_local(device, rule, item.op, args)
     blocks = [
-        lambda *inner, b=b: _run_block(partition, b, inner, env, effects.inside(), traits)
+        lambda *inner, b=b: _run_block(partition, b, inner, env, effects.inside())
         for b in item.blocks
     ]
-    emit = partition.rules[item.op.id].emit
-    assert emit is not None, item.op.prim
-    outs = emit(item.op, blocks, args)
-    if item.op.effect:  # what follows waits for the region's end
+    assert rule.emit is not None, item.op.prim
+    outs = rule.emit(item.op, blocks, args)
+    if item.op.effect:  # later effects wait for the region's end
         plain = (x for x in outs if not jnp.issubdtype(x.dtype, jax.dtypes.extended) and x.size)
         effects.tokens.extend(jnp.ravel(x)[0] for x in itertools.islice(plain, 1))
     return outs
-
-
-def _turn(
-    partition: Partition,
-    item: RingTurn,
-    args: Sequence[Any],
-    env: Mapping[int, Any],
-    effects: Effects,
-) -> Sequence[Any]:
-    """The product of a turn and those before, in 32 bits where the result has fewer."""
-    rule, op = partition.rules[item.op.id], widened(item.op)
-    part = item if isinstance(item, MatmulTurn) else None
-    index: Any = None
-    if part:
-        walk = part.walk
-        index = (coordinate(partition.mesh, walk.axis) + part.offset) % walk.size
-        args = [
-            _part(x, dims, walk, index) if i != walk.moving else x
-            for i, (x, dims) in enumerate(zip(args, rule.operands, strict=True))
-        ]
-    (out,) = run_local(Device(partition, op, effects), rule, op, args)
-    (local,) = item.outs
-    narrow = local.value.type.dtype
-    for sums in item.arrived:  # in the type of the result
-        out = out + env[sums.id]
-    if item.arrived or (part and part.passes_results):
-        return [out.astype(narrow)]
-    if part and part.assembles(rule):
-        dim = rule.results[0].index(part.walk.factor)
-        whole = env[local.id] if item.turn else lax.empty(local.shape, narrow)
-        at = index * out.shape[dim]
-        return [lax.dynamic_update_slice_in_dim(whole, out.astype(narrow), at, dim)]
-    if item.turn:
-        out = out + env[local.id]
-    return [out.astype(narrow) if item.last else out]
-
-
-def _part(x: Any, dims: Dims, walk: Walk, index: Any) -> Any:
-    """The block of an operand that a turn works on."""
-    if walk.factor not in dims:
-        return x
-    dim = dims.index(walk.factor)
-    size = x.shape[dim] // walk.size
-    return lax.dynamic_slice_in_dim(x, index * size, size, dim)
-
-
-def _end_turn(block: Block, at: int, item: RingTurn, env: dict[int, Any]) -> None:
-    """Ties what has moved on to the turn's result: the next turn starts after this one, with one
-    product between a permute's start and its end, and no more than two copies of an operand.
-    """
-    later = (block.steps[i] for i in range(at + 1, len(block.steps)))
-    following = next(x for x in later if isinstance(x, LocalOp))
-    moved = [s for s in following.ins if isinstance(s, LocalValue) and s not in item.ins]
-    _tie([*item.outs, *moved], env)
-
-
-def _tie(slots: Sequence[LocalValue], env: dict[int, Any]) -> None:
-    """Makes every use of one of the slots from here on wait for all of them."""
-    for local, x in zip(slots, lax.optimization_barrier([env[s.id] for s in slots]), strict=True):
-        env[local.id] = x
-
-
-def _fence(
-    block: Block,
-    at: int,
-    move: Reshard,
-    moved: Any,
-    env: dict[int, Any],
-    fills: Set[int],
-    remade: Set[int],
-) -> Any:
-    """Keeps the gather from being merged with the one before, and where that costs nothing ties
-    the shard to another operand of the op that the gather is made for.
-
-    Not to one of `fills` (the zeros that a scatter adds to, say): it would wait for nothing, and
-    what the compiler would never store would be. Nor to what is `remade`: tied, even by one number
-    of it, it is stored. XLA:TPU makes the logits' gradient inside of the two products that read it.
-    """
-    user = next((x for x in block.steps[at:] if isinstance(x, LocalOp) and x.op is move.op), None)
-    for source in user.ins if user else ():
-        if isinstance(source, Literal) or source.id not in env or source is move.source:
-            continue
-        if source.value.type.shape and source.id not in fills:
-            if source.id in remade:
-                break
-            moved, env[source.id] = lax.optimization_barrier((moved, env[source.id]))
-            return moved
-    return lax.optimization_barrier(moved)

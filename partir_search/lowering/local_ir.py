@@ -18,6 +18,33 @@ from partir_search.ir.rule import OpRule
 from partir_search.lowering.collective_matmul import RESULT, Walk
 from partir_search.lowering.local_value import LocalValue, Source
 from partir_search.lowering.reshard_steps import HaloPermute, Permute, ReshardStep
+from partir_search.lowering.traits import LoweringTraits
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Scheduling:
+    """Order and form of one instruction, as passes of `lowering/scheduling/` set them.
+
+    Attributes:
+      after: values that the instruction waits for.
+      operands_after: values that the instruction waits for, and each later reader of its operands.
+      before: values whose later readers wait for the instruction; its own results likewise. None
+        for no order.
+      barrier: values behind one barrier with the source, against common-subexpression elimination;
+        () for the source alone, None for no barrier.
+      row_major: results that are laid out row by row.
+      tiles_first: True for a reduce_scatter along the leading dim, to which its dim is transposed.
+    """
+
+    after: tuple[LocalValue, ...] = ()
+    operands_after: tuple[LocalValue, ...] = ()
+    before: tuple[LocalValue, ...] | None = None
+    barrier: tuple[LocalValue, ...] | None = None
+    row_major: tuple[LocalValue, ...] = ()
+    tiles_first: bool = False
+
+
+UNSCHEDULED = Scheduling()
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -40,6 +67,12 @@ class Reshard:
     to_home: bool = False
     received: tuple[LocalValue, ...] = ()
     shared: bool = False
+    scheduling: Scheduling = UNSCHEDULED
+
+    @property
+    def outs(self) -> tuple[LocalValue, ...]:
+        """The target."""
+        return (self.target,)
 
     def details(self) -> Iterator[str]:
         """Attributes as printed, received blocks apart."""
@@ -75,6 +108,7 @@ class LocalOp:
     ins: tuple[Source, ...]
     outs: tuple[LocalValue, ...]
     blocks: tuple[Block, ...] = ()
+    scheduling: Scheduling = UNSCHEDULED
 
     @property
     def received(self) -> tuple[LocalValue, ...]:
@@ -200,11 +234,15 @@ class LocalProgram:
     Attributes:
       constants: closed-over arrays by value id: large ones in their home layouts, others
         replicated.
+      results_after: (position of a result, argument whose last reader the result waits for).
+      traits: of the compiler that the program is scheduled for; None before scheduling.
     """
 
     partition: Partition
     body: Block
     constants: dict[int, LocalValue]
+    results_after: tuple[tuple[int, LocalValue], ...] = ()
+    traits: LoweringTraits | None = None
 
     @property
     def lifted(self) -> list[int]:

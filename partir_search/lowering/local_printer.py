@@ -1,30 +1,41 @@
 """Text of device-local programs: one line per instruction.
 
-    program := "def" name "on" mesh "{" ["constant"] local ":" type ... block "}"
-    block   := line* "return" source*
+    program := "def" name "on" mesh "{" (["constant"] local ":" type)* block "}"
+    block   := line* "return" (source ["after" local])*
     line    := local ":" type "=" step "(" local ")" axes detail* mark* ["for" op]
-             | (local ":" type)* "=" op "(" source* ")" turn? mark* ["{" inner ("} {" inner)* "}"]
+             | (local ":" type)* "=" op "(" source* ")" turn* mark* ["{" inner ("} {" inner)* "}"]
     inner   := "(" (local ":" type)* ")" block
     step    := "slice" | "all_gather" | "all_reduce" | "reduce_scatter" | "all_to_all"
              | "collective_permute" | "halo"
-    detail  := "dim" n | "split" n | monoid | "elements" n ":" n | "size" n | "apart" | "turn" n
-             | "with" local* | "regather"
-    turn    := "turn" n "of" n ["block" n] ["chunks" n] ["adds" local*] | "chunks" n
+    detail  := "dim" n | "split" n | monoid | "elements" n ":" n | "size" n | "apart"
+             | "turn" n | "regather" | "with" local*
+    turn    := "turn" n "of" n | "block" n | "zigzag" | "chunks" n | "adds" local*
+    mark    := ("after" | "operands_after" | "before" | "barrier") "=[" local* "]"
+             | "layout=row_major[" local* "]" | "tiles_first"
     source  := local | number
     local   := "%" value ["#" copy] "[" axes* "]" ["+" monoid "(" axis ")"]*
 
-Brackets hold the mesh axes that tile each dim; partial sums follow. Copies of one value in one
-layout (blocks of a ring, parts of a halo) are numbered. Types are of one device's tile.
+Brackets of a local value hold the mesh axes that tile each dim; partial sums follow. Copies of one
+value in one layout (blocks of a ring, parts of a halo) are numbered. Types are of one device's
+tile. Marks are the instruction's `Scheduling`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from partir_search.ir.core import Literal
 from partir_search.ir.mesh import MeshShape
-from partir_search.lowering.local_ir import Block, LocalOp, LocalProgram, Reshard
+from partir_search.lowering.local_ir import (
+    UNSCHEDULED,
+    Block,
+    LocalOp,
+    LocalProgram,
+    Reshard,
+    Scheduling,
+)
 from partir_search.lowering.local_value import LocalValue, Source
 
 INDENT = "  "
@@ -38,7 +49,8 @@ def print_local(program: LocalProgram) -> str:
     lines = [f"def {partition.module.name} on mesh<{partition.mesh}> {{"]
     lines += [f"{INDENT}{printer.declared(local)}" for local in body.args]
     lines += [f"{INDENT}constant {printer.declared(x)}" for x in program.constants.values()]
-    return "\n".join([*lines, *printer.block(body, 1), "}"])
+    lines += printer.block(body, 1, dict(program.results_after))
+    return "\n".join([*lines, "}"])
 
 
 class _Printer:
@@ -64,15 +76,21 @@ class _Printer:
     def source(self, source: Source) -> str:
         return str(source.value) if isinstance(source, Literal) else self.local(source)
 
-    def block(self, block: Block, level: int) -> Iterator[str]:
-        """The instructions of a block, then its results."""
+    def block(
+        self, block: Block, level: int, after: Mapping[int, LocalValue] = MappingProxyType({})
+    ) -> Iterator[str]:
+        """The instructions of a block, then its results, each with the value that it waits for."""
         indent = INDENT * level
         for item in block.steps:
             if isinstance(item, Reshard):
                 yield indent + self.reshard(item)
             else:
                 yield from self.op(item, level)
-        yield f"{indent}return {self.sources(block.results)}"
+        results = (
+            f"{self.source(x)} after {self.local(after[at])}" if at in after else self.source(x)
+            for at, x in enumerate(block.results)
+        )
+        yield f"{indent}return {', '.join(results)}"
 
     def sources(self, sources: Sequence[Source]) -> str:
         return ", ".join(map(self.source, sources))
@@ -82,15 +100,32 @@ class _Printer:
         said = [f'"{self._mesh.label(step.axes)}"'] if step.axes else []
         said += [*step.details(), *item.details()]
         said += [f"with {self.sources(item.received)}"] if item.received else []
+        said += self.marks(item.scheduling)
         said += [f"for {item.op.prim}"] if item.op else []
         call = f"{step.kind}({self.local(item.source)})"
         return f"{self.declared(item.target)} = {' '.join([call, *said])}"
+
+    def marks(self, scheduling: Scheduling) -> Iterator[str]:
+        """The scheduling of an instruction."""
+        if scheduling is UNSCHEDULED:
+            return
+        for name in ("after", "operands_after"):
+            if values := getattr(scheduling, name):
+                yield f"{name}=[{self.sources(values)}]"
+        for name in ("before", "barrier"):
+            if (values := getattr(scheduling, name)) is not None:
+                yield f"{name}=[{self.sources(values)}]"
+        if scheduling.row_major:
+            yield f"layout=row_major[{self.sources(scheduling.row_major)}]"
+        if scheduling.tiles_first:
+            yield "tiles_first"
 
     def op(self, item: LocalOp, level: int) -> Iterator[str]:
         """The line of an op, and the blocks of its regions."""
         made = ", ".join(map(self.declared, item.outs))
         said = [f"{item.op.prim}({self.sources(item.ins)})", *item.details()]
         said += [f"adds {self.sources(item.received)}"] if item.received else []
+        said += self.marks(item.scheduling)
         line = f"{INDENT * level}{made} = {' '.join(said)}"
         if not item.blocks:
             yield line

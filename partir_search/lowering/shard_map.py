@@ -16,7 +16,6 @@ from partir_search.lowering.emit import emit
 from partir_search.lowering.emit_steps import run_step
 from partir_search.lowering.local_ir import LocalProgram
 from partir_search.lowering.local_value import LocalValue, Source
-from partir_search.lowering.traits import NEUTRAL, LoweringTraits
 
 NO_MESH = AbstractMesh((), ())
 
@@ -87,13 +86,13 @@ def named_sharding(mesh: Any, shape: MeshShape, spec: PartitionSpec) -> NamedSha
     return NamedSharding(mesh if used <= set(mesh.axis_names) else split_mesh(mesh, shape), spec)
 
 
-def sharded(program: LocalProgram, mesh: Any, traits: LoweringTraits = NEUTRAL) -> Any:
+def sharded(program: LocalProgram, mesh: Any) -> Any:
     """`jax.shard_map` of the whole program over flat arguments, lifted constants and results.
 
     Args:
+      program: scheduled for the compiler of the mesh's devices (`schedule_for`).
       mesh: a `jax.sharding.Mesh` or `AbstractMesh` with the user's axes (arguments and results
         of explicit ones are moved to and from the split mesh, which costs nothing) or the plan's.
-      traits: of the compiler for the mesh's devices (`traits_of` in `simulator/target/traits.py`).
     """
     shape = program.partition.mesh
     parts = split_mesh(mesh, shape)
@@ -103,7 +102,7 @@ def sharded(program: LocalProgram, mesh: Any, traits: LoweringTraits = NEUTRAL) 
 
     mapped = without_context(
         jax.shard_map(
-            emit(program, traits, sharding),
+            emit(program, sharding),
             mesh=parts,
             in_specs=(*argument_specs(program), *lifted_specs(program)),
             out_specs=tuple(result_specs(program)),

@@ -21,6 +21,9 @@ def verify_local(program: LocalProgram) -> None:
         another layout than declared, or a result of the program is a partial sum.
     """
     _block(program.body, set(program.constants.values()), "the program")
+    for at, argument in program.results_after:
+        if argument not in program.body.args or at not in range(len(program.body.results)):
+            raise InvalidLocalProgram(f"result {at} waits for {_named(argument)}, no argument")
     for result in program.body.results:
         if isinstance(result, LocalValue) and result.pending:
             raise InvalidLocalProgram(f"the result {_named(result)} is a partial sum")
@@ -35,6 +38,14 @@ def _block(block: Block, outer: Iterable[LocalValue], where: str) -> None:
                 raise InvalidLocalProgram(f"{user} in {where} reads {_named(source)} too early")
 
     for item in block.steps:
+        order = item.scheduling
+        named = item.step.kind if isinstance(item, Reshard) else item.op.prim
+        check(
+            (*order.after, *order.operands_after, *(order.barrier or ())), f"the order of {named}"
+        )
+        check(order.before or (), f"the order of {named}")
+        if not set(order.row_major) <= set(item.outs):
+            raise InvalidLocalProgram(f"{named} in {where} lays out a value of other instructions")
         if isinstance(item, Reshard):
             check((item.source, *item.received), f"{item.step.kind} to {_named(item.target)}")
             _reshard(item)

@@ -19,8 +19,9 @@ from partir_search.messages.wording import shown
 from partir_search.plan.basis import Basis
 from partir_search.plan.collectives import Collective, collectives_of
 from partir_search.plan.context import PlanContext
+from partir_search.plan.emission import emission
 from partir_search.plan.explain import conflicts, why_replicated
-from partir_search.plan.pass_record import PassRecords
+from partir_search.plan.pass_record import PassRecord, PassRecords
 from partir_search.plan.planned import Planned, SearchReport
 from partir_search.plan.remedy import Remedy
 from partir_search.plan.rewrites import Rewrites, Rewritten
@@ -51,8 +52,12 @@ class PlanFacts(Layouts, Rewritten):
 
     @property
     def passes(self) -> PassRecords:
-        """Records of the passes from the trace to the device-local program, in order."""
-        return PassRecords((*self._context.passes, *self._planned.passes))
+        """Records of the passes from the trace to emission, which first access runs."""
+        return PassRecords((*self._context.passes, *self._planned.passes, self._emission))
+
+    @functools.cached_property
+    def _emission(self) -> PassRecord:
+        return emission(self.program, self._context.mesh)
 
     @property
     def program(self) -> LocalProgram:

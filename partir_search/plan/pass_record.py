@@ -17,6 +17,16 @@ PIPELINE = {
     "search": "decisions on the folded program",
     "unfold": "decisions on the unfolded program",
     "local": "the program of one device, with its collectives",
+    "delay_rings": "rings wait for earlier rings",
+    "order_turns": "turns of a ring, one after the other",
+    "delay_gathers": "regathers wait for gradients",
+    "hoist_early_reads": "reads of the loss, before the backward pass",
+    "block_cse": "barriers that keep regathers apart from earlier gathers",
+    "pin_update_layouts": "gradients in the layout of their state",
+    "pin_lookup_layouts": "look-ups in rows",
+    "write_donated_last": "results in donated buffers, after the last read",
+    "scatter_tiles_first": "reduce_scatters along the leading dim",
+    "emit": "one jax.shard_map",
 }
 
 

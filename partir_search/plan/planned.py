@@ -7,12 +7,13 @@ import dataclasses
 import functools
 import gc
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from partir_search.lowering.cache import LocalCache
 from partir_search.lowering.local_ir import LocalProgram
 from partir_search.lowering.local_printer import print_local
 from partir_search.lowering.localize import localize
+from partir_search.lowering.scheduling.schedule import schedule_for
 from partir_search.mcts.game import Move, Score
 from partir_search.mcts.tree import Tree
 from partir_search.messages.renamed import warn_renamed
@@ -92,12 +93,20 @@ class Planned:
         return state
 
     @functools.cached_property
-    def _local(self) -> tuple[LocalProgram, PassRecord]:
+    def _local(self) -> tuple[LocalProgram, tuple[PassRecord, ...]]:
         begin = time.perf_counter()
         program = localize(self.sketch.partition, self.cache)
         seconds, ops = time.perf_counter() - begin, len(self.graph.module.ops)
-        text = functools.partial(print_local, program)
-        return program, PassRecord("local", seconds, ops, program.size, text)
+        records = [PassRecord("local", seconds, ops, program.size, _text(program))]
+        begin = time.perf_counter()
+
+        def observe(name: str, after: LocalProgram) -> None:
+            nonlocal begin
+            seconds, before = time.perf_counter() - begin, records[-1].ops_after
+            records.append(PassRecord(name, seconds, before, after.size, _text(after)))
+            begin = time.perf_counter()
+
+        return schedule_for(program, self.cache.traits, observe), tuple(records)
 
     @property
     def program(self) -> LocalProgram:
@@ -107,7 +116,11 @@ class Planned:
     @property
     def passes(self) -> tuple[PassRecord, ...]:
         """Records of the passes from the fold to the device-local program."""
-        return (*self.searched, self._local[1])
+        return (*self.searched, *self._local[1])
+
+
+def _text(program: LocalProgram) -> Callable[[], str]:
+    return functools.partial(print_local, program)
 
 
 def with_search(planned: Planned, found: Planned, reports: Sequence[SearchReport]) -> Planned:

@@ -22,7 +22,9 @@ from partir_search.lowering.cache import LocalCache
 from partir_search.lowering.local_ir import AttentionTurn, ChunkedOp, RingReshard
 from partir_search.lowering.localize import localize
 from partir_search.lowering.reshard_steps import Permute
+from partir_search.lowering.scheduling.schedule import schedule_for
 from partir_search.lowering.shard_map import argument_specs, sharded
+from partir_search.lowering.traits import NEUTRAL
 from partir_search.lowering.zigzag import owner_of
 from partir_search.passes.attention import with_attention
 from partir_search.rules.registry import RuleTable
@@ -83,7 +85,7 @@ def test_bytes(n: int, zigzag: bool) -> None:
         jax.device_put(a, NamedSharding(mesh, s))
         for a, s in zip(args, argument_specs(program), strict=True)
     ]
-    compiled = jax.jit(sharded(program, mesh)).lower(*placed)
+    compiled = jax.jit(sharded(schedule_for(program, NEUTRAL), mesh)).lower(*placed)
     counts = ps.stablehlo_counts(compiled.as_text())
     assert counts["collective_permute"] == len(moves)
     assert not counts.get("reduce_scatter")
@@ -147,7 +149,7 @@ def test_sums_are_added_in_32_bits() -> None:
         jax.device_put(a, NamedSharding(mesh, s))
         for a, s in zip(args, argument_specs(program), strict=True)
     ]
-    (got,) = jax.jit(sharded(program, mesh))(*placed)
+    (got,) = jax.jit(sharded(schedule_for(program, NEUTRAL), mesh))(*placed)
 
     def error(x: Any) -> float:
         return float(jnp.sqrt(jnp.mean((x.astype(jnp.float32) - want) ** 2)))

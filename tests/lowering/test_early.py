@@ -13,7 +13,8 @@ import pytest
 
 import partir_search as ps
 from partir_search.lowering.local_ir import Instruction, LocalOp, Reshard
-from partir_search.lowering.scheduling.early_reads import read_early
+from partir_search.lowering.scheduling.early_reads import early_reads
+from partir_search.lowering.traits import NEUTRAL
 
 BATCH, WIDTH, VOCAB = 16, 32, 512
 
@@ -43,7 +44,7 @@ def test_logits_of_labels_are_read_first(tiled: dict[str, int], mesh: jax.shardi
     partitioned = ps.auto_partition(mesh, schedule=tactics, machine="cpu")(step)
     args = arguments()
     program = partitioned.plan(*args).program
-    (item,) = read_early(program.body, program.partition.rules).items()
+    (item,) = early_reads(program.body, program.partition.rules, NEUTRAL).items()
     read, tied = program.body.steps[item[0]], item[1]
     assert isinstance(read, LocalOp)
     assert read.op.prim == "gather"
@@ -69,7 +70,7 @@ def test_what_the_backward_pass_waits_for_is_left_alone() -> None:
         return jax.grad(lambda w: jax.nn.logsumexp(jnp.tanh(x) @ w, axis=1).mean())(w)
 
     plan = ps.auto_partition(mesh, schedule=tactics, machine="cpu")(fn).plan(*arguments()[:2])
-    assert not read_early(plan.program.body, plan.program.partition.rules)
+    assert not early_reads(plan.program.body, plan.program.partition.rules, NEUTRAL)
 
 
 def test_values_moved_there_and_back(mesh: jax.sharding.Mesh) -> None:
@@ -82,6 +83,6 @@ def test_values_moved_there_and_back(mesh: jax.sharding.Mesh) -> None:
         steps.append(item)
         if isinstance(item, Reshard):
             steps.append(dataclasses.replace(item, source=item.target, target=item.source))
-    (before,) = read_early(block, rules).values()
-    (after,) = read_early(dataclasses.replace(block, steps=steps), rules).values()
+    (before,) = early_reads(block, rules, NEUTRAL).values()
+    (after,) = early_reads(dataclasses.replace(block, steps=steps), rules, NEUTRAL).values()
     assert after is before

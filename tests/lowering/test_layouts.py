@@ -14,7 +14,9 @@ import partir_search as ps
 from partir_search.lowering import shard_map
 from partir_search.lowering.local_ir import LocalOp, LocalProgram
 from partir_search.lowering.local_value import LocalValue
-from partir_search.lowering.scheduling.layouts import lookups, meetings
+from partir_search.lowering.scheduling.layouts import lookups, state_gradients
+from partir_search.lowering.scheduling.schedule import schedule_for
+from partir_search.lowering.traits import NEUTRAL
 from partir_search.simulator.target.traits import PLATFORMS
 
 BATCH, WIDTH, VOCAB = 16, 256, 1024
@@ -53,7 +55,7 @@ def planned(mesh: Any, *args: Any, fn: Any = step, tactics: Any = TACTICS) -> Lo
 def test_a_gradient_meets_the_state_where_it_takes_its_shape(mesh: jax.sharding.Mesh) -> None:
     """Once for parameter and moment, at the transpose of the product, scattered or not."""
     program = planned(mesh, *arguments())
-    (met,) = meetings(program).items()
+    (met,) = state_gradients(program, NEUTRAL).items()
     at, (slot,) = met
     n = mesh.shape["batch"]
     assert slot.shape == (WIDTH // n, VOCAB)
@@ -61,7 +63,7 @@ def test_a_gradient_meets_the_state_where_it_takes_its_shape(mesh: jax.sharding.
     sources = [made.source] if hasattr(made, "source") else list(made.ins)
     assert [s.shape for s in sources] != [slot.shape]  # scattered or transposed here
     undonated = ps.auto_partition(mesh, schedule=TACTICS, machine="tpu_v5e")(step)
-    assert not meetings(undonated.plan(*arguments()).program)
+    assert not state_gradients(undonated.plan(*arguments()).program, NEUTRAL)
 
 
 def test_the_transpose_of_a_square_gradient_is_seen(mesh: jax.sharding.Mesh) -> None:
@@ -69,7 +71,7 @@ def test_the_transpose_of_a_square_gradient_is_seen(mesh: jax.sharding.Mesh) -> 
     shapes = [(WIDTH, WIDTH), (WIDTH, WIDTH), (BATCH, WIDTH)]
     args = [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes]
     program = planned(mesh, *args, tactics=TACTICS[:1])
-    ((at, (slot,)),) = meetings(program).items()
+    ((at, (slot,)),) = state_gradients(program, NEUTRAL).items()
     made = program.body.steps[at]
     assert isinstance(made, LocalOp)
     (source,) = (x for x in made.ins if isinstance(x, LocalValue))
@@ -85,7 +87,7 @@ def test_what_tiles_do_not_fill_is_left_alone(mesh: jax.sharding.Mesh) -> None:
 
     shapes = [(WIDTH, 4, 64), (WIDTH, 4, 64), (BATCH, WIDTH)]
     args = [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes]
-    assert not meetings(planned(mesh, *args, fn=heads))
+    assert not state_gradients(planned(mesh, *args, fn=heads), NEUTRAL)
 
 
 def test_held_layouts_change_no_number(mesh: jax.sharding.Mesh) -> None:
@@ -93,8 +95,10 @@ def test_held_layouts_change_no_number(mesh: jax.sharding.Mesh) -> None:
     program, args = planned(mesh, *arguments()), arguments()
     specs = [NamedSharding(mesh, s) for s in shard_map.argument_specs(program)]
     placed = jax.device_put(args, specs)
-    held = jax.jit(shard_map.sharded(program, mesh, PLATFORMS["tpu"])).lower(*placed)
-    plain = jax.jit(shard_map.sharded(program, mesh)).lower(*placed)
+    held, plain = (
+        jax.jit(shard_map.sharded(schedule_for(program, traits), mesh)).lower(*placed)
+        for traits in (PLATFORMS["tpu"], NEUTRAL)
+    )
     assert held.as_text().count("@LayoutConstraint") == 1
     assert "@LayoutConstraint" not in plain.as_text()
     for got, want in zip(held.compile()(*placed), step(*args), strict=True):
@@ -127,10 +131,11 @@ def test_looked_up_rows_stay_rows(mesh: jax.sharding.Mesh, width: int, held: int
     args = [random.normal(size=(VOCAB, width)).astype(np.float32), random.integers(0, VOCAB, 64), 3]
     tactics = [ps.ManualPartition({"at": 0}, axis="batch")]
     program = planned(mesh, *args, fn=rows_of, tactics=tactics)
-    assert sum(map(len, lookups(program).values())) == held
+    assert sum(map(len, lookups(program, NEUTRAL).values())) == held
     specs = [NamedSharding(mesh, s) for s in shard_map.argument_specs(program)]
     placed = jax.device_put(args, specs)
-    lowered = jax.jit(shard_map.sharded(program, mesh, PLATFORMS["tpu"])).lower(*placed)
+    scheduled = schedule_for(program, PLATFORMS["tpu"])
+    lowered = jax.jit(shard_map.sharded(scheduled, mesh)).lower(*placed)
     assert lowered.as_text().count("@LayoutConstraint") == held
     for got, want in zip(lowered.compile()(*placed), rows_of(*args), strict=True):
         np.testing.assert_array_equal(got, want)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax.sharding import NamedSharding
 
 import partir_search as ps
-from partir_search.lowering import emit, shard_map
+from partir_search.lowering import shard_map
 from partir_search.lowering.local_ir import LocalProgram, Reshard
-from partir_search.lowering.scheduling.delay import gather_queue
+from partir_search.lowering.scheduling.schedule import schedule_for
 from partir_search.simulator.target.traits import PLATFORMS
 
 LAYERS, WIDTH = 6, 16
@@ -48,13 +48,12 @@ def planned(mesh: Any, *args: Any) -> LocalProgram:
 
 def waits(program: LocalProgram) -> dict[str, list[str]]:
     """What is gathered again, and what it waits for."""
-    queue = gather_queue(program.body, program.partition.rules)
-    moves = {i: program.body.steps[i] for i in queue}
-    assert all(isinstance(m, Reshard) and m.regather for m in moves.values())
+    found = [item for item in program.body.steps if item.scheduling.after]
+    assert all(isinstance(item, Reshard) and item.regather for item in found)
     return {
-        m.source.value.name: [s.value.name for s in queue[i]]
-        for i, m in moves.items()
-        if isinstance(m, Reshard)
+        item.source.value.name: [x.value.name for x in item.scheduling.after]
+        for item in found
+        if isinstance(item, Reshard)
     }
 
 
@@ -71,17 +70,17 @@ def test_gathers_do_not_wait_for_short_products(mesh: jax.sharding.Mesh) -> None
     assert not waits(planned(mesh, *arguments(64)))
 
 
-def test_waiting_changes_no_number(
-    mesh: jax.sharding.Mesh, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_changes_no_number(mesh: jax.sharding.Mesh) -> None:
     """The program as it is emitted for TPUs, run on CPU devices."""
     args = arguments(4096)
     program = planned(mesh, *args)
     specs = [NamedSharding(mesh, s) for s in shard_map.argument_specs(program)]
     placed = jax.device_put(jax.tree.leaves(args), specs)
-    waiting = jax.jit(shard_map.sharded(program, mesh, PLATFORMS["tpu"])).lower(*placed)
-    monkeypatch.setattr(emit, "gather_queue", lambda block, rules, traits: {})
-    free = jax.jit(shard_map.sharded(program, mesh, PLATFORMS["tpu"])).lower(*placed)
+    tpu = PLATFORMS["tpu"]
+    waiting, free = (
+        jax.jit(shard_map.sharded(schedule_for(program, traits), mesh)).lower(*placed)
+        for traits in (tpu, dataclasses.replace(tpu, delays_regathers=False))
+    )
     barriers = [t.as_text().count("optimization_barrier") for t in (waiting, free)]
     assert barriers[0] - barriers[1] == LAYERS - 1 - 2
     for got, want in zip(waiting.compile()(*placed), step(*args), strict=True):

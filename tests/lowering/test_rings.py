@@ -24,8 +24,9 @@ from partir_search.ir.skewed_schedule import HOME, RESULT, Ring, ring_of
 from partir_search.ir.verify import InvalidIR, verify_partition
 from partir_search.lowering.local_ir import RingReshard, SkewedTurn
 from partir_search.lowering.localize import localize
-from partir_search.lowering.scheduling.delay import ring_queue
+from partir_search.lowering.scheduling.schedule import schedule_for
 from partir_search.lowering.shard_map import argument_specs, sharded
+from partir_search.lowering.traits import NEUTRAL
 from partir_search.propagation.contradictions import IllegalAction
 from partir_search.rules.registry import RuleTable
 from partir_search.simulator.simulator import CostModel
@@ -115,7 +116,7 @@ def test_mlp(n: int) -> None:
     args = floats_of((width, hidden), (hidden, width), (rows, width))
     partition = mlp_state(square(n), args).partition()
     check_partition(partition, mlp, args)
-    program = localize(partition)
+    program = schedule_for(localize(partition), NEUTRAL)
     moves = [m for m, _ in program.reshards()]
     turns = [m for m in moves if isinstance(m, RingReshard)]
     assert len(turns) == 5 * 2 * (n - 1)
@@ -155,10 +156,14 @@ def test_two_copies_of_what_moves() -> None:
 def test_rings_wait_for_the_one_before_the_last() -> None:
     """So that what gradients of weights read is not held while many others run."""
     args = floats_of((4, 6), (6, 4), (8, 4))
-    program = localize(mlp_state(square(2), args).partition())
+    program = schedule_for(localize(mlp_state(square(2), args).partition()), NEUTRAL)
     steps = program.body.steps
     last = [s for s in steps if isinstance(s, SkewedTurn) and s.last]
-    queue = ring_queue(program.body)
+    queue = {
+        at: item.scheduling.operands_after
+        for at, item in enumerate(steps)
+        if item.scheduling.operands_after
+    }
     assert len(queue) == len(last) - 2 == 3
     for (at, waits), ring, before in zip(queue.items(), last[2:], last, strict=False):
         assert steps[at].op is ring.op
@@ -234,7 +239,7 @@ def test_sums_are_added_in_32_bits() -> None:
     partition = state.partition()
     assert partition.ring(partition.module.ops[0])
     want = np.matmul(*(np.asarray(a, np.float64) for a in args))
-    program, devices = localize(partition), device_mesh(mesh)
+    program, devices = schedule_for(localize(partition), NEUTRAL), device_mesh(mesh)
     placed = [
         jax.device_put(a, NamedSharding(devices, s))
         for a, s in zip(args, argument_specs(program), strict=True)

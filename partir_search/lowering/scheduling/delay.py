@@ -1,65 +1,106 @@
-"""Rings and gathers that wait for products that nothing else waits for.
+"""Rings and regathers that wait for contractions that no later instruction waits for.
 
-XLA puts off the gradients of weights, to have work while it communicates, and what they read stays
-where it is.
+XLA defers gradients of weights, to have compute while it communicates, and the operands of these
+gradients stay alive (docs/evidence/traits.md: `delay_lag_collectives`, `delays_regathers`).
 
-*Rings*: each waits for the one before the last. Under P_{4x4} on v5e four layers took 5.4 GB, in
-this order 5.0. By XLA's cycles one layer takes 43.6 ms without, 43.2 in this order, and 45.2 if
-each ring waits for the last one.
+*Rings*: each waits for the ring before the last. Under P_{4x4} on v5e four layers take 5.4 GB in
+XLA's order, 5.0 GB in this order.
 
-*Gathers made again* in the backward pass wait likewise for products that read much and make little,
-as the gradients of a graph network's weights, whose operands are arrays of edges. With all
-parameters sharded on v5e it took 1.37 GB and 17.96 ms, in this order 0.98 and 17.64. Other
-gradients are left to XLA: they take no longer than a gather (a LLaMA of 4,096 positions a device:
-16.74 ms without, 16.81 in this order) or, tied, are copied (experts': 20.69 and 22.44 ms).
+*Regathers* of the backward pass wait likewise for contractions with large operands and small
+results, as the gradients of a graph network's weights, whose operands are arrays of edges. Further
+gradients take no longer than a gather, or are copied when tied.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from partir_search.ir.rule import OpRule
-from partir_search.lowering.local_ir import Block, Reshard, RingTurn, SkewedTurn
+from partir_search.lowering.local_ir import (
+    Block,
+    LocalOp,
+    LocalProgram,
+    Reshard,
+    RingTurn,
+    SkewedTurn,
+)
 from partir_search.lowering.local_value import LocalValue
 from partir_search.lowering.reshard_steps import AllGather, Reduction
-from partir_search.lowering.traits import NEUTRAL, LoweringTraits
+from partir_search.lowering.scheduling.marks import Marks, mark_blocks, mark_body
+from partir_search.lowering.traits import LoweringTraits
 
 
-def ring_queue(block: Block, traits: LoweringTraits = NEUTRAL) -> dict[int, tuple[LocalValue, ...]]:
-    """By position of a ring's first step, the results of the ring that it waits for."""
-    results: dict[int, tuple[LocalValue, ...]] = {}  # by op, in order
-    for item in block.steps:
-        if isinstance(item, SkewedTurn):
-            results[item.op.id] = item.outs
-    rings = list(results)
-    first: dict[int, int] = {}
-    for i, item in enumerate(block.steps):
-        if item.op is not None and item.op.id in results:
-            first.setdefault(item.op.id, i)
-    late = rings[traits.delay_lag_collectives :]
-    return {first[op]: results[waits] for op, waits in zip(late, rings, strict=False)}
-
-
-def gather_queue(
-    block: Block, rules: Sequence[OpRule], traits: LoweringTraits = NEUTRAL
-) -> dict[int, tuple[LocalValue, ...]]:
-    """By position of a gather made again, the gradients that it waits for: those that are reduced
-    among devices, were made between the two gathers before the last one, and read
-    much for the little that they are (`LoweringTraits.delayed_reduction_ratio`).
+def delay_rings(program: LocalProgram, traits: LoweringTraits) -> LocalProgram:
+    """Makes the first instruction of each ring on two axes wait for the results of an earlier ring:
+    the last but `delay_lag_collectives - 1`. Collective matmul and attention keep XLA's order.
     """
+
+    def find(block: Block, outer: Set[int]) -> Marks:
+        results: dict[int, tuple[LocalValue, ...]] = {}  # by op, in order
+        for item in block.steps:
+            if isinstance(item, SkewedTurn):
+                results[item.op.id] = item.outs
+        if not results:
+            return {}
+        first: dict[int, int] = {}
+        for at, item in enumerate(block.steps):
+            if item.op is not None and item.op.id in results:
+                first.setdefault(item.op.id, at)
+        rings = list(results)
+        late = rings[traits.delay_lag_collectives :]
+        return {
+            first[op]: {"operands_after": results[earlier]}
+            for op, earlier in zip(late, rings, strict=False)
+        }
+
+    return mark_blocks(program, find)
+
+
+def order_turns(program: LocalProgram, traits: LoweringTraits) -> LocalProgram:
+    """Puts each turn of a ring before the readers of the blocks that have moved on: one product
+    between a permute's start and its end, and no more than two copies of an operand.
+    """
+
+    def find(block: Block, outer: Set[int]) -> Marks:
+        marks: dict[int, dict[str, tuple[LocalValue, ...]]] = {}
+        following: LocalOp | None = None
+        for at in range(len(block.steps) - 1, -1, -1):
+            item = block.steps[at]
+            if isinstance(item, RingTurn) and not item.last:
+                assert following is not None
+                moved = (x for x in following.ins if isinstance(x, LocalValue))
+                marks[at] = {"before": tuple(x for x in moved if x not in item.ins)}
+            if isinstance(item, LocalOp):
+                following = item
+        return marks
+
+    return mark_blocks(program, find)
+
+
+def delay_gathers(program: LocalProgram, traits: LoweringTraits) -> LocalProgram:
+    """Makes regathers wait for gradients that are reduced among devices, were made between the two
+    regathers before the last one, and are small for the operands that they read
+    (`LoweringTraits.delayed_reduction_ratio`).
+    """
+    if not traits.delays_regathers:
+        return program
+    return mark_body(program, _gathers(program.body, program.partition.rules, traits))
+
+
+def _gathers(block: Block, rules: Sequence[OpRule], traits: LoweringTraits) -> Marks:
     steps, lag = block.steps, traits.delay_lag_collectives
     reduced = {
         item.source.id
         for item in steps
         if isinstance(item, Reshard) and isinstance(item.step, Reduction)
     }
-    queue: dict[int, tuple[LocalValue, ...]] = {}
-    waiting: list[list[LocalValue]] = [[]]  # by gathers made again before it
-    for i, item in enumerate(steps):
+    marks: dict[int, dict[str, tuple[LocalValue, ...]]] = {}
+    waiting: list[list[LocalValue]] = [[]]  # gradients by number of regathers before them
+    for at, item in enumerate(steps):
         if isinstance(item, Reshard):
             if item.regather and isinstance(item.step, AllGather):
                 if len(waiting) > lag and waiting[-1 - lag]:
-                    queue[i] = tuple(waiting[-1 - lag])
+                    marks[at] = {"after": tuple(waiting[-1 - lag])}
                 waiting.append([])
         elif rules[item.op.id].contracts and not isinstance(item, RingTurn):
             read = max((x.nbytes for x in item.ins if isinstance(x, LocalValue)), default=0)
@@ -67,4 +108,4 @@ def gather_queue(
             waiting[-1] += [
                 out for out in small if read >= traits.delayed_reduction_ratio * out.nbytes
             ]
-    return queue
+    return marks

@@ -1,34 +1,50 @@
-"""Reads that the backward pass does not wait for, and should.
+"""Reads of the forward pass that come before the backward pass.
 
-Nothing but the loss's value needs the logit of each token's label. XLA:TPU reads it at the very end
-of the step now and then, and holds the logits until then, beside their gradient: a quarter more
-memory in a LLaMA of one layer whose vocabulary is tiled. So reading much for little is tied to what
-the backward pass needs next: it comes first.
+The loss alone needs the logit of each token's label. XLA:TPU reads these logits at the end of the
+step now and then, and keeps all logits until then, beside their gradient: a quarter more memory in
+a LLaMA of one layer whose vocabulary is tiled. The read is put before the next readers of an
+operand that the backward pass uses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 
 from partir_search.ir.rule import OpRule
-from partir_search.lowering.local_ir import Block, LocalOp, Reshard
+from partir_search.lowering.local_ir import Block, LocalOp, LocalProgram, Reshard
 from partir_search.lowering.local_value import LocalValue
-from partir_search.lowering.traits import NEUTRAL, LoweringTraits
+from partir_search.lowering.scheduling.marks import Marks, mark_blocks
+from partir_search.lowering.traits import LoweringTraits
 
 
-def read_early(
-    block: Block, rules: Sequence[OpRule], traits: LoweringTraits = NEUTRAL
-) -> dict[int, LocalValue]:
-    """By position of a step of the forward pass that reads much for little, and for which nothing
-    in the backward pass waits: an operand that the backward pass uses later, or what it was moved
-    from (labels that are gathered once for each pass).
+def hoist_early_reads(program: LocalProgram, traits: LoweringTraits) -> LocalProgram:
+    """Puts ops of the forward pass with large operands and small results
+    (`LoweringTraits.early_read_ratio`), on which the backward pass does not depend, before the
+    readers of one of their operands in the backward pass.
     """
-    moved = _made_by_moves(block)
-    needed: set[int] = set()  # by the backward pass, somehow
-    later: set[int] = set()  # by steps of the backward pass themselves
+
+    def find(block: Block, _: Set[int]) -> Marks:
+        early = early_reads(block, program.partition.rules, traits)
+        return {
+            at: {"before": (*(block.steps[at].scheduling.before or ()), operand)}
+            for at, operand in early.items()
+        }
+
+    return mark_blocks(program, find)
+
+
+def early_reads(
+    block: Block, rules: Sequence[OpRule], traits: LoweringTraits
+) -> dict[int, LocalValue]:
+    """By position of an early read, the smallest operand that the backward pass reads later, or the
+    source that this operand was resharded from (labels gathered once for each pass).
+    """
+    sources = _first_sources(block)
+    needed: set[int] = set()  # by the backward pass, directly or not
+    later: set[int] = set()  # by instructions of the backward pass themselves
     found: dict[int, LocalValue] = {}
-    for i in range(len(block.steps) - 1, -1, -1):
-        item = block.steps[i]
+    for at in range(len(block.steps) - 1, -1, -1):
+        item = block.steps[at]
         if not isinstance(item, LocalOp):
             if item.target.id in needed:
                 needed.add(item.source.id)
@@ -42,33 +58,33 @@ def read_early(
         elif any(out.id in needed for out in item.outs):
             needed.update(x.id for x in ins)
         elif not item.blocks and not rules[item.op.id].elementwise:
-            much = traits.early_read_ratio * sum(out.nbytes for out in item.outs)
-            known = [x for local in ins for x in _before(local, moved) if x.id in later]
-            small = [x for x in known if x.nbytes <= much]
-            if small and max(x.nbytes for x in ins) > much:
-                found[i] = min(reversed(small), key=lambda x: x.nbytes)
+            most = traits.early_read_ratio * sum(out.nbytes for out in item.outs)
+            known = [x for local in ins for x in _origins(local, sources) if x.id in later]
+            small = [x for x in known if x.nbytes <= most]
+            if small and max(x.nbytes for x in ins) > most:
+                found[at] = min(reversed(small), key=lambda x: x.nbytes)
     return found
 
 
-def _made_by_moves(block: Block) -> dict[int, LocalValue]:
-    """Source of each slot that a move made first: a value that is moved there and back is in one
-    slot twice, and was in the slot before it left.
+def _first_sources(block: Block) -> dict[int, LocalValue]:
+    """By id of a local value that a reshard defines first, the reshard's source. A value that is
+    resharded there and back is one local value twice, defined before the first reshard.
     """
-    moved: dict[int, LocalValue] = {}
+    sources: dict[int, LocalValue] = {}
     seen: set[int] = set()
     for item in block.steps:
         if isinstance(item, Reshard):
             if item.target.id not in seen:
-                moved[item.target.id] = item.source
+                sources[item.target.id] = item.source
             seen.update((item.source.id, item.target.id))
         else:
             seen.update(x.id for x in (*item.ins, *item.outs) if isinstance(x, LocalValue))
-    return moved
+    return sources
 
 
-def _before(local: LocalValue, moved: Mapping[int, LocalValue]) -> Iterator[LocalValue]:
-    """The slot, and what moves made it of."""
+def _origins(local: LocalValue, sources: Mapping[int, LocalValue]) -> Iterator[LocalValue]:
+    """A local value, then the sources from which it was resharded, last to first."""
     yield local
-    while local.id in moved:
-        local = moved[local.id]
+    while local.id in sources:
+        local = sources[local.id]
         yield local

@@ -1,0 +1,54 @@
+"""Scheduling: the passes from a local program to the program that is simulated and emitted."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from partir_search.lowering.local_ir import LocalProgram
+from partir_search.lowering.scheduling.cse import block_cse
+from partir_search.lowering.scheduling.delay import delay_gathers, delay_rings, order_turns
+from partir_search.lowering.scheduling.early_reads import hoist_early_reads
+from partir_search.lowering.scheduling.ends import scatter_tiles_first, write_donated_last
+from partir_search.lowering.scheduling.layouts import pin_lookup_layouts, pin_update_layouts
+from partir_search.lowering.scheduling.marks import unscheduled
+from partir_search.lowering.traits import LoweringTraits
+
+SchedulingPass = Callable[[LocalProgram, LoweringTraits], LocalProgram]
+
+SCHEDULING: dict[str, SchedulingPass] = {
+    each.__name__: each
+    for each in (
+        delay_rings,
+        order_turns,
+        delay_gathers,
+        hoist_early_reads,
+        block_cse,
+        pin_update_layouts,
+        pin_lookup_layouts,
+        write_donated_last,
+        scatter_tiles_first,
+    )
+}
+"""Passes by name, in order."""
+
+
+def schedule_for(
+    program: LocalProgram,
+    traits: LoweringTraits,
+    observe: Callable[[str, LocalProgram], None] | None = None,
+) -> LocalProgram:
+    """The program scheduled for a compiler; the program itself if it is already.
+
+    Args:
+      observe: called with name and result of each pass.
+    """
+    if program.traits == traits:
+        return program
+    if program.traits is not None:
+        program = unscheduled(program)
+    for name, run in SCHEDULING.items():
+        program = run(program, traits)
+        if observe:
+            observe(name, program)
+    return dataclasses.replace(program, traits=traits)
