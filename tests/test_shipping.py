@@ -107,7 +107,7 @@ def test_the_wheel_works_in_a_clean_environment(
 
 def test_version_and_changes() -> None:
     assert "version" in PROJECT["dynamic"]
-    first = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    first = re.search(r"^## \[([^]]+)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert first
     assert first.group(1) == partir_search.__version__
 

@@ -88,7 +88,8 @@ class FrontEnd(Protocol):
 
         Args:
           static: third result of `results`.
-          out, updates: first and second result of `results`, computed.
+          out: first result of `results`, computed.
+          updates: second result of `results`, computed.
           fresh: do not change the arguments' objects.
         """
 
