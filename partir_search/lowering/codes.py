@@ -1,4 +1,4 @@
-"""Numbers that say how a partition tiles each value and op."""
+"""Numbers for the tiles of each value and the loops of each op under a partition."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ CODE_BITS = 7  # hold a dim or a factor and whether a sum is pending: up to 62 d
 
 
 def codes_of(partition: Partition) -> tuple[Sequence[int], Sequence[int]]:
-    """One number per value, for it and its tiles and pending sums, and one per op, for it and its
-    loops.
-    """
+    """One number per value, for its tiles and partial sums, and one per op, for its loops."""
     homes: Any = np.arange(len(partition.module.values), dtype=np.int64)
     loops: Any = np.arange(len(partition.module.ops), dtype=np.int64)
     short = len(partition.axes) * CODE_BITS + max(len(homes), len(loops)).bit_length() <= 62

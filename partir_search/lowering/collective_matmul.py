@@ -1,9 +1,8 @@
-"""Collective matmul (Wang et al., ASPLOS 2023): a product that walks what would be gathered or
-scattered along an axis, block by block, while the blocks pass around the axis.
+"""Collective matmul (Wang et al., ASPLOS 2023): a product over blocks that go round a mesh axis.
 
 An all_gather before a product becomes n - 1 permutes of a block, each while the product works on
-the block before; a reduce_scatter after it becomes n - 1 permutes of the sum of a block so far.
-The bytes are the same. What is gathered is never there as a whole.
+the block before; a reduce_scatter after a product becomes n - 1 permutes of a block's partial sum.
+The bytes are the same, and no device ever holds the gathered operand.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ RESULT = -1  # what moves is the sum so far
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Walk:
-    """Schedule of an op's turns over the blocks of a factor that the op does not loop over.
+    """Schedule of an op's turns over the blocks of a factor without a loop.
 
-    A turn has an offset: its block is the coordinate on the axis plus that. Blocks of an operand
-    come from the neighbour who worked on them in the turn before, from both sides; sums of a block
-    of the result go to the neighbour who adds to them in the next turn, and end where they belong.
+    A turn has an offset: its block is the coordinate on the axis plus the offset. Blocks of an
+    operand come from the neighbour of the turn before, from both sides; partial sums of a block go
+    to the neighbour of the next turn, and end on the block's owner.
 
     Attributes:
-      axis: that the blocks pass around.
-      size: devices along it, and turns.
-      factor: of the op.
+      axis: mesh axis of the ring.
+      size: devices along the axis, and turns.
+      factor: factor of the op that the blocks cut.
       moving: position of the operand whose blocks move, or `RESULT`.
     """
 
@@ -41,15 +40,15 @@ class Walk:
 
     @property
     def groups(self) -> list[list[int]]:
-        """Offsets of the turns; those of a group work while blocks for the next are on their way,
-        in both directions.
+        """Offsets of the turns in groups: turns of a group work while blocks for the next group are
+        on their way, in both directions.
         """
         near = [[k, -k] if 2 * k < self.size else [k] for k in range(1, self.size // 2 + 1)]
         groups = [[0], *near]
         return groups[::-1] if self.moving == RESULT else groups
 
     def before(self, offset: int) -> list[int]:
-        """Offsets that the block had, at neighbours, in turns before this one."""
+        """Offsets of the block at neighbours, in turns before this one."""
         if self.moving != RESULT:
             return [offset - _sign(offset)] if offset else []
         turns = {o for group in self.groups for o in group}
@@ -57,7 +56,7 @@ class Walk:
         return [offset + s for s in sides if offset + s in turns]
 
     def step(self, local: LocalValue, offset: int, before: int) -> Permute:
-        """Passes what was at one offset on to a neighbour, for whom it is at another."""
+        """The permute that passes a block from one offset to a neighbour's offset."""
         away = before - offset  # who has it, from who works on it next
         pairs = tuple(((i - away) % self.size, i) for i in range(self.size))
         return shuffle((self.axis,), pairs, local.layout, local.pending)
@@ -75,11 +74,12 @@ def gather_walk(
     sizes: Sequence[int],
     looped: Iterable[int],
 ) -> Walk | None:
-    """The walk that stands for the last of the steps that bring an operand, if it is a gather.
+    """The walk that replaces the last step of an operand's reshard, if this step is a gather.
 
     Args:
-      looped: axes that the op loops over. Devices start at different blocks, so that copies of one
-        sum would differ in rounding: a sum is walked only where each device makes another one.
+      looped: axes of the op's loops. Devices start at different blocks, and copies of one sum would
+        differ in rounding: a contracted factor is walked only if each device makes a sum of its
+        own.
     """
     last = steps[-1]
     if not isinstance(last, AllGather) or len(last.axes) > 1 or last.axes[0] not in axes:
@@ -95,7 +95,9 @@ def gather_walk(
 def scatter_walk(
     rule: OpRule, steps: Sequence[ReshardStep], axes: Iterable[int], sizes: Sequence[int]
 ) -> Walk | None:
-    """The walk that stands for the first of the steps that settle a result, if it scatters."""
+    """The walk that replaces the first step of a result's reshard, if this step is a
+    reduce_scatter.
+    """
     first = steps[0]
     if not isinstance(first, ReduceScatter) or first.axes[0] not in axes:
         return None

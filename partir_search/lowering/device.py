@@ -23,7 +23,7 @@ class Effects:
     """Surroundings of effects in one region.
 
     Attributes:
-      sharding: the sharding of a layout on the mesh that the program is for.
+      sharding: function from a layout to its sharding on the program's mesh.
       tokens: scalars that the next ordered effect of this region waits for; shared by its ops.
     """
 

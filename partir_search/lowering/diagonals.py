@@ -1,9 +1,8 @@
 """Redistribution on meshes with diagonals.
 
-Devices have no links along a diagonal. A tiling on the diagonal r~c is one on r or c with its
-blocks permuted, so that what a collective would do along it is done along the axis that is free,
-with a permute of blocks before or after; a permute is all it takes where only the places of the
-same blocks differ.
+Devices have no links along a diagonal. A tiling on the diagonal r~c is a tiling on r or c with
+permuted blocks. A collective along the diagonal becomes one along the free axis, with a permute of
+blocks before or after; between layouts with the same blocks in different places a permute suffices.
 """
 
 from __future__ import annotations
@@ -25,16 +24,14 @@ Triple = tuple[int, int, int, int]  # two axes, their diagonal, and the size of 
 def shuffle(
     axes: tuple[int, ...], pairs: tuple[Edge, ...], layout: Layout, pending: Pending
 ) -> Permute:
-    """A permute of whole blocks, which lie in `layout` after it."""
+    """A permute of whole blocks, to `layout`."""
     return Permute(axes=axes, pairs=pairs, layout=layout, pending=pending)
 
 
 def redistribute(
     mesh: MeshShape, source: Layout, pending: Pending, target: Layout, keep: Pending = ()
 ) -> tuple[ReshardStep, ...]:
-    """`reshard`, which knows no diagonals, with permutes of blocks where there are some, and where
-    axes change places on a dim.
-    """
+    """`reshard`, with permutes of blocks for diagonals and for axes that change places on a dim."""
     if not mesh.diagonals:
         if crosses(source, target):
             return reorder(mesh.sizes, source, pending, target, keep)
@@ -72,7 +69,7 @@ def without_diagonals(mesh: MeshShape, layout: Layout) -> Layout:
 
 
 def _grows(triple: Triple, source: Layout, finish: set[int], target: Layout) -> bool:
-    """True if the three axes stay where they are or are sliced on."""
+    """True if the three axes keep their places, or slices add axes."""
     there = dict(_places(triple, target))
     kept = all(there.get(place) == a for place, a in _places(triple, source))
     return kept and finish.isdisjoint(triple[:3])
@@ -133,8 +130,8 @@ def _by_way_of(
 def _permute(
     triple: Triple, source: Layout, pending: Pending, target: Layout, left: Pending
 ) -> Permute:
-    """The same blocks in other places, also those of partial results (`pending` on some axes, on
-    those of `left` after it): what belongs together still does.
+    """The same blocks in other places, partial sums (`pending` before, `left` after) included:
+    blocks of one sum stay together.
     """
     there = dict(_places(triple, target))
     pairs_of = [(a, there[p]) for p, a in _places(triple, source)]

@@ -68,7 +68,7 @@ class _Turn:
         return self.how.finish(self.device, self.op, self.keys(args, where), state, where)
 
     def keys(self, args: Sequence[Any], where: Where) -> list[Any]:
-        """Operands at the block; those that pass are it."""
+        """Operands at the block; moving operands are the block."""
         block, blocks = where[self.how.factor]
         return [
             x

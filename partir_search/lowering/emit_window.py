@@ -28,11 +28,12 @@ def halo_permute(x: Any, step: HaloPermute, sizes: Mapping[str, int], order: Seq
 
 
 def permute(x: Any, pairs: Sequence[Edge], sizes: Mapping[str, int], order: Sequence[str]) -> Any:
-    """`lax.ppermute`, which counts positions in the mesh's order, whatever names it is given.
+    """`lax.ppermute`, with positions in the mesh's order, as jax counts them for any order of
+    names.
 
     Args:
-      sizes: of the axes that the pairs run over, major to minor.
-      order: of the mesh's axes.
+      sizes: by axis of the pairs, major to minor.
+      order: axes of the mesh, in order.
     """
     names = tuple(sorted(sizes, key=list(order).index))
     places = np.arange(math.prod(sizes.values())).reshape([sizes[n] for n in names])
@@ -93,7 +94,7 @@ def _parts(blocks: Sequence[Any], step: Halo, names: tuple[str, ...]) -> dict[in
 
 
 def _table(numbers: Sequence[int], device: Any) -> Any:
-    """The device's number; a constant where all have the same."""
+    """The device's number; a constant if all devices have one number."""
     if len(set(numbers)) == 1:
         return jnp.int32(numbers[0])
     return jnp.asarray(numbers, jnp.int32)[device]

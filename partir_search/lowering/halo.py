@@ -1,10 +1,10 @@
-"""Stretches of a tiled dim: what each device needs besides its own tile, and who sends it.
+"""Windows of a tiled dim: the elements that each device reads besides its own tile, and who sends
+them.
 
-An op may read of a dim another stretch than the tile that its device holds: a convolution its
-halo, a reversed dim the mirror image, a concatenation what falls into its part of the result. The
-stretches are arithmetic in the tile's number (`ir.rule.Reads`); who sends what to whom follows
-from them. Each permute brings one block; the stretch is put together from the device's own tile
-and all blocks.
+An op may read other elements of a dim than the device's tile: a convolution a halo, a reversed dim
+the mirror image, a concatenation a part of each operand. Windows are arithmetic in the number of
+the tile (`ir.rule.Reads`), and the senders follow from the windows. Each permute brings one block;
+a `Halo` joins the own tile and all blocks.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NOTHING: Take = (0, 0, 0)
 
 
 class _Ends(TypedDict):
-    """Attributes that the steps of one window share."""
+    """Attributes shared by the steps of one window."""
 
     axes: tuple[int, ...]
     dim: int
@@ -46,9 +46,10 @@ class _Ends(TypedDict):
 def window_steps(
     window: Window, extent: int, tiled: bool, layout: Layout, pending: Pending
 ) -> tuple[ReshardStep, ...]:
-    """Steps from a tile (or the whole, of `extent`) of the window's dim to each device's stretch.
+    """Steps from a tile (or from all `extent` elements) of the window's dim to each device's
+    window.
 
-    Layout and pending sums of the value stay what they were, but for the stretched dim.
+    Layout and partial sums of the value stay, but for the window's dim.
     """
     tiles = len(window.starts)
     tile = extent // tiles if tiled else extent
@@ -86,7 +87,7 @@ def window_steps(
 
 
 def _pieces(block: int, takes: Sequence[Sequence[Take]]) -> list[Piece]:
-    """Pieces of one block, by device what each takes: the largest first, then what is there twice.
+    """Pieces of one block: per device its takes, the largest first.
 
     Several takes of one device are several pieces.
     """
@@ -103,8 +104,8 @@ def _pieces(block: int, takes: Sequence[Sequence[Take]]) -> list[Piece]:
 def _demands(
     stretches: Sequence[Sequence[Run]], tile: int
 ) -> tuple[list[list[Take]], dict[Sided, list[Take]]]:
-    """Takes of each device from its own tile, and from other tiles by (source, target, side): the
-    side tells whether a take stands before the device's own elements, or after.
+    """Takes of each device from its own tile, and from further tiles by (source, target, side):
+    side 0 is before the device's own elements, 1 after.
     """
     own: list[list[Take]] = [[] for _ in stretches]
     wanted: dict[Sided, list[Take]] = {}
@@ -126,8 +127,8 @@ def _demands(
 
 
 def _groups(wanted: Mapping[Sided, Sequence[Take]], tiles: int, around: bool) -> list[list[Sided]]:
-    """Edges in groups in which nobody sends or receives twice. Those of a dim with neighbours
-    `around` its ends go together by side and distance along the ring.
+    """Edges in groups, in each of which no device sends or receives twice. Edges of a dim with
+    neighbours `around` its ends go together by side and by distance along the ring.
     """
     if not around:
         sides = {(source, target): side for source, target, side in wanted}
@@ -139,10 +140,10 @@ def _groups(wanted: Mapping[Sided, Sequence[Take]], tiles: int, around: bool) ->
 
 
 def _rounds(edges: Sequence[Edge], tiles: int) -> list[list[Edge]]:
-    """Edges in groups in which nobody sends or receives twice.
+    """Edges in groups, in each of which no device sends or receives twice.
 
-    Those between equally distant devices go together, so that all take alike; where that makes
-    many groups, as many as possible do.
+    Edges between equally distant devices go together, and all take alike. If this makes many
+    groups, a group takes as many edges as possible.
     """
     if not edges:
         return []
@@ -168,10 +169,11 @@ def _rounds(edges: Sequence[Edge], tiles: int) -> list[list[Edge]]:
 
 
 def _halo(pieces: Sequence[Piece], size: int, ragged: bool, ends: _Ends) -> Halo:
-    """Nobody takes what it does not get: zeros arrive where nobody sends.
+    """A halo'd tile of the pieces that some device takes; zeros arrive from devices that send
+    nothing.
 
     Args:
-      ragged: some device takes less of what it is sent than others do.
+      ragged: some device takes fewer of the elements it receives than its neighbours do.
     """
     used = tuple(p for p in pieces if any(t[2] for t in p.takes))
     alike: dict[tuple[int, int], list[Piece]] = {}
@@ -207,7 +209,7 @@ def keeps_tile(step: ReshardStep, tile: int) -> bool:
 
 
 def shape_after(shape: Sequence[int], step: ReshardStep) -> tuple[int, ...]:
-    """The local shape after a step that keeps layouts: a permute, or a step of a window."""
+    """The local shape after a step without a change of layout: a permute, or a step of a window."""
     n = list(shape)
     if isinstance(step, HaloGather):
         n[step.dim] = step.extent
@@ -219,7 +221,7 @@ def shape_after(shape: Sequence[int], step: ReshardStep) -> tuple[int, ...]:
 
 
 def crossed(pairs: Sequence[Edge], sizes: Mapping[Axis, int]) -> tuple[Axis, ...]:
-    """The axes along which some pair differs; `sizes` of the joint axes, major to minor."""
+    """The axes along which some pair differs; `sizes` by axis, major to minor."""
     names, extents = list(sizes), list(sizes.values())
     ends = [np.array(np.unravel_index([p[i] for p in pairs], extents)) for i in (0, 1)]
     return tuple(a for a, row in zip(names, (ends[0] != ends[1]).any(1), strict=True) if row)

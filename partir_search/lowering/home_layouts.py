@@ -129,7 +129,9 @@ class HomeLayouts(abc.ABC):
         return tuple(needs)
 
     def uses_alone(self, op: Op, value: Value) -> bool:
-        """True if no further contraction of this pass reads a value, so that none shares a copy."""
+        """True if no further contraction of this pass reads a value and could share its gathered
+        copy.
+        """
         rules = self.partition.rules
         return not any(
             o is not op and o.backward == op.backward and rules[o.id].contracts

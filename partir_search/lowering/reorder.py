@@ -1,8 +1,8 @@
-"""Redistribution between layouts that have the axes of one dim in different orders.
+"""Redistribution between layouts with the axes of one dim in different orders.
 
-Both layouts cut the dim into tiles of one size, so one permute of whole tiles leads from the one
-order to the other (arXiv 2112.01075, section 4.3). Axes that only one of the layouts has on the dim
-are sliced, exchanged or gathered before or after the permute, whichever moves least.
+Both layouts cut the dim into tiles of one size, and one permute of whole tiles leads from one order
+to the other (arXiv 2112.01075, section 4.3). Axes of one layout only are sliced, exchanged or
+gathered before or after the permute, by the way with fewest bytes moved.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ from partir_search.lowering.reshard_steps import Permute, ReshardStep, Slice
 
 
 def crosses(source: Layout, target: Layout) -> bool:
-    """Tells whether two axes that tile a dim in both layouts have another order in one than in the
-    other.
-    """
+    """True if two axes tile a dim in both layouts, in different orders."""
     return any(
         len(s) > 1 < len(t) and _kept(s, t) != _kept(t, s)
         for s, t in zip(source, target, strict=True)

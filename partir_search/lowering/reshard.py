@@ -1,10 +1,9 @@
-"""Redistribution: from one layout to another by slices, all_to_alls and gathers.
+"""Redistribution from one layout to another by slices, all_to_alls and gathers.
 
-In that order (the normal form of arXiv 2112.01075, section 4.3: never more memory than the larger
-side) as long as no axis must change places with another on its dim. Where one must, the axes
-minor to it are gathered first: right, but dearer than the permutes of the paper, which stand in
-`lowering/reorder.py`. A pending sum is finished first, by reduce_scatter where the target tiles a
-dim on its axis.
+The steps come in this order (the normal form of arXiv 2112.01075, section 4.3: never more memory
+than the larger side), unless axes change places on a dim: then minor axes are gathered first, at
+more cost than the permutes of `lowering/reorder.py`. A partial sum is finished first, by
+reduce_scatter if the target tiles a dim on the sum's axis.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ def reshard(
 
 
 def _wanted(now: list[tuple[int, ...]], target: Layout) -> list[tuple[int, tuple[int, ...]]]:
-    """(dim, axes) pairs that extend a dim to its target as it stands."""
+    """(dim, axes) pairs: axes to add to a dim whose present axes begin its target."""
     return [
         (d, axes[len(now[d]) :])
         for d, axes in enumerate(target)

@@ -21,11 +21,11 @@ NO_MESH = AbstractMesh((), ())
 
 
 def partition_spec(mesh: MeshShape, layout: Layout, *, user: bool = False) -> PartitionSpec:
-    """Layout to PartitionSpec, without trailing Nones; of a tiling on a diagonal that which holds
-    the same blocks in the array's order.
+    """The PartitionSpec of a layout, without trailing Nones; of a tiling on a diagonal, the spec
+    with the same blocks in the array's order.
 
     Args:
-      user: name the user's axes, where a dim is tiled by all parts of one in their order.
+      user: name the user's axes, if a dim is tiled by all parts of an axis in order.
     """
     entries: list[Any] = []
     for axes in without_diagonals(mesh, layout):
@@ -81,7 +81,7 @@ def split_mesh(mesh: Any, shape: MeshShape) -> Any:
 
 
 def named_sharding(mesh: Any, shape: MeshShape, spec: PartitionSpec) -> NamedSharding:
-    """On the user's mesh where `spec` names its axes, else on the split one."""
+    """The sharding on the user's mesh if `spec` names its axes, on the split mesh otherwise."""
     used = {n for entry in spec if entry for n in (entry if isinstance(entry, tuple) else (entry,))}
     return NamedSharding(mesh if used <= set(mesh.axis_names) else split_mesh(mesh, shape), spec)
 
@@ -122,7 +122,7 @@ def sharded(program: LocalProgram, mesh: Any) -> Any:
 
 
 def without_context(fun: Callable[..., Any]) -> Callable[..., Any]:
-    """`fun` traced as outside of `jax.set_mesh`: jax refuses any mesh but the one that is set."""
+    """`fun` traced outside of `jax.set_mesh`: under a set mesh jax refuses any further mesh."""
 
     @functools.wraps(fun)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -135,11 +135,11 @@ def without_context(fun: Callable[..., Any]) -> Callable[..., Any]:
 def reorder(
     program: LocalProgram, mesh: Any, arguments: Sequence[int], values: Sequence[Any], into: bool
 ) -> list[Any]:
-    """Arguments whose blocks go from the array's order to where the program wants them, or back.
+    """Arguments with blocks brought from the array's order to the program's order, or back.
 
     Args:
-      arguments: their positions.
-      into: the program's order, rather than out of it.
+      arguments: positions of the arguments.
+      into: True to the program's order, False back.
     """
     shape = program.partition.mesh
     moves = []

@@ -1,8 +1,8 @@
-"""Loops over a batch of examples that each device leaves as soon as its own examples have finished.
+"""Loops over a batch of examples that a device leaves when its own examples have finished.
 
-Such a loop goes on while any example does, which is an all_reduce of a bool in every iteration if
-the batch is tiled. Examples that have finished keep their values, so a device may stop as soon as
-its own have: unless an iteration holds collectives, for which all devices must be there.
+Such a loop runs while any example runs: an all_reduce of a bool per iteration, if the batch is
+tiled. Finished examples keep their values, and a device may stop after its own examples, unless an
+iteration holds collectives: for a collective all devices must be present.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from partir_search.lowering.reshard_steps import Reduction
 
 
 def stop_alone(partition: Partition, op: Op, blocks: Sequence[Block]) -> tuple[Block, ...]:
-    """The blocks of a loop, its decision without the all_reduce where each device may decide alone.
+    """The blocks of a loop, with a decision per device instead of the all_reduce, if devices may
+    stop alone.
 
-    That is where no iteration holds another collective, and all carries are tiled over the examples
-    as the predicate is: a device then reads and writes nothing but what belongs to its examples.
+    Devices may if no iteration holds another collective, and all carries are tiled over the
+    examples as the predicate is: a device then reads and writes values of its own examples only.
     """
     examples = partition.rules[op.id].data_flow.examples
     if examples is None:
@@ -43,8 +44,8 @@ def stop_alone(partition: Partition, op: Op, blocks: Sequence[Block]) -> tuple[B
 
 
 def _undecided(steps: Iterable[Instruction], result: Source) -> LocalValue | None:
-    """The decision as a device makes it, before it is combined with those of the others; None if
-    more is moved than the decision.
+    """The decision of one device, before the reduction over devices; None if the block reshards
+    more than the decision.
     """
     moves = [s for s in steps if isinstance(s, Reshard)]
     for move in reversed(moves):
@@ -56,7 +57,7 @@ def _undecided(steps: Iterable[Instruction], result: Source) -> LocalValue | Non
 
 
 def _meets(partition: Partition, block: Block) -> bool:
-    """Tells whether devices meet in a block: in a collective, or in an op that all run together."""
+    """True if devices meet in a block: in a collective, or an op that all devices run together."""
 
     def moves(block: Block) -> bool:
         return any(

@@ -28,10 +28,10 @@ def trait(default: T, unit: str, meaning: str, evidence: str) -> T:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class LoweringTraits:
-    """Traits of a compiler by which a partition is turned into a device-local program.
+    """Traits of a compiler for lowering a partition to a device-local program.
 
-    The defaults are those of a target about which nothing is known. Meaning, unit and evidence of
-    each field are its metadata, and a row of docs/evidence/traits.md.
+    The defaults are for a target about which nothing is known. Meaning, unit and evidence of each
+    field are its metadata, and a row of docs/evidence/traits.md.
     """
 
     regather_distance_ops: int = trait(

@@ -1,8 +1,8 @@
-"""Sequences cut into twice as many chunks as devices, device i with chunks i and 2 p - 1 - i.
+"""Sequences in twice as many chunks as devices: device i holds chunks i and 2 p - 1 - i.
 
-Where no position looks at later ones, chunks at the end of a sequence have more to do than those
-at its beginning; so every device has as much as any other (Brandon et al., arXiv 2311.09431).
-Blocks go to these places and back by two permutes of half a block.
+Under a causal mask, chunks at the end of a sequence have more work than chunks at the start; each
+device holds one of both kinds, and all have equal work (Brandon et al., arXiv 2311.09431). Two
+permutes of half a block bring blocks to zigzag order, two bring them back.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -81,6 +82,35 @@ def local(name: str) -> ps.Plan:
     return ps.auto_partition(MESH, machine="tpu_v5e", schedule=schedule)(fn).plan(*args)
 
 
+LOCAL = r"%[^\s\[#]+(#\d+)?\[[^\]]*\]( \+\w+\([^)]+\))*"
+SOURCE = rf"({LOCAL}|[^%\s,]+)"
+TYPED = rf"{LOCAL}: \S+"
+STEP = "(slice|all_gather|all_reduce|reduce_scatter|all_to_all|collective_permute|halo)"
+DETAIL = (
+    r"( (dim|split|size|turn) \d+| elements \d+:\d+| (sum|max|min|and|or)\b| apart| regather"
+    rf"| with {LOCAL}(, {LOCAL})*)*"
+)
+TURN = rf"( turn \d+ of \d+| block [+-]\d+| zigzag| chunks \d+| adds {LOCAL}(, {LOCAL})*)*"
+MARK = (
+    rf"( (after|operands_after|before|barrier)=\[({LOCAL}(, {LOCAL})*)?\]"
+    rf"| layout=row_major\[{LOCAL}(, {LOCAL})*\]| tiles_first)*"
+)
+LINE = re.compile(
+    rf"(constant )?{TYPED}"
+    rf'|{TYPED} = {STEP}\({LOCAL}\)( "[^"]+")?{DETAIL}{MARK}( for \S+)?'
+    rf"|({TYPED}(, {TYPED})*)? = \S+?\(({SOURCE}(, {SOURCE})*)?\){TURN}{MARK}( {{)?"
+    rf"|\(({TYPED}(, {TYPED})*)?\)|}} {{|}}"
+    rf"|return ({SOURCE}( after {LOCAL})?(, {SOURCE}( after {LOCAL})?)*)?"
+)
+"""A line by the grammar of `lowering/local_printer.py`."""
+
+
+def assert_grammar(text: str) -> None:
+    first, *lines = text.splitlines()
+    assert re.fullmatch(r"def \S+ on mesh<.*> {", first)
+    assert not [line for line in lines if not LINE.fullmatch(line.strip())]
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_local(name: str, golden: Callable[[str], None]) -> None:
     plan = local(name)
@@ -88,6 +118,7 @@ def test_local(name: str, golden: Callable[[str], None]) -> None:
     text = plan.local_ir()
     for kind, count in plan.collective_counts.items():
         assert text.count(f" = {kind}(") == count
+    assert_grammar(text)
     golden(text)
 
 
@@ -98,6 +129,7 @@ def test_known_strategies_are_valid(name: str) -> None:
     for plan in step.known_plans(*entry.abstract_args(8)).values():
         verify_local(plan.program)
         assert len(plan.local_ir().splitlines()) > plan.program.size
+        assert_grammar(plan.local_ir())
 
 
 def test_invalid_programs_are_found() -> None:
