@@ -1,1 +1,1 @@
-"""Rewrites of whole programs, a module in and a module out."""
+"""Rewrites of whole programs: each takes a module and returns a module."""

@@ -1,4 +1,4 @@
-"""Arguments that must be tiled alike."""
+"""Groups of arguments with one tiling."""
 
 from __future__ import annotations
 
@@ -11,16 +11,23 @@ from partir_search.ir.core import Module
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Arguments that keep one tiling; see `group`."""
+    """Arguments that share one tiling; made by `group`.
+
+    Attributes:
+      paths: globs on argument paths.
+    """
 
     paths: tuple[str, ...]
 
 
 def group(*paths: str) -> Group:
-    """Arguments that are tiled alike, whatever is decided: for ``auto_partition(groups=[...])``.
+    """Declares arguments that share one tiling: for ``auto_partition(groups=[...])``.
 
     Args:
-      paths: globs on argument paths. All that they name must have one shape.
+      paths: globs on argument paths. All arguments matched must have one shape.
+
+    Raises:
+      TypeError: no path is given, or one is no string.
     """
     if not paths or not all(isinstance(p, str) for p in paths):
         raise TypeError(
@@ -30,10 +37,10 @@ def group(*paths: str) -> Group:
 
 
 def with_groups(module: Module, groups: Sequence[Group]) -> Module:
-    """The module with its groups tied.
+    """Returns the module with the arguments of each group in `Module.alike`.
 
     Raises:
-      ValueError: a path names no argument, or members of a group differ in shape.
+      ValueError: a path matches no argument, or members of a group differ in shape.
     """
     pairs: list[tuple[int, int]] = []
     at = {v.id: i for i, v in enumerate(module.body.args)}

@@ -1,9 +1,9 @@
-"""Writes a module with some dims padded: what runs on devices that do not divide them.
+"""Rewrite of a module with some dims padded, for meshes not dividing the dims.
 
-Values are padded where they enter a padded class and cut where they leave it. What lies beyond the
-end of a dim is never read: before an op combines along the dim it is masked by what leaves the
-result as it is (0 for sums, the least number for maxima ...). Selects, not products, mask, so that
-infinities beyond the end stay there.
+Values are padded on entering a padded class and cut on leaving the class. Elements beyond the
+original end of a dim never reach a result: before an op reduces along the dim, each is replaced by
+the identity of the reduction (0 for sums, the least number for maxima ...). Selects replace
+elements, not products, as products would spread infinities.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from partir_search.rules.construct import (
 
 
 def pad_module(module: Module, rules: Sequence[OpRule], pads: Sequence[Pad]) -> Module:
-    """`module` computing with the dims of `pads` padded; arguments and results are as they were.
+    """Returns the module with the dims of `pads` padded; arguments and results keep their shapes.
 
-    Values keep their names, so that actions on one program are actions on the other.
+    Values keep their names, for actions on one program to apply to both.
 
     Raises:
       ValueError: a pad names no dim of this program.
@@ -47,7 +47,12 @@ def pad_module(module: Module, rules: Sequence[OpRule], pads: Sequence[Pad]) -> 
 
 
 class _Scope:
-    """Ops of one region as they are written, and the forms in which its values are at hand."""
+    """Ops written for one region, and the shapes in which each value is available.
+
+    Attributes:
+      forms: by value id and shape, the value padded or cut to the shape.
+      masks: by value name, dim and monoid, the masked value.
+    """
 
     def __init__(self, owner: _Rewriter) -> None:
         self.owner = owner
@@ -56,7 +61,7 @@ class _Scope:
         self.masks: dict[tuple[str, int, str], Value] = {}
 
     def read(self, x: Operand, shape: Shape, op: Op) -> Operand:
-        """`x` padded or cut to `shape`, for `op`."""
+        """Returns `x` padded or cut to `shape`, for `op`."""
         if not isinstance(x, Value):
             return x
         natural = self.owner.value(x)
@@ -77,7 +82,7 @@ class _Scope:
         return self.forms[key]
 
     def masked(self, value: Value, n: int, dim: int, monoid: str, op: Op) -> Value:
-        """`value`, with what lies beyond `n` along `dim` not changing a combination."""
+        """Returns `value` with the identity of `monoid` from element `n` on along `dim`."""
         key = (value.name, dim, monoid)
         if key not in self.masks:
             kind, stem = value.type, value.name
@@ -95,7 +100,7 @@ class _Scope:
 
 
 class _Rewriter(Rewriter):
-    """Pads the dims of some classes."""
+    """Pads the dims of the classes in `classes.padded`."""
 
     def __init__(self, module: Module, rules: Sequence[OpRule], classes: DimClasses) -> None:
         super().__init__(module)
@@ -103,6 +108,7 @@ class _Rewriter(Rewriter):
         self._names = {v.name for v in module.values}
 
     def fresh(self, name: str) -> str:
+        """Returns an unused name of a value, from a stem."""
         unique, n = name, 1
         while unique in self._names:
             unique, n = f"{name}_{n}", n + 1
@@ -110,11 +116,11 @@ class _Rewriter(Rewriter):
         return unique
 
     def zeros_beyond(self, x: Operand, dim: int) -> bool:
-        """True if a padded form of `x` is made by padding, with zeros."""
+        """True if the padded form of `x` is made here, by padding with zeros, and not by an op."""
         return isinstance(x, Value) and self.value(x).type.shape[dim] == x.type.shape[dim]
 
     def make(self, old: Value, shape: Shape) -> Value:
-        """The value in the place of `old`, of a shape in which an op makes it."""
+        """Returns a new value in place of `old`, with the given shape."""
         kind = dataclasses.replace(old.type, shape=shape)
         self.new[old] = new = Value(-1, kind, old.name)
         return new
@@ -123,7 +129,7 @@ class _Rewriter(Rewriter):
         return self.padded(old, [x.type.shape for x in old.results])
 
     def padded(self, old: Region, shapes: Sequence[Shape]) -> Region:
-        """The region in the place of `old`, with results of these shapes."""
+        """Returns the region in place of `old`, with results of these shapes."""
         args = tuple(map(self.value, old.args))
         scope = _Scope(self)
         for op in old.ops:
@@ -139,6 +145,7 @@ class _Rewriter(Rewriter):
         return Region(args, tuple(scope.ops), results)
 
     def plain_op(self, op: Op, scope: _Scope) -> None:
+        """Writes an op without regions: reads, masks, and params for the padded shapes."""
         rule, classes = self.rules[op.id], self.classes
 
         ins: list[Operand] = []
@@ -183,21 +190,20 @@ class _Rewriter(Rewriter):
 
     @staticmethod
     def filler(rule: OpRule, operand: int, dim: int) -> str:
-        """The monoid whose identity has to stand beyond the end of a dim that is read; "" if
-        anything may.
-        """
+        """Returns the monoid whose identity must fill an operand's dim at its end, or ""."""
         if rule.reads_on(operand, dim) is None:
             return rule.reducers[rule.operands[operand][dim]]
         how = rule.resizing
         return how.filler if how and (operand, dim) in how.masked else ""
 
     def region_op(self, op: Op, scope: _Scope) -> None:
+        """Writes an op with regions, with operands, arguments and results padded alike."""
         edges = self.rules[op.id].data_flow
         inputs = {i: stacked for i, _, _, stacked in edges.inputs}
         outputs = {out: stacked for _, _, out, stacked in edges.outputs}
 
         def shape(x: Operand, stacked: int | None = 0) -> Shape:
-            """Padded as its classes say, but for stacked dims and what enters no region."""
+            """Padded by class, but for stacked dims and operands read by no region."""
             if not isinstance(x, Value) or stacked is None:
                 return x.type.shape
             size = self.classes.size

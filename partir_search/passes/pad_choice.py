@@ -1,8 +1,8 @@
-"""Uneven dims: which of them pay for being padded, so that they divide by the mesh.
+"""Choice of the uneven dims worth padding until they divide by the mesh.
 
-A dim of 50,257 cannot be tiled by 8; one of 50,264 can. Dims that ops carry along are padded
-together: they are a class, found by union over the factors of rules. `pad.pad_module` writes the
-program that computes with them; arguments and results keep their shapes.
+A dim of 50,257 cannot be tiled by 8; one of 50,264 can. Dims mapped to each other by an op are
+padded together: these dims form a class, found by union over the factors of rules. `pad.pad_module`
+rewrites the program; arguments and results keep their shapes.
 """
 
 from __future__ import annotations
@@ -19,15 +19,21 @@ from partir_search.ir.data_flow import tied_values
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.rule import NONE, OpRule
 
-MOST = 1.125  # a padded dim is at most this much longer
-WORTH = 0.02  # of the program's operations at least
+MAX_GROWTH = 1.125  # largest ratio of padded to original extent
+MIN_SHARE = 0.02  # least share of the program's FLOPs in contractions over a padded dim
 
 _MASKED = frozenset({"", "sum", "max", "min", "and", "or"})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Pad:
-    """Dim `dim` of the value named `value`, and all that must go with it, padded to `size`."""
+    """A dim to pad, with all dims of its class.
+
+    Attributes:
+      value: name of a value.
+      dim: dim of the value.
+      size: extent after padding.
+    """
 
     value: str
     dim: int
@@ -35,11 +41,11 @@ class Pad:
 
 
 class DimClasses:
-    """Dims of a module's values that are padded together, or not at all.
+    """Classes of dims that are padded together or not at all.
 
     Attributes:
-      count: number of dims of all values; classes are numbers below it.
-      padded: size per class that is padded.
+      count: number of dims of all values; class numbers are below `count`.
+      padded: extent after padding, by class.
     """
 
     def __init__(self, module: Module, rules: Sequence[OpRule]) -> None:
@@ -48,11 +54,13 @@ class DimClasses:
         *self._start, self.count = starts
         self._classes = UnionFind(self.count)
         self.padded: dict[int, int] = {}
-        able: dict[int, tuple[bool, ...]] = {}  # by rule: ops that share one have equal types
+        paddable: dict[
+            int, tuple[bool, ...]
+        ] = {}  # by id of the rule; ops of one rule have equal types
         for op, rule in zip(module.ops, rules, strict=True):
-            if id(rule) not in able:
-                able[id(rule)] = tuple(_may_pad(op, rule, f) for f in range(len(rule.sizes)))
-        self._able = [able[id(rule)] for rule in rules]
+            if id(rule) not in paddable:
+                paddable[id(rule)] = tuple(_may_pad(op, rule, f) for f in range(len(rule.sizes)))
+        self._paddable = [paddable[id(rule)] for rule in rules]
         for op in module.ops:
             for places in self._together(op):
                 first, *rest = places
@@ -60,7 +68,7 @@ class DimClasses:
                     self._classes.merge(self._at(*first), self._at(*other))
 
     def _together(self, op: Op) -> Iterator[list[tuple[Value, int]]]:
-        """Dims that an op makes share one fate."""
+        """Yields lists of dims that an op forces into one class."""
         if op.regions:
             edges = self.rules[op.id].data_flow
             for group in tied_values(op, edges):
@@ -75,8 +83,8 @@ class DimClasses:
             *zip(op.operands, rule.operands, strict=True),
             *zip(op.results, rule.results, strict=True),
         ]
-        for f, able in enumerate(self._able[op.id]):
-            if able:
+        for f, paddable in enumerate(self._paddable[op.id]):
+            if paddable:
                 yield [
                     (v, dims.index(f))
                     for at, (v, dims) in enumerate(values)
@@ -86,18 +94,18 @@ class DimClasses:
                 ]
 
     def of(self, value: Value, dim: int) -> int:
-        """The class of a dim."""
+        """Returns the class of a dim."""
         return self._classes.find(self._at(value, dim))
 
     def _at(self, value: Value, dim: int) -> int:
         return self._start[value.id] + dim
 
     def carries(self, op: Op, factor: int) -> bool:
-        """Tells whether the op can carry a padded factor along."""
-        return factor >= 0 and self._able[op.id][factor]
+        """True if the op can compute with a padded factor."""
+        return factor >= 0 and self._paddable[op.id][factor]
 
     def read_size(self, op: Op, operand: int, dim: int) -> int:
-        """Extent at which an op takes an operand's dim: padded if it may be, and its class is."""
+        """Returns the extent of a dim as read by an op: padded if the op and the class allow."""
         x, rule = op.operands[operand], self.rules[op.id]
         f, n = rule.operands[operand][dim], x.type.shape[dim]
         if not isinstance(x, Value) or f == NONE:
@@ -110,18 +118,18 @@ class DimClasses:
         return self.size(x, dim)
 
     def size(self, value: Value, dim: int) -> int:
-        """Extent of a dim, padded if its class is."""
+        """Returns the extent of a dim, after padding if its class is padded."""
         return self.padded.get(self.of(value, dim), value.type.shape[dim])
 
 
 def _may_pad(op: Op, rule: OpRule, f: int) -> bool:
-    """Checks that a factor may be longer than the program says: it fills its dims alone.
+    """True if a factor may exceed its original size: no dim has a second factor beside it.
 
-    Dims of size 1 may not: they broadcast and are squeezed.
+    Factors of size 1 may not grow: their dims broadcast and are squeezed.
     """
-    able = rule.pads and f not in rule.blocked and rule.reducers[f] in _MASKED
+    paddable = rule.pads and f not in rule.blocked and rule.reducers[f] in _MASKED
     read = {(r.operand, r.dim) for r in rule.reads if rule.operands[r.operand][r.dim] == f}
-    if not able or rule.sizes[f] == 1 or (read and rule.resizing is None):
+    if not paddable or rule.sizes[f] == 1 or (read and rule.resizing is None):
         return False
     types = [*(x.type for x in op.operands), *(r.type for r in op.results)]
     found = False
@@ -135,16 +143,19 @@ def _may_pad(op: Op, rule: OpRule, f: int) -> bool:
 
 
 def find_pads(module: Module, rules: Sequence[OpRule], mesh: MeshShape) -> tuple[Pad, ...]:
-    """Classes that the mesh tiles badly, that matter, and that padding hardly lengthens."""
+    """Returns pads for heavy classes divided badly by the mesh, if padding lengthens little.
+
+    A class is heavy if contractions over its dims do more than `MIN_SHARE` of all operations.
+    """
     runs: dict[int, int] = collections.Counter(id(rule) for rule in rules)
-    work: dict[int, float] = collections.defaultdict(float)  # operations by extent of a factor
+    work: dict[int, float] = collections.defaultdict(float)  # FLOPs by extent of a factor
     total = 0.0
     for rule in {id(rule): rule for rule in rules if rule.contracts}.values():
         flops = runs[id(rule)] * rule.flops_per_point * math.prod(rule.sizes)
         total += flops
         for n in set(rule.sizes):
             work[n] += flops
-    heavy = [n for n, flops in work.items() if flops > WORTH * total]
+    heavy = [n for n, flops in work.items() if flops > MIN_SHARE * total]
     sizes = {n: size for n in heavy if (size := _padded_size(n, mesh))}
     if not sizes:
         return ()
@@ -171,14 +182,15 @@ def find_pads(module: Module, rules: Sequence[OpRule], mesh: MeshShape) -> tuple
     for v in module.values:
         for d, n in enumerate(v.type.shape):
             cls = classes.of(v, d)
-            if n in sizes and cls not in pads and weight[cls] > WORTH * total:
+            if n in sizes and cls not in pads and weight[cls] > MIN_SHARE * total:
                 pads[cls] = Pad(v.name, d, sizes[n])
     return tuple(pads.values())
 
 
 def _padded_size(n: int, mesh: MeshShape) -> int:
-    """The next size that the most devices divide; 0 if that is no gain, or each axis of the user's
-    divides the dim as it is.
+    """Returns the next extent divisible by the most devices.
+
+    0 if padding gains nothing, or if each axis of the user's mesh divides `n` already.
     """
     if all(n % mesh.size(mesh.axes(name)) == 0 for name in mesh.whole):
         return 0
@@ -187,6 +199,6 @@ def _padded_size(n: int, mesh: MeshShape) -> int:
         for sizes in itertools.combinations(mesh.sizes, k):
             tiles = math.prod(sizes)
             size = -(-n // tiles) * tiles
-            if n >= tiles and size <= MOST * n:
+            if n >= tiles and size <= MAX_GROWTH * n:
                 best = max(best, (tiles, -size))
     return -best[1] if best[0] > 1 and n % best[0] else 0

@@ -1,9 +1,9 @@
-"""Rematerialisation as a rewrite of the module: segments of the forward pass are computed again.
+"""Rematerialization as a rewrite: segments of the forward pass are computed again.
 
-A segment's values that the backward pass reads are not kept: the ops that make them are copied in
-front of their first late use, and copy and late uses become one `checkpoint` op with a region, the
-form in which jax writes `jax.checkpoint`. What the forward pass itself reads after the segment (the
-residual stream) is kept: it is what the copy starts from. Chen et al. 2016 (arXiv 1604.06174).
+Values of a segment read by the backward pass are not stored. Their makers are copied before the
+first late use, and copy and late uses become one `checkpoint` op with a region, as `jax.checkpoint`
+would write. Values read by the forward pass after the segment (the residual stream) are stored: the
+copy starts from them. Chen et al. 2016 (arXiv 1604.06174).
 """
 
 from __future__ import annotations
@@ -16,88 +16,96 @@ import numpy as np
 from partir_search.ir.analysis.def_use import def_use
 from partir_search.ir.core import Module, Op, Region, Value
 from partir_search.passes.remat_copies import MOVED, RematRewriter
-from partir_search.passes.remat_scan import find_reruns, rerun
+from partir_search.passes.remat_scan import find_scan_remats, remat_scans
 from partir_search.rules.construct import rematerialization
 
-Range = tuple[int, int]  # first op and the one after the last, by position in the body
-Windows = Mapping[int, tuple[int, Sequence[int]]]  # by first op: last op, ops that run again
+Range = tuple[int, int]  # positions of the first op and of the op after the last
+Windows = Mapping[int, tuple[int, Sequence[int]]]  # by first op: last op, ops to recompute
 
-WINDOWS = 40  # a cut is the narrowest place of this part of the forward pass to either side,
-SHORTEST = 40  # of this many ops at least,
-NARROW = 1.1  # or crosses this much more bytes
-THIN = 0.1  # of the median that crosses: less lies outside the network's body
-LONG = 1 / 3  # of the forward pass: what lives longer is kept anyway and crosses all cuts
-WORTH = 2.0  # bytes that a segment must free, as a multiple of those that cross its cut
+# At a cut, fewer bytes cross than anywhere within a window to either side.
+WINDOW_SHARE = 40  # forward pass over the window's length
+MIN_WINDOW = 40  # ops, at least, in a window
+CUT_TOLERANCE = 1.1  # bytes crossing a cut over the fewest in its window
+MIN_CROSSING = 0.1  # of the median bytes crossing; fewer cross only outside the network's layers
+MAX_LIFETIME = 1 / 3  # of the forward pass; values living longer cross all cuts and are stored
+MIN_GAIN = 2.0  # bytes freed by recomputing a segment over bytes crossing its cut, at least
 
-# Ends of the names of copies, and of values that enter regions with them.
+# Suffixes of names of recomputed values, and of arguments of their region.
 AGAIN, ENTERING = "_again", "_in"
 
 
 def forward_length(module: Module) -> int:
-    """Ops of the body before the backward pass; 0 if it has none."""
+    """Returns the number of ops of the body before the backward pass; 0 without a backward pass."""
     return next((i for i, op in enumerate(module.body.ops) if op.backward), 0)
 
 
 def find_segments(module: Module) -> list[Range]:
-    """Stretches of the forward pass that free much if they are computed again, in program order.
+    """Returns segments of the forward pass whose recomputation frees much memory, in program order.
 
-    Cuts lie where the fewest bytes cross: between the layers of a network. A scan over layers is a
-    segment of its own; then whatever lies around it is kept.
+    Cuts lie between ops crossed by the fewest bytes: between the layers of a network. A scan over
+    layers is a segment of its own; in a program with one, values around the scan are stored.
     """
     n = forward_length(module)
     if n < 2:
         return []
-    if reruns := find_reruns(module, n):
-        return [(r.position, r.position + 1) for r in reruns]
+    if scans := find_scan_remats(module, n):
+        return [(r.position, r.position + 1) for r in scans]
     ops = module.body.ops
     uses = _Uses(module, n)
     crossing, freed = np.zeros(n + 1), np.zeros(n + 1)
     for at, op in enumerate(ops[:n]):
         for r in op.results:
             last = uses.early(r.id, at)
-            if 0 < last - at <= n * LONG:
+            if 0 < last - at <= n * MAX_LIFETIME:
                 crossing[at + 1] += r.type.nbytes
                 crossing[last + 1] -= r.type.nbytes
             elif last <= at and uses.late(r.id):
                 freed[at + 1] += r.type.nbytes
     crossing = np.cumsum(crossing)[: n + 1]
-    around = 2 * max(n // WINDOWS, SHORTEST) + 1
-    floor = THIN * float(np.median(crossing))  # inputs and losses are no places to cut at
+    around = 2 * max(n // WINDOW_SHARE, MIN_WINDOW) + 1
+    floor = MIN_CROSSING * float(np.median(crossing))  # no cuts at inputs and losses
     nearby = np.where(crossing < floor, np.inf, crossing)
     wide = np.pad(nearby, around // 2, mode="edge")
-    narrow = NARROW * np.lib.stride_tricks.sliding_window_view(wide, around).min(axis=1)
+    narrow = CUT_TOLERANCE * np.lib.stride_tricks.sliding_window_view(wide, around).min(axis=1)
     freed = np.cumsum(freed)
     segments: list[Range] = []
     begin = 0
     for at in range(1, n + 1):
-        if floor < crossing[at] <= narrow[at] and freed[at] - freed[begin] > WORTH * crossing[at]:
+        if (
+            floor < crossing[at] <= narrow[at]
+            and freed[at] - freed[begin] > MIN_GAIN * crossing[at]
+        ):
             segments.append((begin, at))
             begin = at
     return segments
 
 
 def namesake(name: str, known: Container[str]) -> str:
-    """Name of a value where other segments are computed again; its own name if nowhere."""
+    """Returns the name of a value in a program with different segments recomputed.
+
+    Args:
+      known: names of values in the program. Without a match, `name` is returned.
+    """
     suffix = next((s for s in (AGAIN, ENTERING, MOVED) if name.endswith(s)), "")
     first = name.removesuffix(suffix)
     return next((n for n in (name, first, first + MOVED) if n in known), name)
 
 
 def rematerialize(module: Module, segments: Sequence[Range]) -> Module:
-    """The module with these segments of its forward pass computed again in the backward pass.
+    """Returns the module with segments of its forward pass computed again in the backward pass.
 
     Args:
-      segments: disjoint, in program order. One whose late uses lie among those of a later one is
-        left as it is. Of one that is a scan, the iterations are run again.
+      segments: disjoint, in program order. A segment is left unchanged if its late uses overlap the
+        late uses of a later segment. For a scan as a segment, each iteration is computed again.
     """
     n = forward_length(module)
-    scans = [r for r in find_reruns(module, n) if (r.position, r.position + 1) in segments]
+    scans = [r for r in find_scan_remats(module, n) if (r.position, r.position + 1) in segments]
     if scans:
-        module = rerun(module, scans)
+        module = remat_scans(module, scans)
         alone = {(r.position, r.position + 1) for r in scans}
         segments = [s for s in segments if s not in alone]
     windows: dict[int, tuple[int, Sequence[int]]] = {}
-    free = n  # where the next window may begin
+    free = n  # first position of the window after
     uses = _Uses(module, n)
     for begin, stop in reversed(segments):
         found = _window(module, uses, begin, stop)
@@ -112,25 +120,25 @@ class _Uses:
     """Uses of values made in a module's body, as positions in the body.
 
     Attributes:
-      results: ids of the values that the module returns.
+      results: ids of the values returned by the module.
     """
 
     def __init__(self, module: Module, n: int) -> None:
-        """Uses before and after position `n`."""
+        """Splits uses at position `n`, the first op of the backward pass."""
         uses = def_use(module)
         self._users, self._position, self._n = uses.users, uses.position.tolist(), n
         self.results = {x.id for x in module.body.results if isinstance(x, Value)}
 
     def early(self, v: int, default: int = -1) -> int:
-        """Position of a value's last use among the first `n` ops; `default` if there is none."""
+        """Returns the position of a value's last use among the first `n` ops, or `default`."""
         return max((at for at in self._positions(v) if at < self._n), default=default)
 
     def late(self, v: int) -> list[int]:
-        """Positions of a value's uses after the first `n` ops, in order."""
+        """Returns the positions of a value's uses from op `n` on, in order."""
         return [at for at in self._positions(v) if at >= self._n]
 
     def after(self, v: int, at: int) -> bool:
-        """Tells whether a value is returned, or used after a position."""
+        """True if a value is returned by the module, or used after a position."""
         return v in self.results or max(self._positions(v), default=-1) > at
 
     def _positions(self, v: int) -> list[int]:
@@ -140,7 +148,10 @@ class _Uses:
 def _window(
     module: Module, uses: _Uses, begin: int, stop: int
 ) -> tuple[int, int, list[int]] | None:
-    """First and last late use of what a segment need not keep, and the ops that make it."""
+    """Returns the first and the last late use of a segment's values, and the ops to recompute.
+
+    None if no value is used late, or if an op to recompute has an effect.
+    """
     ops = module.body.ops
     maker = {r.id: at for at in range(begin, stop) for r in ops[at].results}
     kept = {v for v in maker if uses.early(v) >= stop}
@@ -162,7 +173,7 @@ def _window(
 
 
 class _Rewriter(RematRewriter):
-    """Turns windows of a module's body into `checkpoint` ops."""
+    """Rewrites windows of a module's body as `checkpoint` ops."""
 
     def __init__(self, module: Module, windows: Windows, uses: _Uses) -> None:
         super().__init__(module)
@@ -174,7 +185,7 @@ class _Rewriter(RematRewriter):
         while at < len(old.ops):
             if at in self.windows:
                 last, again = self.windows[at]
-                after = self.growing(at, last)
+                after = self.widening_ops(at, last)
                 ops.append(self.checkpoint(at, last, again, after))
                 ops += map(self.op, after)
                 at = last + 1
@@ -183,11 +194,12 @@ class _Rewriter(RematRewriter):
                 at += 1
         return ops
 
-    def growing(self, first: int, last: int) -> list[Op]:
-        """Ops of a window that make a value larger on its way out (gradients that are widened for
-        the optimizer): what leaves a region is stored, so that they come after it.
+    def widening_ops(self, first: int, last: int) -> list[Op]:
+        """Returns ops at the end of a window enlarging a result (casts of gradients to float32).
+
+        Results of a region are stored: the larger form is computed after the region.
         """
-        needed: set[int] = set()  # by what stays in the window
+        needed: set[int] = set()  # ids of values read by ops that stay in the window
         found: list[Op] = []
         for op in reversed(self.module.body.ops[first : last + 1]):
             inputs = [v for _, v in op.inputs()]
@@ -204,6 +216,14 @@ class _Rewriter(RematRewriter):
         return found[::-1]
 
     def checkpoint(self, first: int, last: int, again: Sequence[int], after: Sequence[Op]) -> Op:
+        """Returns the `checkpoint` op for a window of the body.
+
+        Args:
+          first: position of the window's first op.
+          last: position of the window's last op.
+          again: positions of the forward ops to recompute.
+          after: ops of the window to leave outside of the region.
+        """
         body = self.module.body.ops
         put_off = {op.id for op in after}
         window = [op for op in body[first : last + 1] if op.id not in put_off]

@@ -1,4 +1,4 @@
-"""Second copies of ops, under names of their own."""
+"""Second copies of ops, with new names for their results."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from collections.abc import Mapping
 from partir_search.ir.core import Op, Operand, Region, Value
 from partir_search.passes.rewriter import Rewriter
 
-MOVED = "_"  # at the end of names of values made inside of copied regions
+MOVED = "_"  # suffix of names of values made inside of copied regions
 
 
 class RematRewriter(Rewriter):
-    """Copies ops of a module once, or once more under other names."""
+    """Rewriter that can copy an op a second time under new names."""
 
     def op(self, old: Op) -> Op:
         return self.copy(old, {})
 
     def copy(self, op: Op, inside: Mapping[int, Value], suffix: str = "") -> Op:
-        """A copy of an op.
+        """Returns a copy of an op.
 
         Args:
-          inside: by value id, values to read in place of the module's.
-          suffix: end of the results' names; without it the results take the place of the op's.
+          inside: by value id, the value to read instead of the module's.
+          suffix: appended to the names of results; without a suffix, the new results replace the
+            old.
         """
 
         def read(x: Operand) -> Operand:
@@ -39,7 +40,7 @@ class RematRewriter(Rewriter):
         )
 
     def _copied(self, old: Region, suffix: str) -> Region:
-        """A copy of a region of an op; values in it are its own."""
+        """Returns a copy of an op's region, with arguments and values of its own."""
         inside = {v.id: Value(-1, v.type, v.name + suffix) for v in old.args}
         args, ops = tuple(inside.values()), []
         for op in old.ops:

@@ -1,4 +1,4 @@
-"""Module rewriters: a module in, a module out, region by region and op by op."""
+"""Rewriting of modules, region by region and op by op."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from partir_search.ir.rewriter import RegionRewriter
 
 
 class Rewriter(RegionRewriter):
-    """Writes a module anew.
+    """Copy of a module; subclasses override the copy of regions, ops or values.
 
     Attributes:
-      module: the module that is rewritten.
+      module: the module to rewrite.
     """
 
     def __init__(self, module: Module) -> None:
@@ -23,7 +23,7 @@ class Rewriter(RegionRewriter):
         self.module = module
 
     def run(self) -> Module:
-        """The rewritten module; ops whose results nothing uses are dropped."""
+        """Returns the rewritten module, without ops whose results are unused."""
         module = self.module
         body = self.region(module.body)
         new = dataclasses.replace(module, body=body, values=[], ops=[], constants={})
@@ -31,6 +31,6 @@ class Rewriter(RegionRewriter):
         return new
 
     def constants(self) -> Mapping[int, tuple[Value, Any]]:
-        """Arrays that the new module closes over, with their values, by any distinct keys."""
+        """Returns the new module's constants, (value, array) by any distinct keys."""
         module = self.module
         return {i: (self.value(module.values[i]), a) for i, a in module.constants.items()}

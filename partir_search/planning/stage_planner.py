@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from partir_search.ir.core import Module
 from partir_search.mcts.goals import Goal, scorer
-from partir_search.passes.align import apart, find_aligned
+from partir_search.passes.align import disjoint_pads, find_aligned
 from partir_search.passes.pad import pad_module
 from partir_search.passes.pad_choice import Pad, find_pads
 from partir_search.passes.remat import Range, find_segments, rematerialize
@@ -99,7 +99,7 @@ class StagePlanner:
         planner = self.planner(stage.module)
         module, rules = stage.module, planner.graph.rules
         uneven = find_pads(module, rules, planner.mesh)
-        return apart(module, rules, aligned, uneven) if aligned and uneven else uneven
+        return disjoint_pads(module, rules, aligned, uneven) if aligned and uneven else uneven
 
     def padded(self, stage: Stage, pads: tuple[Pad, ...]) -> Stage:
         """The program with padded dims."""

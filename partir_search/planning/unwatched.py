@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from partir_search.ir.core import Module, Value
 from partir_search.ir.partition import Partition
-from partir_search.passes.debug_ops import unwatched, watching
+from partir_search.passes.debug_ops import find_debug_ops, without_ops
 from partir_search.plan.planned import Planned, with_search
 from partir_search.planning.planner import Planner
 from partir_search.propagation.actions import Action, Replicate
@@ -26,10 +26,10 @@ def plan_unwatched(
       make: function from a module to its planner.
     """
     module = planner.module
-    debugging = watching(module, planner.graph.rules)
+    debugging = find_debug_ops(module, planner.graph.rules)
     if not debugging:
         return run(planner, fixed)
-    stripped = make(unwatched(module, debugging))
+    stripped = make(without_ops(module, debugging))
     if stripped.mesh != planner.mesh:
         return run(planner, fixed)
     stripped.goals = planner.goals

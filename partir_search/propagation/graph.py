@@ -24,7 +24,7 @@ from partir_search.ir.data_flow import tied_values
 from partir_search.ir.flat import FlatLists
 from partir_search.ir.kind import Kind
 from partir_search.ir.rule import NONE, Dims, OpRule
-from partir_search.passes.debug_ops import watching
+from partir_search.passes.debug_ops import find_debug_ops
 from partir_search.propagation.adjacency import Adjacency
 from partir_search.rules.registry import RuleTable
 
@@ -209,7 +209,8 @@ class Graph:
                 fixed |= {v.id for v in region.results if isinstance(v, Value)}
             if op.regions:
                 fixed |= {v.id for v in op.results} | {v.id for _, v in op.inputs()}
-        debug_ops = watching(module, self.rules)  # a value that is printed joins no class for it
+        # A debugging op merges no classes: printing decides no tiling.
+        debug_ops = find_debug_ops(module, self.rules)
         contracted: set[int] = set()
         merging: dict[int, tuple[int, ...]] = {}  # by id of the rule: operands to merge
         for op in module.ops:

@@ -13,7 +13,7 @@ from partir_search.ir.core import Module, Value
 from partir_search.lowering.diagonals import without_diagonals
 from partir_search.lowering.shard_map import argument_specs
 from partir_search.mcts.goals import scorer
-from partir_search.passes.align import apart, find_aligned
+from partir_search.passes.align import disjoint_pads, find_aligned
 from partir_search.passes.pad import pad_module
 from partir_search.passes.pad_choice import Pad, find_pads
 from partir_search.passes.remat import Range, find_segments, rematerialize
@@ -96,7 +96,7 @@ def _paddings(
     aligned = find_aligned(module, rules, options.shape)
     uneven = find_pads(module, rules, planner.mesh)
     if aligned and uneven:
-        uneven = apart(module, rules, aligned, uneven)
+        uneven = disjoint_pads(module, rules, aligned, uneven)
     if len(base.padding) > len(aligned) and uneven:
         return [(*aligned, *uneven)]
     uneven = tuple(

@@ -11,7 +11,7 @@ from partir_search.ir.analysis.def_use import def_use
 from partir_search.ir.core import Module, Region
 from partir_search.ir.rule import OpRule
 from partir_search.passes.fold.fold import Folded
-from partir_search.passes.fold.linear import Places
+from partir_search.passes.fold.linear import KeptOps
 from partir_search.simulator.arrays import Floats, Ints
 from partir_search.simulator.memory.buffers import Buffers, assign_inner_buffers
 from partir_search.simulator.memory.curve import live_curve
@@ -152,7 +152,7 @@ def _closed_regions(folded: Folded, rules: Sequence[OpRule], machine: Machine) -
         return found
     dtypes, uses = assign_dtypes(module, rules, traits), def_use(module)
 
-    def visit(region: Region, places: Places) -> None:
+    def visit(region: Region, places: KeptOps) -> None:
         for op, at in zip(region.ops, places.positions, strict=True):
             if at in places.opened:
                 for inner, left in zip(op.regions, places.opened[at], strict=True):

@@ -144,7 +144,7 @@ def test_verify_partition() -> None:
 def test_repeats_of_a_sequence() -> None:
     """7 3x(1 2 3 4) 9 2x(5 6): the larger cover first, then what is left of and right of it."""
     prints = np.array([7, 1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4, 9, 5, 6, 5, 6])
-    found = [(s.start, s.period, s.repeats) for s in find_repeats(prints)]
+    found = [(s.start, s.period, s.copies) for s in find_repeats(prints)]
     assert found == [(1, 4, 3), (14, 2, 2)]
     assert find_repeats(np.arange(5)) == []
 

@@ -1,4 +1,4 @@
-"""Finds attention in ordinary programs: product, mask, softmax, product, and their gradients."""
+"""Recognition of attention in ordinary programs: product, mask, softmax, product and gradients."""
 
 from partir_search.passes.attention.module import with_attention
 

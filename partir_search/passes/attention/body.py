@@ -1,4 +1,4 @@
-"""Writes a phase of attention as the body of one op: places and labels."""
+"""Body of a fused attention: the ops of one phase, with a label for each of their dims."""
 
 from __future__ import annotations
 
@@ -6,35 +6,36 @@ import dataclasses
 from collections.abc import Callable, Hashable, Sequence
 
 from partir_search.ir.analysis.union_find import UnionFind
-from partir_search.ir.composite import Body, Labels, Member, Online, Place, RowSum
+from partir_search.ir.composite import Body, Labels, Member, Place
 from partir_search.ir.core import Literal, Op, Operand, Value
 from partir_search.ir.rule import NONE, Dims, OpRule
-from partir_search.passes.attention.groups import Group, NotAttention, Ops
+from partir_search.passes.attention.groups import AttentionGroup, NotAttention, RegionOps
 from partir_search.passes.attention.phases import Phase
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PhaseBody:
-    """Body of a phase, with the values that it reads and makes.
+    """Body of a phase, with the values of the module read and made by it.
 
     Attributes:
-      body: the body; sums and mask are unknown before `with_sums_and_mask`.
-      operands: values read, one per operand of the body; a value occurs once per labelling.
-      place: place of each value that a member makes, by value id.
+      body: the body; `build_body` leaves sums, mask and online softmax empty.
+      operands: values read by the body, in order of its operands. A value read with different
+        labels occurs once for each.
+      place_of: by id of a value made by a member, its place in the body.
     """
 
     body: Body
     operands: tuple[Value, ...]
-    place: dict[int, int]
+    place_of: dict[int, int]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Use:
-    """One op of a phase.
+    """One op of a phase, as a member of a body under construction.
 
     Attributes:
-      ins: operands; positions of a use and of its result where a use makes the operand.
-      first: id of its first factor: factors of all uses are numbered in order.
+      ins: operands; (position of a use, position of a result) for an operand made by a use.
+      first: number of the op's first factor. Factors of all uses are numbered consecutively.
     """
 
     op: Op
@@ -42,78 +43,82 @@ class _Use:
     ins: tuple[Operand | tuple[int, int], ...]
     first: int
 
-    def ports(self) -> list[tuple[Operand | tuple[int, int], Dims]]:
-        """Operands with their factors."""
+    def operand_dims(self) -> list[tuple[Operand | tuple[int, int], Dims]]:
+        """Returns each operand with the factors on its dims."""
         return list(zip(self.ins, self.rule.operands, strict=True))
 
 
 def build_body(
-    ops: Ops,
-    group: Group,
+    ops: RegionOps,
+    group: AttentionGroup,
     phase: Phase,
     key: Callable[[Op], Hashable],
     forward: tuple[PhaseBody, Value] | None = None,
 ) -> PhaseBody:
-    """The body of a phase, with sums and mask unknown.
+    """Builds the body of one phase; sums, causal mask and online softmax are left empty.
 
     Args:
-      key: of an op, equal for ops that do the same.
-      forward: of a backward phase, the forward one, whose result is its last operand.
+      key: function from an op to a hashable, equal for ops that compute the same.
+      forward: for a backward phase, the body of the forward phase and its result, which becomes the
+        last operand.
+
+    Raises:
+      NotAttention: dims with one label differ in size, or keys and queries share a factor.
     """
-    uses, made = _uses(ops, phase)
-    scores = {v: made[v] for v in group.scores if v in made}
-    same = _joined(uses)
-    keys, queries = _key_and_query_factors(group, scores, same, uses)
-    _join_operands(uses, same, keys, queries)
-    keys, queries = _key_and_query_factors(group, scores, same, uses)
-    number: dict[int, int] = {}
+    uses, made_by = _uses(ops, phase)
+    scores = {v: made_by[v] for v in group.scores if v in made_by}
+    unified = _unify_factors(uses)
+    keys, queries = _key_and_query_factors(group, scores, unified, uses)
+    _unify_operands(uses, unified, keys, queries)
+    keys, queries = _key_and_query_factors(group, scores, unified, uses)
+    label_of: dict[int, int] = {}
     sizes: list[int] = []
     factors: list[Labels] = []
     for use in uses:
-        own: list[int] = []
+        use_labels: list[int] = []
         for f, n in enumerate(use.rule.sizes):
-            label = number.setdefault(same.find(use.first + f), len(number))
+            label = label_of.setdefault(unified.find(use.first + f), len(label_of))
             if label == len(sizes):
                 sizes.append(n)
             if sizes[label] != n:
                 raise NotAttention(f"a dim has two sizes in {use.op.prim} at {use.op.source}")
-            own.append(label)
-        factors.append(tuple(own))
+            use_labels.append(label)
+        factors.append(tuple(use_labels))
     operands: list[Value] = []
     labels: list[Labels] = []
-    known: dict[tuple[int, Labels], int] = {}
-    for use, fs in zip(uses, factors, strict=True):
-        for x, dims in use.ports():
+    operand_at: dict[tuple[int, Labels], int] = {}
+    for use, use_factors in zip(uses, factors, strict=True):
+        for x, dims in use.operand_dims():
             if isinstance(x, Value):
-                entry = (x.id, _labels(dims, fs))
-                if entry not in known:
-                    known[entry] = len(operands)
+                entry = (x.id, _labels(dims, use_factors))
+                if entry not in operand_at:
+                    operand_at[entry] = len(operands)
                     operands.append(x)
                     labels.append(entry[1])
     if forward is not None:
         operands.append(forward[1])
         labels.append(())
     count = len(operands)
-    places: dict[tuple[int, int], int] = {}
+    place_at: dict[tuple[int, int], int] = {}
     members: list[Member] = []
-    for u, (use, fs) in enumerate(zip(uses, factors, strict=True)):
-        ins: list[Place] = []
-        for x, dims in use.ports():
+    for use_at, (use, use_factors) in enumerate(zip(uses, factors, strict=True)):
+        reads: list[Place] = []
+        for x, dims in use.operand_dims():
             if isinstance(x, Literal):
-                ins.append(x)
+                reads.append(x)
             else:
                 inner = isinstance(x, tuple)
-                ins.append(places[x] if inner else known[x.id, _labels(dims, fs)])  # type: ignore
-        for r, dims in enumerate(use.rule.results):
-            places[u, r] = len(labels)
-            labels.append(_labels(dims, fs))
-        outs = tuple(places[u, r] for r in range(len(use.op.results)))
-        members.append(Member(use.op, use.rule, tuple(ins), outs, fs))
-    place = {v: places[at] for v, at in made.items()}
+                reads.append(place_at[x] if inner else operand_at[x.id, _labels(dims, use_factors)])  # type: ignore
+        for result_at, dims in enumerate(use.rule.results):
+            place_at[use_at, result_at] = len(labels)
+            labels.append(_labels(dims, use_factors))
+        outs = tuple(place_at[use_at, result_at] for result_at in range(len(use.op.results)))
+        members.append(Member(use.op, use.rule, tuple(reads), outs, use_factors))
+    place_of = {v: place_at[at] for v, at in made_by.items()}
     if forward is not None:
-        labels[count - 1] = _result_labels(forward, operands, labels, place)
+        labels[count - 1] = _result_labels(forward, operands, labels, place_of)
     signature = (
-        tuple((key(m.op), _signs(m.ins), m.outs) for m in members),
+        tuple((key(m.op), _literal_free(m.ins), m.outs) for m in members),
         tuple(str(v.type) for v in operands),
     )
     body = Body(
@@ -121,21 +126,23 @@ def build_body(
         labels=tuple(labels),
         sizes=tuple(sizes),
         operands=count,
-        results=tuple(place[v.id] for v in phase.results),
-        walked=number[keys],
-        queries=frozenset(number[q] for q in queries),
-        scores=frozenset(place[v] for v in scores),
+        results=tuple(place_of[v.id] for v in phase.results),
+        walked=label_of[keys],
+        queries=frozenset(label_of[q] for q in queries),
+        scores=frozenset(place_of[v] for v in scores),
         online=None,
         sums=(),
         causal=False,
         signature=signature,
     )
-    return PhaseBody(body, tuple(operands), place)
+    return PhaseBody(body, tuple(operands), place_of)
 
 
-def _uses(ops: Ops, phase: Phase) -> tuple[list[_Use], dict[int, tuple[int, int]]]:
-    """Ops of a phase, and which of them makes each value. What rests on no data (positions, of
-    which masks are made) is made in place, once for each use: queries' and keys' may be one value.
+def _uses(ops: RegionOps, phase: Phase) -> tuple[list[_Use], dict[int, tuple[int, int]]]:
+    """Returns the ops of a phase, and the (use, result) of each value by value id.
+
+    Values computed from positions and literals alone (index grids of a mask) are recomputed for
+    each reader, as queries' and keys' positions may be one value in the program.
     """
     uses: list[_Use] = []
     made: dict[int, tuple[int, int]] = {}
@@ -144,113 +151,108 @@ def _uses(ops: Ops, phase: Phase) -> tuple[list[_Use], dict[int, tuple[int, int]
         if isinstance(x, Literal) or x.id in made:
             return made[x.id] if isinstance(x, Value) else x
         maker = ops.makers[x.id]
-        if maker is None or not ops.dataless(maker):
+        if maker is None or not ops.is_dataless(maker):
             return x
         ins = tuple(map(read, maker.operands))
-        uses.append(_Use(maker, ops.rule(maker), ins, _factors(uses)))
+        uses.append(_Use(maker, ops.rule(maker), ins, _count_factors(uses)))
         return len(uses) - 1, maker.results.index(x)
 
     for op in phase.ops:
         ins = tuple(map(read, op.operands))
         made |= {v.id: (len(uses), r) for r, v in enumerate(op.results)}
-        uses.append(_Use(op, ops.rule(op), ins, _factors(uses)))
+        uses.append(_Use(op, ops.rule(op), ins, _count_factors(uses)))
     return uses, made
 
 
-def _factors(uses: Sequence[_Use]) -> int:
-    """Number of factors of all uses."""
+def _count_factors(uses: Sequence[_Use]) -> int:
+    """Returns the number of factors of all uses."""
     return uses[-1].first + len(uses[-1].rule.sizes) if uses else 0
 
 
-def _joined(uses: Sequence[_Use]) -> UnionFind:
-    """Factors that are one: of a dim's maker and its users."""
-    same = UnionFind(_factors(uses))
+def _unify_factors(uses: Sequence[_Use]) -> UnionFind:
+    """Merges the factors of a dim in the op making a value and in the ops reading the value."""
+    unified = UnionFind(_count_factors(uses))
     for use in uses:
-        for x, dims in use.ports():
+        for x, dims in use.operand_dims():
             if isinstance(x, tuple):
                 maker, result = x
                 for f, g in zip(dims, uses[maker].rule.results[result], strict=True):
                     if f >= 0 and g >= 0:
-                        same.merge(use.first + f, uses[maker].first + g)
-    return same
+                        unified.merge(use.first + f, uses[maker].first + g)
+    return unified
 
 
 def _key_and_query_factors(
-    group: Group, scores: dict[int, tuple[int, int]], same: UnionFind, uses: Sequence[_Use]
+    group: AttentionGroup,
+    scores: dict[int, tuple[int, int]],
+    unified: UnionFind,
+    uses: Sequence[_Use],
 ) -> tuple[int, set[int]]:
-    """The keys' and the queries' factors."""
+    """Returns the merged factor of the keys and the merged factors of the queries."""
     keys: set[int] = set()
     queries: set[int] = set()
-    for v, (u, r) in scores.items():
-        if v in group.made:
-            dims, first = uses[u].rule.results[r], uses[u].first
-            at, others = group.scores[v]
-            keys.add(same.find(first + dims[at]))
-            queries |= {same.find(first + dims[q]) for q in others if dims[q] >= 0}
+    for value_id, (use_at, result_at) in scores.items():
+        if value_id in group.derived:
+            dims, first = uses[use_at].rule.results[result_at], uses[use_at].first
+            key_dim, query_dims = group.scores[value_id]
+            keys.add(unified.find(first + dims[key_dim]))
+            queries |= {unified.find(first + dims[q]) for q in query_dims if dims[q] >= 0}
     if len(keys) != 1 or keys & queries:
         raise NotAttention("keys and queries are the same dim")
     return keys.pop(), queries
 
 
-def _join_operands(uses: Sequence[_Use], same: UnionFind, keys: int, queries: set[int]) -> None:
-    """Takes a value that is read more than once for one operand, if its keys and queries agree."""
+def _unify_operands(uses: Sequence[_Use], unified: UnionFind, keys: int, queries: set[int]) -> None:
+    """Merges the dims of a value's reads, if keys and queries lie on the same dims."""
     first: dict[object, list[int | None]] = {}
     for use in uses:
-        for x, dims in use.ports():
+        for x, dims in use.operand_dims():
             if not isinstance(x, Value):
                 continue
-            here = [same.find(use.first + f) if f >= 0 else None for f in dims]
-            role = tuple("k" if f == keys else "q" if f in queries else "" for f in here)
-            whole = tuple(f is None for f in here)
-            other = first.setdefault((x.id, role, whole), here)
-            for f, g in zip(here, other, strict=True):
-                if f is not None and g is not None:
-                    same.merge(f, g)
+            roots = [unified.find(use.first + f) if f >= 0 else None for f in dims]
+            role = tuple("k" if root == keys else "q" if root in queries else "" for root in roots)
+            unlabelled = tuple(root is None for root in roots)
+            earlier = first.setdefault((x.id, role, unlabelled), roots)
+            for root, earlier_root in zip(roots, earlier, strict=True):
+                if root is not None and earlier_root is not None:
+                    unified.merge(root, earlier_root)
 
 
 def _result_labels(
     forward: tuple[PhaseBody, Value],
     operands: list[Value],
     labels: list[Labels],
-    place: dict[int, int],
+    place_of: dict[int, int],
 ) -> Labels:
-    """Labels here of the forward phase's result, by the values that both phases have."""
-    before, result = forward
-    here = {v: labels[at] for v, at in place.items()}
-    here |= {v.id: at for v, at in zip(operands[:-1], labels, strict=False)}
-    there = {v: before.body.labels[at] for v, at in before.place.items()}
-    there |= {v.id: at for v, at in zip(before.operands, before.body.labels, strict=False)}
-    same = {
-        a: b for v in here.keys() & there.keys() for a, b in zip(there[v], here[v], strict=True)
+    """Returns the forward result's labels in the backward body, matched by common values."""
+    forward_body, result = forward
+    backward_labels = {v: labels[at] for v, at in place_of.items()}
+    backward_labels |= {v.id: at for v, at in zip(operands[:-1], labels, strict=False)}
+    forward_labels = {v: forward_body.body.labels[at] for v, at in forward_body.place_of.items()}
+    forward_labels |= {
+        v.id: at for v, at in zip(forward_body.operands, forward_body.body.labels, strict=False)
     }
-    made = before.body.labels[before.place[result.id]]
-    if any(a >= 0 and same.get(a, NONE) < 0 for a in made):
+    label_here = {
+        a: b
+        for v in backward_labels.keys() & forward_labels.keys()
+        for a, b in zip(forward_labels[v], backward_labels[v], strict=True)
+    }
+    result_labels = forward_body.body.labels[forward_body.place_of[result.id]]
+    if any(a >= 0 and label_here.get(a, NONE) < 0 for a in result_labels):
         raise NotAttention("the backward pass does not know all dims of the result")
-    return tuple(NONE if a < 0 else same[a] for a in made)
-
-
-def with_sums_and_mask(
-    body: Body, online: Online | None, sums: tuple[RowSum, ...], causal: bool
-) -> Body:
-    """The body with its sums and its mask.
-
-    Args:
-      online: the softmax of a forward phase.
-      sums: sums over keys of a backward phase that follow from the forward phase.
-      causal: True if later positions are masked.
-    """
-    return dataclasses.replace(body, online=online, sums=sums, causal=causal)
+    return tuple(NONE if a < 0 else label_here[a] for a in result_labels)
 
 
 def _labels(dims: tuple[int, ...], factors: Labels) -> Labels:
+    """Returns the label of each dim, given the factor on each dim and the label of each factor."""
     return tuple(NONE if f == NONE else factors[f] for f in dims)
 
 
-def _signs(ins: tuple[Place, ...]) -> tuple[Hashable, ...]:
-    """Places, and literals by what they are."""
+def _literal_free(ins: tuple[Place, ...]) -> tuple[Hashable, ...]:
+    """Inputs of a member as hashables: places, and (type, value) of literals."""
     return tuple((str(x.type), str(x.value)) if isinstance(x, Literal) else x for x in ins)
 
 
 def makers(body: Body) -> dict[int, Member]:
-    """The member that makes each place."""
+    """Returns the member making each place."""
     return {out: m for m in body.members for out in m.outs}

@@ -1,8 +1,7 @@
-"""Detection of causal masks: queries look at earlier keys only.
+"""Detection of causal masks: a query attends to keys at its own or an earlier position.
 
-The mask is found where scores are selected against a number so low that its exponential is zero.
-The operands that it is made of must depend on the difference of two positions alone; then the
-mask's first row tells all of the mask.
+The mask is found at a selection between scores and a number with an exponential of zero. A mask
+depending on the difference of query and key position alone is determined by its first row.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from partir_search.ir.role import Role
 from partir_search.passes.attention.body import makers
 from partir_search.rules.attention import run_members
 
-LOW = -1e6  # of which the exponential is zero beside any score
+LOW = -1e6  # a score this low has an exponential of zero beside any other
 DIFFERENCES = (Role.COMPARISON, Role.SUBTRACTION)
 MOVES = (
     *(Role.BROADCAST, Role.CAST, Role.TRANSPOSITION, Role.RESHAPE, Role.COPY),
@@ -26,71 +25,81 @@ MOVES = (
 )
 
 
-class Kind(enum.Enum):
-    """Positions that a value depends on."""
+class Dependence(enum.Enum):
+    """Positions on which a value depends."""
 
     NOTHING = 0
-    QUERY = 1  # a query's position, plus a number
-    KEY = 2
-    DIFFERENCE = 3  # only on the difference of the two
-    OTHER = 4
+    QUERY = 1  # the position of a query, plus a constant
+    KEY = 2  # the position of a key, plus a constant
+    DIFFERENCE = 3  # the difference of both positions
+    OTHER = 4  # on both in another way, or on data
 
 
 def is_causal(body: Body, weight: int) -> bool:
-    """Tells whether each query looks at its own key and at no later key.
+    """True if each query attends to the key at its own position and to no later key.
 
     Args:
       weight: place of the exponentials.
     """
     made = makers(body)
     if len(body.queries) > 1:
-        sizes = [f for f in body.queries if body.sizes[f] == body.sizes[body.walked]]
+        candidates = [f for f in body.queries if body.sizes[f] == body.sizes[body.walked]]
     else:
-        sizes = list(body.queries)
-    if len(sizes) != 1 or body.sizes[sizes[0]] != body.sizes[body.walked]:
+        candidates = list(body.queries)
+    if len(candidates) != 1 or body.sizes[candidates[0]] != body.sizes[body.walked]:
         return False
-    (query,) = sizes
-    kinds = _kinds(body, query)
+    (query,) = candidates
+    dependences = _dependences(body, query)
     for place in _terms(body, weight, made):
-        if kinds.get(place) is Kind.DIFFERENCE and _first_row_is_causal(body, place, query):
+        if dependences.get(place) is Dependence.DIFFERENCE and _first_row_is_causal(
+            body, place, query
+        ):
             return True
     return False
 
 
-def _kinds(body: Body, query: int) -> dict[int, Kind]:
-    """Kinds of what rests on no data."""
-    kinds: dict[int, Kind] = {}
+def _dependences(body: Body, query: int) -> dict[int, Dependence]:
+    """Returns, by place, the dependence of each value on query and key positions."""
+    dependences: dict[int, Dependence] = {}
     for m in body.members:
-        found = [
-            Kind.NOTHING if isinstance(x, Literal) else kinds.get(x, Kind.OTHER) for x in m.ins
+        inputs = [
+            Dependence.NOTHING if isinstance(x, Literal) else dependences.get(x, Dependence.OTHER)
+            for x in m.ins
         ]
-        kinds[m.outs[0]] = _kind(m, found, body, query)
-    return kinds
+        dependences[m.outs[0]] = _dependence(m, inputs, body, query)
+    return dependences
 
 
-def _kind(m: Member, found: list[Kind], body: Body, query: int) -> Kind:
+def _dependence(m: Member, inputs: list[Dependence], body: Body, query: int) -> Dependence:
+    """Returns the dependence of a member's result, given the dependences of its inputs."""
     if m.rule.role is Role.INDEX_GRID:
         label = m.factors[m.op.params["dimension"]]
-        return Kind.QUERY if label == query else Kind.KEY if label == body.walked else Kind.OTHER
-    several = {k for k in found if k is not Kind.NOTHING}
-    if not several:
-        return Kind.NOTHING if m.rule.elementwise else Kind.OTHER
-    if Kind.OTHER in several or not m.rule.elementwise:
-        return Kind.OTHER
-    if several == {Kind.DIFFERENCE}:
-        return Kind.DIFFERENCE
-    if several == {Kind.QUERY, Kind.KEY} and m.rule.role in DIFFERENCES:
-        return Kind.DIFFERENCE
-    if len(several) == 1 and (
+        return (
+            Dependence.QUERY
+            if label == query
+            else Dependence.KEY
+            if label == body.walked
+            else Dependence.OTHER
+        )
+    distinct = {k for k in inputs if k is not Dependence.NOTHING}
+    if not distinct:
+        return Dependence.NOTHING if m.rule.elementwise else Dependence.OTHER
+    if Dependence.OTHER in distinct or not m.rule.elementwise:
+        return Dependence.OTHER
+    if distinct == {Dependence.DIFFERENCE}:
+        return Dependence.DIFFERENCE
+    if distinct == {Dependence.QUERY, Dependence.KEY} and m.rule.role in DIFFERENCES:
+        return Dependence.DIFFERENCE
+    if len(distinct) == 1 and (
         m.rule.role in MOVES
-        or (m.rule.role in (Role.ADDITION, Role.SUBTRACTION) and found[0] in several)
+        or (m.rule.role in (Role.ADDITION, Role.SUBTRACTION) and inputs[0] in distinct)
     ):
-        return found[0] if found[0] in several else found[1]
-    return Kind.OTHER
+        return inputs[0] if inputs[0] in distinct else inputs[1]
+    return Dependence.OTHER
 
 
 def _terms(body: Body, weight: int, made: dict[int, Member]) -> list[int]:
-    """Places of masks that must all hold for a score to be seen."""
+    """Returns the places of the masks whose conjunction selects the visible scores."""
     found: list[int] = []
     todo = [weight]
     seen: set[int] = set()
@@ -99,7 +108,7 @@ def _terms(body: Body, weight: int, made: dict[int, Member]) -> list[int]:
         if m is None or m.outs[0] in seen or m.rule.contracts or m.outs[0] not in body.scores:
             continue
         seen.add(m.outs[0])
-        if m.rule.role is Role.SELECTION and len(m.ins) == 3 and _low(m.ins[1], made):
+        if m.rule.role is Role.SELECTION and len(m.ins) == 3 and _is_low(m.ins[1], made):
             found += _conjuncts(m.reads[0], made)
         elif m.rule.role not in (Role.EXPONENTIAL, Role.SUBTRACTION, *MOVES):
             continue
@@ -108,6 +117,7 @@ def _terms(body: Body, weight: int, made: dict[int, Member]) -> list[int]:
 
 
 def _conjuncts(place: int, made: dict[int, Member]) -> list[int]:
+    """Returns the operands' places of nested conjunctions; for one mask, the place itself."""
     m = made.get(place)
     if m is not None and m.rule.role is Role.CONJUNCTION:
         return [p for x in m.reads if x >= 0 for p in _conjuncts(x, made)]
@@ -116,8 +126,8 @@ def _conjuncts(place: int, made: dict[int, Member]) -> list[int]:
     return [place]
 
 
-def _low(x: Place, made: dict[int, Member]) -> bool:
-    """True if all of a value is one low number."""
+def _is_low(x: Place, made: dict[int, Member]) -> bool:
+    """True if all elements of a value are one literal of at most `LOW`."""
     while not isinstance(x, Literal):
         m = made.get(x)
         if m is None or m.rule.role not in MOVES:
@@ -127,7 +137,7 @@ def _low(x: Place, made: dict[int, Member]) -> bool:
 
 
 def _first_row_is_causal(body: Body, place: int, query: int) -> bool:
-    """Evaluates a mask for the first query, of whose keys none but the first may be seen."""
+    """True if the mask shows the first query its own key only, computed at planning time."""
     made = makers(body)
     needed: set[int] = set()
     todo = [place]

@@ -1,4 +1,4 @@
-"""Writes a module with each attention in it as one op forward and one backward."""
+"""Rewrite of a module with each attention as one op forward and one op backward."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ import dataclasses
 
 from partir_search.ir.analysis.def_use import def_use
 from partir_search.ir.core import Module, Op, Operand, Region, Value
-from partir_search.passes.attention.body import PhaseBody, build_body, makers, with_sums_and_mask
-from partir_search.passes.attention.groups import Group, NotAttention, Ops, find_groups
+from partir_search.passes.attention.body import PhaseBody, build_body, makers
+from partir_search.passes.attention.groups import (
+    AttentionGroup,
+    NotAttention,
+    RegionOps,
+    find_groups,
+)
 from partir_search.passes.attention.mask import is_causal
-from partir_search.passes.attention.phases import Phase, split
+from partir_search.passes.attention.phases import Phase, split_phases
 from partir_search.passes.attention.softmax_sums import find_online, find_sums
 from partir_search.passes.rewriter import Rewriter
 from partir_search.rules.attention import BACKWARD, FORWARD
@@ -18,7 +23,13 @@ from partir_search.rules.registry import RuleTable, rule_key
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FusedAttention:
-    """An attention op in place of the ops of a phase."""
+    """One phase of an attention, to be written as one op.
+
+    Attributes:
+      phase: the ops replaced.
+      phase_body: the body of the op, with its operands.
+      prim: name of the op's primitive.
+    """
 
     phase: Phase
     phase_body: PhaseBody
@@ -26,13 +37,13 @@ class FusedAttention:
 
 
 def with_attention(module: Module, table: RuleTable) -> tuple[Module, list[str]]:
-    """The module with each attention as one op, and why others are not.
+    """Rewrites each attention of a module as one op forward and one backward.
 
-    Scores, which have keys and queries, are not kept from the forward to the backward pass but
-    made again there. A module without attention is given back as it is.
+    Scores (values with keys and queries) are recomputed in the backward op, not stored. A module
+    without attention is returned unchanged.
 
     Returns:
-      the module, and reasons with source lines of what looked like attention and stays as it is.
+      the module, and for each softmax left unfused the reason with its source line.
     """
     rewriter = _Rewriter(module, table)
     new = rewriter.run()
@@ -40,6 +51,8 @@ def with_attention(module: Module, table: RuleTable) -> tuple[Module, list[str]]
 
 
 class _Rewriter(Rewriter):
+    """Replaces attentions region by region; ops are sorted topologically after fusion."""
+
     def __init__(self, module: Module, table: RuleTable) -> None:
         super().__init__(module)
         self.table, self.uses = table, def_use(module)
@@ -47,16 +60,16 @@ class _Rewriter(Rewriter):
         self.reasons: list[str] = []
 
     def ops(self, old: Region) -> list[Op]:
-        ops = Ops(old, self.uses, self.table)
-        found = self.find(ops)
-        owned = {id(op) for w in found for op in w.phase.ops}
-        made_by = {r.id: w for w in found for r in w.phase.results}
+        ops = RegionOps(old, self.uses, self.table)
+        found = self.find_attentions(ops)
+        fused_ops = {id(op) for fused in found for op in fused.phase.ops}
+        fused_by_result = {r.id: fused for fused in found for r in fused.phase.results}
         done: set[int] = set()
         new: list[Op] = []
 
         def need(x: Operand) -> None:
-            if isinstance(x, Value) and x.id in made_by:
-                visit(made_by[x.id])
+            if isinstance(x, Value) and x.id in fused_by_result:
+                visit(fused_by_result[x.id])
             elif isinstance(x, Value) and (maker := ops.makers[x.id]) is not None:
                 visit(maker)
 
@@ -74,60 +87,64 @@ class _Rewriter(Rewriter):
             new.append(self.op(item))
 
         for op in old.ops:
-            if id(op) not in owned:
+            if id(op) not in fused_ops:
                 visit(op)
             else:
                 for r in op.results:
-                    if r.id in made_by:
-                        visit(made_by[r.id])
+                    if r.id in fused_by_result:
+                        visit(fused_by_result[r.id])
         for x in old.results:
             need(x)
         return new
 
-    def fused_op(self, item: FusedAttention) -> Op:
-        """The attention op."""
+    def fused_op(self, fused: FusedAttention) -> Op:
+        """Returns the op that replaces the ops of one phase."""
         self.count += 1
-        last = item.phase.ops[-1]
+        last = fused.phase.ops[-1]
         return Op(
             id=-1,
-            prim=item.prim,
-            operands=tuple(map(self.value, item.phase_body.operands)),
-            results=tuple(map(self.value, item.phase.results)),
-            params={"body": item.phase_body.body},
+            prim=fused.prim,
+            operands=tuple(map(self.value, fused.phase_body.operands)),
+            results=tuple(map(self.value, fused.phase.results)),
+            params={"body": fused.phase_body.body},
             origin=last.origin,
             scope=last.scope,
             backward=last.backward,
         )
 
-    def find(self, ops: Ops) -> list[FusedAttention]:
-        """Attention ops for the ops of one region."""
+    def find_attentions(self, ops: RegionOps) -> list[FusedAttention]:
+        """Returns the fused phases of one region; records the reasons against fusing groups."""
         found: list[FusedAttention] = []
         for group in find_groups(ops):
             if isinstance(group, NotAttention):
                 self.reasons.append(str(group))
                 continue
             try:
-                found += self.fused(ops, group)
+                found += self.fuse(ops, group)
             except NotAttention as why:
                 first = group.members(ops)[0]
                 self.reasons.append(f"{why} (attention at {first.source})")
         return found
 
-    def fused(self, ops: Ops, group: Group) -> list[FusedAttention]:
-        """The forward op of a group, and the backward op if the group has gradients."""
-        phases = split(ops, group)
+    def fuse(self, ops: RegionOps, group: AttentionGroup) -> list[FusedAttention]:
+        """Returns the fused phases of one group.
+
+        Raises:
+          NotAttention: the group is no attention that can be computed by blocks of keys.
+        """
+        phases = split_phases(ops, group)
         forward = build_body(ops, group, phases.forward, rule_key)
-        product = makers(forward.body)[forward.place[phases.product.results[0].id]]
+        product = makers(forward.body)[forward.place_of[phases.product.results[0].id]]
         online, chain = find_online(forward, product)
         causal = is_causal(forward.body, online.weight)
-        body = with_sums_and_mask(forward.body, online, (), causal)
+        body = dataclasses.replace(forward.body, online=online, causal=causal)
         forward = dataclasses.replace(forward, body=body)
         found = [FusedAttention(phases.forward, forward, FORWARD)]
         if phases.backward is not None:
             result = phases.product.results[0]
             backward = build_body(ops, group, phases.backward, rule_key, (forward, result))
             sums = find_sums(forward, backward, chain)
-            body = with_sums_and_mask(backward.body, None, sums, causal)
+            body = dataclasses.replace(backward.body, sums=sums, causal=causal)
             backward = dataclasses.replace(backward, body=body)
             found.append(FusedAttention(phases.backward, backward, BACKWARD))
         return found

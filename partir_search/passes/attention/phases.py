@@ -1,4 +1,4 @@
-"""Splits an attention into its forward pass and its gradients."""
+"""Split of an attention into its forward pass and its gradients."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import dataclasses
 from collections.abc import Collection
 
 from partir_search.ir.core import Literal, Op, Value
-from partir_search.passes.attention.groups import Group, NotAttention, Ops
+from partir_search.passes.attention.groups import AttentionGroup, NotAttention, RegionOps
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Phase:
-    """Ops that become one, in program order.
+    """Ops to be fused into one.
 
     Attributes:
-      results: values that others read.
+      ops: in program order.
+      results: values read outside of the phase.
     """
 
     ops: tuple[Op, ...]
@@ -23,10 +24,12 @@ class Phase:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Phases:
-    """An attention.
+    """Phases of one attention.
 
     Attributes:
-      product: the last op of the forward pass, by the values.
+      forward: scores, softmax and the product with the values.
+      product: last op of the forward pass, the product with the values.
+      backward: gradients; None if the program computes none.
     """
 
     forward: Phase
@@ -34,49 +37,58 @@ class Phases:
     backward: Phase | None
 
 
-def split(ops: Ops, group: Group) -> Phases:
-    """The phases of a group. NotAttention if they are not two ops in each other's place."""
+def split_phases(ops: RegionOps, group: AttentionGroup) -> Phases:
+    """Splits a group into forward pass and gradients.
+
+    Raises:
+      NotAttention: scores are read outside of the group, or by ops unable to run by blocks.
+    """
     product = _last_product(ops, group)
     forward = _forward(ops, group, product)
     inside = {id(op) for op in forward}
     rest = [op for i, op in group.core.items() if i not in inside]
     backward = _backward(ops, group, inside, rest)
     known = inside | {id(op) for op in backward}
-    made = {r.id: op for op in forward for r in op.results}
+    made_by = {r.id: op for op in forward for r in op.results}
     used = {
-        v.id for op in backward for _, v in op.inputs() if v.id in made and v.id not in group.scores
+        v.id
+        for op in backward
+        for _, v in op.inputs()
+        if v.id in made_by and v.id not in group.scores
     }
-    for v, op in made.items():
+    for v, op in made_by.items():
         if v in ops.returned or any(id(u) not in known for u in ops.users[v]):
-            if v in group.made:
-                raise NotAttention(f"the scores of {op.source} are kept")
+            if v in group.derived:
+                raise NotAttention(f"the scores at {op.source} are read outside of the attention")
             if v not in group.scores:
                 used.add(v)
     results = tuple(r for op in forward for r in op.results if r.id in used)
     phase = Phase(tuple(forward), results)
     if not backward:
         return Phases(phase, product, None)
-    left = []
+    gradients = []
     for op in backward:
         if id(op) in inside:
             continue
         for r in op.results:
             users = ops.users[r.id]
             if r.id in ops.returned or any(id(u) not in known for u in users):
-                if r.id in group.made:
-                    raise NotAttention(f"the scores of {op.source} are kept")
+                if r.id in group.derived:
+                    raise NotAttention(
+                        f"the scores at {op.source} are read outside of the attention"
+                    )
                 if r.id not in group.scores:
-                    left.append(r)
-    return Phases(phase, product, Phase(tuple(backward), tuple(left)))
+                    gradients.append(r)
+    return Phases(phase, product, Phase(tuple(backward), tuple(gradients)))
 
 
-def _last_product(ops: Ops, group: Group) -> Op:
-    """The product over keys that rests on the fewest others."""
+def _last_product(ops: RegionOps, group: AttentionGroup) -> Op:
+    """Returns the contraction over keys with the fewest contractions of the group before it."""
     found: list[tuple[int, int, Op]] = []
     for op in group.members(ops):
         rule = ops.rule(op)
         for i, v in op.inputs():
-            if v.id in group.made and rule.contracts and len(op.operands) == 2:
+            if v.id in group.derived and rule.contracts and len(op.operands) == 2:
                 f = rule.operands[i][group.scores[v.id][0]]
                 other = op.operands[1 - i]
                 if f >= 0 and rule.reducers[f] and operand_id(other) not in group.scores:
@@ -88,26 +100,26 @@ def _last_product(ops: Ops, group: Group) -> Op:
 
 
 def operand_id(x: Value | Literal) -> int | None:
-    """The id of a value; None of a literal."""
+    """Returns the id of a value; None for a literal."""
     return x.id if isinstance(x, Value) else None
 
 
-def _products_above(ops: Ops, group: Group, op: Op) -> int:
-    """Number of the group's products that make the operands of one of its ops."""
+def _products_above(ops: RegionOps, group: AttentionGroup, op: Op) -> int:
+    """Returns the number of the group's contractions on which an op depends."""
     seen: set[int] = set()
     todo = [op]
     while todo:
         for _, v in todo.pop().inputs():
             maker = ops.makers[v.id]
-            if maker and id(maker) in group.core | group.pulled and id(maker) not in seen:
+            if maker and id(maker) in group.core | group.producers and id(maker) not in seen:
                 seen.add(id(maker))
                 todo.append(maker)
     members = (o for o in group.members(ops) if id(o) in seen)
     return sum(ops.rule(o).contracts for o in members)
 
 
-def _depends(ops: Ops, roots: Collection[int], first: int) -> set[int]:
-    """Ops, by `id`, that some of the roots leads to; from a position on."""
+def _dependants(ops: RegionOps, roots: Collection[int], first: int) -> set[int]:
+    """Returns the roots and all dependent ops, by `id`, from position `first` on."""
     found: set[int] = set()
     for op in ops.ops[first:]:
         makers = (ops.makers[v.id] for _, v in op.inputs())
@@ -116,27 +128,35 @@ def _depends(ops: Ops, roots: Collection[int], first: int) -> set[int]:
     return found
 
 
-def _forward(ops: Ops, group: Group, product: Op) -> list[Op]:
-    """All of the group that the product rests on, with what lies between."""
-    reached = _depends(ops, group.core, min(ops.position[i] for i in group.core))
+def _forward(ops: RegionOps, group: AttentionGroup, product: Op) -> list[Op]:
+    """Returns the ops of the group needed by the product, with ops on rows in between."""
+    reached = _dependants(ops, group.core, min(ops.position[i] for i in group.core))
     return _closure(ops, group, [product], reached, ())
 
 
-def _backward(ops: Ops, group: Group, inside: Collection[int], rest: list[Op]) -> list[Op]:
-    """The rest of the group, with scores computed again and what lies between."""
+def _backward(
+    ops: RegionOps, group: AttentionGroup, inside: Collection[int], rest: list[Op]
+) -> list[Op]:
+    """Returns the remaining ops of the group, and the makers of scores read by them."""
     if not rest:
         return []
-    reached = _depends(ops, {id(op) for op in rest}, min(ops.position[id(op)] for op in rest))
+    reached = _dependants(ops, {id(op) for op in rest}, min(ops.position[id(op)] for op in rest))
     return _closure(ops, group, rest, reached, inside)
 
 
 def _closure(
-    ops: Ops, group: Group, roots: list[Op], reached: Collection[int], forward: Collection[int]
+    ops: RegionOps,
+    group: AttentionGroup,
+    roots: list[Op],
+    reached: Collection[int],
+    forward: Collection[int],
 ) -> list[Op]:
-    """The roots and what they rest on: members of the group, and ops on rows between them. Of ops
-    in `forward` only scores are made again.
+    """Returns the roots and the ops they depend on, in program order.
+
+    Members of the group and ops on rows between members are followed. Of the ops in `forward`, only
+    makers of scores are repeated.
     """
-    members = group.core | group.pulled
+    members = group.core | group.producers
     found = {id(op): op for op in roots}
     todo = list(roots)
     while todo:
@@ -156,7 +176,9 @@ def _closure(
     return sorted(found.values(), key=lambda op: ops.position[id(op)])
 
 
-def _check_row(ops: Ops, op: Op) -> None:
-    """Between reductions of scores and what reads them there may be ops on rows."""
-    if not ops.plain(op) or ops.rule(op).contracts:
-        raise NotAttention(f"{op.prim} at {op.source} stands between scores and scores")
+def _check_row(ops: RegionOps, op: Op) -> None:
+    """Raises NotAttention if an op between scores is a contraction or cannot run by blocks."""
+    if not ops.is_blockwise(op) or ops.rule(op).contracts:
+        raise NotAttention(
+            f"{op.prim} at {op.source} between two scores cannot run by blocks of keys"
+        )

@@ -1,1 +1,1 @@
-"""Folding: one representative for the ops that a program repeats."""
+"""Folding: repeated ops of a program are replaced by one representative."""

@@ -1,8 +1,8 @@
-"""Numbers in arguments' paths that count layers, or that tell the parts of one layer apart.
+"""Names of argument paths: numbers of layers are replaced, numbers of parts of a layer are not.
 
-Folding may only make the arguments of different layers one. `edges_7/dense_2/kernel` is the third
-matrix of layer 7: folded with the second one it would lose the plans that tile every other matrix
-of an MLP the other way, which is what tensor parallelism does.
+Folding may merge arguments of different layers only. `edges_7/dense_2/kernel` is the third matrix
+of layer 7. Merging it with the second matrix would lose all plans with alternate matrices of an MLP
+tiled along different dims, as in tensor parallelism.
 """
 
 from __future__ import annotations
@@ -13,56 +13,58 @@ import re
 from collections.abc import Hashable, Mapping, Sequence
 
 from partir_search.ir.core import Module, Value
-from partir_search.passes.fold.linear import Linear, Ties
+from partir_search.passes.fold.linear import LinearOps, Ties
 
 _LAST_NUMBER = re.compile(r"\d+(?=\D*$)")
-MIXED = 2  # gradients, say, that may enter what is still taken for a leaf of an optimizer's state
-CHAIN = 4  # chains of more single matrices than this fold, every other one
+MIXED = 2  # gradients combined into a leaf of an optimizer's state that keeps its name, at most
+CHAIN = 4  # longest chain of single matrices that does not fold
 
 
 def leaf_names(
-    module: Module, linear: Linear, prints: Sequence[int], marks: Mapping[int, Hashable]
+    module: Module, linear: LinearOps, prints: Sequence[int], marks: Mapping[int, Hashable]
 ) -> dict[int, int]:
-    """Numbers by value id, equal for those in the same role of like layers.
+    """Returns a number per value id, equal for values with the same role in like layers.
 
-    Named are arguments, what is made of one argument, what an optimizer makes of a leaf of its
-    state and of gradients, and those gradients.
+    Named are arguments, values computed from one argument, values that an optimizer computes from a
+    leaf of its state and gradients, and the gradients themselves.
 
     Args:
-      linear: the module's ops, with those of opened regions.
-      prints: per such op; equal for ops of equal rule.
+      linear: the module's ops, with the ops of opened regions.
+      prints: by op of `linear`; equal for ops of equal rule.
       marks: by value id; values with different marks have different names.
     """
     args, ops = module.body.args, linear.ops
-    enters = {opened.start: opened.ties for opened in linear.opened.values()}
+    ties_at_start = {opened.start: opened.ties for opened in linear.opened.values()}
     paths = layer_names(module.arg_paths, [v.type.shape for v in args])
     ids: dict[Hashable, int] = {}
     names = {
         v.id: ids.setdefault((p, marks.get(v.id)), len(ids))
         for v, p in zip(args, paths, strict=True)
     }
-    # What has the shape and role of a leaf of the state, and how much else is in it.
+    # By id of a value shaped like a leaf of the state: gradients combined into it.
     leaves = {args[i].id: 0 for i, _ in module.ties}
 
     def tie(ties: Ties) -> None:
-        """Gives one value inside and outside of a region one name, and its stack another."""
+        """Gives a value one name inside and outside of a region, and its stack another name."""
         for group in ties:
             known = next(((v.id, lead) for v, lead in group if v.id in names), None)
             if known is None:
                 continue
-            one, depth = known
+            known_id, known_lead = known
             for v, lead in group:
-                stacked = ("stacked", lead - depth, names[one])
-                name = names[one] if lead == depth else ids.setdefault(stacked, len(ids))
-                names.setdefault(v.id, name)
-                if lead == depth and one in leaves:
-                    leaves.setdefault(v.id, leaves[one])
+                stacked = ("stacked", lead - known_lead, names[known_id])
+                value_name = (
+                    names[known_id] if lead == known_lead else ids.setdefault(stacked, len(ids))
+                )
+                names.setdefault(v.id, value_name)
+                if lead == known_lead and known_id in leaves:
+                    leaves.setdefault(v.id, leaves[known_id])
 
-    def forward(start: int) -> None:
+    def name_results(start: int) -> None:
         for at in range(start, len(ops)):
             fingerprint, op = prints[at], ops[at]
-            if at in enters:
-                tie(enters[at])
+            if at in ties_at_start:
+                tie(ties_at_start[at])
             if at in linear.opened:
                 tie(linear.opened[at].ties)
                 continue
@@ -70,20 +72,20 @@ def leaf_names(
             known = [x.id in names for x in arrays]
             if not any(known) or not op.results or op.results[0].id in names:
                 continue
-            mixed = [leaves.get(x.id, -1) for x in arrays]
-            alike = all(x.type.shape == op.results[0].type.shape for x in arrays)
-            depth = max(mixed) + (min(mixed) < 0)
-            plain = len(arrays) == 1 or (alike and all(known))
-            if not plain and not (alike and 0 < depth <= MIXED):
+            gradients_in = [leaves.get(x.id, -1) for x in arrays]
+            same_shape = all(x.type.shape == op.results[0].type.shape for x in arrays)
+            gradient_count = max(gradients_in) + (min(gradients_in) < 0)
+            keeps_name = len(arrays) == 1 or (same_shape and all(known))
+            if not keeps_name and not (same_shape and 0 < gradient_count <= MIXED):
                 continue
-            made = (fingerprint, *(names.get(x.id) for x in arrays))
+            key = (fingerprint, *(names.get(x.id) for x in arrays))
             for k, r in enumerate(op.results):
                 if r.type.shape:
-                    names[r.id] = ids.setdefault((made, k, marks.get(r.id)), len(ids))
-                    if alike and max(mixed) >= 0:
-                        leaves[r.id] = depth
+                    names[r.id] = ids.setdefault((key, k, marks.get(r.id)), len(ids))
+                    if same_shape and max(gradients_in) >= 0:
+                        leaves[r.id] = gradient_count
 
-    forward(0)
+    name_results(0)
     first = len(ops)
     for i in range(len(ops) - 1, -1, -1):
         if i in linear.opened:
@@ -99,21 +101,21 @@ def leaf_names(
                 if x.id not in names:
                     names[x.id] = ids.setdefault(("for", names[result.id]), len(ids))
                     leaves[x.id] = 1
-    forward(first)
+    name_results(first)
     return names
 
 
 def layer_names(paths: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> list[str]:
-    """Names that only values in the same role of like layers share.
+    """Returns a name per path, equal for paths with the same role in like layers.
 
-    A number counts layers if two matrices or more stand under it (`layer_7/...`) or, failing that,
-    beside it with the same number (`norm_7/...`, `mlp_in_7/...`, `mlp_out_7/...`); layers are alike
-    if their matrices are. Other numbers stay, except in chains of single matrices (`dense_0` ...
-    `dense_99`), where even and odd ones are told apart.
+    A number counts layers if at least two matrices lie under its component (`layer_7/...`) or,
+    failing this, beside it with the same number (`norm_7/...`, `mlp_in_7/...`, `mlp_out_7/...`).
+    Layers are alike if their matrices are. Further numbers stay, except in chains of single
+    matrices (`dense_0` ... `dense_99`), in which only even and odd ones are distinguished.
 
     Args:
       paths: argument paths with "/" between components.
-      shapes: per path.
+      shapes: shape of the argument at each path.
     """
     rank_of: dict[str, int] = collections.defaultdict(int)
     for path, shape in zip(paths, shapes, strict=True):
@@ -121,13 +123,13 @@ def layer_names(paths: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> list
     layers: dict[str, list[Hashable]] = collections.defaultdict(list)
     chains: dict[tuple[str, str], set[str]] = collections.defaultdict(set)
     numbers = [_numbers(path) for path in paths]
-    for path, shape, found in zip(paths, shapes, numbers, strict=True):
-        for place in found:
-            pattern = _pattern(path, place)
-            chains[place.parent, pattern].add(place.number)
+    for path, shape, path_numbers in zip(paths, shapes, numbers, strict=True):
+        for number in path_numbers:
+            pattern = _pattern(path, number)
+            chains[number.parent, pattern].add(number.digits)
             if rank_of[_tail(path)] >= 2:
-                layers[place.inside].append((place.parent, pattern, shape))
-                layers[place.beside].append((place.parent, pattern, shape))
+                layers[number.inside].append((number.parent, pattern, shape))
+                layers[number.beside].append((number.parent, pattern, shape))
     kinds: dict[Hashable, int] = {}
     kind_of = {
         layer: kinds.setdefault(tuple(matrices), len(kinds))
@@ -140,72 +142,79 @@ def layer_names(paths: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> list
         for end in _ends(layer):
             kind_elsewhere.setdefault(end, found_kind)
 
-    def kind_at(place: _Place) -> int | None:
-        """Kind of a layer; one without matrices (running means) is of the kind of its namesake."""
-        for layer in (place.inside, place.beside):
+    def kind_at(number: _Number) -> int | None:
+        """Returns the kind of the layer counted by a number; None if the number counts no layers.
+
+        A layer without matrices (running means) has the kind of its namesake elsewhere.
+        """
+        for layer in (number.inside, number.beside):
             if layer in kind_of:
                 return kind_of[layer]
-        return next((kind_elsewhere[e] for e in _ends(place.inside) if e in kind_elsewhere), None)
+        return next((kind_elsewhere[e] for e in _ends(number.inside) if e in kind_elsewhere), None)
 
-    def name(path: str, found: Sequence[_Place]) -> str:
+    def name(path: str, path_numbers: Sequence[_Number]) -> str:
         out, at, nested = "", 0, False
-        for place in found:
-            kind = kind_at(place)
+        for number in path_numbers:
+            kind = kind_at(number)
             if kind is not None:
                 shown, nested = f"#{kind}", True
-            elif not nested and len(chains[place.parent, _pattern(path, place)]) > CHAIN:
-                shown = f"#{int(place.number) % 2}"
+            elif not nested and len(chains[number.parent, _pattern(path, number)]) > CHAIN:
+                shown = f"#{int(number.digits) % 2}"
             else:
-                shown = place.number
-            out += path[at : place.start] + shown
-            at = place.start + len(place.number)
+                shown = number.digits
+            out += path[at : number.start] + shown
+            at = number.start + len(number.digits)
         return out + path[at:]
 
-    return [name(path, found) for path, found in zip(paths, numbers, strict=True)]
+    return [name(path, path_numbers) for path, path_numbers in zip(paths, numbers, strict=True)]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Place:
-    """The last number of a path's component.
+class _Number:
+    """The last number in one component of a path.
 
     Attributes:
       parent: the path before the component.
-      component / start: starts of the component and of its number.
-      inside / beside: names for all under it, and for all with its number and parent.
+      component: position in the path of the component's first character.
+      start: position of the number's first character.
+      digits: of the number.
+      inside: key of the paths under the component.
+      beside: key of the paths under the same parent with the same number.
     """
 
     parent: str
     component: int
     start: int
-    number: str
+    digits: str
     inside: str
     beside: str
 
 
-def _numbers(path: str) -> list[_Place]:
+def _numbers(path: str) -> list[_Number]:
+    """Returns the last number of each component of a path that has one."""
     found, start = [], 0
     for component in path.split("/"):
         number = _LAST_NUMBER.search(component)
         if number:
             parent, n = path[:start], number[0]
             inside, beside = path[: start + len(component)], f"{parent} {n}"
-            found.append(_Place(parent, start, start + number.start(), n, inside, beside))
+            found.append(_Number(parent, start, start + number.start(), n, inside, beside))
         start += len(component) + 1
     return found
 
 
 def _ends(path: str) -> list[str]:
-    """Ends of a path that say more than a number, the longest first."""
+    """Returns the proper suffixes of a path, longest first, without suffixes of a number alone."""
     parts = path.split("/")
     ends = ("/".join(parts[i:]) for i in range(1, len(parts)))
     return [end for end in ends if not end.isdecimal()]
 
 
-def _pattern(path: str, place: _Place) -> str:
-    """The component without its number, and the rest of the path."""
-    return path[place.component : place.start] + "#" + path[place.start + len(place.number) :]
+def _pattern(path: str, number: _Number) -> str:
+    """Returns the path from the component on, with "#" in place of the number."""
+    return path[number.component : number.start] + "#" + path[number.start + len(number.digits) :]
 
 
 def _tail(path: str) -> str:
-    """The last two components: a parameter and its optimizer's statistics share them."""
+    """Returns the last two components, shared by a parameter and its optimizer statistics."""
     return "/".join(path.split("/")[-2:])

@@ -1,4 +1,4 @@
-"""The module that is left when copies of ops are dropped."""
+"""Quotient of a module: the module without dropped copies of ops."""
 
 from __future__ import annotations
 
@@ -9,43 +9,44 @@ from typing import Any
 
 from partir_search.ir.core import Module, Op, Operand, Region, Value
 from partir_search.ir.rule import NONE
-from partir_search.passes.fold.linear import Places
+from partir_search.passes.fold.linear import KeptOps
 from partir_search.passes.rewriter import Rewriter
 
 
 def make_quotient(
     module: Module,
-    body: Places,
+    body: KeptOps,
     count_of: Mapping[int, int],
     roots: Sequence[int],
 ) -> tuple[Module, array[int], tuple[tuple[int, ...], ...]]:
-    """Keeps the chosen ops of a module.
+    """Builds the quotient of a module.
 
     Args:
-      body: ops that are kept of the module's body, and of regions that were opened.
-      count_of: number of ops that each kept op stands for, by id.
-      roots: per value id, the id of one value in its class. Arguments of one class become one; a
-        region that was opened has one as an argument as often as there are values in the class.
+      body: ops kept from the module's body, and from opened regions.
+      count_of: by id of a kept op, the number of ops that it represents.
+      roots: by value id, the id of one value of its class. Arguments of the module in one class
+        become one; an opened region keeps one argument for each value of the class.
 
     Returns:
-      the quotient; its value per value of the module; values of one class that it has twice.
+      the quotient; by value of the module, the id of its quotient value; groups of quotient values
+      in one class.
     """
     rewriter = _Quotient(module, body, count_of, roots)
     args, body_ops, all_results, constants = rewriter.parts_of_module()
     first = {v.id: i for i, v in reversed(list(enumerate(args)))}
-    place: dict[int, int] = {}  # of each distinct result
+    result_index: dict[int, int] = {}  # by `id` of a distinct result, its index
     results: list[Operand] = []
     renumbered: list[int] = []
     for x in all_results:
-        if id(x) not in place:
-            place[id(x)] = len(results)
+        if id(x) not in result_index:
+            result_index[id(x)] = len(results)
             results.append(x)
-        renumbered.append(place[id(x)])
+        renumbered.append(result_index[id(x)])
     ties = dict.fromkeys((first[args[a].id], renumbered[r]) for a, r in module.ties)
     unique = list(dict.fromkeys(first[v.id] for v in args))
     renumber = {old: new for new, old in enumerate(unique)}
-    at = [renumber[first[v.id]] for v in args]
-    alike = [(at[a], at[b]) for a, b in module.alike]
+    arg_index = [renumber[first[v.id]] for v in args]
+    alike = [(arg_index[a], arg_index[b]) for a, b in module.alike]
     quotient = Module(
         name=module.name,
         body=Region(tuple(args[i] for i in unique), body_ops, tuple(results)),
@@ -62,32 +63,33 @@ def make_quotient(
 
 
 class _Quotient(Rewriter):
-    """Keeps chosen ops, and one value for all those that it stands for.
+    """Copy of a module with kept ops only, and one value for each class.
 
-    Ids are given as values and ops are made, in program order; ops that nothing reads are kept:
-    they stand for ops of the module that something reads.
+    Ids are assigned in program order as values and ops are made. Ops whose results are unused are
+    kept: the results of the ops they represent may be used.
 
     Attributes:
-      new_values / new_ops: values and ops of the quotient, by id.
+      new_values: values of the quotient, by id.
+      new_ops: ops of the quotient, by id.
     """
 
     def __init__(
-        self, module: Module, body: Places, count_of: Mapping[int, int], roots: Sequence[int]
+        self, module: Module, body: KeptOps, count_of: Mapping[int, int], roots: Sequence[int]
     ) -> None:
         super().__init__(module)
         self.count_of, self.roots = count_of, roots
         self.image = _images(module, body, roots)
-        self.opened: dict[Region, Places] = {module.body: body}
-        self.kept: dict[int, Value] = {}  # by id of the value that stands for others
+        self.opened: dict[Region, KeptOps] = {module.body: body}
+        self.kept: dict[int, Value] = {}  # by id of the representative
         self.new_values: list[Value] = []
         self.new_ops: list[Op] = []
-        self.classes: dict[int, list[int]] = {}  # by root, the values of the quotient
-        self._count = 1  # of the kept op around the op that is copied
+        self.classes: dict[int, list[int]] = {}  # by root, ids of the quotient's values
+        self._count = 1  # number of ops represented by the op being copied
 
     def parts_of_module(
         self,
     ) -> tuple[list[Value], tuple[Op, ...], list[Operand], dict[int, Any]]:
-        """Arguments, ops, results and constants, all of each."""
+        """Returns the arguments, ops, results and constants; duplicates are not removed."""
         module = self.module
         args = [self.value(v) for v in module.body.args]
         constants = {self.value(module.values[i]).id: a for i, a in module.constants.items()}
@@ -123,17 +125,17 @@ class _Quotient(Rewriter):
         return new
 
     def class_of(self) -> array[int]:
-        """Value of the quotient per value of the module; NONE where none stands for it."""
+        """Returns the quotient value of each value of the module; NONE for values without one."""
         new = self.kept
         return array("i", [new[i].id if i in new else NONE for i in self.image])
 
     def alike(self) -> tuple[tuple[int, ...], ...]:
-        """Values of one class that the quotient has twice."""
+        """Returns groups of quotient values in one class."""
         return tuple(tuple(c) for c in self.classes.values() if len(c) > 1)
 
 
-def _images(module: Module, body: Places, roots: Sequence[int]) -> array[int]:
-    """Per value, the one that stands for it: the same result of the op that stands for its op."""
+def _images(module: Module, body: KeptOps, roots: Sequence[int]) -> array[int]:
+    """Returns, by value id, its representative: the same result of the representative op."""
     image = array("i", roots)
 
     def pair(kept: Op, old: Op) -> None:
@@ -145,9 +147,9 @@ def _images(module: Module, body: Places, roots: Sequence[int]) -> array[int]:
             for p, q in zip(r.ops, s.ops, strict=True):
                 pair(p, q)
 
-    def visit(region: Region, places: Places) -> None:
+    def visit(region: Region, places: KeptOps) -> None:
         for at, (q, old) in enumerate(zip(places.op_of, region.ops, strict=True)):
-            if at in places.opened:  # its arguments and results: one of each class
+            if at in places.opened:  # arguments and results are represented by class (`roots`)
                 for inner, kept in zip(old.regions, places.opened[at], strict=True):
                     visit(inner, kept)
             else:

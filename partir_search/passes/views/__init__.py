@@ -1,4 +1,4 @@
-"""Finds dims that are read shifted: rolls, padded arrays, their slices, and updates of a part."""
+"""Recognition of shifted reads: rolls, padded arrays and slices of them, updates of a part."""
 
 from partir_search.passes.views.module import with_views
 

@@ -1,4 +1,4 @@
-"""Writes index maps of one dim whose elements stay near: shifts, steps, gaps, repeats, others."""
+"""Writes index maps of one dim with nearby sources: shifts, strides, gaps, repeats, bands."""
 
 from __future__ import annotations
 
@@ -10,49 +10,53 @@ from partir_search.ir.bands import index_map
 from partir_search.ir.boundaries import ZERO, Ints
 from partir_search.ir.core import Op, Value
 from partir_search.passes.views.indexed import Indexed
-from partir_search.passes.views.maps import FILLER, form_of
-from partir_search.passes.views.view import View, whole, zeros_only
+from partir_search.passes.views.maps import FILLER, shift_of
+from partir_search.passes.views.view import View, identity_view, zeros_only
 from partir_search.passes.views.write import Writer
 from partir_search.rules.construct import broadcast, own, padded, reshaped, sliced, zero
 from partir_search.rules.remaps import REMAP, band
 from partir_search.rules.shifts import LITTLE
 
-LEAST = 8  # elements of a dim that is read so
+MIN_EXTENT = 8  # elements, in source and result, of a dim worth rewriting
 
 
-def near(sources: Ints, n: int) -> bool:
-    """Tells whether elements of a map into a dim of `n` lie where its tiles lie."""
-    if not len(sources) or min(n, len(sources)) < LEAST:
+def is_local_map(sources: Ints, n: int) -> bool:
+    """True if elements of a map into a dim of `n` read mostly from the tile at their position."""
+    if not len(sources) or min(n, len(sources)) < MIN_EXTENT:
         return False
-    form = form_of(sources, n)
-    if form is not None and form.near:
+    shift = shift_of(sources, n)
+    if shift is not None and shift.is_local:
         return True
     return band(sources, n).off <= LITTLE * n
 
 
-def along(writer: Writer, op: Op, x: Value, dim: int, sources: Ints) -> Value:
-    """`x` with a dim read through a map of which `near` holds; zeros where it has `FILLER`."""
+def read_dim(writer: Writer, op: Op, x: Value, dim: int, sources: Ints) -> Value:
+    """Returns `x` with one dim read through a map; zeros where the map has `FILLER`.
+
+    Args:
+      sources: a map for which `is_local_map` holds.
+    """
     n, m = x.type.shape[dim], len(sources)
     if n == m and (sources == np.arange(n)).all():
         return x
-    form = form_of(sources, n)
-    if form is not None and not (form.turns and ZERO in (form.below, form.above)):
-        view = dataclasses.replace(whole(x), filler=zero(x.type))
+    shift = shift_of(sources, n)
+    if shift is not None and not (shift.has_boundary and ZERO in (shift.below, shift.above)):
+        view = dataclasses.replace(identity_view(x), filler=zero(x.type))
         return writer.view(op, view.mapped(dim, lambda _: sources))
     shape = (*x.type.shape[:dim], m, *x.type.shape[dim + 1 :])
-    held = np.flatnonzero(sources != FILLER)
-    steps, gaps = np.diff(sources[held]), np.diff(held)
-    if len(held) == m and (steps == steps[0]).all() and steps[0] > 1:
-        return _every(writer, op, x, dim, sources)
+    read_at = np.flatnonzero(sources != FILLER)
+    steps, gaps = np.diff(sources[read_at]), np.diff(read_at)
+    if len(read_at) == m and (steps == steps[0]).all() and steps[0] > 1:
+        return _strided_slice(writer, op, x, dim, sources)
     if (steps == 1).all() and len(gaps) and (gaps == gaps[0]).all():
-        return _between(writer, op, x, dim, sources)
+        return _interior_pad(writer, op, x, dim, sources)
     if m % n == 0 and (sources == np.arange(m) // (m // n)).all():
-        return _repeats(writer, op, x, dim, m // n)
+        return _repeat(writer, op, x, dim, m // n)
     return writer.put(op, own(REMAP, (x,), shape, dimension=dim, places=index_map(sources)))
 
 
-def _every(writer: Writer, op: Op, x: Value, dim: int, sources: Ints) -> Value:
-    """A slice in steps."""
+def _strided_slice(writer: Writer, op: Op, x: Value, dim: int, sources: Ints) -> Value:
+    """Returns `x` sliced along a dim with a stride."""
     first, last, step = int(sources[0]), int(sources[-1]), int(sources[1] - sources[0])
     shape = list(x.type.shape)
     starts, ends, strides = [0] * len(shape), list(shape), [1] * len(shape)
@@ -60,21 +64,22 @@ def _every(writer: Writer, op: Op, x: Value, dim: int, sources: Ints) -> Value:
     return writer.put(op, sliced(x, starts, ends, strides))
 
 
-def _between(writer: Writer, op: Op, x: Value, dim: int, sources: Ints) -> Value:
-    """A pad, with zeros between elements."""
-    held = np.flatnonzero(sources != FILLER)
-    first, last = int(sources[held[0]]), int(sources[held[-1]])
+def _interior_pad(writer: Writer, op: Op, x: Value, dim: int, sources: Ints) -> Value:
+    """Returns `x` padded along a dim, with zeros between its elements."""
+    read_at = np.flatnonzero(sources != FILLER)
+    first, last = int(sources[read_at[0]]), int(sources[read_at[-1]])
     rest = x.type.shape
     if (first, last) != (0, rest[dim] - 1):
-        form = np.arange(first, last + 1)
-        x = writer.view(op, whole(x).mapped(dim, lambda _: form))
-    inner, m = int(held[1] - held[0]) - 1, len(sources)
-    ends = (int(held[0]), m - 1 - int(held[-1]), inner)
+        crop = np.arange(first, last + 1)
+        x = writer.view(op, identity_view(x).mapped(dim, lambda _: crop))
+    inner, m = int(read_at[1] - read_at[0]) - 1, len(sources)
+    ends = (int(read_at[0]), m - 1 - int(read_at[-1]), inner)
     config = [ends if d == dim else (0, 0, 0) for d in range(len(rest))]
     return writer.put(op, padded(x, zero(x.type), config))
 
 
-def _repeats(writer: Writer, op: Op, x: Value, dim: int, each: int) -> Value:
+def _repeat(writer: Writer, op: Op, x: Value, dim: int, each: int) -> Value:
+    """Returns `x` with each element repeated `each` times along a dim."""
     shape = x.type.shape
     wide = (*shape[: dim + 1], each, *shape[dim + 1 :])
     dims = tuple(d if d <= dim else d + 1 for d in range(len(shape)))
@@ -82,27 +87,28 @@ def _repeats(writer: Writer, op: Op, x: Value, dim: int, each: int) -> Value:
     return writer.put(op, reshaped(made, (*shape[:dim], shape[dim] * each, *shape[dim + 1 :])))
 
 
-def looked_up(writer: Writer, op: Op, found: Indexed, view: View) -> bool:
-    """Writes a gather; False if its places lie far from the elements that they are for.
+def write_gather(writer: Writer, op: Op, indexed: Indexed, view: View) -> bool:
+    """Writes a gather as reads of single dims; False if elements read far from their position.
 
     Args:
-      view: the array that is looked up as a view of another one.
+      indexed: index maps of the gather.
+      view: view of the gathered array.
     """
     x, (result,) = op.operands[0], op.results
     assert isinstance(x, Value)
     shape = x.type.shape
     changed = {
-        d: at for d, at in found.maps.items() if len(at) != shape[d] or (np.diff(at) != 1).any()
+        d: at for d, at in indexed.maps.items() if len(at) != shape[d] or (np.diff(at) != 1).any()
     }
-    if not any(near(at, shape[d]) for d, at in changed.items()):
+    if not any(is_local_map(at, shape[d]) for d, at in changed.items()):
         return False
     if len(changed) == 1 and view.base is not None and zeros_only(view):
         ((dim, at),) = changed.items()
         alone = all(m is None for d, m in enumerate(view.maps) if d != dim)
         sources = view.sources(dim)[at]
-        if alone and near(sources, view.base.type.shape[dim]):
+        if alone and is_local_map(sources, view.base.type.shape[dim]):
             x, changed = view.base, {dim: sources}
     for d, at in changed.items():
-        x = along(writer, op, x, d, at)
-    found.written(writer, op, x, result)
+        x = read_dim(writer, op, x, d, at)
+    indexed.write_part(writer, op, x, result)
     return True

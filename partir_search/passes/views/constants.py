@@ -1,4 +1,4 @@
-"""Numbers that are known before the program runs: places of updates and slices, fillers of pads."""
+"""Small arrays known at planning time: positions of updates and slices, fillers of pads."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from partir_search.ir.core import Literal, Op, Operand, Value
 from partir_search.rules.numpy_forms import numpy_form
 from partir_search.rules.registry import edges_of
 
-MOST = 64  # numbers of an array that is followed
+MAX_ELEMENTS = 64  # elements of a value worth evaluating at every op
 
 
-class Constants:
-    """Values whose numbers are known before the program runs."""
+class SmallConstants:
+    """Small values known at planning time, at every depth of a module."""
 
     def __init__(self, arrays: Mapping[Value, Any]) -> None:
         self._known: dict[Value, Any] = {}
@@ -26,26 +26,26 @@ class Constants:
                 self._known[value] = np.asarray(array)
 
     def of(self, x: Operand) -> Any | None:
-        """The numbers of an operand, or None."""
+        """Returns the array of an operand, or None if unknown."""
         if isinstance(x, Value):
             return self._known.get(x)
         return np.asarray(x.value) if np.ndim(x.value) == 0 else None
 
     def literal(self, x: Operand) -> Operand:
-        """A scalar as a literal, if its number is known."""
+        """Returns a known scalar as a literal; any further operand unchanged."""
         if isinstance(x, Value) and not x.type.shape and x in self._known:
             return Literal(self._known[x][()], x.type)
         return x
 
     def enter(self, op: Op) -> None:
-        """Takes what is known into the op's regions, where it is the same whenever they run."""
+        """Records known arguments of an op's regions, if equal in each run of the region."""
         for arg, x in loop_constants(op):
             known = self.of(x)
             if known is not None and _small(arg) and known.shape == arg.type.shape:
                 self._known[arg] = known
 
     def follow(self, op: Op) -> None:
-        """Works out what the op makes, if that is known."""
+        """Records the op's result, if its operands are known and numpy computes it exactly."""
         form = numpy_form(op)
         if form is None or not form.exact or len(op.results) != 1 or not _small(op.results[0]):
             return
@@ -61,7 +61,7 @@ class Constants:
 
 
 def loop_constants(op: Op) -> Iterator[tuple[Value, Operand]]:
-    """Arguments of an op's regions that are one of its operands in every run."""
+    """Yields arguments of an op's regions that equal one operand in each run, with the operand."""
     if not op.regions:
         return
     edges = edges_of(op)
@@ -77,6 +77,6 @@ def loop_constants(op: Op) -> Iterator[tuple[Value, Operand]]:
 
 def _small(value: Value) -> bool:
     shape, dtype = value.type.shape, value.type.dtype
-    if len(shape) > 2 or math.prod(shape) > MOST:
+    if len(shape) > 2 or math.prod(shape) > MAX_ELEMENTS:
         return False
     return bool(dtype == np.bool_ or jnp.issubdtype(dtype, np.number))

@@ -1,7 +1,7 @@
-"""Concatenations of a long operand with short ones: boundary rows beside an interior.
+"""Concatenations of one long operand with short ones: boundary rows beside an interior.
 
-The long operand is padded, the short ones are put where it does not reach: tiles of the whole are
-tiles of the long operand but for a few elements.
+The long operand is padded and the short ones are selected into the margins: up to a few elements,
+tiles of the result are tiles of the long operand.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ import numpy as np
 
 from partir_search.ir.core import Op, Value
 from partir_search.ir.role import Role
-from partir_search.passes.views.maps import ANY, Form
-from partir_search.passes.views.view import Look, View, whole
+from partir_search.passes.views.maps import ANY, Shift
+from partir_search.passes.views.view import View, ViewLookup, identity_view
 from partir_search.passes.views.write import Writer
 from partir_search.rules.registry import role_of
 from partir_search.rules.shifts import LITTLE
 
-MOST = 5  # operands
+MAX_OPERANDS = 5
 
 
-def join(writer: Writer, op: Op, look: Look) -> bool:
-    """Writes a concatenation as selects, if it is one of this kind."""
-    if role_of(op) is not Role.CONCATENATION or not 2 <= len(op.operands) <= MOST:
+def write_concatenation(writer: Writer, op: Op, view_of_operand: ViewLookup) -> bool:
+    """Writes a concatenation as selects; False if it has no long operand or too many operands."""
+    if role_of(op) is not Role.CONCATENATION or not 2 <= len(op.operands) <= MAX_OPERANDS:
         return False
     if not all(isinstance(x, Value) for x in op.operands):
         return False
@@ -34,7 +34,7 @@ def join(writer: Writer, op: Op, look: Look) -> bool:
     parts = []
     for x, n, end in zip(op.operands, sizes, ends, strict=True):
         assert isinstance(x, Value)
-        part = _placed(x, look(x), dim, end - n, size)
+        part = _placed(x, view_of_operand(x), dim, end - n, size)
         if part is None:
             return False
         parts.append(part)
@@ -55,8 +55,8 @@ def join(writer: Writer, op: Op, look: Look) -> bool:
 
 
 def _placed(x: Value, view: View | None, dim: int, start: int, size: int) -> View | None:
-    """An operand as a view of the joined size: anything may stand where the others do."""
-    for v in (view, whole(x)):
+    """Returns an operand as a view of the joined size, with `ANY` outside of its own elements."""
+    for v in (view, identity_view(x)):
         if v is None:
             continue
         if v.base is None:
@@ -64,15 +64,17 @@ def _placed(x: Value, view: View | None, dim: int, start: int, size: int) -> Vie
         n = len(v.sources(dim))
         ends = (start, size - start - n)
         placed = v.mapped(dim, lambda s: np.pad(s, ends, constant_values=ANY))  # noqa: B023
-        forms = placed.forms()
-        if forms is not None and all(_suits(f, own=d == dim) for d, f in forms.items()):
+        shifts = placed.shifts()
+        if shifts is not None and all(_suits(f, own=d == dim) for d, f in shifts.items()):
             return placed
     return None
 
 
-def _suits(form: Form, own: bool) -> bool:
-    """Tells whether a map does for a part: elements stay near, or they are few."""
-    if form.kept is not None or (form.turns and "" in (form.below, form.above)):
+def _suits(shift: Shift, own: bool) -> bool:
+    """True if a map is local, or pads an operand of few elements along the joined dim (`own`)."""
+    if shift.kept is not None or (shift.has_boundary and "" in (shift.below, shift.above)):
         return False
-    held = min(form.size, form.size - form.low, form.extent) - max(form.first, 0)
-    return form.near or (own and not form.turns and held <= LITTLE * form.size)
+    kept_elements = min(shift.size, shift.size - shift.low, shift.extent) - max(shift.first, 0)
+    return shift.is_local or (
+        own and not shift.has_boundary and kept_elements <= LITTLE * shift.size
+    )

@@ -1,7 +1,7 @@
-"""Index maps of one dim: where each element of a view comes from.
+"""Index maps of one dim: the source position of each element of a view.
 
-A map is an array with a position in the base's dim for each element, `FILLER` where the view has
-its filler, `ANY` where nobody looks.
+A map is an int array with a position in the base's dim for each element: `FILLER` for the view's
+filler, `ANY` for elements read by no op.
 """
 
 from __future__ import annotations
@@ -18,14 +18,17 @@ FILLER, ANY = -1, -2
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Form:
-    """A map as a shift: element p is element ``p + first`` of a dim of `extent` elements.
+class Shift:
+    """A map in which element p reads element ``p + first`` of a dim of `extent` elements.
 
     Attributes:
+      extent: elements of the dim.
       size: elements of the view.
-      below / above: padding beyond the dim's ends (see `ir.boundaries`).
-      kept: (start, end) of the view's elements that count; the filler stands elsewhere. None if
-        all do, or all but those beyond the ends.
+      first: source of element 0; may be negative.
+      below: padding before the dim's first element (see `ir.boundaries`).
+      above: padding after the dim's last element.
+      kept: (start, end) of the view's elements that are read; the filler fills the rest. None if
+        all elements inside the dim are read.
     """
 
     extent: int
@@ -36,70 +39,70 @@ class Form:
     kept: tuple[int, int] | None
 
     @property
-    def turns(self) -> bool:
-        """Tells whether elements of the dim itself stand beyond its ends."""
+    def has_boundary(self) -> bool:
+        """True if elements beyond an end are copies of the dim's elements, not zeros."""
         return (self.below, self.above) != (ZERO, ZERO)
 
     @property
     def wraps(self) -> bool:
-        """Tells whether the dim goes on with its other end."""
+        """True if elements beyond each end come from the opposite end."""
         return self.below == self.above == "wrap"
 
     @property
     def low(self) -> int:
-        """Elements before the dim's first."""
+        """Elements before the dim's first; negative if elements are dropped."""
         return -self.first
 
     @property
     def high(self) -> int:
-        """Elements after the dim's last."""
+        """Elements after the dim's last; negative if elements are dropped."""
         return self.first + self.size - self.extent
 
     @property
-    def near(self) -> bool:
-        """Tells whether most elements of a tile of the view are in the same tile of the dim."""
+    def is_local(self) -> bool:
+        """True if most elements of a tile of the view lie in the dim's tile of the same number."""
         if self.wraps and abs(self.size - self.extent) <= LITTLE * self.extent:
             return True
         return max(abs(self.low), abs(self.high)) <= LITTLE * self.extent
 
 
 def identity(n: int) -> Ints:
-    """The map of a dim as it is."""
+    """Returns the map of an unchanged dim of `n` elements."""
     return np.arange(n)
 
 
-def form_of(sources: Ints, n: int) -> Form | None:
-    """A map into a dim of `n` elements as a shift, or None if it is not one."""
-    found = runs_of(sources)
-    if not found or not n:
+def shift_of(sources: Ints, n: int) -> Shift | None:
+    """Returns a map into a dim of `n` elements as a shift, or None if it is none."""
+    runs = runs_of(sources)
+    if not runs or not n:
         return None
-    m = len(sources)
-    to, source, _ = max(found, key=lambda r: r[2])
-    first = source - to
-    places = np.arange(first, first + m)
-    under, over = places < 0, places >= n
-    inside = ~(under | over)
-    filled = sources == FILLER
-    if not (filled | (sources == ANY) | (sources == places))[inside].all():
+    size = len(sources)
+    target, source, _ = max(runs, key=lambda r: r[2])
+    first = source - target
+    places = np.arange(first, first + size)
+    before_first, after_last = places < 0, places >= n
+    inside = ~(before_first | after_last)
+    is_filler = sources == FILLER
+    if not (is_filler | (sources == ANY) | (sources == places))[inside].all():
         return None
-    below, above = _mode(sources, first, n, under), _mode(sources, first, n, over)
+    below, above = _mode(sources, first, n, before_first), _mode(sources, first, n, after_last)
     if below is None or above is None:
         return None
-    if not under.any():
+    if not before_first.any():
         below = above
-    if not over.any():
+    if not after_last.any():
         above = below
     kept = None
-    if filled[inside].any():
-        held = np.flatnonzero(~filled)
-        kept = int(held[0]), int(held[-1]) + 1
-        if kept[1] - kept[0] != len(held):
+    if is_filler[inside].any():
+        kept_positions = np.flatnonzero(~is_filler)
+        kept = int(kept_positions[0]), int(kept_positions[-1]) + 1
+        if kept[1] - kept[0] != len(kept_positions):
             return None
-    return Form(n, m, first, below, above, kept)
+    return Shift(n, size, first, below, above, kept)
 
 
 def _mode(sources: Ints, first: int, n: int, outside: npt.NDArray[np.bool_]) -> str | None:
-    """The first mode that explains the elements beyond one end."""
+    """Returns the first mode that explains the elements beyond one end, or None."""
     for mode in MODES:
         wanted = Beyond(n, mode, mode).sources(first, len(sources))
         if ((sources == wanted) | (sources == ANY))[outside].all():

@@ -1,9 +1,9 @@
-"""Writes a module in which dims that are read shifted are read so by one op each.
+"""Rewrite of a module in which each shifted read of a dim becomes one op.
 
-A roll is slices and a concatenation to jax, a periodic stencil reads slices of an array padded by
-concatenations, an update of the interior is a scatter at a constant place. All of these are index
-maps of one value. Here each is written as one op on that value whose tiles lie where the value's
-tiles lie, so that only what crosses their edges moves.
+In jax, a roll is two slices and a concatenation, a periodic stencil reads slices of an array padded
+by concatenations, and an update of the interior is a scatter at a constant position. All are index
+maps of one value. Each becomes one op on the value, with tiles at the positions of the value's
+tiles: only elements that cross tile edges move.
 """
 
 from __future__ import annotations
@@ -19,65 +19,68 @@ from partir_search.ir.boundaries import ZERO
 from partir_search.ir.core import Literal, Module, Op, Operand, Region, Value, walk_regions
 from partir_search.ir.role import Role
 from partir_search.passes.rewriter import Rewriter
-from partir_search.passes.views.along import looked_up
-from partir_search.passes.views.constants import Constants
-from partir_search.passes.views.convolutions import around, unwrapped
+from partir_search.passes.views.along import write_gather
+from partir_search.passes.views.constant_arrays import ConstantArrays
+from partir_search.passes.views.constants import SmallConstants
+from partir_search.passes.views.convolutions import absorb_padding, write_periodic_gradient
 from partir_search.passes.views.crops import WINDOWED, Crops
-from partir_search.passes.views.indexed import indexed
-from partir_search.passes.views.joins import join
-from partir_search.passes.views.known import Known
-from partir_search.passes.views.resize import resized
-from partir_search.passes.views.scattered import scattered
-from partir_search.passes.views.sums import MOST, Sums
-from partir_search.passes.views.updates import as_slice, update
+from partir_search.passes.views.indexed import find_indexed
+from partir_search.passes.views.joins import write_concatenation
+from partir_search.passes.views.resize import write_resize
+from partir_search.passes.views.scattered import write_scatter
+from partir_search.passes.views.sums import MAX_TERMS, Sums
+from partir_search.passes.views.updates import as_slice, write_update
 from partir_search.passes.views.view import (
-    FOLLOWED,
+    VIEW_ROLES,
     View,
     filled,
-    repeated,
+    identity_view,
+    repeat_as_broadcast,
     view_of,
-    whole,
     zero_filled,
     zeros_only,
 )
 from partir_search.passes.views.write import Names, Writer
 from partir_search.rules.registry import role_of
 
-MOVES = frozenset(
+MOVE_ROLES = frozenset(
     {
         *(Role.CONCATENATION, Role.PADDING, Role.SLICE, Role.GATHER, Role.SCATTER),
         *(Role.DYNAMIC_SLICE, Role.DYNAMIC_UPDATE),
     }
 )
-LOOKED_AT = MOVES | {Role.DOT}
-_OWN_VIEWS = (Role.SLICE, Role.PADDING, Role.REVERSAL, Role.BROADCAST)
+REWRITTEN_ROLES = MOVE_ROLES | {Role.DOT}
+DIRECT_VIEW_ROLES = (Role.SLICE, Role.PADDING, Role.REVERSAL, Role.BROADCAST)
 
 
 def with_views(module: Module) -> Module:
-    """The module with its shifted reads as ops of their own; itself if it has none.
+    """Returns the module with each shifted read as one op; the same module if it has none.
 
-    The new module takes over the old one's values: use the old one no more.
+    The new module takes over values of the old one, which must not be used further.
     """
-    if not any(role_of(op) in LOOKED_AT for op in module.ops):
+    if not any(role_of(op) in REWRITTEN_ROLES for op in module.ops):
         return module
     constants = {module.values[i]: array for i, array in module.constants.items()}
-    return _Rewriter(module, Constants(constants)).run()
+    return _Rewriter(module, SmallConstants(constants)).run()
 
 
 class _Rewriter(Rewriter):
-    """Rewrites regions, each by itself: values that enter one are read there as they come.
+    """Rewrites each region by itself; values entering a region count as unknown, not as views.
 
     Attributes:
-      arrays: values with their arrays that rewritten ops read besides.
-      known: arrays that enter regions.
+      names: names of values in use.
+      small_constants: small arrays known at planning time.
+      arrays: constants added by rewritten ops, with their arrays.
+      entering: functions returning constant arrays by value of a region.
     """
 
-    def __init__(self, module: Module, read: Constants) -> None:
+    def __init__(self, module: Module, small_constants: SmallConstants) -> None:
         super().__init__(module)
-        self.names, self.read = Names({v.name for v in module.values}), read
+        self.names = Names({v.name for v in module.values})
+        self.small_constants = small_constants
         self.arrays: dict[int, tuple[Value, Any]] = {}
         arrays = module.constants.items()
-        self.known: dict[Value, Callable[[], Any]] = {
+        self.entering: dict[Value, Callable[[], Any]] = {
             module.values[i]: partial(np.asarray, array) for i, array in arrays
         }
 
@@ -89,29 +92,30 @@ class _Rewriter(Rewriter):
 
     def region(self, old: Region) -> Region:
         roles = (role_of(op) for r in walk_regions(old) for op in r.ops)
-        if LOOKED_AT.isdisjoint(roles):
+        if REWRITTEN_ROLES.isdisjoint(roles):
             return old
         return _Scope(self, old).run()
 
 
 class _Scope:
-    """One region as it is rewritten.
+    """Rewrite of one region.
 
     Attributes:
-      views: values that are views of others.
-      sums: values that are sums of views.
-      instead: operand to read instead of a value.
-      makers: the op that makes a value.
-      crops: values of which only slices are read.
+      views: view of each value known as one.
+      replacements: operand to read in place of a value.
+      makers: op making each value.
+      constant_arrays: arrays computed from constants alone.
+      crops: values made by windows and read by slices only.
+      sums: values known as sums of views.
     """
 
     def __init__(self, owner: _Rewriter, region: Region) -> None:
         self.owner, self.old = owner, region
         self.writer = Writer(owner.names)
         self.views: dict[Value, View] = {}
-        self.instead: dict[Value, Operand] = {}
+        self.replacements: dict[Value, Operand] = {}
         self.makers: dict[Value, Op] = {}
-        self.known = Known(region, owner.known)
+        self.constant_arrays = ConstantArrays(region, owner.entering)
         self.crops = Crops(self.makers, region)
         self.sums = Sums(self.crops)
 
@@ -122,59 +126,59 @@ class _Scope:
         return Region(self.old.args, tuple(self.writer.ops), results)
 
     def read(self, x: Operand) -> Operand:
-        return self.instead.get(x, x) if isinstance(x, Value) else x
+        return self.replacements.get(x, x) if isinstance(x, Value) else x
 
-    def look(self, x: Operand) -> View | None:
-        """An operand as a view, at least of itself."""
+    def as_view(self, x: Operand) -> View | None:
+        """Returns an operand as a view, at least of itself; None for a literal."""
         if not isinstance(x, Value):
             return None
         if 0 in x.type.shape:
             return filled(x.type.shape, None)
-        return self.views.get(x) or whole(x)
+        return self.views.get(x) or identity_view(x)
 
     def visit(self, op: Op) -> None:
-        if self.instead:
+        if self.replacements:
             operands = tuple([self.read(x) for x in op.operands])
             if operands != op.operands:
                 op = dataclasses.replace(op, operands=operands, key=None)
         if op.regions:
-            self.owner.read.enter(op)
-            self.owner.known.update(self.known.entering(op))
+            self.owner.small_constants.enter(op)
+            self.owner.entering.update(self.constant_arrays.entering(op))
             regions = tuple(map(self.owner.region, op.regions))
             self.writer.ops.append(dataclasses.replace(op, regions=regions))
             return
-        constants = self.owner.read
+        constants = self.owner.small_constants
         constants.follow(op)
-        if not self.matters(op):
+        if not self.is_candidate(op):
             self.writer.ops.append(op)
             return
         if role_of(op) is Role.PADDING:
             op = dataclasses.replace(
                 op, operands=(op.operands[0], constants.literal(op.operands[1]))
             )
-        if resized(self.writer, op, self.known, self.owner.arrays):
+        if write_resize(self.writer, op, self.constant_arrays, self.owner.arrays):
             return
-        if self.at_places(op):
+        if self.write_indexed(op):
             return
-        self.makers[op.results[0]] = op = around(op, self.views) or op
-        op = as_slice(op, constants) or repeated(op, self.makers) or op
-        if not (self.rewritten(op) or update(self.writer, op, constants, self.views)):
+        self.makers[op.results[0]] = op = absorb_padding(op, self.views) or op
+        op = as_slice(op, constants) or repeat_as_broadcast(op, self.makers) or op
+        if not (self.write_view(op) or write_update(self.writer, op, constants, self.views)):
             self.writer.ops.append(op)
 
-    def at_places(self, op: Op) -> bool:
-        """Writes a gather or a scatter at places that are known."""
-        found = indexed(op, self.known)
+    def write_indexed(self, op: Op) -> bool:
+        """Writes a gather or scatter at known positions; False if the op is none."""
+        found = find_indexed(op, self.constant_arrays)
         x = op.operands[0]
         if found is None or not isinstance(x, Value):
             return False
-        view = self.views.get(x) or whole(x)
+        view = self.views.get(x) or identity_view(x)
         if role_of(op) is Role.GATHER:
-            return looked_up(self.writer, op, found, view)
+            return write_gather(self.writer, op, found, view)
         zeros = view.base is None and zero_filled(view)
-        return scattered(self.writer, op, found, zeros=zeros)
+        return write_scatter(self.writer, op, found, zeros=zeros)
 
-    def matters(self, op: Op) -> bool:
-        """True if the op may be a view, or read one: of most it is known by their role."""
+    def is_candidate(self, op: Op) -> bool:
+        """True if an op may be a view or read one; for most ops the role decides."""
         role = role_of(op)
         if role is Role.ADDITION:
             return any(
@@ -182,59 +186,59 @@ class _Scope:
             )
         if role is Role.DOT:
             return any(len(x.type.shape) == 2 for x in op.operands)
-        return role in FOLLOWED or role in MOVES or role in WINDOWED
+        return role in VIEW_ROLES or role in MOVE_ROLES or role in WINDOWED
 
-    def rewritten(self, op: Op) -> bool:
-        """Writes the op as a view, a sum of views, or a join, if it is one and near enough."""
+    def write_view(self, op: Op) -> bool:
+        """Writes an op as a view, a sum of views or a concatenation; False if the op stays."""
         if self.sums.read(op) and self.sums.write(self.writer, op):
             return True
-        view = view_of(op, self.look)
+        view = view_of(op, self.as_view)
         if view is None:
-            return self.summed(op) or join(self.writer, op, self.look)
+            return self.write_sum(op) or write_concatenation(self.writer, op, self.as_view)
         (result,) = op.results
         self.views[result] = view
         if view.base is None:
             return False
-        if self.crops.of(view.base) is not None and any(m is not None for m in view.maps):
+        if self.crops.maker(view.base) is not None and any(m is not None for m in view.maps):
             return self.crops.write(self.writer, op, view, result) is not None
-        if _direct(op, view):
+        if _is_direct(op, view):
             return False
         if all(m is None for m in view.maps):
-            self.instead[result] = view.base
+            self.replacements[result] = view.base
             return True
-        forms = view.forms()
-        if forms is None:
-            return join(self.writer, op, self.look)
-        if not all(f.near for f in forms.values()):
+        shifts = view.shifts()
+        if shifts is None:
+            return write_concatenation(self.writer, op, self.as_view)
+        if not all(f.is_local for f in shifts.values()):
             return False
-        mixed = any(f.turns and ZERO in (f.below, f.above) for f in forms.values())
+        mixed = any(f.has_boundary and ZERO in (f.below, f.above) for f in shifts.values())
         if mixed and not zeros_only(view):
             return False
-        if any(f.kept for f in forms.values()) and role_of(op) is Role.SLICE:
-            return False  # the pad's own select is there already
+        if any(f.kept for f in shifts.values()) and role_of(op) is Role.SLICE:
+            return False  # the pad's select is written already
         self.writer.view(op, view, result)
         return True
 
-    def summed(self, op: Op) -> bool:
-        """Remembers sums of views, the gradients of padding; what adds up to a ring is written."""
+    def write_sum(self, op: Op) -> bool:
+        """Records a sum of views, the gradient of padding; True if it could be written."""
         if role_of(op) is not Role.ADDITION or any(isinstance(x, Literal) for x in op.operands):
             return False
         terms = [v for x in op.operands for v in self.terms(x)]
         if any(v.base is None for v in terms) or all(m is None for v in terms for m in v.maps):
             return False
         found = self.sums.add(op, terms)
-        if len({v.base for v in terms}) == 1 and unwrapped(self.writer, op, terms):
+        if len({v.base for v in terms}) == 1 and write_periodic_gradient(self.writer, op, terms):
             self.sums.forget(op.results[0])
             self.makers[op.results[0]] = self.writer.ops[-1]
             return True
-        return len(found) <= MOST and self.sums.write(self.writer, op)
+        return len(found) <= MAX_TERMS and self.sums.write(self.writer, op)
 
     def terms(self, x: Operand) -> Sequence[View]:
-        """The views that an operand is the sum of."""
+        """Returns the views whose sum is an operand."""
         assert isinstance(x, Value)
-        return self.sums.of(x) or [self.views.get(x) or whole(x)]
+        return self.sums.of(x) or [self.views.get(x) or identity_view(x)]
 
 
-def _direct(op: Op, view: View) -> bool:
-    """Tells whether the op is a view of its own operand already, which no view lies behind."""
-    return role_of(op) in _OWN_VIEWS and op.operands[0] is view.base
+def _is_direct(op: Op, view: View) -> bool:
+    """True if the op reads the view's base itself: rewriting would repeat the op."""
+    return role_of(op) in DIRECT_VIEW_ROLES and op.operands[0] is view.base

@@ -1,8 +1,8 @@
-"""Resizes of a grid: products with a banded matrix, and look-ups at evenly spaced places.
+"""Resizes of a grid: products with a banded matrix known at planning time.
 
-`jax.image.resize` multiplies each dim by a matrix of weights that it works out from the sizes. An
-output depends on a few inputs beside it: the same few of every block of the grid, scaled where the
-matrix is cut off at an end. That is a weighted sum of the grid shifted by whole blocks.
+`jax.image.resize` multiplies each dim by a matrix of weights computed from the sizes. An output
+depends on a few inputs nearby: the same offsets in each block of the grid, scaled where an end of
+the grid cuts the band. The product is a weighted sum of the grid shifted by whole blocks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from partir_search.ir.bands import band_of
 from partir_search.ir.core import Literal, Op, TensorType, Value
 from partir_search.ir.reducers import number_of
 from partir_search.ir.role import Role
-from partir_search.passes.views.known import Known
+from partir_search.passes.views.constant_arrays import ConstantArrays
 from partir_search.passes.views.write import Writer
 from partir_search.rules.banded import BANDED
 from partir_search.rules.construct import (
@@ -36,20 +36,25 @@ from partir_search.rules.construct import (
 from partir_search.rules.registry import role_of
 from partir_search.rules.shifts import LITTLE
 
-LEAST = 8  # elements of a dim that is resized so
-MOST_TAPS, MOST_PHASES = 16, 8
-NEAR = 1e-6  # weights as near as this are equal
+MIN_EXTENT = 8  # elements, in input and output, of a dim worth rewriting
+MAX_TAPS = 16  # inputs of an output, in blocks
+MAX_PHASES = 8  # inputs, and outputs, of a block
+WEIGHT_TOL = 1e-6  # largest difference of equal weights
 
 Floats = npt.NDArray[Any]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Band:
-    """A banded matrix of `blocks` blocks: of [inputs, outputs] each.
+    """A banded matrix of `blocks` equal blocks [inputs, outputs].
 
     Attributes:
-      taps: (offset of an input from its block's first, weight per output of the block).
-      before / after: factor per input, and per output; None if all are one.
+      blocks: number of blocks.
+      inputs: rows of a block.
+      outputs: columns of a block.
+      taps: (offset of an input from the first of its block, weight for each output of the block).
+      before: factor for each input; None if all are 1.
+      after: factor for each output; None if all are 1.
     """
 
     blocks: int
@@ -60,9 +65,16 @@ class _Band:
     after: Floats | None
 
 
-def resized(writer: Writer, op: Op, known: Known, constants: dict[int, tuple[Value, Any]]) -> bool:
-    """Writes a product with a banded matrix of known weights as a sum of shifts, or as a product
-    that reads what lies in the band.
+def write_resize(
+    writer: Writer, op: Op, arrays: ConstantArrays, constants: dict[int, tuple[Value, Any]]
+) -> bool:
+    """Writes a product with a banded matrix of known weights; False if the op is none.
+
+    A regular band becomes a sum of shifts, a further narrow band one op that reads within the band.
+
+    Args:
+      arrays: constant arrays of the region.
+      constants: receives (value, array) of constants added.
     """
     if role_of(op) is not Role.DOT:
         return False
@@ -73,19 +85,23 @@ def resized(writer: Writer, op: Op, known: Known, constants: dict[int, tuple[Val
     same = op.results[0].type.dtype == kinds[0].dtype == kinds[1].dtype
     for side in (0, 1):
         x, matrix = op.operands[1 - side], op.operands[side]
-        along, dim = contract[side][0], contract[1 - side][0]
+        contracted, dim = contract[side][0], contract[1 - side][0]
         if len(matrix.type.shape) != 2 or not isinstance(x, Value):
             continue
-        n, m = matrix.type.shape[along], matrix.type.shape[1 - along]
-        weights = known.array(matrix) if min(n, m) >= LEAST else None
+        inputs, outputs = matrix.type.shape[contracted], matrix.type.shape[1 - contracted]
+        weights = arrays.array(matrix) if min(inputs, outputs) >= MIN_EXTENT else None
         if weights is None:
             continue
-        weights = weights if along == 0 else weights.T
-        band = _band(weights) if same and x.type.dtype in wide and _regular(n, m) else None
-        if band is None and _narrow(writer, op, side, weights):
+        weights = weights if contracted == 0 else weights.T
+        band = (
+            _band(weights)
+            if same and x.type.dtype in wide and _is_regular(inputs, outputs)
+            else None
+        )
+        if band is None and _write_banded(writer, op, side, weights):
             return True
         if band is not None:
-            made = _write(writer, op, x, dim, band, constants)
+            made = _write_taps(writer, op, x, dim, band, constants)
             order = list(range(len(x.type.shape)))
             order.remove(dim)
             order = [dim, *order] if side == 0 else [*order, dim]
@@ -94,12 +110,16 @@ def resized(writer: Writer, op: Op, known: Known, constants: dict[int, tuple[Val
     return False
 
 
-def _narrow(writer: Writer, op: Op, side: int, weights: Floats) -> bool:
-    """Writes a product as one that reads a band of [inputs, outputs] `weights`, if it is narrow."""
+def _write_banded(writer: Writer, op: Op, side: int, weights: Floats) -> bool:
+    """Writes a product with `weights` [inputs, outputs] as one that reads within their band.
+
+    Returns:
+      False, with no op written, if the band is wide.
+    """
     n = len(weights)
-    held = weights != 0
-    lows = np.where(held.any(0), held.argmax(0), n)
-    highs = n - 1 - held[::-1].argmax(0)
+    nonzero = weights != 0
+    lows = np.where(nonzero.any(0), nonzero.argmax(0), n)
+    highs = n - 1 - nonzero[::-1].argmax(0)
     band = band_of(lows, np.where(lows == n, -1, highs), n)
     if band.off > LITTLE * n:
         return False
@@ -109,34 +129,35 @@ def _narrow(writer: Writer, op: Op, side: int, weights: Floats) -> bool:
     return True
 
 
-def _regular(n: int, m: int) -> bool:
+def _is_regular(n: int, m: int) -> bool:
+    """True if a resize from `n` to `m` elements repeats in many small blocks."""
     blocks = math.gcd(n, m)
-    return n // blocks <= MOST_PHASES and m // blocks <= MOST_PHASES and blocks >= LEAST // 2
+    return n // blocks <= MAX_PHASES and m // blocks <= MAX_PHASES and blocks >= MIN_EXTENT // 2
 
 
 def _band(weights: Floats) -> _Band | None:
-    """The structure of a matrix [inputs, outputs], if it is that of a resize."""
+    """Returns the repeated band of a matrix [inputs, outputs], or None if it is irregular."""
     n, m = weights.shape
     blocks = math.gcd(n, m)
     ins, outs = n // blocks, m // blocks
     middle = blocks // 2
-    part = weights[:, middle * outs : (middle + 1) * outs]
-    held = np.flatnonzero(np.abs(part).max(1) > NEAR)
-    if not len(held) or held[-1] - held[0] >= MOST_TAPS * ins:
+    middle_block = weights[:, middle * outs : (middle + 1) * outs]
+    rows = np.flatnonzero(np.abs(middle_block).max(1) > WEIGHT_TOL)
+    if not len(rows) or rows[-1] - rows[0] >= MAX_TAPS * ins:
         return None
-    offsets = held - middle * ins
-    tapped = part[held]
-    plain = np.zeros_like(weights)
+    offsets = rows - middle * ins
+    tapped = middle_block[rows]
+    repeated = np.zeros_like(weights)
     columns = np.arange(m).reshape(blocks, outs)
     for offset, values in zip(offsets.tolist(), tapped, strict=True):
-        rows = np.arange(blocks) * ins + offset
-        inside = (rows >= 0) & (rows < n)
-        plain[rows[inside, None], columns[inside]] = values
+        targets = np.arange(blocks) * ins + offset
+        inside = (targets >= 0) & (targets < n)
+        repeated[targets[inside, None], columns[inside]] = values
     for axis in (0, 1):
-        sums = plain.sum(axis, keepdims=True)
+        sums = repeated.sum(axis, keepdims=True)
         factor = weights.sum(axis, keepdims=True) / np.where(sums == 0, 1, sums)
-        if np.abs(plain * factor - weights).max() <= NEAR * np.abs(weights).max():
-            scale = None if np.abs(factor - 1).max() <= NEAR else factor.ravel()
+        if np.abs(repeated * factor - weights).max() <= WEIGHT_TOL * np.abs(weights).max():
+            scale = None if np.abs(factor - 1).max() <= WEIGHT_TOL else factor.ravel()
             taps = tuple(
                 (o, tuple(v.tolist())) for o, v in zip(offsets.tolist(), tapped, strict=True)
             )
@@ -145,7 +166,7 @@ def _band(weights: Floats) -> _Band | None:
     return None
 
 
-def _write(
+def _write_taps(
     writer: Writer,
     op: Op,
     x: Value,
@@ -153,7 +174,7 @@ def _write(
     band: _Band,
     constants: dict[int, tuple[Value, Any]],
 ) -> Value:
-    """`x` with a dim resized."""
+    """Returns `x` with a dim resized by a band."""
     if band.before is not None:
         x = _scaled(writer, op, x, dim, band.before, constants)
     rest = x.type.shape
@@ -165,7 +186,7 @@ def _write(
     for p in range(band.outputs):
         total: Value | None = None
         for offset, values in band.taps:
-            if abs(values[p]) <= NEAR:
+            if abs(values[p]) <= WEIGHT_TOL:
                 continue
             weight = Literal(number_of(values[p], x.type.dtype), _scalar(x.type))
             term = writer.put(op, multiplied(shifted[offset], weight))
@@ -182,7 +203,7 @@ def _write(
 def _tap(
     writer: Writer, op: Op, blocks: Value, dim: int, offset: int, inputs: int, shape: Any
 ) -> Value:
-    """The inputs at an offset from each block's first; zeros beyond the ends."""
+    """Returns the inputs at an offset from the first of each block; zeros beyond the ends."""
     by, at = divmod(offset, inputs)
     x = blocks
     if inputs > 1:
@@ -203,13 +224,15 @@ def _scaled(
     factor: Floats,
     constants: dict[int, tuple[Value, Any]],
 ) -> Value:
+    """Returns `x` times a factor for each element of a dim."""
     kind = dataclasses.replace(x.type, shape=factor.shape)
-    held = Value(-1, kind, writer.names(f"{op.results[0].name}_scale"))
+    scale = Value(-1, kind, writer.names(f"{op.results[0].name}_scale"))
     array = np.asarray(factor, x.type.dtype)
-    constants[id(array)] = held, array
-    wide = writer.put(op, broadcast(held, x.type.shape, (dim,)))
+    constants[id(array)] = scale, array
+    wide = writer.put(op, broadcast(scale, x.type.shape, (dim,)))
     return writer.put(op, multiplied(x, wide))
 
 
 def _scalar(kind: TensorType) -> TensorType:
+    """Returns the type of a scalar with the same dtype."""
     return dataclasses.replace(kind, shape=())

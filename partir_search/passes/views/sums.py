@@ -1,8 +1,8 @@
-"""Sums of views: gradients of values that are read at several places.
+"""Sums of views: gradients of values read by several shifted reads.
 
-The gradient of a padded array is a sum of padded arrays, of which the padding's own gradient reads
-slices. What slices read of a sum is the sum of what they read of its terms, and each term is a view
-of what was padded.
+The gradient of a padded array is a sum of padded arrays, and the gradient of the padding reads
+slices of the sum. A slice of a sum is the sum of slices of its terms, and each term is a view of
+the array before padding.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from partir_search.passes.views.write import Writer
 from partir_search.rules.construct import added
 from partir_search.rules.registry import role_of
 
-MOST = 32  # terms
+MAX_TERMS = 32
 _READS = (Role.SLICE, Role.PADDING, Role.REVERSAL)
 
 
 class Sums:
-    """The sums of views of one region."""
+    """Sums of views in one region."""
 
     def __init__(self, crops: Crops) -> None:
         self._crops = crops
@@ -30,11 +30,11 @@ class Sums:
         self._read: set[Value] = set()  # views of sums, and sums of these
 
     def of(self, x: Value) -> list[View]:
-        """The terms of a value; [] if it is no sum."""
+        """Returns the terms of a value; [] for no sum."""
         return self._terms.get(x, [])
 
     def add(self, op: Op, terms: Sequence[View]) -> list[View]:
-        """Remembers a sum with these terms; those of one base are put together."""
+        """Records a sum, and returns its terms with disjoint terms of one base merged."""
         found: list[View] = []
         for term in terms:
             for i, other in enumerate(found):
@@ -44,19 +44,19 @@ class Sums:
                     break
             else:
                 found.append(term)
-        if len(found) <= MOST:
+        if len(found) <= MAX_TERMS:
             self._terms[op.results[0]] = found
             if any(x in self._read for x in op.operands):
                 self._read.add(op.results[0])
         return found
 
     def forget(self, x: Value) -> None:
-        """Takes a value for itself, not for a sum."""
+        """Drops the record of a sum; the value is read as itself."""
         self._terms.pop(x, None)
         self._read.discard(x)
 
     def read(self, op: Op) -> bool:
-        """Remembers a view of a sum as a sum of views; False if the op is none."""
+        """Records a view of a sum as a sum of views; False if the op is no view of a sum."""
         terms = [view_of(op, lambda _, t=term: t) for term in self._known(op)]  # type: ignore[misc]
         if not terms or any(t is None or not zeros_only(t) for t in terms):
             return False
@@ -69,19 +69,23 @@ class Sums:
         return self._terms.get(x, []) if isinstance(x, Value) else []
 
     def write(self, writer: Writer, op: Op) -> bool:
-        """Writes the op's result as the sum of its terms, if it reads a sum and each is a shift."""
+        """Writes the result of an op that reads a sum of views as the sum of its terms.
+
+        Returns:
+          False, with no op written, if the op reads no sum or a term is no small shift.
+        """
         (result,) = op.results
         terms = self.of(result) if result in self._read else []
         if not terms or (len(terms) == 1 and all(m is None for m in terms[0].maps)):
             return False
-        if not all(_suits(t) or self._crops.of(t.base) is not None for t in terms):
+        if not all(_suits(t) or self._crops.maker(t.base) is not None for t in terms):
             return False
         begin, alone = writer.mark(), result if len(terms) == 1 else None
         made: Value | None = None
         for i, term in enumerate(terms):
             value = self._term(writer, op, term, alone)
             if value is None:
-                writer.back(begin)
+                writer.rollback(begin)
                 return False
             last = result if i == len(terms) - 1 else None
             made = value if made is None else writer.put(op, added(made, value), last)
@@ -90,15 +94,15 @@ class Sums:
     def _term(self, writer: Writer, op: Op, term: View, into: Value | None) -> Value | None:
         if all(m is None for m in term.maps):
             return term.base
-        if self._crops.of(term.base) is not None:
+        if self._crops.maker(term.base) is not None:
             return self._crops.write(writer, op, term, into)
         return writer.view(op, term, into)
 
 
 def _suits(term: View) -> bool:
-    """Tells whether a term is a shift of something by little."""
-    forms = term.forms()
-    return forms is not None and all(
-        f.near and f.kept is None and not (f.turns and "" in (f.below, f.above))
-        for f in forms.values()
+    """True if a term shifts its base a little, without a mixed boundary."""
+    shifts = term.shifts()
+    return shifts is not None and all(
+        f.is_local and f.kept is None and not (f.has_boundary and "" in (f.below, f.above))
+        for f in shifts.values()
     )

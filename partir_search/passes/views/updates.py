@@ -1,7 +1,7 @@
-"""Slices and updates at places that are known before the program runs.
+"""Slices and updates at positions known at planning time.
 
-`x.at[1:-1].add(v)` is a scatter to jax, and `x.at[0:3].get()` a gather. Where the place is
-constant they are a sum, or a select, with a padded array, and a slice.
+In jax, `x.at[1:-1].add(v)` is a scatter and `x.at[0:3].get()` a gather. At a constant position, an
+update is a sum or a select with a padded array, and a gather is a slice.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy as np
 
 from partir_search.ir.core import Literal, Op, Operand, Value
 from partir_search.ir.role import Role
-from partir_search.passes.views.constants import Constants
+from partir_search.passes.views.constants import SmallConstants
 from partir_search.passes.views.maps import ANY, FILLER
-from partir_search.passes.views.view import View, whole
+from partir_search.passes.views.view import View, identity_view
 from partir_search.passes.views.write import Writer
 from partir_search.rules.construct import NewOp, added, broadcast, sliced, zero
 from partir_search.rules.indexing import scatter_combiner, scatter_monoid
@@ -26,16 +26,18 @@ from partir_search.rules.shifts import FEW, LITTLE
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Update:
-    """A part of `into` that is set, or combined with another one.
+    """An update of one contiguous part of an array.
 
     Attributes:
-      how: combines what is there and the part; None where the part is set.
-      adds: the part is added.
-      starts: per dim of `into`, where the part begins.
-      missing: dims of `into` that the part does not have.
+      combine: builds the combination of old elements and part; None if the part replaces them.
+      adds: True if the part is added.
+      into: the array.
+      part: the new elements.
+      starts: by dim of `into`, the first position of the part.
+      missing: dims of `into` absent from the part.
     """
 
-    how: Callable[[Operand, Operand], NewOp] | None
+    combine: Callable[[Operand, Operand], NewOp] | None
     adds: bool
     into: Operand
     part: Operand
@@ -43,8 +45,8 @@ class _Update:
     missing: tuple[int, ...]
 
 
-def as_slice(op: Op, constants: Constants) -> Op | None:
-    """A gather or dynamic slice of one piece at a constant place as a slice."""
+def as_slice(op: Op, constants: SmallConstants) -> Op | None:
+    """Returns a gather or dynamic slice of one part at a constant position as a slice, or None."""
     shape = op.operands[0].type.shape if op.operands else ()
     role = role_of(op)
     if role is Role.GATHER:
@@ -72,13 +74,16 @@ def as_slice(op: Op, constants: Constants) -> Op | None:
 
 
 def _clamped(starts: Sequence[int], sizes: Sequence[int], shape: Sequence[int]) -> list[int]:
+    """Returns starts moved inside the array, as dynamic slices do."""
     triples = zip(starts, sizes, shape, strict=True)
     return [min(max(s, 0), max(n - m, 0)) for s, m, n in triples]
 
 
-def update(writer: Writer, op: Op, constants: Constants, views: Mapping[Value, View]) -> bool:
-    """Writes an update of most or little of a dim as a select or a sum, if the op is one."""
-    found = _found(op, constants)
+def write_update(
+    writer: Writer, op: Op, constants: SmallConstants, views: Mapping[Value, View]
+) -> bool:
+    """Writes an update as a select or a sum; False unless it covers most or little of each dim."""
+    found = _update_of(op, constants)
     if found is None:
         return False
     shape, (result,) = op.results[0].type.shape, op.results
@@ -94,50 +99,50 @@ def update(writer: Writer, op: Op, constants: Constants, views: Mapping[Value, V
     inner = [d for d in partial if d not in found.missing]
     if not inner or not all(LITTLE * n >= min(m, n - m) for d, (m, n) in pairs if d in inner):
         return False
-    view = views.get(part) or whole(part)
+    view = views.get(part) or identity_view(part)
     if found.missing and view.base is not None:
-        view = whole(writer.put(op, broadcast(part, sizes, wide)))
-    other = FILLER if found.adds else ANY
+        view = identity_view(writer.put(op, broadcast(part, sizes, wide)))
+    outside = FILLER if found.adds else ANY
     if view.base is None:
         assert view.filler is not None
         placed = writer.full(op, view.filler, shape)
     else:
-        near = _placed(view, found.starts, shape, other)
-        if near is None:
-            near = _placed(whole(part), found.starts, shape, other)
-        assert near is not None
-        placed = writer.view(op, near)
+        view_in_whole = _placed(view, found.starts, shape, outside)
+        if view_in_whole is None:
+            view_in_whole = _placed(identity_view(part), found.starts, shape, outside)
+        assert view_in_whole is not None
+        placed = writer.view(op, view_in_whole)
     if found.adds and view.base is not None:
         writer.put(op, added(found.into, placed), result)
         return True
-    inside = [
+    flags = [
         writer.within(op, shape, d, found.starts[d], found.starts[d] + sizes[d]) for d in partial
     ]
-    where = writer.all_of(op, inside)
-    if found.how is not None:
-        placed = writer.put(op, found.how(found.into, placed))
+    where = writer.all_of(op, flags)
+    if found.combine is not None:
+        placed = writer.put(op, found.combine(found.into, placed))
     writer.select(op, where, placed, found.into, result)
     return True
 
 
-def _placed(view: View, starts: Sequence[int], shape: Sequence[int], other: int) -> View | None:
-    """The part as a view of the whole's shape, `other` around it; None if that is no shift."""
+def _placed(view: View, starts: Sequence[int], shape: Sequence[int], outside: int) -> View | None:
+    """Returns the part as a view of the whole shape, surrounded by `outside`; None if no shift."""
     assert view.base is not None
-    if other == FILLER:
+    if outside == FILLER:
         view = dataclasses.replace(view, filler=zero(view.base.type))
     for d, (start, n) in enumerate(zip(starts, shape, strict=True)):
         m = len(view.sources(d))
         if m != n:
             ends = (start, n - m - start)
-            view = view.mapped(d, lambda s, e=ends: np.pad(s, e, constant_values=other))  # type: ignore[misc]
-    forms = view.forms()
-    if forms is None or any(f.turns and "" in (f.below, f.above) for f in forms.values()):
+            view = view.mapped(d, lambda s, e=ends: np.pad(s, e, constant_values=outside))  # type: ignore[misc]
+    shifts = view.shifts()
+    if shifts is None or any(f.has_boundary and "" in (f.below, f.above) for f in shifts.values()):
         return None
     return view
 
 
-def _found(op: Op, constants: Constants) -> _Update | None:
-    """The update that an op is: of one part, at a constant place inside of the whole."""
+def _update_of(op: Op, constants: SmallConstants) -> _Update | None:
+    """Returns the update of one part at a constant position inside the array, or None."""
     role = role_of(op)
     if role is Role.DYNAMIC_UPDATE:
         into, part, *at = op.operands

@@ -1,4 +1,4 @@
-"""Views: values whose every element is an element of another value, or a filler."""
+"""Views: values of which each element is an element of one base value, or a filler."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import numpy as np
 from partir_search.ir.boundaries import Ints
 from partir_search.ir.core import Literal, Op, Operand, Value
 from partir_search.ir.role import Role
-from partir_search.passes.views.maps import FILLER, Form, form_of, identity
+from partir_search.passes.views.maps import FILLER, Shift, identity, shift_of
 from partir_search.rules.construct import zero
 from partir_search.rules.registry import role_of
 
-MOST = 1 << 22  # elements of a dim whose maps are followed
+MAX_EXTENT = 1 << 22  # longest dim for which maps are made
 
 Map = Ints | None  # None: the dim as it is
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class View:
-    """A value as a map of another one.
+    """A value as a base value read through one index map per dim.
 
     Attributes:
-      base: value that the elements come from; None if all are the filler.
-      maps: per dim.
-      filler: stands where some map has `FILLER`.
+      base: value read; None if all elements are the filler.
+      maps: by dim; None for an unchanged dim.
+      filler: element wherever a map has `FILLER`.
     """
 
     base: Value | None
@@ -35,33 +35,33 @@ class View:
     filler: Literal | None = None
 
     def sources(self, dim: int) -> Ints:
-        """The map of a dim, written out."""
+        """Returns the map of a dim as an array."""
         found = self.maps[dim]
         if found is not None:
             return found
         assert self.base is not None
         return identity(self.base.type.shape[dim])
 
-    def forms(self) -> dict[int, Form] | None:
-        """Per dim that changes, how; None if some map is no shift."""
+    def shifts(self) -> dict[int, Shift] | None:
+        """Returns the shift of each changed dim; None if a map is no shift."""
         if self.base is None:
             return None
         found = {}
         for d, sources in enumerate(self.maps):
             if sources is not None:
-                form = form_of(sources, self.base.type.shape[d])
-                if form is None:
+                shift = shift_of(sources, self.base.type.shape[d])
+                if shift is None:
                     return None
-                found[d] = form
+                found[d] = shift
         return found
 
     def mapped(self, dim: int, change: Callable[[Ints], Ints]) -> View:
-        """The view with another map of one dim."""
+        """Returns the view with one dim's map replaced by `change(map)`."""
         new = change(self.sources(dim))
         return dataclasses.replace(self, maps=_replaced(self.maps, dim, self._plain(dim, new)))
 
     def _plain(self, dim: int, sources: Ints) -> Map:
-        """None for the map that changes nothing."""
+        """Returns None for the identity map of a dim, and any further map unchanged."""
         n = -1 if self.base is None else self.base.type.shape[dim]
         return None if len(sources) == n and (sources == identity(n)).all() else sources
 
@@ -70,29 +70,33 @@ def _replaced(maps: tuple[Map, ...], dim: int, new: Map) -> tuple[Map, ...]:
     return (*maps[:dim], new, *maps[dim + 1 :])
 
 
-def whole(x: Value) -> View:
-    """A value as a view of itself."""
+def identity_view(x: Value) -> View:
+    """Returns a value as a view of itself."""
     return View(x, (None,) * len(x.type.shape))
 
 
 def filled(shape: Sequence[int], filler: Literal | None) -> View:
-    """A view of nothing but the filler (None: without elements)."""
+    """Returns a view of a shape filled with one literal."""
     return View(None, tuple(np.full(n, FILLER) for n in shape), filler)
 
 
-Look = Callable[[Operand], View | None]
+ViewLookup = Callable[[Operand], View | None]
 
 
-def view_of(op: Op, look: Look) -> View | None:
-    """The op's result as a view, if it is one; `look` gives those of operands."""
-    follow = _FOLLOWED.get(role_of(op))
-    if follow is None or max(op.results[0].type.shape, default=0) > MOST:
+def view_of(op: Op, view_of_operand: ViewLookup) -> View | None:
+    """Returns the op's result as a view, or None.
+
+    Args:
+      view_of_operand: returns the view of an operand, or None.
+    """
+    rule = _VIEW_RULES.get(role_of(op))
+    if rule is None or max(op.results[0].type.shape, default=0) > MAX_EXTENT:
         return None
-    return follow(op, look)
+    return rule(op, view_of_operand)
 
 
-def _slice(op: Op, look: Look) -> View | None:
-    view = look(op.operands[0])
+def _slice(op: Op, view_of_operand: ViewLookup) -> View | None:
+    view = view_of_operand(op.operands[0])
     if view is None:
         return None
     p, shape = op.params, op.operands[0].type.shape
@@ -104,13 +108,13 @@ def _slice(op: Op, look: Look) -> View | None:
     return view
 
 
-def _pad(op: Op, look: Look) -> View | None:
-    view, filler = look(op.operands[0]), op.operands[1]
+def _pad(op: Op, view_of_operand: ViewLookup) -> View | None:
+    view, filler = view_of_operand(op.operands[0]), op.operands[1]
     config = op.params["padding_config"]
     if view is None or not isinstance(filler, Literal) or any(inner for *_, inner in config):
         return None
     longer = any(low > 0 or high > 0 for low, high, _ in config)
-    if longer and not same(view.filler, filler):
+    if longer and not compatible_fillers(view.filler, filler):
         return None
     for d, (low, high, _) in enumerate(config):
         if low or high:
@@ -123,24 +127,26 @@ def _padded(sources: Ints, low: int, high: int) -> Ints:
     return np.pad(cut, (max(low, 0), max(high, 0)), constant_values=FILLER)
 
 
-def _concatenate(op: Op, look: Look) -> View | None:
-    views = list(map(look, op.operands))
+def _concatenate(op: Op, view_of_operand: ViewLookup) -> View | None:
+    views = list(map(view_of_operand, op.operands))
     found = [v for v in views if v is not None]
     dim = int(op.params["dimension"])
-    if len(found) < len(views) or not (together := joined(found, dim)):
+    if len(found) < len(views) or not (view := concatenated(found, dim)):
         return None
-    return together
+    return view
 
 
-def joined(views: Sequence[View], dim: int) -> View | None:
-    """Views of one base laid end to end along `dim`."""
+def concatenated(views: Sequence[View], dim: int) -> View | None:
+    """Returns views of one base laid end to end along `dim`, or None."""
     based = [v for v in views if v.base is not None]
     if not based:
         return None
     first = based[0]
     filler = next((v.filler for v in views if v.filler is not None), None)
     for v in views:
-        if not same(v.filler, filler) or (v.base is not None and v.base is not first.base):
+        if not compatible_fillers(v.filler, filler) or (
+            v.base is not None and v.base is not first.base
+        ):
             return None
         if v.base is not None and not equal_maps(v, first, but=dim):
             return None
@@ -149,7 +155,7 @@ def joined(views: Sequence[View], dim: int) -> View | None:
 
 
 def equal_maps(one: View, two: View, but: int) -> bool:
-    """Tells whether two views of one base differ along no other dim."""
+    """True if two views of one base have equal maps, `but` the named dim."""
     pairs = enumerate(zip(one.maps, two.maps, strict=True))
     return all(d == but or a is b or _equal(a, b) for d, (a, b) in pairs)
 
@@ -158,56 +164,56 @@ def _equal(a: Map, b: Map) -> bool:
     return a is not None and b is not None and np.array_equal(a, b)
 
 
-def same(one: Literal | None, two: Literal | None) -> bool:
-    """Tells whether two fillers can be one; one that stands nowhere is like all."""
+def compatible_fillers(one: Literal | None, two: Literal | None) -> bool:
+    """True if two fillers are equal or one is absent."""
     if one is None or two is None or one is two:
         return True
     return one.type.dtype == two.type.dtype and bool(one.number == two.number)
 
 
-def _rev(op: Op, look: Look) -> View | None:
-    view = look(op.operands[0])
+def _rev(op: Op, view_of_operand: ViewLookup) -> View | None:
+    view = view_of_operand(op.operands[0])
     for d in op.params["dimensions"] if view is not None else ():
         assert view is not None
         view = view.mapped(d, lambda sources: sources[::-1])
     return view
 
 
-def _broadcast(op: Op, look: Look) -> View | None:
-    """Dims of one element repeated, or a literal."""
+def _broadcast(op: Op, view_of_operand: ViewLookup) -> View | None:
+    """Dims of size 1 repeated, or a literal."""
     (x, *_), shape = op.operands, op.results[0].type.shape
     if isinstance(x, Literal):
         return filled(shape, x) if not x.type.shape else None
-    if (known := look(x)) and known.base is None and known.filler is not None:
+    if (known := view_of_operand(x)) and known.base is None and known.filler is not None:
         return filled(shape, known.filler)
     if op.params["broadcast_dimensions"] != tuple(range(len(shape))):
         return None
-    view = look(x)
+    view = view_of_operand(x)
     for d, (n, m) in enumerate(zip(x.type.shape, shape, strict=True)):
         if n != m and view is not None:
             view = view.mapped(d, lambda sources, m=m: np.repeat(sources, m))  # type: ignore[misc]
     return view
 
 
-def _reshape(op: Op, look: Look) -> View | None:
-    """Keeps a view of nothing but a filler."""
-    view = look(op.operands[0])
+def _reshape(op: Op, view_of_operand: ViewLookup) -> View | None:
+    """A view that is all filler, in a new shape."""
+    view = view_of_operand(op.operands[0])
     if view is None or view.base is not None or view.filler is None:
         return None
     return filled(op.results[0].type.shape, view.filler)
 
 
-def _sum(op: Op, look: Look) -> View | None:
-    """Sums of zeros, or of nothing."""
-    view, kind = look(op.operands[0]), op.results[0].type
+def _sum(op: Op, view_of_operand: ViewLookup) -> View | None:
+    """A sum of zeros, or of no elements."""
+    view, kind = view_of_operand(op.operands[0]), op.results[0].type
     if view is None or view.base is not None or not zeros_only(view):
         return None
     return filled(kind.shape, view.filler or zero(kind))
 
 
-def repeated(op: Op, makers: Mapping[Value, Op]) -> Op | None:
-    """A dim of one element repeated, which `jnp.repeat` writes as a broadcast and a reshape; once
-    is a dim as it is.
+def repeat_as_broadcast(op: Op, makers: Mapping[Value, Op]) -> Op | None:
+    """Returns a dim of size 1 repeated by a broadcast and a reshape (`jnp.repeat`) as one
+    broadcast.
     """
     first = op.operands[0] if role_of(op) is Role.RESHAPE else None
     made = makers.get(first) if isinstance(first, Value) else None
@@ -234,9 +240,9 @@ def repeated(op: Op, makers: Mapping[Value, Op]) -> Op | None:
     return once
 
 
-def _add(op: Op, look: Look) -> View | None:
-    """Views of one base whose elements nowhere meet: of sums with zeros, the other summand."""
-    one, two = (look(x) for x in op.operands)
+def _add(op: Op, view_of_operand: ViewLookup) -> View | None:
+    """The sum of two views of one base whose elements do not overlap, or of a view and zeros."""
+    one, two = (view_of_operand(x) for x in op.operands)
     for view, other in ((one, two), (two, one)):
         if view is not None and view.base is None and zero_filled(view):
             return other
@@ -244,7 +250,7 @@ def _add(op: Op, look: Look) -> View | None:
 
 
 def without_overlap(one: View, two: View) -> View | None:
-    """The sum of two views of one base with zeros, if their elements nowhere meet."""
+    """Returns the sum of two zero-filled views of one base, or None if their elements overlap."""
     if one.base is None or one.base is not two.base:
         return None
     dims = [d for d in range(len(one.maps)) if not _same_map(one, two, d)]
@@ -262,16 +268,16 @@ def _same_map(one: View, two: View, dim: int) -> bool:
 
 
 def zero_filled(view: View) -> bool:
-    """Tells whether a view has a filler, which is zero."""
+    """True if a view has a filler, equal to zero."""
     return view.filler is not None and view.filler.is_zero()
 
 
 def zeros_only(view: View) -> bool:
-    """Tells whether a view has no filler but zero."""
+    """True if a view has no filler but zero."""
     return view.filler is None or view.filler.is_zero()
 
 
-_FOLLOWED: Mapping[Role | None, Callable[[Op, Any], View | None]] = {
+_VIEW_RULES: Mapping[Role | None, Callable[[Op, Any], View | None]] = {
     Role.SLICE: _slice,
     Role.PADDING: _pad,
     Role.CONCATENATION: _concatenate,
@@ -281,4 +287,4 @@ _FOLLOWED: Mapping[Role | None, Callable[[Op, Any], View | None]] = {
     Role.SUM: _sum,
     Role.ADDITION: _add,
 }
-FOLLOWED = frozenset(_FOLLOWED)
+VIEW_ROLES = frozenset(_VIEW_RULES)

@@ -16,7 +16,7 @@ import numpy as np
 
 from partir_search.ir.core import Value
 from partir_search.passes.fold.fold import Folded
-from partir_search.passes.fold.linear import Places
+from partir_search.passes.fold.linear import KeptOps
 from partir_search.simulator.arrays import Bools, Floats, Ints
 from partir_search.simulator.memory.buffers import Buffers
 from partir_search.simulator.printing import table
@@ -114,7 +114,7 @@ def live_curve(
     buffers: Buffers,
     machine: Machine,
     folded: Folded | None = None,
-    places: Places | None = None,
+    places: KeptOps | None = None,
 ) -> Curve:
     """Builds the curve of a region's live ranges.
 
@@ -164,7 +164,7 @@ def live_curve(
     )
 
 
-def _rows(places: Places, ends: Ints) -> Ints:
+def _rows(places: KeptOps, ends: Ints) -> Ints:
     """Positions of the original at which the curve of its quotient can peak.
 
     Args:

@@ -15,7 +15,7 @@ from partir_search.ir.rule import NONE, OpRule
 from partir_search.lowering.local_ir import Reshard
 from partir_search.lowering.reshard_steps import Reduction
 from partir_search.passes.fold.fold import Folded
-from partir_search.passes.fold.linear import Places
+from partir_search.passes.fold.linear import KeptOps
 from partir_search.simulator.arrays import Ints
 from partir_search.simulator.memory.buffers import Buffers
 from partir_search.simulator.memory.curve import Curve, live_curve
@@ -111,7 +111,7 @@ class _Builder:
         whole: Buffers,
         region: Region,
         folded: Folded,
-        places: Places,
+        places: KeptOps,
         closed: Mapping[int, Sequence[Buffers]],
         class_of: Ints,
     ) -> None:

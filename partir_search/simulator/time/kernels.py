@@ -10,7 +10,7 @@ import numpy as np
 from partir_search.ir.core import Op, Region
 from partir_search.ir.rule import OpRule
 from partir_search.passes.fold.fold import Folded
-from partir_search.passes.fold.linear import Places
+from partir_search.passes.fold.linear import KeptOps
 from partir_search.simulator.arrays import Floats, Ints
 from partir_search.simulator.memory.buffers import Buffers
 from partir_search.simulator.op_kinds import op_flops
@@ -157,7 +157,7 @@ class _Builder:
         whole: Buffers,
         fusions: Fusions,
         region: Region,
-        places: Places,
+        places: KeptOps,
         folded: Folded,
         rules: Sequence[OpRule],
         closed: Closed,

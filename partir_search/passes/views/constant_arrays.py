@@ -1,4 +1,4 @@
-"""Arrays that a program makes of nothing but its own numbers: weights and places of a resize."""
+"""Arrays of any size computed from constants alone: weights and positions of a resize."""
 
 from __future__ import annotations
 
@@ -13,14 +13,18 @@ from partir_search.ir.core import Literal, Op, Operand, Region, Value
 from partir_search.passes.views.constants import loop_constants
 from partir_search.rules.numpy_forms import numpy_form
 
-MOST = 1 << 25  # elements of an array that is worked out
+MAX_ELEMENTS = 1 << 25  # elements of a value worth evaluating
 
 
-class Known:
-    """Values of one region that depend on no argument."""
+class ConstantArrays:
+    """Values of one region that depend on no argument, evaluated by numpy when asked for."""
 
     def __init__(self, region: Region, arrays: Mapping[Value, Callable[[], Any]]) -> None:
-        """Known values of a region; `arrays` gives those that enter it."""
+        """Constant arrays of a region.
+
+        Args:
+          arrays: functions returning the arrays of constants that enter the region.
+        """
         self._region, self._arrays = region, arrays
         self._found: dict[Value, Any] = {}
         self._constant: dict[Value, bool] = {}
@@ -30,11 +34,11 @@ class Known:
         return {r: op for op in self._region.ops for r in op.results}
 
     def array(self, x: Operand) -> Any | None:
-        """The numbers of a value; None if they are not known, or too many."""
+        """Returns the array of a value; None if it depends on arguments or is too large."""
         return self._evaluate(x) if self._is_known(x) else None
 
     def entering(self, op: Op) -> Iterator[tuple[Value, Callable[[], Any]]]:
-        """Arguments of an op's regions that are the same whenever they run, if they are known."""
+        """Yields arguments of an op's regions equal in each run, with functions of their arrays."""
         for arg, x in loop_constants(op):
             if self._is_known(x):
                 yield arg, functools.partial(self._evaluate, x)
@@ -43,11 +47,15 @@ class Known:
         if isinstance(x, Literal):
             return True
         if x in self._arrays:
-            return math.prod(x.type.shape) <= MOST
+            return math.prod(x.type.shape) <= MAX_ELEMENTS
         known = self._constant.get(x)
         if known is None:
             op = self._makers.get(x)
-            fits = op is not None and numpy_form(op) is not None and math.prod(x.type.shape) <= MOST
+            fits = (
+                op is not None
+                and numpy_form(op) is not None
+                and math.prod(x.type.shape) <= MAX_ELEMENTS
+            )
             known = fits and op is not None and all(map(self._is_known, op.operands))
             self._constant[x] = known
         return known
