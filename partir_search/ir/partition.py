@@ -11,7 +11,6 @@ import dataclasses
 import math
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -151,26 +150,22 @@ class Partition:
             return tuple(map(self._spec_layout, rule.manual.needs))
         if rule.rests:
             return tuple(self.layout(x) if isinstance(x, Value) else () for x in op.operands)
-        layouts = tuple(self.op_layout(op, dims) for dims in rule.operands)
-        for r in rule.reads:
-            layout, n = layouts[r.operand], op.operands[r.operand].type.shape[r.dim]
-            if not n or n % self.mesh.size(layout[r.dim]):
-                layouts = _replaced(layouts, r.operand, _replaced(layout, r.dim, ()))
-        return layouts
+        return tuple(
+            whole_where_uneven(rule, i, self.op_layout(op, dims), x.type.shape, self.mesh)
+            for i, (dims, x) in enumerate(zip(rule.operands, op.operands, strict=True))
+        )
 
     def windows(self, op: Op) -> dict[int, tuple[Window, ...]]:
         """Windows read by the op's loops instead of tiles, by operand position."""
-        rule, found = self.rules[op.id], dict[int, tuple[Window, ...]]()
-        for r in rule.reads:
-            f = rule.operands[r.operand][r.dim]
-            axes = tuple(a for a in self.order if self.axes[a].loops[op.id] == f)
-            tiles = self.mesh.size(axes)
-            if axes:
-                each = [r.stretch(i, rule.sizes[f] // tiles) for i in range(tiles)]
-                starts = tuple(start for start, _ in each)
-                window = Window(r.dim, axes, starts, each[0][1], r.beyond)
-                found[r.operand] = (*found.get(r.operand, ()), window)
-        return found
+        rule = self.rules[op.id]
+        if not rule.reads:
+            return {}
+        loops = [rows.loops[op.id] for rows in self.axes]
+        found = {
+            i: windows_of(rule, i, loops, self.order, self.mesh)
+            for i in dict.fromkeys(r.operand for r in rule.reads)
+        }
+        return {i: windows for i, windows in found.items() if windows}
 
     def makes(self, op: Op) -> tuple[Layout, ...]:
         """Layout of each result as made by the op."""
@@ -266,8 +261,37 @@ class Partition:
         return tuple(out)
 
 
-def _replaced(items: tuple[Any, ...], at: int, new: Any) -> tuple[Any, ...]:
-    return (*items[:at], new, *items[at + 1 :])
+def windows_of(
+    rule: OpRule, operand: int, loops: Sequence[int], order: Sequence[int], mesh: MeshShape
+) -> tuple[Window, ...]:
+    """Windows of an operand read by loops instead of tiles.
+
+    Args:
+      loops: [axes] factors.
+      order: axes from major to minor.
+    """
+    found: list[Window] = []
+    for r in rule.reads:
+        f = rule.operands[r.operand][r.dim]
+        axes = tuple(a for a in order if loops[a] == f)
+        if r.operand == operand and axes:
+            tiles = mesh.size(axes)
+            each = [r.stretch(i, rule.sizes[f] // tiles) for i in range(tiles)]
+            starts = tuple(start for start, _ in each)
+            found.append(Window(r.dim, axes, starts, each[0][1], r.beyond))
+    return tuple(found)
+
+
+def whole_where_uneven(
+    rule: OpRule, operand: int, layout: Layout, shape: Shape, mesh: MeshShape
+) -> Layout:
+    """Layout of an operand without the axes on dims that are read by windows and do not divide."""
+    for r in rule.reads:
+        if r.operand == operand:
+            n = shape[r.dim]
+            if not n or n % mesh.size(layout[r.dim]):
+                layout = (*layout[: r.dim], (), *layout[r.dim + 1 :])
+    return layout
 
 
 def _inner_loops(partition: Partition) -> list[tuple[int, int]]:

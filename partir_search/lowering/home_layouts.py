@@ -121,11 +121,7 @@ class HomeLayouts(abc.ABC):
         """
         needs = list(self.partition.needs(op))
         for i, each in windows.items():
-            home = self.layout(op.operands[i])
-            used = {a for axes in home for a in axes}
-            for w in each:
-                if not home[w.dim] and used.isdisjoint(w.axes):
-                    needs[i] = (*needs[i][: w.dim], (), *needs[i][w.dim + 1 :])
+            needs[i] = taken_from(self.layout(op.operands[i]), needs[i], each)
         return tuple(needs)
 
     def uses_alone(self, op: Op, value: Value) -> bool:
@@ -148,3 +144,14 @@ class HomeLayouts(abc.ABC):
         constants: Sequence[LocalValue] = (),
     ) -> Block:
         """The block of a region, whose results (at home: `at_home`) leave it in `targets`."""
+
+
+def taken_from(home: Layout, needed: Layout, windows: Sequence[Window]) -> Layout:
+    """Layout from which windows are taken: whole dims of an operand that is replicated there, else
+    the tiles that are needed.
+    """
+    used = {a for axes in home for a in axes}
+    for w in windows:
+        if not home[w.dim] and used.isdisjoint(w.axes):
+            needed = (*needed[: w.dim], (), *needed[w.dim + 1 :])
+    return needed

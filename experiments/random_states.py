@@ -1,0 +1,83 @@
+"""Random states of a planning game: known strategies, with random moves after them."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Iterator
+
+import jax
+
+from models.catalog import MODELS
+from partir_search.ir.mesh import MeshShape
+from partir_search.ir.partition import Partition
+from partir_search.lowering.localize import localize
+from partir_search.mcts.game import play, rewind
+from partir_search.planning.game import PlanningGame
+from partir_search.planning.planner import Planner
+from partir_search.planning.trace import split_call, trace_call
+from partir_search.simulator.tables.tables import CostTables
+from partir_search.simulator.target.machine import Machine
+from partir_search.strategies.catalogue import named_strategies
+
+
+def game_of_model(name: str, batch: int, mesh: MeshShape, machine: Machine) -> PlanningGame:
+    """The game on a train step of the catalog."""
+    entry = MODELS[name]
+    args = entry.abstract_args(batch)
+    jitted = jax.jit(entry.step, donate_argnums=0)
+    call = split_call(entry.step, args, {}, (), ())
+    module = trace_call(jitted, call, args, {}, name).module
+    return Planner(module, mesh, machine).game(mesh.names)[1]
+
+
+def random_partitions(
+    game: PlanningGame, count: int, seed: int = 0, most_moves: int = 6
+) -> Iterator[Partition]:
+    """Partitions of random states; the known strategies come first.
+
+    Args:
+      most_moves: random moves after a strategy. Every third state has no strategy before.
+    """
+    rng = random.Random(seed)
+    known = [moves for _, moves in named_strategies(game.mesh, game.axes, game.targets)]
+    for i in range(count):
+        first = i < len(known)
+        start = known[i % len(known)] if first or i % 3 else ()
+        played = len(list(play(game, start)))
+        for _ in range(0 if first else rng.randint(1, most_moves)):
+            move = game.draw(rng)
+            if move is not None and game.step(move):
+                played += 1
+        yield game.state.partition(game.cache.rows)
+        rewind(game, played)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ratios:
+    """Seconds by tables over those of the simulator, for one state.
+
+    Attributes:
+      at: linearised at the state itself.
+      below: the lower bound with the larger sides of the first state, and of the state itself.
+    """
+
+    at: float
+    below: tuple[float, float]
+    order: tuple[int, ...]
+
+
+def ratios(game: PlanningGame, tables: CostTables, partitions: Iterator[Partition]) -> list[Ratios]:
+    """Ratios of all states."""
+    found: list[Ratios] = []
+    reference = None
+    for partition in partitions:
+        program = localize(partition, game.cache, sparse=True)
+        seconds = game.model.simulate(program).cost.seconds
+        labels = tables.labels_of(partition)
+        reference = labels if reference is None else reference
+        ordered = tables.ordered(partition.order)
+        below = [ordered.below(each).energy(labels) / seconds for each in (reference, labels)]
+        at = tables.at(partition).energy(labels) / seconds
+        found.append(Ratios(at, (below[0], below[1]), partition.order))
+    return found

@@ -1,0 +1,1 @@
+"""The simulator's costs as tables over tilings of classes and loops of ops."""

@@ -1,0 +1,123 @@
+"""Pairwise readings of kernels: exact where a kernel depends on two variables or fewer, and linear
+minorants elsewhere.
+
+`max(dots, vectors + moves)` is at least each of its sides, whatever the labels, and equal to the
+larger one. So the side that is larger at a labelling gives costs that are exact there and never
+too large elsewhere.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from partir_search.exact.pairwise import ModelBuilder
+from partir_search.simulator.arrays import Floats, Ints
+from partir_search.simulator.tables.kernels import KernelTables, Split
+from partir_search.simulator.tables.sums import Sum, add_to
+
+Coefficients = tuple[int, int, int, int, int]
+"""Of dots, vectors, own traffic, fused traffic, and traffic of the reduced sums."""
+
+Side = tuple[Coefficients, Floats]
+"""Coefficients, and [labels] seconds besides."""
+
+WHOLE: dict[
+    bool, tuple[Coefficients, Coefficients]
+] = {  # sides of a kernel that is not split, by whether it is a dot of many matrices
+    False: ((1, 0, 0, 0, 0), (0, 1, 1, 1, 0)),
+    True: ((1, 0, 1, 1, 0), (0, 1, 1, 1, 0)),
+}
+"""Sides of a kernel that is not split; True: a dot of many matrices."""
+
+
+def read_kernel(
+    kernel: KernelTables, builder: ModelBuilder, labels: Ints, sizes: list[int], *, exact: bool
+) -> None:
+    """Adds a kernel to a model.
+
+    Args:
+      labels: at which the larger sides are taken.
+      exact: tables over two other variables are read at the labels; else costs are minorants for
+        all labels.
+    """
+    builder.constant += kernel.start
+    variables = sorted(kernel.variables)
+    parts = _parts(kernel)
+    if len(variables) <= 2:
+        over = [part.over(variables, sizes) for part in parts]
+        sides = [_side(side, over) for side in WHOLE[kernel.batched]]
+        total = np.maximum(*sides)
+        if kernel.split:
+            shape = [sizes[x] if x == kernel.split.variable else 1 for x in variables]
+            ways = [
+                _side(coefficients, over) + constant.reshape(shape)
+                for coefficients, constant in _split_sides(kernel.batched, kernel.split)
+            ]
+            longer = np.maximum(total, np.maximum(*ways))
+            total = np.where(kernel.split.splits.reshape(shape) > 0, longer, total)
+        builder.add(variables, total)
+        return
+    at = [np.array(part.at(labels)) for part in parts]
+    base = max(WHOLE[kernel.batched], key=lambda side: float(_side(side, at)))
+    if kernel.split is None:
+        for part, coefficient in zip(parts, base, strict=True):
+            if coefficient:
+                add_to(builder, part.tables)
+        return
+    _read_split(kernel, kernel.split, builder, labels, sizes, base, exact)
+
+
+def _parts(kernel: KernelTables) -> tuple[Sum, ...]:
+    reduced = kernel.split.reduced if kernel.split else Sum()
+    return kernel.dots, kernel.vectors, kernel.own, kernel.fused, reduced
+
+
+def _side(coefficients: Coefficients, parts: list[Floats]) -> Floats:
+    total = np.zeros(())
+    for c, part in zip(coefficients, parts, strict=True):
+        if c:
+            total = total + c * part
+    return total
+
+
+def _split_sides(batched: bool, split: Split) -> list[Side]:
+    """Sides of a kernel that is split: coefficients of the parts, and [labels] seconds besides."""
+    first = split.partial_moves  # the dot's kernel, beside its own traffic
+    lead = int(split.leads)
+    after = lead - int(split.stored)
+    constant = np.full(len(first), lead * split.start)
+    if batched:
+        dots: Side = (1, lead, 1, lead, after), constant + first
+    else:
+        dots = (1, lead, 0, lead, lead), constant
+    return [dots, ((0, lead, 1, lead, after), constant + first + split.partial_vectors)]
+
+
+def _read_split(
+    kernel: KernelTables,
+    split: Split,
+    builder: ModelBuilder,
+    labels: Ints,
+    sizes: list[int],
+    base: Coefficients,
+    exact: bool,
+) -> None:
+    q = split.variable
+    parts = _parts(kernel)
+    along = [part.along(q, sizes[q], labels) for part in parts]
+    sides: list[Side] = [(side, np.zeros(sizes[q])) for side in WHOLE[kernel.batched]]
+    sides += _split_sides(kernel.batched, split)
+    values = np.stack([_side(side, along) + constant for side, constant in sides])
+    usual_side = WHOLE[kernel.batched].index(base)
+    chosen = np.where(split.splits > 0, values.argmax(axis=0), usual_side)
+    coefficients = np.array([side for side, _ in sides], dtype=np.float64)[
+        chosen
+    ]  # [labels, parts]
+    constants = np.stack([constant for _, constant in sides])
+    builder.unary[q] += np.take_along_axis(constants, chosen[None], axis=0)[0]
+    for part, usual, factors in zip(parts, base, coefficients.T, strict=True):
+        if usual:
+            add_to(builder, part.tables)
+        more = factors - usual
+        if more.any():
+            add_to(builder, list(part.scaled(q, more, labels if exact else None)))

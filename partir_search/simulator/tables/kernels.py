@@ -1,0 +1,190 @@
+"""Kernels as tables: the components of each kernel's seconds over labels.
+
+A kernel takes `max(dots, vectors + moves)` (`time/roofline.py`), and where a collective splits the
+kernel, the larger of that and of the two parts (`time/fusion_splits.py`). Each component is a sum
+of tables; the maximum is linear once the larger side is known.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+
+from partir_search.ir.rule import NONE
+from partir_search.simulator.arrays import Floats, Ints
+from partir_search.simulator.simulator import CostModel
+from partir_search.simulator.tables.shares import Shares
+from partir_search.simulator.tables.sums import Scope, Sum
+from partir_search.simulator.target.machine import Machine
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class Split:
+    """Split of a kernel between a dot and its epilogue, where the dot's result is partial.
+
+    Attributes:
+      variable: of the dot's loops.
+      splits: [labels] 1.0 where partial sums are reduced at the dot's result, else 0.0.
+      partial_moves / partial_vectors: [labels] seconds to move the partial sums, and of vector
+        units to store them.
+      reduced: seconds to move the reduced sums.
+      stored: the kernel stores the result though it is not split.
+      leads: the kernel has an epilogue.
+      start: seconds to start the epilogue's own kernel.
+    """
+
+    variable: int
+    splits: Floats
+    partial_moves: Floats
+    partial_vectors: Floats
+    reduced: Sum
+    stored: bool
+    leads: bool
+    start: float
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class KernelTables:
+    """One kernel, all fused into it included; seconds per step.
+
+    Attributes:
+      op: id of the op at which the simulator counts the seconds.
+      runs: in a step.
+      dots / vectors: seconds of matrix and vector units.
+      own / fused: seconds of traffic of the leading kernel and of those fused into it.
+      start: seconds to start.
+      batched: a dot of many matrices.
+    """
+
+    op: int
+    runs: float
+    dots: Sum
+    vectors: Sum
+    own: Sum
+    fused: Sum
+    start: float
+    batched: bool
+    split: Split | None
+
+    @property
+    def variables(self) -> set[int]:
+        """Variables of all components."""
+        found = set.union(*(s.variables for s in (self.dots, self.vectors, self.own, self.fused)))
+        if self.split:
+            found |= {self.split.variable, *self.split.reduced.variables}
+        return found
+
+    def at(self, labels: Ints) -> float:
+        """Seconds at a labelling, splits apart."""
+        dots, vectors = self.dots.at(labels), self.vectors.at(labels)
+        moves = self.own.at(labels) + self.fused.at(labels)
+        found = max(dots, vectors) + moves if self.batched else max(dots, vectors + moves)
+        return found + self.start
+
+    def most(self) -> float:
+        """Upper bound of the seconds, splits apart."""
+        dots, vectors = self.dots.most(), self.vectors.most()
+        moves = self.own.most() + self.fused.most()
+        found = max(dots, vectors) + moves if self.batched else max(dots, vectors + moves)
+        return found + self.start
+
+
+def move_seconds(stored: Floats, machine: Machine) -> Floats:
+    """Seconds to read or write values once, from their stored bytes."""
+    seconds: Floats = np.asarray(stored / machine.attained_hbm_bytes_per_s)
+    if machine.vmem_bytes_per_s:
+        on_chip = stored <= machine.vmem_bytes * machine.traits.vmem_resident_fraction
+        seconds = np.where(on_chip, stored / machine.vmem_bytes_per_s, seconds)
+    return seconds
+
+
+def kernel_tables(model: CostModel, shares: Shares) -> list[KernelTables]:
+    """Tables of all kernels of a model's module."""
+    built = _Builder(model, shares)
+    return list(built.kernels())
+
+
+class _Builder:
+    """Components of kernels, added up by the kernel that leads."""
+
+    def __init__(self, model: CostModel, shares: Shares) -> None:
+        self._model, self._shares = model, shares
+        self._time, self._memory, self._machine = model.time, model.memory, model.machine
+        self._moves: dict[int, tuple[Scope, Floats]] = {}  # by value id
+
+    def kernels(self) -> Iterator[KernelTables]:
+        kernels, work = self._time.kernels, self._time.work
+        n = len(kernels.op)
+        sums = [(Sum(), Sum(), Sum(), Sum()) for _ in range(n)]
+        bandwidth = self._machine.attained_hbm_bytes_per_s
+        leaders = kernels.leader.tolist()
+        for k, leader in enumerate(leaders):
+            dots, vectors, own, fused = sums[leader]
+            runs, (scope, share) = float(kernels.times[k]), self._shares.op(int(kernels.op[k]))
+            if kernels.flops[k]:
+                dots.add(
+                    scope, share * (float(kernels.flops[k]) * runs / float(self._time.rates[k]))
+                )
+            if work.nbytes[k]:
+                of_result = int(work.of_result[k])
+                walked = (scope, share) if of_result < 0 else self._shares.value(of_result)
+                vectors.add(walked[0], walked[1] * (float(work.nbytes[k]) * runs / bandwidth))
+            for v in kernels.values(k):
+                scope, moved = self.moves(v)
+                (own if k == leader else fused).add(scope, moved * runs)
+        splits = {k: v for v, k in self._time.splits.kernel.items()}
+        for k, leader in enumerate(leaders):
+            if k == leader:
+                runs = float(kernels.times[k])
+                start = runs * self._machine.kernel_seconds
+                split = self._split(k, splits[k], runs) if k in splits else None
+                batched = bool(work.batched[k])
+                yield KernelTables(int(kernels.op[k]), runs, *sums[k], start, batched, split)
+
+    def moves(self, v: int) -> tuple[Scope, Floats]:
+        """Seconds to move a value once."""
+        found = self._moves.get(v)
+        if found is None:
+            scope, share = self._shares.value(v)
+            stored = float(self._memory.nbytes[v]) * float(self._memory.width[v]) * share
+            found = self._moves[v] = scope, move_seconds(stored, self._machine)
+        return found
+
+    def _split(self, k: int, v: int, runs: float) -> Split | None:
+        variables, splits, machine = self._shares.variables, self._time.splits, self._machine
+        op_id = int(self._time.kernels.op[k])
+        module, rule = variables.graph.module, variables.graph.rules[op_id]
+        q = int(variables.of_op[op_id])
+        if q < 0:
+            return None
+        labels, value = variables.sets[q], module.values[v]
+        dims = rule.results[[r.id for r in module.ops[op_id].results].index(v)]
+        factors = range(len(rule.sizes))
+        tiled = np.array([rule.dim_of(dims, f) >= 0 for f in factors], dtype=np.bool_)
+        looped = labels.codes >= 0
+        tiles = looped & tiled[np.where(looped, labels.codes, 0)] if len(tiled) else looped
+        partial = (looped & ~tiles) | (labels.codes < NONE)
+        if v in variables.makers:
+            partial &= ~labels.deferred
+        finished: Floats = np.asarray(partial.any(axis=1), dtype=np.float64)
+        if not finished.any():
+            return None
+        local = np.where(tiles, labels.codes, NONE)
+        nbytes: Floats = self._shares.of_codes(local) * float(value.type.nbytes)
+        itemsize = int(splits.itemsize[v])
+        narrow = itemsize < machine.vector_bytes
+        per_byte = runs * narrow * machine.vector_bytes / itemsize
+        stores: Floats = np.multiply(nbytes, per_byte / machine.attained_hbm_bytes_per_s)
+        partial_moves: Floats = np.multiply(move_seconds(nbytes, machine), runs)
+        return Split(
+            q,
+            finished,
+            partial_moves,
+            stores,
+            Sum([(self.moves(v)[0], self.moves(v)[1] * runs)]),
+            v in splits.stored,
+            k in splits.leads,
+            runs * machine.kernel_seconds,
+        )

@@ -1,0 +1,123 @@
+"""Labels of a class of values and of an op: one entry per mesh axis.
+
+A class's label is the tiled dim along each axis, or NONE. An op's label is the factor of its loop
+along each axis, NONE, or a pass (a code below NONE): the op runs without a loop on partial operands
+and its results are partial. Beside each entry stands whether the op's results stay partial at rest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from partir_search.ir.core import Shape
+from partir_search.ir.rule import DEFERRABLE, NONE, OpRule
+from partir_search.simulator.arrays import Bools, Ints
+
+FIRST_PASS = -3  # code of an op's first pass; the next ones count down
+
+Entry = tuple[int, bool]  # code, results stay partial
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class LabelSet:
+    """Labels of one variable, shared by all variables with equal ones.
+
+    Attributes:
+      codes: [labels, axes] dims, or factors and passes.
+      deferred: [labels, axes] results stay partial; False for classes.
+      index: position of each label by its codes and deferred flags.
+    """
+
+    codes: Ints
+    deferred: Bools
+    index: dict[tuple[tuple[int, ...], tuple[bool, ...]], int]
+
+    @classmethod
+    def of(cls, labels: Sequence[tuple[Entry, ...]], axes: int) -> LabelSet:
+        """The set of labels given as entries per axis."""
+        codes = np.array([[c for c, _ in label] for label in labels], dtype=np.int64)
+        deferred = np.array([[d for _, d in label] for label in labels], dtype=np.bool_)
+        keys = ((tuple(c for c, _ in x), tuple(d for _, d in x)) for x in labels)
+        index = {key: i for i, key in enumerate(keys)}
+        return cls(codes.reshape(-1, axes), deferred.reshape(-1, axes), index)
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+
+def class_labels(extents: Sequence[Shape], sizes: Sequence[int]) -> LabelSet:
+    """All tilings of a class that divide its dims.
+
+    Args:
+      extents: [axes] the shape of the class with 1 for dims closed on the axis.
+      sizes: of the axes.
+    """
+    rank, axes = len(extents[0]), len(sizes)
+    options = [
+        [NONE, *(d for d in range(rank) if extents[a][d] > 1 and extents[a][d] % sizes[a] == 0)]
+        for a in range(axes)
+    ]
+    whole = [max(extents[a][d] for a in range(axes)) for d in range(rank)]
+
+    def divides(label: tuple[int, ...]) -> bool:
+        return all(
+            whole[d] % math.prod(sizes[a] for a in range(axes) if label[a] == d) == 0
+            for d in set(label)
+            if d >= 0
+        )
+
+    found = filter(divides, itertools.product(*options))
+    return LabelSet.of([tuple((d, False) for d in label) for label in found], axes)
+
+
+def op_labels(
+    rule: OpRule,
+    sizes: Sequence[int],
+    loops: bool,
+    deferrable: bool,
+    passes: Sequence[bool],
+) -> LabelSet:
+    """All loops of an op, and all ways in which its reductions are deferred.
+
+    Args:
+      sizes: of the mesh's axes.
+      loops: the op has loops of its own; else its tilings are those of its result's class.
+      deferrable: some result has a single use that partial results may pass.
+      passes: [passes] the reduction may be finished at the op's results.
+    """
+    factors = [f for f, n in enumerate(rule.sizes) if n > 1 and f not in rule.blocked]
+    options: list[list[Entry]] = []
+    for size in sizes:
+        entries: list[Entry] = [(NONE, False)]
+        for f in factors if loops else ():
+            if rule.sizes[f] % size == 0:
+                entries.append((f, False))
+                partial = any(rule.dim_of(dims, f) < 0 for dims in rule.results)
+                if deferrable and partial and rule.reducers[f] in DEFERRABLE:
+                    entries.append((f, True))
+        for i, ends in enumerate(passes):
+            entries += [(FIRST_PASS - i, False)] if ends else []
+            entries += [(FIRST_PASS - i, True)] if deferrable else []
+        options.append(entries)
+
+    def legal(label: tuple[Entry, ...]) -> bool:
+        looped = [code for code, _ in label]
+        for f in {code for code in looped if code >= 0}:
+            if rule.sizes[f] % _tiles(sizes, looped, f):
+                return False
+            for g in rule.majors_of(f):
+                if _tiles(sizes, looped, g) != rule.sizes[g]:
+                    return False
+        return True
+
+    found = filter(legal, itertools.product(*options))
+    return LabelSet.of(list(found), len(sizes))
+
+
+def _tiles(sizes: Sequence[int], looped: Sequence[int], factor: int) -> int:
+    return math.prod(n for n, code in zip(sizes, looped, strict=True) if code == factor)

@@ -1,0 +1,99 @@
+"""Readings of moves: linearised at a labelling, and from below.
+
+All gathers that start early hide behind compute: at a labelling each use keeps the seconds that it
+has there. From below a gather hides behind all compute that can lie between its earliest start and
+its use, and a copy is shared by all uses that can share one. On targets that run deferred dots
+beside collectives, the collectives of a region are exposed by at least their excess over the dots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from partir_search.exact.pairwise import ModelBuilder
+from partir_search.simulator.arrays import Floats, Ints
+from partir_search.simulator.tables.uses import Use
+from partir_search.simulator.tables.walk import Walk
+from partir_search.simulator.target.traits import XlaTraits
+
+
+def read_at(
+    builder: ModelBuilder,
+    uses: Sequence[Use],
+    found: Walk,
+    labels: Ints,
+    traits: XlaTraits,
+) -> None:
+    """Adds moves as they are near a labelling, exact there.
+
+    Args:
+      found: walk at the labelling.
+    """
+    held: dict[int, list[tuple[Use, int]]] = {}  # by group: uses with a copy, and its layout
+    paid: dict[int, float] = {}  # by number of a copy, seconds
+    places = [tuple(labels[x] for x in use.table.scope) for use in uses]
+    for use, at, place in zip(uses, found.uses, places, strict=True):
+        if at.copy >= 0:
+            held.setdefault(use.group, []).append((use, int(use.table.copies[place])))
+            if at.moves:
+                paid[at.copy] = at.exposed + float(use.table.copied[place])
+    for use, at, place in zip(uses, found.uses, places, strict=True):
+        table = use.table
+        waiting, early = split_gathers(use, at.early, traits)
+        if traits.defers_weight_gradients and (at.idle or (at.total and not at.exposed)):
+            waiting = np.zeros(waiting.shape)
+        cost = waiting + early + table.copied
+        for other, layout in held.get(use.group, ()) if use.group >= 0 else ():
+            if other is not use:
+                cost = np.where(table.copies == layout, cost / 2, cost)
+        if at.copy >= 0:
+            cost[place] = paid[at.copy] / found.sharing[at.copy]
+        else:
+            cost[place] = at.exposed + float(table.copied[place])
+        builder.add(table.scope, cost)
+
+
+def read_below(
+    builder: ModelBuilder,
+    uses: Sequence[Use],
+    sharing: Sequence[int],
+    earliest: Sequence[float],
+    excess: Sequence[bool],
+    traits: XlaTraits,
+) -> None:
+    """Adds moves as they cost at least.
+
+    Args:
+      sharing: by use, the number of uses that may share its copy.
+      earliest: by use, most seconds of compute in which its gathers may run.
+      excess: by region, whether collectives count as exposed in full and the deferred dots as
+        hidden; else collectives that dots can hide count as hidden.
+    """
+    for use, share, early in zip(uses, sharing, earliest, strict=True):
+        table = use.table
+        if use.optional:
+            continue
+        waiting, exposed = split_gathers(use, early, traits)
+        if traits.defers_weight_gradients and not excess[use.region]:
+            waiting = np.zeros(waiting.shape)
+        builder.add(table.scope, (waiting + exposed + table.copied) / share)
+
+
+def split_gathers(use: Use, early: float, traits: XlaTraits) -> tuple[Floats, Floats]:
+    """Seconds per step of collectives that wait for their turn, and of gathers that start early
+    beyond the seconds that hide each.
+    """
+    table = use.table
+    waiting, exposed = table.moved.copy(), np.zeros(table.moved.shape)
+    for k, seconds in enumerate(table.gathers):
+        hides = np.maximum(seconds - early, 0.0)
+        if traits.async_all_gather == "since_source":
+            exposed += hides * table.times
+        elif traits.async_all_gather == "arguments" and use.argument and k == 0:
+            exposed += np.where(table.at_once, hides, 0.0) * table.times
+            waiting += np.where(table.at_once, 0.0, seconds) * table.times
+        else:
+            waiting += seconds * table.times
+    return waiting, exposed

@@ -1,0 +1,257 @@
+"""Redistributions of a program as tables: of operands before their uses, of results after."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+
+from partir_search.ir.core import Op, Value
+from partir_search.ir.manual import Spec
+from partir_search.ir.mesh import MeshShape
+from partir_search.ir.partition import Layout, Pending, Window, whole_where_uneven, windows_of
+from partir_search.ir.rule import NONE, OpRule
+from partir_search.lowering.home_layouts import taken_from
+from partir_search.simulator.arrays import Bools, Floats, Ints
+from partir_search.simulator.tables.label_sets import FIRST_PASS, LabelSet
+from partir_search.simulator.tables.prices import Pricer
+from partir_search.simulator.tables.shares import effective_tiles, loops_of
+from partir_search.simulator.tables.sums import Scope
+from partir_search.simulator.tables.variables import Variables
+from partir_search.simulator.tables.ways import (
+    Pairings,
+    Picked,
+    Way,
+    loop_layout,
+    mapped,
+    paired,
+    rows,
+    tile_layout,
+)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class MoveTable:
+    """Redistribution of one value for one op, over at most two variables.
+
+    Attributes:
+      op / value: ids; op is NONE for results of a region.
+      settles: the value is moved to where it rests, after its op.
+      scope: variables, one axis of each table below.
+      moved: seconds per step of collectives, gathers apart.
+      gathers: [steps, ...] seconds of one run of each all_gather.
+      at_once: the first gather is the first step.
+      copied: seconds per step of copies.
+      copies: number of the layout in which the copy is, or NONE without a copy.
+      times: runs of the gathers in a step.
+      windows: the move takes windows of the value, once the value is in their layout.
+    """
+
+    op: int
+    value: int
+    settles: bool
+    scope: Scope
+    moved: Floats
+    gathers: Floats
+    at_once: Bools
+    copied: Floats
+    copies: Ints
+    times: float
+    windows: bool
+
+
+class MoveTables:
+    """Tables of the moves of one op after another, for one order of axes."""
+
+    def __init__(self, variables: Variables, pricer: Pricer, order: Sequence[int]) -> None:
+        self.variables, self.pricer, self.order = variables, pricer, tuple(order)
+        self._regions = pricer.model.memory.regions
+        self._known: dict[Hashable, tuple[Picked[Way], Picked[Way] | None]] = {}
+        self._settled: dict[Hashable, Picked[Way]] = {}
+        self.pairings: Pairings = {}
+        self._layouts: dict[Hashable, int] = {}  # numbers of copies' layouts
+        self._numbers: dict[int, tuple[Sequence[Way], Ints]] = {}  # by `id()` of the ways
+
+    def of_op(self, op: Op, trips: float) -> list[MoveTable]:
+        """Tables of an op without regions, whose region runs `trips` times in a step."""
+        variables, rule = self.variables, self.variables.graph.rules[op.id]
+        q = int(variables.of_op[op.id])
+        found: list[MoveTable] = []
+        if q < 0:
+            return found  # its operands and results rest where the op needs and makes them
+        for i, v in op.inputs() if not rule.rests else ():
+            if v.type.shape:
+                x = variables.of_value(v.id)
+                picked, windows = self._needs(op, rule, i, v, q, x)
+                found.append(self.table(op, v, (q, x), picked, trips))
+                if windows is not None:
+                    found.append(self.table(op, v, (q, x), windows, trips, windows=True))
+        for i, r in enumerate(op.results):
+            x = variables.of_value(r.id)
+            picked = self._settles(op, rule, i, r, q, x)
+            scope = (q, x) if x >= 0 else (q,)
+            found.append(self.table(op, r, scope, picked, trips, settles=True))
+        return found
+
+    def table(
+        self,
+        op: Op | None,
+        value: Value,
+        scope: Scope,
+        picked: Picked[Way],
+        trips: float,
+        *,
+        settles: bool = False,
+        windows: bool = False,
+    ) -> MoveTable:
+        """Table of redistributions given per labels of a scope."""
+        at = picked.at
+        prices = self.pricer.prices(value, op, picked.items, settles=settles, windows=windows)
+        once, each = self._runs(op, value)
+        reduced = prices.reduced * (once * trips)
+        return MoveTable(
+            op.id if op else NONE,
+            value.id,
+            settles,
+            scope,
+            (reduced + prices.moved * (each * trips))[at],
+            prices.gathers[:, at],
+            prices.at_once[at],
+            (prices.copied * (each * trips))[at],
+            self._copies(picked)[at],
+            each * trips,
+            windows,
+        )
+
+    def _runs(self, op: Op | None, value: Value) -> tuple[float, float]:
+        """Runs of a move where its region runs once: if it reduces, and if not."""
+        regions = self._regions
+        each = regions.instances.get((op.id if op else NONE, value.id), op.count if op else 1)
+        return (1 if value.id in regions.summed else each), each
+
+    def _copies(self, picked: Picked[Way]) -> Ints:
+        found = self._numbers.get(id(picked.items))
+        if found is None:
+            found = self._numbers[id(picked.items)] = picked.items, self._numbered(picked)
+        return found[1]
+
+    def _numbered(self, picked: Picked[Way]) -> Ints:
+        return np.array(
+            [
+                NONE
+                if way.source == way.target and not way.windows
+                else self._layouts.setdefault((way.target, way.windows), len(self._layouts))
+                for way in picked.items
+            ],
+            dtype=np.int64,
+        )
+
+    def _loops(self, q: int, x: int, own: bool) -> Ints:
+        """[labels of the op, tilings or 1, axes] loops."""
+        sets = self.variables.sets
+        if own or x < 0:
+            return np.maximum(sets[q].codes, NONE)[:, None, :]
+        return loops_of(sets[x], sets[q]).transpose(1, 0, 2)
+
+    def _needs(
+        self, op: Op, rule: OpRule, i: int, v: Value, q: int, x: int
+    ) -> tuple[Picked[Way], Picked[Way] | None]:
+        """Ways of an operand to the op, and the windows that the op reads there."""
+        sets, own = self.variables.sets, bool(self.variables.own_loops[op.id])
+        through, shape = self._through(op, v, sets[q]), v.type.shape
+        reads = any(r.operand == i for r in rule.reads)
+        sets_of = id(sets[q]), id(sets[x]), own, through.tobytes()
+        key = (id(rule), i, shape if reads else (), sets_of)
+        found = self._known.get(key)
+        if found is None:
+            order, mesh, dims = self.order, self.variables.mesh, rule.operands[i]
+
+            def need(loops: tuple[int, ...]) -> tuple[Layout, tuple[Window, ...]]:
+                if rule.manual is not None:
+                    return spec_layout(rule.manual.needs[i], mesh), ()
+                layout = loop_layout(loops, rule, dims, order)
+                layout = whole_where_uneven(rule, i, layout, shape, mesh)
+                return layout, windows_of(rule, i, loops, order, mesh)
+
+            def way(needed: tuple[Layout, tuple[Window, ...]], home: Layout) -> Way:
+                layout, windows = needed
+                if windows:
+                    layout = taken_from(home, layout, windows)
+                return Way(home, (), layout, (), windows)
+
+            rest = mapped(
+                rows(effective_tiles(sets[x].codes[None], through[:, None, :])),
+                lambda each: tile_layout(each, len(shape), order),
+            )
+            whole = paired(mapped(rows(self._loops(q, x, own)), need), rest, way, self.pairings)
+            if reads:
+                plain = mapped(whole, lambda each: each._replace(windows=()))
+                found = plain, mapped(whole, _windows_alone)
+            else:
+                found = whole, None
+            self._known[key] = found
+        return found
+
+    def _through(self, op: Op, v: Value, labels: LabelSet) -> Bools:
+        """[labels, axes] the op passes on partial results of this operand."""
+        passes = self.variables.deferrals.passes.get(op.id, ())
+        found = np.zeros(labels.codes.shape, dtype=np.bool_)
+        for i, p in enumerate(passes):
+            if v.id in p.values:
+                found |= labels.codes == FIRST_PASS - i
+        return found
+
+    def _settles(self, op: Op, rule: OpRule, i: int, r: Value, q: int, x: int) -> Picked[Way]:
+        variables, order, dims = self.variables, self.order, rule.results[i]
+        sets, own = variables.sets, bool(variables.own_loops[op.id])
+        defers = r.id in variables.makers
+        monoids = tuple(p.monoid for p in variables.deferrals.passes.get(op.id, ()))
+        key = (id(rule), i, id(sets[q]), id(sets[x]) if x >= 0 else NONE, own, defers, monoids)
+        found = self._settled.get(key)
+        if found is not None:
+            return found
+        axes, rank = len(order), len(r.type.shape)
+        tiles = sets[x].codes[None] if x >= 0 else np.full((1, 1, axes), NONE)
+        deferred = (sets[q].deferred & defers)[:, None, :]
+        passing = np.minimum(sets[q].codes, NONE)[:, None, :]  # codes of passes alone
+        made = np.where(passing < NONE, passing, self._loops(q, x, own))
+        made = np.concatenate(
+            (made, np.broadcast_to(deferred, made.shape).astype(np.int64)), axis=-1
+        )
+
+        def source(make: tuple[int, ...]) -> tuple[Layout, Pending, Pending]:
+            codes, stays = make[:axes], make[axes:]
+            pending = []
+            for a in order:
+                if codes[a] < NONE:
+                    pending.append((a, monoids[FIRST_PASS - codes[a]]))
+                elif codes[a] >= 0 and rule.dim_of(dims, codes[a]) < 0:
+                    pending.append((a, rule.reducers[codes[a]]))
+            keep = tuple(p for p in pending if stays[p[0]])
+            if rule.manual is not None:
+                return spec_layout(rule.manual.makes[i], variables.mesh), tuple(pending), keep
+            return loop_layout(codes, rule, dims, order), tuple(pending), keep
+
+        rest = mapped(
+            rows(effective_tiles(tiles, deferred)), lambda each: tile_layout(each, rank, order)
+        )
+        found = self._settled[key] = paired(
+            mapped(rows(made), source),
+            rest,
+            lambda made, target: Way(made[0], made[1], target, made[2]),
+            self.pairings,
+        )
+        if x < 0:
+            found = self._settled[key] = Picked(found.items, found.at[:, 0])
+        return found
+
+
+def spec_layout(spec: Spec, mesh: MeshShape) -> Layout:
+    """Layout of a user's own spec (`Partition.needs`)."""
+    return tuple(tuple(a for name in axes for a in mesh.axes(name)) for axes in spec)
+
+
+def _windows_alone(way: Way) -> Way:
+    """The windows of a way, from where it leads to; nothing without windows."""
+    return way if way.windows else Way(way.target, (), way.target, ())

@@ -1,0 +1,204 @@
+"""Tables of a program's cost over tilings and loops, for one order of the mesh's axes."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence, Set
+
+import numpy as np
+
+from partir_search.exact.pairwise import ModelBuilder, PairwiseModel
+from partir_search.ir.core import Region, walk_regions
+from partir_search.ir.rule import NONE
+from partir_search.simulator.arrays import Bools, Floats, Ints
+from partir_search.simulator.simulator import CostModel
+from partir_search.simulator.tables.consistency import inconsistent_pairs
+from partir_search.simulator.tables.kernel_readings import read_kernel
+from partir_search.simulator.tables.kernels import KernelTables, kernel_tables
+from partir_search.simulator.tables.move_readings import read_at, read_below
+from partir_search.simulator.tables.moves import MoveTables
+from partir_search.simulator.tables.prices import Pricer
+from partir_search.simulator.tables.shares import Shares
+from partir_search.simulator.tables.uses import Use, by_group, find_uses
+from partir_search.simulator.tables.variables import Variables
+from partir_search.simulator.tables.walk import trips_of, walk
+
+PROHIBITIVE = 10.0  # cost of contradicting labels, as a multiple of a step's
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OrderedTables:
+    """Tables of the partitions that nest axes in one order.
+
+    Attributes:
+      order: axes from major to minor, as they tile one dim.
+      kernels / uses: tables of kernels and of moves.
+    """
+
+    variables: Variables
+    model: CostModel
+    order: tuple[int, ...]
+    kernels: Sequence[KernelTables]
+    uses: Sequence[Use]
+
+    @classmethod
+    def of(cls, variables: Variables, model: CostModel, order: Sequence[int]) -> OrderedTables:
+        """Tables of a model's module."""
+        pricer = Pricer(model, variables.mesh)
+        kernels = kernel_tables(model, Shares(variables))
+        moves = MoveTables(variables, pricer, order)
+        return cls(variables, model, tuple(order), kernels, find_uses(moves))
+
+    @functools.cached_property
+    def sizes(self) -> list[int]:
+        """[variables] numbers of labels."""
+        return self.variables.sizes
+
+    @functools.cached_property
+    def own_collectives(self) -> float:
+        """Seconds of collectives in regions of the user's own."""
+        facts, costs = self.model.facts, self.model.costs(self.variables.mesh)
+        rules = self.model.rules
+
+        def seconds(region: Region, trips: float) -> Iterator[float]:
+            for op in region.ops:
+                for own in facts.manual.get(op.id, ()):
+                    yield costs.of_own(own)[0] * trips * own.times * op.count
+                if op.id not in facts.manual and op.regions:
+                    counts = rules[op.id].data_flow.trip_counts
+                    for inner, n in zip(op.regions, counts, strict=True):
+                        yield from seconds(inner, trips * n)
+
+        return sum(seconds(self.model.module.body, 1.0))
+
+    def at(self, labels: Ints) -> PairwiseModel:
+        """Costs linearised at a labelling, exact there."""
+        seconds = self._seconds(labels)
+        found = walk(self.model, self.uses, labels, seconds)
+        hidden = {
+            k for k, region in enumerate(self._deferred) if region >= 0 and found.spent_idle[region]
+        }
+        builder = self._read_kernels(labels, exact=True, left_out=hidden)
+        if hidden:  # seconds of dots that all run beside collectives change nothing
+            whole = self._read_kernels(labels, exact=True).model().energy(labels)
+            builder.constant += whole - builder.model().energy(labels)
+        read_at(builder, self.uses, found, labels, self.model.machine.traits)
+        return self._consistent(builder, labels)
+
+    def below(self, labels: Ints) -> PairwiseModel:
+        """Lower bounds of costs at all labellings, tight at one where they can be.
+
+        Args:
+          labels: labelling that tells the larger sides of kernels, and the regions with more
+            seconds of collectives than of deferred dots.
+        """
+        excess = self._excess(labels)
+        hidden = {
+            k
+            for k in range(len(self.kernels))
+            if self._deferred[k] >= 0 and excess[self._deferred[k]]
+        }
+        builder = self._read_kernels(labels, exact=False, left_out=hidden)
+        traits = self.model.machine.traits
+        read_below(builder, self.uses, self._sharing, self._earliest, excess, traits)
+        return self._consistent(builder, labels)
+
+    def _consistent(self, builder: ModelBuilder, labels: Ints) -> PairwiseModel:
+        """The model, with pairs of labels that contradict at a prohibitive cost."""
+        prohibitive = PROHIBITIVE * builder.model().energy(labels)
+        for pair, wrong in self._inconsistent:
+            builder.add(pair, np.where(wrong, prohibitive, 0.0))
+        return builder.model()
+
+    @functools.cached_property
+    def _inconsistent(self) -> list[tuple[tuple[int, int], Bools]]:
+        return list(inconsistent_pairs(self.variables))
+
+    def _read_kernels(
+        self, labels: Ints, *, exact: bool, left_out: Set[int] = frozenset()
+    ) -> ModelBuilder:
+        builder = ModelBuilder(self.sizes)
+        builder.constant = self.own_collectives
+        for k, kernel in enumerate(self.kernels):
+            if k not in left_out:
+                read_kernel(kernel, builder, labels, self.sizes, exact=exact)
+        return builder
+
+    def _seconds(self, labels: Ints) -> Floats:
+        """[ops] seconds of one run of each op at a labelling."""
+        found = np.zeros(len(self.model.module.ops))
+        for kernel in self.kernels:
+            found[kernel.op] = kernel.at(labels) / max(kernel.runs, 1e-30)
+        return found
+
+    @functools.cached_property
+    def _regions(self) -> list[Region]:
+        return [*walk_regions(self.model.module.body)]
+
+    @functools.cached_property
+    def _deferred(self) -> list[int]:
+        """[kernels] region of a kernel that is deferred as a whole, else NONE."""
+        runs, region_of = self.model.time.deferred_runs, dict[int, int]()
+        trips = trips_of(self.model)
+        for number, region in enumerate(self._regions):
+            region_of.update((op.id, number) for op in region.ops)
+        return [
+            region_of[k.op]
+            if runs[k.op] and runs[k.op] * trips[self._regions[region_of[k.op]]] == k.runs
+            else NONE
+            for k in self.kernels
+        ]
+
+    def _excess(self, labels: Ints) -> list[bool]:
+        """[regions] collectives take longer than the deferred dots at a labelling."""
+        if not self.model.machine.traits.defers_weight_gradients:
+            return [True] * len(self._regions)
+        balance = [0.0] * len(self._regions)
+        found = walk(self.model, self.uses, labels, self._seconds(labels))
+        for use, at in zip(self.uses, found.uses, strict=True):
+            balance[use.region] += at.total
+        for k, region in zip(self.kernels, self._deferred, strict=True):
+            if region >= 0:
+                balance[region] -= k.at(labels)
+        # Deferred dots that are not kernels of their own hide collectives besides.
+        runs = self.model.time.deferred_runs
+        whole = {
+            k.op for k, region in zip(self.kernels, self._deferred, strict=True) if region >= 0
+        }
+        parted = [
+            any(runs[op.id] and op.id not in whole for op in region.ops) for region in self._regions
+        ]
+        return [b > 0.0 and not p for b, p in zip(balance, parted, strict=True)]
+
+    @functools.cached_property
+    def _sharing(self) -> list[int]:
+        """[uses] number of uses that may share a copy."""
+        groups = by_group(self.uses)
+        return [len(groups[u.group]) if u.group >= 0 else 1 for u in self.uses]
+
+    @functools.cached_property
+    def _earliest(self) -> list[float]:
+        """[uses] most seconds of compute, over all labels, in which a gather may run."""
+        most = np.zeros(len(self.model.module.ops))
+        for kernel in self.kernels:
+            most[kernel.op] = kernel.most() / max(kernel.runs, 1e-30)
+        spent = []
+        for region in self._regions:
+            ids = np.array([op.id for op in region.ops], dtype=np.int64)
+            spent.append(np.concatenate(([0.0], np.cumsum(most[ids]))))
+        by_use: list[float] = []
+        of_group: dict[int, float] = {}
+        for use in self.uses:
+            upto = spent[use.region]
+            early = 0.0
+            if use.given:
+                early = float(upto[use.position])
+            elif use.made != NONE:
+                early = max(0.0, float(upto[use.position] - upto[use.made + 1]))
+            by_use.append(early)
+            of_group[use.group] = max(early, of_group.get(use.group, 0.0))
+        return [
+            of_group[use.group] if use.group >= 0 else early
+            for use, early in zip(self.uses, by_use, strict=True)
+        ]

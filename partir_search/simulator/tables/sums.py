@@ -1,0 +1,95 @@
+"""Sums of tables over few variables each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from partir_search.exact.pairwise import ModelBuilder
+from partir_search.simulator.arrays import Floats, Ints
+
+Scope = tuple[int, ...]
+Term = tuple[Scope, Floats]
+
+
+class Sum:
+    """A function of labels: tables by scope, of which none has more than two variables.
+
+    Attributes:
+      tables: by ascending variables.
+    """
+
+    def __init__(self, terms: Sequence[Term] = ()) -> None:
+        self.tables: dict[Scope, Floats] = {}
+        for scope, table in terms:
+            self.add(scope, table)
+
+    def add(self, scope: Scope, table: Floats) -> None:
+        """Adds a table with one axis per variable of the scope."""
+        if len(scope) == 2 and scope[0] > scope[1]:
+            scope, table = (scope[1], scope[0]), table.T
+        known = self.tables.get(scope)
+        self.tables[scope] = table if known is None else known + table
+
+    def add_all(self, other: Sum, factor: float = 1.0) -> None:
+        """Adds a multiple of a sum."""
+        for scope, table in other.tables.items():
+            self.add(scope, table * factor if factor != 1.0 else table)
+
+    @property
+    def variables(self) -> set[int]:
+        """Variables of all scopes."""
+        return {x for scope in self.tables for x in scope}
+
+    def at(self, labels: Ints) -> float:
+        """Value at a labelling."""
+        return sum(float(t[tuple(labels[x] for x in scope)]) for scope, t in self.tables.items())
+
+    def most(self) -> float:
+        """Upper bound of the value: the sum of the tables' largest entries."""
+        return sum(float(np.max(table)) for table in self.tables.values())
+
+    def over(self, scope: Sequence[int], sizes: Sequence[int]) -> Floats:
+        """The sum as one table over variables, in ascending order, that include all of its own."""
+        total = np.zeros([sizes[x] for x in scope])
+        for own, table in self.tables.items():
+            shape = [sizes[x] if x in own else 1 for x in scope]
+            total += np.reshape(table, shape)
+        return total
+
+    def along(self, variable: int, size: int, labels: Ints) -> Floats:
+        """[size] values as one variable changes and all others have their labels."""
+        total = np.zeros(size)
+        for scope, table in self.tables.items():
+            total += table[tuple(slice(None) if x == variable else labels[x] for x in scope)]
+        return total
+
+    def scaled(self, variable: int, factors: Floats, labels: Ints | None) -> Iterator[Term]:
+        """Terms of the sum times a factor per label of a variable.
+
+        Args:
+          labels: at which tables over two other variables are taken, exact there; None: terms are
+            at most the product, whatever the labels.
+        """
+        for scope, table in self.tables.items():
+            if variable in scope:
+                shape = [-1 if x == variable else 1 for x in scope]
+                yield scope, table * factors.reshape(shape)
+            elif len(scope) < 2:
+                yield (variable, *scope), np.multiply.outer(factors, table)
+            else:
+                if labels is not None:
+                    low = high = table[:, labels[scope[1]]]
+                else:
+                    low, high = table.min(axis=1), table.max(axis=1)
+                positive, negative = np.maximum(factors, 0.0), np.minimum(factors, 0.0)
+                product = np.multiply.outer(positive, low) + np.multiply.outer(negative, high)
+                yield (variable, scope[0]), product
+
+
+def add_to(builder: ModelBuilder, terms: Mapping[Scope, Floats] | Sequence[Term]) -> None:
+    """Adds terms to a pairwise model."""
+    items = terms.items() if isinstance(terms, Mapping) else terms
+    for scope, table in items:
+        builder.add(scope, table)

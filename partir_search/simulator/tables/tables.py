@@ -1,0 +1,73 @@
+"""Tables of a program's cost over tilings and loops: pairwise models of the simulator.
+
+Variables are the tiling of each class of values and the loops of each op (`variables.py`). `at` is
+the simulator's cost linearised at a partition: exact there. `below` is a lower bound of the
+simulator's cost for every partition that nests axes in one order.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+from partir_search.exact.pairwise import PairwiseModel
+from partir_search.ir.mesh import MeshShape
+from partir_search.ir.partition import Partition
+from partir_search.propagation.graph import Graph
+from partir_search.propagation.state import State
+from partir_search.simulator.arrays import Ints
+from partir_search.simulator.simulator import CostModel
+from partir_search.simulator.tables.ordered import OrderedTables
+from partir_search.simulator.tables.variables import variables_of
+
+
+class CostTables:
+    """Pairwise models of the seconds of a step.
+
+    Attributes:
+      variables: with the labels of each.
+    """
+
+    def __init__(
+        self, graph: Graph, model: CostModel, mesh: MeshShape, start: State | None = None
+    ) -> None:
+        """Tables of a cost model's module.
+
+        Args:
+          graph: of the module; contracted or not.
+          start: state whose closed dims no label tiles.
+
+        Raises:
+          ValueError: the mesh has diagonals: rings are not pairwise.
+        """
+        self.variables = variables_of(graph, mesh, start)
+        self.model = model
+        self._ordered: dict[tuple[int, ...], OrderedTables] = {}
+
+    @property
+    def orders(self) -> list[tuple[int, ...]]:
+        """All orders in which axes may nest."""
+        return list(itertools.permutations(range(len(self.variables.mesh.sizes))))
+
+    def ordered(self, order: tuple[int, ...]) -> OrderedTables:
+        """Tables of the partitions that nest axes in an order."""
+        found = self._ordered.get(order)
+        if found is None:
+            found = self._ordered[order] = OrderedTables.of(self.variables, self.model, order)
+        return found
+
+    def labels_of(self, partition: Partition) -> Ints:
+        """Labels of a partition."""
+        return self.variables.labels_of(partition)
+
+    def at(self, partition: Partition) -> PairwiseModel:
+        """Costs linearised at a partition, exact there."""
+        return self.ordered(partition.order).at(self.labels_of(partition))
+
+    def below(self, partition: Partition) -> PairwiseModel:
+        """Lower bounds of the costs of all partitions with the order of one.
+
+        Args:
+          partition: tells the larger side of each maximum: there the bounds are tight where they
+            can be.
+        """
+        return self.ordered(partition.order).below(self.labels_of(partition))

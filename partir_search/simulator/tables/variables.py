@@ -1,0 +1,164 @@
+"""Variables of the tables: the tiling of each class, and the loops of each op that has any."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Hashable, Mapping, Sequence
+
+import numpy as np
+
+from partir_search.ir.core import Op
+from partir_search.ir.mesh import MeshShape
+from partir_search.ir.partition import Partition
+from partir_search.ir.rule import NONE
+from partir_search.propagation.graph import Graph
+from partir_search.propagation.state import State
+from partir_search.simulator.arrays import Bools, Ints
+from partir_search.simulator.tables.deferrals import Deferrals, find_deferrals
+from partir_search.simulator.tables.label_sets import (
+    FIRST_PASS,
+    LabelSet,
+    class_labels,
+    op_labels,
+)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Variables:
+    """Labels of classes and ops of a graph on a mesh.
+
+    Attributes:
+      sets: [variables] labels of each.
+      of_class: [classes] variable of the class's tiling, or NONE: scalars.
+      of_op: [ops] variable of the op's loops, or NONE: ops with regions, and ops whose loops are
+        the tiling of their result's class.
+      own_loops: [ops] the op's label holds its loops; else passes alone.
+      deferrals: reductions that some partition may defer.
+    """
+
+    graph: Graph
+    mesh: MeshShape
+    sets: Sequence[LabelSet]
+    of_class: Ints
+    of_op: Ints
+    own_loops: Bools
+    deferrals: Deferrals
+
+    @property
+    def sizes(self) -> list[int]:
+        """[variables] numbers of labels."""
+        return list(map(len, self.sets))
+
+    def of_value(self, v: int) -> int:
+        """Variable of a value's class, or NONE."""
+        return int(self.of_class[self.graph.class_of[v]])
+
+    @functools.cached_property
+    def makers(self) -> Mapping[int, int]:
+        """By id of a value that may be partial at rest: the variable of the op that makes the
+        value.
+        """
+        return {
+            r.id: int(self.of_op[op.id])
+            for op in self.graph.module.ops
+            for r in op.results
+            if r.id in self.deferrals.values
+        }
+
+    def labels_of(self, partition: Partition) -> Ints:
+        """Labels of a partition of the graph's module.
+
+        Raises:
+          ValueError: the partition has modes that tables do not know: copies held, products walked
+            block by block, arguments in layouts of their own.
+        """
+        modes = partition.modes
+        if modes.streams or modes.holds or modes.forms or modes.enters or modes.leaves:
+            raise ValueError(f"costs are not pairwise under {modes}")
+        graph, axes = self.graph, range(len(self.mesh.sizes))
+        rows = partition.axes
+        labels = np.zeros(len(self.sets), dtype=np.int64)
+        tiles = np.full((len(graph.shapes), len(rows)), NONE)
+        class_of = np.array(graph.class_of, dtype=np.int64)
+        for a in axes:
+            held = ~rows[a].partial_row  # of a class's values those that are tiled as the class is
+            tiles[class_of[held], a] = rows[a].tile_row[held]
+        nothing = (False,) * len(rows)
+        for c, x in enumerate(self.of_class.tolist()):
+            if x >= 0:
+                labels[x] = self.sets[x].index[tuple(tiles[c].tolist()), nothing]
+        for op_id, q in enumerate(self.of_op.tolist()):
+            if q >= 0:
+                entries = [self._entry(partition, graph.module.ops[op_id], a) for a in axes]
+                key = tuple(code for code, _ in entries), tuple(out for _, out in entries)
+                labels[q] = self.sets[q].index[key]
+        return labels
+
+    def assign(self, labels: Ints, state: State) -> None:
+        """Gives a state the tilings and loops of labels, whatever decisions would lead there."""
+        for a in range(len(self.mesh.sizes)):
+            for c, x in enumerate(self.of_class.tolist()):
+                state.tiles[a][c] = int(self.sets[x].codes[labels[x], a]) if x >= 0 else NONE
+            for op_id, n in enumerate(self.graph.node_of):
+                q = int(self.of_op[op_id])
+                if n >= 0:
+                    state.loops[a][n] = max(int(self.sets[q].codes[labels[q], a]), NONE)
+
+    def _entry(self, partition: Partition, op: Op, axis: int) -> tuple[int, bool]:
+        """Loop or pass of an op along an axis, and whether its results stay partial."""
+        rows = partition.axes[axis]
+        stays = bool(rows.partials) and any(r.id in rows.partials for r in op.results)
+        code = int(rows.loops[op.id]) if self.own_loops[op.id] else NONE
+        if rows.partials:
+            partial = {v.id: rows.partials[v.id] for _, v in op.inputs() if v.id in rows.partials}
+            if partial:
+                passes = self.deferrals.passes[op.id]
+                found = (
+                    i
+                    for i, p in enumerate(passes)
+                    if p.values == partial.keys() and p.monoid in partial.values()
+                )
+                code = FIRST_PASS - next(found)
+        return code, stays
+
+
+def variables_of(graph: Graph, mesh: MeshShape, start: State | None = None) -> Variables:
+    """Variables of a graph.
+
+    Args:
+      start: state whose closed dims no label tiles.
+
+    Raises:
+      ValueError: the mesh has diagonals.
+    """
+    if mesh.triples:
+        raise ValueError("rings are not pairwise: tables are of meshes without diagonals")
+    module, rules = graph.module, graph.rules
+    deferrals = find_deferrals(module, rules, graph.analysis)
+    sets: list[LabelSet] = []
+    known: dict[Hashable, LabelSet] = {}
+    of_class = np.full(len(graph.shapes), NONE, dtype=np.int64)
+    of_op = np.full(len(module.ops), NONE, dtype=np.int64)
+    own_loops = np.zeros(len(module.ops), dtype=np.bool_)
+    axes = range(len(mesh.sizes))
+    for c, extents in enumerate(graph.extents):
+        if extents:
+            each = tuple(start.shapes[a][c] if start else extents for a in axes)
+            if each not in known:
+                known[each] = class_labels(each, mesh.sizes)
+            of_class[c] = len(sets)
+            sets.append(known[each])
+    for op in module.ops:
+        own = graph.node_of[op.id] >= 0
+        passes = deferrals.passes.get(op.id, ())
+        if op.regions or not (own or passes):
+            continue
+        rule = rules[op.id]
+        deferrable = any(r.id in deferrals.values for r in op.results)
+        key = (id(rule), own, deferrable, tuple(p.ends for p in passes))
+        if key not in known:
+            known[key] = op_labels(rule, mesh.sizes, own, deferrable, key[3])
+        of_op[op.id], own_loops[op.id] = len(sets), own
+        sets.append(known[key])
+    return Variables(graph, mesh, sets, of_class, of_op, own_loops, deferrals)

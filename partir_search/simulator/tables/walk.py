@@ -1,0 +1,201 @@
+"""Walk of a program's moves at one labelling: copies that uses share, and seconds that compute
+hides (`lowering/placing.py`, `time/overlap.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from partir_search.ir.core import Op, Region, walk_regions
+from partir_search.ir.rule import NONE
+from partir_search.simulator.arrays import Floats, Ints
+from partir_search.simulator.simulator import CostModel
+from partir_search.simulator.tables.uses import Use
+from partir_search.simulator.time.latency_hiding import InFlightCollective, OverlapWindow
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class UseAt:
+    """A use at a labelling.
+
+    Attributes:
+      copy: number of the copy that the use reads; NONE: the value where it rests.
+      moves: the use makes the copy.
+      fetched: blocks of its windows were fetched for an earlier use.
+      total / exposed: seconds per step of collectives, and of those that nothing hides.
+      early: seconds of compute before the use in which a gather may run.
+      idle: deferred dots were idle when the collective began.
+    """
+
+    copy: int = NONE
+    moves: bool = False
+    fetched: bool = False
+    total: float = 0.0
+    exposed: float = 0.0
+    early: float = 0.0
+    idle: bool = False
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class Walk:
+    """All uses at a labelling.
+
+    Attributes:
+      uses: in the order of the tables' uses.
+      sharing: by number of a copy, how many uses read it.
+      spent_idle: by region, whether its deferred dots were all beside collectives.
+    """
+
+    uses: Sequence[UseAt]
+    sharing: Sequence[int]
+    spent_idle: Sequence[bool]
+
+
+def walk(model: CostModel, uses: Sequence[Use], labels: Ints, seconds_of: Floats) -> Walk:
+    """Walks over the moves of all regions.
+
+    Args:
+      seconds_of: [ops] seconds of one run of each op.
+    """
+    walker = _Walker(model, uses, labels)
+    regions = [*walk_regions(model.module.body)]
+    trips = trips_of(model)
+    spent_idle = [
+        walker.region(number, region, trips[region], seconds_of)
+        for number, region in enumerate(regions)
+    ]
+    return Walk(walker.found, walker.sharing, spent_idle)
+
+
+def trips_of(model: CostModel) -> dict[Region, float]:
+    """Runs of each region in a step."""
+    found: dict[Region, float] = {}
+
+    def visit(region: Region, trips: float) -> None:
+        found[region] = trips
+        for op in region.ops:
+            counts = model.rules[op.id].data_flow.trip_counts
+            for inner, n in zip(op.regions, counts, strict=True):
+                visit(inner, trips * n)
+
+    visit(model.module.body, 1.0)
+    return found
+
+
+class _Walker:
+    """Uses so far."""
+
+    def __init__(self, model: CostModel, uses: Sequence[Use], labels: Ints) -> None:
+        self._model, self._uses, self._labels = model, uses, labels
+        self._traits = model.machine.traits
+        self.found = [UseAt() for _ in uses]
+        self.sharing: list[int] = []
+        self._by_region: dict[int, list[int]] = {}
+        for i, use in enumerate(uses):
+            self._by_region.setdefault(use.region, []).append(i)
+
+    def region(self, number: int, region: Region, trips: float, seconds_of: Floats) -> bool:
+        """Walks over one region; tells whether the idle seconds of its deferred dots are spent."""
+        members = np.array([op.id for op in region.ops], dtype=np.int64)
+        seconds = seconds_of[members]
+        spent = [0.0, *np.cumsum(seconds).tolist()]
+        free = self._model.time.deferred_runs[members]
+        freed = [0.0, *np.cumsum(seconds * free * trips).tolist()] if free.any() else []
+        last = int(np.flatnonzero(free)[-1]) + 1 if freed else 0
+        window, begun = OverlapWindow(), list[tuple[UseAt, InFlightCollective]]()
+        copies: dict[tuple[int, int], tuple[int, int, bool]] = {}
+        slack, seen = 0.0, 0
+        for i in self._by_region.get(number, ()):
+            use, at = self._uses[i], self.found[i]
+            slack += spent[use.position] - spent[seen]
+            if use.position != seen and freed:
+                window.work(freed[use.position] - freed[seen])
+                if use.position > last:
+                    window.end()
+            seen = use.position
+            op = self._model.module.ops[use.table.op] if use.table.op != NONE else None
+            at.early = self._early(use, spent, slack)
+            at.idle = window.idle > 0.0
+            self._copy(use, at, copies)
+            if at.moves:
+                slack = self._move(use, at, op, slack, spent, window, begun)
+        if freed:
+            window.work(freed[-1] - freed[seen])
+            window.end()
+        for at, started in begun:
+            at.exposed += started.exposed
+        return bool(freed) and window.idle <= 0.0
+
+    def _early(self, use: Use, spent: Sequence[float], slack: float) -> float:
+        if use.table.settles:
+            return 0.0
+        if use.given:
+            return slack
+        here = NONE < use.made < use.position  # else made by the layer before, or elsewhere
+        return min(slack, spent[use.position] - spent[use.made + 1]) if here else 0.0
+
+    def _copy(
+        self, use: Use, at: UseAt, copies: dict[tuple[int, int], tuple[int, int, bool]]
+    ) -> None:
+        """Finds the copy that a use reads, or has the use make one."""
+        table = use.table
+        place = tuple(self._labels[x] for x in table.scope)
+        if table.settles:
+            at.moves = True
+            return
+        layout = int(table.copies[place])
+        if layout == NONE:
+            return
+        known = copies.get((table.value, layout))
+        near = self._traits.regather_distance_ops
+        if known and known[2] == use.backward and use.position - known[1] <= near:
+            at.copy = known[0]
+        else:
+            at.copy, at.moves, at.fetched = len(self.sharing), True, known is not None
+            self.sharing.append(0)
+        self.sharing[at.copy] += 1
+        copies[table.value, layout] = at.copy, use.position, use.backward
+
+    def _move(
+        self,
+        use: Use,
+        at: UseAt,
+        op: Op | None,
+        slack: float,
+        spent: Sequence[float],
+        window: OverlapWindow,
+        begun: list[tuple[UseAt, InFlightCollective]],
+    ) -> float:
+        """Adds the collectives of a move; returns the slack after them."""
+        table, traits = use.table, self._traits
+        place = tuple(self._labels[x] for x in table.scope)
+        waiting = 0.0 if table.windows and at.fetched else float(table.moved[place])
+        gathers = [float(g[place]) for g in table.gathers]
+        first = use.argument and bool(table.at_once[place])
+        early_start = traits.async_all_gather
+        for k, seconds in enumerate(gathers):
+            if not seconds:
+                continue
+            starts = early_start == "since_source" or (
+                early_start == "arguments" and first and k == 0
+            )
+            if not starts:
+                waiting += seconds * table.times
+                continue
+            early = min(slack, self._early(use, spent, slack))
+            at.total += seconds * table.times
+            at.exposed += max(0.0, seconds - early) * table.times
+            slack = max(0.0, slack - min(seconds, early))
+        at.total += waiting
+        if waiting and traits.defers_weight_gradients:
+            deferrable = table.value in self._model.facts.off_critical_path
+            layers = op.count if op and op.backward else 1
+            started = InFlightCollective("", "", waiting, waiting, op, NONE)
+            window.begin(started, deferrable=deferrable, layers=layers)
+            begun.append((at, started))
+        else:
+            at.exposed += waiting
+        return slack
