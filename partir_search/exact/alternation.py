@@ -1,8 +1,8 @@
-"""Minimisation of a model block by block: the labels of one block are chosen exactly, the rest
-held; the blocks take turns until nothing changes.
+"""Minimisation of a pairwise model by block coordinate descent.
 
-The costs may depend on the labelling at hand (tables that are linear in it): they are asked for
-anew before each turn, and the best labelling is told by true costs.
+Each turn chooses the labels of one block exactly, with all further choices fixed; blocks take turns
+until no label changes. Costs may depend on the current labelling: the caller builds the model anew
+for each turn, and the best labelling is the one of least true cost.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from partir_search.exact.elimination import minimum_within
-from partir_search.exact.pairwise import Ints, Labelling, PairwiseModel, whole_labelling
+from partir_search.exact.pairwise import Ints, Labelling, PairwiseModel, lift_labelling
 
 Blocks = Sequence[Sequence[Ints]]
-"""By block and variable, a group number per label: labels of one group differ in the block alone.
+"""By block and variable, a group number per label; one turn chooses within the current groups.
 
-With labels that are tuples over mesh axes, block a groups labels that agree on all other axes.
+For labels that are tuples over mesh axes, block `a` groups labels equal on all axes but `a`.
 """
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class Alternation:
-    """Labellings met by alternation.
+    """Labellings visited by alternation, with true costs as energies.
 
     Attributes:
-      best: the labelling of least true cost, its energy the true cost.
-      met: true cost of each labelling met, the start first.
+      best: labelling of least true cost.
+      visited: labellings in order, the start first.
     """
 
     best: Labelling
-    met: Sequence[Labelling]
+    visited: Sequence[Labelling]
 
 
 def alternate(
@@ -41,26 +41,30 @@ def alternate(
     blocks: Blocks,
     start: Ints,
     *,
-    most_entries: int = 2_000_000,
+    max_entries: int = 2_000_000,
     rounds: int = 4,
 ) -> Alternation:
-    """Minimises costs from a labelling on.
+    """Minimises costs, beginning at a labelling.
+
+    The true cost may rise from one turn to the next, as the model is approximate; `best` is the
+    minimum of all turns.
 
     Args:
       costs_at: model whose energy approximates the true cost near a labelling.
-      true_cost: of a labelling; asked once per labelling.
-      most_entries: of a table of exact elimination. Where more are needed, some variables of the
-        block are held as well.
-      rounds: turns of each block at most. The last labelling is never dearer than the model at it
-        says, but may be dearer than an earlier one: the best of all is returned.
+      true_cost: cost of a labelling; called once per labelling.
+      blocks: groups of labels, by block and variable.
+      start: [variables] initial labels.
+      max_entries: limit of a table of exact elimination. Beyond the limit, some variables of the
+        block are fixed as well.
+      rounds: maximum number of turns of each block.
     """
     labels = np.array(start, dtype=np.int64)
-    met = [Labelling(true_cost(labels), labels)]
+    visited = [Labelling(true_cost(labels), labels)]
     seen = {labels.tobytes()}
     unchanged = 0
     for turn in range(rounds * len(blocks)):
         model = costs_at(labels)
-        found = improve(model, labels, blocks[turn % len(blocks)], most_entries)
+        found = improve(model, labels, blocks[turn % len(blocks)], max_entries)
         if np.array_equal(found.labels, labels):
             unchanged += 1
             if unchanged == len(blocks):
@@ -68,21 +72,23 @@ def alternate(
             continue
         labels, unchanged = found.labels, 0
         if labels.tobytes() in seen:
-            break  # a cycle of costs at one labelling and at another
+            break  # models at two labellings prefer each other's
         seen.add(labels.tobytes())
-        met.append(Labelling(true_cost(labels), labels))
-    return Alternation(min(met, key=lambda each: each.energy), met)
+        visited.append(Labelling(true_cost(labels), labels))
+    return Alternation(min(visited, key=lambda each: each.energy), visited)
 
 
 def improve(
-    model: PairwiseModel, labels: Ints, block: Sequence[Ints], most_entries: int
+    model: PairwiseModel, labels: Ints, block: Sequence[Ints], max_entries: int
 ) -> Labelling:
-    """The labelling of least energy among those that differ in one block; never above `labels`."""
+    """Labelling of least energy that differs from `labels` in one block; `labels` if none is
+    better.
+    """
     kept = [np.flatnonzero(group == group[x]) for group, x in zip(block, labels, strict=True)]
     at = np.array([np.searchsorted(k, x) for k, x in zip(kept, labels, strict=True)])
     rest = model.restricted(kept)
     start = Labelling(rest.energy(at), at)
-    found = minimum_within(rest, start, most_entries)
+    found = minimum_within(rest, start, max_entries)
     if found.energy >= start.energy - 1e-12 * abs(start.energy):
-        found = start  # of labellings that cost the same the one at hand
-    return whole_labelling(found, kept)
+        found = start  # ties keep the current labelling
+    return lift_labelling(found, kept)

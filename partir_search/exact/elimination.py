@@ -1,8 +1,8 @@
-"""Exact minimum of a pairwise model by eliminating one variable after the other.
+"""Exact minimum of a pairwise model by variable elimination.
 
-Eliminating a variable replaces the tables over it by one table over its neighbours (Bertele and
-Brioschi 1972). The order is greedy: the variable with the smallest table comes next. Time and
-memory are linear in the entries of all tables.
+Eliminating a variable replaces all tables over the variable by one table over the neighbours
+(Bertele and Brioschi 1972). The order is greedy: the variable with the smallest table comes next.
+Time and memory are linear in the entries of all tables.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import math
 from collections.abc import Sequence, Set
 
 import numpy as np
+import numpy.typing as npt
 
 from partir_search.exact.pairwise import (
     Floats,
     Labelling,
     PairwiseModel,
     adjacency,
-    whole_labelling,
+    lift_labelling,
 )
 
 
@@ -28,9 +29,9 @@ class Order:
     """An order of elimination.
 
     Attributes:
-      variables: [n] in order.
-      scopes: [n] neighbours of each when it is eliminated.
-      largest / entries: entries of the largest table, and of all tables.
+      variables: [n] variables in order.
+      scopes: [n] neighbours of each variable at its elimination.
+      largest / entries: number of entries of the largest table, and of all tables.
     """
 
     variables: Sequence[int]
@@ -40,12 +41,12 @@ class Order:
 
     @property
     def width(self) -> int:
-        """Most neighbours of a variable when it is eliminated."""
+        """Largest number of neighbours at an elimination (the induced width)."""
         return max(map(len, self.scopes), default=0)
 
 
 def elimination_order(model: PairwiseModel) -> Order:
-    """Greedy order of least tables."""
+    """Greedy order: the variable with the smallest table comes next."""
     sizes, near = model.sizes, adjacency(model)
 
     def entries(u: int) -> int:
@@ -61,7 +62,7 @@ def elimination_order(model: PairwiseModel) -> Order:
     while heap:
         size, u = heapq.heappop(heap)
         if done[u] or size != current[u]:
-            continue  # an entry of before a neighbour was eliminated
+            continue  # outdated: pushed before a neighbour was eliminated
         done[u] = True
         scope = near.pop(u, set())
         variables.append(u)
@@ -77,10 +78,10 @@ def elimination_order(model: PairwiseModel) -> Order:
 
 
 def eliminate(model: PairwiseModel, order: Order | None = None) -> Labelling:
-    """A labelling of least energy.
+    """Labelling of least energy.
 
     Args:
-      order: by default greedy. Its `largest` is the memory that the call takes, in numbers.
+      order: order of elimination, greedy by default. The largest array has `order.largest` numbers.
     """
     order = order or elimination_order(model)
     at = {u: i for i, u in enumerate(order.variables)}
@@ -89,7 +90,7 @@ def eliminate(model: PairwiseModel, order: Order | None = None) -> Labelling:
         first, pair = (u, ((u, v), table)) if at[u] < at[v] else (v, ((v, u), table.T))
         tables[at[first]].append(pair)
     energy = model.constant
-    choices: list[tuple[int, tuple[int, ...], Floats]] = []
+    choices: list[tuple[int, tuple[int, ...], npt.NDArray[np.intp]]] = []
     for i, u in enumerate(order.variables):
         scope = sorted(order.scopes[i], key=at.__getitem__)
         place = {v: axis for axis, v in enumerate((u, *scope))}
@@ -99,7 +100,7 @@ def eliminate(model: PairwiseModel, order: Order | None = None) -> Labelling:
             shape = [1] * len(place)
             for v in own:
                 shape[place[v]] = model.sizes[v]
-            total += table.reshape(shape)  # variables of a table are in order of elimination
+            total += table.reshape(shape)  # a table's variables are in order of elimination
         tables[i] = []
         best = total.argmin(axis=0)
         least = np.take_along_axis(total, best[None], axis=0)[0]
@@ -109,32 +110,34 @@ def eliminate(model: PairwiseModel, order: Order | None = None) -> Labelling:
         else:
             energy += float(least)
     labels = np.zeros(len(model.sizes), dtype=np.int64)
-    for u, others, best in reversed(choices):
-        labels[u] = best[tuple(labels[v] for v in others)]
+    for u, scope_of_u, best_label in reversed(choices):
+        labels[u] = best_label[tuple(labels[v] for v in scope_of_u)]
     return Labelling(energy, labels)
 
 
-def minimum_within(model: PairwiseModel, start: Labelling, most_entries: int) -> Labelling:
-    """The minimum where no table has more entries than `most_entries`; else the minimum over the
-    free variables, some variables held at their labels in `start`. Never above `start`.
+def minimum_within(model: PairwiseModel, start: Labelling, max_entries: int) -> Labelling:
+    """Labelling of least energy under a limit of memory; never worse than `start`.
+
+    Variables are fixed at their labels in `start`, one after another, until no table has more than
+    `max_entries` entries. The result is exact over the remaining variables.
     """
     kept = model.all_labels()
     rest, order = model, elimination_order(model)
-    while order.largest > most_entries:
-        held = _most_costly(rest, order, most_entries)
-        kept[held] = np.array([start.labels[held]], dtype=np.int64)
+    while order.largest > max_entries:
+        fixed = _largest_contributor(rest, order, max_entries)
+        kept[fixed] = np.array([start.labels[fixed]], dtype=np.int64)
         rest = model.restricted(kept)
         order = elimination_order(rest)
-    return whole_labelling(eliminate(rest, order), kept)
+    return lift_labelling(eliminate(rest, order), kept)
 
 
-def _most_costly(model: PairwiseModel, order: Order, most_entries: int) -> int:
-    """The variable that is in the most entries of tables that are too large."""
+def _largest_contributor(model: PairwiseModel, order: Order, max_entries: int) -> int:
+    """Variable with the largest share in tables beyond the limit, on a log scale."""
     weight: dict[int, float] = {}
     for u, scope in zip(order.variables, order.scopes, strict=True):
         entries = model.sizes[u] * math.prod(model.sizes[v] for v in scope)
-        if entries > most_entries:
+        if entries > max_entries:
             for v in (u, *scope):
                 if model.sizes[v] > 1:
-                    weight[v] = weight.get(v, 0.0) + math.log(entries / most_entries)
+                    weight[v] = weight.get(v, 0.0) + math.log(entries / max_entries)
     return max(weight, key=lambda v: (weight[v], model.sizes[v], -v))

@@ -1,8 +1,8 @@
 """Pairwise models: a sum of one table per variable and one per pair of variables.
 
-A labelling gives each variable one of its labels. The energy of labels x is
+A labelling gives each variable one label. The energy of labels x is
 `constant + sum_u unary[u][x_u] + sum_uv pairs[u, v][x_u, x_v]`. Tables are finite: a forbidden pair
-costs some times the minimum, not infinity, as messages are differences of costs.
+costs a multiple of the minimum, not infinity, as messages are differences of costs.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ Pair = tuple[int, int]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Labelling:
-    """Labels of a model's variables and their energy.
+    """Labels of a model's variables.
 
     Attributes:
+      energy: cost of the labels.
       labels: [variables] index of each variable's label.
     """
 
@@ -38,8 +39,9 @@ class PairwiseModel:
     """Costs of labels of n variables.
 
     Attributes:
-      unary: [n] arrays [labels].
-      pairs: by variables (u, v) with u < v, an array [labels of u, labels of v].
+      unary: [n] arrays [labels] of costs.
+      pairs: costs [labels of u, labels of v] by variables (u, v) with u < v.
+      constant: cost of every labelling.
     """
 
     unary: Sequence[Floats]
@@ -74,11 +76,12 @@ class PairwiseModel:
         return self.constant + total
 
     def restricted(self, kept: Sequence[Ints]) -> PairwiseModel:
-        """The model of some of the labels; pairs with a variable of one label become unary costs.
+        """Model of a subset of the labels.
+
+        Pairs with a variable of one label become unary costs.
 
         Args:
-          kept: [n] indices of the labels that each variable keeps. Labels of the result are
-            positions in these arrays.
+          kept: [n] arrays of label indices. Labels of the result are positions in these arrays.
         """
         unary = [costs[k] for costs, k in zip(self.unary, kept, strict=True)]
         pairs: dict[Pair, Floats] = {}
@@ -98,14 +101,14 @@ class PairwiseModel:
 
 
 class ModelBuilder:
-    """Adds up the tables of a pairwise model.
+    """Sum of tables that becomes a pairwise model.
 
     Attributes:
-      unary: [n] arrays [labels], changed in place.
+      unary / pairs / constant: tables so far, as in `PairwiseModel`; changed in place.
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
-        """A model of zeros over variables with these numbers of labels."""
+        """Zeros over variables with `sizes` labels."""
         self.unary: list[Floats] = [np.zeros(size) for size in sizes]
         self.pairs: dict[Pair, Floats] = {}
         self.constant = 0.0
@@ -126,12 +129,12 @@ class ModelBuilder:
                 known += table
 
     def model(self) -> PairwiseModel:
-        """The model of all tables added."""
+        """Model of all tables added."""
         return PairwiseModel(self.unary, self.pairs, self.constant)
 
 
-def whole_labelling(found: Labelling, kept: Sequence[Ints]) -> Labelling:
-    """A labelling of a restricted model in labels of the whole model."""
+def lift_labelling(found: Labelling, kept: Sequence[Ints]) -> Labelling:
+    """Converts a labelling of `model.restricted(kept)` to labels of `model`."""
     picked = [int(k[x]) for k, x in zip(kept, found.labels, strict=True)]
     return Labelling(found.energy, np.array(picked, dtype=np.int64))
 

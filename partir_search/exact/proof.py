@@ -1,8 +1,7 @@
-"""Proof of how far a labelling is from the minimum: a bound, and the labels that may still be in a
-better labelling.
+"""Lower bounds of a pairwise model's minimum, with removal of labels.
 
-Labels that dead-end elimination or the bound with the label rules out are removed; with fewer
-labels the bound rises, or exact elimination fits.
+Each round removes labels ruled out by dead-end elimination or by a label's own bound. With fewer
+labels the bound rises, or exact elimination fits in memory.
 """
 
 from __future__ import annotations
@@ -14,22 +13,22 @@ import numpy as np
 
 from partir_search.exact.dead_ends import without_dead_ends
 from partir_search.exact.elimination import eliminate, elimination_order
-from partir_search.exact.pairwise import Ints, Labelling, PairwiseModel, whole_labelling
+from partir_search.exact.pairwise import Ints, Labelling, PairwiseModel, lift_labelling
 from partir_search.exact.tree_bound import TreeBound
 
-ROUNDING = 1e-9  # of an upper bound, added before labels are compared with it
+ROUNDING = 1e-9  # tolerance of the upper bound, relative
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class Proof:
-    """Bound of a model's minimum.
+    """Lower bound of a model's minimum.
 
     Attributes:
-      bound: no labelling has less energy.
-      best: labelling of least energy that was met.
-      exact: whether `best` is the minimum.
-      kept: [n] labels left. If some labelling has no more than the upper bound, a labelling of
-        least energy has these labels alone.
+      bound: energy that no labelling is below.
+      best: labelling of least energy found.
+      exact: True if `best` is the minimum.
+      kept: [n] remaining labels. If some labelling is at or below the upper bound, a labelling of
+        least energy uses only `kept`.
     """
 
     bound: float
@@ -42,18 +41,19 @@ def prove(
     model: PairwiseModel,
     upper: float = np.inf,
     *,
-    most_entries: int = 10_000_000,
+    max_entries: int = 10_000_000,
     sweeps: int = 40,
     rounds: int = 3,
-    go_on: Callable[[], bool] = lambda: True,
+    should_continue: Callable[[], bool] = lambda: True,
 ) -> Proof:
     """Bounds the minimum of a model.
 
     Args:
       upper: energy of a known labelling, or any figure above which labellings do not matter.
-      most_entries: of a table of exact elimination.
-      sweeps / rounds: of messages in one round, and rounds of removals.
-      go_on: asked between sweeps whether time is left.
+      max_entries: limit of a table of exact elimination.
+      sweeps: maximum number of message passes in one round.
+      rounds: maximum number of rounds of label removal.
+      should_continue: called between sweeps; False ends the proof early.
     """
     limit = upper + ROUNDING * abs(upper) if np.isfinite(upper) else np.inf
     kept, bound = without_dead_ends(model), -np.inf
@@ -61,25 +61,25 @@ def prove(
     for _ in range(rounds):
         rest = model.restricted(kept)
         order = elimination_order(rest)
-        if order.largest <= most_entries:
-            best = whole_labelling(eliminate(rest, order), kept)
+        if order.largest <= max_entries:
+            best = lift_labelling(eliminate(rest, order), kept)
             return Proof(max(bound, min(best.energy, limit)), best, best.energy <= limit, kept)
         tree = TreeBound(rest, order.variables)
         for _ in range(sweeps):
             before = tree.value
-            if tree.sweep() - before <= 1e-5 * abs(tree.value) or not go_on():
+            if tree.sweep() - before <= 1e-5 * abs(tree.value) or not should_continue():
                 break
-        labels = tree.decoded()
-        found = whole_labelling(Labelling(rest.energy(labels), labels), kept)
+        labels = tree.decode()
+        found = lift_labelling(Labelling(rest.energy(labels), labels), kept)
         if best is None or found.energy < best.energy:
             best = found
         bound = max(bound, min(tree.value, limit))
         limit = min(limit, best.energy + ROUNDING * abs(best.energy))
-        left = [k[costs <= limit] for k, costs in zip(kept, tree.with_label, strict=True)]
-        if not all(map(len, left)):  # nothing is below the upper bound
+        left = [k[costs <= limit] for k, costs in zip(kept, tree.label_bounds, strict=True)]
+        if not all(map(len, left)):  # no labelling is below the upper bound
             return Proof(min(upper, best.energy), best, best.energy <= upper, kept)
         fewer = without_dead_ends(model, left)
-        if sum(map(len, fewer)) == sum(map(len, kept)) or not go_on():
+        if sum(map(len, fewer)) == sum(map(len, kept)) or not should_continue():
             kept = fewer
             break
         kept = fewer

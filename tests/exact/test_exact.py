@@ -83,7 +83,7 @@ def test_bounds_with_a_label_are_below_its_minimum(seed: int) -> None:
     model = random_model(seed, variables=5)
     tree = TreeBound(model)
     tree.run(5)
-    for u, bounds in enumerate(tree.with_label):
+    for u, bounds in enumerate(tree.label_bounds):
         for x, bound in enumerate(bounds):
             kept = model.all_labels()
             kept[u] = np.array([x])
@@ -101,16 +101,16 @@ def test_the_bound_of_a_tree_is_exact() -> None:
         model = built.model()
         tree = TreeBound(model)
         assert tree.run(50, least_gain=0.0) == pytest.approx(eliminate(model).energy)
-        assert model.energy(tree.decoded()) == pytest.approx(eliminate(model).energy)
+        assert model.energy(tree.decode()) == pytest.approx(eliminate(model).energy)
 
 
 @given(SEEDS, st.sampled_from([0.0, 0.1, 1.0, -0.5]), st.sampled_from([8, 10**6]))
 @settings(max_examples=200, deadline=None)
-def test_proofs(seed: int, above: float, most_entries: int) -> None:
+def test_proofs(seed: int, above: float, max_entries: int) -> None:
     """Whatever the upper bound, a proof's bound is right and a minimum below it is kept."""
     model = random_model(seed)
     least = enumerated(model).energy
-    proof = prove(model, least + above, most_entries=most_entries)
+    proof = prove(model, least + above, max_entries=max_entries)
     assert proof.bound <= least + 1e-6
     assert model.energy(proof.best.labels) == pytest.approx(proof.best.energy, abs=NEAR)
     assert proof.best.energy >= least - NEAR
@@ -125,18 +125,18 @@ def test_removals_make_elimination_fit() -> None:
     model = grid(0, 7, 7, 5, strength=0.5)
     assert elimination_order(model).largest > 10_000
     upper = eliminate(model).energy
-    proof = prove(model, upper, most_entries=10_000, sweeps=200, rounds=6)
+    proof = prove(model, upper, max_entries=10_000, sweeps=200, rounds=6)
     assert proof.exact
     assert proof.best.energy == pytest.approx(upper)
 
 
 @given(SEEDS, st.sampled_from([1, 4, 16, 64]))
 @settings(max_examples=100, deadline=None)
-def test_capped_minima_never_rise(seed: int, most_entries: int) -> None:
+def test_capped_minima_never_rise(seed: int, max_entries: int) -> None:
     model = random_model(seed, density=0.9)
     labels = random_labels(model, seed)
     start = Labelling(model.energy(labels), labels)
-    found = minimum_within(model, start, most_entries)
+    found = minimum_within(model, start, max_entries)
     assert found.energy <= start.energy + NEAR
     assert model.energy(found.labels) == pytest.approx(found.energy, abs=NEAR)
 
@@ -162,7 +162,7 @@ def test_alternation_is_monotone(seed: int) -> None:
     blocks = two_axes(model, 3)
     start = random_labels(model, seed)
     found = alternate(lambda _: model, model.energy, blocks, start, rounds=10)
-    energies = [each.energy for each in found.met]
+    energies = [each.energy for each in found.visited]
     assert energies == sorted(energies, reverse=True)
     assert found.best.energy == min(energies)
     for block in blocks:  # nothing is left to gain in any block
