@@ -201,7 +201,7 @@ def compile_for(program: LocalProgram, mesh: Mesh, options: dict[str, Any] | Non
 
 
 def as_written(_: Reshard) -> float:
-    """1.0: a move carries elements of the program's type."""
+    """1.0: a reshard carries elements of the program's type."""
     return 1.0
 
 
@@ -214,7 +214,7 @@ def compare(
 
     Args:
       found: collectives of the compiled program.
-      width: payload bytes of a move, as a multiple of bytes in the program's type.
+      width: payload bytes of a reshard, as a multiple of bytes in the program's type.
 
     Returns:
       Rows by kind and axes; known changes by XLA and unexplained differences, as sentences.
@@ -223,15 +223,15 @@ def compare(
     planned: dict[Key, list[tuple[int, int]]] = collections.defaultdict(list)
     runs: Runs = collections.defaultdict(lambda: [0, 0])
     pairs: Rest = collections.defaultdict(collections.Counter)  # of complex numbers
-    for move, times in program.reshards():
-        if move.step.communicates:
-            axes = tuple(mesh.names[a] for a in _axes(move.step, mesh) if mesh.sizes[a] > 1)
-            size = move.source.value.type.itemsize
-            carried = round(size * width(move))
-            planned[move.step.kind, axes].append((move.payload_bytes // size, carried))
-            if jnp.issubdtype(move.source.value.type.dtype, np.complexfloating):
-                pairs[move.step.kind, axes][move.payload_bytes // size] += 1
-            runs[move.step.kind, axes][0] += move.payload_bytes // size * times
+    for reshard, times in program.reshards():
+        if reshard.step.communicates:
+            axes = tuple(mesh.names[a] for a in _axes(reshard.step, mesh) if mesh.sizes[a] > 1)
+            size = reshard.source.value.type.itemsize
+            carried = round(size * width(reshard))
+            planned[reshard.step.kind, axes].append((reshard.payload_bytes // size, carried))
+            if jnp.issubdtype(reshard.source.value.type.dtype, np.complexfloating):
+                pairs[reshard.step.kind, axes][reshard.payload_bytes // size] += 1
+            runs[reshard.step.kind, axes][0] += reshard.payload_bytes // size * times
     for own, _, times in program.own_collectives():
         axes = tuple(n for n in mesh.whole if n in own.axes and mesh.as_dict()[n] > 1)
         planned[own.kind, axes].append((own.nbytes // own.itemsize, own.itemsize))

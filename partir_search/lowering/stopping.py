@@ -47,21 +47,21 @@ def _undecided(steps: Iterable[Instruction], result: Source) -> LocalValue | Non
     """The decision of one device, before the reduction over devices; None if the block reshards
     more than the decision.
     """
-    moves = [s for s in steps if isinstance(s, Reshard)]
-    for move in reversed(moves):
-        step = move.step
-        if move.target is not result or not isinstance(step, Reduction) or step.monoid != "or":
+    reshards = [s for s in steps if isinstance(s, Reshard)]
+    for reshard in reversed(reshards):
+        step = reshard.step
+        if reshard.target is not result or not isinstance(step, Reduction) or step.monoid != "or":
             return None
-        result = move.source
+        result = reshard.source
     return result if isinstance(result, LocalValue) else None
 
 
 def _meets(partition: Partition, block: Block) -> bool:
     """True if devices meet in a block: in a collective, or an op that all devices run together."""
 
-    def moves(block: Block) -> bool:
+    def communicates(block: Block) -> bool:
         return any(
-            s.step.communicates if isinstance(s, Reshard) else any(map(moves, s.blocks))
+            s.step.communicates if isinstance(s, Reshard) else any(map(communicates, s.blocks))
             for s in block.steps
         )
 
@@ -71,4 +71,4 @@ def _meets(partition: Partition, block: Block) -> bool:
             for op, rule in ((op, partition.rules[op.id]) for op in region.ops)
         )
 
-    return moves(block) or together(block.region)
+    return communicates(block) or together(block.region)

@@ -35,16 +35,16 @@ def collectives_of(program: LocalProgram) -> tuple[Collective, ...]:
     names = program.partition.mesh.names
     planned = [
         Collective(
-            kind=move.step.kind,
-            axes=tuple(names[a] for a in move.step.axes),
-            bytes=move.payload_bytes,
-            value=move.source.value.name,
-            op=move.op.prim if move.op else "return",
-            source=move.op.source if move.op else "",
+            kind=reshard.step.kind,
+            axes=tuple(names[a] for a in reshard.step.axes),
+            bytes=reshard.payload_bytes,
+            value=reshard.source.value.name,
+            op=reshard.op.prim if reshard.op else "return",
+            source=reshard.op.source if reshard.op else "",
             times=times,
         )
-        for move, times in program.reshards()
-        if move.step.communicates
+        for reshard, times in program.reshards()
+        if reshard.step.communicates
     ]
     written = [
         Collective(

@@ -41,9 +41,9 @@ def cost_by_op(
       analysis: of the program's module; None for a quotient.
     """
     rows, partial = list[OpCost](), dict[int, int]()
-    for move, _ in program.reshards():
-        if isinstance(move.step, Reduction):
-            partial.setdefault(move.source.value.id, move.source.nbytes)
+    for reshard, _ in program.reshards():
+        if isinstance(reshard.step, Reduction):
+            partial.setdefault(reshard.source.value.id, reshard.source.nbytes)
     seconds_of = found.seconds.copy()
     for kernel, added in split_at_partials(time.splits, time.work, found, partial).seconds.items():
         seconds_of[kernel] += added
@@ -67,13 +67,19 @@ def cost_by_op(
             )
         )
     arguments = {local.id for local in _arguments(program.body)}
-    for move, trips in program.reshards():
-        if move.step.communicates:
-            times, cost = trips * regions.runs(move), costs.cost(move)
-            payload = move.payload_bytes * cost.width
-            source = move.op.source if move.op else ""
-            row = (move.step.kind, move.source.value.name, source, times, cost.seconds * times)
-            traits = _move_traits(move, cost.width, move.source.id in arguments, costs)
+    for reshard, trips in program.reshards():
+        if reshard.step.communicates:
+            times, cost = trips * regions.runs(reshard), costs.cost(reshard)
+            payload = reshard.payload_bytes * cost.width
+            source = reshard.op.source if reshard.op else ""
+            row = (
+                reshard.step.kind,
+                reshard.source.value.name,
+                source,
+                times,
+                cost.seconds * times,
+            )
+            traits = _reshard_traits(reshard, cost.width, reshard.source.id in arguments, costs)
             rows.append(OpCost(*row, 0.0, payload * times, traits))
     for own, op, trips in program.own_collectives():
         seconds = costs.of_own(own)[0] * trips * op.count
@@ -101,15 +107,15 @@ def _arguments(block: Block) -> Iterator[LocalValue]:
             yield from _arguments(inner)
 
 
-def _move_traits(
-    move: Reshard, width: float, argument: bool, costs: CollectiveCosts
+def _reshard_traits(
+    reshard: Reshard, width: float, argument: bool, costs: CollectiveCosts
 ) -> tuple[str, ...]:
     """Names of the traits on which the cost of a collective depends."""
-    traits, kind = costs.machine.traits, move.step.kind
+    traits, kind = costs.machine.traits, reshard.step.kind
     start = traits.async_all_gather
-    gather = isinstance(move.step, AllGather)
+    gather = isinstance(reshard.step, AllGather)
     early = gather and (start == "since_source" or (argument and start != "never"))
-    donated = traits.copies_gather_into_donated and gathers_into_donated(move, costs.facts)
+    donated = traits.copies_gather_into_donated and gathers_into_donated(reshard, costs.facts)
     found = {
         "f32_dot_operand_bytes": width != 1.0,
         "collective_copy_factors": bool(traits.collective_copy_factors.get(kind)),
@@ -117,7 +123,7 @@ def _move_traits(
         "async_all_gather": early,
         "defers_weight_gradients": traits.defers_weight_gradients
         and not early
-        and not isinstance(move, RingReshard),
+        and not isinstance(reshard, RingReshard),
     }
     return tuple(name for name, holds in found.items() if holds)
 

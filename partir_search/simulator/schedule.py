@@ -17,9 +17,9 @@ from partir_search.simulator.time.collective_cost import CollectiveCost, Collect
 Scheduled = tuple[Instruction, int, CollectiveCost | None, bool]
 """An instruction of a region, with three annotations:
 
-- The position of its op in the region; for a move of the region's results, the number of ops.
-- The cost of a move; None for an op.
-- True for a move of an argument of the region.
+- The position of its op in the region; for a reshard of the region's results, the number of ops.
+- The cost of a reshard; None for an op.
+- True for a reshard of an argument of the region.
 """
 
 
@@ -51,7 +51,7 @@ class ScheduledBlock:
         return table("ScheduledBlock", head, rows)
 
     def all_costs(self) -> Iterator[CollectiveCost]:
-        """Costs of all moves of the region and of all regions inside."""
+        """Costs of all reshards of the region and of all regions inside."""
         yield from (cost for _, _, cost, _ in self.steps if cost)
         for parts in self.inner.values():
             for part, _ in parts:

@@ -27,7 +27,7 @@ from partir_search.simulator.printing import table
 from partir_search.simulator.program_analysis import ProgramAnalysis, analyse_program
 from partir_search.simulator.schedule import ScheduledBlock, schedule
 from partir_search.simulator.target.machine import Machine
-from partir_search.simulator.time.collective_cost import CollectiveCosts, move_width
+from partir_search.simulator.time.collective_cost import CollectiveCosts, reshard_width
 from partir_search.simulator.time.fusion_splits import SplitKernels, split_at_partials
 from partir_search.simulator.time.overlap import Overlap, overlap
 from partir_search.simulator.time.roofline import Roofline, roofline
@@ -121,14 +121,14 @@ class CostModel:
         self._costs: CollectiveCosts | None = None
 
     def costs(self, mesh: MeshShape) -> CollectiveCosts:
-        """Costs of moves on a mesh, cached for the latest mesh."""
+        """Costs of reshards on a mesh, cached for the latest mesh."""
         if self._costs is None or self._costs.mesh is not mesh:
             self._costs = CollectiveCosts(self.facts, self.machine, mesh)
         return self._costs
 
-    def width(self, move: Reshard) -> float:
-        """Width of a move's payload and copy, as a multiple of the program's."""
-        return move_width(move, self.facts, self.machine.traits)
+    def width(self, reshard: Reshard) -> float:
+        """Width of a reshard's payload and copy, as a multiple of the program's."""
+        return reshard_width(reshard, self.facts, self.machine.traits)
 
     def load(self, partition: Partition) -> DeviceLoad:
         """Load of a partition of this model's module."""

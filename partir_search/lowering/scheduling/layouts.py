@@ -88,8 +88,8 @@ def state_gradients(program: LocalProgram, traits: LoweringTraits) -> dict[int, 
         local = block.results[result]
         if argument not in module.donated or not isinstance(local, LocalValue):
             continue
-        while local.id in made and isinstance(move := block.steps[made[local.id]], Reshard):
-            local = move.source  # of ZeRO's new parameters the shard, before it is gathered
+        while local.id in made and isinstance(reshard := block.steps[made[local.id]], Reshard):
+            local = reshard.source  # of ZeRO's new parameters the shard, before it is gathered
         if _fills_tiles(local.shape, traits) and _floats(local):
             visit(local, local.shape)
     return found

@@ -48,10 +48,10 @@ class RegionSummaries:
         ]
         return table("RegionSummaries", ("op id", "region", "rows", "values"), rows)
 
-    def runs(self, move: Reshard) -> int:
-        """Executions of a move per run of its region in the original."""
-        op, value = move.op, move.source.value
-        if isinstance(move.step, Reduction) and value.id in self.summed:
+    def runs(self, reshard: Reshard) -> int:
+        """Executions of a reshard per run of its region in the original."""
+        op, value = reshard.op, reshard.source.value
+        if isinstance(reshard.step, Reduction) and value.id in self.summed:
             return 1
         return self.instances.get((op.id if op else NONE, value.id), op.count if op else 1)
 

@@ -1,7 +1,7 @@
 """Temporaries of redistribution: memory beside the stored values of a program.
 
-Temporaries are copies made by moves, values with a longer life because a gather delays their dot,
-and blocks and operands of rings.
+Temporaries are copies made by reshards, values with a longer life because a gather delays their
+dot, and blocks and operands of rings.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class _Builder:
                 if isinstance(item, RingReshard):
                     self._pass_on(item, cost, at)
                 else:
-                    self._move(item, cost, at, argument)
+                    self._reshard(item, cost, at, argument)
                 continue
             self._read(item, at)
             if isinstance(item, RingTurn):
@@ -139,34 +139,34 @@ class _Builder:
             peak = max(peak, most)
         return peak
 
-    def _pass_on(self, move: RingReshard, cost: CollectiveCost, at: int) -> None:
+    def _pass_on(self, reshard: RingReshard, cost: CollectiveCost, at: int) -> None:
         """Adds a block passed on by a ring: two copies, one in use and one being received."""
-        if move.turn <= 2:
-            self.extra[at] += move.target.nbytes * cost.width
+        if reshard.turn <= 2:
+            self.extra[at] += reshard.target.nbytes * cost.width
 
-    def _move(self, move: Reshard, cost: CollectiveCost, at: int, argument: bool) -> None:
-        """Adds the copy made by a move.
+    def _reshard(self, reshard: Reshard, cost: CollectiveCost, at: int, argument: bool) -> None:
+        """Adds the copy made by a reshard.
 
         Args:
-          argument: True if the move's source is an argument of the region.
+          argument: True if the reshard's source is an argument of the region.
         """
-        for piece in move.received:
+        for piece in reshard.received:
             self._use(piece, at)
-        source, target, step = move.source, move.target, move.step
+        source, target, step = reshard.source, reshard.target, reshard.step
         if step.communicates and not isinstance(step, Reduction):
             self.stored_casts |= self._memory.casts.stored_with(source.value.id)
-        together = self._memory.regions.instances_in_flight(move.op, source.value)
-        if argument and move.to_home and isinstance(step, Permute):
+        together = self._memory.regions.instances_in_flight(reshard.op, source.value)
+        if argument and reshard.to_home and isinstance(step, Permute):
             # The argument keeps its buffer: its blocks in the order of a ring are a second copy.
             last = self._facts.last_use[target.value.id]
             self.extra[at : max(at, last) + 1] += target.nbytes
         if isinstance(step, Reduction) and source.value.id in self._reduced:
             self.extra[at] += self._nbytes[source.value.id] * together
-        if isinstance(step, AllGather) and move.op is not None and not argument:
-            self._send(source, move.op, cost, at)
-            if move.regather and self._traits.async_all_gather != "never":
-                self._wait(move, move.op, cost, at)
-        if move.to_home or isinstance(step, ReduceScatter):
+        if isinstance(step, AllGather) and reshard.op is not None and not argument:
+            self._send(source, reshard.op, cost, at)
+            if reshard.regather and self._traits.async_all_gather != "never":
+                self._wait(reshard, reshard.op, cost, at)
+        if reshard.to_home or isinstance(step, ReduceScatter):
             if target.nbytes != source.nbytes:
                 self.extra[at - 1] += (
                     source.nbytes * together
@@ -215,7 +215,7 @@ class _Builder:
         self.extra[before[0] + 1 if before else at : at + 1] += size
         self._sent[v] = at, op
 
-    def _wait(self, move: Reshard, op: Op, cost: CollectiveCost, at: int) -> None:
+    def _wait(self, reshard: Reshard, op: Op, cost: CollectiveCost, at: int) -> None:
         """Adds an operand gathered a second time for a dot.
 
         The gather starts as soon as the dot's second operand is made. XLA defers a dot off the
@@ -225,9 +225,9 @@ class _Builder:
         facts, spent = self._facts, self._spent
         if not facts.contracts[op.id]:
             return
-        others = [v for _, v in op.inputs() if v.id != move.source.value.id]
+        others = [v for _, v in op.inputs() if v.id != reshard.source.value.id]
         start = max((self._made(v) for v in others), default=0)
-        size = move.target.nbytes * cost.width
+        size = reshard.target.nbytes * cost.width
         self.extra[start:at] += size
         if not all(r.id in facts.off_critical_path for r in op.results):
             return

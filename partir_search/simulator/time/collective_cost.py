@@ -1,4 +1,4 @@
-"""Cost of moves: seconds and bytes of collectives, and bytes of copies."""
+"""Cost of reshards: seconds and bytes of collectives, and bytes of copies."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from partir_search.simulator.time.permutes import permute_seconds
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CollectiveCost:
-    """Seconds and bytes of a move.
+    """Seconds and bytes of a reshard.
 
     Attributes:
       width: bytes of the payload and of the copy, as a multiple of the program's.
       copied: bytes read and written in memory for copies; a collective's own writes are free.
-      seconds: duration of the collective, 0 for a local move.
+      seconds: duration of the collective, 0 for a local reshard.
       sent: bytes that a device sends.
       axes: names of the collective's mesh axes.
     """
@@ -46,59 +46,59 @@ def dot_read_width(v: Value, traits: XlaTraits) -> float:
     return traits.dot_operand_width if v.type.itemsize == 4 else 1.0
 
 
-def move_width(move: Reshard, facts: ProgramFacts, traits: XlaTraits) -> float:
-    """Width of a move's payload and copy, as a multiple of the program's."""
-    if isinstance(move.step, Reduction) or move.to_home or not traits.narrows_dot_operands:
+def reshard_width(reshard: Reshard, facts: ProgramFacts, traits: XlaTraits) -> float:
+    """Width of a reshard's payload and copy, as a multiple of the program's."""
+    if isinstance(reshard.step, Reduction) or reshard.to_home or not traits.narrows_dot_operands:
         return 1.0
-    v = move.source.value
+    v = reshard.source.value
     if facts.for_dots[v.id]:
         return traits.dot_operand_width
-    of_dot = move.op is not None and facts.contracts[move.op.id]
+    of_dot = reshard.op is not None and facts.contracts[reshard.op.id]
     return dot_read_width(v, traits) if of_dot else 1.0
 
 
-def gathers_into_donated(move: Reshard, facts: ProgramFacts) -> bool:
+def gathers_into_donated(reshard: Reshard, facts: ProgramFacts) -> bool:
     """True for an all_gather of a result in a donated argument's buffer."""
-    ends = isinstance(move.step, AllGather) and (move.to_home or move.op is None)
-    return ends and move.source.value.id in facts.donated_results
+    ends = isinstance(reshard.step, AllGather) and (reshard.to_home or reshard.op is None)
+    return ends and reshard.source.value.id in facts.donated_results
 
 
 class CollectiveCosts:
-    """Costs of moves on one mesh; costs of moves shared by several programs are cached."""
+    """Costs of reshards on one mesh; costs of reshards shared by several programs are cached."""
 
     def __init__(self, facts: ProgramFacts, machine: Machine, mesh: MeshShape) -> None:
         self.facts, self.machine, self.mesh = facts, machine, mesh
         self._transfers: dict[tuple[object, ...], tuple[float, float, str]] = {}
         self._kept: dict[Reshard, CollectiveCost] = {}
 
-    def cost(self, move: Reshard) -> CollectiveCost:
-        """Cost of a move."""
-        found = self._kept.get(move) if move.shared else None
+    def cost(self, reshard: Reshard) -> CollectiveCost:
+        """Cost of a reshard."""
+        found = self._kept.get(reshard) if reshard.shared else None
         if found is None:
-            found = self._cost(move)
-            if move.shared:
-                self._kept[move] = found
+            found = self._cost(reshard)
+            if reshard.shared:
+                self._kept[reshard] = found
         return found
 
-    def _cost(self, move: Reshard) -> CollectiveCost:
-        machine, traits, step = self.machine, self.machine.traits, move.step
-        width, grown = move_width(move, self.facts, traits), move.target.nbytes
+    def _cost(self, reshard: Reshard) -> CollectiveCost:
+        machine, traits, step = self.machine, self.machine.traits, reshard.step
+        width, grown = reshard_width(reshard, self.facts, traits), reshard.target.nbytes
         copied, taken = 0.0, (0.0, 0.0, "")
         halo = step if isinstance(step, Halo) else None
-        if grown > move.source.nbytes or halo:
+        if grown > reshard.source.nbytes or halo:
             copied = (1.0 if step.communicates else 2.0) * grown * width
             if halo and not halo.joined:  # a kernel for each fetched block
                 bandwidth = machine.attained_hbm_bytes_per_s
-                copied = 2.0 * (grown - move.source.nbytes) * width
-                copied += len(move.received) * machine.kernel_seconds * bandwidth
-            elif halo and self._fuses(halo, move.op):
+                copied = 2.0 * (grown - reshard.source.nbytes) * width
+                copied += len(reshard.received) * machine.kernel_seconds * bandwidth
+            elif halo and self._fuses(halo, reshard.op):
                 copied = 0.0
         if step.communicates:
             pairs = step.pairs if isinstance(step, Permute) else None
-            taken = self.transfer(step.kind, step.axes, move.payload_bytes * width, pairs)
+            taken = self.transfer(step.kind, step.axes, reshard.payload_bytes * width, pairs)
             factor = traits.collective_copy_factors.get(step.kind, 0.0)
-            copied += factor * move.payload_bytes * width
-        if traits.copies_gather_into_donated and gathers_into_donated(move, self.facts):
+            copied += factor * reshard.payload_bytes * width
+        if traits.copies_gather_into_donated and gathers_into_donated(reshard, self.facts):
             # A value that fits the memory on the chip is copied from there beside kernels.
             on_chip = machine.vmem_bytes * traits.vmem_resident_fraction
             copied += 2.0 * grown if grown >= on_chip else 0.0

@@ -196,7 +196,7 @@ class _Builder:
                     continue
                 count = times * self._regions.runs(item)
                 early = slack if argument else min(slack, self._since(item, members, spent, at))
-                slack = self._move(item, cost, count, slack, argument, early)
+                slack = self._reshard(item, cost, count, slack, argument, early)
                 continue
             if isinstance(item, RingTurn):
                 share = item.share if isinstance(item, AttentionTurn) else 1.0
@@ -265,13 +265,13 @@ class _Builder:
         self.by_axis[axes] = self.by_axis.get(axes, 0.0) + sent * times
         self.by_kind[kind] = self.by_kind.get(kind, 0.0) + sent * times
 
-    def _pass_on(self, move: RingReshard, cost: CollectiveCost, times: float) -> None:
+    def _pass_on(self, reshard: RingReshard, cost: CollectiveCost, times: float) -> None:
         """Adds a permute of a ring, which runs beside a turn's compute."""
         if self._worked:
             self._arrive(times)
-        self._add(move.step.kind, cost.axes, cost.sent, times)
-        payload = move.payload_bytes * cost.width
-        self._passing.append((move.step.pairs, move.step.axes, payload))
+        self._add(reshard.step.kind, cost.axes, cost.sent, times)
+        payload = reshard.payload_bytes * cost.width
+        self._passing.append((reshard.step.pairs, reshard.step.axes, payload))
 
     def _arrive(self, times: float) -> None:
         """Ends the permutes in flight: seconds beyond the compute of the turns are exposed."""
@@ -288,20 +288,20 @@ class _Builder:
             )
         self._passing, self._worked = [], 0.0
 
-    def _since(self, move: Reshard, members: Ints, spent: Sequence[float], at: int) -> float:
+    def _since(self, reshard: Reshard, members: Ints, spent: Sequence[float], at: int) -> float:
         """Seconds of compute between the op of a gather's source and the gather's use."""
-        if not isinstance(move.step, AllGather):
+        if not isinstance(reshard.step, AllGather):
             return 0.0
-        made = self._facts.def_use.maker_ids[move.source.value.id]
+        made = self._facts.def_use.maker_ids[reshard.source.value.id]
         if made == NONE:
             return spent[at]
         first = int(self._def_use.position[made])
         here = first < at and members[first] == made
         return spent[at] - spent[first + 1] if here else 0.0
 
-    def _move(
+    def _reshard(
         self,
-        move: Reshard,
+        reshard: Reshard,
         cost: CollectiveCost,
         times: float,
         slack: float,
@@ -312,29 +312,29 @@ class _Builder:
 
         Args:
           slack: seconds of compute in the region so far that hide no gather yet.
-          argument: True if the move's source is an argument of the region.
-          early: seconds of compute between the earliest start of the move and its use.
+          argument: True if the reshard's source is an argument of the region.
+          early: seconds of compute between the earliest start of the reshard and its use.
 
         Returns:
           Slack after the collective.
         """
-        kind, traits = move.step.kind, self._machine.traits
+        kind, traits = reshard.step.kind, self._machine.traits
         self.copied += cost.copied * times
-        if not move.step.communicates:
+        if not reshard.step.communicates:
             return slack
         seconds = cost.seconds
         self._add(kind, cost.axes, cost.sent, times)
-        if isinstance(move.step, Reduction):
-            self.partial.setdefault(move.source.value.id, move.source.nbytes)
+        if isinstance(reshard.step, Reduction):
+            self.partial.setdefault(reshard.source.value.id, reshard.source.nbytes)
         start = traits.async_all_gather
-        if isinstance(move.step, AllGather) and (
+        if isinstance(reshard.step, AllGather) and (
             start == "since_source" or (argument and start == "arguments")
         ):
             exposed = max(0.0, seconds - early) * times
             slack = max(0.0, slack - min(seconds, early))
         elif traits.defers_weight_gradients:
-            total, op = seconds * times, move.op
-            deferrable = move.source.value.id in self._facts.off_critical_path
+            total, op = seconds * times, reshard.op
+            deferrable = reshard.source.value.id in self._facts.off_critical_path
             layers = op.count if op and op.backward else 1
             found = InFlightCollective(kind, cost.axes, total, total, op, self._at)
             self._window.begin(found, deferrable=deferrable, layers=layers)
@@ -343,5 +343,5 @@ class _Builder:
             exposed = seconds * times
         self.exposed += exposed
         if self._record:
-            self.record(kind, cost.axes, seconds * times, exposed, move.op)
+            self.record(kind, cost.axes, seconds * times, exposed, reshard.op)
         return slack
