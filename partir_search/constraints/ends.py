@@ -198,9 +198,9 @@ def _order(
     order = Modes()
     for axes in sorted(weight, key=lambda axes: -weight[axes]):
         pairs = {(a, b) for i, a in enumerate(axes) for b in axes[i + 1 :]}
-        more = dataclasses.replace(order, nests=order.nests | pairs)
+        more = dataclasses.replace(order, axis_orders=order.axis_orders | pairs)
         try:
-            more.nested(range(len(mesh.names)))
+            more.ordered(range(len(mesh.names)))
         except ValueError:
             continue
         order = more
@@ -220,4 +220,4 @@ def _near_shard_maps(module: Module) -> set[str]:
 
 
 def _ordered(layout: Layout, order: Modes) -> Layout:
-    return tuple(tuple(order.nested(sorted(axes))) for axes in layout)
+    return tuple(tuple(order.ordered(sorted(axes))) for axes in layout)

@@ -63,12 +63,12 @@ def band_of(lows: Ints, highs: Ints, extent: int) -> Band:
       extent: elements of the source dim.
     """
     points = np.arange(len(lows))
-    held = lows <= highs
+    nonempty = lows <= highs
     bands = []
     for step, over in _slopes(extent, len(lows)):
         base = points * step // over
-        first = int(np.min((lows - base)[held], initial=extent if held.any() else 0))
-        last = int(np.max((highs - base)[held], initial=-extent if held.any() else 0))
+        first = int(np.min((lows - base)[nonempty], initial=extent if nonempty.any() else 0))
+        last = int(np.max((highs - base)[nonempty], initial=-extent if nonempty.any() else 0))
         bands.append(Band(step, over, first, last - first + 1))
     return min(bands, key=lambda band: band.width)
 

@@ -1,7 +1,7 @@
 """Bodies of composite ops: fused attention, with scores for one block of keys at a time.
 
 A `Body` is a small program of `Member`s in order. Each dim in it has a *label*, a factor of the
-composite op. The label `Body.walked` is the keys': blocks of keys one after another give the same
+composite op. `Body.key_label` is the label of keys: blocks of keys one after another give the same
 results as all keys at once.
 """
 
@@ -47,18 +47,18 @@ class Online:
     maximum (Milakov and Gimelshein, arXiv 1805.02867).
 
     Attributes:
-      top: maximum over keys; None if no maximum is subtracted.
+      maximum: maximum over keys; None if no maximum is subtracted.
       total: sum over keys of the exponentials.
-      share / weight: exponentials after and before division by their sum.
-      by: divisor of the exponentials.
+      weights / exponentials: exponentials after and before division by their sum.
+      divisor: divisor of the exponentials.
       result: the product.
     """
 
-    top: int | None
+    maximum: int | None
     total: int
-    share: int
-    weight: int
-    by: int
+    weights: int
+    exponentials: int
+    divisor: int
     result: int
 
 
@@ -93,7 +93,7 @@ class Body:
       sizes: extent of each label.
       operands: number of places that are operands.
       results: places of the results.
-      walked: label of the keys.
+      key_label: label of the keys.
       queries: labels of dims of queries only.
       scores: places of scores [queries, keys], never stored whole.
       online: softmax of a forward pass; None in a backward pass.
@@ -107,7 +107,7 @@ class Body:
     sizes: tuple[int, ...]
     operands: int
     results: tuple[int, ...]
-    walked: int
+    key_label: int
     queries: frozenset[int]
     scores: frozenset[int]
     online: Online | None

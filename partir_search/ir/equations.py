@@ -33,10 +33,10 @@ def is_backward(eqn: Any) -> bool:
 
 def run_equations(jaxpr: Jaxpr, eqns: Sequence[Any], env: dict[Any, Any]) -> None:
     """Runs equations on the values in `env` and adds the results to it."""
-    held = list(env)
+    known = list(env)
     made = [v for e in eqns for v in e.outvars]
     if made:
-        found = jaxpr_as_fun(subset(jaxpr, eqns, held, made))(*(env[v] for v in held))
+        found = jaxpr_as_fun(subset(jaxpr, eqns, known, made))(*(env[v] for v in known))
         env |= zip(made, found, strict=True)
 
 

@@ -15,7 +15,7 @@ from jax import lax
     jax.tree_util.register_dataclass, data_fields=("low", "tile", "high"), meta_fields=("dim",)
 )
 @dataclasses.dataclass(frozen=True)
-class Beside:
+class WindowParts:
     """Window of an operand along `dim`, in up to three parts.
 
     Attributes:
@@ -39,12 +39,12 @@ class Beside:
         n[self.dim] = sum(x.shape[self.dim] for x in self.parts)
         return tuple(n)
 
-    def each(self, change: Callable[[Any], Any]) -> Beside:
+    def map_parts(self, change: Callable[[Any], Any]) -> WindowParts:
         """Parts with `change` applied to each; it must keep `dim`."""
         low, high = (None if x is None else change(x) for x in (self.low, self.high))
-        return Beside(self.dim, low, change(self.tile), high)
+        return WindowParts(self.dim, low, change(self.tile), high)
 
 
-def together(x: Any) -> Any:
+def joined(x: Any) -> Any:
     """The array; a window in parts is concatenated."""
-    return lax.concatenate(x.parts, x.dim) if isinstance(x, Beside) else x
+    return lax.concatenate(x.parts, x.dim) if isinstance(x, WindowParts) else x

@@ -21,7 +21,7 @@ from partir_search.ir.data_flow import Emit
 from partir_search.ir.local_op import run_local
 from partir_search.ir.partition import Partition
 from partir_search.ir.rule import OpRule
-from partir_search.ir.run_region import RunOp, Seen, run_region
+from partir_search.ir.run_region import OnValue, RunOp, run_region
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -72,15 +72,15 @@ def interpret(
     rules: Sequence[OpRule],
     args: Sequence[Any],
     run_op: RunOp,
-    seen: Seen = lambda value, x: x,
+    on_value: OnValue = lambda value, x: x,
 ) -> list[Any]:
     """Results of the module on flat `args`.
 
     Args:
       rules: rule per op id.
       run_op: runs an op without regions.
-      seen: called on every argument and result of an op, inside of regions too; returns the array
-        to continue with.
+      on_value: called on every argument and result of an op, inside of regions too; returns the
+        array to continue with.
     """
     constants = {module.values[i]: jnp.asarray(a) for i, a in module.constants.items()}
 
@@ -89,7 +89,7 @@ def interpret(
         assert emit is not None, op.prim
         return emit
 
-    return run_region(module.body, args, constants, run_op, emit_of, seen)
+    return run_region(module.body, args, constants, run_op, emit_of, on_value)
 
 
 def _loops(partition: Partition, op: Op, ins: Sequence[Any]) -> list[Any]:
@@ -126,8 +126,8 @@ def _slice(
         for f in rule.factors_on(dims, d):
             if f not in tile:
                 continue
-            if reads := rule.reads_on(operand, d):
-                start, size = reads.stretch(tile[f], rule.sizes[f] // count[f])
+            if reads := rule.window_on(operand, d):
+                start, size = reads.tile_window(tile[f], rule.sizes[f] // count[f])
                 x = taken(x, d, start, size, reads.beyond)
             else:
                 size = x.shape[d] // count[f]

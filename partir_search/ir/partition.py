@@ -148,7 +148,7 @@ class Partition:
         rule = self.rules[op.id]
         if rule.manual is not None:
             return tuple(map(self._spec_layout, rule.manual.needs))
-        if rule.rests:
+        if rule.accepts_any_layout:
             return tuple(self.layout(x) if isinstance(x, Value) else () for x in op.operands)
         return tuple(
             whole_where_uneven(rule, i, self.op_layout(op, dims), x.type.shape, self.mesh)
@@ -187,11 +187,11 @@ class Partition:
                 layouts = (self.op_layout(op, x) for x in (*rule.operands, *rule.results))
                 shapes = (self.local_shape(t.shape, x) for t, x in zip(types, layouts, strict=True))
                 nbytes = [math.prod(s) * t.itemsize for s, t in zip(shapes, types, strict=True)]
-                form = self.modes.forms.get(axes[2], RESULT)
+                form = self.modes.ring_schedules.get(axes[2], RESULT)
                 return ring_of(rule, axes, self.mesh.sizes[axes[0]], (r, c, d), form, nbytes)
         return None
 
-    def passed(self, op: Op) -> dict[int, tuple[int, ...]]:
+    def ring_operands(self, op: Op) -> dict[int, tuple[int, ...]]:
         """Axes of rings on which an operand's blocks pass between devices, by operand position.
 
         An operand passes on axes with ring attention on which it is tiled at rest and the op loops.
@@ -204,12 +204,12 @@ class Partition:
                 dim = rule.operands[i].index(rule.blockwise.factor)
                 on = [a for a in self.order if self.axes[a].tiles[v.id] == dim]
                 if on and all(
-                    a in self.modes.streams and self.axes[a].loops[op.id] >= 0 for a in on
+                    a in self.modes.windowed_einsums and self.axes[a].loops[op.id] >= 0 for a in on
                 ):
                     found[i] = tuple(on)
         return found
 
-    def zigzags(self, op: Op, axes: tuple[int, ...]) -> bool:
+    def is_zigzag(self, op: Op, axes: tuple[int, ...]) -> bool:
         """True if each device's block on the rings over `axes` is one early and one late chunk.
 
         Requires the zigzag option on the axes, a causal op, equal lengths of queries and keys that
@@ -217,7 +217,7 @@ class Partition:
         """
         rule, size = self.rules[op.id], self.mesh.size(axes)
         how, sizes = rule.blockwise, rule.sizes
-        if how is None or not how.causal or not self.modes.streams[axes[0]]:
+        if how is None or not how.causal or not self.modes.windowed_einsums[axes[0]]:
             return False
         looped = {a for a, rows in enumerate(self.axes) if rows.loops[op.id] == how.along}
         even = sizes[how.along] == sizes[how.factor] and sizes[how.along] % (2 * size) == 0
@@ -276,7 +276,7 @@ def windows_of(
         axes = tuple(a for a in order if loops[a] == f)
         if r.operand == operand and axes:
             tiles = mesh.size(axes)
-            each = [r.stretch(i, rule.sizes[f] // tiles) for i in range(tiles)]
+            each = [r.tile_window(i, rule.sizes[f] // tiles) for i in range(tiles)]
             starts = tuple(start for start, _ in each)
             found.append(Window(r.dim, axes, starts, each[0][1], r.beyond))
     return tuple(found)
@@ -304,7 +304,7 @@ def axis_order(partition: Partition, inner: Sequence[tuple[int, int]] = ()) -> t
 
     If several axes tile one dim and an op needs the dim tiled on some of them only, the remaining
     axes must be minor, to be removed by one all_gather. On ties the order of the mesh is kept.
-    Sub-axes of one axis stay together. `modes.nests` has priority over all of this.
+    Sub-axes of one axis stay together. `modes.axis_orders` has priority over all of this.
 
     Args:
       inner: (axis, op) of loops over minor factors; their axes come after the axes of the major
@@ -325,7 +325,7 @@ def axis_order(partition: Partition, inner: Sequence[tuple[int, int]] = ()) -> t
             if order.index(a) > order.index(b):
                 order.remove(a)
                 order.insert(order.index(b), a)
-    return tuple(partition.modes.nested(order))
+    return tuple(partition.modes.ordered(order))
 
 
 def active_ops(partition: Partition) -> npt.NDArray[np.bool_]:

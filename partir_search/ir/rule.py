@@ -33,15 +33,15 @@ LocalForm = Callable[[LocalContext, Op, Sequence[Any]], Sequence[Any]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Reads:
+class InputWindow:
     """Window of an operand's dim read by a tile of the dim's factor, halo included.
 
     Point p of the factor reads ``width`` elements from ``step * p // over + first`` on.
 
     Attributes:
       operand / dim: positions of the operand and of its dim.
-      spreads: propagate tilings of the operand to the factor and back. False if most of a window
-        lies on other devices: then the loop follows the result alone.
+      propagates_both_ways: propagate tilings of the operand to the factor and back. False if most
+        of a window lies on other devices: then the loop follows the result alone.
       beyond: elements beyond the ends of the dim; zeros if None.
     """
 
@@ -50,11 +50,11 @@ class Reads:
     step: int = 1
     first: int = 0
     width: int = 1
-    spreads: bool = True
+    propagates_both_ways: bool = True
     beyond: Beyond | None = None
     over: int = 1
 
-    def stretch(self, tile: int, points: int) -> tuple[int, int]:
+    def tile_window(self, tile: int, points: int) -> tuple[int, int]:
         """Start and size of the window read by tile number `tile` of `points` points.
 
         The size is the same for all tiles.
@@ -116,18 +116,18 @@ class OpRule:
         convolution's image with its halo, a reversed dim. Needed only under loops.
       indexed: factors indexed by an operand's values; no element beyond their extent is read.
       manual: the user's own `shard_map`, with fixed layouts of operands and results.
-      fixes: results may have layouts fixed by the user, independent of their users' layouts.
-      pads: longer factors leave results unchanged within the extents of the program.
-      beside: takes the window of its first operand in parts (`ir.halos`), without concatenation.
+      fixed_by_user: results may have layouts fixed by the user, unlike those of their consumers.
+      tolerates_padding: longer factors leave results unchanged within the extents of the program.
+      accepts_halo_parts: takes the window of its first operand as tile and halos (`ir.halos`).
       resizing: lengthens the dims of `reads`; None if their extents are fixed.
       blockwise: form that works on one block of a factor at a time, if any.
-      watches: a debugging tool, ignored in all decisions (see `passes/debug_ops.py`).
-      rests: accepts operands in any layout; costs nothing.
-      together: the local form contains collectives and must run on all devices.
+      debug_only: a debugging tool, ignored in all decisions (see `passes/debug_ops.py`).
+      accepts_any_layout: accepts operands in any layout; costs nothing.
+      has_collectives: the local form contains collectives and must run on all devices.
       data_flow: edges between operands and results of the op and its regions.
       emit: runs the op, given emitters of its regions; None without regions.
       role: meaning of the op for pattern recognisers; None for most.
-      told: parameters implied by types and factors, left out of the printed IR.
+      implied_params: parameters implied by types and factors, left out of the printed IR.
     """
 
     kind: Kind
@@ -144,26 +144,26 @@ class OpRule:
     elementwise: bool = False
     localize: Localize | None = None
     local: LocalForm | None = None
-    reads: tuple[Reads, ...] = ()
+    reads: tuple[InputWindow, ...] = ()
     indexed: frozenset[int] = frozenset()
     manual: Manual | None = None
-    fixes: bool = False
-    pads: bool = True
-    beside: bool = False
+    fixed_by_user: bool = False
+    tolerates_padding: bool = True
+    accepts_halo_parts: bool = False
     resizing: Resizing | None = None
     blockwise: Blockwise | None = None
-    watches: bool = False
-    rests: bool = False
-    together: bool = False
+    debug_only: bool = False
+    accepts_any_layout: bool = False
+    has_collectives: bool = False
     role: Role | None = None
-    told: frozenset[str] = frozenset()
+    implied_params: frozenset[str] = frozenset()
     data_flow: DataFlowEdges = NO_EDGES
     emit: Emit | None = None
 
     def __post_init__(self) -> None:
         for factor in range(len(self.sizes)):
-            held = [self.dim_of(dims, factor) >= 0 for dims in self.results]
-            if factor not in self.blocked and not all(held) and not self.reducers[factor]:
+            in_results = [self.dim_of(dims, factor) >= 0 for dims in self.results]
+            if factor not in self.blocked and not all(in_results) and not self.reducers[factor]:
                 raise ValueError(f"factor {factor} is in no result and has no reducer: {self}")
 
     @property
@@ -182,17 +182,17 @@ class OpRule:
         return self.kind is Kind.OPAQUE
 
     @property
-    def looks_up(self) -> bool:
+    def is_table_lookup(self) -> bool:
         """True if the op reads from a table at indices."""
         return self.kind is Kind.GATHER and bool(self.indexed)
 
     @property
-    def writes_into(self) -> bool:
+    def is_indexed_update(self) -> bool:
         """True if the op writes its second operand into its first at indices."""
         return self.kind is Kind.UPDATE and bool(self.indexed)
 
     @property
-    def walks(self) -> bool:
+    def supports_ring(self) -> bool:
         """True if a summed factor may be sliced over time: a product of tiles, without changes."""
         plain = self.local is None and self.localize is None and not self.major_factors
         return self.contracts and plain and not self.reads and not self.opaque
@@ -213,7 +213,7 @@ class OpRule:
             return () if dims[dim] < 0 else (dims[dim],)
         return tuple(f for f in range(len(self.sizes)) if self.dim_of(dims, f) == dim)
 
-    def reads_on(self, operand: int, dim: int) -> Reads | None:
+    def window_on(self, operand: int, dim: int) -> InputWindow | None:
         """Window of an operand's dim, or None if a loop reads the dim's tile."""
         return next((r for r in self.reads if r.operand == operand and r.dim == dim), None)
 
@@ -232,15 +232,15 @@ class OpRule:
         """Einsum notation: `[a c], [c b] -> [a b] {a=8, b=16, c=8} sum={c}`."""
 
         def letters(dims: Dims) -> str:
-            held = (self.factors_on(dims, d) for d in range(len(dims)))
-            return "[" + " ".join("*".join(map(_letter, fs)) or "." for fs in held) + "]"
+            by_dim = (self.factors_on(dims, d) for d in range(len(dims)))
+            return "[" + " ".join("*".join(map(_letter, fs)) or "." for fs in by_dim) + "]"
 
         text = ", ".join(map(letters, self.operands)) + " -> "
         text += ", ".join(map(letters, self.results))
         text += " {" + ", ".join(f"{_letter(f)}={s}" for f, s in enumerate(self.sizes)) + "}"
         for monoid in sorted(set(self.reducers) - {""}):
-            held = [_letter(f) for f, r in enumerate(self.reducers) if r == monoid]
-            text += f" {monoid}={{{', '.join(held)}}}"
+            reduced = [_letter(f) for f, r in enumerate(self.reducers) if r == monoid]
+            text += f" {monoid}={{{', '.join(reduced)}}}"
         if self.blocked:
             text += f" blocked={{{', '.join(_letter(f) for f in sorted(self.blocked))}}}"
         if self.linear:
@@ -250,7 +250,7 @@ class OpRule:
         for r in self.reads:
             over = f"/{r.over}" if r.over > 1 else ""
             point = f"{r.step}*{_letter(self.operands[r.operand][r.dim])}{over}{r.first:+}"
-            apart = "" if r.spreads else " apart"
+            apart = "" if r.propagates_both_ways else " apart"
             ends = f" {r.beyond}" if r.beyond else ""
             text += f" reads={{{r.operand}.{r.dim}: {r.width} from {point}{ends}{apart}}}"
         return text

@@ -11,7 +11,7 @@ from partir_search.ir.core import Literal, Op, Operand, Region, Value
 from partir_search.ir.data_flow import Emit
 
 RunOp = Callable[[Op, Sequence[Any]], Sequence[Any]]
-Seen = Callable[[Value, Any], Any]
+OnValue = Callable[[Value, Any], Any]
 
 
 def run_region(
@@ -20,7 +20,7 @@ def run_region(
     outer: Mapping[Value, Any],
     run_op: RunOp,
     emit_of: Callable[[Op], Emit],
-    seen: Seen = lambda value, x: x,
+    on_value: OnValue = lambda value, x: x,
 ) -> list[Any]:
     """Results of a region on `args`.
 
@@ -28,11 +28,11 @@ def run_region(
       outer: arrays of constants, visible in nested regions too.
       run_op: runs an op without regions on its operands.
       emit_of: emitter of an op with regions.
-      seen: called on every argument and result of an op, inside of nested regions too; returns the
-        array to continue with.
+      on_value: called on every argument and result of an op, inside of nested regions too; returns
+        the array to continue with.
     """
     env = dict(outer)
-    env.update((v, seen(v, a)) for v, a in zip(region.args, args, strict=True))
+    env.update((v, on_value(v, a)) for v, a in zip(region.args, args, strict=True))
 
     def read(x: Operand) -> Any:
         return jnp.asarray(x.value, x.type.dtype) if isinstance(x, Literal) else env[x]
@@ -41,11 +41,11 @@ def run_region(
         ins = [read(x) for x in op.operands]
         if op.regions:
             blocks = [
-                lambda *inner, r=r: run_region(r, inner, outer, run_op, emit_of, seen)
+                lambda *inner, r=r: run_region(r, inner, outer, run_op, emit_of, on_value)
                 for r in op.regions
             ]
             outs = emit_of(op)(op, blocks, ins)
         else:
             outs = run_op(op, ins)
-        env.update((r, seen(r, o)) for r, o in zip(op.results, outs, strict=True))
+        env.update((r, on_value(r, o)) for r, o in zip(op.results, outs, strict=True))
     return [read(r) for r in region.results]

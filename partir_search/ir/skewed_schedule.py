@@ -139,7 +139,7 @@ def ring_of(
       nbytes: bytes of the blocks of operands and, last, the result.
     """
     summed = next(w for w, f in enumerate(factors) if rule.reducers[f])
-    plain = Ring(axes, size, factors, summed, _walk(size, summed, 0), form)
+    plain = Ring(axes, size, factors, summed, _one_varying(size, summed, 0), form)
     if form == PAPER:
         return dataclasses.replace(plain, offsets=_paper(size, summed))
     held = [plain.held(rule, dims) for dims in (*rule.operands, *rule.results)]
@@ -153,12 +153,14 @@ def ring_of(
         return plain
     # The passing operand moves one place further before the first turn, or the result one place
     # after the last turn, whichever is smaller.
-    (walked,) = {0, 1, 2}.difference(held[stays])
-    return dataclasses.replace(plain, offsets=_walk(size, walked, int(nbytes[1 - stays] < result)))
+    (varying,) = {0, 1, 2}.difference(held[stays])
+    return dataclasses.replace(
+        plain, offsets=_one_varying(size, varying, int(nbytes[1 - stays] < result))
+    )
 
 
-def _walk(size: int, walked: int, first: int) -> Offsets:
-    each = (tuple((first + t) * (w == walked) for w in range(3)) for t in range(size))
+def _one_varying(size: int, varying: int, first: int) -> Offsets:
+    each = (tuple((first + t) * (w == varying) for w in range(3)) for t in range(size))
     return tuple((r, c, d) for r, c, d in each)
 
 

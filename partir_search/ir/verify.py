@@ -73,7 +73,7 @@ def verify_partition(partition: Partition) -> None:
             taken[f] = taken.get(f, 1) * size
         if ring := partition.ring(op):
             for fault in ring.faults(rule):
-                raise _wrong(module, op, f"walks a ring in which {fault}")
+                raise _wrong(module, op, f"runs as a ring with a fault: {fault}")
         for f, n in taken.items():
             for g in rule.majors_of(f):
                 if taken.get(g, 1) != rule.sizes[g]:
@@ -96,12 +96,14 @@ def verify_partition(partition: Partition) -> None:
                 raise InvalidIR(f"{value!r} is tiled on two axes and their diagonal")
     for axis, resting in enumerate(partition.partials):
         for op in module.ops:
-            held = [v for _, v in op.inputs() if v.id in resting]
-            if held and partition.loops[axis][op.id] != NONE:
-                raise _wrong(module, op, f"loops over an axis on which {held[0]!r} is pending")
+            partial = [v for _, v in op.inputs() if v.id in resting]
+            if partial and partition.loops[axis][op.id] != NONE:
+                raise _wrong(
+                    module, op, f"loops over an axis on which {partial[0]!r} is a partial sum"
+                )
         for result in module.body.results:
             if not isinstance(result, Literal) and result.id in resting:
-                raise InvalidIR(f"{result!r} is returned as a pending sum")
+                raise InvalidIR(f"{result!r} is returned as a partial sum")
 
 
 def _wrong(module: Module, op: Op, what: str) -> InvalidIR:

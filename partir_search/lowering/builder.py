@@ -29,7 +29,7 @@ class BlockBuilder(Placer):
     def op(self, op: Op) -> None:
         plan = self.owner.plan(op)
         apply = plan.local_op
-        if self.owner.partition.modes.streams and (
+        if self.owner.partition.modes.windowed_einsums and (
             lower_ring_attention(self, op, plan) or self.stream(op, plan)
         ):
             return
@@ -54,9 +54,9 @@ class BlockBuilder(Placer):
         """
         owner = self.owner
         partition, rule = owner.partition, owner.partition.rules[op.id]
-        if not rule.walks or partition.ring(op):
+        if not rule.supports_ring or partition.ring(op):
             return False
-        mesh, axes = partition.mesh, partition.modes.streams
+        mesh, axes = partition.mesh, partition.modes.windowed_einsums
         looped = [a for a, rows in enumerate(partition.axes) if rows.loops[op.id] >= 0]
         found: list[tuple[int, Walk, tuple[ReshardStep, ...]]] = []
         for i in plan.moved:

@@ -18,7 +18,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 from partir_search.ir.bind import constant
 from partir_search.ir.core import Literal
-from partir_search.ir.halos import together
+from partir_search.ir.halos import joined
 from partir_search.ir.local_op import run_local
 from partir_search.ir.partition import Partition
 from partir_search.lowering.device import Device, Effects, Shardings
@@ -109,7 +109,7 @@ def add_dependency(values: Sequence[LocalValue], env: Env) -> None:
 
 
 def _run_reshard(partition: Partition, item: Reshard, env: Env) -> Any:
-    order, x = item.scheduling, together(env[item.source.id])
+    order, x = item.scheduling, joined(env[item.source.id])
     if order.barrier is not None:
         x = _behind(x, order.barrier, env)
     if order.after:
@@ -129,7 +129,7 @@ def _behind(x: Any, values: Sequence[LocalValue], env: Env) -> Any:
 
 def _run_op(partition: Partition, item: LocalOp, env: Env, effects: Effects) -> Sequence[Any]:
     rule = partition.rules[item.op.id]
-    args = [_read(x, env) if rule.beside else together(_read(x, env)) for x in item.ins]
+    args = [_read(x, env) if rule.accepts_halo_parts else joined(_read(x, env)) for x in item.ins]
     device = Device(partition, item.op, effects)
     if isinstance(item, (AttentionTurn, ChunkedOp)):
         return block_turn(device, item, args, env)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from partir_search.ir.halos import Beside
+from partir_search.ir.halos import WindowParts
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.skewed_schedule import Edge
 from partir_search.lowering.reshard_steps import Halo, HaloPermute
@@ -42,7 +42,7 @@ def permute(x: Any, pairs: Sequence[Edge], sizes: Mapping[str, int], order: Sequ
 
 
 def halo(blocks: Sequence[Any], step: Halo, names: tuple[str, ...]) -> Any:
-    """A halo'd tile, of the own tile and received blocks; a `Beside` if these stay apart."""
+    """A halo'd tile, of the own tile and received blocks; a `WindowParts` if these stay apart."""
     if not step.joined:
         return _beside(blocks, step, names)
     x, dim = blocks[0], step.dim
@@ -67,7 +67,7 @@ def halo(blocks: Sequence[Any], step: Halo, names: tuple[str, ...]) -> Any:
     return out
 
 
-def _beside(blocks: Sequence[Any], step: Halo, names: tuple[str, ...]) -> Beside:
+def _beside(blocks: Sequence[Any], step: Halo, names: tuple[str, ...]) -> WindowParts:
     """The own tile, and the elements before and after the tile, as arrays of their own."""
     parts, dim = _parts(blocks, step, names), step.dim
     tile = blocks[0].shape[dim]
@@ -77,7 +77,7 @@ def _beside(blocks: Sequence[Any], step: Halo, names: tuple[str, ...]) -> Beside
         return (lax.concatenate(found, dim) if len(found) > 1 else found[0]) if found else None
 
     low = joined([x for to, x in parts.items() if to < at])
-    return Beside(dim, low, blocks[0], joined([x for to, x in parts.items() if to > at]))
+    return WindowParts(dim, low, blocks[0], joined([x for to, x in parts.items() if to > at]))
 
 
 def _parts(blocks: Sequence[Any], step: Halo, names: tuple[str, ...]) -> dict[int, Any]:

@@ -3,8 +3,8 @@ them.
 
 An op may read other elements of a dim than the device's tile: a convolution a halo, a reversed dim
 the mirror image, a concatenation a part of each operand. Windows are arithmetic in the number of
-the tile (`ir.rule.Reads`), and the senders follow from the windows. Each permute brings one block;
-a `Halo` joins the own tile and all blocks.
+the tile (`InputWindow`), and the senders follow from the windows. Each permute brings one block; a
+`Halo` joins the own tile and all blocks.
 """
 
 from __future__ import annotations

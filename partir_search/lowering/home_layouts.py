@@ -37,8 +37,14 @@ class HomeLayouts(abc.ABC):
         self.around = partition.def_use.around
         self.home_codes, self.loop_codes = codes_of(partition)
         modes = partition.modes
-        chosen = *modes.streams.items(), *modes.forms.items()
-        self.setting = (self.order, modes.holds, modes.enters, modes.leaves, *chosen)
+        chosen = *modes.windowed_einsums.items(), *modes.ring_schedules.items()
+        self.setting = (
+            self.order,
+            modes.keep_gathered,
+            modes.argument_layouts,
+            modes.result_layouts,
+            *chosen,
+        )
         self.plans = cache.plans.setdefault(self.order, {})
         self.homes = cache.homes.setdefault(self.order, {})
 

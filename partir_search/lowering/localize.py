@@ -44,7 +44,12 @@ class Localizer(HomeLayouts):
         boundary = [*self.module.constants, *(v.id for v in body.args)]
         boundary += [r.id for r in body.results if isinstance(r, Value)]
         modes = self.partition.modes
-        key = (self.order, modes.enters, modes.leaves, *[self.home_codes[v] for v in boundary])
+        key = (
+            self.order,
+            modes.argument_layouts,
+            modes.result_layouts,
+            *[self.home_codes[v] for v in boundary],
+        )
         ends = self.cache.ends.get(key)
         if ends is None:
             ends = self.cache.ends[key] = self._ends()
@@ -71,8 +76,8 @@ class Localizer(HomeLayouts):
             for i, v in enumerate(body.args)
         )
         modes = self.partition.modes
-        if modes.enters:
-            own = dict(modes.enters)
+        if modes.argument_layouts:
+            own = dict(modes.argument_layouts)
             args = tuple(
                 self.local(s.value, own[i], ()) if i in own else s for i, s in enumerate(args)
             )
@@ -81,7 +86,7 @@ class Localizer(HomeLayouts):
             targets = [without_diagonals(mesh, layout) for layout in targets]
         for arg, result in self.module.ties:
             targets[result] = args[arg].layout
-        for result, layout in modes.leaves:
+        for result, layout in modes.result_layouts:
             targets[result] = layout
         return Ends(constants, args, tuple(targets))
 
@@ -96,7 +101,7 @@ class Localizer(HomeLayouts):
         """The block of a region, whose results (at home: `at_home`) leave it in `targets`."""
         builder = BlockBuilder(self)
         left: dict[tuple[int, Layout], Source] = {}
-        if self.partition.mesh.diagonals or self.partition.modes.enters:
+        if self.partition.mesh.diagonals or self.partition.modes.argument_layouts:
             left = {(s.value.id, s.layout): s for s in args}
         for constant in constants:
             builder.reshard(constant, self.home(constant.value.id).layout, (), None)
@@ -131,7 +136,7 @@ class Localizer(HomeLayouts):
         """Arguments that enter in another layout than their home layout, by position of the first
         op that reads each; arguments that are only returned stand at the end.
         """
-        if not self.partition.mesh.diagonals and not self.partition.modes.enters:
+        if not self.partition.mesh.diagonals and not self.partition.modes.argument_layouts:
             return {}
         left = {s.value.id: s for s in args if s is not self.home(s.value.id)}
         found: dict[int, list[LocalValue]] = {}

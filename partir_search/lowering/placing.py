@@ -58,7 +58,7 @@ class Placer:
     def held(self, source: Layout, target: Layout) -> bool:
         """Tells whether a copy is gathered along axes that hold copies, and no other axes."""
         gathered = {a for axes in source for a in axes} - {a for axes in target for a in axes}
-        return bool(gathered) and gathered <= self.owner.partition.modes.holds
+        return bool(gathered) and gathered <= self.owner.partition.modes.keep_gathered
 
     def reshard(
         self,
@@ -77,7 +77,7 @@ class Placer:
         """The windows of `source` that the op reads."""
         if isinstance(source, Literal):
             return source
-        takes_parts = self.owner.partition.rules[op.id].beside
+        takes_parts = self.owner.partition.rules[op.id].accepts_halo_parts
         key = (source.value.id, source.layout, windows, takes_parts)
         copy = self.copies.get(key)
         if copy and copy.backward == op.backward and self.is_near(copy):

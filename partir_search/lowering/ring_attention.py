@@ -59,7 +59,9 @@ def lower_ring_attention(builder: Placer, op: Op, plan: OpPlan) -> bool:
             if isinstance(last, AllGather) and last.dim == dim and mesh.size(last.axes) > 1:
                 ways.setdefault(last.axes, {})[i] = steps
     looped = {a for a, rows in enumerate(partition.axes) if rows.loops[op.id] >= 0}
-    axes = next((a for a in sorted(ways) if looped & set(partition.modes.streams) >= set(a)), None)
+    axes = next(
+        (a for a in sorted(ways) if looped & set(partition.modes.windowed_einsums) >= set(a)), None
+    )
     if axes is None:
         return False
     ins = list(plan.local_op.ins)
@@ -80,7 +82,7 @@ def lower_ring_attention(builder: Placer, op: Op, plan: OpPlan) -> bool:
         for r, out in enumerate(plan.local_op.outs)
     )
     size = mesh.size(axes)
-    zigzag = partition.zigzags(op, axes)
+    zigzag = partition.is_zigzag(op, axes)
     chunks = _chunks(builder, op, how, 2 * size if zigzag else size)
     ring = _Ring(axes, size, moving, how.returning, zigzag, chunks)
     if zigzag:

@@ -67,7 +67,7 @@ def _meets(partition: Partition, block: Block) -> bool:
 
     def together(region: Region) -> bool:
         return any(
-            rule.together or rule.manual or any(map(together, op.regions))
+            rule.has_collectives or rule.manual or any(map(together, op.regions))
             for op, rule in ((op, partition.rules[op.id]) for op in region.ops)
         )
 

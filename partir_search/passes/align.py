@@ -2,10 +2,10 @@
 
 The difference of 4096 neighbouring rows has 4095 rows, an extent no mesh tiles evenly. Padded to
 4096, its tiles and the tiles of the rows have equal bounds, and an op reads only a halo of the next
-tile. Dims read at a small shift (`Reads`) form a group. The extent of a group divisible by the most
-devices decides: all further dims of the group are padded to divide by the same number. Groups
-connected by a strided read or a resize align as well: every second of the 254 inner rows of 256
-gives 127 rows, padded to 128.
+tile. Dims read at a small shift (`InputWindow`) form a group. The extent of a group divisible by
+the most devices decides: all further dims of the group are padded to divide by the same number.
+Groups connected by a strided read or a resize align as well: every second of the 254 inner rows of
+256 gives 127 rows, padded to 128.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ def find_debug_ops(module: Module, rules: Sequence[OpRule]) -> frozenset[int]:
     Args:
       rules: of the module's ops, by op id.
     """
-    if not any(rule.watches for rule in rules):
+    if not any(rule.debug_only for rule in rules):
         return frozenset()
     found: set[int] = set()
     _collect(module.body, rules, found)
@@ -31,7 +31,7 @@ def _collect(region: Region, rules: Sequence[OpRule], found: set[int]) -> bool:
     used = {x.id for x in region.results if isinstance(x, Value)}
     effects = False
     for op in reversed(region.ops):
-        acts = op.effect and not rules[op.id].watches and not op.regions
+        acts = op.effect and not rules[op.id].debug_only and not op.regions
         for inner in op.regions:
             acts |= _collect(inner, rules, found)
         if acts or any(r.id in used for r in op.results):

@@ -191,7 +191,7 @@ class _Rewriter(Rewriter):
     @staticmethod
     def filler(rule: OpRule, operand: int, dim: int) -> str:
         """Returns the monoid whose identity must fill an operand's dim at its end, or ""."""
-        if rule.reads_on(operand, dim) is None:
+        if rule.window_on(operand, dim) is None:
             return rule.reducers[rule.operands[operand][dim]]
         how = rule.resizing
         return how.filler if how and (operand, dim) in how.masked else ""

@@ -90,7 +90,7 @@ class DimClasses:
                     for at, (v, dims) in enumerate(values)
                     if isinstance(v, Value)
                     and f in dims
-                    and not (at < len(op.operands) and rule.reads_on(at, dims.index(f)))
+                    and not (at < len(op.operands) and rule.window_on(at, dims.index(f)))
                 ]
 
     def of(self, value: Value, dim: int) -> int:
@@ -110,7 +110,7 @@ class DimClasses:
         f, n = rule.operands[operand][dim], x.type.shape[dim]
         if not isinstance(x, Value) or f == NONE:
             return n
-        if not rule.reads_on(operand, dim):
+        if not rule.window_on(operand, dim):
             return self.size(x, dim) if self.carries(op, f) else n
         how = rule.resizing
         if how is None or (operand, dim) in how.fixed or not self.carries(op, f):
@@ -127,7 +127,7 @@ def _may_pad(op: Op, rule: OpRule, f: int) -> bool:
 
     Factors of size 1 may not grow: their dims broadcast and are squeezed.
     """
-    paddable = rule.pads and f not in rule.blocked and rule.reducers[f] in _MASKED
+    paddable = rule.tolerates_padding and f not in rule.blocked and rule.reducers[f] in _MASKED
     read = {(r.operand, r.dim) for r in rule.reads if rule.operands[r.operand][r.dim] == f}
     if not paddable or rule.sizes[f] == 1 or (read and rule.resizing is None):
         return False

@@ -21,7 +21,7 @@ def reused_layouts(module: Module, plan: Plan) -> list[FixedLayout]:
     Raises:
       ValueError: no argument matches.
     """
-    enters = dict(plan.partition.modes.enters)
+    enters = dict(plan.partition.modes.argument_layouts)
     references = [
         (p, v, enters.get(i, plan.partition.layout(v)))
         for i, (p, v, _) in enumerate(plan.arguments())

@@ -78,7 +78,7 @@ class Node:
         and result must have two of the three.
         """
         return (
-            rule.walks
+            rule.supports_ring
             and not self.structure.is_edge
             and len(set(factors)) == 3
             and sum(bool(rule.reducers[f]) for f in factors) == 1
@@ -202,7 +202,7 @@ class Graph:
         fixed = {v.id for v in module.body.args}
         fixed |= {v.id for v in module.body.results if isinstance(v, Value)}
         for op in module.ops:  # layouts may differ across the boundary of a region
-            if self.rules[op.id].fixes:
+            if self.rules[op.id].fixed_by_user:
                 fixed |= {v.id for v in op.results}
             for region in op.regions:
                 fixed |= {v.id for v in region.args}
@@ -302,7 +302,7 @@ def _elementwise_operands(rule: OpRule) -> tuple[int, ...]:
 
 
 def _propagating_dims(rule: OpRule, operand: int) -> Dims:
-    """Factors of an operand's dims, NONE for dims whose tiles ask for no loop (`Reads.spreads`)."""
+    """Factors of an operand's dims; NONE for dims whose windows do not propagate both ways."""
     dims = rule.operands[operand]
-    apart = {r.dim for r in rule.reads if r.operand == operand and not r.spreads}
+    apart = {r.dim for r in rule.reads if r.operand == operand and not r.propagates_both_ways}
     return tuple(NONE if d in apart else f for d, f in enumerate(dims)) if apart else dims

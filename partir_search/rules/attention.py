@@ -36,13 +36,13 @@ def attention(op: Op) -> OpRule:
     results = tuple(body.labels[place] for place in body.results)
     made = {out: m for m in body.members for out in m.outs}
     reducers = []
-    blocked = {body.walked}
+    blocked = {body.key_label}
     for f in range(len(body.sizes)):
         lacking = [p for p, dims in zip(body.results, results, strict=True) if f not in dims]
         reducers.append("sum" if lacking else "")
         if any(reduced_by(made[p], f) != "sum" for p in lacking):
             blocked.add(f)
-    keys = [i for i in range(body.operands) if body.walked in body.labels[i]]
+    keys = [i for i in range(body.operands) if body.key_label in body.labels[i]]
     score = max((body.labels[p] for p in body.scores), key=lambda dims: _points(body, dims))
     flops = sum(m.rule.flops_per_point * math.prod(m.rule.sizes) for m in body.members)
     return OpRule(
@@ -54,15 +54,15 @@ def attention(op: Op) -> OpRule:
         blocked=frozenset(blocked),
         flops_per_point=flops / max(math.prod(body.sizes), 1),
         local=local_attention,
-        pads=False,
+        tolerates_padding=False,
         blockwise=Blockwise(
-            factor=body.walked,
+            factor=body.key_label,
             along=min(
                 body.queries,
-                key=lambda f: (body.sizes[f] != body.sizes[body.walked], -body.sizes[f]),
+                key=lambda f: (body.sizes[f] != body.sizes[body.key_label], -body.sizes[f]),
             ),
             passing=tuple(i for i in keys if body.queries.isdisjoint(body.labels[i])),
-            returning=tuple(i for i, dims in enumerate(results) if body.walked in dims),
+            returning=tuple(i for i, dims in enumerate(results) if body.key_label in dims),
             scratch=SCRATCH * (1 if body.online else 2),
             scratch_factors=tuple(f for f in score if f != NONE),
             causal=body.causal,
@@ -146,7 +146,7 @@ def run_members(
         if m.outs[0] in env or not wanted(m):
             continue
         ins = [_read(env, x) for x in m.ins]
-        wide = m.rule.contracts and m.outs[0] in body.results and body.walked in where
+        wide = m.rule.contracts and m.outs[0] in body.results and body.key_label in where
         op = widened(m.op) if wide else m.op
         outs = run_local(_Inside(ctx, m.factors, where), m.rule, op, ins)
         for place, out in zip(m.outs, outs, strict=True):
@@ -181,20 +181,20 @@ def forward_turn(
         return jnp.where(jnp.isfinite(top), top, jnp.zeros((), top.dtype))
 
     def undivided(share: Any) -> Any:
-        return env[online.weight].astype(share.dtype)
+        return env[online.exponentials].astype(share.dtype)
 
-    change: dict[int, Callable[[Any], Any]] = {online.share: undivided}
-    if online.top is not None:
-        change[online.top] = larger
+    change: dict[int, Callable[[Any], Any]] = {online.weights: undivided}
+    if online.maximum is not None:
+        change[online.maximum] = larger
     run_members(ctx, body, env, where, change)
     total, result = env[online.total], env[online.result]
     top = None
-    if online.top is not None:
+    if online.maximum is not None:
         top = env[-1]
         if top_before is not None:
-            held, scale = body.labels[online.top], jnp.exp(top_before - env[online.top])
-            total_before = total_before * fit(scale, held, body.labels[online.total])
-            result_before = result_before * fit(scale, held, body.labels[online.result])
+            dims, scale = body.labels[online.maximum], jnp.exp(top_before - env[online.maximum])
+            total_before = total_before * fit(scale, dims, body.labels[online.total])
+            result_before = result_before * fit(scale, dims, body.labels[online.result])
     if total_before is not None:
         total, result = total + total_before, result + result_before
     return (top, total, result), ()
@@ -209,15 +209,17 @@ def forward_finish(
     assert online is not None
     top, total, result = state
     rows: Env = dict(enumerate(args)) | {online.total: total}
-    if online.top is not None:
-        rows[online.top] = top
+    if online.maximum is not None:
+        rows[online.maximum] = top
 
     def of_rows(m: Member) -> bool:
-        inner = not body.scores.isdisjoint(m.outs) or body.walked in m.factors
+        inner = not body.scores.isdisjoint(m.outs) or body.key_label in m.factors
         return not inner and all(x == NONE or x in rows for x in m.reads)
 
     run_members(ctx, body, rows, where, wanted=of_rows)
-    result = result / fit(rows[online.by], body.labels[online.by], body.labels[online.result])
+    result = result / fit(
+        rows[online.divisor], body.labels[online.divisor], body.labels[online.result]
+    )
     (made,) = (m.op.results[0] for m in body.members if online.result in m.outs)
     rows[online.result] = result.astype(made.type.dtype)
     return [rows[p] for p in body.results]
@@ -237,7 +239,7 @@ def backward_turn(
     run_members(ctx, body, env, where)
     so_far = {}
     for p in body.results:
-        if body.walked not in body.labels[p]:
+        if body.key_label not in body.labels[p]:
             now: Any = env[p]
             so_far[p] = now if p not in before or p not in summed(body) else before[p] + now
     kept = zip(body.results, op.results, strict=True)
@@ -258,9 +260,9 @@ def backward_finish(
 
 def summed(body: Body) -> set[int]:
     """Places of a backward pass that are sums over keys."""
-    return {out for m in body.members if reduced_by(m, body.walked) == "sum" for out in m.outs} - {
-        s.place for s in body.sums
-    }
+    return {
+        out for m in body.members if reduced_by(m, body.key_label) == "sum" for out in m.outs
+    } - {s.place for s in body.sums}
 
 
 def _row_sum(body: Body, env: Env, known: RowSum) -> Any:
@@ -292,5 +294,5 @@ def fit(x: Any, labels: Labels, wanted: Labels) -> Any:
     order = sorted(kept, key=lambda d: wanted.index(labels[d]))
     others = [d for d in range(len(labels)) if d not in kept]
     x = jnp.transpose(x, (*order, *others))
-    held = {labels[d]: x.shape[i] for i, d in enumerate(order)}
-    return x.reshape([held.get(f, 1) for f in wanted])
+    sizes = {labels[d]: x.shape[i] for i, d in enumerate(order)}
+    return x.reshape([sizes.get(f, 1) for f in wanted])

@@ -17,7 +17,7 @@ from jax import lax
 from partir_search.ir.bands import Band
 from partir_search.ir.core import Op
 from partir_search.ir.kind import Kind
-from partir_search.ir.rule import NONE, OpRule, Reads, Resizing
+from partir_search.ir.rule import NONE, InputWindow, OpRule, Resizing
 from partir_search.rules.registry import register, shape_of
 from partir_search.rules.remaps import reads
 
@@ -49,7 +49,7 @@ def banded(op: Op) -> OpRule:
         reducers=("",) * len(shape),
         reads=(
             reads(dim, Band(*op.params["band"]), n, 1 - at),
-            Reads(at, 1 - along, spreads=False),
+            InputWindow(at, 1 - along, propagates_both_ways=False),
         ),
         linear=((1 - at,),),
         flops_per_point=2.0 * n,
@@ -65,13 +65,13 @@ def _local(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
     along, dim = contract[at][0], contract[1 - at][0]
     x, matrix = args[1 - at], args[at]
     rule = banded(op)
-    f, read = rule.operands[1 - at][dim], rule.reads_on(1 - at, dim)
+    f, read = rule.operands[1 - at][dim], rule.window_on(1 - at, dim)
     n, size = matrix.shape[along], x.shape[dim]
     if ctx.tiles(f) == 1:
         x = lax.slice_in_dim(x, 0, n, axis=dim)
     elif read is not None:
         points = rule.sizes[f] // ctx.tiles(f)
-        starts = np.array([read.stretch(i, points)[0] for i in range(ctx.tiles(f))])
+        starts = np.array([read.tile_window(i, points)[0] for i in range(ctx.tiles(f))])
         low, high = max(-starts.min(), 0), max(starts.max() + size - n, 0)
         config = [(int(low), int(high), 0) if d == along else (0, 0, 0) for d in (0, 1)]
         matrix = lax.pad(matrix, jnp.zeros((), matrix.dtype), config)

@@ -12,10 +12,10 @@ from typing import Any
 
 from partir_search.ir.boundaries import Beyond, taken
 from partir_search.ir.core import Op
-from partir_search.ir.rule import OpRule, Reads
+from partir_search.ir.rule import InputWindow, OpRule
 from partir_search.rules.registry import register, result_shape
 from partir_search.rules.resizing import SHIFT as SHIFT_RESIZING
-from partir_search.rules.shifts import LITTLE, stretching
+from partir_search.rules.shifts import LITTLE, windowed_rule
 
 SHIFT = "shift"
 
@@ -34,11 +34,11 @@ def shift(op: Op) -> OpRule:
     off = max(abs(first), abs(first + result[dim] - n))
     if beyond.below == beyond.above == "wrap":
         off = min(first % n, -first % n) + abs(result[dim] - n)
-    reads = Reads(0, dim, 1, first, spreads=off <= LITTLE * n, beyond=beyond)
+    reads = InputWindow(0, dim, 1, first, propagates_both_ways=off <= LITTLE * n, beyond=beyond)
     fields: dict[str, Any] = {"resizing": SHIFT_RESIZING, "local": _local}
     if "" in (beyond.below, beyond.above):  # zeros may be the maximum or minimum
         fields["monotone"] = ()
-    return stretching(op, [reads], **fields)
+    return windowed_rule(op, [reads], **fields)
 
 
 def _local(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:

@@ -101,7 +101,7 @@ def ragged_dot(op: Op) -> OpRule:
         reducers=tuple(reducers),
         blocked=frozenset(blocked),
         linear=((0,), (1,)),
-        pads=False,  # group sizes count rows
+        tolerates_padding=False,  # group sizes count rows
         flops_per_point=2.0,
         local=local_ragged_dot,
     )

@@ -33,7 +33,7 @@ _TOLD = frozenset({"differentiated", "prevent_cse", "unroll"})  # no effect on r
 
 def region_op(op: Op, data_flow: DataFlowEdges, emit: Emit) -> OpRule:
     """Rule of a region op: tilings propagate along data-flow edges, not through factors."""
-    return whole(op, Kind.REGION, data_flow=data_flow, emit=emit, told=_TOLD)
+    return whole(op, Kind.REGION, data_flow=data_flow, emit=emit, implied_params=_TOLD)
 
 
 @register("scan", role=Role.SCAN)
@@ -180,10 +180,10 @@ def _emit_remat(op: Op, blocks: Sequence[Block], args: Sequence[Any]) -> Sequenc
     prevent = op.params["prevent_cse"]
     flags = prevent if isinstance(prevent, tuple) else (bool(prevent),) * len(args)
     if op.params["differentiated"] and any(flags):
-        held = [i for i, flag in enumerate(flags) if flag]
-        fenced = lax.optimization_barrier([args[i] for i in held])
+        guarded = [i for i, flag in enumerate(flags) if flag]
+        fenced = lax.optimization_barrier([args[i] for i in guarded])
         args = list(args)
-        for i, value in zip(held, fenced, strict=True):
+        for i, value in zip(guarded, fenced, strict=True):
             args[i] = value
     return blocks[0](*args)
 

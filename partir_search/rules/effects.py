@@ -33,14 +33,16 @@ def callback(op: Op) -> OpRule:
     """Operands are needed whole; callbacks on shards take them as tiled."""
     watches = op.prim in ("debug_callback", "debug_print")
     if op.params.get("partitioned"):
-        return whole(op, Kind.EFFECT, rests=True, local=local_shards, watches=watches)
-    return whole(op, Kind.EFFECT, local=local_callback, together=True, watches=watches)
+        return whole(
+            op, Kind.EFFECT, accepts_any_layout=True, local=local_shards, debug_only=watches
+        )
+    return whole(op, Kind.EFFECT, local=local_callback, has_collectives=True, debug_only=watches)
 
 
 @register("inspect_sharding")
 def inspect_sharding(op: Op) -> OpRule:
     """Shows the operand's sharding, without changing it."""
-    return whole(op, Kind.EFFECT, rests=True, local=local_inspect, watches=True)
+    return whole(op, Kind.EFFECT, accepts_any_layout=True, local=local_inspect, debug_only=True)
 
 
 @register("check")
@@ -55,7 +57,9 @@ def check(op: Op) -> OpRule:
             f"checkify.check at {op.source} is not functionalized: partition"
             " checkify.checkify(step), which returns the error next to the step's results"
         )
-    return whole(op, Kind.EFFECT, rests=True, local=lambda _, op, args: [], watches=True)
+    return whole(
+        op, Kind.EFFECT, accepts_any_layout=True, local=lambda _, op, args: [], debug_only=True
+    )
 
 
 def local_shards(_: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:

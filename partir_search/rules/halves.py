@@ -12,12 +12,14 @@ from typing import Any
 
 from jax import lax
 
-from partir_search.ir.halos import Beside
+from partir_search.ir.halos import WindowParts
 
 Convolve = Callable[[Mapping[str, Any], Any, Any], Any]  # of params, image and window
 
 
-def in_halves(convolve: Convolve, params: Mapping[str, Any], image: Beside, window: Any) -> Any:
+def in_halves(
+    convolve: Convolve, params: Mapping[str, Any], image: WindowParts, window: Any
+) -> Any:
     """Convolution of a window in parts; `params` are for the whole window."""
     dn = params["dimension_numbers"]
     i = dn.lhs_spec[2:].index(image.dim)
@@ -36,7 +38,7 @@ def in_halves(convolve: Convolve, params: Mapping[str, Any], image: Beside, wind
 
     total = run(image.tile, (low + before * holes, high + after * holes))
     along = window.shape[k] > out
-    walked, pace, other, step = (
+    extent, pace, other, step = (
         (window.shape[k], spread, out, stride) if along else (out, stride, window.shape[k], spread)
     )
     width = (other - 1) * step
@@ -51,12 +53,12 @@ def in_halves(convolve: Convolve, params: Mapping[str, Any], image: Beside, wind
         return lax.dynamic_update_slice_in_dim(total, old + run(x, (at, end)), first, o)
 
     if image.low is not None:
-        count = min(walked, (low + (before - 1) * holes) // pace + 1)
+        count = min(extent, (low + (before - 1) * holes) // pace + 1)
         if count > 0:
             total = add(image.low, 0, count, low)
     if image.high is not None:
         start = low + (before + own) * holes
         first = max(0, -((width - start) // pace))
-        if first < walked:
-            total = add(image.high, first, walked - first, start)
+        if first < extent:
+            total = add(image.high, first, extent - first, start)
     return total

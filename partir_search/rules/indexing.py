@@ -82,7 +82,9 @@ def gather(op: Op) -> OpRule:
         indexed=frozenset(indexed),
         localize=functools.partial(_local_slice_sizes, _full_slices(op)),
         local=local_gather,
-        told=_told(dn.collapsed_slice_dims, dn.start_index_map, dn.offset_dims, len(result)),
+        implied_params=_told(
+            dn.collapsed_slice_dims, dn.start_index_map, dn.offset_dims, len(result)
+        ),
     )
 
 
@@ -243,7 +245,7 @@ def scatter(op: Op) -> OpRule:
         flops_per_point=0.0,
         indexed=frozenset(indexed),
         local=local_scatter,
-        told=_told(
+        implied_params=_told(
             *(dn.inserted_window_dims, dn.scatter_dims_to_operand_dims),
             *(dn.update_window_dims, len(updates)),
         ),

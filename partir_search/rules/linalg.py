@@ -82,7 +82,7 @@ def _batched(
         reducers=("",) * (rank + len(work)),
         blocked=frozenset(blocked),
         linear=linear,
-        pads=False,  # the decomposition of a padded matrix may not converge
+        tolerates_padding=False,  # the decomposition of a padded matrix may not converge
         flops_per_point=flops,
     )
 
@@ -102,6 +102,6 @@ def triangular_solve(op: Op) -> OpRule:
         reducers=("",) * (rank + 3),
         blocked=frozenset({rank + 1, rank + 2}),
         linear=((1,),),
-        pads=False,
+        tolerates_padding=False,
         flops_per_point=1.0,
     )

@@ -31,7 +31,7 @@ def constraint(op: Op) -> OpRule:
 
     Not elementwise: search must keep the values before and after apart.
     """
-    return _identity(op, fixes=True)
+    return _identity(op, fixed_by_user=True)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

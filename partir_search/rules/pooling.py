@@ -18,7 +18,7 @@ from partir_search.ir.core import Op
 from partir_search.ir.kind import Kind
 from partir_search.ir.reducers import identity
 from partir_search.ir.role import Role
-from partir_search.ir.rule import NONE, OpRule, Reads
+from partir_search.ir.rule import NONE, InputWindow, OpRule
 from partir_search.rules.registry import register, result_shape, shape_of
 from partir_search.rules.resizing import gradients_of_windows, windows
 
@@ -89,7 +89,7 @@ def _pooling(op: Op, slides: Sequence[_Slide], **fields: Any) -> OpRule:
         reducers=("",) * len(dims),
         blocked=blocked,
         reads=tuple(
-            Reads(i, d, s.stride, -s.low, s.reach)
+            InputWindow(i, d, s.stride, -s.low, s.reach)
             for i in arrays
             for d, s in enumerate(slides)
             if not s.still and d not in blocked
@@ -182,7 +182,7 @@ def pooling_gradient(op: Op) -> OpRule:
     """
     slides = _slides(op, 1, result=0)
     dims = tuple(range(len(slides)))
-    sizes, reads, blocked = [], list[Reads](), set[int]()
+    sizes, reads, blocked = [], list[InputWindow](), set[int]()
     for d, s in enumerate(slides):
         first, last = _touching(s)
         sizes.append(s.out)
@@ -196,9 +196,9 @@ def pooling_gradient(op: Op) -> OpRule:
             sizes[d] = max(s.size, s.out)
             blocked.add(d)
             continue
-        reads.append(Reads(0, d, 1, first, last - first + 1))
+        reads.append(InputWindow(0, d, 1, first, last - first + 1))
         reach = (last - first) * s.stride + s.reach
-        reads.append(Reads(1, d, s.stride, first * s.stride - s.low, reach))
+        reads.append(InputWindow(1, d, s.stride, first * s.stride - s.low, reach))
     return OpRule(
         Kind.REDUCTION,
         sizes=tuple(sizes),
@@ -214,7 +214,7 @@ def pooling_gradient(op: Op) -> OpRule:
     )
 
 
-def _uneven(s: _Slide, dim: int) -> list[Reads]:
+def _uneven(s: _Slide, dim: int) -> list[InputWindow]:
     """Windows of tiles that begin at any element.
 
     They cover the cotangents of all pooling windows that overlap a tile, and the elements of these
@@ -224,7 +224,10 @@ def _uneven(s: _Slide, dim: int) -> list[Reads]:
     width = (s.stride - 1 + s.low) // s.stride - first + 1
     start = 1 - s.stride + first * s.stride - s.low
     reach = 2 * (s.stride - 1) + (width - 1) * s.stride + s.reach
-    return [Reads(0, dim, 1, first, width, over=s.stride), Reads(1, dim, 1, start, reach)]
+    return [
+        InputWindow(0, dim, 1, first, width, over=s.stride),
+        InputWindow(1, dim, 1, start, reach),
+    ]
 
 
 def _first(s: _Slide) -> int:
@@ -240,16 +243,16 @@ def _touching(s: _Slide) -> tuple[int, int]:
 def _local_gradient(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
     cotangents, operand = args
     slides = _slides(op, 1, result=0)
-    held, unselected = op.params.get("held"), _unselected(op, args[1].dtype)
+    unpadded, unselected = op.params.get("unpadded"), _unselected(op, args[1].dtype)
     tiled, cuts = _tiled(ctx, slides), list[tuple[int, Any]]()
-    if held:  # dims are padded
+    if unpadded:  # dims are padded
         for d in range(operand.ndim):
             if d not in tiled and not slides[d].still:
-                operand = lax.slice_in_dim(operand, 0, held[d][0], axis=d)
-                cotangents = lax.slice_in_dim(cotangents, 0, held[d][1], axis=d)
+                operand = lax.slice_in_dim(operand, 0, unpadded[d][0], axis=d)
+                cotangents = lax.slice_in_dim(cotangents, 0, unpadded[d][1], axis=d)
     for d in tiled:
         s = slides[d]
-        size = held[d][0] if held else s.size
+        size = unpadded[d][0] if unpadded else s.size
         if s.out * s.stride != s.size:
             tile = s.size // ctx.tiles(d)
             begin = ctx.tile_index(d) * tile
@@ -270,11 +273,11 @@ def _local_gradient(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
         inside = (place >= 0) & (place < size)
         operand = jnp.where(inside, operand, unselected)
     params = {**op.params, "padding": _padding(ctx, slides, op.params)}
-    params.pop("held", None)
+    params.pop("unpadded", None)
     (out,) = bind(op, params, (cotangents, operand))
     for d, before in cuts:
         out = lax.dynamic_slice_in_dim(out, before, slides[d].size // ctx.tiles(d), d)
-    if held:
+    if unpadded:
         for d, s in enumerate(slides):
             if d not in tiled and not s.still:
                 config = [(0, s.size - n if e == d else 0, 0) for e, n in enumerate(out.shape)]

@@ -52,7 +52,7 @@ def keys(op: Op) -> OpRule:
         operands=tuple(dims(x.type.shape) for x in op.operands),
         results=(dims(result_shape(op)),),
         reducers=("",) * rank,
-        pads=False,
+        tolerates_padding=False,
         flops_per_point=100.0,
     )
 
@@ -98,7 +98,7 @@ def random_bits(op: Op) -> OpRule:
         results=(tuple(range(len(result))),),
         reducers=("",) * len(result),
         blocked=frozenset(blocked),
-        pads=False,
+        tolerates_padding=False,
         flops_per_point=60.0,
         elementwise=False,
         localize=_localize,

@@ -96,9 +96,9 @@ def windows(op: Op, filler: str) -> Resizing:
 
 
 def resized_gradient(op: Op, operands: Sequence[Shape], results: Sequence[Shape]) -> Op:
-    """A pooling's gradient with the extents before padding, as param `held`."""
-    held = tuple(zip(shape_of(op, 1), shape_of(op, 0), strict=True))
-    return dataclasses.replace(op, params={"held": held, **op.params}, key=None)
+    """A pooling's gradient with the extents before padding, as param `unpadded`."""
+    unpadded = tuple(zip(shape_of(op, 1), shape_of(op, 0), strict=True))
+    return dataclasses.replace(op, params={"unpadded": unpadded, **op.params}, key=None)
 
 
 def gradients_of_windows(op: Op) -> Resizing:
@@ -129,8 +129,8 @@ def convolutions(op: Op) -> Resizing | None:
         return None
     masked, fixed = set(), set()
     for i, d in enumerate(dn.lhs_spec[2:]):
-        walks = shape_of(op, 1)[dn.rhs_spec[2 + i]] > result_shape(op)[dn.out_spec[2 + i]]
-        if p["padding"][i][1] > 0 or walks:
+        along_window = shape_of(op, 1)[dn.rhs_spec[2 + i]] > result_shape(op)[dn.out_spec[2 + i]]
+        if p["padding"][i][1] > 0 or along_window:
             masked.add((0, d))
         if p.get("ends") and p["ends"][i] != ("", ""):
             fixed.add((0, d))

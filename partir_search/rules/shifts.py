@@ -21,7 +21,7 @@ from partir_search.ir.core import Literal, Op, Shape
 from partir_search.ir.kind import Kind
 from partir_search.ir.local_op import local_result_shapes
 from partir_search.ir.role import Role
-from partir_search.ir.rule import NONE, OpRule, Reads
+from partir_search.ir.rule import NONE, InputWindow, OpRule
 from partir_search.rules.registry import register, result_shape, shape_of
 from partir_search.rules.resizing import SLICE, STRIDED, pads
 from partir_search.rules.shape import identity
@@ -37,8 +37,11 @@ MOST_JOINED = 8  # operands of a concatenation with windows: a tile reads a wind
 def rev(op: Op) -> OpRule:
     """A tile of a reversed dim reads its mirror image."""
     shape = result_shape(op)
-    mirrored = [Reads(0, d, -1, shape[d] - 1, spreads=False) for d in op.params["dimensions"]]
-    return stretching(op, mirrored)
+    mirrored = [
+        InputWindow(0, d, -1, shape[d] - 1, propagates_both_ways=False)
+        for d in op.params["dimensions"]
+    ]
+    return windowed_rule(op, mirrored)
 
 
 @register("slice", role=Role.SLICE)
@@ -64,11 +67,11 @@ def slice_(op: Op) -> OpRule:
             "limit_indices": tuple(limits),
         }
 
-    reads = [_reads(0, d, strides[d], starts[d], shape[d], result[d]) for d in cut if d not in few]
+    reads = [_window(0, d, strides[d], starts[d], shape[d], result[d]) for d in cut if d not in few]
     plain = all(strides[d] == 1 for d in range(len(shape)))
     resizing = None if few else SLICE if plain else STRIDED
     told = frozenset({"limit_indices"})
-    rule = stretching(op, reads, localize=localize, resizing=resizing, told=told)
+    rule = windowed_rule(op, reads, localize=localize, resizing=resizing, implied_params=told)
     if not few:
         return rule if plain else dataclasses.replace(rule, local=_local_strided)
     return dataclasses.replace(
@@ -130,13 +133,13 @@ def _local_few(
     return bind(op, params, (x,))
 
 
-def _reads(operand: int, dim: int, step: int, first: int, extent: int, points: int) -> Reads:
+def _window(operand: int, dim: int, step: int, first: int, extent: int, points: int) -> InputWindow:
     """Window; tilings propagate both ways if both ends are shifted by at most `LITTLE`."""
     off = max(abs(first), abs(step * points + first - extent))
-    return Reads(operand, dim, step, first, spreads=off <= LITTLE * extent)
+    return InputWindow(operand, dim, step, first, propagates_both_ways=off <= LITTLE * extent)
 
 
-def stretching(op: Op, reads: Sequence[Reads], **fields: Any) -> OpRule:
+def windowed_rule(op: Op, reads: Sequence[InputWindow], **fields: Any) -> OpRule:
     """Rule of an op whose operands and result share their dims, with tiles that read windows.
 
     Args:
@@ -173,9 +176,10 @@ def concatenate(op: Op) -> OpRule:
         return identity(op, frozenset({dim}), linear=(every,))
     ends = list(itertools.accumulate(extents))
     reads = [
-        Reads(i, dim, 1, n - end) for i, (n, end) in enumerate(zip(extents, ends, strict=True))
+        InputWindow(i, dim, 1, n - end)
+        for i, (n, end) in enumerate(zip(extents, ends, strict=True))
     ]
-    return stretching(op, reads, local=functools.partial(_local_join, dim, ends))
+    return windowed_rule(op, reads, local=functools.partial(_local_join, dim, ends))
 
 
 def _local_join(
@@ -207,7 +211,7 @@ def pad(op: Op) -> OpRule:
             operand[d] = NONE
         else:
             first, points = -(low // (inner + 1)), -(-result[d] // (inner + 1))
-            found = _reads(0, d, 1, first, shape[d], points)
+            found = _window(0, d, 1, first, shape[d], points)
             reads.append(dataclasses.replace(found, over=inner + 1))
     return OpRule(
         Kind.MOVEMENT,
@@ -237,14 +241,14 @@ def _longer_end(
 
 
 def _local_pad(
-    stretched: frozenset[int], zero: bool, ctx: Any, op: Op, args: Sequence[Any]
+    with_window: frozenset[int], zero: bool, ctx: Any, op: Op, args: Sequence[Any]
 ) -> Sequence[Any]:
     """Tile of the padded array, from a window of the operand or from all of it."""
     x, filler = args
     config = list(op.params["padding_config"])
     tiled = [d for d, c in enumerate(config) if any(c) and ctx.tiles(d) > 1]
     starts: dict[int, Any] = {}  # first element of the tile in the padded window
-    for d in stretched.intersection(tiled):
+    for d in with_window.intersection(tiled):
         low, _, inner = config[d]
         tile, each = result_shape(op)[d] // ctx.tiles(d), inner + 1
         low %= each
@@ -257,7 +261,7 @@ def _local_pad(
         tile = result_shape(op)[d] // ctx.tiles(d)
         if d in starts:
             out = lax.dynamic_slice_in_dim(out, starts[d], tile, d)
-        if d not in stretched:
+        if d not in with_window:
             out = lax.dynamic_slice_in_dim(out, ctx.tile_index(d) * tile, tile, d)
         elif not zero:  # beyond the operand's ends the window is zero
             low, _, inner = op.params["padding_config"][d]

@@ -78,14 +78,14 @@ class Equation:
         for dims, kind in zip((*self.left, *self.right), types, strict=True):
             self._match(dims, kind, sizes)
         index = {n: i for i, n in enumerate(sizes)}
-        held = [all(n in r for r in self.right) for n in sizes]
+        in_results = [all(n in r for r in self.right) for n in sizes]
         return OpRule(
             self.kind,
             sizes=tuple(sizes.values()),
             operands=tuple(tuple(index.get(n, NONE) for n in d) for d in self.left),
             results=tuple(tuple(index.get(n, NONE) for n in d) for d in self.right),
-            reducers=tuple("" if h else "sum" for h in held),
-            pads=False,
+            reducers=tuple("" if found else "sum" for found in in_results),
+            tolerates_padding=False,
             flops_per_point=self.flops_per_point if flops_per_point is None else flops_per_point,
             **fields,
         )

@@ -20,12 +20,12 @@ from jax import lax
 from partir_search.ir.bind import bind
 from partir_search.ir.boundaries import ZERO, Beyond, taken
 from partir_search.ir.core import Op, Shape
-from partir_search.ir.halos import Beside
+from partir_search.ir.halos import WindowParts
 from partir_search.ir.kind import Kind
 from partir_search.ir.local_context import LocalContext
 from partir_search.ir.local_op import local_result_shapes
 from partir_search.ir.role import Role
-from partir_search.ir.rule import NONE, OpRule, Reads
+from partir_search.ir.rule import NONE, InputWindow, OpRule
 from partir_search.rules.halves import in_halves
 from partir_search.rules.registry import register, result_shape, shape_of
 from partir_search.rules.resizing import convolutions
@@ -78,7 +78,7 @@ def convolution(op: Op) -> OpRule:
         factor(channels, kernel_out, out_features)
         factor(lhs[dn.lhs_spec[1]], features, kernel_in, reducer="sum")
     work = 1.0  # products per point
-    reads: list[Reads] = []
+    reads: list[InputWindow] = []
     for i, (d, k, o) in enumerate(
         zip(dn.lhs_spec[2:], dn.rhs_spec[2:], dn.out_spec[2:], strict=True)
     ):
@@ -88,10 +88,10 @@ def convolution(op: Op) -> OpRule:
         elif slide.still and out[o] == 1:
             factor(lhs[d], (lhs_dims, d), (rhs_dims, k), reducer="sum")
         elif slide.points:
-            walked = (rhs_dims, k) if slide.along_window else (out_dims, o)
-            factor(slide.points, (lhs_dims, d), walked, reducer="sum" * slide.along_window)
+            second = (rhs_dims, k) if slide.along_window else (out_dims, o)
+            factor(slide.points, (lhs_dims, d), second, reducer="sum" * slide.along_window)
             reads.append(
-                Reads(
+                InputWindow(
                     *(0, d, slide.step, slide.first, slide.width),
                     beyond=_beyond(op, i, lhs[d]),
                     over=slide.over,
@@ -109,12 +109,12 @@ def convolution(op: Op) -> OpRule:
         blocked=frozenset(blocked),
         reads=tuple(reads),
         linear=((0,), (1,)),
-        pads=p["feature_group_count"] == p["batch_group_count"] == 1,
+        tolerates_padding=p["feature_group_count"] == p["batch_group_count"] == 1,
         resizing=convolutions(op),
-        beside=op.results[0].type.itemsize >= WIDE,
+        accepts_halo_parts=op.results[0].type.itemsize >= WIDE,
         flops_per_point=2.0 * work,
         local=_local,
-        told=_told(op),
+        implied_params=_told(op),
     )
 
 
@@ -162,7 +162,7 @@ class _Slide:
       along_window: the factor is a dim of the window.
       touches: products of an element of the window and a pixel, without padding and dilation holes.
       points: extent of the factor; 0 if the dim must be whole.
-      step / over / first / width: window read by a point (`Reads`).
+      step / over / first / width: window read by a point (`InputWindow`).
     """
 
     still: bool
@@ -183,19 +183,19 @@ def _slide(op: Op, i: int) -> _Slide:
     stride, spread = p["window_strides"][i], p["rhs_dilation"][i]
     holes, (low, high) = p["lhs_dilation"][i], p["padding"][i]
     along_window = window > out
-    walked, pace, other, reach = out, stride, window, spread
+    extent, pace, other, reach = out, stride, window, spread
     if along_window:
-        walked, pace, other, reach = window, spread, out, stride
+        extent, pace, other, reach = window, spread, out, stride
     block = holes // math.gcd(holes, pace)
     first = -(low // holes)
     last = (pace * (block - 1) + reach * (other - 1) - low) // holes
     single = pace == 1 and not along_window  # tiles may begin at any element
-    fits = single or walked % block == 0
+    fits = single or extent % block == 0
     return _Slide(
         still=stride == spread == holes == 1 and (low, high) == (0, 0),
         along_window=along_window,
         touches=_touches(image, window, out, i, p),
-        points=walked // (1 if single else block) if fits and last >= first else 0,
+        points=extent // (1 if single else block) if fits and last >= first else 0,
         step=1 if single else pace * block // holes,
         over=holes if single else 1,
         first=first,
@@ -237,11 +237,11 @@ def _local(ctx: LocalContext, op: Op, args: Sequence[Any]) -> Sequence[Any]:
             around = functools.partial(
                 taken, dim=d, start=-low, size=image.shape[d] + low + high, beyond=beyond
             )
-            image = image.each(around) if isinstance(image, Beside) else around(image)
+            image = image.map_parts(around) if isinstance(image, WindowParts) else around(image)
             padding[i] = (0, 0)
     params["padding"] = tuple(padding)
     convolve = functools.partial(_convolve, op)
-    halves = isinstance(image, Beside)
+    halves = isinstance(image, WindowParts)
     out = (functools.partial(in_halves, convolve) if halves else convolve)(params, image, window)
     for o, (start, size) in starts.items():
         out = lax.dynamic_slice_in_dim(out, start, size, o)

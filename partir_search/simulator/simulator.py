@@ -150,7 +150,9 @@ class CostModel:
 
         Seconds are 0 under modes of axes with which a program may skip kernels.
         """
-        seconds = 0.0 if load.partition.modes.streams else float(load.roofline.seconds.sum())
+        seconds = (
+            0.0 if load.partition.modes.windowed_einsums else float(load.roofline.seconds.sum())
+        )
         peak = load.argument_bytes + float(np.max(load.live))
         return Cost(
             seconds=seconds,

@@ -102,7 +102,7 @@ def test_what_turns_move_beside_one_product() -> None:
             tile_arg(state, 0, 0, "a")
         model = CostModel(state.graph.module, state.graph.rules, machine)
         before = model.evaluate(localize(state.partition())).compute_seconds
-        state.modes = Modes(streams={0: False})
+        state.modes = Modes(windowed_einsums={0: False})
         after = model.evaluate(localize(state.partition())).compute_seconds
         return (before - after) * machine.attained_hbm_bytes_per_s
 

@@ -43,7 +43,7 @@ def partitioned(fun: Attention, args: Any, n: int, stream: bool, zigzag: bool) -
         if state.tiles[0][state.graph.class_of[module.body.args[arg].id]] < 0:
             tile_arg(state, arg, 1, "seq")
     if stream:
-        state.modes = Modes(streams={0: zigzag})
+        state.modes = Modes(windowed_einsums={0: zigzag})
     return state.partition()
 
 

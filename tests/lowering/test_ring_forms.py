@@ -64,7 +64,7 @@ def test_print_least(golden: Callable[[str], None]) -> None:
     state = state_of(module_of(forward, *floats_of((6, 24), (24, 6), (12, 6))), square(3))
     for arg, dim, axis in ((2, 0, "r"), (2, 1, "c"), (0, 1, "r~c"), (1, 1, "c")):
         tile_arg(state, arg, dim, axis)
-    state.modes = Modes(forms={2: "least"})
+    state.modes = Modes(ring_schedules={2: "least"})
     golden(print_partition(state.partition()))
 
 
@@ -78,7 +78,7 @@ def test_mlp_least(n: int) -> None:
     args = floats_of((width, hidden), (hidden, width), (rows, width))
     state = mlp_state(square(n), args)
     plain = localize(state.partition())
-    state.modes = Modes(forms={2: "least"})
+    state.modes = Modes(ring_schedules={2: "least"})
     partition = state.partition()
     check_partition(partition, mlp, args)
     program = localize(partition)
@@ -108,7 +108,7 @@ def test_paper_form(n: int) -> None:
     state = state_of(module_of(linear, *args), square(n))
     for arg, dim, axis in ((1, 0, "r"), (1, 1, "r~c"), (0, 1, "c")):
         tile_arg(state, arg, dim, axis)
-    state.modes = Modes(forms={2: "paper"})
+    state.modes = Modes(ring_schedules={2: "paper"})
     partition = state.partition()
     check_partition(partition, linear, args)
     program = localize(partition)
@@ -123,7 +123,7 @@ def test_mlp_paper() -> None:
     """Both types of linears, n = 3."""
     args = floats_of((6, 9), (9, 6), (12, 6))
     state = mlp_state(square(3), args)
-    state.modes = Modes(forms={2: "paper"})
+    state.modes = Modes(ring_schedules={2: "paper"})
     check_partition(state.partition(), mlp, args)
 
 

@@ -76,7 +76,7 @@ def test_random_chains(request: pytest.FixtureRequest) -> None:
         act(state, rng)
         if rng.random() < 0.5:
             streams = dict.fromkeys(range(len(mesh.device_names)), False)
-            state.modes = Modes(streams=streams)
+            state.modes = Modes(windowed_einsums=streams)
         partition = state.partition()
         rings += sum(partition.ring(op) is not None for op in partition.module.ops)
         check_partition(partition, fn, args)

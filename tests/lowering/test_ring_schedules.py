@@ -98,7 +98,7 @@ def attention() -> LocalProgram:
     for arg in (1, 2):
         if state.tiles[0][state.graph.class_of[module.body.args[arg].id]] < 0:
             tile_arg(state, arg, 1, "seq")
-    state.modes = Modes(streams={0: False})
+    state.modes = Modes(windowed_einsums={0: False})
     return localize(state.partition())
 
 

@@ -77,7 +77,7 @@ def test_megatron_with_sequence_parallelism(n: int) -> None:
     state = rows_between_blocks(module_of(megatron, *args), n)
     before = collections.Counter(m.step.kind for m, _ in localize(state.partition()).reshards())
     assert before == {"all_gather": 3, "reduce_scatter": 2}
-    state.modes = Modes(streams={0: False})
+    state.modes = Modes(windowed_einsums={0: False})
     partition = state.partition()
     check_partition(partition, megatron, args)
     moves = [m for m, _ in localize(partition).reshards()]

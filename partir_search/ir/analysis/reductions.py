@@ -45,22 +45,22 @@ def is_zero(operand: object, zeros: Set[int]) -> bool:
 
 
 def passing_group(
-    op: Op, rule: OpRule, monoid: str, pending: Set[int], zeros: Set[int]
+    op: Op, rule: OpRule, monoid: str, partial: Set[int], zeros: Set[int]
 ) -> tuple[int, ...]:
-    """Operand positions through which a pending reduction may pass `op` now, or ().
+    """Operand positions through which a partial result may pass `op` now, or ().
 
-    At least one operand of the group is pending, and none outside of it. For sums, all remaining
+    At least one operand of the group is partial, and none outside of it. For sums, all remaining
     operands of the group are zero.
     """
-    held = {i for i, v in op.inputs() if v.id in pending}
+    positions = {i for i, v in op.inputs() if v.id in partial}
     if monoid != "sum":
         groups = (g for m, g in rule.monotone if m == monoid)
-        return next((g for g in groups if held and held <= set(g)), ())
+        return next((g for g in groups if positions and positions <= set(g)), ())
     for group in rule.linear:
         if (
-            held
-            and held <= set(group)
-            and all(i in held or is_zero(op.operands[i], zeros) for i in group)
+            positions
+            and positions <= set(group)
+            and all(i in positions or is_zero(op.operands[i], zeros) for i in group)
         ):
             return group
     return ()

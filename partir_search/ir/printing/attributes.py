@@ -39,12 +39,14 @@ def telling_attributes(op: Op, rule: OpRule) -> str:
     """Parameters necessary to read the op.
 
     A product shows its factors as an einsum, unless the last dims of one operand are contracted
-    with the first of the other one. Parameters in `OpRule.told` and False or empty ones are left
-    out.
+    with the first of the other one. Parameters in `OpRule.implied_params` and False or empty ones
+    are left out.
     """
-    if rule.kind is Kind.CONTRACTION and rule.walks and len(rule.operands) == 2:
+    if rule.kind is Kind.CONTRACTION and rule.supports_ring and len(rule.operands) == 2:
         return "" if _meets(rule) else f"[{einsum(rule)}]"
-    found = {k: v for k, v in op.params.items() if k not in _HIDDEN and k not in rule.told}
+    found = {
+        k: v for k, v in op.params.items() if k not in _HIDDEN and k not in rule.implied_params
+    }
     return _bracketed({k: v for k, v in found.items() if _plain(v) and v is not False and v != ()})
 
 

@@ -37,7 +37,7 @@ def print_full(partition: Partition, keep: Keep | None = None) -> str:
     """Text of the module under `partition`; with `keep`, only of the selected ops of the body."""
     printer = _Printer(partition)
     module = partition.module
-    enters, leaves = dict(partition.modes.enters), dict(partition.modes.leaves)
+    enters, leaves = dict(partition.modes.argument_layouts), dict(partition.modes.result_layouts)
     args = [
         f"%{v.name}: "
         + (layout_text(partition, v, enters[i]) if i in enters else type_text(partition, v))

@@ -16,7 +16,7 @@ _NUMBER = re.compile(r"\d+")
 
 def arguments(partition: Partition, *, whole: bool) -> list[str]:
     """`func name(arguments) mesh<...> {`; arguments as "..." if not `whole`."""
-    module, enters = partition.module, dict(partition.modes.enters)
+    module, enters = partition.module, dict(partition.modes.argument_layouts)
     groups: dict[tuple[str, str], list[str]] = {}
     for i, v in enumerate(module.body.args) if whole else ():
         text = layout_text(partition, v, enters[i]) if i in enters else type_text(partition, v)
@@ -49,7 +49,7 @@ def shown_results(partition: Partition) -> list[int]:
 
 def returned(partition: Partition, names: BlockNames) -> list[str]:
     """`return %loss, ... 198 more`, with the layouts that differ from those at rest."""
-    results, leaves = partition.module.body.results, dict(partition.modes.leaves)
+    results, leaves = partition.module.body.results, dict(partition.modes.result_layouts)
     shown = shown_results(partition)
     texts = []
     for i in shown:

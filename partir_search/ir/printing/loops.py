@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from partir_search.ir.core import Literal, Op
 from partir_search.ir.partition import Partition
-from partir_search.ir.rule import NONE, Reads
+from partir_search.ir.rule import NONE, InputWindow
 from partir_search.ir.skewed_schedule import Ring
 
 RING = "ring"
@@ -62,8 +62,8 @@ def nest_of(partition: Partition, op: Op) -> Nest:
             dims = [str(d) for d in places if d >= 0]
             same = dims[:1] if len(set(dims)) == 1 else dims
             loops.append(Loop((axis,), f"{TILE} {','.join(same)}" if dims else rule.reducers[f]))
-    for axes in dict.fromkeys(p.passed(op).values()):
-        loops.append(Loop(axes, ZIGZAG if p.zigzags(op, axes) else PASS))
+    for axes in dict.fromkeys(p.ring_operands(op).values()):
+        loops.append(Loop(axes, ZIGZAG if p.is_zigzag(op, axes) else PASS))
     return (*loops, Loop(ring.axes, RING)) if ring else tuple(loops)
 
 
@@ -83,7 +83,7 @@ def joins(partition: Partition, op: Op, nest: Nest, level: int, loop: Loop, made
                 return False
             rule = partition.rules[op.id]
             dim = rule.dim_of(rule.operands[i], partition.axes[axis].loops[op.id])
-            if f"{TILE} {dim}" != loop.kind or rule.reads_on(i, dim):
+            if f"{TILE} {dim}" != loop.kind or rule.window_on(i, dim):
                 return False
     return True
 
@@ -116,7 +116,7 @@ def pieces(partition: Partition, op: Op, position: int, local: Local) -> list[Pi
     for axis in partition.order:
         f = partition.axes[axis].loops[op.id]
         dim = rule.dim_of(rule.operands[position], f) if f >= 0 else NONE
-        reads = rule.reads_on(position, dim)
+        reads = rule.window_on(position, dim)
         if reads and dim not in told:
             found.append(Piece("window", reads.dim, window_index(partition, op, f, reads)))
             told.add(dim)
@@ -126,21 +126,21 @@ def pieces(partition: Partition, op: Op, position: int, local: Local) -> list[Pi
                 r, c, _ = ring.axes
                 index = ring.index(ring.axes.index(axis), (mesh.names[r], mesh.names[c]))
             found.append(Piece("slice", dim, index))
-    axes = partition.passed(op).get(position)
+    axes = partition.ring_operands(op).get(position)
     if axes and rule.blockwise:
         dim, n = rule.operands[position].index(rule.blockwise.factor), mesh.size(axes)
         index = f"(%{mesh.label(axes)} + %t) mod {n}"
-        if partition.zigzags(op, axes):  # an early and a late chunk
+        if partition.is_zigzag(op, axes):  # an early and a late chunk
             index = f"{index}, {2 * n - 1} - {index}"
         found.append(Piece("slice", dim, index))
     return found
 
 
-def window_index(partition: Partition, op: Op, factor: int, reads: Reads) -> str:
+def window_index(partition: Partition, op: Op, factor: int, reads: InputWindow) -> str:
     """`4*%b-1, 6 wrap/wrap`: first element, number of elements, boundary modes if not zeros."""
     p = partition
     points = p.rules[op.id].sizes[factor] // p.tiles_of(op, factor)
-    start, size = reads.stretch(0, points)
+    start, size = reads.tile_window(0, points)
     index = ""
     for axis in [a for a in p.order if p.axes[a].loops[op.id] == factor]:
         name = f"%{p.mesh.names[axis]}"

@@ -107,7 +107,7 @@ class Tree:
 
     def _weighs(self, op: Op) -> bool:
         rule = self.partition.rules[op.id]
-        own = op.regions or op.effect or rule.fixes or rule.manual
+        own = op.regions or op.effect or rule.fixed_by_user or rule.manual
         halo = rule.reads and (rule.kind is Kind.REDUCTION or self.partition.windows(op))
         tiled = all(loop.tiles for loop in self.nests[op.id])
         return bool(own or halo) or rule.kind not in LIGHT or not tiled

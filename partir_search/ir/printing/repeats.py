@@ -38,17 +38,17 @@ class _Key:
         return tuple(map(self.op, ops))
 
     def op(self, op: Op) -> Hashable:
-        held = self.likeness
+        likeness = self.likeness
         operands = tuple(map(self.link, op.operands))
         regions = tuple(
             (tuple(map(self.link, r.args)), self.ops(r.ops), tuple(map(self.link, r.results)))
             for r in op.regions
         )
         results = tuple(
-            (self.link(r), type_text(held.partition, r), held.leaves(r, self.inside))
+            (self.link(r), type_text(likeness.partition, r), likeness.leaves(r, self.inside))
             for r in op.results
         )
-        return op.prim, all_attributes(op), held.nests[op.id], operands, regions, results
+        return op.prim, all_attributes(op), likeness.nests[op.id], operands, regions, results
 
     def link(self, x: Operand) -> Hashable:
         if isinstance(x, Literal):

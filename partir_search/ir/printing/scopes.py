@@ -111,8 +111,8 @@ def _in_order(
     nest: Nest = ()
     for _ in ops:
         if not ready[nest]:
-            held = [n for n, queue in ready.items() if queue]
-            nest = () if ready[()] else min(held, key=lambda n: ready[n][0])
+            nonempty = [n for n, queue in ready.items() if queue]
+            nest = () if ready[()] else min(nonempty, key=lambda n: ready[n][0])
         at = heapq.heappop(ready[nest])
         yield ops[at]
         for j in after[at]:

@@ -64,7 +64,7 @@ def write_out(reader: Reader, op: Op, before: list[Op]) -> tuple[Op, Counted | N
     last: list[Op] = []
     (on,) = _traced(reader, op, lambda p: [_any(p)], outer[-1:], last)
 
-    held, going = fresh(decide.args[:asked]), reader.value(predicate, f"{stem}.on")
+    condition_consts, going = fresh(decide.args[:asked]), reader.value(predicate, f"{stem}.on")
     old, made = body.args[op.params["body_nconsts"] :], body.results
     inside = list(body.ops)
     changed = [i for i, (x, y) in enumerate(zip(old, made, strict=True)) if x is not y]
@@ -78,7 +78,7 @@ def write_out(reader: Reader, op: Op, before: list[Op]) -> tuple[Op, Counted | N
     new = list(made)
     for i, x in zip(changed, kept, strict=True):
         new[i] = x
-    goes_on = condition([*held, *new], inside)
+    goes_on = condition([*condition_consts, *new], inside)
 
     loop = dataclasses.replace(
         op,
@@ -92,10 +92,10 @@ def write_out(reader: Reader, op: Op, before: list[Op]) -> tuple[Op, Counted | N
         },
         regions=(
             Region(tuple(outer), tuple(last), (on,)),
-            Region((*held, *body.args, going), tuple(inside), (*new, goes_on)),
+            Region((*condition_consts, *body.args, going), tuple(inside), (*new, goes_on)),
         ),
     )
-    outside = dict(zip(map(id, held), op.operands, strict=False))
+    outside = dict(zip(map(id, condition_consts), op.operands, strict=False))
     starts = op.operands[consts:]
     return loop, counted(
         Iteration(goes_on, inside, new, old, made, inside, starts, before, outside)

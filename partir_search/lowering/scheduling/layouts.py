@@ -57,7 +57,7 @@ def lookups(program: LocalProgram, traits: LoweringTraits) -> dict[int, list[Loc
     rules = program.partition.rules
     found: dict[int, list[LocalValue]] = {}
     for at, item in enumerate(program.body.steps):
-        if isinstance(item, LocalOp) and rules[item.op.id].looks_up and _by_array(item):
+        if isinstance(item, LocalOp) and rules[item.op.id].is_table_lookup and _by_array(item):
             rows = [x for x in item.outs if _fills_tiles(x.shape, traits) and _floats(x)]
             if rows:
                 found[at] = rows

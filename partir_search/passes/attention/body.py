@@ -127,7 +127,7 @@ def build_body(
         sizes=tuple(sizes),
         operands=count,
         results=tuple(place_of[v.id] for v in phase.results),
-        walked=label_of[keys],
+        key_label=label_of[keys],
         queries=frozenset(label_of[q] for q in queries),
         scores=frozenset(place_of[v] for v in scores),
         online=None,

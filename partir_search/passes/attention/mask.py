@@ -43,10 +43,10 @@ def is_causal(body: Body, weight: int) -> bool:
     """
     made = makers(body)
     if len(body.queries) > 1:
-        candidates = [f for f in body.queries if body.sizes[f] == body.sizes[body.walked]]
+        candidates = [f for f in body.queries if body.sizes[f] == body.sizes[body.key_label]]
     else:
         candidates = list(body.queries)
-    if len(candidates) != 1 or body.sizes[candidates[0]] != body.sizes[body.walked]:
+    if len(candidates) != 1 or body.sizes[candidates[0]] != body.sizes[body.key_label]:
         return False
     (query,) = candidates
     dependences = _dependences(body, query)
@@ -78,7 +78,7 @@ def _dependence(m: Member, inputs: list[Dependence], body: Body, query: int) -> 
             Dependence.QUERY
             if label == query
             else Dependence.KEY
-            if label == body.walked
+            if label == body.key_label
             else Dependence.OTHER
         )
     distinct = {k for k in inputs if k is not Dependence.NOTHING}
@@ -145,7 +145,7 @@ def _first_row_is_causal(body: Body, place: int, query: int) -> bool:
         m = made[todo.pop()]
         needed |= set(m.outs)
         todo += [x for x in m.reads if x >= 0 and x not in needed]
-    where = {f: (0, n) for f, n in enumerate(body.sizes) if f != body.walked}
+    where = {f: (0, n) for f, n in enumerate(body.sizes) if f != body.key_label}
     with jax.ensure_compile_time_eval():
         env = run_members(None, body, {}, where, wanted=lambda m: m.outs[0] in needed)
         row = np.ravel(env[place])

@@ -136,7 +136,7 @@ class _Rewriter(Rewriter):
         forward = build_body(ops, group, phases.forward, rule_key)
         product = makers(forward.body)[forward.place_of[phases.product.results[0].id]]
         online, chain = find_online(forward, product)
-        causal = is_causal(forward.body, online.weight)
+        causal = is_causal(forward.body, online.exponentials)
         body = dataclasses.replace(forward.body, online=online, causal=causal)
         forward = dataclasses.replace(forward, body=body)
         found = [FusedAttention(phases.forward, forward, FORWARD)]

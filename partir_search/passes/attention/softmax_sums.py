@@ -49,9 +49,9 @@ def find_online(forward: PhaseBody, product: Member) -> tuple[Online, WeightChai
     """
     body = forward.body
     made = makers(body)
-    maxima = [m for m in body.members if reduced_by(m, body.walked) == "max"]
+    maxima = [m for m in body.members if reduced_by(m, body.key_label) == "max"]
     totals = [
-        m for m in body.members if reduced_by(m, body.walked) == "sum" and not m.rule.contracts
+        m for m in body.members if reduced_by(m, body.key_label) == "sum" and not m.rule.contracts
     ]
     if len(maxima) > 1 or len(totals) != 1:
         raise NotAttention(f"there are {len(maxima)} maxima and {len(totals)} sums over keys")
@@ -94,7 +94,7 @@ def _rows_from(body: Body, place: int) -> set[int]:
     """Returns the places computed from a reduction over keys, outside of scores."""
     found = {place}
     for m in body.members:
-        inner = body.walked in m.factors or any(out in body.scores for out in m.outs)
+        inner = body.key_label in m.factors or any(out in body.scores for out in m.outs)
         if not inner and any(x in found for x in m.reads):
             found.update(m.outs)
     return found
@@ -186,7 +186,7 @@ def find_sums(forward: PhaseBody, backward: PhaseBody, chain: WeightChain) -> tu
     values = forward.operands[chain.values]
     found = []
     for m in body.members:
-        if reduced_by(m, body.walked) != "sum" or not _feeds_scores(body, m):
+        if reduced_by(m, body.key_label) != "sum" or not _feeds_scores(body, m):
             continue
         if m.rule.contracts:
             raise NotAttention(f"scores rest on {m.op.prim} at {m.op.source}")
@@ -197,7 +197,7 @@ def find_sums(forward: PhaseBody, backward: PhaseBody, chain: WeightChain) -> tu
     sums = {s.place for s in found}
     made, later = makers(body), summed(body) - sums
     for p in body.results:
-        if body.walked not in body.labels[p] and p not in later and _rests_on(p, later, made):
+        if body.key_label not in body.labels[p] and p not in later and _rests_on(p, later, made):
             raise NotAttention(f"{made[p].op.prim} at {made[p].op.source} follows a sum over keys")
     return tuple(found)
 
@@ -215,7 +215,7 @@ def _feeds_scores(body: Body, m: Member) -> bool:
     return any(
         x in rows
         for other in body.members
-        if any(out in body.scores for out in other.outs) or body.walked in other.factors
+        if any(out in body.scores for out in other.outs) or body.key_label in other.factors
         for x in other.reads
     )
 
@@ -247,7 +247,7 @@ def _cotangents(
             if (
                 len(read_operands) == 2
                 and len(read_values) == 1
-                and body.walked
+                and body.key_label
                 not in body.labels[next(x for x in read_operands if x not in read_values)]
             ):
                 result_cotangent = next(x for x in read_operands if x not in read_values)
@@ -346,6 +346,6 @@ def _row_sum(
         if not divisors:
             raise NotAttention("the backward pass does not read the divisor of the weights")
         rows.append((divisors[0], 1 if weight_steps[0] < cotangent_steps[0] else -1))
-    if any(body.walked in body.labels[x] for x, _ in rows if isinstance(x, int)):
+    if any(body.key_label in body.labels[x] for x, _ in rows if isinstance(x, int)):
         raise NotAttention(f"a sum over keys at {m.op.source} has a factor per key")
     return RowSum(m.outs[0], body.operands - 1, result_cotangent, tuple(rows), sign)

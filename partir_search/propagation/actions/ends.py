@@ -62,7 +62,9 @@ class Enter(End):
 
     def apply(self, state: State, path: str | None = None) -> None:
         end = self._axes(state, state.graph.module.body.args, self.argument)
-        state.modes = dataclasses.replace(state.modes, enters=(*state.modes.enters, end))
+        state.modes = dataclasses.replace(
+            state.modes, argument_layouts=(*state.modes.argument_layouts, end)
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
@@ -77,4 +79,6 @@ class Leave(End):
 
     def apply(self, state: State, path: str | None = None) -> None:
         end = self._axes(state, state.graph.module.body.results, self.result)
-        state.modes = dataclasses.replace(state.modes, leaves=(*state.modes.leaves, end))
+        state.modes = dataclasses.replace(
+            state.modes, result_layouts=(*state.modes.result_layouts, end)
+        )

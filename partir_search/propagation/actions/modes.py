@@ -45,8 +45,8 @@ class WindowedEinsum(Mode):
     zigzag: bool = False
 
     def chosen(self, modes: Modes, axes: tuple[int, ...]) -> Modes:
-        streams = {**modes.streams, **dict.fromkeys(axes, self.zigzag)}
-        return dataclasses.replace(modes, streams=streams)
+        streams = {**modes.windowed_einsums, **dict.fromkeys(axes, self.zigzag)}
+        return dataclasses.replace(modes, windowed_einsums=streams)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
@@ -60,7 +60,7 @@ class KeepGathered(Mode):
     axis: str
 
     def chosen(self, modes: Modes, axes: tuple[int, ...]) -> Modes:
-        return dataclasses.replace(modes, holds=modes.holds.union(axes))
+        return dataclasses.replace(modes, keep_gathered=modes.keep_gathered.union(axes))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
@@ -75,7 +75,9 @@ class RingSchedule(Mode):
     form: str
 
     def chosen(self, modes: Modes, axes: tuple[int, ...]) -> Modes:
-        return dataclasses.replace(modes, forms={**modes.forms, **dict.fromkeys(axes, self.form)})
+        return dataclasses.replace(
+            modes, ring_schedules={**modes.ring_schedules, **dict.fromkeys(axes, self.form)}
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
@@ -92,9 +94,9 @@ class AxisOrder(Mode):
           IllegalAction: the order contradicts an earlier one.
         """
         pairs = {(a, b) for i, a in enumerate(axes) for b in axes[i + 1 :]}
-        nested = dataclasses.replace(modes, nests=modes.nests | pairs)
+        nested = dataclasses.replace(modes, axis_orders=modes.axis_orders | pairs)
         try:
-            nested.nested(sorted({a for pair in nested.nests for a in pair}))
+            nested.ordered(sorted({a for pair in nested.axis_orders for a in pair}))
         except ValueError:
             raise IllegalAction(
                 f"one dim is to be tiled by {self.axis!r}, major to minor, and another one in"

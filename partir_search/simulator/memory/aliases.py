@@ -98,7 +98,7 @@ def _updates(
       owned: ids of values with a buffer that the region may overwrite.
       dies: by id of a value that is not returned, the position of the last use.
     """
-    if not rules[op.id].writes_into:
+    if not rules[op.id].is_indexed_update:
         return False
     whole, part = op.operands[:2]
     dying = isinstance(whole, Value) and whole.id in owned and dies.get(whole.id) == at

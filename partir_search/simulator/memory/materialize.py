@@ -127,7 +127,7 @@ def materialize(
         )
 
     for at, op in enumerate(region.ops):
-        if rules[op.id].rests:  # reads types and shardings, no data
+        if rules[op.id].accepts_any_layout:  # reads types and shardings, no data
             continue
         leaves = tuple(dict.fromkeys(s for x in op.operands for s in sources_of(x)))
         fusible = rules[op.id].elementwise or op.id in dtypes.one_hot

@@ -80,7 +80,7 @@ class MoveTables:
         found: list[MoveTable] = []
         if q < 0:
             return found  # its operands and results rest where the op needs and makes them
-        for i, v in op.inputs() if not rule.rests else ():
+        for i, v in op.inputs() if not rule.accepts_any_layout else ():
             if v.type.shape:
                 x = variables.of_value(v.id)
                 picked, windows = self._needs(op, rule, i, v, q, x)

@@ -99,7 +99,7 @@ class Pricer:
         key: Hashable = (id(ways), kind)
         if op is not None and windows:
             rule = self.model.rules[op.id]
-            key = (key, value.type.shape, rule.beside, bool(facts.elementwise[op.id]))
+            key = (key, value.type.shape, rule.accepts_halo_parts, bool(facts.elementwise[op.id]))
         found = self._prices.get(key)
         if found is None:
             if op is not None and windows:

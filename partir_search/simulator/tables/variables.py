@@ -74,7 +74,13 @@ class Variables:
             block by block, arguments in layouts of their own.
         """
         modes = partition.modes
-        if modes.streams or modes.holds or modes.forms or modes.enters or modes.leaves:
+        if (
+            modes.windowed_einsums
+            or modes.keep_gathered
+            or modes.ring_schedules
+            or modes.argument_layouts
+            or modes.result_layouts
+        ):
             raise ValueError(f"costs are not pairwise under {modes}")
         graph, axes = self.graph, range(len(self.mesh.sizes))
         rows = partition.axes

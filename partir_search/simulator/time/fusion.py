@@ -77,7 +77,7 @@ def fuse(buffers: Buffers, rules: Sequence[OpRule], dtypes: Dtypes, traits: XlaT
     touched: dict[int, tuple[int, ...]] = {}
     for at in stored.reads:
         op, read = region.ops[at], own[at]
-        if rules[op.id].looks_up:
+        if rules[op.id].is_table_lookup:
             (result,) = op.results
             most = result.type.nbytes
             read = tuple(v if stored.nbytes.get(v, 0) <= most else result.id for v in read)

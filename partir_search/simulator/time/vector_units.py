@@ -92,7 +92,7 @@ def vector_work(
 
 def _by_vectors(rule: OpRule) -> bool:
     """True for a dot with one operand whose dims are all dims of the second operand."""
-    if not rule.walks or rule.blockwise or len(rule.operands) != 2:
+    if not rule.supports_ring or rule.blockwise or len(rule.operands) != 2:
         return False
     one, other = ({f for f in dims if f >= 0 and rule.sizes[f] > 1} for dims in rule.operands)
     return one <= other or other <= one

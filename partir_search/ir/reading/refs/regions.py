@@ -120,19 +120,19 @@ def _scan(reader: Reader, eqn: Any, params: Mapping[str, Any], stem: str) -> Car
     consts, carries = params["num_consts"], params["num_carry"]
     refs = written(eqn)
     at = [i for i, v in enumerate(eqn.invars) if v in refs]
-    held = [i for i in at if i < consts]
+    const_refs = [i for i in at if i < consts]
     scanned = [i for i in at if i >= consts + carries]
     args, ops = _args(reader, eqn.params["jaxpr"], stem), list[Op]()
     inner, local = reader.run(eqn.params["jaxpr"], args, ops, "")
     outs = [reader.read(local, v) for v in inner.outvars]
     final = {i: local[inner.invars[i]] for i in at}
-    order = [i for i in range(consts) if i not in held]
-    order += [*range(consts, consts + carries), *held, *range(consts + carries, len(args))]
-    results = [*outs[:carries], *(final[i] for i in held), *outs[carries:]]
+    order = [i for i in range(consts) if i not in const_refs]
+    order += [*range(consts, consts + carries), *const_refs, *range(consts + carries, len(args))]
+    results = [*outs[:carries], *(final[i] for i in const_refs), *outs[carries:]]
     results += [final[i] for i in scanned]
-    made = [*eqn.outvars[:carries], *(eqn.invars[i] for i in held), *eqn.outvars[carries:]]
+    made = [*eqn.outvars[:carries], *(eqn.invars[i] for i in const_refs), *eqn.outvars[carries:]]
     made += [eqn.invars[i] for i in scanned]
-    counts = {"num_consts": consts - len(held), "num_carry": carries + len(held)}
+    counts = {"num_consts": consts - len(const_refs), "num_carry": carries + len(const_refs)}
     return Carried(
         (Region(tuple(args[i] for i in order), tuple(ops), tuple(results)),),
         tuple(eqn.invars[i] for i in order),
@@ -187,15 +187,17 @@ def _while(reader: Reader, eqn: Any, params: Mapping[str, Any], stem: str) -> Ca
         ops: list[Op] = []
         consts = [fresh(kept[0], "arg"), fresh(kept[1], "arg")]
         carry = fresh(eqn.outvars, "arg")
-        held = [fresh(refs[0], "ref"), fresh(refs[1], "ref")]
+        ref_args = [fresh(refs[0], "ref"), fresh(refs[1], "ref")]
         taken = [*(consts[0] if refs[0] or not which else ()), *(consts[1] if which else ())]
-        after: list[Any] = held[0]
+        after: list[Any] = ref_args[0]
         if not which or refs[0]:
-            results, after = run(0, cond, consts[0], held[0], carry, ops)
+            results, after = run(0, cond, consts[0], ref_args[0], carry, ops)
         if which:
-            outs, final = run(1, body, consts[1], held[1], carry, ops)
+            outs, final = run(1, body, consts[1], ref_args[1], carry, ops)
             results = [*outs, *after, *final]
-        regions.append(Region((*taken, *carry, *held[0], *held[1]), tuple(ops), tuple(results)))
+        regions.append(
+            Region((*taken, *carry, *ref_args[0], *ref_args[1]), tuple(ops), tuple(results))
+        )
     given = [*(kept[0] if refs[0] else ()), *kept[1]]
     return Carried(
         tuple(regions),
