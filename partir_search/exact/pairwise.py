@@ -95,6 +95,17 @@ class PairwiseModel:
                 pairs[u, v] = table[np.ix_(rows, columns)]
         return PairwiseModel(unary, pairs, self.constant)
 
+    def plus(self, other: PairwiseModel, factor: float) -> PairwiseModel:
+        """Sum with a multiple of a model over the same variables and labels."""
+        builder = ModelBuilder(self.sizes)
+        for model, weight in ((self, 1.0), (other, factor)):
+            builder.constant += weight * model.constant
+            for u, costs in enumerate(model.unary):
+                builder.add((u,), weight * costs)
+            for pair, table in model.pairs.items():
+                builder.add(pair, weight * table)
+        return builder.model()
+
     def all_labels(self) -> list[Ints]:
         """[n] indices of all labels of each variable."""
         return [np.arange(size, dtype=np.int64) for size in self.sizes]

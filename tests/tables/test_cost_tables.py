@@ -174,6 +174,35 @@ def test_assignments_of_exact_steps_cost_as_predicted() -> None:
     assert tables.at(after).energy(labels) == pytest.approx(seconds, rel=NEAR)
 
 
+@pytest.mark.parametrize("machine", ["tpu_v5e", "h100"])
+@pytest.mark.parametrize("name", ["adam", "attention", "scanned", "tied"])
+def test_peak_bytes(name: str, machine: str) -> None:
+    """Exact at the program, in the model alone and added to seconds."""
+    game = game_on(name, GRID, machine)
+    tables = CostTables(game.graph, game.model, game.mesh, game.state)
+    for partition in random_partitions(game, 20):
+        program = localize(partition, game.cache, sparse=True)
+        cost, labels = game.model.evaluate(program), tables.labels_of(partition)
+        peak = tables.peak_at(program)
+        assert peak.energy(labels) == pytest.approx(cost.peak_bytes, rel=1e-9)
+        both = tables.at(partition).plus(peak, 1e-12)
+        expected = cost.seconds + 1e-12 * cost.peak_bytes
+        assert both.energy(labels) == pytest.approx(expected, rel=NEAR)
+
+
+def test_peak_bytes_fall_with_tilings() -> None:
+    """Tiling an argument takes its local bytes off the peak, as the simulator finds."""
+    game = game_on("adam", LINE, "tpu_v5e")
+    tables = CostTables(game.graph, game.model, game.mesh, game.state)
+    partition = next(random_partitions(game, 1))
+    peak = tables.peak_at(localize(partition, game.cache, sparse=True))
+    labels = tables.labels_of(partition)
+    weight = game.graph.class_of[game.graph.module.body.args[0].id]
+    x = int(tables.variables.of_class[weight])
+    each = [peak.energy(np.where(np.arange(len(labels)) == x, n, labels)) for n in (0, 1)]
+    assert each[1] < each[0]
+
+
 def test_diagonals_are_refused() -> None:
     mesh = MeshShape(("r", "c", "r~c"), (2, 2, 2), ("r", "c", "r~c"), ((0, 1),))
     game = game_on("mlp 2", mesh, "tpu_v5e")

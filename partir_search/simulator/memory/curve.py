@@ -53,6 +53,12 @@ class _Changes:
         moved = self.weights * nbytes[self.classes]
         return np.bincount(self.rows, moved, self.size).astype(np.float64, copy=False)
 
+    def weights_upto(self, row: int, width: int) -> Floats:
+        """[width] members of each class that live at a row."""
+        stop = int(np.searchsorted(self.rows, row, side="right"))
+        found = np.bincount(self.classes[:stop], self.weights[:stop], width)
+        return found.astype(np.float64, copy=False)
+
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class Curve:
@@ -97,6 +103,20 @@ class Curve:
         near -= self.vmem_bytes
         far += np.maximum(near, 0.0, out=near)
         return far[:-1]
+
+    def row_weights(self, row: int, nbytes: Floats) -> tuple[Floats, float]:
+        """[values] weight of each value's bytes in a row of `bytes_at`, and bytes besides.
+
+        Exact at `nbytes`, and wherever the same values live in memory on the chip.
+        """
+        weights = self.far.weights_upto(row, self.values)
+        near = self.near.weights_upto(row, self.values)
+        small = nbytes[: self.values] <= self.max_near_bytes
+        weights += np.where(small, 0.0, near)
+        on_chip = float((np.where(small, near, 0.0) * nbytes[: self.values]).sum())
+        if on_chip <= self.vmem_bytes:
+            return weights, 0.0
+        return weights + np.where(small, near, 0.0), -self.vmem_bytes
 
     def cached_bytes_at(self, nbytes: Floats) -> tuple[Floats, float]:
         """Cached `bytes_at`, with the maximum of all rows."""

@@ -12,11 +12,14 @@ import itertools
 from partir_search.exact.pairwise import PairwiseModel
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import Partition
+from partir_search.lowering.local_ir import LocalProgram
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.state import State
 from partir_search.simulator.arrays import Ints
 from partir_search.simulator.simulator import CostModel
 from partir_search.simulator.tables.ordered import OrderedTables
+from partir_search.simulator.tables.peak import read_peak
+from partir_search.simulator.tables.shares import Shares
 from partir_search.simulator.tables.variables import variables_of
 
 
@@ -62,6 +65,10 @@ class CostTables:
     def at(self, partition: Partition) -> PairwiseModel:
         """Costs linearised at a partition, exact there."""
         return self.ordered(partition.order).at(self.labels_of(partition))
+
+    def peak_at(self, program: LocalProgram) -> PairwiseModel:
+        """Bytes at the peak of a program's memory, linear in local bytes; exact at the program."""
+        return read_peak(self.model, Shares(self.variables), self.model.simulate(program))
 
     def below(self, partition: Partition) -> PairwiseModel:
         """Lower bounds of the costs of all partitions with the order of one.
