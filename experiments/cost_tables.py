@@ -48,8 +48,8 @@ def measured(program: str, sizes: str, machine: str) -> dict[str, Any]:
     tables.ordered(tuple(range(len(game.mesh.sizes))))
     spent = time.process_time() - begin
     found = ratios(game, tables, random_partitions(game, FLAGS.states, FLAGS.seed))
-    at = [r.at for r in found]
-    below = [b for r in found for b in r.below]
+    at = [float(r.at) for r in found]
+    below = [float(b) for r in found for b in r.below]
     return {
         "program": name,
         "mesh": sizes,

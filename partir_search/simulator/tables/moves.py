@@ -15,7 +15,7 @@ from partir_search.ir.rule import NONE, OpRule
 from partir_search.lowering.home_layouts import taken_from
 from partir_search.simulator.arrays import Bools, Floats, Ints
 from partir_search.simulator.tables.label_sets import FIRST_PASS, LabelSet
-from partir_search.simulator.tables.prices import Pricer
+from partir_search.simulator.tables.prices import Fetches, Pricer
 from partir_search.simulator.tables.shares import effective_tiles, loops_of
 from partir_search.simulator.tables.sums import Scope
 from partir_search.simulator.tables.variables import Variables
@@ -46,6 +46,7 @@ class MoveTable:
       copies: number of the layout in which the copy is, or NONE without a copy.
       times: runs of the gathers in a step.
       windows: the move takes windows of the value, once the value is in their layout.
+      items / fetches: number of each way, and by way the blocks that devices fetch for windows.
     """
 
     op: int
@@ -59,6 +60,8 @@ class MoveTable:
     copies: Ints
     times: float
     windows: bool
+    items: Ints
+    fetches: Sequence[Fetches]
 
 
 class MoveTables:
@@ -122,6 +125,8 @@ class MoveTables:
             self._copies(picked)[at],
             each * trips,
             windows,
+            at,
+            prices.fetches,
         )
 
     def _runs(self, op: Op | None, value: Value) -> tuple[float, float]:

@@ -14,11 +14,20 @@ from partir_search.ir.partition import Layout
 from partir_search.lowering.diagonals import redistribute
 from partir_search.lowering.local_ir import Reshard
 from partir_search.lowering.local_value import LocalValue
-from partir_search.lowering.reshard_steps import AllGather, Permute, Reduction, ReshardStep
+from partir_search.lowering.reshard_steps import (
+    AllGather,
+    HaloPermute,
+    Permute,
+    Reduction,
+    ReshardStep,
+)
 from partir_search.simulator.arrays import Bools, Floats, Ints
 from partir_search.simulator.simulator import CostModel
 from partir_search.simulator.tables.ways import Way
 from partir_search.simulator.tables.window_moves import window_moves
+
+Fetches = tuple[tuple[Hashable, float], ...]
+"""Blocks of one value from other devices, kept for all uses: source and step, and seconds."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -30,6 +39,7 @@ class Prices:
       gathers: [steps, n] seconds of each all_gather.
       at_once: [n] the first gather is the first step.
       copied: [n] seconds to move bytes besides.
+      fetches: [n] of windows, the blocks that devices fetch.
     """
 
     reduced: Floats
@@ -37,6 +47,7 @@ class Prices:
     gathers: Floats
     at_once: Bools
     copied: Floats
+    fetches: Sequence[Fetches] = ()
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -200,6 +211,14 @@ class Pricer:
             padded.reshape(len(ways), most).T,
             np.array(at_once, dtype=np.bool_),
             np.array([sum(c.copied for _, c in found) for found in costs]) / self._bandwidth,
+            [self._fetches(moves) for moves in each],
+        )
+
+    def _fetches(self, moves: Sequence[Reshard]) -> Fetches:
+        return tuple(
+            ((m.source.layout, m.source.shape, m.step), self._costs.cost(m).seconds)
+            for m in moves
+            if isinstance(m.step, HaloPermute)
         )
 
     def _tiles_of(self, layout: Layout) -> int:

@@ -5,7 +5,7 @@ hides (`lowering/placing.py`, `time/overlap.py`).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 
@@ -24,7 +24,6 @@ class UseAt:
     Attributes:
       copy: number of the copy that the use reads; NONE: the value where it rests.
       moves: the use makes the copy.
-      fetched: blocks of its windows were fetched for an earlier use.
       total / exposed: seconds per step of collectives, and of those that nothing hides.
       early: seconds of compute before the use in which a gather may run.
       idle: deferred dots were idle when the collective began.
@@ -32,7 +31,6 @@ class UseAt:
 
     copy: int = NONE
     moves: bool = False
-    fetched: bool = False
     total: float = 0.0
     exposed: float = 0.0
     early: float = 0.0
@@ -93,6 +91,7 @@ class _Walker:
         self._traits = model.machine.traits
         self.found = [UseAt() for _ in uses]
         self.sharing: list[int] = []
+        self._blocks: set[Hashable] = set()  # fetched so far
         self._by_region: dict[int, list[int]] = {}
         for i, use in enumerate(uses):
             self._by_region.setdefault(use.region, []).append(i)
@@ -154,7 +153,7 @@ class _Walker:
         if known and known[2] == use.backward and use.position - known[1] <= near:
             at.copy = known[0]
         else:
-            at.copy, at.moves, at.fetched = len(self.sharing), True, known is not None
+            at.copy, at.moves = len(self.sharing), True
             self.sharing.append(0)
         self.sharing[at.copy] += 1
         copies[table.value, layout] = at.copy, use.position, use.backward
@@ -172,7 +171,7 @@ class _Walker:
         """Adds the collectives of a move; returns the slack after them."""
         table, traits = use.table, self._traits
         place = tuple(self._labels[x] for x in table.scope)
-        waiting = 0.0 if table.windows and at.fetched else float(table.moved[place])
+        waiting = float(table.moved[place]) - self._known_blocks(use, place)
         gathers = [float(g[place]) for g in table.gathers]
         first = use.argument and bool(table.at_once[place])
         early_start = traits.async_all_gather
@@ -199,3 +198,14 @@ class _Walker:
         else:
             at.exposed += waiting
         return slack
+
+    def _known_blocks(self, use: Use, place: tuple[int, ...]) -> float:
+        """Seconds per step of blocks that earlier uses of a region have fetched."""
+        table, saved = use.table, 0.0
+        if not table.fetches:
+            return saved
+        for block, seconds in table.fetches[int(table.items[place])]:
+            key = use.region, table.value, block
+            saved += seconds * table.times if key in self._blocks else 0.0
+            self._blocks.add(key)
+        return saved
