@@ -72,7 +72,7 @@ def alternate(
             continue
         labels, unchanged = found.labels, 0
         if labels.tobytes() in seen:
-            break  # models at two labellings prefer each other's
+            break  # a cycle: each model prefers the next labelling
         seen.add(labels.tobytes())
         visited.append(Labelling(true_cost(labels), labels))
     return Alternation(min(visited, key=lambda each: each.energy), visited)

@@ -27,7 +27,7 @@ from partir_search.ir.rule import NONE, Dims, OpRule
 from partir_search.ir.skewed_schedule import RESULT, Ring, ring_of
 
 Layout = tuple[tuple[int, ...], ...]  # per dim, the tiling axes, major to minor
-Pending = tuple[tuple[int, str], ...]  # (axis, monoid) of unfinished reductions
+Partial = tuple[tuple[int, str], ...]  # (axis, monoid) of each unfinished reduction
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -223,7 +223,7 @@ class Partition:
         even = sizes[how.along] == sizes[how.factor] and sizes[how.along] % (2 * size) == 0
         return even and looped == set(axes)
 
-    def partial_result(self, op: Op, result: int) -> Pending:
+    def partial_result(self, op: Op, result: int) -> Partial:
         """Reductions left unfinished in result number `result` of an op."""
         rule, out = self.rules[op.id], []
         ring = self.ring(op)
@@ -239,7 +239,7 @@ class Partition:
                 out += [(axis, partials[v.id]) for _, v in op.inputs() if v.id in partials][:1]
         return tuple(out)
 
-    def partial_at_rest(self, value: Value) -> Pending:
+    def partial_at_rest(self, value: Value) -> Partial:
         """Unfinished reductions of `value` at rest, (axis, monoid) pairs in the order of axes."""
         each = ((a, self.axes[a].partials.get(value.id)) for a in self.order)
         return tuple((a, monoid) for a, monoid in each if monoid)

@@ -1,4 +1,4 @@
-"""Builds the instructions of one region: reshards, windows, rings and ops."""
+"""Lowering of one region's ops: reshards, windows, rings and collective matmuls."""
 
 from __future__ import annotations
 
@@ -7,8 +7,13 @@ from collections.abc import Sequence
 from partir_search.ir.core import Op
 from partir_search.ir.skewed_schedule import HOME, PAPER, Ring
 from partir_search.lowering.cache import OpPlan
-from partir_search.lowering.collective_matmul import RESULT, Walk, gather_walk, scatter_walk
-from partir_search.lowering.diagonals import redistribute, shuffle
+from partir_search.lowering.collective_matmul import (
+    PARTIAL_RESULT,
+    MatmulRing,
+    gather_ring,
+    scatter_ring,
+)
+from partir_search.lowering.diagonals import permute_blocks, redistribute
 from partir_search.lowering.local_ir import (
     LocalOp,
     MatmulTurn,
@@ -17,40 +22,43 @@ from partir_search.lowering.local_ir import (
     SkewedTurn,
 )
 from partir_search.lowering.local_value import LocalValue, Source
-from partir_search.lowering.placing import Placer
 from partir_search.lowering.regions import region_plan
+from partir_search.lowering.reshard_builder import ReshardBuilder
 from partir_search.lowering.reshard_steps import ReshardStep
 from partir_search.lowering.ring_attention import lower_ring_attention, lower_unsharded
 
 
-class BlockBuilder(Placer):
-    """Builds the instructions of one region's ops."""
+class BlockBuilder(ReshardBuilder):
+    """Instructions of one region, appended op by op."""
 
     def op(self, op: Op) -> None:
+        """Appends an op without regions, as a ring or as one instruction, and reshards."""
         plan = self.owner.plan(op)
-        apply = plan.local_op
+        local_op = plan.local_op
         if self.owner.partition.modes.windowed_einsums and (
-            lower_ring_attention(self, op, plan) or self.stream(op, plan)
+            lower_ring_attention(self, op, plan) or self.collective_matmul(op, plan)
         ):
             return
         if plan.moved:
-            ins = list(apply.ins)
+            ins = list(local_op.ins)
             for i in plan.moved:
                 ins[i] = self.reshard_operand(op.operands[i], plan.needs[i], op)
                 if i in plan.windows:
                     ins[i] = self.window(ins[i], plan.windows[i], op)
-            apply = LocalOp(op, tuple(ins), apply.outs)
+            local_op = LocalOp(op, tuple(ins), local_op.outs)
         ring = self.owner.partition.ring(op)
         if ring and ring.size > 1:
-            self.turns(apply, ring)
+            self.skewed_ring(local_op, ring)
         else:
-            self.steps.append(lower_unsharded(self, apply))
+            self.steps.append(lower_unsharded(self, local_op))
         if plan.reshards_results:
-            self.reshard_results(apply.outs, op)
+            self.reshard_results(local_op.outs, op)
 
-    def stream(self, op: Op, plan: OpPlan) -> bool:
-        """Lowers a product to a collective matmul over the largest operand gathered, or result
-        scattered, along an axis of `Modes.streams`; False if the product has none.
+    def collective_matmul(self, op: Op, plan: OpPlan) -> bool:
+        """Lowers a product to a collective matmul along an axis of `Modes.windowed_einsums`.
+
+        The ring replaces the all_gather of an operand or the reduce_scatter of the result,
+        whichever moves the most bytes. False if the product has neither.
         """
         owner = self.owner
         partition, rule = owner.partition, owner.partition.rules[op.id]
@@ -58,152 +66,169 @@ class BlockBuilder(Placer):
             return False
         mesh, axes = partition.mesh, partition.modes.windowed_einsums
         looped = [a for a, rows in enumerate(partition.axes) if rows.loops[op.id] >= 0]
-        found: list[tuple[int, Walk, tuple[ReshardStep, ...]]] = []
+        found: list[tuple[int, MatmulRing, tuple[ReshardStep, ...]]] = []
         for i in plan.moved:
             x = plan.local_op.ins[i]
             if not isinstance(x, LocalValue) or (x.value.id, plan.needs[i]) in self.copies:
                 continue
-            steps = redistribute(mesh, x.layout, x.pending, plan.needs[i], x.pending)
-            walk = gather_walk(rule, i, steps, axes, mesh.sizes, looped)
-            if walk and owner.uses_alone(op, x.value):
-                found.append((x.nbytes * (walk.size - 1), walk, steps))
+            steps = redistribute(mesh, x.layout, x.partial, plan.needs[i], x.partial)
+            ring = gather_ring(rule, i, steps, axes, mesh.sizes, looped)
+            if ring and owner.is_sole_contraction(op, x.value):
+                found.append((x.nbytes * (ring.size - 1), ring, steps))
         (out,) = plan.local_op.outs
         home = owner.home(out.value.id)
-        steps = redistribute(mesh, out.layout, out.pending, home.layout, home.pending)
-        if steps and (walk := scatter_walk(rule, steps, axes, mesh.sizes)):
-            found.append((out.nbytes, walk, steps))
+        steps = redistribute(mesh, out.layout, out.partial, home.layout, home.partial)
+        if steps and (ring := scatter_ring(rule, steps, axes, mesh.sizes)):
+            found.append((out.nbytes, ring, steps))
         if not found:
             return False
-        _, walk, steps = max(found, key=lambda f: f[0])
+        _, ring, steps = max(found, key=lambda f: f[0])
         ins = list(plan.local_op.ins)
         for i in plan.moved:
-            if i != walk.moving:
+            if i != ring.moving:
                 ins[i] = self.reshard_operand(op.operands[i], plan.needs[i], op)
-        if walk.moving == RESULT:
-            out = owner.local(out.value, steps[0].layout, steps[0].pending)
-            self.pass_results(op, walk, tuple(ins), out)
+        if ring.moving == PARTIAL_RESULT:
+            out = owner.local(out.value, steps[0].layout, steps[0].partial)
+            self.result_turns(op, ring, tuple(ins), out)
         else:
-            local = ins[walk.moving]
+            local = ins[ring.moving]
             assert isinstance(local, LocalValue)
             for step in steps[:-1]:
-                target = owner.local(local.value, step.layout, step.pending)
+                target = owner.local(local.value, step.layout, step.partial)
                 self.steps.append(Reshard(step, local, target, op))
                 local = target
-            ins[walk.moving] = local
-            self.pass_operand(op, walk, ins, out)
+            ins[ring.moving] = local
+            self.operand_turns(op, ring, ins, out)
         self.reshard_results((out,), op)
         return True
 
-    def pass_operand(self, op: Op, walk: Walk, ins: Sequence[Source], out: LocalValue) -> None:
-        """Turns of a product, while blocks of an operand move on."""
-        own = ins[walk.moving]
+    def operand_turns(
+        self, op: Op, ring: MatmulRing, ins: Sequence[Source], out: LocalValue
+    ) -> None:
+        """Appends the turns of a ring whose operand blocks move; results are joined or summed."""
+        own = ins[ring.moving]
         assert isinstance(own, LocalValue)
-        held, groups = {0: own}, walk.groups
+        blocks, groups = {0: own}, ring.groups
         turn = 0
         for group, following in zip(groups, [*groups[1:], []], strict=True):
             for offset in following:
-                (before,) = walk.before(offset)
-                step = walk.step(held[before], offset, before)
-                held[offset] = self.owner.cache.after(held[before], step)
-                self.pass_on(step, held[before], held[offset], op, turn + len(group))
+                (previous,) = ring.previous(offset)
+                step = ring.permute(blocks[previous], offset, previous)
+                blocks[offset] = self.owner.cache.after_step(blocks[previous], step)
+                self.permute_block(step, blocks[previous], blocks[offset], op, turn + len(group))
             for offset in group:
-                now = tuple(held[offset] if i == walk.moving else x for i, x in enumerate(ins))
+                operands = tuple(
+                    blocks[offset] if i == ring.moving else x for i, x in enumerate(ins)
+                )
                 self.steps.append(
                     MatmulTurn(
-                        op, now, (out,), turn=turn, turns=walk.size, walk=walk, offset=offset
+                        op, operands, (out,), turn=turn, turns=ring.size, ring=ring, offset=offset
                     )
                 )
                 turn += 1
 
-    def pass_results(self, op: Op, walk: Walk, ins: tuple[Source, ...], out: LocalValue) -> None:
-        """Turns of a product, each for one block of the result, to whose sum so far it adds."""
-        made: dict[int, LocalValue] = {}
+    def result_turns(
+        self, op: Op, ring: MatmulRing, ins: tuple[Source, ...], out: LocalValue
+    ) -> None:
+        """Appends the turns of a ring whose partial results move; each turn adds to one block."""
+        sums: dict[int, LocalValue] = {}
         turn = 0
-        for group in walk.groups:
-            arrived: dict[int, list[LocalValue]] = {}
+        for group in ring.groups:
+            received: dict[int, list[LocalValue]] = {}
             for offset in group:
-                arrived[offset] = []
-                for before in walk.before(offset):
-                    step = walk.step(out, offset, before)
-                    target = self.owner.cache.after(made[before], step)
-                    arrived[offset].append(target)
-                    self.steps.append(RingReshard(step, made[before], target, op, turn=turn))
+                received[offset] = []
+                for previous in ring.previous(offset):
+                    step = ring.permute(out, offset, previous)
+                    target = self.owner.cache.after_step(sums[previous], step)
+                    received[offset].append(target)
+                    self.steps.append(RingReshard(step, sums[previous], target, op, turn=turn))
             for offset in group:
-                made[offset] = self.owner.cache.partial(out, offset) if offset else out
+                sums[offset] = self.owner.cache.partial_block(out, offset) if offset else out
                 self.steps.append(
                     MatmulTurn(
                         op,
                         ins,
-                        (made[offset],),
+                        (sums[offset],),
                         turn=turn,
-                        turns=walk.size,
-                        walk=walk,
+                        turns=ring.size,
+                        ring=ring,
                         offset=offset,
-                        arrived=tuple(arrived[offset]),
+                        arrived=tuple(received[offset]),
                     )
                 )
                 turn += 1
 
-    def turns(self, apply: LocalOp, ring: Ring) -> None:
-        """Turns of a product on two axes and their diagonal. Blocks for a turn are sent before the
-        turn before begins.
+    def skewed_ring(self, local_op: LocalOp, ring: Ring) -> None:
+        """Appends the turns of a ring on two axes and their diagonal.
+
+        Blocks for a turn are sent before the preceding turn begins.
         """
-        op, ins, (out,) = apply.op, list(apply.ins), apply.outs
+        op, ins, (out,) = local_op.op, list(local_op.ins), local_op.outs
         rule = self.owner.partition.rules[op.id]
-        held, last = [ring.held(rule, dims) for dims in rule.operands], ring.size - 1
+        indices, last = [ring.held(rule, dims) for dims in rule.operands], ring.size - 1
         (result,) = (ring.held(rule, dims) for dims in rule.results)
         places = [ring.place(result, t) for t in (*range(ring.size), HOME)]
-        made = [self.owner.cache.placed(out, place) for place in places]  # `out` itself at home
+        blocks = [
+            self.owner.cache.ring_block(out, place) for place in places
+        ]  # the last one, at `HOME`, is `out`
         for i, local in enumerate(ins):
             if isinstance(local, LocalValue):
-                ins[i] = self.begin(local, ring, held[i], op)
+                ins[i] = self.skew_operand(local, ring, indices[i], op)
         for turn in range(ring.size):
-            now = tuple(ins)
+            operands = tuple(ins)
             arrived: tuple[LocalValue, ...] = ()
             if turn and (pairs := ring.pairs(result, turn - 1, turn)):
-                step = shuffle(ring.axes[:2], pairs, out.layout, out.pending)
-                arrived = (self.owner.cache.after(made[turn - 1], step),)
-                self.steps.append(RingReshard(step, made[turn - 1], arrived[0], op, turn=turn))
-            for i, local in enumerate(now):
+                step = permute_blocks(ring.axes[:2], pairs, out.layout, out.partial)
+                arrived = (self.owner.cache.after_step(blocks[turn - 1], step),)
+                self.steps.append(RingReshard(step, blocks[turn - 1], arrived[0], op, turn=turn))
+            for i, local in enumerate(operands):
                 if turn == last or not isinstance(local, LocalValue):
                     continue
-                if pairs := ring.pairs(held[i], turn, turn + 1):
-                    step = shuffle(ring.axes[:2], pairs, local.layout, local.pending)
-                    moved = ins[i] = self.owner.cache.after(local, step)
-                    self.pass_on(step, local, moved, op, turn + 1)
-            outs = (made[turn],)
+                if pairs := ring.pairs(indices[i], turn, turn + 1):
+                    step = permute_blocks(ring.axes[:2], pairs, local.layout, local.partial)
+                    moved = ins[i] = self.owner.cache.after_step(local, step)
+                    self.permute_block(step, local, moved, op, turn + 1)
+            outs = (blocks[turn],)
             self.steps.append(
-                SkewedTurn(op, now, outs, turn=turn, turns=ring.size, arrived=arrived)
+                SkewedTurn(op, operands, outs, turn=turn, turns=ring.size, arrived=arrived)
             )
         if pairs := ring.pairs(result, last, HOME):
-            step = shuffle(ring.axes[:2], pairs, out.layout, out.pending)
-            self.steps.append(Reshard(step, made[last], out, op))
+            step = permute_blocks(ring.axes[:2], pairs, out.layout, out.partial)
+            self.steps.append(Reshard(step, blocks[last], out, op))
         if ring.form == PAPER:
             for i, local in enumerate(ins):
                 if isinstance(local, LocalValue):
-                    self.left[local.value.id, local.layout, ring.place(held[i], last)] = local
+                    self.ring_operands[
+                        local.value.id, local.layout, ring.place(indices[i], last)
+                    ] = local
 
-    def begin(self, local: LocalValue, ring: Ring, held: tuple[int, ...], op: Op) -> LocalValue:
-        """An operand placed for the first turn, unless an earlier ring left the operand there."""
-        pairs = ring.pairs(held, HOME, 0)
+    def skew_operand(
+        self, local: LocalValue, ring: Ring, indices: tuple[int, ...], op: Op
+    ) -> LocalValue:
+        """Operand on the devices of the first turn.
+
+        An operand that an earlier ring left at the same devices is reused.
+        """
+        pairs = ring.pairs(indices, HOME, 0)
         if not pairs:
             return local
-        left = self.left.get((local.value.id, local.layout, ring.place(held, 0)))
+        left = self.ring_operands.get((local.value.id, local.layout, ring.place(indices, 0)))
         if left:
             return left
-        step = shuffle(ring.axes[:2], pairs, local.layout, local.pending)
-        moved = self.owner.cache.after(local, step)
+        step = permute_blocks(ring.axes[:2], pairs, local.layout, local.partial)
+        moved = self.owner.cache.after_step(local, step)
         self.steps.append(Reshard(step, local, moved, op))
         return moved
 
     def region_op(self, op: Op) -> None:
+        """Appends an op with regions, and reshards of operands and results."""
         plan = region_plan(self.owner, op)
-        apply = plan.local_op
+        local_op = plan.local_op
         if plan.moved:
-            ins = list(apply.ins)
+            ins = list(local_op.ins)
             for i in plan.moved:
                 ins[i] = self.reshard_operand(op.operands[i], plan.needs[i], op)
-            apply = LocalOp(op, tuple(ins), apply.outs, apply.blocks)
-        self.steps.append(apply)
+            local_op = LocalOp(op, tuple(ins), local_op.outs, local_op.blocks)
+        self.steps.append(local_op)
         if plan.reshards_results:
-            self.reshard_results(apply.outs, op)
+            self.reshard_results(local_op.outs, op)

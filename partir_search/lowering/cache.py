@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from partir_search.ir.analysis.axis_rows import AxisRows
 from partir_search.ir.core import Value
-from partir_search.ir.partition import Layout, Partition, Pending, Window
+from partir_search.ir.partition import Layout, Partial, Partition, Window
 from partir_search.lowering.halo import shape_after
 from partir_search.lowering.local_ir import LocalOp, Reshard
 from partir_search.lowering.local_value import LocalValue, Source
@@ -20,16 +20,16 @@ H = TypeVar("H", bound=Hashable)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OpPlan:
-    """An op under given loops and home layouts.
+    """Lowering of one op under given loops and home layouts.
+
+    An op without moved operands and resharded results is not active (`ir.partition.active_ops`).
 
     Attributes:
-      needs: per operand, the layout that the op reads.
-      local_op: the op on operands in their home layouts; the instruction if nothing moves.
-      moved: positions of operands that are resharded, or read by windows.
-      reshards_results: True if the op makes some result in another layout than the home layout.
-      windows: by position of an operand, the windows that the op reads instead of tiles.
-
-    An op that reshards no operand and no result is not active (`ir.partition.active_ops`).
+      needs: layout read by the op, per operand.
+      local_op: instruction on operands in their home layouts.
+      moved: positions of operands that are resharded or read by windows.
+      reshards_results: True if a result's layout in the op differs from the home layout.
+      windows: windows read instead of tiles, by position of an operand.
     """
 
     needs: tuple[Layout, ...]
@@ -40,8 +40,8 @@ class OpPlan:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Ends:
-    """Local values of a program's arguments and constants, and the layouts of its results."""
+class Boundary:
+    """Local values of a program's arguments and constants, and layouts of the results."""
 
     constants: dict[int, LocalValue]
     args: tuple[LocalValue, ...]
@@ -49,13 +49,14 @@ class Ends:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Crossing:
-    """An op with regions and what crosses their borders.
+class RegionBoundary:
+    """Lowering of an op with regions, apart from the regions' contents.
 
     Attributes:
-      plan: of the op, without its blocks.
-      args / targets / results: per region, its arguments, the layouts in which its results
-        leave the region, and the results in their home layouts.
+      plan: lowering of the op, without blocks.
+      args: arguments per region.
+      targets: layouts per region in which the results leave the region.
+      results: results per region, in their home layouts.
     """
 
     plan: OpPlan
@@ -65,10 +66,11 @@ class Crossing:
 
 
 class LocalCache:
-    """Cache of the states of one module on one mesh: rows of axes, local values and op plans.
+    """Cache of the partitions of one module on one mesh: axis rows, local values and op plans.
 
     Attributes:
-      traits: of the target's compiler.
+      traits: traits of the target's compiler.
+      interned: one object per layout and shape; a module has few distinct ones.
     """
 
     def __init__(self, traits: LoweringTraits = NEUTRAL) -> None:
@@ -78,52 +80,53 @@ class LocalCache:
         self.homes: dict[tuple[int, ...], dict[int, LocalValue]] = {}
         self.plans: dict[tuple[int, ...], dict[tuple[int, ...], OpPlan]] = {}
         self.reshards: dict[tuple[object, ...], tuple[Reshard, ...]] = {}
-        self.alike: dict[Hashable, Any] = {}  # layouts and shapes: ops have few, and many the same
-        self.ends: dict[tuple[object, ...], Ends] = {}
-        self.crossings: dict[tuple[object, ...], Crossing] = {}
+        self.interned: dict[Hashable, Any] = {}
+        self.boundaries: dict[tuple[object, ...], Boundary] = {}
+        self.region_boundaries: dict[tuple[object, ...], RegionBoundary] = {}
         self.regions: dict[int, dict[tuple[object, ...], OpPlan]] = {}
 
     def local(
-        self, partition: Partition, value: Value, layout: Layout, pending: Pending
+        self, partition: Partition, value: Value, layout: Layout, partial: Partial
     ) -> LocalValue:
-        key = (value.id, layout, pending)
+        """Local value of `value` in a layout with partial sums."""
+        key = (value.id, layout, partial)
         local = self.local_values.get(key)
         if local is None:
-            layout, pending = self.one(layout), self.one(pending)
-            shape = self.one(partition.local_shape(value.type.shape, layout))
-            local = LocalValue(len(self.local_values), value, layout, pending, shape)
-            self.local_values[value.id, layout, pending] = local
+            layout, partial = self.intern(layout), self.intern(partial)
+            shape = self.intern(partition.local_shape(value.type.shape, layout))
+            local = LocalValue(len(self.local_values), value, layout, partial, shape)
+            self.local_values[value.id, layout, partial] = local
         return local
 
-    def one(self, x: H) -> H:
-        """The one object of all that equal `x`."""
-        return self.alike.setdefault(x, x)  # type: ignore[no-any-return]
+    def intern(self, x: H) -> H:
+        """First object equal to `x` among the objects passed."""
+        return self.interned.setdefault(x, x)  # type: ignore[no-any-return]
 
-    def partial(self, local: LocalValue, offset: Hashable) -> LocalValue:
-        """A block of a result, to which another device adds."""
+    def partial_block(self, local: LocalValue, offset: Hashable) -> LocalValue:
+        """Block number `offset` of a result of a ring, in the result's layout."""
         key = (local.id, offset)
         found = self.local_values.get(key)
         if found is None:
             found = LocalValue(
-                len(self.local_values), local.value, local.layout, local.pending, local.shape
+                len(self.local_values), local.value, local.layout, local.partial, local.shape
             )
             self.local_values[key] = found
         return found
 
-    def placed(self, local: LocalValue, place: tuple[int, ...]) -> LocalValue:
-        """A result of a ring at a place on its way; `local` itself at its own place."""
-        return self.partial(local, place) if any(place) else local
+    def ring_block(self, local: LocalValue, place: tuple[int, ...]) -> LocalValue:
+        """Result of a ring at given offsets (`Ring.place`); `local` itself at offsets of 0."""
+        return self.partial_block(local, place) if any(place) else local
 
-    def after(
+    def after_step(
         self, local: LocalValue, step: ReshardStep, blocks: Sequence[LocalValue] = ()
     ) -> LocalValue:
-        """The local value after a step of a window, joined with `blocks`."""
+        """Local value after a permute or a step of a window, joined with received `blocks`."""
         key = (local.id, step, *(b.id for b in blocks))
         after = self.local_values.get(key)
         if after is None:
             shape = shape_after(local.shape, step)
             after = LocalValue(
-                len(self.local_values), local.value, step.layout, step.pending, shape
+                len(self.local_values), local.value, step.layout, step.partial, shape
             )
             self.local_values[key] = after
         return after

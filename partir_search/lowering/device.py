@@ -1,4 +1,4 @@
-"""One device of the mesh, as an op's local form sees the device."""
+"""Context of an op's local form on one device of the mesh."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ Shardings = Callable[[Layout], Any]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Effects:
-    """Surroundings of effects in one region.
+    """State of ordered effects in one region.
 
     Attributes:
-      sharding: function from a layout to its sharding on the program's mesh.
-      tokens: scalars that the next ordered effect of this region waits for; shared by its ops.
+      sharding: function from a layout to a sharding on the program's mesh.
+      tokens: scalars awaited by the next ordered effect of the region; shared by the region's ops.
     """
 
     sharding: Shardings
     tokens: list[Any] = dataclasses.field(default_factory=list)
 
     def inside(self) -> Effects:
-        """Those of a region inside of this one."""
+        """Effects of an inner region, with the same tokens to wait for."""
         return Effects(self.sharding, list(self.tokens))
 
 

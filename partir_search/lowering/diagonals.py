@@ -1,8 +1,9 @@
 """Redistribution on meshes with diagonals.
 
-Devices have no links along a diagonal. A tiling on the diagonal r~c is a tiling on r or c with
-permuted blocks. A collective along the diagonal becomes one along the free axis, with a permute of
-blocks before or after; between layouts with the same blocks in different places a permute suffices.
+No collective runs along a diagonal, as devices have no links along a diagonal. A tiling on the
+diagonal r~c equals a tiling on r or c with blocks permuted among devices. Redistribution permutes
+the blocks to a free axis, runs the collective along the axis, and permutes blocks to the target's
+diagonal. If both layouts have the same blocks on different devices, one permute is enough.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import itertools
 from collections.abc import Iterator
 
 from partir_search.ir.mesh import MeshShape
-from partir_search.ir.partition import Layout, Pending
+from partir_search.ir.partition import Layout, Partial
 from partir_search.ir.skewed_schedule import COORDINATES, Edge
 from partir_search.lowering.reorder import crosses, reorder
 from partir_search.lowering.reshard import reshard
@@ -21,70 +22,74 @@ from partir_search.lowering.reshard_steps import Permute, ReshardStep, Slice
 Triple = tuple[int, int, int, int]  # two axes, their diagonal, and the size of each
 
 
-def shuffle(
-    axes: tuple[int, ...], pairs: tuple[Edge, ...], layout: Layout, pending: Pending
+def permute_blocks(
+    axes: tuple[int, ...], pairs: tuple[Edge, ...], layout: Layout, partial: Partial
 ) -> Permute:
-    """A permute of whole blocks, to `layout`."""
-    return Permute(axes=axes, pairs=pairs, layout=layout, pending=pending)
+    """Permute of whole blocks to `layout` with `partial` sums."""
+    return Permute(axes=axes, pairs=pairs, layout=layout, partial=partial)
 
 
 def redistribute(
-    mesh: MeshShape, source: Layout, pending: Pending, target: Layout, keep: Pending = ()
+    mesh: MeshShape, source: Layout, partial: Partial, target: Layout, keep: Partial = ()
 ) -> tuple[ReshardStep, ...]:
-    """`reshard`, with permutes of blocks for diagonals and for axes that change places on a dim."""
+    """Steps from `source` with `partial` sums to `target` with only the sums of `keep` unfinished.
+
+    As `reshard`, with permutes of blocks for tilings on diagonals, and for axes that change places
+    on a dim.
+    """
     if not mesh.diagonals:
         if crosses(source, target):
-            return reorder(mesh.sizes, source, pending, target, keep)
-        return reshard(source, pending, target, keep)
+            return reorder(mesh.sizes, source, partial, target, keep)
+        return reshard(source, partial, target, keep)
     triples = tuple((*t, mesh.sizes[t[0]]) for t in mesh.triples)
-    return _redistribute(triples, source, pending, target, keep)
+    return _redistribute(triples, source, partial, target, keep)
 
 
 @functools.lru_cache(maxsize=65536)
 def _redistribute(
-    triples: tuple[Triple, ...], source: Layout, pending: Pending, target: Layout, keep: Pending
+    triples: tuple[Triple, ...], source: Layout, partial: Partial, target: Layout, keep: Partial
 ) -> tuple[ReshardStep, ...]:
-    finish = {a for a, m in pending if (a, m) not in keep}
+    finish = {a for a, m in partial if (a, m) not in keep}
     used = {a for dims in (source, target) for axes in dims for a in axes} | finish
     for i, triple in enumerate(triples):
-        if triple[2] not in used or _grows(triple, source, finish, target):
+        if triple[2] not in used or _only_slices(triple, source, finish, target):
             continue
         rest = triples[:i] + triples[i + 1 :]
         steps = min(
-            _by_way_of(rest, triple, source, pending, target, keep),
+            _without_diagonal(rest, triple, source, partial, target, keep),
             key=lambda steps: sum(not isinstance(s, Slice) for s in steps),
         )
-        left = tuple(p for p in pending if p in keep)
-        assert (steps[-1].layout, steps[-1].pending) == (target, left)
+        remaining = tuple(p for p in partial if p in keep)
+        assert (steps[-1].layout, steps[-1].partial) == (target, remaining)
         return steps
-    return reshard(source, pending, target, keep)
+    return reshard(source, partial, target, keep)
 
 
 def without_diagonals(mesh: MeshShape, layout: Layout) -> Layout:
-    """The same blocks without diagonals: how a user's array is tiled."""
+    """Layout of the same blocks without diagonals, as a user's array is tiled."""
     for triple in mesh.triples:
         if any(triple[2] in axes for axes in layout):
-            layout = _renamed(layout, triple[2], _free((*triple, 0), layout, set())[-1])
+            layout = _renamed(layout, triple[2], _free_axes((*triple, 0), layout, set())[-1])
     return layout
 
 
-def _grows(triple: Triple, source: Layout, finish: set[int], target: Layout) -> bool:
-    """True if the three axes keep their places, or slices add axes."""
-    there = dict(_places(triple, target))
-    kept = all(there.get(place) == a for place, a in _places(triple, source))
+def _only_slices(triple: Triple, source: Layout, finish: set[int], target: Layout) -> bool:
+    """True if every tiling on the three axes stays in place; new tilings may be sliced."""
+    there = dict(_positions(triple, target))
+    kept = all(there.get(place) == a for place, a in _positions(triple, source))
     return kept and finish.isdisjoint(triple[:3])
 
 
-def _places(triple: Triple, layout: Layout) -> Iterator[tuple[tuple[int, int], int]]:
+def _positions(triple: Triple, layout: Layout) -> Iterator[tuple[tuple[int, int], int]]:
     for d, axes in enumerate(layout):
         for i, a in enumerate(axes):
             if a in triple[:3]:
                 yield (d, i), a
 
 
-def _free(triple: Triple, layout: Layout, pending: set[int]) -> list[int]:
-    """Axes that the diagonal may be renamed to, once blocks are permuted."""
-    used = pending | {a for axes in layout for a in axes}
+def _free_axes(triple: Triple, layout: Layout, partial: set[int]) -> list[int]:
+    """Axes that may replace the diagonal once blocks are permuted."""
+    used = partial | {a for axes in layout for a in axes}
     return [a for a in triple[:2] if a not in used] if triple[2] in used else [triple[2]]
 
 
@@ -92,50 +97,57 @@ def _renamed(layout: Layout, axis: int, name: int) -> Layout:
     return tuple(tuple(name if a == axis else a for a in axes) for axes in layout)
 
 
-def _by_way_of(
+def _without_diagonal(
     rest: tuple[Triple, ...],
     triple: Triple,
     source: Layout,
-    pending: Pending,
+    partial: Partial,
     target: Layout,
-    keep: Pending,
+    keep: Partial,
 ) -> Iterator[tuple[ReshardStep, ...]]:
-    """Ways to do it: straighten, redistribute without the diagonal, skew."""
-    held = {a for a, _ in pending}
-    finish = {a for a, m in pending if (a, m) not in keep}
+    """Candidates: permute to axes r or c, redistribute without the diagonal, permute back."""
+    partial_axes = {a for a, _ in partial}
+    finish = {a for a, m in partial if (a, m) not in keep}
     masked = [
         [["*" if a in triple[:3] else a for a in axes] for axes in layout]
         for layout in (source, target)
     ]
     if masked[0] == masked[1] and finish.isdisjoint(triple[:3]):
-        permute = _permute(triple, source, pending, target, pending)
-        yield (permute, *_redistribute(rest, target, pending, target, keep))
+        permute = _permute(triple, source, partial, target, partial)
+        yield (permute, *_redistribute(rest, target, partial, target, keep))
         return
     diagonal = triple[2]
-    used = {a for _, a in _places(triple, source)} | held.intersection(triple[:3])
-    for x, y in itertools.product(_free(triple, source, held), _free(triple, target, set())):
+    used = {a for _, a in _positions(triple, source)} | partial_axes.intersection(triple[:3])
+    for x, y in itertools.product(
+        _free_axes(triple, source, partial_axes), _free_axes(triple, target, set())
+    ):
         steps: list[ReshardStep] = []
         begin, end = _renamed(source, diagonal, x), _renamed(target, diagonal, y)
-        left = tuple((x if a == diagonal else a, m) for a, m in pending)
-        # With no other of the three, rows of devices would add the same up in different orders.
+        remaining = tuple((x if a == diagonal else a, m) for a, m in partial)
+        # Without a second of the three axes, rows of devices would add the same summands in
+        # different orders.
         lone = diagonal in finish and used == {diagonal}
         if begin != source or lone:
-            steps.append(_permute(triple, source, pending, begin, left))
-        steps += _redistribute(rest, begin, left, end, keep)
+            steps.append(_permute(triple, source, partial, begin, remaining))
+        steps += _redistribute(rest, begin, remaining, end, keep)
         if end != target:
             steps.append(_permute(triple, end, keep, target, keep))
         yield tuple(steps)
 
 
 def _permute(
-    triple: Triple, source: Layout, pending: Pending, target: Layout, left: Pending
+    triple: Triple, source: Layout, partial: Partial, target: Layout, remaining: Partial
 ) -> Permute:
-    """The same blocks in other places, partial sums (`pending` before, `left` after) included:
-    blocks of one sum stay together.
+    """Permute of the same blocks to the devices of `target`.
+
+    Partial sums, on the axes of `partial` before and of `remaining` after, move alike: the summands
+    of one block stay on devices of one group.
     """
-    there = dict(_places(triple, target))
-    pairs_of = [(a, there[p]) for p, a in _places(triple, source)]
-    pairs_of += [(a, b) for (a, _), (b, _) in zip(pending, left, strict=True) if a in triple[:3]]
+    there = dict(_positions(triple, target))
+    pairs_of = [(a, there[p]) for p, a in _positions(triple, source)]
+    pairs_of += [
+        (a, b) for (a, _), (b, _) in zip(partial, remaining, strict=True) if a in triple[:3]
+    ]
     names = [(triple.index(a), triple.index(b)) for a, b in pairs_of]
     taken = {w for pair in names for w in pair}
     if len(names) == 1:
@@ -150,4 +162,4 @@ def _permute(
 
     holder = {tuple(block(s, d) for s, _ in names): i for i, d in enumerate(devices)}
     pairs = tuple((holder[tuple(block(t, d) for _, t in names)], i) for i, d in enumerate(devices))
-    return shuffle(triple[:2], pairs, target, left)
+    return permute_blocks(triple[:2], pairs, target, remaining)

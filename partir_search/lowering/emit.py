@@ -24,7 +24,7 @@ from partir_search.ir.partition import Partition
 from partir_search.lowering.device import Device, Effects, Shardings
 from partir_search.lowering.emit_blocks import block_turn
 from partir_search.lowering.emit_steps import run_step
-from partir_search.lowering.emit_turns import product_turn
+from partir_search.lowering.emit_turns import matmul_turn
 from partir_search.lowering.local_ir import (
     AttentionTurn,
     Block,
@@ -41,12 +41,13 @@ Env = dict[int, Any]
 
 
 def emit(program: LocalProgram, sharding: Shardings) -> Callable[..., tuple[Any, ...]]:
-    """A function of the local arguments and the lifted constants (`LocalProgram.lifted`), to be run
-    inside `jax.shard_map` over the mesh.
+    """Function to run inside `jax.shard_map` over the mesh.
+
+    The function takes local arguments, then the constants of `LocalProgram.lifted`.
 
     Args:
-      program: scheduled for the compiler of the mesh's devices.
-      sharding: the sharding of a layout on the mesh's devices.
+      program: program scheduled for the compiler of the mesh's devices.
+      sharding: function from a layout to a sharding on the mesh's devices.
     """
     assert program.traits is not None, "a program is scheduled before it is emitted"
     constants = program.partition.module.constants
@@ -103,7 +104,7 @@ def _read(source: Source, env: Env) -> Any:
 
 
 def add_dependency(values: Sequence[LocalValue], env: Env) -> None:
-    """Makes every later reader of one of the values wait for all of them."""
+    """Makes later readers of any of the values wait for all of the values."""
     tied = lax.optimization_barrier([env[local.id] for local in values])
     env.update((local.id, x) for local, x in zip(values, tied, strict=True))
 
@@ -134,7 +135,7 @@ def _run_op(partition: Partition, item: LocalOp, env: Env, effects: Effects) -> 
     if isinstance(item, (AttentionTurn, ChunkedOp)):
         return block_turn(device, item, args, env)
     if isinstance(item, RingTurn):
-        return product_turn(partition, item, args, env, effects)
+        return matmul_turn(partition, item, args, env, effects)
     if not item.blocks:
         return run_local(device, rule, item.op, args)
     blocks = [
@@ -143,7 +144,7 @@ def _run_op(partition: Partition, item: LocalOp, env: Env, effects: Effects) -> 
     ]
     assert rule.emit is not None, item.op.prim
     outs = rule.emit(item.op, blocks, args)
-    if item.op.effect:  # later effects wait for the region's end
+    if item.op.effect:  # later effects wait for a result of the region
         plain = (x for x in outs if not jnp.issubdtype(x.dtype, jax.dtypes.extended) and x.size)
         effects.tokens.extend(jnp.ravel(x)[0] for x in itertools.islice(plain, 1))
     return outs

@@ -1,4 +1,4 @@
-"""Emits the steps of a redistribution inside a manual region."""
+"""Emission of reshard steps inside a manual region."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ def run_step(
     tiles_first: bool = False,
     received: Sequence[Any] = (),
 ) -> Any:
-    """One step of a redistribution on a local tile, inside a manual region over `mesh`.
+    """Runs one reshard step on a local tile, inside a manual region over `mesh`.
 
     Args:
+      x: the tile.
       tiles_first: transpose the scattered dim to the front before a reduce_scatter.
-      received: blocks that a `Halo` joins to the tile.
+      received: blocks joined to the tile by a `Halo`.
     """
     names = tuple(mesh.names[a] for a in step.axes)
     sizes = [mesh.sizes[a] for a in step.axes]

@@ -1,4 +1,4 @@
-"""Emits permutes and halos (see `lowering/halo.py`) inside a manual region."""
+"""Emission of permutes and halos (`lowering/halo.py`) inside a manual region."""
 
 from __future__ import annotations
 
@@ -17,23 +17,25 @@ from partir_search.lowering.reshard_steps import Halo, HaloPermute
 
 
 def halo_permute(x: Any, step: HaloPermute, sizes: Mapping[str, int], order: Sequence[str]) -> Any:
-    """Elements received from a neighbour.
+    """Elements received from a neighbour; zeros on devices without a sender.
 
     Args:
-      sizes: of the axes that the pairs run over, major to minor.
-      order: of the mesh's axes.
+      sizes: sizes of the axes of `step.pairs` by name, major to minor.
+      order: names of the mesh's axes.
     """
     sent = lax.slice_in_dim(x, step.start, step.start + step.length, axis=step.dim)
     return permute(sent, step.pairs, sizes, order)
 
 
 def permute(x: Any, pairs: Sequence[Edge], sizes: Mapping[str, int], order: Sequence[str]) -> Any:
-    """`lax.ppermute`, with positions in the mesh's order, as jax counts them for any order of
-    names.
+    """`lax.ppermute` with positions along axes in any order.
+
+    `lax.ppermute` counts positions in the mesh's order of axes, regardless of the order of names.
 
     Args:
-      sizes: by axis of the pairs, major to minor.
-      order: axes of the mesh, in order.
+      pairs: (source, target) positions along `sizes` jointly.
+      sizes: sizes of the axes by name, major to minor.
+      order: names of the mesh's axes.
     """
     names = tuple(sorted(sizes, key=list(order).index))
     places = np.arange(math.prod(sizes.values())).reshape([sizes[n] for n in names])
@@ -42,9 +44,9 @@ def permute(x: Any, pairs: Sequence[Edge], sizes: Mapping[str, int], order: Sequ
 
 
 def halo(blocks: Sequence[Any], step: Halo, names: tuple[str, ...]) -> Any:
-    """A halo'd tile, of the own tile and received blocks; a `WindowParts` if these stay apart."""
+    """Window assembled from the own tile and received blocks; `WindowParts` unless `joined`."""
     if not step.joined:
-        return _beside(blocks, step, names)
+        return _window_parts(blocks, step, names)
     x, dim = blocks[0], step.dim
     if step.uniform:
         parts = list(_parts(blocks, step, names).values())
@@ -59,7 +61,7 @@ def halo(blocks: Sequence[Any], step: Halo, names: tuple[str, ...]) -> Any:
     for piece in step.pieces:
         config = [(0, 0, 0)] * rank
         config[dim] = (size, size, 0)
-        at, to, n = (_table(column, device) for column in zip(*piece.takes, strict=True))
+        at, to, n = (_table(column, device) for column in zip(*piece.spans, strict=True))
         moved = lax.dynamic_slice_in_dim(
             lax.pad(blocks[piece.block], zero, config), size + at - to, size, dim
         )
@@ -67,11 +69,11 @@ def halo(blocks: Sequence[Any], step: Halo, names: tuple[str, ...]) -> Any:
     return out
 
 
-def _beside(blocks: Sequence[Any], step: Halo, names: tuple[str, ...]) -> WindowParts:
-    """The own tile, and the elements before and after the tile, as arrays of their own."""
+def _window_parts(blocks: Sequence[Any], step: Halo, names: tuple[str, ...]) -> WindowParts:
+    """Own tile and the elements before and after the tile, as three arrays."""
     parts, dim = _parts(blocks, step, names), step.dim
     tile = blocks[0].shape[dim]
-    at = next(p.takes[0][1] for p in step.pieces if p.block == 0 and p.takes[0][2] == tile)
+    at = next(p.spans[0][1] for p in step.pieces if p.block == 0 and p.spans[0][2] == tile)
 
     def joined(found: list[Any]) -> Any:
         return (lax.concatenate(found, dim) if len(found) > 1 else found[0]) if found else None
@@ -81,20 +83,20 @@ def _beside(blocks: Sequence[Any], step: Halo, names: tuple[str, ...]) -> Window
 
 
 def _parts(blocks: Sequence[Any], step: Halo, names: tuple[str, ...]) -> dict[int, Any]:
-    """Parts of a uniform halo'd tile, in order of their place."""
+    """Parts of a uniform tile with halo by first element, in order."""
     parts: dict[int, Any] = {}
     for piece in step.pieces:
-        at, to, n = next(take for take in piece.takes if take[2])
+        at, to, n = next(span for span in piece.spans if span[2])
         part = lax.slice_in_dim(blocks[piece.block], at, at + n, axis=step.dim)
         if to in parts:
-            mine = jnp.asarray([take[2] > 0 for take in piece.takes])[lax.axis_index(names)]
+            mine = jnp.asarray([span[2] > 0 for span in piece.spans])[lax.axis_index(names)]
             part = jnp.where(mine, part, parts[to])
         parts[to] = part
     return parts
 
 
 def _table(numbers: Sequence[int], device: Any) -> Any:
-    """The device's number; a constant if all devices have one number."""
+    """Element `device` of `numbers`; a constant if all are equal."""
     if len(set(numbers)) == 1:
         return jnp.int32(numbers[0])
     return jnp.asarray(numbers, jnp.int32)[device]

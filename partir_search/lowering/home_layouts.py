@@ -1,4 +1,4 @@
-"""Home layouts of a partition's values, and the layouts in which each op reads its operands."""
+"""Home layouts of a partition's values, and layouts of operands in each op."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from partir_search.ir.core import Literal, Op, Operand, Region, Value
 from partir_search.ir.partition import (
     Layout,
+    Partial,
     Partition,
-    Pending,
     Window,
     active_ops,
 )
@@ -22,14 +22,20 @@ from partir_search.lowering.local_value import LocalValue, Source
 
 
 class HomeLayouts(abc.ABC):
-    """Values in their home layouts, plans of ops, and reshards, of one partition."""
+    """Values in their home layouts, plans of ops, and reshards, of one partition.
+
+    Attributes:
+      active: [ops] True for ops with reshards (`active_ops`); None for complete programs.
+      home_codes / loop_codes: see `codes_of`.
+      setting: order of axes and modes of the partition, as part of cache keys.
+    """
 
     def __init__(self, partition: Partition, cache: LocalCache, sparse: bool) -> None:
         self.partition, self.cache = partition, cache
         self.module = partition.module
         self.def_use = partition.def_use
         self.order = partition.order
-        self.pending = {
+        self.partials = {
             v: partition.partial_at_rest(self.module.values[v])
             for v in frozenset().union(*partition.partials)
         }
@@ -49,17 +55,17 @@ class HomeLayouts(abc.ABC):
         self.homes = cache.homes.setdefault(self.order, {})
 
     def home(self, v: int) -> LocalValue:
-        """A value in its home layout: the layout that propagation gave the value."""
+        """Value number `v` in its home layout, the layout given by propagation."""
         local = self.homes.get(self.home_codes[v])
         if local is None:
             value = self.module.values[v]
-            layout, pending = self.partition.layout(value), self.pending.get(v, ())
-            local = self.cache.local(self.partition, value, layout, pending)
+            layout, partial = self.partition.layout(value), self.partials.get(v, ())
+            local = self.cache.local(self.partition, value, layout, partial)
             self.homes[self.home_codes[v]] = local
         return local
 
     def all_home(self, operands: Sequence[Operand]) -> tuple[Source, ...]:
-        """Operands in their home layouts; literals as they are."""
+        """Operands in their home layouts; literals unchanged."""
         homes, codes, home = self.homes, self.home_codes, self.home
         return tuple(
             [
@@ -69,18 +75,24 @@ class HomeLayouts(abc.ABC):
         )
 
     def reshards(
-        self, local: LocalValue, layout: Layout, keep: Pending, op: Op | None, regather: bool
+        self, local: LocalValue, layout: Layout, keep: Partial, op: Op | None, regather: bool
     ) -> tuple[Reshard, ...]:
-        """The steps that bring a local value to a layout for an op; () in the layout already."""
+        """Steps from a local value to a layout; () if the layouts are equal.
+
+        Args:
+          keep: partial sums left unfinished.
+          op: op for which the steps are done; None for the results of a program.
+          regather: True if the steps repeat earlier ones.
+        """
         sparse, home = self.active is not None, self.home(local.value.id)
         key = (local.id, layout, keep, op.id if op else NONE, regather, home.id)
         found = self.cache.reshards.get(key) if sparse else None
         if found is None:
             made: list[Reshard] = []
             for step in redistribute(
-                self.partition.mesh, local.layout, local.pending, layout, keep
+                self.partition.mesh, local.layout, local.partial, layout, keep
             ):
-                target = self.local(local.value, step.layout, step.pending)
+                target = self.local(local.value, step.layout, step.partial)
                 to_home = target is home
                 made.append(Reshard(step, local, target, op, regather, to_home, shared=sparse))
                 local = target
@@ -90,12 +102,14 @@ class HomeLayouts(abc.ABC):
         return found
 
     def layout(self, operand: Operand) -> Layout:
+        """Home layout of an operand; () for a literal."""
         return self.home(operand.id).layout if isinstance(operand, Value) else ()
 
-    def local(self, value: Value, layout: Layout, pending: Pending) -> LocalValue:
-        return self.cache.local(self.partition, value, layout, pending)
+    def local(self, value: Value, layout: Layout, partial: Partial) -> LocalValue:
+        return self.cache.local(self.partition, value, layout, partial)
 
     def plan(self, op: Op) -> OpPlan:
+        """Plan of an op without regions, cached by the codes of the op and the values around."""
         n, homes = op.id, self.home_codes
         key = (self.loop_codes[n], *[homes[v] for v in self.around(n)])
         plan = self.plans.get(key)
@@ -106,7 +120,7 @@ class HomeLayouts(abc.ABC):
     def _plan(self, op: Op) -> OpPlan:
         partition = self.partition
         windows = partition.windows(op)
-        one = self.cache.one
+        one = self.cache.intern
         needs = one(tuple(map(one, self._needs(op, windows))))
         ins = tuple(self.home(x.id) if isinstance(x, Value) else x for x in op.operands)
         outs = tuple(
@@ -122,17 +136,19 @@ class HomeLayouts(abc.ABC):
         return OpPlan(needs, LocalOp(op, ins, outs), moved, reshards_results, windows)
 
     def _needs(self, op: Op, windows: Mapping[int, tuple[Window, ...]]) -> tuple[Layout, ...]:
-        """Layouts in which an op reads its operands. A window of a replicated operand is taken from
-        the whole operand, not from tiles.
+        """Layouts of the operands in an op.
+
+        A window of a replicated operand is read from the whole operand, not from tiles.
         """
         needs = list(self.partition.needs(op))
         for i, each in windows.items():
             needs[i] = taken_from(self.layout(op.operands[i]), needs[i], each)
         return tuple(needs)
 
-    def uses_alone(self, op: Op, value: Value) -> bool:
-        """True if no further contraction of this pass reads a value and could share its gathered
-        copy.
+    def is_sole_contraction(self, op: Op, value: Value) -> bool:
+        """True if no second contraction of the same pass (forward or backward) reads `value`.
+
+        A second one would share the resharded copy.
         """
         rules = self.partition.rules
         return not any(
@@ -149,12 +165,20 @@ class HomeLayouts(abc.ABC):
         at_home: Sequence[Source],
         constants: Sequence[LocalValue] = (),
     ) -> Block:
-        """The block of a region, whose results (at home: `at_home`) leave it in `targets`."""
+        """Block of a region.
+
+        Args:
+          args: arguments of the region.
+          targets: layouts of the results outside of the region.
+          at_home: results in their home layouts.
+          constants: closed-over arrays as passed to the program.
+        """
 
 
 def taken_from(home: Layout, needed: Layout, windows: Sequence[Window]) -> Layout:
-    """Layout from which windows are taken: whole dims of an operand that is replicated there, else
-    the tiles that are needed.
+    """Layout from which windows are taken.
+
+    The needed layout, with whole dims in place of tiles for windows of a replicated operand.
     """
     used = {a for axes in home for a in axes}
     for w in windows:

@@ -1,8 +1,8 @@
 """The device-local program: instructions of one device, with explicit collectives.
 
-The simulator prices these instructions and `emit` turns them into jax: the prediction is the
-program. Passes of `lowering/scheduling/` set the `Scheduling` of instructions; see
-`lowering/local_printer.py` for the grammar.
+The simulator prices the instructions and `emit` turns the same instructions into jax. Passes of
+`lowering/scheduling/` set the `Scheduling` of instructions; `lowering/local_printer.py` has the
+grammar.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from partir_search.ir.core import Op, Region
 from partir_search.ir.manual import OwnCollective
 from partir_search.ir.partition import Partition
 from partir_search.ir.rule import OpRule
-from partir_search.lowering.collective_matmul import RESULT, Walk
+from partir_search.lowering.collective_matmul import PARTIAL_RESULT, MatmulRing
 from partir_search.lowering.local_value import LocalValue, Source
 from partir_search.lowering.reshard_steps import HaloPermute, Permute, ReshardStep
 from partir_search.lowering.traits import LoweringTraits
@@ -23,17 +23,17 @@ from partir_search.lowering.traits import LoweringTraits
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Scheduling:
-    """Order and form of one instruction, as passes of `lowering/scheduling/` set them.
+    """Order and form of one instruction, set by passes of `lowering/scheduling/`.
 
     Attributes:
-      after: values that the instruction waits for.
-      operands_after: values that the instruction waits for, and each later reader of its operands.
-      before: values whose later readers wait for the instruction; its own results likewise. None
-        for no order.
+      after: values awaited by the instruction.
+      operands_after: values awaited by the instruction and by later readers of the operands.
+      before: values whose later readers wait for the instruction, as do later readers of the
+        results; None for no order.
       barrier: values behind one barrier with the source, against common-subexpression elimination;
         () for the source alone, None for no barrier.
-      row_major: results that are laid out row by row.
-      tiles_first: True for a reduce_scatter along the leading dim, to which its dim is transposed.
+      row_major: results with a row-major layout in memory.
+      tiles_first: True for a reduce_scatter whose dim is first transposed to the front.
     """
 
     after: tuple[LocalValue, ...] = ()
@@ -49,14 +49,17 @@ UNSCHEDULED = Scheduling()
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class Reshard:
-    """One step of a redistribution, done for `op` (None: for the program's results).
+    """One step of a redistribution.
 
     Attributes:
-      regather: True for a step whose target was made before and given up. Merged with the earlier
-        step, the target would live from there to here.
+      step: the collective, or the step on one device.
+      source / target: the value before and after.
+      op: op that reads or makes the value; None for results of the program.
+      regather: True if the step repeats an earlier one, to keep the target's lifetime short.
       to_home: True if the target is the value in its home layout, not a copy.
-      received: blocks that a `Halo` joins to the source.
-      shared: True if all programs of a search that have this step share this object.
+      received: blocks joined to the source by a `Halo`.
+      shared: True if all programs of a search share the object.
+      scheduling: order and form of the instruction.
     """
 
     step: ReshardStep
@@ -71,7 +74,7 @@ class Reshard:
 
     @property
     def outs(self) -> tuple[LocalValue, ...]:
-        """The target."""
+        """Local values made: the target."""
         return (self.target,)
 
     def details(self) -> Iterator[str]:
@@ -81,7 +84,10 @@ class Reshard:
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes of the larger side on the device: the size by which collectives are quoted."""
+        """Bytes on the device of the larger of source and target, the usual size of a collective.
+
+        For a permute, the bytes of the target.
+        """
         if isinstance(self.step, (Permute, HaloPermute)):
             return self.target.nbytes
         return max(self.source.nbytes, self.target.nbytes)
@@ -89,7 +95,7 @@ class Reshard:
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class RingReshard(Reshard):
-    """A permute of a ring, on its way while the turn before `turn` works."""
+    """Permute of a ring, in flight during the turn that precedes `turn`."""
 
     step: Permute
     op: Op
@@ -102,7 +108,12 @@ class RingReshard(Reshard):
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class LocalOp:
-    """An op on local tiles."""
+    """An op on local tiles.
+
+    Attributes:
+      ins / outs: operands and results on the device.
+      blocks: one block per region of the op.
+    """
 
     op: Op
     ins: tuple[Source, ...]
@@ -112,7 +123,7 @@ class LocalOp:
 
     @property
     def received(self) -> tuple[LocalValue, ...]:
-        """Partial results from a neighbour, which the op adds to."""
+        """Partial results received from a neighbour, added to the op's own."""
         return ()
 
     def details(self) -> Iterator[str]:
@@ -122,7 +133,7 @@ class LocalOp:
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class ChunkedOp(LocalOp):
-    """A blockwise op of one device, over `chunks` chunks one after the other."""
+    """A blockwise op on one device, run over `chunks` chunks in sequence."""
 
     chunks: int
 
@@ -132,11 +143,12 @@ class ChunkedOp(LocalOp):
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class RingTurn(LocalOp):
-    """One of several turns of an op, whose results are summed or joined.
+    """One of several turns of an op; results of the turns are summed or joined.
 
     Attributes:
-      turn / turns: number of this turn, from 0, and of all turns.
-      arrived: partial results received from a neighbour, which this turn adds to.
+      turn: index of the turn, from 0.
+      turns: number of turns.
+      arrived: partial results received from a neighbour, added to the turn's own.
     """
 
     turn: int
@@ -158,14 +170,14 @@ class RingTurn(LocalOp):
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class SkewedTurn(RingTurn):
-    """One turn of a product on two axes and their diagonal (`ir/skewed_schedule.py`)."""
+    """One turn of a product on two axes and a diagonal (`ir/skewed_schedule.py`)."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class MatmulTurn(RingTurn):
     """One turn of a collective matmul, on the block `offset` from the device's own."""
 
-    walk: Walk
+    ring: MatmulRing
     offset: int
 
     def details(self) -> Iterator[str]:
@@ -175,11 +187,11 @@ class MatmulTurn(RingTurn):
     @property
     def passes_results(self) -> bool:
         """True if partial results move, not an operand."""
-        return self.walk.moving == RESULT
+        return self.ring.moving == PARTIAL_RESULT
 
     def assembles(self, rule: OpRule) -> bool:
-        """True if turns of one device make different blocks of the result."""
-        return not self.passes_results and self.walk.factor in rule.results[0]
+        """True if each turn makes a different block of the result, False if turns are summed."""
+        return not self.passes_results and self.ring.factor in rule.results[0]
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -187,11 +199,12 @@ class AttentionTurn(RingTurn):
     """One turn of ring attention, on the block `offset` from the device's own.
 
     Attributes:
-      axes: mesh axes of the ring, major to minor: an axis of the user's, perhaps as sub-axes.
-      moving: positions of operands that are blocks; other operands are read at the block.
+      axes: mesh axes of the ring, major to minor: one axis of the user, possibly as sub-axes.
+      offset: distance of the block from the device's own, in blocks.
+      moving: positions of operands whose blocks move; the turn slices the stationary operands.
       zigzag: True if a block is two chunks of the sequence (`lowering/zigzag.py`).
-      chunks: number of parts of a block, over which the turn loops.
-      arrived: sums of the block so far, by position among the returning results.
+      chunks: number of chunks of a block, run in a loop.
+      arrived: partial sums of the block, by position among the returning results.
     """
 
     axes: tuple[int, ...]
@@ -210,7 +223,7 @@ class AttentionTurn(RingTurn):
 
     @property
     def share(self) -> float:
-        """Share of a block's pairs of queries and keys that is computed."""
+        """Computed fraction of a block's pairs of queries and keys."""
         return 1.0 if not self.zigzag else 0.5 if self.offset else 0.75
 
 
@@ -219,7 +232,14 @@ Instruction = Union[Reshard, LocalOp]
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Block:
-    """A region on one device."""
+    """A region on one device.
+
+    Attributes:
+      region: the region of the module.
+      args: arguments.
+      steps: instructions in order.
+      results: results in their layouts outside of the region.
+    """
 
     region: Region
     args: tuple[LocalValue, ...]
@@ -232,10 +252,12 @@ class LocalProgram:
     """The module on one device.
 
     Attributes:
-      constants: closed-over arrays by value id: large ones in their home layouts, others
+      partition: the lowered partition.
+      body: block of the module's body.
+      constants: closed-over arrays by value id: large ones in their home layouts, small ones
         replicated.
-      results_after: (position of a result, argument whose last reader the result waits for).
-      traits: of the compiler that the program is scheduled for; None before scheduling.
+      results_after: (position of a result, argument); the result waits for the argument's readers.
+      traits: traits of the compiler for which the program is scheduled; None before scheduling.
     """
 
     partition: Partition
@@ -246,24 +268,24 @@ class LocalProgram:
 
     @property
     def lifted(self) -> list[int]:
-        """Value ids of the constants that are passed after the arguments."""
+        """Value ids of the constants passed after the arguments."""
         return self.partition.module.large_constants()
 
     @property
     def size(self) -> int:
-        """Number of instructions in the program's text, those of loops once."""
+        """Number of instructions; a loop's instructions count once."""
         return _size(self.body)
 
     def instructions(self) -> Iterator[tuple[Instruction, int]]:
-        """Instructions with their runs in one step of the program."""
+        """(instruction, number of runs per program) pairs."""
         yield from _instructions(self.body, 1, self.partition.rules)
 
     def reshards(self) -> Iterator[tuple[Reshard, int]]:
-        """Reshards with their runs in one step of the program."""
+        """(reshard, number of runs per program) pairs."""
         return ((item, n) for item, n in self.instructions() if isinstance(item, Reshard))
 
     def own_collectives(self) -> Iterator[tuple[OwnCollective, Op, int]]:
-        """Collectives in the user's own `shard_map` regions, with their op and runs per step."""
+        """(collective, op, number of runs per program) of the user's own `shard_map` regions."""
         for item, times in self.instructions():
             if isinstance(item, LocalOp) and (manual := self.partition.rules[item.op.id].manual):
                 for c in manual.collectives:

@@ -15,7 +15,7 @@
     source  := local | number
     local   := "%" value ["#" copy] "[" axes* "]" ["+" monoid "(" axis ")"]*
 
-Brackets of a local value hold the mesh axes that tile each dim; partial sums follow. Copies of one
+Brackets of a local value hold the tiling mesh axes of each dim; partial sums follow. Copies of one
 value in one layout (blocks of a ring, parts of a halo) are numbered. Types are of one device's
 tile. Marks are the instruction's `Scheduling`.
 """
@@ -42,7 +42,7 @@ INDENT = "  "
 
 
 def print_local(program: LocalProgram) -> str:
-    """The text of a device-local program."""
+    """Text of a device-local program."""
     partition = program.partition
     printer = _Printer(partition.mesh)
     body = program.body
@@ -61,16 +61,16 @@ class _Printer:
     def local(self, local: LocalValue) -> str:
         """Name, layout and partial sums of a local value."""
         axes = ", ".join(self._mesh.label(each) if each else "-" for each in local.layout)
-        partial = "".join(f" +{m}({self._mesh.names[a]})" for a, m in local.pending)
-        alike = self._alike.setdefault(f"%{local.value.name}[{axes}]{partial}", [])
+        sums = "".join(f" +{m}({self._mesh.names[a]})" for a, m in local.partial)
+        alike = self._alike.setdefault(f"%{local.value.name}[{axes}]{sums}", [])
         if local not in alike:
             alike.append(local)
         number = alike.index(local) + 1
         copy = f"#{number}" if number > 1 else ""
-        return f"%{local.value.name}{copy}[{axes}]{partial}"
+        return f"%{local.value.name}{copy}[{axes}]{sums}"
 
     def declared(self, local: LocalValue) -> str:
-        """A local value with the type of its tile."""
+        """A local value with the tile's type."""
         return f"{self.local(local)}: {dataclasses.replace(local.value.type, shape=local.shape)}"
 
     def source(self, source: Source) -> str:
@@ -79,7 +79,7 @@ class _Printer:
     def block(
         self, block: Block, level: int, after: Mapping[int, LocalValue] = MappingProxyType({})
     ) -> Iterator[str]:
-        """The instructions of a block, then its results, each with the value that it waits for."""
+        """Lines of a block's instructions, then of the results with the values awaited."""
         indent = INDENT * level
         for item in block.steps:
             if isinstance(item, Reshard):
@@ -106,7 +106,7 @@ class _Printer:
         return f"{self.declared(item.target)} = {' '.join([call, *said])}"
 
     def marks(self, scheduling: Scheduling) -> Iterator[str]:
-        """The scheduling of an instruction."""
+        """Scheduling of an instruction, as marks."""
         if scheduling is UNSCHEDULED:
             return
         for name in ("after", "operands_after"):
@@ -121,7 +121,7 @@ class _Printer:
             yield "tiles_first"
 
     def op(self, item: LocalOp, level: int) -> Iterator[str]:
-        """The line of an op, and the blocks of its regions."""
+        """Lines of an op and of the blocks of its regions."""
         made = ", ".join(map(self.declared, item.outs))
         said = [f"{item.op.prim}({self.sources(item.ins)})", *item.details()]
         said += [f"adds {self.sources(item.received)}"] if item.received else []

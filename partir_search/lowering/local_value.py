@@ -7,7 +7,7 @@ import math
 from typing import Union
 
 from partir_search.ir.core import Literal, Shape, Value
-from partir_search.ir.partition import Layout, Pending
+from partir_search.ir.partition import Layout, Partial
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -15,15 +15,18 @@ class LocalValue:
     """A value on one device in one layout; one object per value, layout and partial sums.
 
     Attributes:
-      pending: partial sums, as (axis, monoid).
-      shape: of the device's part: of its tile, or of a window of a dim.
-      nbytes: bytes of that part.
+      id: number of the local value, unique in a `LocalCache`.
+      value: value of the module.
+      layout: mesh axes on each dim.
+      partial: unfinished reductions, as (axis, monoid).
+      shape: shape on the device: of a tile, or of a window.
+      nbytes: bytes on the device.
     """
 
     id: int
     value: Value
     layout: Layout
-    pending: Pending
+    partial: Partial
     shape: Shape
     nbytes: int = 0
 
@@ -35,5 +38,5 @@ Source = Union[LocalValue, Literal]
 
 
 def layout_of(source: Source) -> Layout:
-    """Axes on each dim of a local value; () for a literal."""
+    """Layout of a local value; () for a literal."""
     return source.layout if isinstance(source, LocalValue) else ()

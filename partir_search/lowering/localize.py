@@ -1,10 +1,9 @@
 """Builds the device-local program of a partition.
 
-Every value has one home layout. An op reads its operands in the layouts of its loops and makes its
-results in further ones; the differences are reshards, placed right after the op that makes a value
-and right before the op that reads the value. A resharded copy is shared by uses close together in
-one pass (forward or backward) and made again for later uses: a parameter's memory stays sharded
-between its uses (ZeRO-3).
+Every value has one home layout. An op reads operands and makes results in the layouts of the op's
+loops; differences from home layouts become reshards, right after the producer of a value and right
+before a consumer. A resharded copy is shared by nearby uses in one pass (forward or backward) and
+made again for later uses: parameters stay sharded between uses (ZeRO-3).
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import numpy as np
 from partir_search.ir.core import Region, Value
 from partir_search.ir.partition import Layout, Partition
 from partir_search.lowering.builder import BlockBuilder
-from partir_search.lowering.cache import Ends, LocalCache
+from partir_search.lowering.cache import Boundary, LocalCache
 from partir_search.lowering.diagonals import without_diagonals
 from partir_search.lowering.home_layouts import HomeLayouts
 from partir_search.lowering.local_ir import Block, LocalProgram
@@ -26,20 +25,21 @@ from partir_search.lowering.local_value import LocalValue, Source, layout_of
 def localize(
     partition: Partition, cache: LocalCache | None = None, *, sparse: bool = False
 ) -> LocalProgram:
-    """The device-local program of `partition`.
+    """Device-local program of `partition`, before scheduling.
 
     Args:
-      cache: of this module, mesh and target.
-      sparse: leave out the ops whose operands and results are at home, as most are: the program's
-        cost and collectives are the same, and the program is built several times faster.
+      cache: cache of the same module, mesh and target; a new one by default.
+      sparse: leave out ops with all operands and results in their home layouts, the majority. The
+        simulated cost and the collectives are equal, and lowering is several times faster.
     """
     return Localizer(partition, cache or LocalCache(), sparse).program()
 
 
 class Localizer(HomeLayouts):
-    """Makes the device-local program of a partition."""
+    """Lowering of a partition to a device-local program."""
 
     def program(self) -> LocalProgram:
+        """Device-local program of the partition."""
         body = self.module.body
         boundary = [*self.module.constants, *(v.id for v in body.args)]
         boundary += [r.id for r in body.results if isinstance(r, Value)]
@@ -50,18 +50,18 @@ class Localizer(HomeLayouts):
             modes.result_layouts,
             *[self.home_codes[v] for v in boundary],
         )
-        ends = self.cache.ends.get(key)
+        ends = self.cache.boundaries.get(key)
         if ends is None:
-            ends = self.cache.ends[key] = self._ends()
+            ends = self.cache.boundaries[key] = self._boundary()
         results, constants = self.all_home(body.results), tuple(ends.constants.values())
         block = self.block(body, ends.args, ends.targets, results, constants)
         return LocalProgram(self.partition, block, ends.constants)
 
-    def _ends(self) -> Ends:
+    def _boundary(self) -> Boundary:
         values = self.module.values
         large = set(self.module.large_constants())
         mesh = self.partition.mesh
-        constants = {  # every device holds the small ones whole
+        constants = {  # small ones are replicated
             i: self.local(values[i], without_diagonals(mesh, self.home(i).layout), ())
             if i in large
             else self.local(values[i], ((),) * len(values[i].type.shape), ())
@@ -88,7 +88,7 @@ class Localizer(HomeLayouts):
             targets[result] = args[arg].layout
         for result, layout in modes.result_layouts:
             targets[result] = layout
-        return Ends(constants, args, tuple(targets))
+        return Boundary(constants, args, tuple(targets))
 
     def block(
         self,
@@ -98,7 +98,7 @@ class Localizer(HomeLayouts):
         at_home: Sequence[Source],
         constants: Sequence[LocalValue] = (),
     ) -> Block:
-        """The block of a region, whose results (at home: `at_home`) leave it in `targets`."""
+        """Block of a region; see `HomeLayouts.block`."""
         builder = BlockBuilder(self)
         left: dict[tuple[int, Layout], Source] = {}
         if self.partition.mesh.diagonals or self.partition.modes.argument_layouts:
@@ -106,8 +106,8 @@ class Localizer(HomeLayouts):
         for constant in constants:
             builder.reshard(constant, self.home(constant.value.id).layout, (), None)
         places: Sequence[int] = range(len(region.ops))
-        entering = self._entering(region, args, targets)
-        leaving = self._leaving(region, targets)
+        entering = self._entering_arguments(region, args, targets)
+        leaving = self._leaving_results(region, targets)
         if self.active is not None:
             active = np.flatnonzero(self.active[self.def_use.members[region]]).tolist()
             places = sorted({*active, *entering, *leaving} - {len(region.ops)})
@@ -130,11 +130,13 @@ class Localizer(HomeLayouts):
                 results[i] = left.get((r.id, target)) or builder.reshard_operand(r, target, None)
         return Block(region, args, builder.steps, tuple(results))
 
-    def _entering(
+    def _entering_arguments(
         self, region: Region, args: Sequence[LocalValue], targets: Sequence[Layout]
     ) -> dict[int, list[LocalValue]]:
-        """Arguments that enter in another layout than their home layout, by position of the first
-        op that reads each; arguments that are only returned stand at the end.
+        """Arguments that enter in a layout different from the home layout.
+
+        By position of the argument's first reader; returned arguments without a reader have
+        position `len(region.ops)`.
         """
         if not self.partition.mesh.diagonals and not self.partition.modes.argument_layouts:
             return {}
@@ -152,11 +154,12 @@ class Localizer(HomeLayouts):
         found[len(region.ops)] = list(returned.values())
         return found
 
-    def _leaving(
+    def _leaving_results(
         self, region: Region, targets: Sequence[Layout]
     ) -> dict[int, list[tuple[Value, Layout]]]:
-        """Results that leave on other axes than those of their home layouts, by position of the op
-        that makes each: nothing is gained by waiting.
+        """Results with a diagonal in the home layout, with target layouts, by producer's position.
+
+        The reshard follows the producer at once, as a delay saves nothing.
         """
         mesh, found = self.partition.mesh, dict[int, list[tuple[Value, Layout]]]()
         if not mesh.diagonals:

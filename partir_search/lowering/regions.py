@@ -1,4 +1,4 @@
-"""Lowers an op with regions: what crosses their borders, and the blocks inside."""
+"""Lowering of ops with regions: layouts at the borders, and the blocks inside."""
 
 from __future__ import annotations
 
@@ -7,66 +7,69 @@ from typing import cast
 
 from partir_search.ir.core import Op
 from partir_search.ir.partition import Layout
-from partir_search.lowering.cache import Crossing, OpPlan
-from partir_search.lowering.codes import picked
+from partir_search.lowering.cache import OpPlan, RegionBoundary
+from partir_search.lowering.codes import codes_at
 from partir_search.lowering.home_layouts import HomeLayouts
 from partir_search.lowering.local_ir import LocalOp
 from partir_search.lowering.local_value import LocalValue, Source, layout_of
-from partir_search.lowering.stopping import stop_alone
+from partir_search.lowering.stopping import stop_per_device
 
-SAME_REGION = 64  # plans of one op with regions, at most, that are kept
+MAX_REGION_PLANS = 64  # cached plans per op with regions
 
 
 def _local_values(sources: Sequence[Source]) -> tuple[LocalValue, ...]:
-    """Sources none of which is a literal."""
+    """Sources without literals, as local values."""
     return cast(tuple[LocalValue, ...], sources)
 
 
-def region_plan(of: HomeLayouts, op: Op) -> OpPlan:
-    """A region's op and the blocks of its regions; in sparse programs, states that tile all
-    of it alike share one.
+def region_plan(owner: HomeLayouts, op: Op) -> OpPlan:
+    """Plan of an op with regions, blocks included.
+
+    Sparse programs share one plan among partitions with equal codes of all values and ops inside.
     """
-    if of.active is None:
-        return _with_blocks(of, op, _crossing(of, op))
-    around = of.def_use.contents(op)
-    crossing = (op.id, picked(of.home_codes, around.crossing), of.setting)
-    ends = of.cache.crossings.get(crossing)
+    if owner.active is None:
+        return _with_blocks(owner, op, _crossing(owner, op))
+    around = owner.def_use.contents(op)
+    crossing = (op.id, codes_at(owner.home_codes, around.crossing), owner.setting)
+    ends = owner.cache.region_boundaries.get(crossing)
     if ends is None:
-        ends = of.cache.crossings[crossing] = _crossing(of, op)
-    key = picked(of.home_codes, around.inner), picked(of.loop_codes, around.ops), crossing
-    kept = of.cache.regions.setdefault(op.id, {})
+        ends = owner.cache.region_boundaries[crossing] = _crossing(owner, op)
+    key = codes_at(owner.home_codes, around.inner), codes_at(owner.loop_codes, around.ops), crossing
+    kept = owner.cache.regions.setdefault(op.id, {})
     plan = kept.get(key)
     if plan is None:
-        if len(kept) == SAME_REGION:
+        if len(kept) == MAX_REGION_PLANS:
             kept.clear()
-        plan = kept[key] = _with_blocks(of, op, ends)
+        plan = kept[key] = _with_blocks(owner, op, ends)
     return plan
 
 
-def _with_blocks(of: HomeLayouts, op: Op, ends: Crossing) -> OpPlan:
+def _with_blocks(owner: HomeLayouts, op: Op, ends: RegionBoundary) -> OpPlan:
     blocks = tuple(
         [
-            of.block(region, args, targets, results)
+            owner.block(region, args, targets, results)
             for region, args, targets, results in zip(
                 op.regions, ends.args, ends.targets, ends.results, strict=True
             )
         ]
     )
-    known, blocks = ends.plan, stop_alone(of.partition, op, blocks)
-    apply = LocalOp(op, known.local_op.ins, known.local_op.outs, blocks)
-    return OpPlan(known.needs, apply, known.moved, known.reshards_results, known.windows)
+    known, blocks = ends.plan, stop_per_device(owner.partition, op, blocks)
+    local_op = LocalOp(op, known.local_op.ins, known.local_op.outs, blocks)
+    return OpPlan(known.needs, local_op, known.moved, known.reshards_results, known.windows)
 
 
-def _crossing(of: HomeLayouts, op: Op) -> Crossing:
-    edges = of.partition.rules[op.id].data_flow
-    args = [_local_values(of.all_home(region.args)) for region in op.regions]
-    results = tuple(of.all_home(region.results) for region in op.regions)
-    needs: list[Layout] = [((),) * len(x.type.shape) for x in op.operands]  # whole predicates
+def _crossing(owner: HomeLayouts, op: Op) -> RegionBoundary:
+    """Layouts at the borders: both ends of a data-flow edge are tiled alike."""
+    edges = owner.partition.rules[op.id].data_flow
+    args = [_local_values(owner.all_home(region.args)) for region in op.regions]
+    results = tuple(owner.all_home(region.results) for region in op.regions)
+    # Operands without a data-flow edge, such as predicates, are replicated.
+    needs: list[Layout] = [((),) * len(x.type.shape) for x in op.operands]
     for i, r, j, stacked in edges.inputs:
         layout = args[r][j].layout
         needs[i] = ((),) * stacked + layout if stacked else layout
     targets = [list(map(layout_of, each)) for each in results]
-    homes = _local_values(of.all_home(op.results))
+    homes = _local_values(owner.all_home(op.results))
     made = [local.layout for local in homes]
     for r, i, out, stacked in edges.outputs:
         layout = made[out]
@@ -76,12 +79,12 @@ def _crossing(of: HomeLayouts, op: Op) -> Crossing:
         targets[r][i] = args[to][j].layout
     for r, j, out in edges.finals:
         made[out] = args[r][j].layout
-    outs = tuple(of.local(v, layout, ()) for v, layout in zip(op.results, made, strict=True))
-    ins = of.all_home(op.operands)
+    outs = tuple(owner.local(v, layout, ()) for v, layout in zip(op.results, made, strict=True))
+    ins = owner.all_home(op.operands)
     moved = tuple(
         i
         for i, (x, layout) in enumerate(zip(ins, needs, strict=True))
         if isinstance(x, LocalValue) and x.layout != layout
     )
     plan = OpPlan(tuple(needs), LocalOp(op, ins, outs), moved, outs != homes, {})
-    return Crossing(plan, tuple(args), tuple(map(tuple, targets)), results)
+    return RegionBoundary(plan, tuple(args), tuple(map(tuple, targets)), results)

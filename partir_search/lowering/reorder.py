@@ -1,8 +1,8 @@
 """Redistribution between layouts with the axes of one dim in different orders.
 
-Both layouts cut the dim into tiles of one size, and one permute of whole tiles leads from one order
-to the other (arXiv 2112.01075, section 4.3). Axes of one layout only are sliced, exchanged or
-gathered before or after the permute, by the way with fewest bytes moved.
+Both layouts have tiles of one size; one permute of whole tiles changes the order of axes (arXiv
+2112.01075, section 4.3). Axes on the dim in only one of the layouts are sliced, exchanged or
+gathered before or after the permute, whichever moves fewest bytes.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import functools
 import itertools
 import math
 
-from partir_search.ir.partition import Layout, Pending
+from partir_search.ir.partition import Layout, Partial
 from partir_search.lowering.reshard import reshard
 from partir_search.lowering.reshard_steps import Permute, ReshardStep, Slice
 
 
 def crosses(source: Layout, target: Layout) -> bool:
-    """True if two axes tile a dim in both layouts, in different orders."""
+    """True if two axes on a dim in both layouts differ in order."""
     return any(
         len(s) > 1 < len(t) and _kept(s, t) != _kept(t, s)
         for s, t in zip(source, target, strict=True)
@@ -26,28 +26,29 @@ def crosses(source: Layout, target: Layout) -> bool:
 
 @functools.lru_cache(maxsize=65536)
 def reorder(
-    sizes: tuple[int, ...], source: Layout, pending: Pending, target: Layout, keep: Pending
+    sizes: tuple[int, ...], source: Layout, partial: Partial, target: Layout, keep: Partial
 ) -> tuple[ReshardStep, ...]:
-    """Steps from `source` with `pending` sums to `target` with only the sums of `keep` pending.
+    """Steps from `source` with `partial` sums to `target` with only the sums of `keep` unfinished.
 
     Args:
-      sizes: of the mesh's axes.
+      sizes: sizes of the mesh's axes.
     """
     pairs = list(zip(source, target, strict=True))
-    before = tuple((*_kept(t, s), *_without(s, t)) for s, t in pairs)  # the target's order first
+    # Common axes in the target's order before `reshard`, or in the source's order after it.
+    before = tuple((*_kept(t, s), *_without(s, t)) for s, t in pairs)
     first = tuple((*_kept(s, t), *_without(s, t)) for s, t in pairs)
-    after = tuple((*_kept(s, t), *_without(t, s)) for s, t in pairs)  # the source's order first
-    left = tuple(p for p in pending if p in keep)
-    ways = [reshard(source, pending, target, keep)]
+    after = tuple((*_kept(s, t), *_without(t, s)) for s, t in pairs)
+    remaining = tuple(p for p in partial if p in keep)
+    candidates = [reshard(source, partial, target, keep)]
     for begin, end in ((before, target), (source, after), (first, after)):
-        ways.append(
+        candidates.append(
             (
-                *_permute(sizes, source, begin, pending),
-                *reshard(begin, pending, end, keep),
-                *_permute(sizes, end, target, left),
+                *_permute(sizes, source, begin, partial),
+                *reshard(begin, partial, end, keep),
+                *_permute(sizes, end, target, remaining),
             )
         )
-    return min(ways, key=lambda steps: _moved(sizes, source, steps))
+    return min(candidates, key=lambda steps: _moved(sizes, source, steps))
 
 
 def _kept(axes: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
@@ -59,7 +60,7 @@ def _without(axes: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _moved(sizes: tuple[int, ...], source: Layout, steps: tuple[ReshardStep, ...]) -> float:
-    """Share of the array that the steps' collectives have on a device, added up."""
+    """Sum over collectives of the fraction of the array on a device, larger of before and after."""
     total, before = 0.0, _share(sizes, source)
     for step in steps:
         after = _share(sizes, step.layout)
@@ -73,27 +74,27 @@ def _share(sizes: tuple[int, ...], layout: Layout) -> float:
 
 
 def _permute(
-    sizes: tuple[int, ...], source: Layout, target: Layout, pending: Pending
+    sizes: tuple[int, ...], source: Layout, target: Layout, partial: Partial
 ) -> tuple[ReshardStep, ...]:
-    """The step between layouts with the same axes on each dim; none if they are equal."""
+    """Step between layouts with the same axes on each dim in different orders; () if equal."""
     changed = [(s, t) for s, t in zip(source, target, strict=True) if s != t]
     if not changed:
         return ()
     axes = tuple(sorted(a for s, _ in changed for a in s))
-    held: dict[tuple[int, ...], int] = {}
+    holder: dict[tuple[int, ...], int] = {}
     wanted: list[tuple[int, ...]] = []
     for device, place in enumerate(itertools.product(*(range(sizes[a]) for a in axes))):
         at = dict(zip(axes, place, strict=True))
-        held[tuple(_tile(sizes, s, at) for s, _ in changed)] = device
+        holder[tuple(_tile(sizes, s, at) for s, _ in changed)] = device
         wanted.append(tuple(_tile(sizes, t, at) for _, t in changed))
-    pairs = tuple((held[tile], device) for device, tile in enumerate(wanted))
-    if all(a == b for a, b in pairs):  # axes of one device
-        return (Slice(axes=(), dim=0, layout=target, pending=pending),)
-    return (Permute(axes=axes, pairs=pairs, layout=target, pending=pending),)
+    pairs = tuple((holder[tile], device) for device, tile in enumerate(wanted))
+    if all(a == b for a, b in pairs):  # only axes of size 1 change places
+        return (Slice(axes=(), dim=0, layout=target, partial=partial),)
+    return (Permute(axes=axes, pairs=pairs, layout=target, partial=partial),)
 
 
 def _tile(sizes: tuple[int, ...], axes: tuple[int, ...], at: dict[int, int]) -> int:
-    """Index of the tile that the device at these coordinates has along a dim."""
+    """Index, along a dim tiled by `axes`, of the tile on the device at coordinates `at`."""
     index = 0
     for a in axes:
         index = index * sizes[a] + at[a]

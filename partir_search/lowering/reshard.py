@@ -1,9 +1,10 @@
-"""Redistribution from one layout to another by slices, all_to_alls and gathers.
+"""Redistribution between layouts: reductions, then slices, all_to_alls and gathers.
 
-The steps come in this order (the normal form of arXiv 2112.01075, section 4.3: never more memory
-than the larger side), unless axes change places on a dim: then minor axes are gathered first, at
-more cost than the permutes of `lowering/reorder.py`. A partial sum is finished first, by
-reduce_scatter if the target tiles a dim on the sum's axis.
+A partial sum is finished first: by a reduce_scatter if the target tiles a dim on the sum's axis, by
+an all_reduce if not. Slices, all_to_alls and gathers follow in the normal form of arXiv
+2112.01075, section 4.3, whose memory never exceeds the larger of source and target. If an axis must
+change places with an axis of the same dim, the minor axes are gathered first; the cheaper permutes
+of the paper are in `lowering/reorder.py`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 
-from partir_search.ir.partition import Layout, Pending
+from partir_search.ir.partition import Layout, Partial
 from partir_search.lowering.reshard_steps import (
     AllGather,
     AllReduce,
@@ -24,41 +25,47 @@ from partir_search.lowering.reshard_steps import (
 
 @functools.lru_cache(maxsize=65536)
 def reshard(
-    source: Layout, pending: Pending, target: Layout, keep: Pending = ()
+    source: Layout, partial: Partial, target: Layout, keep: Partial = ()
 ) -> tuple[ReshardStep, ...]:
-    """Steps from `source` with `pending` sums to `target` with only the sums of `keep` pending."""
+    """Steps from `source` with `partial` sums to `target` with the sums of `keep` unfinished."""
     steps: list[ReshardStep] = []
-    now = list(source)
-    left = list(pending)
-    finish = [p for p in pending if p not in keep]
+    current = list(source)
+    remaining = list(partial)
+    finish = [p for p in partial if p not in keep]
     for axis, monoid in finish:
         dim = next(
             (
                 d
                 for d, axes in enumerate(target)
-                if axes[: len(now[d]) + 1] == (*now[d], axis) and monoid == "sum"
+                if axes[: len(current[d]) + 1] == (*current[d], axis) and monoid == "sum"
             ),
             -1,
         )
         if dim >= 0:
-            now[dim] = (*now[dim], axis)
-            left.remove((axis, monoid))
+            current[dim] = (*current[dim], axis)
+            remaining.remove((axis, monoid))
             scatter = ReduceScatter(
-                axes=(axis,), dim=dim, monoid=monoid, layout=tuple(now), pending=tuple(left)
+                axes=(axis,),
+                dim=dim,
+                monoid=monoid,
+                layout=tuple(current),
+                partial=tuple(remaining),
             )
             steps.append(scatter)
     for monoid in dict.fromkeys(m for _, m in finish):
-        axes = tuple(a for a, m in left if m == monoid and (a, m) not in keep)
+        axes = tuple(a for a, m in remaining if m == monoid and (a, m) not in keep)
         if axes:
-            left = [(a, m) for a, m in left if not (m == monoid and a in axes)]
-            layout, pending = tuple(now), tuple(left)
-            steps.append(AllReduce(axes=axes, monoid=monoid, layout=layout, pending=pending))
-    held = tuple(left)
-    while tuple(now) != target:
+            remaining = [(a, m) for a, m in remaining if not (m == monoid and a in axes)]
+            layout, partial = tuple(current), tuple(remaining)
+            steps.append(AllReduce(axes=axes, monoid=monoid, layout=layout, partial=partial))
+    unfinished = tuple(remaining)
+    while tuple(current) != target:
         step: ReshardStep = (
-            _slice(now, target, held) or _exchange(now, target, held) or _gather(now, target, held)
+            _slice(current, target, unfinished)
+            or _exchange(current, target, unfinished)
+            or _gather(current, target, unfinished)
         )
-        now = list(step.layout)
+        current = list(step.layout)
         last = steps[-1] if steps else None
         if isinstance(last, AllGather) and isinstance(step, AllGather) and last.dim == step.dim:
             steps[-1] = dataclasses.replace(step, axes=step.axes + last.axes)
@@ -67,40 +74,44 @@ def reshard(
     return tuple(steps)
 
 
-def _wanted(now: list[tuple[int, ...]], target: Layout) -> list[tuple[int, tuple[int, ...]]]:
-    """(dim, axes) pairs: axes to add to a dim whose present axes begin its target."""
+def _wanted(current: list[tuple[int, ...]], target: Layout) -> list[tuple[int, tuple[int, ...]]]:
+    """(dim, axes) pairs: axes to add on the minor side of a dim's current axes."""
     return [
-        (d, axes[len(now[d]) :])
+        (d, axes[len(current[d]) :])
         for d, axes in enumerate(target)
-        if len(axes) > len(now[d]) and axes[: len(now[d])] == now[d]
+        if len(axes) > len(current[d]) and axes[: len(current[d])] == current[d]
     ]
 
 
-def _slice(now: list[tuple[int, ...]], target: Layout, held: Pending) -> ReshardStep | None:
-    used = {a for axes in now for a in axes}
-    for d, (axis, *_) in _wanted(now, target):
+def _slice(
+    current: list[tuple[int, ...]], target: Layout, unfinished: Partial
+) -> ReshardStep | None:
+    used = {a for axes in current for a in axes}
+    for d, (axis, *_) in _wanted(current, target):
         if axis not in used:
-            after = [*now[:d], (*now[d], axis), *now[d + 1 :]]
-            return Slice(axes=(axis,), dim=d, layout=tuple(after), pending=held)
+            after = [*current[:d], (*current[d], axis), *current[d + 1 :]]
+            return Slice(axes=(axis,), dim=d, layout=tuple(after), partial=unfinished)
     return None
 
 
-def _exchange(now: list[tuple[int, ...]], target: Layout, held: Pending) -> ReshardStep | None:
-    for d, wanted in _wanted(now, target):
-        for k in range(len(wanted), 0, -1):  # several axes at once where they move together
-            for e, minor in enumerate(now):
+def _exchange(
+    current: list[tuple[int, ...]], target: Layout, unfinished: Partial
+) -> ReshardStep | None:
+    for d, wanted in _wanted(current, target):
+        for k in range(len(wanted), 0, -1):  # as many axes as possible in one all_to_all
+            for e, minor in enumerate(current):
                 if e != d and minor[-k:] == wanted[:k]:
-                    after = list(now)
-                    after[e], after[d] = minor[:-k], (*now[d], *wanted[:k])
+                    after = list(current)
+                    after[e], after[d] = minor[:-k], (*current[d], *wanted[:k])
                     return AllToAll(
-                        axes=wanted[:k], dim=e, split_dim=d, layout=tuple(after), pending=held
+                        axes=wanted[:k], dim=e, split_dim=d, layout=tuple(after), partial=unfinished
                     )
     return None
 
 
-def _gather(now: list[tuple[int, ...]], target: Layout, held: Pending) -> AllGather:
-    for d, axes in enumerate(now):
+def _gather(current: list[tuple[int, ...]], target: Layout, unfinished: Partial) -> AllGather:
+    for d, axes in enumerate(current):
         if axes and target[d][: len(axes)] != axes:
-            after = [*now[:d], axes[:-1], *now[d + 1 :]]
-            return AllGather(axes=(axes[-1],), dim=d, layout=tuple(after), pending=held)
-    raise AssertionError(f"no step from {now} to {target}")  # pragma: no cover
+            after = [*current[:d], axes[:-1], *current[d + 1 :]]
+            return AllGather(axes=(axes[-1],), dim=d, layout=tuple(after), partial=unfinished)
+    raise AssertionError(f"no step from {current} to {target}")  # pragma: no cover

@@ -9,10 +9,10 @@ import dataclasses
 from collections.abc import Iterator
 from typing import ClassVar
 
-from partir_search.ir.partition import Layout, Pending
+from partir_search.ir.partition import Layout, Partial
 from partir_search.ir.skewed_schedule import Edge
 
-Take = tuple[int, int, int]  # from, to, length
+Span = tuple[int, int, int]  # (first element in the block, first element in the window, length)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,15 +21,15 @@ class ReshardStep:
 
     Attributes:
       axes: mesh axes of the step.
-      layout / pending: layout and partial sums of the value after the step.
+      layout / partial: layout and partial sums of the value after the step.
       kind: name of the step in printed programs.
       communicates: True if devices exchange data.
-      copies: True if the target lies beside its source even if both have one size.
+      copies: True if the target never takes the source's buffer, even with equal sizes.
     """
 
     axes: tuple[int, ...]
     layout: Layout
-    pending: Pending
+    partial: Partial
     kind: ClassVar[str]
     communicates: ClassVar[bool] = True
     copies: ClassVar[bool] = False
@@ -41,7 +41,7 @@ class ReshardStep:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Slice(ReshardStep):
-    """Each device's tile of dim `dim`, of which the device holds more."""
+    """Each device's tile of dim `dim`, cut from a larger tile on the device."""
 
     dim: int
     kind: ClassVar[str] = "slice"
@@ -64,7 +64,7 @@ class AllGather(ReshardStep):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class HaloGather(AllGather):
-    """All `extent` elements of dim `dim`, of which a device reads a window."""
+    """All `extent` elements of dim `dim`, for a later window."""
 
     extent: int
     copies: ClassVar[bool] = True
@@ -147,25 +147,28 @@ class HaloPermute(ReshardStep):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Piece:
-    """Part of a halo'd tile that comes from one block.
+    """Part of a window copied from one block.
 
     Attributes:
-      block: 0 is the device's own tile (or the whole array), i the i-th block received.
-      takes: per device (from, to, length), from the block to the halo'd tile; length 0 for none.
+      block: 0 for the device's own tile (or the whole dim), i for the i-th received block.
+      spans: span per device; length 0 for no elements.
     """
 
     block: int
-    takes: tuple[Take, ...]
+    spans: tuple[Span, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Halo(ReshardStep):
-    """`size` elements of dim `dim`, of the own tile and of received blocks; zeros beyond pieces.
+    """Window of `size` elements of dim `dim`, from the own tile and received blocks.
 
     Attributes:
-      uniform: the pieces, in order, fill all elements, and all devices that take a piece take it
-        alike. Pieces for one place follow each other: each device has one of these.
-      joined: False if the op's rule takes the own tile and its halo as separate arrays.
+      pieces: parts of the window; elements without a piece are zeros.
+      size: number of elements along the dim.
+      uniform: True if the pieces, in order, fill the window, and each piece has one span on all
+        devices with elements of the piece. Consecutive pieces with one span are alternatives: each
+        device has elements of one alternative.
+      joined: False if the op's rule takes the own tile and the halo as separate arrays.
     """
 
     dim: int

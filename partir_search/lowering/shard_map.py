@@ -21,11 +21,12 @@ NO_MESH = AbstractMesh((), ())
 
 
 def partition_spec(mesh: MeshShape, layout: Layout, *, user: bool = False) -> PartitionSpec:
-    """The PartitionSpec of a layout, without trailing Nones; of a tiling on a diagonal, the spec
-    with the same blocks in the array's order.
+    """PartitionSpec of a layout, without trailing Nones.
+
+    A tiling on a diagonal has the spec of the same blocks in the array's order.
 
     Args:
-      user: name the user's axes, if a dim is tiled by all parts of an axis in order.
+      user: name an axis of the user's mesh in place of all sub-axes of the axis in order.
     """
     entries: list[Any] = []
     for axes in without_diagonals(mesh, layout):
@@ -45,13 +46,13 @@ def argument_specs(program: LocalProgram, *, user: bool = False) -> list[Partiti
 
 
 def lifted_specs(program: LocalProgram) -> list[PartitionSpec]:
-    """Specs of the closed-over arrays that are passed after the arguments, on the split mesh."""
+    """Specs of the closed-over arrays passed after the arguments, on the mesh of sub-axes."""
     mesh = program.partition.mesh
     return [partition_spec(mesh, program.constants[i].layout) for i in program.lifted]
 
 
 def lifted_shardings(program: LocalProgram, mesh: Any) -> list[NamedSharding]:
-    """Their shardings, on the split form of the user's `mesh`."""
+    """Shardings of the lifted constants, on the user's `mesh` with sub-axes."""
     parts = split_mesh(mesh, program.partition.mesh)
     return [NamedSharding(parts, spec) for spec in lifted_specs(program)]
 
@@ -69,7 +70,7 @@ def result_specs(program: LocalProgram, *, user: bool = False) -> list[Partition
 
 
 def split_mesh(mesh: Any, shape: MeshShape) -> Any:
-    """The user's `Mesh` or `AbstractMesh` with the parts of `shape`: same devices, same order."""
+    """The user's `Mesh` or `AbstractMesh` with the sub-axes of `shape`: same devices and order."""
     if tuple(mesh.axis_names) == shape.device_names:
         return mesh
     kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
@@ -81,7 +82,7 @@ def split_mesh(mesh: Any, shape: MeshShape) -> Any:
 
 
 def named_sharding(mesh: Any, shape: MeshShape, spec: PartitionSpec) -> NamedSharding:
-    """The sharding on the user's mesh if `spec` names its axes, on the split mesh otherwise."""
+    """Sharding on the user's mesh if `spec` names only the user's axes, on sub-axes if not."""
     used = {n for entry in spec if entry for n in (entry if isinstance(entry, tuple) else (entry,))}
     return NamedSharding(mesh if used <= set(mesh.axis_names) else split_mesh(mesh, shape), spec)
 
@@ -90,9 +91,9 @@ def sharded(program: LocalProgram, mesh: Any) -> Any:
     """`jax.shard_map` of the whole program over flat arguments, lifted constants and results.
 
     Args:
-      program: scheduled for the compiler of the mesh's devices (`schedule_for`).
-      mesh: a `jax.sharding.Mesh` or `AbstractMesh` with the user's axes (arguments and results
-        of explicit ones are moved to and from the split mesh, which costs nothing) or the plan's.
+      program: program scheduled for the compiler of the mesh's devices (`schedule_for`).
+      mesh: `jax.sharding.Mesh` or `AbstractMesh` with the user's axes or with sub-axes. Arguments
+        and results on explicit axes of the user are renamed to and from sub-axes, at no cost.
     """
     shape = program.partition.mesh
     parts = split_mesh(mesh, shape)
@@ -122,7 +123,7 @@ def sharded(program: LocalProgram, mesh: Any) -> Any:
 
 
 def without_context(fun: Callable[..., Any]) -> Callable[..., Any]:
-    """`fun` traced outside of `jax.set_mesh`: under a set mesh jax refuses any further mesh."""
+    """`fun` traced outside of `jax.set_mesh`: inside, jax refuses every mesh except the set one."""
 
     @functools.wraps(fun)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -132,14 +133,15 @@ def without_context(fun: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def reorder(
+def reorder_arguments(
     program: LocalProgram, mesh: Any, arguments: Sequence[int], values: Sequence[Any], into: bool
 ) -> list[Any]:
-    """Arguments with blocks brought from the array's order to the program's order, or back.
+    """Arguments with blocks permuted between the array's order and the program's.
 
     Args:
       arguments: positions of the arguments.
-      into: True to the program's order, False back.
+      values: arrays, one per position.
+      into: True to permute to the program's order, False to permute back.
     """
     shape = program.partition.mesh
     moves = []

@@ -1,8 +1,8 @@
-"""Loops over a batch of examples that a device leaves when its own examples have finished.
+"""Batched loops in which each device stops when all examples on the device have finished.
 
-Such a loop runs while any example runs: an all_reduce of a bool per iteration, if the batch is
-tiled. Finished examples keep their values, and a device may stop after its own examples, unless an
-iteration holds collectives: for a collective all devices must be present.
+A batched loop runs until all examples have finished: with a tiled batch, an all_reduce of a bool
+in every iteration. Finished examples keep their values. A device may therefore stop alone, unless
+an iteration contains collectives, in which all devices must take part.
 """
 
 from __future__ import annotations
@@ -16,18 +16,17 @@ from partir_search.lowering.local_value import LocalValue, Source
 from partir_search.lowering.reshard_steps import Reduction
 
 
-def stop_alone(partition: Partition, op: Op, blocks: Sequence[Block]) -> tuple[Block, ...]:
-    """The blocks of a loop, with a decision per device instead of the all_reduce, if devices may
-    stop alone.
+def stop_per_device(partition: Partition, op: Op, blocks: Sequence[Block]) -> tuple[Block, ...]:
+    """Blocks of a loop, with the predicate's all_reduce removed if devices may stop alone.
 
-    Devices may if no iteration holds another collective, and all carries are tiled over the
-    examples as the predicate is: a device then reads and writes values of its own examples only.
+    Devices may stop alone if an iteration has no further collective, and all carries are tiled over
+    the examples like the predicate: each device then reads and writes only values of own examples.
     """
     examples = partition.rules[op.id].data_flow.examples
     if examples is None:
         return tuple(blocks)
     decision = blocks[examples.decides]
-    own = _undecided(decision.steps, decision.results[0])
+    own = _local_decision(decision.steps, decision.results[0])
     if own is None or own is decision.results[0]:
         return tuple(blocks)
     body = op.regions[examples.body]
@@ -35,18 +34,16 @@ def stop_alone(partition: Partition, op: Op, blocks: Sequence[Block]) -> tuple[B
     over = layouts[-1]
     alike = all(layout[: len(over)] == over for layout in layouts)
     tiled = {axis for axes in over for axis in axes}
-    summed = {axis for axis, _ in own.pending}
-    if not alike or not summed <= tiled or _meets(partition, blocks[examples.body]):
+    summed = {axis for axis, _ in own.partial}
+    if not alike or not summed <= tiled or _synchronises(partition, blocks[examples.body]):
         return tuple(blocks)
     steps: list[Instruction] = [s for s in decision.steps if not isinstance(s, Reshard)]
     alone = Block(decision.region, decision.args, steps, (own,))
     return tuple(alone if b is decision else b for b in blocks)
 
 
-def _undecided(steps: Iterable[Instruction], result: Source) -> LocalValue | None:
-    """The decision of one device, before the reduction over devices; None if the block reshards
-    more than the decision.
-    """
+def _local_decision(steps: Iterable[Instruction], result: Source) -> LocalValue | None:
+    """Predicate of one device, before the all_reduces; None if a step reshards anything more."""
     reshards = [s for s in steps if isinstance(s, Reshard)]
     for reshard in reversed(reshards):
         step = reshard.step
@@ -56,8 +53,8 @@ def _undecided(steps: Iterable[Instruction], result: Source) -> LocalValue | Non
     return result if isinstance(result, LocalValue) else None
 
 
-def _meets(partition: Partition, block: Block) -> bool:
-    """True if devices meet in a block: in a collective, or an op that all devices run together."""
+def _synchronises(partition: Partition, block: Block) -> bool:
+    """True if a block contains a collective or an op that all devices must run together."""
 
     def communicates(block: Block) -> bool:
         return any(

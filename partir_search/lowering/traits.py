@@ -1,4 +1,4 @@
-"""Facts about a target's compiler that the lowering of a program depends on."""
+"""Traits of a target's compiler used by lowering, each with unit, meaning and evidence."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ def described(unit: str, meaning: str, evidence: str) -> dict[str, str]:
     """Metadata of a trait.
 
     Args:
-      unit: of the value; "flag" for True and False.
+      unit: unit of the value; "flag" for True and False.
       meaning: sentence that begins with a noun or a verb.
-      evidence: observation that the value rests on.
+      evidence: observation behind the value.
     """
     return {"unit": unit, "meaning": meaning, "evidence": evidence}
 
 
 def trait(default: T, unit: str, meaning: str, evidence: str) -> T:
-    """Dataclass field with metadata; `default` is for a target about which nothing is known."""
+    """Dataclass field with metadata; `default` is the value for an unknown target."""
     return dataclasses.field(default=default, metadata=described(unit, meaning, evidence))
 
 
@@ -30,8 +30,8 @@ def trait(default: T, unit: str, meaning: str, evidence: str) -> T:
 class LoweringTraits:
     """Traits of a compiler for lowering a partition to a device-local program.
 
-    The defaults are for a target about which nothing is known. Meaning, unit and evidence of each
-    field are its metadata, and a row of docs/evidence/traits.md.
+    Defaults are values for an unknown target. Meaning, unit and evidence of a field are metadata of
+    the field, and a row of docs/evidence/traits.md.
     """
 
     regather_distance_ops: int = trait(
@@ -113,4 +113,4 @@ class LoweringTraits:
 
 
 NEUTRAL = LoweringTraits()
-"""Traits of a target about which nothing is known."""
+"""Traits of an unknown target."""

@@ -10,22 +10,22 @@ from partir_search.lowering.local_value import LocalValue, Source
 
 
 class InvalidLocalProgram(AssertionError):
-    """A device-local program that cannot run; the message names instruction and value."""
+    """Raised for a device-local program with a fault; the message names instruction and value."""
 
 
 def verify_local(program: LocalProgram) -> None:
-    """Checks a program.
+    """Checks definitions, layouts, orders and results of a program.
 
     Raises:
-      InvalidLocalProgram: an instruction reads a local value before its definition, a step leaves
-        another layout than declared, or a result of the program is a partial sum.
+      InvalidLocalProgram: an instruction reads a local value before the value's definition, a
+        step's layout differs from the target's, or a result of the program is a partial sum.
     """
     _block(program.body, set(program.constants.values()), "the program")
     for at, argument in program.results_after:
         if argument not in program.body.args or at not in range(len(program.body.results)):
             raise InvalidLocalProgram(f"result {at} waits for {_named(argument)}, no argument")
     for result in program.body.results:
-        if isinstance(result, LocalValue) and result.pending:
+        if isinstance(result, LocalValue) and result.partial:
             raise InvalidLocalProgram(f"the result {_named(result)} is a partial sum")
 
 
@@ -69,13 +69,13 @@ def _reshard(item: Reshard) -> None:
         raise InvalidLocalProgram(
             f"{item.step.kind} makes {_named(item.target)} of {_named(item.source)}"
         )
-    claimed = item.step.layout, item.step.pending
-    if (item.target.layout, item.target.pending) != claimed:
+    claimed = item.step.layout, item.step.partial
+    if (item.target.layout, item.target.partial) != claimed:
         raise InvalidLocalProgram(
             f"{item.step.kind} to {_named(item.target)} says {claimed[0]}, partial {claimed[1]}"
         )
 
 
 def _named(local: LocalValue) -> str:
-    partial = f", partial {local.pending}" if local.pending else ""
-    return f"%{local.value.name} in layout {local.layout}{partial}"
+    sums = f", partial {local.partial}" if local.partial else ""
+    return f"%{local.value.name} in layout {local.layout}{sums}"

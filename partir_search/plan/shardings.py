@@ -14,7 +14,12 @@ from partir_search.arguments.placement import from_local, struct_of
 from partir_search.frontends.protocol import Returned
 from partir_search.ir.core import Module, Value
 from partir_search.ir.mesh import MeshShape
-from partir_search.lowering.shard_map import argument_specs, named_sharding, reorder, result_specs
+from partir_search.lowering.shard_map import (
+    argument_specs,
+    named_sharding,
+    reorder_arguments,
+    result_specs,
+)
 from partir_search.plan.context import PlanContext
 from partir_search.plan.planned import Planned
 
@@ -154,7 +159,9 @@ class Layouts:
             places = jax.tree.leaves(subtree)
             shapes = [self.module.body.args[i].type.shape for i in places]
             if tree == jax.tree.structure(subtree) and shapes == list(map(np.shape, leaves)):
-                found = reorder(self._planned.program, self._context.mesh, places, leaves, into)
+                found = reorder_arguments(
+                    self._planned.program, self._context.mesh, places, leaves, into
+                )
                 return jax.tree.unflatten(tree, found)
         raise ValueError(
             f"no argument of {self.module.name!r} has the structure and shapes of {tree}; pass a"

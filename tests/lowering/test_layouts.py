@@ -56,12 +56,12 @@ def test_a_gradient_meets_the_state_where_it_takes_its_shape(mesh: jax.sharding.
     """Once for parameter and moment, at the transpose of the product, scattered or not."""
     program = planned(mesh, *arguments())
     (met,) = state_gradients(program, NEUTRAL).items()
-    at, (slot,) = met
+    at, (local,) = met
     n = mesh.shape["batch"]
-    assert slot.shape == (WIDTH // n, VOCAB)
+    assert local.shape == (WIDTH // n, VOCAB)
     made = program.body.steps[at]
     sources = [made.source] if hasattr(made, "source") else list(made.ins)
-    assert [s.shape for s in sources] != [slot.shape]  # scattered or transposed here
+    assert [s.shape for s in sources] != [local.shape]  # scattered or transposed here
     undonated = ps.auto_partition(mesh, schedule=TACTICS, machine="tpu_v5e")(step)
     assert not state_gradients(undonated.plan(*arguments()).program, NEUTRAL)
 
@@ -71,11 +71,11 @@ def test_the_transpose_of_a_square_gradient_is_seen(mesh: jax.sharding.Mesh) -> 
     shapes = [(WIDTH, WIDTH), (WIDTH, WIDTH), (BATCH, WIDTH)]
     args = [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes]
     program = planned(mesh, *args, tactics=TACTICS[:1])
-    ((at, (slot,)),) = state_gradients(program, NEUTRAL).items()
+    ((at, (local,)),) = state_gradients(program, NEUTRAL).items()
     made = program.body.steps[at]
     assert isinstance(made, LocalOp)
     (source,) = (x for x in made.ins if isinstance(x, LocalValue))
-    assert source.shape == slot.shape
+    assert source.shape == local.shape
     assert made.op.prim == "transpose"
 
 

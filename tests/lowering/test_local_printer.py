@@ -135,9 +135,9 @@ def test_known_strategies_are_valid(name: str) -> None:
 def test_invalid_programs_are_found() -> None:
     program = local("megatron").program
     moves = [item for item in program.body.steps if isinstance(item, Reshard)]
-    partial = next(item.source for item in moves if item.source.pending)
+    unfinished = next(item.source for item in moves if item.source.partial)
     with pytest.raises(InvalidLocalProgram, match=r"is a partial sum"):
-        verify_local(_with(program, results=(partial, *program.body.results[1:])))
+        verify_local(_with(program, results=(unfinished, *program.body.results[1:])))
     with pytest.raises(InvalidLocalProgram, match=r"reads .* too early"):
         verify_local(_with(program, steps=program.body.steps[1:]))
     first = next(i for i, item in enumerate(program.body.steps) if isinstance(item, Reshard))

@@ -74,7 +74,7 @@ def test_normal_form() -> None:
 
 
 @pytest.mark.parametrize(
-    "source,pending,target,kinds",
+    "source,partial,target,kinds",
     [
         (((0,), ()), (), ((0,), ()), []),
         (((), ()), (), ((0,), ()), ["slice"]),
@@ -92,8 +92,8 @@ def test_normal_form() -> None:
         (((1,), ()), ((0, "sum"), (2, "max")), ((), ()), ["all_reduce"] * 2 + ["all_gather"]),
     ],
 )
-def test_steps(source: Layout, pending: Any, target: Layout, kinds: list[str]) -> None:
-    assert [s.kind for s in reshard(source, pending, target)] == kinds
+def test_steps(source: Layout, partial: Any, target: Layout, kinds: list[str]) -> None:
+    assert [s.kind for s in reshard(source, partial, target)] == kinds
 
 
 @pytest.mark.devices
@@ -149,10 +149,10 @@ def test_orders_by_permutes() -> None:
         assert moved(a, steps) <= moved(a, reshard(a, (), b))
     one = reorder((2, 1, 2), ((0, 1), ()), (), ((1, 0), ()), ())
     assert [s.kind for s in one] == ["slice"]  # an axis of one device: nothing moves
-    pending = reorder(SIZES, ((0, 1), ()), ((2, "sum"),), ((1, 0, 2), ()), ())
-    assert [s.kind for s in pending] == ["reduce_scatter", "collective_permute"]
+    partial = reorder(SIZES, ((0, 1), ()), ((2, "sum"),), ((1, 0, 2), ()), ())
+    assert [s.kind for s in partial] == ["reduce_scatter", "collective_permute"]
     held = reorder(SIZES, ((0, 1), ()), ((2, "sum"),), ((1, 0), ()), ((2, "sum"),))
-    assert [s.pending for s in held] == [((2, "sum"),)]
+    assert [s.partial for s in held] == [((2, "sum"),)]
 
 
 @pytest.mark.devices
@@ -184,7 +184,7 @@ def test_orders_on_devices() -> None:
 @pytest.mark.parametrize("axes", [(0,), (1, 0)])
 def test_reduce_scatter_with_tiles_in_front(dim: int, axes: tuple[int, ...]) -> None:
     """Both forms give each device the same tile of the sum."""
-    step = ReduceScatter(axes=axes, dim=dim, monoid="sum", layout=((), (), ()), pending=())
+    step = ReduceScatter(axes=axes, dim=dim, monoid="sum", layout=((), (), ()), partial=())
     x = jnp.arange(8.0 * 8 * 8).reshape(8, 8, 8)
     names = tuple(MESH.names[a] for a in axes)
     n = math.prod(MESH.sizes[a] for a in axes)

@@ -73,7 +73,7 @@ def test_redistribution_moves_every_block(sizes: tuple[int, ...]) -> None:
 
 @pytest.mark.devices
 def test_sums_are_finished_on_the_way() -> None:
-    """Any sums that are pending on other axes than a value is tiled by, from any layout to any."""
+    """Any sums that are partial on other axes than a value is tiled by, from any layout to any."""
     shape = MeshShape(("r", "c", "s"), (2, 2, 2)).with_diagonals(["r~c"])
     every = layouts(range(len(shape.names)), 2)
     rng = random.Random(0)
@@ -89,10 +89,10 @@ def test_sums_are_finished_on_the_way() -> None:
         sums = sorted(set(sums) - used)
         while len({0, 1, 3} & (used | set(sums))) == 3:
             sums.pop()
-        pending = tuple((a, "sum") for a in sums)
+        partial = tuple((a, "sum") for a in sums)
         way = [*redistribute(shape, without_diagonals(shape, source), (), source)]
-        steps = redistribute(shape, source, pending, target)
-        assert not steps or (steps[-1].layout, steps[-1].pending) == (target, ())
+        steps = redistribute(shape, source, partial, target)
+        assert not steps or (steps[-1].layout, steps[-1].partial) == (target, ())
         back = [*redistribute(shape, target, (), without_diagonals(shape, target))]
 
         def run(block: Any, way: Any = way, sums: Any = sums, steps: Any = (*steps, *back)) -> Any:
@@ -113,7 +113,7 @@ def test_sums_are_finished_on_the_way() -> None:
             device_mesh(shape), partition_spec(shape, without_diagonals(shape, source))
         )
         got = jax.jit(moved)(jax.device_put(x, placed))
-        np.testing.assert_array_equal(got, x, err_msg=f"{source} {pending} {target}")
+        np.testing.assert_array_equal(got, x, err_msg=f"{source} {partial} {target}")
 
 
 @pytest.mark.parametrize("held", ["rc", "rd", "cd"])
@@ -152,4 +152,4 @@ def test_a_lone_sum_on_the_diagonal_is_permuted_first() -> None:
     """Rows of devices would else add the same up in different orders, and copies would differ."""
     permute, reduce = redistribute(SQUARE, ((),), ((2, "sum"),), ((),))
     assert [permute.kind, reduce.kind] == ["collective_permute", "all_reduce"]
-    assert permute.pending == tuple((a, "sum") for a in reduce.axes)
+    assert permute.partial == tuple((a, "sum") for a in reduce.axes)

@@ -1,4 +1,4 @@
-"""Collective matmul: products that walk what is gathered or scattered for them."""
+"""Collective matmul: products in turns, instead of a gather or a scatter."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from models.catalog import MODELS
 from partir_search.ir.axis_options import Modes
 from partir_search.ir.core import Module
 from partir_search.ir.mesh import MeshShape
-from partir_search.lowering.collective_matmul import RESULT, Walk
+from partir_search.lowering.collective_matmul import PARTIAL_RESULT, MatmulRing
 from partir_search.lowering.local_ir import RingReshard
 from partir_search.lowering.local_value import LocalValue
 from partir_search.lowering.localize import localize
@@ -26,17 +26,17 @@ from tests.support import assert_same, check_partition, floats_of, module_of, st
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 8])
 def test_every_block_passes_every_device(n: int) -> None:
     """A block is worked on once by each device, from both sides, and a sum ends at its owner."""
-    slot = LocalValue(0, module_of(jnp.sin, jnp.ones(4)).values[0], ((),), (), (4,))
-    for moving in (0, RESULT):
-        walk = Walk(0, n, 0, moving)
-        offsets = [o for group in walk.groups for o in group]
+    local = LocalValue(0, module_of(jnp.sin, jnp.ones(4)).values[0], ((),), (), (4,))
+    for moving in (0, PARTIAL_RESULT):
+        ring = MatmulRing(0, n, 0, moving)
+        offsets = [o for group in ring.groups for o in group]
         assert sorted(o % n for o in offsets) == list(range(n))
-        assert len(walk.groups) == n // 2 + 1
+        assert len(ring.groups) == n // 2 + 1
         at: dict[int, list[list[int]]] = {}  # per offset and device: who put what there is in
         for offset in offsets:
             at[offset] = [[(i + offset) % n] if moving == 0 else [i] for i in range(n)]
-            for before in walk.before(offset):
-                pairs = walk.step(slot, offset, before).pairs
+            for before in ring.previous(offset):
+                pairs = ring.permute(local, offset, before).pairs
                 assert len(set(pairs)) == n
                 for source, target in pairs:
                     if moving == 0:  # the same block
@@ -44,7 +44,7 @@ def test_every_block_passes_every_device(n: int) -> None:
                     else:  # sums of the same block
                         assert (source + before) % n == (target + offset) % n
                         at[offset][target] = at[offset][target] + at[before][source]
-        if moving == RESULT:
+        if moving == PARTIAL_RESULT:
             assert all(sorted(held) == list(range(n)) for held in at[0])
 
 
@@ -91,7 +91,7 @@ def test_megatron_with_sequence_parallelism(n: int) -> None:
 
 @pytest.mark.devices
 def test_a_train_step(mesh: jax.sharding.Mesh) -> None:
-    """Sharded parameters walk into products along the batch axis: no gather of one that a single
+    """Sharded parameters ring into products along the batch axis: no gather of one that a single
     product uses in a pass is left, and plans keep what streams.
     """
     entry = MODELS["transformer-tiny"]

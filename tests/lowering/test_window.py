@@ -45,11 +45,11 @@ def put_together(blocks: list[Any], step: Halo, device: int) -> Any:
     out = np.zeros(step.size)
     filled = 0
     for piece in step.pieces:
-        at, to, n = piece.takes[device]
+        at, to, n = piece.spans[device]
         assert at + n <= len(blocks[piece.block])
         out[to : to + n] = blocks[piece.block][at:][:n]
         filled += n
-    single = len({p.takes[device][1] for p in step.pieces}) == len(step.pieces)
+    single = len({p.spans[device][1] for p in step.pieces}) == len(step.pieces)
     assert not (step.uniform and single) or filled == step.size
     return out
 

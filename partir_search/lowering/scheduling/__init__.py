@@ -1,1 +1,1 @@
-"""Order and layouts of a device-local program, where a compiler is not left to choose them."""
+"""Order and layouts prescribed to a target's compiler, as passes on a device-local program."""

@@ -1,8 +1,8 @@
 """Barriers against common-subexpression elimination.
 
-A regather repeats an earlier gather. Merged with the earlier one by the compiler, the gathered copy
-would live from the forward pass to the backward pass. XLA:TPU and GPU honour an
-`optimization_barrier` (XLA:CPU drops barriers before it merges).
+A regather repeats an earlier gather. If the compiler merged the two, the gathered copy would live
+from the forward pass to the backward pass. XLA:TPU and XLA:GPU honour an `optimization_barrier`;
+XLA:CPU drops barriers before common-subexpression elimination.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from partir_search.lowering.traits import LoweringTraits
 
 
 def block_cse(program: LocalProgram, traits: LoweringTraits) -> LocalProgram:
-    """Puts the source of each regather behind a barrier, with another operand of the op that the
-    regather is made for, if the operand delays the regather at no cost.
+    """Puts the source of each regather behind a barrier, with a second operand of the reader.
 
-    An operand made of no array (zeros for a scatter, say) delays nothing, and would be stored. An
-    elementwise result would be stored as well: XLA:TPU fuses the logits' gradient into both
-    products that read the gradient, unless a barrier holds it.
+    The second operand delays the regather until the reader can run. A barrier forces its values
+    into memory. Two kinds of operands are therefore not used: results of ops without array operands
+    (zeros for a scatter), as a regather need not wait for zeros, and elementwise results, as
+    XLA:TPU fuses an elementwise op into each reader (the gradient of logits, into two products).
     """
     rules = program.partition.rules
 
@@ -56,7 +56,7 @@ def _companion(
     constant: Set[int],
     fused: Set[int],
 ) -> tuple[LocalValue, ...]:
-    """The operand to put behind the barrier; () if none fits."""
+    """Operand to put behind the barrier; () if none fits."""
     later = (x for x in block.steps[at:] if isinstance(x, LocalOp) and x.op is regather.op)
     user = next(later, None)
     for operand in user.ins if user else ():

@@ -1,14 +1,15 @@
-"""Rings and regathers that wait for contractions that no later instruction waits for.
+"""Rings and regathers delayed until weight gradients are computed.
 
-XLA defers gradients of weights, to have compute while it communicates, and the operands of these
+XLA defers gradients of weights to overlap compute with communication; the operands of deferred
 gradients stay alive (docs/evidence/traits.md: `delay_lag_collectives`, `delays_regathers`).
 
-*Rings*: each waits for the ring before the last. Under P_{4x4} on v5e four layers take 5.4 GB in
-XLA's order, 5.0 GB in this order.
+*Rings* wait for the ring before the preceding one. Four layers under P_{4x4} on v5e take 5.4 GB in
+XLA's order, 5.0 GB with the delay.
 
-*Regathers* of the backward pass wait likewise for contractions with large operands and small
-results, as the gradients of a graph network's weights, whose operands are arrays of edges. Further
-gradients take no longer than a gather, or are copied when tied.
+*Regathers* of the backward pass wait for contractions with large operands and small results, as
+the gradients of a graph network's weights, whose operands are arrays of edges. Gradients with
+smaller operands keep XLA's order: a wait for short gradients saves nothing, and a dependency on
+experts' gradients adds a copy.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ from partir_search.lowering.traits import LoweringTraits
 
 
 def delay_rings(program: LocalProgram, traits: LoweringTraits) -> LocalProgram:
-    """Makes the first instruction of each ring on two axes wait for the results of an earlier ring:
-    the last but `delay_lag_collectives - 1`. Collective matmul and attention keep XLA's order.
+    """Makes each ring on two axes wait for the results of the ring `delay_lag_collectives` earlier.
+
+    The first instruction of the ring waits. Collective matmul and attention keep XLA's order.
     """
 
     def find(block: Block, outer: Set[int]) -> Marks:
@@ -57,8 +59,10 @@ def delay_rings(program: LocalProgram, traits: LoweringTraits) -> LocalProgram:
 
 
 def order_turns(program: LocalProgram, traits: LoweringTraits) -> LocalProgram:
-    """Puts each turn of a ring before the readers of the blocks that have moved on: one product
-    between a permute's start and its end, and no more than two copies of an operand.
+    """Puts each turn of a ring before the readers of the blocks sent during the turn.
+
+    One product then lies between the start and the end of a permute, with at most two copies of an
+    operand alive.
     """
 
     def find(block: Block, outer: Set[int]) -> Marks:
@@ -78,9 +82,10 @@ def order_turns(program: LocalProgram, traits: LoweringTraits) -> LocalProgram:
 
 
 def delay_gathers(program: LocalProgram, traits: LoweringTraits) -> LocalProgram:
-    """Makes regathers wait for gradients that are reduced among devices, were made between the two
-    regathers before the last one, and are small for the operands that they read
-    (`LoweringTraits.delayed_reduction_ratio`).
+    """Makes regathers wait for gradients computed `delay_lag_collectives` regathers earlier.
+
+    A gradient is a contraction's result with a later reduction among devices, smaller than the
+    operands by `LoweringTraits.delayed_reduction_ratio`.
     """
     if not traits.delays_regathers:
         return program
@@ -95,7 +100,7 @@ def _gathers(block: Block, rules: Sequence[OpRule], traits: LoweringTraits) -> M
         if isinstance(item, Reshard) and isinstance(item.step, Reduction)
     }
     marks: dict[int, dict[str, tuple[LocalValue, ...]]] = {}
-    waiting: list[list[LocalValue]] = [[]]  # gradients by number of regathers before them
+    waiting: list[list[LocalValue]] = [[]]  # gradients by number of earlier regathers
     for at, item in enumerate(steps):
         if isinstance(item, Reshard):
             if item.regather and isinstance(item.step, AllGather):

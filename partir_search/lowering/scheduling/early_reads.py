@@ -1,9 +1,9 @@
-"""Reads of the forward pass that come before the backward pass.
+"""Reads of large values in the forward pass, scheduled before the backward pass.
 
-The loss alone needs the logit of each token's label. XLA:TPU reads these logits at the end of the
-step now and then, and keeps all logits until then, beside their gradient: a quarter more memory in
-a LLaMA of one layer whose vocabulary is tiled. The read is put before the next readers of an
-operand that the backward pass uses.
+Only the loss needs the logit of each token's label. XLA:TPU may read the labels' logits at the end
+of the step and keep all logits alive beside their gradient: a quarter more memory in a LLaMA of one
+layer with a tiled vocabulary. The pass puts the read before the next readers, in the backward pass,
+of an operand of the read.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from partir_search.lowering.traits import LoweringTraits
 
 
 def hoist_early_reads(program: LocalProgram, traits: LoweringTraits) -> LocalProgram:
-    """Puts ops of the forward pass with large operands and small results
-    (`LoweringTraits.early_read_ratio`), on which the backward pass does not depend, before the
-    readers of one of their operands in the backward pass.
+    """Puts early reads before the readers of one of their operands in the backward pass.
+
+    Early reads are ops of the forward pass with large operands and small results
+    (`LoweringTraits.early_read_ratio`) and without influence on the backward pass.
     """
 
     def find(block: Block, _: Set[int]) -> Marks:
@@ -36,12 +37,13 @@ def hoist_early_reads(program: LocalProgram, traits: LoweringTraits) -> LocalPro
 def early_reads(
     block: Block, rules: Sequence[OpRule], traits: LoweringTraits
 ) -> dict[int, LocalValue]:
-    """By position of an early read, the smallest operand that the backward pass reads later, or the
-    source that this operand was resharded from (labels gathered once for each pass).
+    """Smallest operand with a reader in the backward pass, by position of an early read.
+
+    An operand resharded for each pass (labels, gathered twice) stands for the reshard's source.
     """
     sources = _first_sources(block)
-    needed: set[int] = set()  # by the backward pass, directly or not
-    later: set[int] = set()  # by instructions of the backward pass themselves
+    needed: set[int] = set()  # read by the backward pass, directly or through further instructions
+    later: set[int] = set()  # read by instructions of the backward pass
     found: dict[int, LocalValue] = {}
     for at in range(len(block.steps) - 1, -1, -1):
         item = block.steps[at]
@@ -67,8 +69,10 @@ def early_reads(
 
 
 def _first_sources(block: Block) -> dict[int, LocalValue]:
-    """By id of a local value that a reshard defines first, the reshard's source. A value that is
-    resharded there and back is one local value twice, defined before the first reshard.
+    """Source of the reshard that defines a local value, by id.
+
+    Local values defined before the reshard are left out: resharded to a layout and back, a value is
+    one local value with two definitions, the first before both reshards.
     """
     sources: dict[int, LocalValue] = {}
     seen: set[int] = set()
@@ -83,7 +87,7 @@ def _first_sources(block: Block) -> dict[int, LocalValue]:
 
 
 def _origins(local: LocalValue, sources: Mapping[int, LocalValue]) -> Iterator[LocalValue]:
-    """A local value, then the sources from which it was resharded, last to first."""
+    """A local value, then the chain of reshard sources, last to first."""
     yield local
     while local.id in sources:
         local = sources[local.id]

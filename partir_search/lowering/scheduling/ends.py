@@ -13,10 +13,10 @@ from partir_search.lowering.traits import LoweringTraits
 
 
 def write_donated_last(program: LocalProgram, traits: LoweringTraits) -> LocalProgram:
-    """Makes results that are gathered into a donated argument's buffer wait for the argument.
+    """Makes results gathered into the buffer of a donated argument wait for the argument's readers.
 
-    These are ZeRO's parameters. Otherwise XLA:TPU copies the argument when the step begins, lest
-    the gather overwrite it, and keeps the copy through the step.
+    ZeRO's parameters are gathered in this way. Without the dependency XLA:TPU copies the argument
+    at the start of the step, as the gather would overwrite the buffer, and keeps the copy alive.
     """
     module, body = program.partition.module, program.body
     gathered = {

@@ -1,14 +1,14 @@
-"""Layouts in memory that the program prescribes.
+"""Layouts in memory prescribed by the program.
 
 *Updates.* The gradient of a weight is often the transpose of a product. XLA:TPU then computes the
-whole update transposed: it copies a shard of the weight and of its moments to the gradient's layout
-when the step begins, keeps the copies through the step and copies all three back at the end
-(docs/evidence/traits.md: `pins_update_layouts`). The gradient is pinned to the layout of the state
-where it takes the state's shape.
+whole update transposed: a shard of the weight and of the moments is copied to the gradient's layout
+at the start of the step, kept through the step, and copied back at the end
+(docs/evidence/traits.md: `pins_update_layouts`). The pass pins the gradient to the state's layout
+at the first value with the state's shape.
 
-*Look-ups* read rows and make rows. XLA:TPU lays their results out by columns if a later product
-prefers columns, and transposes arrays of edges of a graph network on the way from and to the nodes
-(`pins_lookup_layouts`). Pinned to rows where they are made, the results stay rows.
+*Look-ups* read and make rows. XLA:TPU lays out results by columns if a later product prefers
+columns, and transposes a graph network's arrays of edges between edges and nodes
+(`pins_lookup_layouts`). The pass pins results of look-ups to rows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from partir_search.lowering.traits import LoweringTraits
 
 
 def pin_update_layouts(program: LocalProgram, traits: LoweringTraits) -> LocalProgram:
-    """Pins gradients to the row-major layout of the donated state that they update."""
+    """Pins gradients to the row-major layout of the updated, donated state."""
     if not traits.pins_update_layouts:
         return program
     return _pinned(program, state_gradients(program, traits))
@@ -51,9 +51,7 @@ def _pinned(program: LocalProgram, found: Mapping[int, Sequence[LocalValue]]) ->
 
 
 def lookups(program: LocalProgram, traits: LoweringTraits) -> dict[int, list[LocalValue]]:
-    """By position of an instruction of the body, its results whose places an array of numbers
-    gives.
-    """
+    """Results of look-ups of many rows, by position of the instruction in the body."""
     rules = program.partition.rules
     found: dict[int, list[LocalValue]] = {}
     for at, item in enumerate(program.body.steps):
@@ -65,8 +63,9 @@ def lookups(program: LocalProgram, traits: LoweringTraits) -> dict[int, list[Loc
 
 
 def state_gradients(program: LocalProgram, traits: LoweringTraits) -> dict[int, list[LocalValue]]:
-    """By position of an instruction of the body, its results that take the shape of donated state
-    and update the state by elementwise ops alone.
+    """Gradients with the shape of donated state, by position of the instruction in the body.
+
+    Between gradient and state are only elementwise ops.
     """
     block, module = program.body, program.partition.module
     made = {s.id: i for i, item in enumerate(block.steps) for s in item.outs}
@@ -78,7 +77,7 @@ def state_gradients(program: LocalProgram, traits: LoweringTraits) -> dict[int, 
             return
         seen.add(local.id)
         at = made[local.id]
-        sources = _walked(block.steps[at], shape, program.partition.rules)
+        sources = _elementwise_operands(block.steps[at], shape, program.partition.rules)
         if sources is None:
             found.setdefault(at, []).append(local)
         for source in sources or ():
@@ -89,15 +88,16 @@ def state_gradients(program: LocalProgram, traits: LoweringTraits) -> dict[int, 
         if argument not in module.donated or not isinstance(local, LocalValue):
             continue
         while local.id in made and isinstance(reshard := block.steps[made[local.id]], Reshard):
-            local = reshard.source  # of ZeRO's new parameters the shard, before it is gathered
+            local = reshard.source  # for ZeRO, the shard of the new parameter before the gather
         if _fills_tiles(local.shape, traits) and _floats(local):
             visit(local, local.shape)
     return found
 
 
 def _fills_tiles(shape: Shape, traits: LoweringTraits) -> bool:
-    """True if the compiler lays out an argument of this shape row by row. Further arguments, as
-    heads of 64, are transposed to fill tiles.
+    """True if the compiler lays out arguments of the shape row by row.
+
+    Arguments with partly filled tiles, as heads of 64, are transposed instead.
     """
     lanes, sublanes = traits.row_major_lane_elements, traits.row_major_sublane_elements
     return len(shape) > 1 and shape[-1] % lanes == 0 and shape[-2] % sublanes == 0
@@ -112,20 +112,20 @@ def _by_array(item: LocalOp) -> bool:
     return any(x.type.shape and jnp.issubdtype(x.type.dtype, jnp.integer) for x in item.op.operands)
 
 
-def _walked(
+def _elementwise_operands(
     item: LocalOp | Reshard, shape: Shape, rules: Sequence[OpRule]
 ) -> list[LocalValue] | None:
-    """Values that an elementwise op reads; None for further ops, and for transposed operands."""
+    """Local values read by an elementwise op; None for ops of any further kind or transposition."""
     if isinstance(item, Reshard) or item.blocks or not rules[item.op.id].elementwise:
         return None
     rule = rules[item.op.id]
-    slots = [
+    operands = [
         (x, dims)
         for x, dims in zip(item.ins, rule.operands, strict=True)
         if isinstance(x, LocalValue)
     ]
     same = all(
         dims == rule.results[0] if s.shape == shape else math.prod(s.shape) < math.prod(shape)
-        for s, dims in slots
+        for s, dims in operands
     )
-    return [s for s, _ in slots] if same else None
+    return [s for s, _ in operands] if same else None

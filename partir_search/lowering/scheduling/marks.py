@@ -13,22 +13,22 @@ Marks = Mapping[int, Mapping[str, Any]]
 
 
 def mark_body(program: LocalProgram, marks: Marks) -> LocalProgram:
-    """The program with marks on instructions of the body."""
+    """Program with marks on instructions of the body."""
     return dataclasses.replace(program, body=_marked(program.body, marks)) if marks else program
 
 
 def mark_blocks(program: LocalProgram, find: Callable[[Block, Set[int]], Marks]) -> LocalProgram:
-    """The program with marks on instructions of every block.
+    """Program with marks on instructions of every block.
 
     Args:
-      find: marks of a block, given ids of the local values defined around the block.
+      find: function from a block, and ids of local values defined around the block, to marks.
     """
     constants = {local.id for local in program.constants.values()}
     return dataclasses.replace(program, body=_in_blocks(program.body, find, constants))
 
 
 def unscheduled(program: LocalProgram) -> LocalProgram:
-    """The program without scheduling."""
+    """Program without scheduling."""
 
     def clear(block: Block) -> Block:
         steps = [
@@ -52,7 +52,7 @@ def _in_blocks(block: Block, find: Callable[[Block, Set[int]], Marks], outer: Se
 
 
 def _with_inner(block: Block, change: Callable[[Block, int], Block]) -> Block:
-    """The block with blocks inside changed, each given the position of its op."""
+    """Block with inner blocks changed; `change` takes a block and the position of the outer op."""
     steps: list[Instruction] = list(block.steps)
     for at, item in enumerate(steps):
         if isinstance(item, LocalOp) and item.blocks:

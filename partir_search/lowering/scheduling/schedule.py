@@ -1,4 +1,4 @@
-"""Scheduling: the passes from a local program to the program that is simulated and emitted."""
+"""Scheduling: passes from a local program to the program simulated and emitted."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def schedule_for(
     traits: LoweringTraits,
     observe: Callable[[str, LocalProgram], None] | None = None,
 ) -> LocalProgram:
-    """The program scheduled for a compiler; the program itself if it is already.
+    """Program scheduled for a compiler; `program` itself if already scheduled with equal traits.
 
     Args:
       observe: called with name and result of each pass.

@@ -10,7 +10,7 @@ import numpy as np
 from partir_search.ir.core import Op, Value
 from partir_search.ir.manual import Spec
 from partir_search.ir.mesh import MeshShape
-from partir_search.ir.partition import Layout, Pending, Window, whole_where_uneven, windows_of
+from partir_search.ir.partition import Layout, Partial, Window, whole_where_uneven, windows_of
 from partir_search.ir.rule import NONE, OpRule
 from partir_search.lowering.home_layouts import taken_from
 from partir_search.simulator.arrays import Bools, Floats, Ints
@@ -225,18 +225,18 @@ class MoveTables:
             (made, np.broadcast_to(deferred, made.shape).astype(np.int64)), axis=-1
         )
 
-        def source(make: tuple[int, ...]) -> tuple[Layout, Pending, Pending]:
+        def source(make: tuple[int, ...]) -> tuple[Layout, Partial, Partial]:
             codes, stays = make[:axes], make[axes:]
-            pending = []
+            partial = []
             for a in order:
                 if codes[a] < NONE:
-                    pending.append((a, monoids[FIRST_PASS - codes[a]]))
+                    partial.append((a, monoids[FIRST_PASS - codes[a]]))
                 elif codes[a] >= 0 and rule.dim_of(dims, codes[a]) < 0:
-                    pending.append((a, rule.reducers[codes[a]]))
-            keep = tuple(p for p in pending if stays[p[0]])
+                    partial.append((a, rule.reducers[codes[a]]))
+            keep = tuple(p for p in partial if stays[p[0]])
             if rule.manual is not None:
-                return spec_layout(rule.manual.makes[i], variables.mesh), tuple(pending), keep
-            return loop_layout(codes, rule, dims, order), tuple(pending), keep
+                return spec_layout(rule.manual.makes[i], variables.mesh), tuple(partial), keep
+            return loop_layout(codes, rule, dims, order), tuple(partial), keep
 
         rest = mapped(
             rows(effective_tiles(tiles, deferred)), lambda each: tile_layout(each, rank, order)

@@ -150,10 +150,10 @@ class Pricer:
         """Numbers of a way's steps; steps that cost the same for all values have one number."""
         found = self._of_way.get(way)
         if found is None:
-            source, pending, target, keep, _ = way
+            source, partial, target, keep, _ = way
             steps: tuple[ReshardStep, ...] = ()
-            if source != target or pending != keep:
-                steps = redistribute(self.mesh, source, pending, target, keep)
+            if source != target or partial != keep:
+                steps = redistribute(self.mesh, source, partial, target, keep)
             numbers, before = [], self._tiles_of(source)
             for step in steps:
                 after, last = self._tiles_of(step.layout), step is steps[-1]
@@ -185,7 +185,7 @@ class Pricer:
             assert step is not None
             points = math.prod(value.type.shape)
             source = LocalValue(-1, value, (), (), (points // before,))
-            target = LocalValue(-1, value, step.layout, step.pending, (points // after,))
+            target = LocalValue(-1, value, step.layout, step.partial, (points // after,))
             move = Reshard(step, source, target, op, to_home=settles and last)
             cost = self._costs.cost(move)
             known.seconds[number] = cost.seconds

@@ -7,7 +7,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from partir_search.ir.partition import Layout, Pending, Window
+from partir_search.ir.partition import Layout, Partial, Window
 from partir_search.ir.rule import Dims, OpRule
 from partir_search.simulator.arrays import Ints
 
@@ -16,9 +16,9 @@ class Way(NamedTuple):
     """A redistribution between layouts with partial results, and windows taken after."""
 
     source: Layout
-    pending: Pending
+    partial: Partial
     target: Layout
-    keep: Pending
+    keep: Partial
     windows: tuple[Window, ...] = ()
 
 
