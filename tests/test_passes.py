@@ -35,7 +35,7 @@ def partitioned(**options: Any) -> Any:
 def test_recorded_in_order() -> None:
     plan = partitioned().plan(X, W)
     names = [record.name for record in plan.passes]
-    rewrites = ["trace", "views", "group_arguments", "fold", "search", "unfold"]
+    rewrites = ["trace", "views", "group_arguments", "block_scans", "fold", "search", "unfold"]
     assert names == [*rewrites, "local", *SCHEDULING, "emit"]
     assert names == [name for name in PIPELINE if name in names]
     assert all(record.seconds >= 0 for record in plan.passes)
@@ -64,7 +64,7 @@ def test_rewrites_are_passes() -> None:
     assert plan.passes["pad"].ops_after > plan.passes["pad"].ops_before
     again = ps.auto_partition(MESH, machine="tpu_v5e", schedule=plan)(uneven).plan(*shapes)
     names = [record.name for record in again.passes]
-    rewrites = ["trace", "views", "group_arguments", "pad", "unfold"]
+    rewrites = ["trace", "views", "group_arguments", "block_scans", "pad", "unfold"]
     assert names == [*rewrites, "local", *SCHEDULING, "emit"]
     assert again.spec == plan.spec
 
@@ -77,22 +77,23 @@ def test_dumped(tmp_path: pathlib.Path) -> None:
         "00_trace.ir",
         "01_views.ir",
         "02_group_arguments.ir",
-        "06_fold.ir",
-        "07_search.ir",
-        "08_unfold.ir",
-        "09_local.ir",
-        *(f"{at}_{name}.ir" for at, name in enumerate(SCHEDULING, 10)),
-        "19_emit.ir",
+        "03_block_scans.ir",
+        "07_fold.ir",
+        "08_search.ir",
+        "09_unfold.ir",
+        "10_local.ir",
+        *(f"{at}_{name}.ir" for at, name in enumerate(SCHEDULING, 11)),
+        "20_emit.ir",
         "passes.txt",
     ]
     read = {p.name: p.read_text() for p in (tmp_path / "passes").iterdir()}
     assert read["00_trace.ir"].count("dot_general") > 1
     assert 'tile 0 "batch"' not in read["00_trace.ir"]
-    assert read["08_unfold.ir"] == plan.ir(full=True) + "\n"
-    assert read["18_scatter_tiles_first.ir"] == plan.local_ir() + "\n"
-    assert "shard_map" in read["19_emit.ir"]
+    assert read["09_unfold.ir"] == plan.ir(full=True) + "\n"
+    assert read["19_scatter_tiles_first.ir"] == plan.local_ir() + "\n"
+    assert "shard_map" in read["20_emit.ir"]
     other = train.plan(jax.ShapeDtypeStruct((32, 8), jnp.float32), W)
-    assert (tmp_path / "passes" / other.fingerprint / "09_local.ir").exists()
+    assert (tmp_path / "passes" / other.fingerprint / "10_local.ir").exists()
 
 
 def test_dumps_of_other_static_values(tmp_path: pathlib.Path) -> None:

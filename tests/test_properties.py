@@ -25,6 +25,7 @@ from partir_search.lowering.cache import LocalCache
 from partir_search.lowering.localize import localize
 from partir_search.lowering.shard_map import argument_specs, result_specs
 from partir_search.passes.align import aligned
+from partir_search.passes.block_scans import with_block_scans
 from partir_search.passes.pad import pad_module
 from partir_search.passes.pad_choice import Pad
 from partir_search.passes.views import with_views
@@ -168,7 +169,8 @@ def check_stencil(seed: int) -> None:
     fn, args = stencil(seed)
     rng = random.Random(seed)
     mesh = rng.choice([m for m in MESHES if not m.diagonals])
-    module, _ = aligned(with_views(module_of(fn, *args)), mesh)
+    module = with_block_scans(with_views(module_of(fn, *args)), mesh, 2)
+    module, _ = aligned(module, mesh)
     verify(module)
     state = state_of(module, mesh, contract=rng.random() < 0.5)
     for axis in range(len(mesh.names)):

@@ -10,6 +10,7 @@ PIPELINE = {
     "trace": "jaxpr of the call, read into the IR",
     "views": "shifted reads as windows of one array",
     "group_arguments": "arguments that the user wants alike",
+    "block_scans": "cumulative ops within blocks of a dim, and over blocks",
     "recognize_attention": "each attention as one op",
     "pad": "dims that do not divide, padded inside the program",
     "rematerialize": "segments of the forward pass, computed again",

@@ -18,6 +18,7 @@ from partir_search.ir.core import Module
 from partir_search.ir.manual import AxisNames
 from partir_search.ir.mesh import MeshShape
 from partir_search.passes.attention import with_attention
+from partir_search.passes.block_scans import with_block_scans
 from partir_search.passes.group_arguments import with_groups
 from partir_search.plan.context import PlanContext
 from partir_search.plan.multihost import plan_first, spans_processes
@@ -84,7 +85,7 @@ class PlanPipeline:
         parts = self._options.microbatches[0]
         traced = self.trace(call, args, kwargs, parts)
         stages = self._stage_planner(call, traced)
-        stage = stages.aligned(_begin(traced, parts))
+        stage = stages.aligned(self._stage(traced, parts))
         planner = stages.planner(stage.module)
         limit = planner.memory_limit
         return {
@@ -227,9 +228,15 @@ class PlanPipeline:
         """Axes of the mesh for axes of the mesh of a `shard_map` region inside the function."""
         return region_axes(region, names, self._options.shape, self._options.mesh)
 
+    def _stage(self, traced: Traced, parts: int) -> Stage:
+        """First stage of a traced program, with cumulative ops in blocks for the mesh."""
+        stage = Stage(traced.module, Rewrites(microbatches=parts), traced.passes)
+        shape = self._options.shape
+        return stage.run("block_scans", lambda module: with_block_scans(module, shape))
+
     def forms(self, traced: Traced, parts: int, spec: PlanSpec | None) -> list[Stage]:
         """Forms of the program to plan: unchanged, with each attention as one op, or both."""
-        plain, given = _begin(traced, parts), self._options.schedule
+        plain, given = self._stage(traced, parts), self._options.schedule
         tactics = () if given is None or isinstance(given, Plan | PlanSpec) else given
         wanted = any(isinstance(t, ContextParallel) for t in tactics)
         if not (spec.rewrites.attention if spec else wanted or self._options.rings):
@@ -281,10 +288,6 @@ class PlanPipeline:
         """The schedule as a PlanSpec to replay; None for a schedule of tactics."""
         given = self._options.schedule
         return spec_of(given) if isinstance(given, Plan | PlanSpec) else None
-
-
-def _begin(traced: Traced, parts: int) -> Stage:
-    return Stage(traced.module, Rewrites(microbatches=parts), traced.passes)
 
 
 def _rank(plan: Plan) -> tuple[bool, float]:

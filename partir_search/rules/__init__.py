@@ -3,6 +3,7 @@
 from partir_search.rules import (
     attention,
     banded,
+    block_scans,
     boundaries,
     contraction,
     control_flow,
@@ -27,6 +28,7 @@ __all__ = [
     "RuleTable",
     "attention",
     "banded",
+    "block_scans",
     "boundaries",
     "contraction",
     "control_flow",

@@ -160,6 +160,11 @@ def looked_up(rng: random.Random, d: int) -> Form:
     return form
 
 
+def cumulative(rng: random.Random, d: int) -> Form:
+    fn, reverse = rng.choice([lax.cumsum, lax.cummax, lax.cummin]), rng.random() < 0.5
+    return lambda u: fn(u, axis=d, reverse=reverse) * 0.1 + u
+
+
 def rollout(rng: random.Random, d: int) -> Form:
     inner = rng.choice((*STENCILS[:5], red_black))(rng, d)
     return lambda u: lax.scan(lambda c, _: (jnp.tanh(inner(c)), None), u, None, length=2)[0]
@@ -168,7 +173,7 @@ def rollout(rng: random.Random, d: int) -> Form:
 STENCILS: tuple[Op, ...] = (
     *(roll, difference, padded_slices, padded_convolution, shifted),
     *(gradient, pooled, update, boundary, rollout),
-    *(red_black, red_black, every, resized, resized, looked_up),
+    *(red_black, red_black, every, resized, resized, looked_up, cumulative),
 )
 
 

@@ -139,7 +139,7 @@ def test_every_rule_is_tested() -> None:
             *("random_bits", "scan", "while", "cond", "checkpoint", "optimization_barrier"),
             *("sharding_constraint", "shard_alike", "debug_print"),
             *("platform_index", "threefry2x32", "ruled_call", "shard_map", "attention", "check"),
-            *("inspect_sharding", "shift", "remap", "banded"),
+            *("inspect_sharding", "shift", "remap", "banded", "scan_blocks"),
         )
     }
     missing = {entry.make.__name__ for entry in RULES.values()} - {
