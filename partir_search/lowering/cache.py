@@ -22,7 +22,8 @@ H = TypeVar("H", bound=Hashable)
 class OpPlan:
     """Lowering of one op under given loops and home layouts.
 
-    An op without moved operands and resharded results is not active (`ir.partition.active_ops`).
+    An op without moved operands and without resharded results is not active
+    (`ir.partition.active_ops`); sparse programs leave the op out.
 
     Attributes:
       needs: layout read by the op, per operand.
@@ -41,7 +42,12 @@ class OpPlan:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Boundary:
-    """Local values of a program's arguments and constants, and layouts of the results."""
+    """Local values of a program's arguments and constants, and layouts of the results.
+
+    Attributes:
+      constants: closed-over arrays by value id.
+      targets: layouts of the results.
+    """
 
     constants: dict[int, LocalValue]
     args: tuple[LocalValue, ...]
@@ -70,7 +76,14 @@ class LocalCache:
 
     Attributes:
       traits: traits of the target's compiler.
+      rows: rows of one axis, by the axis's loops and tiles.
+      local_values: local values by value, layout and partial sums, and by source and step.
+      homes: values in their home layouts, by order of axes and the value's code (`codes_of`).
+      plans: plans of ops, by order of axes and codes of the op and the values around.
+      reshards: steps of redistributions of sparse programs.
       interned: one object per layout and shape; a module has few distinct ones.
+      boundaries / region_boundaries: boundaries of programs, and of ops with regions.
+      regions: plans of ops with regions, by op; at most `MAX_REGION_PLANS` per op.
     """
 
     def __init__(self, traits: LoweringTraits = NEUTRAL) -> None:

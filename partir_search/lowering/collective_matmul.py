@@ -104,7 +104,10 @@ def gather_ring(
 def scatter_ring(
     rule: OpRule, steps: Sequence[ReshardStep], axes: Iterable[int], sizes: Sequence[int]
 ) -> MatmulRing | None:
-    """Ring that replaces the first of a result's reshard steps; None unless a reduce_scatter."""
+    """Ring that replaces the first of a result's reshard steps; None unless a reduce_scatter.
+
+    See `gather_ring` for the arguments.
+    """
     first = steps[0]
     if not isinstance(first, ReduceScatter) or first.axes[0] not in axes:
         return None

@@ -88,7 +88,7 @@ def _positions(triple: Triple, layout: Layout) -> Iterator[tuple[tuple[int, int]
 
 
 def _free_axes(triple: Triple, layout: Layout, partial: set[int]) -> list[int]:
-    """Axes that may replace the diagonal once blocks are permuted."""
+    """Axes that may replace the diagonal, after a permute of blocks; the diagonal if unused."""
     used = partial | {a for axes in layout for a in axes}
     return [a for a in triple[:2] if a not in used] if triple[2] in used else [triple[2]]
 

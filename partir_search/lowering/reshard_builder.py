@@ -35,7 +35,7 @@ class ReshardBuilder:
     Attributes:
       steps: instructions in order.
       copies: copies by value and layout, or by value and window.
-      ring_operands: operands by the place at which a ring left them.
+      ring_operands: operands left by earlier rings, by value, layout and offsets (`Ring.place`).
       position: position in the region of the op being lowered.
     """
 

@@ -1,4 +1,4 @@
-"""Stretches of tiled dims: who sends what, and ops that read them on several meshes."""
+"""Windows of tiled dims: senders and receivers, and ops that read windows on several meshes."""
 
 from __future__ import annotations
 
