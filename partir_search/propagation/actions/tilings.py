@@ -207,7 +207,7 @@ class Close(Tiling):
         cls, axes = state.graph.class_of[value.id], state.mesh.axes(self.axis)
         self._dim_checked(value, self.dim)
         if any(state.tiles[a][cls] == self.dim for a in axes):
-            requested = f"left whole on dim {self.dim}"
+            requested = f"closed on dim {self.dim}"
             raise already_decided(path or self.value, self.dim, self.axis, requested)
         state.close(cls, self.dim, axes)
 
