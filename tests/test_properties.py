@@ -200,7 +200,8 @@ def test_sparse_programs(seed: int) -> None:
         assert dataclasses.astuple(a)[:6] == pytest.approx(dataclasses.astuple(b)[:6], rel=1e-12)
         assert a.bytes_by_axis == b.bytes_by_axis
         least = model.lower_bound(model.load(state.partition()))
-        assert 0 < least.seconds <= a.seconds
+        assert 0 <= least.seconds <= a.seconds
+        assert least.seconds > 0 or a.seconds == 0  # a program may return its arguments alone
         assert least.argument_bytes == a.argument_bytes
         assert least.argument_bytes <= least.peak_bytes <= a.peak_bytes
 

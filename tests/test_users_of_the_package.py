@@ -8,6 +8,7 @@ from tests.test_layers import ROOT, imports
 INSIDERS = (
     *("calibrate.py", "judge.py"),
     *("search_ablation.py", "search_quality.py", "small_programs.py"),
+    *("cost_tables.py", "random_states.py"),
 )
 
 

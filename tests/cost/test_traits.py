@@ -21,15 +21,18 @@ from tests.support import ROUND, TPU_TRAITS
 
 PACKAGE = pathlib.Path(ps.__file__).parent
 
-# Bounds of our own analyses and caches, which no compiler sets.
+# Bounds and codes of our own analyses and caches, which no compiler sets.
 BOUNDS = {
-    "EDGE_REPEATS",
-    "MAX_CACHED",
-    "MAX_WALKED",
-    "MAX_ROWS",
-    "SAME_REGION",
     "CODE_BITS",
-    "RESULT",
+    "EDGE_REPEATS",
+    "FIRST_PASS",
+    "MAX_CACHED",
+    "MAX_REGION_PLANS",
+    "MAX_ROWS",
+    "MAX_WALKED",
+    "MOST_COUNTED",
+    "PARTIAL_RESULT",
+    "PROHIBITIVE",
 }
 UNITS = {"GB", "GIB", "TERA"}
 

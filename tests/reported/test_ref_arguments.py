@@ -99,7 +99,7 @@ def test_buffers_are_reused(auto: Any) -> None:
     assert state["w"].sharding == before
     assert_equal(state, plain)
     form = auto._form((state, X), {})
-    entry = form.kept.entry(form.call, form.args, form.kwargs)
+    entry = form.executables.entry(form.call, form.args, form.kwargs)
     with jax.set_mesh(device_mesh(FOUR_TWO)):
         text = entry.jitted.lower(*form.args).as_text()
     assert text.count("tf.aliasing_output") >= 4
