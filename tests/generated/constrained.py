@@ -74,10 +74,12 @@ class _Constrained(Builder):
         """The mesh, or one of the same devices in the same order whose axes have other names, and
         may have other sizes.
         """
-        kind, n = self.rng.random(), self.mesh.size
+        kind, n, sizes = self.rng.random(), self.mesh.size, self.mesh.axis_sizes
         if kind < 0.4:
             return self.mesh
-        sizes = self.mesh.axis_sizes if kind < 0.6 or n % 2 else (n,) if kind < 0.8 else (2, n // 2)
+        if kind >= 0.6 and n % 2 == 0:
+            halves = kind >= 0.8 and sizes[0] % 2 == 0  # an axis of 3 does not nest with one of 2
+            sizes = (2, n // 2) if halves else (n,)
         names, types = ("one", "other", "third")[: len(sizes)], (AxisType.Auto,) * len(sizes)
         return jax.sharding.Mesh(self.mesh.devices.reshape(sizes), names, axis_types=types)
 
