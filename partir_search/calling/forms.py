@@ -136,8 +136,8 @@ class Adapter:
             values: tuple[Any, ...] = (*arrays, *(named[k] for k in keywords))
             merged: list[Any] = []
             for front, rest in reversed(static):
-                values, held = front.merge(rest, values)
-                merged.append(held)
+                values, rebuilt = front.merge(rest, values)
+                merged.append(rebuilt)
             bound = list(fixed)
             for i, x in zip(places, values, strict=False):
                 bound[i] = x
@@ -310,5 +310,5 @@ class InitialState:
 
     def _arrays(self, out: Any) -> Returned:
         self._layers = [(front, front.split((), ())) for front in claimed(out)]
-        held = [(front, p.static, front.merge(p.static, ())[1]) for front, p in self._layers]
-        return returned(held, (), out, ())
+        objects = [(front, p.static, front.merge(p.static, ())[1]) for front, p in self._layers]
+        return returned(objects, (), out, ())

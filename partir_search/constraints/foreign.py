@@ -108,10 +108,10 @@ def _tiles(sharding: Any, rank: int, devices: AnyMesh) -> Tiles | None:
         return _named_tiles(sharding, rank, devices, count)
     if not isinstance(devices, Mesh) or not hasattr(sharding, "devices_indices_map"):
         return None
-    held = sharding.devices_indices_map((count,) * rank)
-    if set(held) != set(devices.devices.flat):
+    slices = sharding.devices_indices_map((count,) * rank)
+    if set(slices) != set(devices.devices.flat):
         return None
-    found = [[s.indices(count)[:2] for s in held[d]] for d in devices.devices.flat]
+    found = [[s.indices(count)[:2] for s in slices[d]] for d in devices.devices.flat]
     return np.array([[a // (b - a) for a, b in each] for each in found]).reshape(count, rank)
 
 

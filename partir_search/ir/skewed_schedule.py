@@ -64,7 +64,7 @@ class Ring:
     def offset(self, which: int, time: int) -> int:
         return 0 if time == HOME else self.offsets[time][which] % self.size
 
-    def held(self, rule: OpRule, dims: Dims) -> tuple[int, ...]:
+    def indices(self, rule: OpRule, dims: Dims) -> tuple[int, ...]:
         """Indices among the three of the axes that tile an operand or result of factors `dims`."""
         return tuple(w for w, f in enumerate(self.factors) if rule.dim_of(dims, f) != NONE)
 
@@ -72,20 +72,22 @@ class Ring:
         """(r, c) coordinates in the order of joint positions."""
         return list(itertools.product(range(self.size), range(self.size)))
 
-    def place(self, held: tuple[int, ...], time: int) -> tuple[int, ...]:
+    def place(self, indices: tuple[int, ...], time: int) -> tuple[int, ...]:
         """Offsets of the blocks of an operand or result at a time; equal if no block moved."""
-        return tuple(self.offset(w, time) for w in held)
+        return tuple(self.offset(w, time) for w in indices)
 
-    def pairs(self, held: tuple[int, ...], before: int, after: int) -> tuple[Edge, ...]:
+    def pairs(self, indices: tuple[int, ...], before: int, after: int) -> tuple[Edge, ...]:
         """(source, target) of each block of an operand between two times; () if blocks stay."""
-        if self.place(held, before) == self.place(held, after):
+        if self.place(indices, before) == self.place(indices, after):
             return ()
         devices = self.devices()
-        holder = {self._block(held, d, before): i for i, d in enumerate(devices)}
-        return tuple((holder[self._block(held, d, after)], i) for i, d in enumerate(devices))
+        holder = {self._block(indices, d, before): i for i, d in enumerate(devices)}
+        return tuple((holder[self._block(indices, d, after)], i) for i, d in enumerate(devices))
 
-    def _block(self, held: tuple[int, ...], device: tuple[int, int], time: int) -> tuple[int, ...]:
-        return tuple(self.slice_of(w, device, time) for w in held)
+    def _block(
+        self, indices: tuple[int, ...], device: tuple[int, int], time: int
+    ) -> tuple[int, ...]:
+        return tuple(self.slice_of(w, device, time) for w in indices)
 
     def faults(self, rule: OpRule) -> list[str]:
         """Messages on faults: a slice not computed once, an operand replicated or missing."""
@@ -97,12 +99,12 @@ class Ring:
         results = [f"result {i}" for i in range(len(rule.results))]
         places = zip(operands + results, (*rule.operands, *rule.results), strict=True)
         for name, dims in places:
-            held = self.held(rule, dims)
+            indices = self.indices(rule, dims)
             for t in times:
-                if len({self._block(held, d, t) for d in devices}) != len(devices):
+                if len({self._block(indices, d, t) for d in devices}) != len(devices):
                     found.append(f"{name} is replicated or missing at step {t}")
                     break
-        if any(self.summed in self.held(rule, dims) for dims in rule.results):
+        if any(self.summed in self.indices(rule, dims) for dims in rule.results):
             found.append("the summed factor is a dim of a result")
         return found
 
@@ -142,8 +144,8 @@ def ring_of(
     plain = Ring(axes, size, factors, summed, _one_varying(size, summed, 0), form)
     if form == PAPER:
         return dataclasses.replace(plain, offsets=_paper(size, summed))
-    held = [plain.held(rule, dims) for dims in (*rule.operands, *rule.results)]
-    if form != LEAST or len(held) != 3 or any(len(h) != 2 for h in held):
+    indices = [plain.indices(rule, dims) for dims in (*rule.operands, *rule.results)]
+    if form != LEAST or len(indices) != 3 or any(len(h) != 2 for h in indices):
         return plain
     result, cost = nbytes[2], {2: (size - 1) * (nbytes[0] + nbytes[1])}
     for stays, passes in ((0, 1), (1, 0)):
@@ -153,7 +155,7 @@ def ring_of(
         return plain
     # The passing operand moves one place further before the first turn, or the result one place
     # after the last turn, whichever is smaller.
-    (varying,) = {0, 1, 2}.difference(held[stays])
+    (varying,) = {0, 1, 2}.difference(indices[stays])
     return dataclasses.replace(
         plain, offsets=_one_varying(size, varying, int(nbytes[1 - stays] < result))
     )

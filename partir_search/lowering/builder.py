@@ -165,8 +165,8 @@ class BlockBuilder(ReshardBuilder):
         """
         op, ins, (out,) = local_op.op, list(local_op.ins), local_op.outs
         rule = self.owner.partition.rules[op.id]
-        indices, last = [ring.held(rule, dims) for dims in rule.operands], ring.size - 1
-        (result,) = (ring.held(rule, dims) for dims in rule.results)
+        indices, last = [ring.indices(rule, dims) for dims in rule.operands], ring.size - 1
+        (result,) = (ring.indices(rule, dims) for dims in rule.results)
         places = [ring.place(result, t) for t in (*range(ring.size), HOME)]
         blocks = [
             self.owner.cache.ring_block(out, place) for place in places

@@ -209,8 +209,8 @@ def _abstract(*avals: Any, fun: Callable[..., Any], **_: Any) -> list[Any]:
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[Any, Any]:
-    held = [ad.instantiate_zeros(t) for t in tangents]
-    return jax.jvp(lambda *xs: _run(*xs, **params), tuple(primals), tuple(held))
+    filled = [ad.instantiate_zeros(t) for t in tangents]
+    return jax.jvp(lambda *xs: _run(*xs, **params), tuple(primals), tuple(filled))
 
 
 def _batch(

@@ -11,10 +11,10 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Union
 
-from partir_search.ir.rule import NONE
+from partir_search.ir.rule import NONE, OpRule
 from partir_search.propagation.state import State
 from partir_search.strategies.decisions import Axes, Decision, ReplicateClass, TileClass
-from partir_search.strategies.targets import StrategyTargets
+from partir_search.strategies.targets import StrategyTargets, Weight
 
 
 class Strategy(abc.ABC):
@@ -122,12 +122,7 @@ class ModelParallel(Strategy):
             if node < 0 or any(state.loops[a][node] != NONE for a in self.axes):
                 continue
             rule = graph.rules[weight.op]
-            for dim, f in weight.dims:
-                if f >= 0 and not rule.reducers[f]:
-                    decision = TileClass(weight.cls, dim, self.axes)
-                    if decision.decide(state):
-                        done.append(decision)
-                        break
+            done += _output_tile(weight, rule, self.axes, state)
         return done
 
 
@@ -211,12 +206,7 @@ class OutputParallel(Strategy):
         done = list[Decision]()
         for weight in reversed(targets.weights):
             rule = targets.graph.rules[weight.op]
-            for dim, f in weight.dims:
-                if f >= 0 and not rule.reducers[f]:
-                    decision = TileClass(weight.cls, dim, self.axes)
-                    if decision.decide(state):
-                        done.append(decision)
-                        break
+            done += _output_tile(weight, rule, self.axes, state)
         return done
 
 
@@ -292,3 +282,15 @@ StrategyMove = Union[Decision, Strategy]
 def _played(state: State, decisions: Sequence[Decision]) -> list[Decision]:
     """Applies the legal ones of some decisions, in order, and returns them."""
     return [d for d in decisions if d.decide(state)]
+
+
+def _output_tile(weight: Weight, rule: OpRule, axes: Axes, state: State) -> list[Decision]:
+    """Tiles the first output dim of a weight that the state admits, if any.
+
+    Args:
+      rule: of the weight's contraction.
+    """
+    tiles = (
+        TileClass(weight.cls, d, axes) for d, f in weight.dims if f >= 0 and not rule.reducers[f]
+    )
+    return next(([tile] for tile in tiles if tile.decide(state)), [])

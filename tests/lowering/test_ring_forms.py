@@ -45,7 +45,7 @@ def test_least_stays(n: int) -> None:
         times, sent = [HOME, *range(n), HOME], 0
         for i, (dims, size) in enumerate(zip((*rule.operands, *rule.results), nbytes, strict=True)):
             when = times[1:] if i == 2 else times[:-1]
-            places = [ring.place(ring.held(rule, dims), t) for t in when]
+            places = [ring.place(ring.indices(rule, dims), t) for t in when]
             sent += size * sum(a != b for a, b in itertools.pairwise(places))
         return sent
 

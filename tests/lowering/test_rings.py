@@ -56,7 +56,7 @@ def test_table(n: int) -> None:
         """Where, from a device, lies what it is sent."""
         assert ring.faults(rule) == []
         at = ring.devices()
-        pairs = ring.pairs(ring.held(rule, rule.operands[operand]), HOME, 1 % n)
+        pairs = ring.pairs(ring.indices(rule, rule.operands[operand]), HOME, 1 % n)
         return {((at[s][0] - at[t][0]) % n, (at[s][1] - at[t][1]) % n) for s, t in pairs if n > 1}
 
     away = {(0, 1)} if n > 1 else set()

@@ -153,9 +153,9 @@ def window_index(partition: Partition, op: Op, factor: int, reads: InputWindow) 
 def passing(partition: Partition, op: Op, ring: Ring, text: str) -> str:
     """Result of a ring, named `text`; with its slice if different turns add to different slices."""
     rule = partition.rules[op.id]
-    places = {ring.place(ring.held(rule, rule.results[0]), t) for t in range(ring.size)}
+    places = {ring.place(ring.indices(rule, rule.results[0]), t) for t in range(ring.size)}
     r, c, _ = ring.axes
-    for which in ring.held(rule, rule.results[0]) if len(places) > 1 else ():
+    for which in ring.indices(rule, rule.results[0]) if len(places) > 1 else ():
         dim = rule.dim_of(rule.results[0], ring.factors[which])
         index = ring.index(which, (partition.mesh.names[r], partition.mesh.names[c]))
         text = Piece("slice", dim, index).of(text)

@@ -31,12 +31,12 @@ def read_at(
     Args:
       found: walk at the labelling.
     """
-    held: dict[int, list[tuple[Use, int]]] = {}  # by group: uses with a copy, and its layout
+    by_group: dict[int, list[tuple[Use, int]]] = {}  # by group: uses with a copy, and its layout
     paid: dict[int, float] = {}  # by number of a copy, seconds
     places = [tuple(labels[x] for x in use.table.scope) for use in uses]
     for use, at, place in zip(uses, found.uses, places, strict=True):
         if at.copy >= 0:
-            held.setdefault(use.group, []).append((use, int(use.table.copies[place])))
+            by_group.setdefault(use.group, []).append((use, int(use.table.copies[place])))
             if at.moves:
                 paid[at.copy] = at.exposed + float(use.table.copied[place])
     for use, at, place in zip(uses, found.uses, places, strict=True):
@@ -45,7 +45,7 @@ def read_at(
         if traits.defers_weight_gradients and (at.idle or (at.total and not at.exposed)):
             waiting = np.zeros(waiting.shape)
         cost = waiting + early + table.copied
-        for other, layout in held.get(use.group, ()) if use.group >= 0 else ():
+        for other, layout in by_group.get(use.group, ()) if use.group >= 0 else ():
             if other is not use:
                 cost = np.where(table.copies == layout, cost / 2, cost)
         if at.copy >= 0:

@@ -88,8 +88,8 @@ class Variables:
         tiles = np.full((len(graph.shapes), len(rows)), NONE)
         class_of = np.array(graph.class_of, dtype=np.int64)
         for a in axes:
-            held = ~rows[a].partial_row  # of a class's values those that are tiled as the class is
-            tiles[class_of[held], a] = rows[a].tile_row[held]
+            finished = ~rows[a].partial_row  # values tiled as their class
+            tiles[class_of[finished], a] = rows[a].tile_row[finished]
         nothing = (False,) * len(rows)
         for c, x in enumerate(self.of_class.tolist()):
             if x >= 0:
