@@ -12,7 +12,7 @@ from partir_search.ir import source_names
 
 
 def innermost(closed: Any) -> tuple[Jaxpr, Sequence[Any]]:
-    """Jaxpr and constants inside of wrappers that only call it, such as `jax.jit`."""
+    """Innermost jaxpr of nested calls (`jax.jit`) with one equation each, and its constants."""
     jaxpr, consts = closed.jaxpr, closed.consts
     while len(jaxpr.eqns) == 1 and "jaxpr" in jaxpr.eqns[0].params and not consts:
         (eqn,) = jaxpr.eqns

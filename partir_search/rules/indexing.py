@@ -195,7 +195,7 @@ _COMBINERS = {
 
 
 def scatter_monoid(op: Op) -> str:
-    """Monoid that combines a scatter's updates; "" if no collective combines them."""
+    """Monoid of a scatter's updates across devices; "" for an op without such a collective."""
     return _SCATTER_MONOID.get(op.prim, "")
 
 
@@ -210,7 +210,7 @@ def scatter(op: Op) -> OpRule:
     """Indexed dims pass through with masked updates; update dims are combined by a monoid."""
     dn = op.params["dimension_numbers"]
     operand, indices, updates = (shape_of(op, i) for i in range(3))
-    monoid = _SCATTER_MONOID.get(op.prim, "")
+    monoid = scatter_monoid(op)
     f = _Factors()
     batch = _batch_factors(f, indices, dn.scatter_indices_batching_dims, monoid or "sum")
     free = [i for i in range(len(batch)) if i not in dn.scatter_indices_batching_dims]

@@ -36,7 +36,7 @@ class Decision(abc.ABC):
 
     @abc.abstractmethod
     def play(self, state: State) -> None:
-        """Applies the decision to a state that admits it."""
+        """Sets the decision in `state` and propagates; `is_legal(state)` must hold."""
 
     @abc.abstractmethod
     def action(self, name: str, axis: str, also: Names = (), barriers: Names = ()) -> Action:

@@ -22,7 +22,7 @@ RUN = 3  # minimum number of neighbouring light ops printed as one line
 
 
 class Made(NamedTuple):
-    """A value, with the ids of its users outside of the node that makes it."""
+    """Result of a node, with the ids of the ops outside the node that use it."""
 
     value: Value
     users: tuple[int, ...]

@@ -30,7 +30,7 @@ def border_tables(moves: MoveTables, op: Op, trips: float) -> Iterator[MoveTable
 def result_tables(
     moves: MoveTables, op: Op, number: int, region: Region, trips: float
 ) -> Iterator[MoveTable]:
-    """Tables of a region's results, in the layouts in which they leave."""
+    """Tables of the reshards from a region's results to the values outside the region."""
     edges = moves.variables.graph.rules[op.id].data_flow
     targets: dict[int, tuple[Value, int]] = {}
     for r, i, out, stacked in edges.outputs:

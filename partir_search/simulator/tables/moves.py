@@ -130,7 +130,7 @@ class MoveTables:
         )
 
     def _runs(self, op: Op | None, value: Value) -> tuple[float, float]:
-        """Runs of a move where its region runs once: if it reduces, and if not."""
+        """Executions of a move per run of its region: of a reduction, and of any other step."""
         regions = self._regions
         each = regions.instances.get((op.id if op else NONE, value.id), op.count if op else 1)
         return (1 if value.id in regions.summed else each), each

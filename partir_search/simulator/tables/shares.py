@@ -42,8 +42,10 @@ class Shares:
         return found
 
     def value(self, v: int) -> tuple[Scope, Floats]:
-        """Share of a value's bytes at rest, over the tiling of its class and, where it may be
-        partial, the label of the op that makes it.
+        """Fraction of a value's bytes on one device in its home layout, and the table's variables.
+
+        The variables are the tiling of the value's class and, for a value that may be partial, the
+        loops of the defining op.
         """
         variables = self.variables
         x = variables.of_value(v)

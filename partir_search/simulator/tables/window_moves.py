@@ -1,4 +1,4 @@
-"""Instructions that take windows of a value, as `lowering/placing.py` makes them."""
+"""Reshards of a value to windows (tiles with halos); see `lowering/reshard_builder.py`."""
 
 from __future__ import annotations
 
