@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import os
 import types
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -22,7 +22,7 @@ from partir_search.calling.callables import (
     user_function,
     without_self,
 )
-from partir_search.calling.executables import Entry, Executables
+from partir_search.calling.executables import Executables
 from partir_search.calling.forms import Adapter, Form, FrontEndCache, InitialState
 from partir_search.calling.plain_calls import is_plain, plain_calls
 from partir_search.calling.traced_calls import TracedCalls
@@ -218,11 +218,6 @@ class AutoPartitioned(Unpickled):
             step._user = dataclasses.replace(step._user, fronts=self._user.fronts)
             self._methods[id(instance)] = instance, step
         return self._methods[id(instance)][1]
-
-    @property
-    def _entries(self) -> Mapping[Hashable, Entry]:
-        """Executables by call signature."""
-        return self._executables.entries
 
     @property
     def plain(self) -> Any:

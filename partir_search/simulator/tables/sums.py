@@ -32,11 +32,6 @@ class Sum:
         known = self.tables.get(scope)
         self.tables[scope] = table if known is None else known + table
 
-    def add_all(self, other: Sum, factor: float = 1.0) -> None:
-        """Adds a multiple of a sum."""
-        for scope, table in other.tables.items():
-            self.add(scope, table * factor if factor != 1.0 else table)
-
     @property
     def variables(self) -> set[int]:
         """Variables of all scopes."""
