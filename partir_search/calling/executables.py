@@ -141,7 +141,7 @@ class Executables:
             with collector_paused(), plain_calls():
                 self._plans[key] = self._make(call, args, kwargs)
                 self._dump(self._plans[key][0])
-            self._first.setdefault((call.flat[1], call.statics), self._plans[key][0])
+            self._first.setdefault(call.program_key(), self._plans[key][0])
             self._by_shape[call.plan_key()] = self._similar[call.plan_key()] = self._plans[key][0]
         plan, traced = self._plans[key]
         if plan.mesh != mesh:
@@ -157,7 +157,7 @@ class Executables:
 
     def _make(self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Plan, Traced]:
         known = self._by_shape.get(call.plan_key())
-        base = self._first.get((call.flat[1], call.statics))
+        base = self._first.get(call.program_key())
         similar = self._similar.get(call.plan_key())
         if known is None and base is None and similar is not None:
             with contextlib.suppress(ValueError):  # `similar` has a different program

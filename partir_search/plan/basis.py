@@ -45,7 +45,7 @@ class Basis:
           seconds: simulated seconds per step of the new plan.
         """
         if not self.changed:
-            return "made from the plan of the same shapes in other types"
+            return "made from the plan of the same shapes"
         path, before, now = max(self.changed, key=lambda c: math.prod(c[1]))
         unit = "example" if before[1:] == now[1:] else "element"
         text = (

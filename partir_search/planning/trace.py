@@ -59,10 +59,16 @@ class Call:
         except NotAnArray as error:
             raise error.at(self.paths(), leaves) from None
 
+    def program_key(self) -> Hashable:
+        """Argument paths and static values: alike for all shapes of one step.
+
+        Unlike the tree structure, paths are equal after an optimizer was created again.
+        """
+        return tuple(self.paths()), self.statics
+
     def plan_key(self) -> Hashable:
-        """The key without weak types, as plans do not depend on weak types."""
-        leaves, tree = self.flat
-        return tree, tuple(leaf_key(x)[:2] for x in leaves), self.statics
+        """`program_key` and types without weak types, as plans do not depend on weak types."""
+        return self.program_key(), tuple(leaf_key(x)[:2] for x in self.leaves())
 
     def places(self, args: Sequence[Any]) -> list[int]:
         """Positions of the dynamic arguments among all positional arguments."""

@@ -77,9 +77,22 @@ def adapt(
         return best
     if options.remat is not True and best.planned.cost.peak_bytes <= planner.memory_limit:
         return best
-    segments = base.remat if best.padding == base.padding else tuple(find_segments(best.module))
-    recomputed = planner_of(rematerialize(best.module, segments))
-    return _played(base, recomputed, fixed, best.padding, segments) or best
+    return _recomputed(base, best, fixed, planner_of, planner.memory_limit)
+
+
+def _recomputed(
+    base: Plan, found: Adapted, fixed: Fixed, planner_of: MakePlanner, limit: float
+) -> Adapted:
+    """The plan with the recomputed segments of `base`, or with all segments if it must."""
+    plain, everything = found.module, tuple(find_segments(found.module))
+    for segments in (base.remat, everything) if found.padding == base.padding else (everything,):
+        planner = planner_of(rematerialize(plain, segments))
+        tried = _played(base, planner, fixed, found.padding, segments)
+        if tried is not None:
+            found = tried
+            if found.planned.cost.peak_bytes <= limit:
+                break
+    return found
 
 
 def _paddings(

@@ -32,7 +32,7 @@ def derive(
       options: options of `auto_partition`.
 
     Returns:
-      The adapted plan, or None if no plan with the same layouts fits in memory; and its origin.
+      The adapted plan, or None if actions of `base` do not preserve its layouts; and its origin.
     """
     found = adapt(base, module, fixed, planner_of, options)
     basis = Basis(changed_arguments(base.module, module), base.cost.seconds)
@@ -40,13 +40,12 @@ def derive(
         return None, dataclasses.replace(basis, episodes=options.episodes)
     basis = dataclasses.replace(basis, left_out=found.left_out)
     slower = found.inexact and basis.pace(found.planned.cost.seconds) > MAX_PACE
-    if slower or basis.work >= MIN_GROWTH:
-        episodes = max(1, options.episodes // EPISODE_DIVISOR)
+    over = base.fits and found.planned.cost.peak_bytes > base.memory_limit
+    if slower or over or basis.work >= MIN_GROWTH:
+        episodes = options.episodes if over else max(1, options.episodes // EPISODE_DIVISOR)
         if better := _searched(base, found, fixed, planner_of, options, episodes):
             found = better
         basis = dataclasses.replace(basis, episodes=episodes)
-    if base.fits and found.planned.cost.peak_bytes > base.memory_limit:
-        return None, dataclasses.replace(basis, left_out=(), episodes=options.episodes)
     return found, basis
 
 

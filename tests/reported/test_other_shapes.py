@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import time
+from functools import partial
 from typing import Any
 
 import jax
@@ -206,6 +207,38 @@ def test_other_functions_of_the_call_are_planned_freely(mesh: Mesh) -> None:
     h, _ = counted(mesh, lambda x: jnp.tanh(x) @ x.T, episodes=4)
     h.plan(batch_of(64)["x"])
     assert h.plan(batch_of(32)["x"]).basis is None
+
+
+def test_a_new_optimizer_object_serves(mesh: Mesh) -> None:
+    """A state whose static fields are new functions of the same step, as in `TrainState.tx`."""
+
+    @partial(jax.tree_util.register_dataclass, data_fields=["arrays"], meta_fields=["update"])
+    @dataclasses.dataclass(frozen=True)
+    class Train:
+        arrays: Any
+        update: Any
+
+    def train(state: Train, batch: Any) -> Any:
+        new, value = state.update(state.arrays, batch)
+        return dataclasses.replace(state, arrays=new), value
+
+    def fresh(of: Any = lambda x: 2.0 * x) -> Train:
+        return Train(new_state(), lambda s, b: step(s, {**b, "x": of(b["x"])}))
+
+    f, seen = counted(mesh, train)
+    first, n = f.plan(fresh(), batch_of(64)), len(seen)
+    assert f.plan(fresh(), batch_of(64)).actions == first.actions
+    smaller = f.plan(fresh(), batch_of(32))
+    changed = f.plan(fresh(jnp.sin), batch_of(64))
+    assert len(seen) == n
+    assert smaller.basis is not None
+    assert smaller.basis.changed
+    assert changed.basis is not None
+    assert "made from the plan of the same shapes" in changed.basis.describe(1.0)
+    got, value = f(fresh(jnp.sin), batch_of(32))
+    want, wanted = fresh(jnp.sin).update(new_state(), batch_of(32))
+    assert_close(got.arrays, want)
+    np.testing.assert_allclose(value, wanted, rtol=1e-4)
 
 
 def test_saved_cached_and_followed(mesh: Mesh, tmp_path: Any) -> None:
