@@ -24,7 +24,7 @@ from partir_search.ir.core import Module, Op, Shape, Value
 from partir_search.ir.manual import Spec
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.rule import NONE, Dims, OpRule
-from partir_search.ir.skewed_schedule import RESULT, Ring, ring_of
+from partir_search.ir.skewed_schedule import OUTPUT_STATIONARY, Ring, ring_of
 
 Layout = tuple[tuple[int, ...], ...]  # per dim, the tiling axes, major to minor
 Partial = tuple[tuple[int, str], ...]  # (axis, monoid) of each unfinished reduction
@@ -187,7 +187,7 @@ class Partition:
                 layouts = (self.op_layout(op, x) for x in (*rule.operands, *rule.results))
                 shapes = (self.local_shape(t.shape, x) for t, x in zip(types, layouts, strict=True))
                 nbytes = [math.prod(s) * t.itemsize for s, t in zip(shapes, types, strict=True)]
-                form = self.modes.ring_schedules.get(axes[2], RESULT)
+                form = self.modes.ring_schedules.get(axes[2], OUTPUT_STATIONARY)
                 return ring_of(rule, axes, self.mesh.sizes[axes[0]], (r, c, d), form, nbytes)
         return None
 

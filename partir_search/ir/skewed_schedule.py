@@ -10,13 +10,14 @@ ring as first and last entries.
 
 The schedule of a ring is one of:
 
-  result  output-stationary: the summed factor is sliced over time, operands pass between devices,
-          the result stays. No transfers before or after.
-  least   minimum traffic: the largest array stays, possibly an operand. Then the factor it does
-          not have is sliced over time, and the result passes with its sums. One block moves one
-          place further before or after. Fewer bytes if the result or an operand is much smaller.
-  paper   PrimePar's: a phase begins with the blocks on the devices of the phase before, and the
-          last turn of the gradient's product returns it to its layout.
+  output_stationary  The summed factor is sliced over time, operands pass between devices, the
+                     result stays. No transfers before or after.
+  min_traffic        The largest array stays, possibly an operand. Then the factor absent from
+                     that array is sliced over time, and the result passes with its sums. One block
+                     moves one place further before or after. Fewer bytes if the result or an
+                     operand is much smaller.
+  primepar           A phase begins with the blocks on the devices of the phase before, and the
+                     last turn of the gradient's product returns the gradient to its layout.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ from collections.abc import Sequence
 from partir_search.ir.rule import NONE, Dims, OpRule
 
 COORDINATES = ((1, 0), (0, 1), (1, 1))  # coefficients of (r, c) on r, c and r~c
-RESULT, LEAST, PAPER = "result", "least", "paper"
-FORMS = (RESULT, LEAST, PAPER)
+OUTPUT_STATIONARY, MIN_TRAFFIC, PRIMEPAR = "output_stationary", "min_traffic", "primepar"
+FORMS = (OUTPUT_STATIONARY, MIN_TRAFFIC, PRIMEPAR)
+FORMER_FORMS = {"result": OUTPUT_STATIONARY, "least": MIN_TRAFFIC, "paper": PRIMEPAR}
 HOME = -1  # the time before the first and after the last turn: blocks are in their layouts
 
 Edge = tuple[int, int]  # source, target: joint positions along some axes
@@ -54,7 +56,7 @@ class Ring:
     factors: tuple[int, int, int]
     summed: int
     offsets: Offsets
-    form: str = RESULT
+    form: str = OUTPUT_STATIONARY
 
     def slice_of(self, which: int, device: tuple[int, int], time: int) -> int:
         """Slice of the factor on axis number `which` of the three, by device and time."""
@@ -142,10 +144,10 @@ def ring_of(
     """
     summed = next(w for w, f in enumerate(factors) if rule.reducers[f])
     plain = Ring(axes, size, factors, summed, _one_varying(size, summed, 0), form)
-    if form == PAPER:
-        return dataclasses.replace(plain, offsets=_paper(size, summed))
+    if form == PRIMEPAR:
+        return dataclasses.replace(plain, offsets=_primepar(size, summed))
     indices = [plain.indices(rule, dims) for dims in (*rule.operands, *rule.results)]
-    if form != LEAST or len(indices) != 3 or any(len(h) != 2 for h in indices):
+    if form != MIN_TRAFFIC or len(indices) != 3 or any(len(h) != 2 for h in indices):
         return plain
     result, cost = nbytes[2], {2: (size - 1) * (nbytes[0] + nbytes[1])}
     for stays, passes in ((0, 1), (1, 0)):
@@ -166,7 +168,7 @@ def _one_varying(size: int, varying: int, first: int) -> Offsets:
     return tuple((r, c, d) for r, c, d in each)
 
 
-def _paper(size: int, summed: int) -> Offsets:
+def _primepar(size: int, summed: int) -> Offsets:
     """Offsets of PrimePar.
 
     Sums are on the diagonal in the forward pass, on c or r in the backward pass.

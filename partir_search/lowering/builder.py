@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from partir_search.ir.core import Op
-from partir_search.ir.skewed_schedule import HOME, PAPER, Ring
+from partir_search.ir.skewed_schedule import HOME, PRIMEPAR, Ring
 from partir_search.lowering.cache import OpPlan
 from partir_search.lowering.collective_matmul import (
     PARTIAL_RESULT,
@@ -195,7 +195,7 @@ class BlockBuilder(ReshardBuilder):
         if pairs := ring.pairs(result, last, HOME):
             step = permute_blocks(ring.axes[:2], pairs, out.layout, out.partial)
             self.steps.append(Reshard(step, blocks[last], out, op))
-        if ring.form == PAPER:
+        if ring.form == PRIMEPAR:
             for i, local in enumerate(ins):
                 if isinstance(local, LocalValue):
                     self.ring_operands[

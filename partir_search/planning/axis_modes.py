@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from partir_search.ir.rule import OpRule
-from partir_search.ir.skewed_schedule import LEAST
+from partir_search.ir.skewed_schedule import MIN_TRAFFIC
 from partir_search.mcts.game import Score
 from partir_search.propagation.actions import (
     Action,
@@ -54,5 +54,5 @@ def _candidates(state: State, causal: bool) -> list[list[Mode]]:
         found += [[WindowedEinsum(name), *zigzag], [KeepGathered(name)]]
     for name in mesh.diagonal_names:
         if max(state.tiles[mesh.index(name)]) >= 0:
-            found.append([RingSchedule(name, LEAST)])
+            found.append([RingSchedule(name, MIN_TRAFFIC)])
     return found

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from partir_search.ir.mesh import DIAGONAL, MeshShape
-from partir_search.ir.skewed_schedule import FORMS, RESULT
+from partir_search.ir.skewed_schedule import OUTPUT_STATIONARY
 from partir_search.messages import validators
 from partir_search.propagation.actions import (
     Action,
@@ -17,6 +17,7 @@ from partir_search.propagation.actions import (
     RingSchedule,
     WindowedEinsum,
 )
+from partir_search.propagation.actions.modes import ring_form
 from partir_search.propagation.contradictions import IllegalAction
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.state import State
@@ -79,22 +80,21 @@ class SpatialTemporal(Parallelism):
 
     Attributes:
       axes: two axes of the mesh.
-      form: ring schedule. "result" rotates the operands and keeps the result stationary; "least"
-        keeps the largest of operands and result stationary; "paper" is PrimePar's schedule: the
-        backward matmul starts from the matrix as left by the forward matmul, and the gradient's
-        matmul from both.
+      form: ring schedule. "output_stationary" rotates the operands and keeps the result
+        stationary; "min_traffic" keeps the largest of operands and result stationary; "primepar" is
+        PrimePar's schedule: the backward matmul starts from the matrix as left by the forward
+        matmul, and the gradient's matmul from both.
 
-    Source: PrimePar (ASPLOS 2024, doi 10.1145/3620666.3651357). In the variant "result", cotangents
-    have the layouts of their primals.
+    Source: PrimePar (ASPLOS 2024, doi 10.1145/3620666.3651357). In the variant "output_stationary",
+    cotangents have the layouts of their primals.
     """
 
     axes: tuple[str, str]
-    form: Literal["result", "least", "paper"] = "result"
+    form: Literal["output_stationary", "min_traffic", "primepar"] = "output_stationary"
 
     def __post_init__(self) -> None:
         _check_axes(self, "('data', 'model')", 2)
-        if not isinstance(self.form, str) or self.form not in FORMS:
-            raise ValueError(f"form is one of {', '.join(FORMS)}, not {self.form!r}")
+        object.__setattr__(self, "form", ring_form(self.form))
 
     @property
     def axis_names(self) -> tuple[str, ...]:
@@ -113,7 +113,7 @@ class SpatialTemporal(Parallelism):
         return DataParallel((r,)), RingParallel((c, d))
 
     def modes(self) -> Sequence[Mode]:
-        return () if self.form == RESULT else (RingSchedule(self.diagonal, self.form),)
+        return () if self.form == OUTPUT_STATIONARY else (RingSchedule(self.diagonal, self.form),)
 
 
 @dataclasses.dataclass(frozen=True)

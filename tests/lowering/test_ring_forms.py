@@ -12,7 +12,7 @@ import pytest
 
 from partir_search.ir.axis_options import Modes
 from partir_search.ir.printer import print_partition
-from partir_search.ir.skewed_schedule import HOME, ring_of
+from partir_search.ir.skewed_schedule import FORMS, HOME, ring_of
 from partir_search.lowering.local_ir import LocalProgram
 from partir_search.lowering.localize import localize
 from partir_search.rules.registry import RuleTable
@@ -20,7 +20,7 @@ from tests.rings import mlp, mlp_state, square
 from tests.support import check_partition, floats_of, module_of, state_of, tile_arg
 
 
-@pytest.mark.parametrize("form", ["result", "least", "paper"])
+@pytest.mark.parametrize("form", list(FORMS))
 @pytest.mark.parametrize("n", [2, 3, 4, 5])
 def test_forms_cover_the_product(n: int, form: str) -> None:
     """Whatever passes: each slice of the product is worked on once, nothing is held twice."""
@@ -33,7 +33,7 @@ def test_forms_cover_the_product(n: int, form: str) -> None:
 
 
 @pytest.mark.parametrize("n", [2, 3, 4])
-def test_least_stays(n: int) -> None:
+def test_largest_stays(n: int) -> None:
     """The largest block stays. The rest passes n - 1 times, the smaller of what is left (if the
     result is one of them) once more.
     """
@@ -41,7 +41,7 @@ def test_least_stays(n: int) -> None:
     rule = RuleTable()(module.ops[0])
 
     def passed(nbytes: tuple[int, int, int]) -> int:
-        ring = ring_of(rule, (0, 1, 2), n, (0, 1, 2), "least", nbytes)
+        ring = ring_of(rule, (0, 1, 2), n, (0, 1, 2), "min_traffic", nbytes)
         times, sent = [HOME, *range(n), HOME], 0
         for i, (dims, size) in enumerate(zip((*rule.operands, *rule.results), nbytes, strict=True)):
             when = times[1:] if i == 2 else times[:-1]
@@ -55,7 +55,7 @@ def test_least_stays(n: int) -> None:
     assert passed((2, 100, 1)) == (n - 1) * 3 + 1
 
 
-def test_print_least(golden: Callable[[str], None]) -> None:
+def test_print_min_traffic(golden: Callable[[str], None]) -> None:
     """A result that passes is shown with the slice that a turn adds to."""
 
     def forward(w1: Any, w2: Any, x: Any) -> Any:
@@ -64,13 +64,13 @@ def test_print_least(golden: Callable[[str], None]) -> None:
     state = state_of(module_of(forward, *floats_of((6, 24), (24, 6), (12, 6))), square(3))
     for arg, dim, axis in ((2, 0, "r"), (2, 1, "c"), (0, 1, "r~c"), (1, 1, "c")):
         tile_arg(state, arg, dim, axis)
-    state.modes = Modes(ring_schedules={2: "least"})
+    state.modes = Modes(ring_schedules={2: "min_traffic"})
     golden(print_partition(state.partition()))
 
 
 @pytest.mark.devices
 @pytest.mark.parametrize("n", [pytest.param(2, marks=pytest.mark.long), 3, 4])
-def test_mlp_least(n: int) -> None:
+def test_mlp_min_traffic(n: int) -> None:
     """Hidden activations stay where a product has them (section 1.7 of the facts: fewer bytes by
     far), and what is computed is the same.
     """
@@ -78,7 +78,7 @@ def test_mlp_least(n: int) -> None:
     args = floats_of((width, hidden), (hidden, width), (rows, width))
     state = mlp_state(square(n), args)
     plain = localize(state.partition())
-    state.modes = Modes(ring_schedules={2: "least"})
+    state.modes = Modes(ring_schedules={2: "min_traffic"})
     partition = state.partition()
     check_partition(partition, mlp, args)
     program = localize(partition)
@@ -93,7 +93,7 @@ def test_mlp_least(n: int) -> None:
 
 @pytest.mark.devices
 @pytest.mark.parametrize("n", [2, 3, 4])
-def test_paper_form(n: int) -> None:
+def test_primepar_form(n: int) -> None:
     """PrimePar's own phases: 6(n-1) + 2 permutes of a linear, and one more as jax has the gradient
     of the matrix before that of the input, which would leave the cotangent where it begins. Of the
     two the gradient of the matrix goes home in the last turn, as there; the other brings the
@@ -108,7 +108,7 @@ def test_paper_form(n: int) -> None:
     state = state_of(module_of(linear, *args), square(n))
     for arg, dim, axis in ((1, 0, "r"), (1, 1, "r~c"), (0, 1, "c")):
         tile_arg(state, arg, dim, axis)
-    state.modes = Modes(ring_schedules={2: "paper"})
+    state.modes = Modes(ring_schedules={2: "primepar"})
     partition = state.partition()
     check_partition(partition, linear, args)
     program = localize(partition)
@@ -119,11 +119,11 @@ def test_paper_form(n: int) -> None:
 
 
 @pytest.mark.devices
-def test_mlp_paper() -> None:
+def test_mlp_primepar() -> None:
     """Both types of linears, n = 3."""
     args = floats_of((6, 9), (9, 6), (12, 6))
     state = mlp_state(square(3), args)
-    state.modes = Modes(ring_schedules={2: "paper"})
+    state.modes = Modes(ring_schedules={2: "primepar"})
     check_partition(state.partition(), mlp, args)
 
 

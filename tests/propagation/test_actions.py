@@ -10,6 +10,7 @@ import pytest
 
 import partir_search as ps
 from partir_search.ir.axis_options import NO_MODES
+from partir_search.ir.skewed_schedule import FORMER_FORMS
 from partir_search.propagation.actions import KINDS, Action, action_from_json, tilings
 from partir_search.propagation.apply import apply_compatible, apply_fixed
 from partir_search.propagation.contradictions import IllegalAction
@@ -27,7 +28,7 @@ EXAMPLES: list[tuple[Action, str]] = [
     (ps.WindowedEinsum("model"), "WindowedEinsum(axis='model')"),
     (ps.WindowedEinsum("model", True), "WindowedEinsum(axis='model', zigzag=True)"),
     (ps.KeepGathered("model"), "KeepGathered(axis='model')"),
-    (ps.RingSchedule("model", "least"), "RingSchedule(axis='model', form='least')"),
+    (ps.RingSchedule("model", "min_traffic"), "RingSchedule(axis='model', form='min_traffic')"),
     (ps.AxisOrder("model+batch"), "AxisOrder(axis='model+batch')"),
     (ps.Enter(0, ("batch", "")), "Enter(argument=0, layout=('batch', ''))"),
     (ps.Leave(0, ("", "model")), "Leave(result=0, layout=('', 'model'))"),
@@ -62,6 +63,7 @@ def test_forms_of_earlier_files() -> None:
     assert action_from_json({"bar": "a0", "dim": 1, "axis": "model"}) == ACTIONS[3]
     assert action_from_json({"stream": "model", "zigzag": True}) == ACTIONS[5]
     assert action_from_json({"nest": "model+batch"}) == ACTIONS[8]
+    assert action_from_json({"ring": "model", "form": "least"}) == ACTIONS[7]
     with pytest.raises(ValueError, match="not an action"):
         action_from_json({"shard": "x"})
 
@@ -111,5 +113,14 @@ def test_former_names() -> None:
     for old, new in (("Bar", ps.Close), ("Hold", ps.KeepGathered), ("Stream", ps.WindowedEinsum)):
         with pytest.warns(DeprecationWarning, match=f"partir_search.{old} is now {new.__name__}"):
             assert getattr(ps, old) is new
+    for former, form in FORMER_FORMS.items():
+        with pytest.warns(DeprecationWarning, match=f"form='{former}' is now '{form}'") as warned:
+            assert ps.RingSchedule("r~c", former) == ps.RingSchedule("r~c", form)
+        with pytest.warns(DeprecationWarning, match=f"form='{former}' is now '{form}'") as more:
+            tactic = ps.SpatialTemporal(("r", "c"), form=former)  # type: ignore[arg-type]
+        assert tactic == ps.SpatialTemporal(("r", "c"), form=form)  # type: ignore[arg-type]
+        assert [w.filename for w in (*warned, *more)] == [__file__] * 2
+    with pytest.raises(ValueError, match="form is one of output_stationary"):
+        ps.RingSchedule("r~c", "short")
     with pytest.raises(AttributeError, match="has no attribute 'Sheet'"):
         ps.Sheet  # noqa: B018

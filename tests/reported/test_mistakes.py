@@ -212,7 +212,10 @@ MADE: dict[str, tuple[Callable[[], Any], str]] = {
     "mesh text": (lambda: ps.MeshShape.parse("2x4"), "(write it as batch:2,model:4): '2x4' is no"),
     "mesh number": (lambda: ps.MeshShape.parse(8), "a mesh is written as batch:2,model:4, not 8"),  # type: ignore[arg-type]
     "no axes": (lambda: ps.AutomaticPartition(()), "axes is empty; None searches over all axes"),
-    "form": (lambda: ps.SpatialTemporal(("a", "b"), form=np.ones(2)), "form is one of result"),  # type: ignore[arg-type]
+    "form": (
+        lambda: ps.SpatialTemporal(("a", "b"), form=np.ones(2)),
+        "form is one of output",
+    ),  # type: ignore[arg-type]
     "one mesh size": (lambda: ps.MeshShape(("a",), 2), "sizes of mesh axes are a tuple of ints"),  # type: ignore[arg-type]
     "machine share": (
         lambda: dataclasses.replace(ps.MACHINES["cpu"], hbm_efficiency=3.0),

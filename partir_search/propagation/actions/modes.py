@@ -4,12 +4,32 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 from partir_search.ir.axis_options import Modes
+from partir_search.ir.skewed_schedule import FORMER_FORMS, FORMS
+from partir_search.messages.renamed import warn_renamed
 from partir_search.propagation.actions.action import Action, ClassesOf
 from partir_search.propagation.contradictions import IllegalAction
 from partir_search.propagation.state import State
+
+
+def ring_form(form: str, stacklevel: int = 5) -> str:
+    """The current name of a ring schedule, checked; a former name warns.
+
+    Args:
+      form: one of `FORMS`, or a key of `FORMER_FORMS`.
+      stacklevel: frames between the warning and the user's line; 5 for the `__post_init__` of a
+        dataclass.
+
+    Raises:
+      ValueError: there is no schedule of this name.
+    """
+    if not isinstance(form, str) or form not in {*FORMS, *FORMER_FORMS}:
+        raise ValueError(f"form is one of {', '.join(FORMS)}, not {form!r}")
+    if form in FORMER_FORMS:
+        warn_renamed(f"form={form!r}", repr(FORMER_FORMS[form]), stacklevel)
+    return FORMER_FORMS.get(form, form)
 
 
 class Mode(Action):
@@ -65,14 +85,27 @@ class KeepGathered(Mode):
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
 class RingSchedule(Mode):
-    """Schedule of rings on the diagonal `axis`: "result" (default), "least" or "paper".
+    """Schedule of rings on the diagonal `axis`.
 
-    `ir/skewed_schedule.py` defines the three.
+    Attributes:
+      form: "output_stationary", "min_traffic" or "primepar", defined in `ir/skewed_schedule.py`.
+        Rings without this action are output-stationary.
     """
 
     kind: ClassVar[str] = "ring"
     axis: str
     form: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "form", ring_form(self.form))
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        """The action of a plan file; former names of schedules are read without a warning."""
+        form = data["form"]
+        known = FORMER_FORMS.get(form, form) if isinstance(form, str) else form
+        # A dataclass with slots is a second class: `super()` would name the first.
+        return super(RingSchedule, cls).from_json({**data, "form": known})
 
     def chosen(self, modes: Modes, axes: tuple[int, ...]) -> Modes:
         return dataclasses.replace(
