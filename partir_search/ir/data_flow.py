@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 from partir_search.ir.core import Op, Value
 
-Block = Callable[..., Sequence[Any]]
-"""Emitter of a region: from arguments to results."""
+RegionFunction = Callable[..., Sequence[Any]]
+"""Function that runs a region: from arguments to results."""
 
-Emit = Callable[[Op, Sequence[Block], Sequence[Any]], Sequence[Any]]
-"""Emitter of a region op, given emitters of its (local) regions and its operands."""
+Emit = Callable[[Op, Sequence[RegionFunction], Sequence[Any]], Sequence[Any]]
+"""Emitter of a region op, given functions that run its (local) regions and its operands."""
 
 
 class InputEdge(NamedTuple):

@@ -40,11 +40,11 @@ def run_region(
     for op in region.ops:
         ins = [read(x) for x in op.operands]
         if op.regions:
-            blocks = [
+            bodies = [
                 lambda *inner, r=r: run_region(r, inner, outer, run_op, emit_of, on_value)
                 for r in op.regions
             ]
-            outs = emit_of(op)(op, blocks, ins)
+            outs = emit_of(op)(op, bodies, ins)
         else:
             outs = run_op(op, ins)
         env.update((r, on_value(r, o)) for r, o in zip(op.results, outs, strict=True))

@@ -28,7 +28,7 @@ from partir_search.lowering.reshard_steps import ReshardStep
 from partir_search.lowering.ring_attention import lower_ring_attention, lower_unsharded
 
 
-class BlockBuilder(ReshardBuilder):
+class RegionBuilder(ReshardBuilder):
     """Instructions of one region, appended op by op."""
 
     def op(self, op: Op) -> None:
@@ -228,7 +228,7 @@ class BlockBuilder(ReshardBuilder):
             ins = list(local_op.ins)
             for i in plan.moved:
                 ins[i] = self.reshard_operand(op.operands[i], plan.needs[i], op)
-            local_op = LocalOp(op, tuple(ins), local_op.outs, local_op.blocks)
+            local_op = LocalOp(op, tuple(ins), local_op.outs, local_op.regions)
         self.steps.append(local_op)
         if plan.reshards_results:
             self.reshard_results(local_op.outs, op)

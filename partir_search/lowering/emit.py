@@ -27,10 +27,10 @@ from partir_search.lowering.emit_steps import run_step
 from partir_search.lowering.emit_turns import matmul_turn
 from partir_search.lowering.local_ir import (
     AttentionTurn,
-    Block,
     ChunkedOp,
     LocalOp,
     LocalProgram,
+    LocalRegion,
     Reshard,
     RingTurn,
 )
@@ -59,7 +59,7 @@ def emit(program: LocalProgram, sharding: Shardings) -> Callable[..., tuple[Any,
         }
         env |= {program.constants[i].id: a for i, a in zip(lifted, args[count:], strict=True)}
         effects = Effects(sharding)
-        results = _run_block(program.partition, program.body, args[:count], env, effects)
+        results = _run_region(program.partition, program.body, args[:count], env, effects)
         places = {local.id: at for at, local in enumerate(program.body.args)}
         for at, argument in program.results_after:
             results[at], _ = lax.optimization_barrier((results[at], args[places[argument.id]]))
@@ -68,17 +68,17 @@ def emit(program: LocalProgram, sharding: Shardings) -> Callable[..., tuple[Any,
     return run
 
 
-def _run_block(
+def _run_region(
     partition: Partition,
-    block: Block,
+    body: LocalRegion,
     args: Sequence[Any],
     outer: Mapping[int, Any],
     effects: Effects,
 ) -> list[Any]:
     env: Env = dict(outer)
-    for local, arg in zip(block.args, args, strict=True):
+    for local, arg in zip(body.args, args, strict=True):
         env[local.id] = arg
-    for item in block.steps:
+    for item in body.steps:
         order = item.scheduling
         if order.operands_after:
             read = (item.source,) if isinstance(item, Reshard) else item.ins
@@ -94,7 +94,7 @@ def _run_block(
         for local in order.row_major:
             rows = Layout(tuple(range(env[local.id].ndim)))
             env[local.id] = with_layout_constraint(env[local.id], rows)
-    return [_read(r, env) for r in block.results]
+    return [_read(r, env) for r in body.results]
 
 
 def _read(source: Source, env: Env) -> Any:
@@ -136,14 +136,14 @@ def _run_op(partition: Partition, item: LocalOp, env: Env, effects: Effects) -> 
         return block_turn(device, item, args, env)
     if isinstance(item, RingTurn):
         return matmul_turn(partition, item, args, env, effects)
-    if not item.blocks:
+    if not item.regions:
         return run_local(device, rule, item.op, args)
-    blocks = [
-        lambda *inner, b=b: _run_block(partition, b, inner, env, effects.inside())
-        for b in item.blocks
+    bodies = [
+        lambda *inner, b=b: _run_region(partition, b, inner, env, effects.inside())
+        for b in item.regions
     ]
     assert rule.emit is not None, item.op.prim
-    outs = rule.emit(item.op, blocks, args)
+    outs = rule.emit(item.op, bodies, args)
     if item.op.effect:  # later effects wait for a result of the region
         plain = (x for x in outs if not jnp.issubdtype(x.dtype, jax.dtypes.extended) and x.size)
         effects.tokens.extend(jnp.ravel(x)[0] for x in itertools.islice(plain, 1))

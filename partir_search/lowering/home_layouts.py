@@ -17,7 +17,7 @@ from partir_search.ir.rule import NONE
 from partir_search.lowering.cache import LocalCache, OpPlan
 from partir_search.lowering.codes import codes_of
 from partir_search.lowering.diagonals import redistribute
-from partir_search.lowering.local_ir import Block, LocalOp, Reshard
+from partir_search.lowering.local_ir import LocalOp, LocalRegion, Reshard
 from partir_search.lowering.local_value import LocalValue, Source
 
 
@@ -157,15 +157,15 @@ class HomeLayouts(abc.ABC):
         )
 
     @abc.abstractmethod
-    def block(
+    def local_region(
         self,
         region: Region,
         args: tuple[LocalValue, ...],
         targets: Sequence[Layout],
         at_home: Sequence[Source],
         constants: Sequence[LocalValue] = (),
-    ) -> Block:
-        """Block of a region.
+    ) -> LocalRegion:
+        """Lowers a region.
 
         Args:
           args: arguments of the region.

@@ -112,13 +112,13 @@ class LocalOp:
 
     Attributes:
       ins / outs: operands and results on the device.
-      blocks: one block per region of the op.
+      regions: one local region per region of the op.
     """
 
     op: Op
     ins: tuple[Source, ...]
     outs: tuple[LocalValue, ...]
-    blocks: tuple[Block, ...] = ()
+    regions: tuple[LocalRegion, ...] = ()
     scheduling: Scheduling = UNSCHEDULED
 
     @property
@@ -231,7 +231,7 @@ Instruction = Union[Reshard, LocalOp]
 
 
 @dataclasses.dataclass(eq=False, slots=True)
-class Block:
+class LocalRegion:
     """A region on one device.
 
     Attributes:
@@ -253,7 +253,7 @@ class LocalProgram:
 
     Attributes:
       partition: the lowered partition.
-      body: block of the module's body.
+      body: local region of the module's body.
       constants: closed-over arrays by value id: large ones in their home layouts, small ones
         replicated.
       results_after: (position of a result, argument); the result waits for the argument's readers.
@@ -261,7 +261,7 @@ class LocalProgram:
     """
 
     partition: Partition
-    body: Block
+    body: LocalRegion
     constants: dict[int, LocalValue]
     results_after: tuple[tuple[int, LocalValue], ...] = ()
     traits: LoweringTraits | None = None
@@ -292,17 +292,17 @@ class LocalProgram:
                     yield c, item.op, times * c.times
 
 
-def _size(block: Block) -> int:
-    inner = (b for item in block.steps if isinstance(item, LocalOp) for b in item.blocks)
-    return len(block.steps) + sum(map(_size, inner))
+def _size(body: LocalRegion) -> int:
+    inner = (b for item in body.steps if isinstance(item, LocalOp) for b in item.regions)
+    return len(body.steps) + sum(map(_size, inner))
 
 
 def _instructions(
-    block: Block, times: int, rules: Sequence[OpRule]
+    body: LocalRegion, times: int, rules: Sequence[OpRule]
 ) -> Iterator[tuple[Instruction, int]]:
-    for item in block.steps:
+    for item in body.steps:
         yield item, times
-        if isinstance(item, LocalOp) and item.blocks:
+        if isinstance(item, LocalOp) and item.regions:
             trip_counts = rules[item.op.id].data_flow.trip_counts
-            for inner, trips in zip(item.blocks, trip_counts, strict=True):
+            for inner, trips in zip(item.regions, trip_counts, strict=True):
                 yield from _instructions(inner, times * trips, rules)

@@ -1,10 +1,10 @@
 """Text of device-local programs: one line per instruction.
 
-    program := "def" name "on" mesh "{" (["constant"] local ":" type)* block "}"
-    block   := line* "return" (source ["after" local])*
+    program := "def" name "on" mesh "{" (["constant"] local ":" type)* region "}"
+    region  := line* "return" (source ["after" local])*
     line    := local ":" type "=" step "(" local ")" axes detail* mark* ["for" op]
              | (local ":" type)* "=" op "(" source* ")" turn* mark* ["{" inner ("} {" inner)* "}"]
-    inner   := "(" (local ":" type)* ")" block
+    inner   := "(" (local ":" type)* ")" region
     step    := "slice" | "all_gather" | "all_reduce" | "reduce_scatter" | "all_to_all"
              | "collective_permute" | "halo"
     detail  := "dim" n | "split" n | monoid | "elements" n ":" n | "size" n | "apart"
@@ -30,9 +30,9 @@ from partir_search.ir.core import Literal
 from partir_search.ir.mesh import MeshShape
 from partir_search.lowering.local_ir import (
     UNSCHEDULED,
-    Block,
     LocalOp,
     LocalProgram,
+    LocalRegion,
     Reshard,
     Scheduling,
 )
@@ -49,7 +49,7 @@ def print_local(program: LocalProgram) -> str:
     lines = [f"def {partition.module.name} on mesh<{partition.mesh}> {{"]
     lines += [f"{INDENT}{printer.declared(local)}" for local in body.args]
     lines += [f"{INDENT}constant {printer.declared(x)}" for x in program.constants.values()]
-    lines += printer.block(body, 1, dict(program.results_after))
+    lines += printer.region(body, 1, dict(program.results_after))
     return "\n".join([*lines, "}"])
 
 
@@ -76,19 +76,19 @@ class _Printer:
     def source(self, source: Source) -> str:
         return str(source.value) if isinstance(source, Literal) else self.local(source)
 
-    def block(
-        self, block: Block, level: int, after: Mapping[int, LocalValue] = MappingProxyType({})
+    def region(
+        self, body: LocalRegion, level: int, after: Mapping[int, LocalValue] = MappingProxyType({})
     ) -> Iterator[str]:
-        """Lines of a block's instructions, then of the results with the values awaited."""
+        """Lines of a region's instructions, then of the results with the values awaited."""
         indent = INDENT * level
-        for item in block.steps:
+        for item in body.steps:
             if isinstance(item, Reshard):
                 yield indent + self.reshard(item)
             else:
                 yield from self.op(item, level)
         results = (
             f"{self.source(x)} after {self.local(after[at])}" if at in after else self.source(x)
-            for at, x in enumerate(block.results)
+            for at, x in enumerate(body.results)
         )
         yield f"{indent}return {', '.join(results)}"
 
@@ -121,19 +121,19 @@ class _Printer:
             yield "tiles_first"
 
     def op(self, item: LocalOp, level: int) -> Iterator[str]:
-        """Lines of an op and of the blocks of its regions."""
+        """Lines of an op and of its regions."""
         made = ", ".join(map(self.declared, item.outs))
         said = [f"{item.op.prim}({self.sources(item.ins)})", *item.details()]
         said += [f"adds {self.sources(item.received)}"] if item.received else []
         said += self.marks(item.scheduling)
         line = f"{INDENT * level}{made} = {' '.join(said)}"
-        if not item.blocks:
+        if not item.regions:
             yield line
             return
         yield f"{line} {{"
-        for i, block in enumerate(item.blocks):
+        for i, body in enumerate(item.regions):
             if i:
                 yield f"{INDENT * level}}} {{"
-            yield f"{INDENT * (level + 1)}({', '.join(map(self.declared, block.args))})"
-            yield from self.block(block, level + 1)
+            yield f"{INDENT * (level + 1)}({', '.join(map(self.declared, body.args))})"
+            yield from self.region(body, level + 1)
         yield f"{INDENT * level}}}"

@@ -14,11 +14,11 @@ import numpy as np
 
 from partir_search.ir.core import Region, Value
 from partir_search.ir.partition import Layout, Partition
-from partir_search.lowering.builder import BlockBuilder
+from partir_search.lowering.builder import RegionBuilder
 from partir_search.lowering.cache import Boundary, LocalCache
 from partir_search.lowering.diagonals import without_diagonals
 from partir_search.lowering.home_layouts import HomeLayouts
-from partir_search.lowering.local_ir import Block, LocalProgram
+from partir_search.lowering.local_ir import LocalProgram, LocalRegion
 from partir_search.lowering.local_value import LocalValue, Source, layout_of
 
 
@@ -54,8 +54,8 @@ class Localizer(HomeLayouts):
         if ends is None:
             ends = self.cache.boundaries[key] = self._boundary()
         results, constants = self.all_home(body.results), tuple(ends.constants.values())
-        block = self.block(body, ends.args, ends.targets, results, constants)
-        return LocalProgram(self.partition, block, ends.constants)
+        local_body = self.local_region(body, ends.args, ends.targets, results, constants)
+        return LocalProgram(self.partition, local_body, ends.constants)
 
     def _boundary(self) -> Boundary:
         values = self.module.values
@@ -90,16 +90,16 @@ class Localizer(HomeLayouts):
             targets[result] = layout
         return Boundary(constants, args, tuple(targets))
 
-    def block(
+    def local_region(
         self,
         region: Region,
         args: tuple[LocalValue, ...],
         targets: Sequence[Layout],
         at_home: Sequence[Source],
         constants: Sequence[LocalValue] = (),
-    ) -> Block:
-        """Block of a region; see `HomeLayouts.block`."""
-        builder = BlockBuilder(self)
+    ) -> LocalRegion:
+        """Lowers a region; see `HomeLayouts.local_region`."""
+        builder = RegionBuilder(self)
         left: dict[tuple[int, Layout], Source] = {}
         if self.partition.mesh.diagonals or self.partition.modes.argument_layouts:
             left = {(s.value.id, s.layout): s for s in args}
@@ -128,7 +128,7 @@ class Localizer(HomeLayouts):
         for i, (r, target) in enumerate(zip(region.results, targets, strict=True)):
             if isinstance(r, Value) and (left or layout_of(results[i]) != target):
                 results[i] = left.get((r.id, target)) or builder.reshard_operand(r, target, None)
-        return Block(region, args, builder.steps, tuple(results))
+        return LocalRegion(region, args, builder.steps, tuple(results))
 
     def _entering_arguments(
         self, region: Region, args: Sequence[LocalValue], targets: Sequence[Layout]

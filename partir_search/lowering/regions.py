@@ -1,4 +1,4 @@
-"""Lowering of ops with regions: layouts at the borders, and the blocks inside."""
+"""Lowering of ops with regions: layouts at the borders, and the regions inside."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def _local_values(sources: Sequence[Source]) -> tuple[LocalValue, ...]:
 
 
 def region_plan(owner: HomeLayouts, op: Op) -> OpPlan:
-    """Plan of an op with regions, blocks included.
+    """Plan of an op with regions, regions included.
 
     Sparse programs share one plan among partitions with equal codes of all values and ops inside.
     """
     if owner.active is None:
-        return _with_blocks(owner, op, _crossing(owner, op))
+        return _with_regions(owner, op, _crossing(owner, op))
     around = owner.def_use.contents(op)
     crossing = (op.id, codes_at(owner.home_codes, around.crossing), owner.setting)
     ends = owner.cache.region_boundaries.get(crossing)
@@ -40,21 +40,21 @@ def region_plan(owner: HomeLayouts, op: Op) -> OpPlan:
     if plan is None:
         if len(kept) == MAX_REGION_PLANS:
             kept.clear()
-        plan = kept[key] = _with_blocks(owner, op, ends)
+        plan = kept[key] = _with_regions(owner, op, ends)
     return plan
 
 
-def _with_blocks(owner: HomeLayouts, op: Op, ends: RegionBoundary) -> OpPlan:
-    blocks = tuple(
+def _with_regions(owner: HomeLayouts, op: Op, ends: RegionBoundary) -> OpPlan:
+    regions = tuple(
         [
-            owner.block(region, args, targets, results)
+            owner.local_region(region, args, targets, results)
             for region, args, targets, results in zip(
                 op.regions, ends.args, ends.targets, ends.results, strict=True
             )
         ]
     )
-    known, blocks = ends.plan, stop_per_device(owner.partition, op, blocks)
-    local_op = LocalOp(op, known.local_op.ins, known.local_op.outs, blocks)
+    known, regions = ends.plan, stop_per_device(owner.partition, op, regions)
+    local_op = LocalOp(op, known.local_op.ins, known.local_op.outs, regions)
     return OpPlan(known.needs, local_op, known.moved, known.reshards_results, known.windows)
 
 

@@ -118,7 +118,7 @@ def lower_unsharded(builder: ReshardBuilder, local_op: LocalOp) -> LocalOp:
     chunks = _chunks(builder, local_op.op, blockwise, 1) if blockwise else 1
     if chunks == 1:
         return local_op
-    return ChunkedOp(local_op.op, local_op.ins, local_op.outs, local_op.blocks, chunks=chunks)
+    return ChunkedOp(local_op.op, local_op.ins, local_op.outs, local_op.regions, chunks=chunks)
 
 
 def _chunks(builder: ReshardBuilder, op: Op, blockwise: Blockwise, blocks: int) -> int:

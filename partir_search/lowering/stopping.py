@@ -11,35 +11,37 @@ from collections.abc import Iterable, Sequence
 
 from partir_search.ir.core import Op, Region
 from partir_search.ir.partition import Partition
-from partir_search.lowering.local_ir import Block, Instruction, Reshard
+from partir_search.lowering.local_ir import Instruction, LocalRegion, Reshard
 from partir_search.lowering.local_value import LocalValue, Source
 from partir_search.lowering.reshard_steps import Reduction
 
 
-def stop_per_device(partition: Partition, op: Op, blocks: Sequence[Block]) -> tuple[Block, ...]:
-    """Blocks of a loop, with the predicate's all_reduce removed if devices may stop alone.
+def stop_per_device(
+    partition: Partition, op: Op, regions: Sequence[LocalRegion]
+) -> tuple[LocalRegion, ...]:
+    """Regions of a loop, with the predicate's all_reduce removed if devices may stop alone.
 
     Devices may stop alone if an iteration has no further collective, and all carries are tiled over
     the examples like the predicate: each device then reads and writes only values of own examples.
     """
     examples = partition.rules[op.id].data_flow.examples
     if examples is None:
-        return tuple(blocks)
-    decision = blocks[examples.decides]
+        return tuple(regions)
+    decision = regions[examples.decides]
     own = _local_decision(decision.steps, decision.results[0])
     if own is None or own is decision.results[0]:
-        return tuple(blocks)
+        return tuple(regions)
     body = op.regions[examples.body]
     layouts = [partition.layout(v) for v in body.args[examples.first :]]
     over = layouts[-1]
     alike = all(layout[: len(over)] == over for layout in layouts)
     tiled = {axis for axes in over for axis in axes}
     summed = {axis for axis, _ in own.partial}
-    if not alike or not summed <= tiled or _synchronises(partition, blocks[examples.body]):
-        return tuple(blocks)
+    if not alike or not summed <= tiled or _synchronises(partition, regions[examples.body]):
+        return tuple(regions)
     steps: list[Instruction] = [s for s in decision.steps if not isinstance(s, Reshard)]
-    alone = Block(decision.region, decision.args, steps, (own,))
-    return tuple(alone if b is decision else b for b in blocks)
+    alone = LocalRegion(decision.region, decision.args, steps, (own,))
+    return tuple(alone if r is decision else r for r in regions)
 
 
 def _local_decision(steps: Iterable[Instruction], result: Source) -> LocalValue | None:
@@ -53,13 +55,13 @@ def _local_decision(steps: Iterable[Instruction], result: Source) -> LocalValue 
     return result if isinstance(result, LocalValue) else None
 
 
-def _synchronises(partition: Partition, block: Block) -> bool:
-    """True if a block contains a collective or an op that all devices must run together."""
+def _synchronises(partition: Partition, body: LocalRegion) -> bool:
+    """True if a region contains a collective or an op that all devices must run together."""
 
-    def communicates(block: Block) -> bool:
+    def communicates(body: LocalRegion) -> bool:
         return any(
-            s.step.communicates if isinstance(s, Reshard) else any(map(communicates, s.blocks))
-            for s in block.steps
+            s.step.communicates if isinstance(s, Reshard) else any(map(communicates, s.regions))
+            for s in body.steps
         )
 
     def together(region: Region) -> bool:
@@ -68,4 +70,4 @@ def _synchronises(partition: Partition, block: Block) -> bool:
             for op, rule in ((op, partition.rules[op.id]) for op in region.ops)
         )
 
-    return communicates(block) or together(block.region)
+    return communicates(body) or together(body.region)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from partir_search.ir.core import Literal
-from partir_search.lowering.local_ir import Block, LocalOp, LocalProgram, Reshard
+from partir_search.lowering.local_ir import LocalOp, LocalProgram, LocalRegion, Reshard
 from partir_search.lowering.local_value import LocalValue, Source
 
 
@@ -20,7 +20,7 @@ def verify_local(program: LocalProgram) -> None:
       InvalidLocalProgram: an instruction reads a local value before the value's definition, a
         step's layout differs from the target's, or a result of the program is a partial sum.
     """
-    _block(program.body, set(program.constants.values()), "the program")
+    _verify(program.body, set(program.constants.values()), "the program")
     for at, argument in program.results_after:
         if argument not in program.body.args or at not in range(len(program.body.results)):
             raise InvalidLocalProgram(f"result {at} waits for {_named(argument)}, no argument")
@@ -29,15 +29,15 @@ def verify_local(program: LocalProgram) -> None:
             raise InvalidLocalProgram(f"the result {_named(result)} is a partial sum")
 
 
-def _block(block: Block, outer: Iterable[LocalValue], where: str) -> None:
-    defined = {*outer, *block.args}
+def _verify(body: LocalRegion, outer: Iterable[LocalValue], where: str) -> None:
+    defined = {*outer, *body.args}
 
     def check(sources: Iterable[Source], user: str) -> None:
         for source in sources:
             if not isinstance(source, Literal) and source not in defined:
                 raise InvalidLocalProgram(f"{user} in {where} reads {_named(source)} too early")
 
-    for item in block.steps:
+    for item in body.steps:
         order = item.scheduling
         named = item.step.kind if isinstance(item, Reshard) else item.op.prim
         check(
@@ -52,15 +52,15 @@ def _block(block: Block, outer: Iterable[LocalValue], where: str) -> None:
             defined.add(item.target)
         else:
             _local_op(item, check, defined)
-    check(block.results, "the end")
+    check(body.results, "the end")
 
 
 def _local_op(
     item: LocalOp, check: Callable[[Iterable[Source], str], None], defined: set[LocalValue]
 ) -> None:
     check((*item.ins, *item.received), item.op.prim)
-    for inner in item.blocks:
-        _block(inner, defined, f"a region of {item.op.prim}")
+    for inner in item.regions:
+        _verify(inner, defined, f"a region of {item.op.prim}")
     defined.update(item.outs)
 
 

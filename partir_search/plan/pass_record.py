@@ -22,7 +22,7 @@ PIPELINE = {
     "order_turns": "turns of a ring, one after the other",
     "delay_gathers": "regathers wait for gradients",
     "hoist_early_reads": "reads of the loss, before the backward pass",
-    "block_cse": "barriers that keep regathers apart from earlier gathers",
+    "prevent_cse": "barriers that keep regathers apart from earlier gathers",
     "pin_update_layouts": "gradients in the layout of their state",
     "pin_lookup_layouts": "look-ups in rows",
     "write_donated_last": "results in donated buffers, after the last read",

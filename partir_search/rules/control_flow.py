@@ -10,7 +10,6 @@ from jax import lax
 
 from partir_search.ir.core import Op
 from partir_search.ir.data_flow import (
-    Block,
     CarryEdge,
     DataFlowEdges,
     Emit,
@@ -18,6 +17,7 @@ from partir_search.ir.data_flow import (
     FinalEdge,
     InputEdge,
     OutputEdge,
+    RegionFunction,
     SharedEdge,
 )
 from partir_search.ir.kind import Kind
@@ -55,11 +55,11 @@ def _scan_edges(consts: int, carries: int, args: int, results: int, trips: int) 
     )
 
 
-def _emit_scan(op: Op, blocks: Sequence[Block], args: Sequence[Any]) -> Sequence[Any]:
+def _emit_scan(op: Op, bodies: Sequence[RegionFunction], args: Sequence[Any]) -> Sequence[Any]:
     consts, carries = op.params["num_consts"], op.params["num_carry"]
 
     def body(carry: tuple[Any, ...], xs: tuple[Any, ...]) -> tuple[Any, Any]:
-        out = blocks[0](*args[:consts], *carry, *xs)
+        out = bodies[0](*args[:consts], *carry, *xs)
         return tuple(out[:carries]), tuple(out[carries:])
 
     carry, ys = lax.scan(
@@ -99,12 +99,12 @@ def _while_edges(
     )
 
 
-def _emit_while(op: Op, blocks: Sequence[Block], args: Sequence[Any]) -> Sequence[Any]:
+def _emit_while(op: Op, bodies: Sequence[RegionFunction], args: Sequence[Any]) -> Sequence[Any]:
     cond_consts, body_consts = op.params["cond_nconsts"], op.params["body_nconsts"]
     first = cond_consts + body_consts
     out = lax.while_loop(
-        lambda carry: blocks[0](*args[:cond_consts], *carry)[0],
-        lambda carry: tuple(blocks[1](*args[cond_consts:first], *carry)),
+        lambda carry: bodies[0](*args[:cond_consts], *carry)[0],
+        lambda carry: tuple(bodies[1](*args[cond_consts:first], *carry)),
         tuple(args[first:]),
     )
     return list(out)
@@ -128,24 +128,24 @@ def _cond_edges(regions: int, operands: int, results: int) -> DataFlowEdges:
     )
 
 
-def _emit_cond(op: Op, blocks: Sequence[Block], args: Sequence[Any]) -> Sequence[Any]:
+def _emit_cond(op: Op, bodies: Sequence[RegionFunction], args: Sequence[Any]) -> Sequence[Any]:
     if (platforms := op.params.get("branches_platforms")) is not None:
-        return _platform_dependent(platforms, blocks, args)
-    out = lax.switch(args[0], [lambda *x, b=b: tuple(b(*x)) for b in blocks], *args[1:])
+        return _platform_dependent(platforms, bodies, args)
+    out = lax.switch(args[0], [lambda *x, b=b: tuple(b(*x)) for b in bodies], *args[1:])
     return list(out)
 
 
 def _platform_dependent(
-    platforms: Sequence[Sequence[str] | None], blocks: Sequence[Block], args: Sequence[Any]
+    platforms: Sequence[Sequence[str] | None], bodies: Sequence[RegionFunction], args: Sequence[Any]
 ) -> Sequence[Any]:
     """A branch per platform: only the branch of the target is compiled."""
     branches: dict[str, Any] = {}
     default = None
-    for names, block in zip(platforms, blocks, strict=True):
+    for names, body in zip(platforms, bodies, strict=True):
         if names is None:
-            default = block
+            default = body
         else:
-            branches.update(dict.fromkeys(names, block))
+            branches.update(dict.fromkeys(names, body))
     out = lax.platform_dependent(
         *args[1:],
         default=default and (lambda *x: tuple(default(*x))),
@@ -175,7 +175,7 @@ def _pass_edges(operands: int, results: int) -> DataFlowEdges:
     )
 
 
-def _emit_remat(op: Op, blocks: Sequence[Block], args: Sequence[Any]) -> Sequence[Any]:
+def _emit_remat(op: Op, bodies: Sequence[RegionFunction], args: Sequence[Any]) -> Sequence[Any]:
     """Body after one barrier, as lowered by jax: without it XLA's CSE would undo the remat."""
     prevent = op.params["prevent_cse"]
     flags = prevent if isinstance(prevent, tuple) else (bool(prevent),) * len(args)
@@ -185,8 +185,8 @@ def _emit_remat(op: Op, blocks: Sequence[Block], args: Sequence[Any]) -> Sequenc
         args = list(args)
         for i, value in zip(guarded, fenced, strict=True):
             args[i] = value
-    return blocks[0](*args)
+    return bodies[0](*args)
 
 
-def _emit_barrier(op: Op, blocks: Sequence[Block], args: Sequence[Any]) -> Sequence[Any]:
+def _emit_barrier(op: Op, bodies: Sequence[RegionFunction], args: Sequence[Any]) -> Sequence[Any]:
     return list(lax.optimization_barrier(tuple(args)))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from partir_search.ir.analysis.def_use import def_use
 from partir_search.ir.core import Op
 from partir_search.ir.rule import OpRule
-from partir_search.lowering.local_ir import Block, LocalOp, LocalProgram, Reshard, RingReshard
+from partir_search.lowering.local_ir import LocalOp, LocalProgram, LocalRegion, Reshard, RingReshard
 from partir_search.lowering.local_value import LocalValue
 from partir_search.lowering.reshard_steps import AllGather, Reduction
 from partir_search.simulator.cost import OpCost
@@ -99,11 +99,11 @@ def cost_by_op(
     return tuple(sorted(rows, key=lambda r: -r.seconds))
 
 
-def _arguments(block: Block) -> Iterator[LocalValue]:
-    """Arguments of a block and of all blocks inside."""
-    yield from block.args
-    for item in block.steps:
-        for inner in item.blocks if isinstance(item, LocalOp) else ():
+def _arguments(body: LocalRegion) -> Iterator[LocalValue]:
+    """Arguments of a region and of all regions inside."""
+    yield from body.args
+    for item in body.steps:
+        for inner in item.regions if isinstance(item, LocalOp) else ():
             yield from _arguments(inner)
 
 

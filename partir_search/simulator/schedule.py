@@ -9,7 +9,13 @@ import numpy as np
 
 from partir_search.ir.core import Op
 from partir_search.ir.partition import Partition
-from partir_search.lowering.local_ir import Block, Instruction, LocalProgram, Reshard, RingTurn
+from partir_search.lowering.local_ir import (
+    Instruction,
+    LocalProgram,
+    LocalRegion,
+    Reshard,
+    RingTurn,
+)
 from partir_search.simulator.arrays import Floats, Ints
 from partir_search.simulator.printing import table
 from partir_search.simulator.time.collective_cost import CollectiveCost, CollectiveCosts
@@ -24,7 +30,7 @@ Scheduled = tuple[Instruction, int, CollectiveCost | None, bool]
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
-class ScheduledBlock:
+class ScheduledRegion:
     """Schedule of one region on one device.
 
     Attributes:
@@ -40,7 +46,7 @@ class ScheduledBlock:
     seconds: Floats
     spent: Sequence[float]
     steps: Sequence[Scheduled]
-    inner: Mapping[int, Sequence[tuple[ScheduledBlock | None, float]]]
+    inner: Mapping[int, Sequence[tuple[ScheduledRegion | None, float]]]
 
     def __str__(self) -> str:
         rows = [
@@ -48,7 +54,7 @@ class ScheduledBlock:
             for item, at, cost, _ in self.steps
         ]
         head = ("position", "compute before, s", "instruction", "collective, s")
-        return table("ScheduledBlock", head, rows)
+        return table("ScheduledRegion", head, rows)
 
     def all_costs(self) -> Iterator[CollectiveCost]:
         """Costs of all reshards of the region and of all regions inside."""
@@ -59,7 +65,7 @@ class ScheduledBlock:
                     yield from part.all_costs()
 
 
-def schedule(program: LocalProgram, seconds_of: Floats, costs: CollectiveCosts) -> ScheduledBlock:
+def schedule(program: LocalProgram, seconds_of: Floats, costs: CollectiveCosts) -> ScheduledRegion:
     """Schedules a program.
 
     Args:
@@ -69,19 +75,19 @@ def schedule(program: LocalProgram, seconds_of: Floats, costs: CollectiveCosts) 
 
 
 def _schedule(
-    block: Block, partition: Partition, seconds_of: Floats, costs: CollectiveCosts
-) -> ScheduledBlock:
-    """Schedules a block and all blocks inside."""
+    body: LocalRegion, partition: Partition, seconds_of: Floats, costs: CollectiveCosts
+) -> ScheduledRegion:
+    """Schedules a region and all regions inside."""
     def_use = partition.def_use
-    members, position = def_use.members[block.region], def_use.position
+    members, position = def_use.members[body.region], def_use.position
     seconds = seconds_of[members]
     spent = [0.0, *np.cumsum(seconds).tolist()]
     constants = partition.module.constants
-    arguments = {s.id for s in block.args} if block.steps else set[int]()
+    arguments = {s.id for s in body.args} if body.steps else set[int]()
     steps: list[Scheduled] = []
-    inner: dict[int, list[tuple[ScheduledBlock | None, float]]] = {}
+    inner: dict[int, list[tuple[ScheduledRegion | None, float]]] = {}
     at, done = 0, None  # the next op's position, and the op before
-    for item in block.steps:
+    for item in body.steps:
         op: Op | None = item.op
         if isinstance(item, Reshard):
             if op is None:
@@ -95,15 +101,15 @@ def _schedule(
         steps.append((item, at, None, False))
         if isinstance(item, RingTurn) and not item.last:
             continue
-        if item.blocks:
+        if item.regions:
             trips = partition.rules[item.op.id].data_flow.trip_counts
             inner[len(steps) - 1] = [
                 (_schedule(b, partition, seconds_of, costs) if b.steps else None, n)
-                for b, n in zip(item.blocks, trips, strict=True)
+                for b, n in zip(item.regions, trips, strict=True)
             ]
         done = item.op
         at += 1
-    return ScheduledBlock(members, seconds, spent, steps, inner)
+    return ScheduledRegion(members, seconds, spent, steps, inner)
 
 
 def _name(item: object) -> str:

@@ -25,7 +25,7 @@ from partir_search.simulator.memory.temporaries import Temporaries, redistributi
 from partir_search.simulator.models import model_fold, model_program
 from partir_search.simulator.printing import table
 from partir_search.simulator.program_analysis import ProgramAnalysis, analyse_program
-from partir_search.simulator.schedule import ScheduledBlock, schedule
+from partir_search.simulator.schedule import ScheduledRegion, schedule
 from partir_search.simulator.target.machine import Machine
 from partir_search.simulator.time.collective_cost import CollectiveCosts, reshard_width
 from partir_search.simulator.time.fusion_splits import SplitKernels, split_at_partials
@@ -70,7 +70,7 @@ class Simulation:
     cost: Cost
     load: DeviceLoad
     seconds_of: Floats
-    scheduled: ScheduledBlock
+    scheduled: ScheduledRegion
     overlap: Overlap
     split: SplitKernels
     temporaries: Temporaries

@@ -60,7 +60,7 @@ def stages(model: CostModel, found: Simulation) -> dict[str, Any]:
         "ProgramFacts": model.facts,
         "DeviceLoad": found.load,
         "Roofline": found.load.roofline,
-        "ScheduledBlock": found.scheduled,
+        "ScheduledRegion": found.scheduled,
         "Overlap": found.overlap,
         "SplitKernels": found.split,
         "Temporaries": found.temporaries,
@@ -77,7 +77,7 @@ def test_every_stage_prints(machine: str) -> None:
         assert "object at" not in text
         assert max(map(len, text.splitlines())) < 400
     whole = str(found)
-    for name in ("DeviceLoad", "ScheduledBlock", "Overlap", "SplitKernels", "Temporaries"):
+    for name in ("DeviceLoad", "ScheduledRegion", "Overlap", "SplitKernels", "Temporaries"):
         assert name in whole
     assert "dot_general" in str(model.time.kernels)
     assert "all_reduce" in str(found.overlap)

@@ -79,7 +79,7 @@ def test_every_attribute_is_a_pass() -> None:
     of_pass = {
         "delay_gathers": "after=[",
         "hoist_early_reads": "before=[",
-        "block_cse": "barrier=[",
+        "prevent_cse": "barrier=[",
         "pin_update_layouts": "layout=row_major[",
     }
     for left_out in of_pass:

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Set
 
 from partir_search.ir.core import Literal
-from partir_search.lowering.local_ir import Block, LocalOp, LocalProgram, Reshard
+from partir_search.lowering.local_ir import LocalOp, LocalProgram, LocalRegion, Reshard
 from partir_search.lowering.local_value import LocalValue
 from partir_search.lowering.reshard_steps import AllGather, Permute
-from partir_search.lowering.scheduling.marks import Marks, mark_blocks
+from partir_search.lowering.scheduling.marks import Marks, mark_regions
 from partir_search.lowering.traits import LoweringTraits
 
 
-def block_cse(program: LocalProgram, traits: LoweringTraits) -> LocalProgram:
+def prevent_cse(program: LocalProgram, traits: LoweringTraits) -> LocalProgram:
     """Puts the source of each regather behind a barrier, with a second operand of the reader.
 
     The second operand delays the regather until the reader can run. A barrier forces its values
@@ -27,29 +27,29 @@ def block_cse(program: LocalProgram, traits: LoweringTraits) -> LocalProgram:
     """
     rules = program.partition.rules
 
-    def find(block: Block, outer: Set[int]) -> Marks:
+    def find(body: LocalRegion, outer: Set[int]) -> Marks:
         marks: dict[int, dict[str, tuple[LocalValue, ...]]] = {}
-        defined = {*outer, *(local.id for local in block.args)}
+        defined = {*outer, *(local.id for local in body.args)}
         constant: set[int] = set()  # results of ops without array operands
         fused: set[int] = set()  # elementwise results
-        for at, item in enumerate(block.steps):
+        for at, item in enumerate(body.steps):
             if isinstance(item, LocalOp):
                 made = {local.id for local in item.outs}
                 arrays = (x for x in item.ins if isinstance(x, LocalValue) and x.value.type.shape)
-                if not item.blocks and next(arrays, None) is None:
+                if not item.regions and next(arrays, None) is None:
                     constant |= made
                 if rules[item.op.id].elementwise:
                     fused |= made
             elif item.regather and isinstance(item.step, (AllGather, Permute)):
-                marks[at] = {"barrier": _companion(block, at, item, defined, constant, fused)}
+                marks[at] = {"barrier": _companion(body, at, item, defined, constant, fused)}
             defined.update(local.id for local in item.outs)
         return marks
 
-    return mark_blocks(program, find)
+    return mark_regions(program, find)
 
 
 def _companion(
-    block: Block,
+    body: LocalRegion,
     at: int,
     regather: Reshard,
     defined: Set[int],
@@ -57,7 +57,7 @@ def _companion(
     fused: Set[int],
 ) -> tuple[LocalValue, ...]:
     """Operand to put behind the barrier; () if none fits."""
-    later = (x for x in block.steps[at:] if isinstance(x, LocalOp) and x.op is regather.op)
+    later = (x for x in body.steps[at:] if isinstance(x, LocalOp) and x.op is regather.op)
     user = next(later, None)
     for operand in user.ins if user else ():
         if isinstance(operand, Literal) or operand.id not in defined or operand is regather.source:

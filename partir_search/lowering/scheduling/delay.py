@@ -18,16 +18,16 @@ from collections.abc import Sequence, Set
 
 from partir_search.ir.rule import OpRule
 from partir_search.lowering.local_ir import (
-    Block,
     LocalOp,
     LocalProgram,
+    LocalRegion,
     Reshard,
     RingTurn,
     SkewedTurn,
 )
 from partir_search.lowering.local_value import LocalValue
 from partir_search.lowering.reshard_steps import AllGather, Reduction
-from partir_search.lowering.scheduling.marks import Marks, mark_blocks, mark_body
+from partir_search.lowering.scheduling.marks import Marks, mark_body, mark_regions
 from partir_search.lowering.traits import LoweringTraits
 
 
@@ -37,15 +37,15 @@ def delay_rings(program: LocalProgram, traits: LoweringTraits) -> LocalProgram:
     The first instruction of the ring waits. Collective matmul and attention keep XLA's order.
     """
 
-    def find(block: Block, outer: Set[int]) -> Marks:
+    def find(body: LocalRegion, outer: Set[int]) -> Marks:
         results: dict[int, tuple[LocalValue, ...]] = {}  # by op, in order
-        for item in block.steps:
+        for item in body.steps:
             if isinstance(item, SkewedTurn):
                 results[item.op.id] = item.outs
         if not results:
             return {}
         first: dict[int, int] = {}
-        for at, item in enumerate(block.steps):
+        for at, item in enumerate(body.steps):
             if item.op is not None and item.op.id in results:
                 first.setdefault(item.op.id, at)
         rings = list(results)
@@ -55,7 +55,7 @@ def delay_rings(program: LocalProgram, traits: LoweringTraits) -> LocalProgram:
             for op, earlier in zip(late, rings, strict=False)
         }
 
-    return mark_blocks(program, find)
+    return mark_regions(program, find)
 
 
 def order_turns(program: LocalProgram, traits: LoweringTraits) -> LocalProgram:
@@ -65,11 +65,11 @@ def order_turns(program: LocalProgram, traits: LoweringTraits) -> LocalProgram:
     operand alive.
     """
 
-    def find(block: Block, outer: Set[int]) -> Marks:
+    def find(body: LocalRegion, outer: Set[int]) -> Marks:
         marks: dict[int, dict[str, tuple[LocalValue, ...]]] = {}
         following: LocalOp | None = None
-        for at in range(len(block.steps) - 1, -1, -1):
-            item = block.steps[at]
+        for at in range(len(body.steps) - 1, -1, -1):
+            item = body.steps[at]
             if isinstance(item, RingTurn) and not item.last:
                 assert following is not None
                 moved = (x for x in following.ins if isinstance(x, LocalValue))
@@ -78,7 +78,7 @@ def order_turns(program: LocalProgram, traits: LoweringTraits) -> LocalProgram:
                 following = item
         return marks
 
-    return mark_blocks(program, find)
+    return mark_regions(program, find)
 
 
 def delay_gathers(program: LocalProgram, traits: LoweringTraits) -> LocalProgram:
@@ -92,8 +92,8 @@ def delay_gathers(program: LocalProgram, traits: LoweringTraits) -> LocalProgram
     return mark_body(program, _gathers(program.body, program.partition.rules, traits))
 
 
-def _gathers(block: Block, rules: Sequence[OpRule], traits: LoweringTraits) -> Marks:
-    steps, lag = block.steps, traits.delay_lag_collectives
+def _gathers(body: LocalRegion, rules: Sequence[OpRule], traits: LoweringTraits) -> Marks:
+    steps, lag = body.steps, traits.delay_lag_collectives
     reduced = {
         item.source.id
         for item in steps

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence, Set
 
 from partir_search.ir.rule import OpRule
-from partir_search.lowering.local_ir import Block, LocalOp, LocalProgram, Reshard
+from partir_search.lowering.local_ir import LocalOp, LocalProgram, LocalRegion, Reshard
 from partir_search.lowering.local_value import LocalValue
-from partir_search.lowering.scheduling.marks import Marks, mark_blocks
+from partir_search.lowering.scheduling.marks import Marks, mark_regions
 from partir_search.lowering.traits import LoweringTraits
 
 
@@ -24,29 +24,29 @@ def hoist_early_reads(program: LocalProgram, traits: LoweringTraits) -> LocalPro
     (`LoweringTraits.early_read_ratio`) and without influence on the backward pass.
     """
 
-    def find(block: Block, _: Set[int]) -> Marks:
-        early = early_reads(block, program.partition.rules, traits)
+    def find(body: LocalRegion, _: Set[int]) -> Marks:
+        early = early_reads(body, program.partition.rules, traits)
         return {
-            at: {"before": (*(block.steps[at].scheduling.before or ()), operand)}
+            at: {"before": (*(body.steps[at].scheduling.before or ()), operand)}
             for at, operand in early.items()
         }
 
-    return mark_blocks(program, find)
+    return mark_regions(program, find)
 
 
 def early_reads(
-    block: Block, rules: Sequence[OpRule], traits: LoweringTraits
+    body: LocalRegion, rules: Sequence[OpRule], traits: LoweringTraits
 ) -> dict[int, LocalValue]:
     """Smallest operand with a reader in the backward pass, by position of an early read.
 
     An operand resharded for each pass (labels, gathered twice) stands for the reshard's source.
     """
-    sources = _first_sources(block)
+    sources = _first_sources(body)
     needed: set[int] = set()  # read by the backward pass, directly or through further instructions
     later: set[int] = set()  # read by instructions of the backward pass
     found: dict[int, LocalValue] = {}
-    for at in range(len(block.steps) - 1, -1, -1):
-        item = block.steps[at]
+    for at in range(len(body.steps) - 1, -1, -1):
+        item = body.steps[at]
         if not isinstance(item, LocalOp):
             if item.target.id in needed:
                 needed.add(item.source.id)
@@ -59,7 +59,7 @@ def early_reads(
             needed.update(x.id for x in ins)
         elif any(out.id in needed for out in item.outs):
             needed.update(x.id for x in ins)
-        elif not item.blocks and not rules[item.op.id].elementwise:
+        elif not item.regions and not rules[item.op.id].elementwise:
             most = traits.early_read_ratio * sum(out.nbytes for out in item.outs)
             known = [x for local in ins for x in _origins(local, sources) if x.id in later]
             small = [x for x in known if x.nbytes <= most]
@@ -68,7 +68,7 @@ def early_reads(
     return found
 
 
-def _first_sources(block: Block) -> dict[int, LocalValue]:
+def _first_sources(body: LocalRegion) -> dict[int, LocalValue]:
     """Source of the reshard that defines a local value, by id.
 
     Local values defined before the reshard are left out: resharded to a layout and back, a value is
@@ -76,7 +76,7 @@ def _first_sources(block: Block) -> dict[int, LocalValue]:
     """
     sources: dict[int, LocalValue] = {}
     seen: set[int] = set()
-    for item in block.steps:
+    for item in body.steps:
         if isinstance(item, Reshard):
             if item.target.id not in seen:
                 sources[item.target.id] = item.source

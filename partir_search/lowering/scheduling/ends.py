@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Set
 
-from partir_search.lowering.local_ir import Block, LocalProgram, Reshard
+from partir_search.lowering.local_ir import LocalProgram, LocalRegion, Reshard
 from partir_search.lowering.local_value import LocalValue
 from partir_search.lowering.reshard_steps import AllGather, ReduceScatter
-from partir_search.lowering.scheduling.marks import Marks, mark_blocks
+from partir_search.lowering.scheduling.marks import Marks, mark_regions
 from partir_search.lowering.traits import LoweringTraits
 
 
@@ -39,11 +39,11 @@ def scatter_tiles_first(program: LocalProgram, traits: LoweringTraits) -> LocalP
     if not traits.reduce_scatter_tiles_first:
         return program
 
-    def find(block: Block, _: Set[int]) -> Marks:
+    def find(body: LocalRegion, _: Set[int]) -> Marks:
         return {
             at: {"tiles_first": True}
-            for at, item in enumerate(block.steps)
+            for at, item in enumerate(body.steps)
             if isinstance(item, Reshard) and isinstance(item.step, ReduceScatter) and item.step.dim
         }
 
-    return mark_blocks(program, find)
+    return mark_regions(program, find)

@@ -67,8 +67,8 @@ def state_gradients(program: LocalProgram, traits: LoweringTraits) -> dict[int, 
 
     Between gradient and state are only elementwise ops.
     """
-    block, module = program.body, program.partition.module
-    made = {s.id: i for i, item in enumerate(block.steps) for s in item.outs}
+    body, module = program.body, program.partition.module
+    made = {s.id: i for i, item in enumerate(body.steps) for s in item.outs}
     found: dict[int, list[LocalValue]] = {}
     seen: set[int] = set()
 
@@ -77,17 +77,17 @@ def state_gradients(program: LocalProgram, traits: LoweringTraits) -> dict[int, 
             return
         seen.add(local.id)
         at = made[local.id]
-        sources = _elementwise_operands(block.steps[at], shape, program.partition.rules)
+        sources = _elementwise_operands(body.steps[at], shape, program.partition.rules)
         if sources is None:
             found.setdefault(at, []).append(local)
         for source in sources or ():
             visit(source, shape)
 
     for argument, result in module.ties:
-        local = block.results[result]
+        local = body.results[result]
         if argument not in module.donated or not isinstance(local, LocalValue):
             continue
-        while local.id in made and isinstance(reshard := block.steps[made[local.id]], Reshard):
+        while local.id in made and isinstance(reshard := body.steps[made[local.id]], Reshard):
             local = reshard.source  # for ZeRO, the shard of the new parameter before the gather
         if _fills_tiles(local.shape, traits) and _floats(local):
             visit(local, local.shape)
@@ -116,7 +116,7 @@ def _elementwise_operands(
     item: LocalOp | Reshard, shape: Shape, rules: Sequence[OpRule]
 ) -> list[LocalValue] | None:
     """Local values read by an elementwise op; None for ops of any further kind or transposition."""
-    if isinstance(item, Reshard) or item.blocks or not rules[item.op.id].elementwise:
+    if isinstance(item, Reshard) or item.regions or not rules[item.op.id].elementwise:
         return None
     rule = rules[item.op.id]
     operands = [

@@ -6,7 +6,13 @@ import dataclasses
 from collections.abc import Callable, Mapping, Set
 from typing import Any
 
-from partir_search.lowering.local_ir import UNSCHEDULED, Block, Instruction, LocalOp, LocalProgram
+from partir_search.lowering.local_ir import (
+    UNSCHEDULED,
+    Instruction,
+    LocalOp,
+    LocalProgram,
+    LocalRegion,
+)
 
 Marks = Mapping[int, Mapping[str, Any]]
 """By position of an instruction, new values of fields of its `Scheduling`."""
@@ -17,55 +23,61 @@ def mark_body(program: LocalProgram, marks: Marks) -> LocalProgram:
     return dataclasses.replace(program, body=_marked(program.body, marks)) if marks else program
 
 
-def mark_blocks(program: LocalProgram, find: Callable[[Block, Set[int]], Marks]) -> LocalProgram:
-    """Program with marks on instructions of every block.
+def mark_regions(
+    program: LocalProgram, find: Callable[[LocalRegion, Set[int]], Marks]
+) -> LocalProgram:
+    """Program with marks on instructions of every region.
 
     Args:
-      find: function from a block, and ids of local values defined around the block, to marks.
+      find: function from a region, and ids of local values defined around the region, to marks.
     """
     constants = {local.id for local in program.constants.values()}
-    return dataclasses.replace(program, body=_in_blocks(program.body, find, constants))
+    return dataclasses.replace(program, body=_in_regions(program.body, find, constants))
 
 
 def unscheduled(program: LocalProgram) -> LocalProgram:
     """Program without scheduling."""
 
-    def clear(block: Block) -> Block:
+    def clear(body: LocalRegion) -> LocalRegion:
         steps = [
             dataclasses.replace(item, scheduling=UNSCHEDULED)
             if item.scheduling is not UNSCHEDULED
             else item
-            for item in block.steps
+            for item in body.steps
         ]
-        return _with_inner(dataclasses.replace(block, steps=steps), lambda inner, _: clear(inner))
+        return _with_inner(dataclasses.replace(body, steps=steps), lambda inner, _: clear(inner))
 
     return LocalProgram(program.partition, clear(program.body), program.constants)
 
 
-def _in_blocks(block: Block, find: Callable[[Block, Set[int]], Marks], outer: Set[int]) -> Block:
-    def inside(inner: Block, at: int) -> Block:
-        defined = {*outer, *(local.id for local in block.args)}
-        defined.update(local.id for item in block.steps[:at] for local in item.outs)
-        return _in_blocks(inner, find, defined)
+def _in_regions(
+    body: LocalRegion, find: Callable[[LocalRegion, Set[int]], Marks], outer: Set[int]
+) -> LocalRegion:
+    def inside(inner: LocalRegion, at: int) -> LocalRegion:
+        defined = {*outer, *(local.id for local in body.args)}
+        defined.update(local.id for item in body.steps[:at] for local in item.outs)
+        return _in_regions(inner, find, defined)
 
-    return _with_inner(_marked(block, find(block, outer)), inside)
+    return _with_inner(_marked(body, find(body, outer)), inside)
 
 
-def _with_inner(block: Block, change: Callable[[Block, int], Block]) -> Block:
-    """Block with inner blocks changed; `change` takes a block and the position of the outer op."""
-    steps: list[Instruction] = list(block.steps)
+def _with_inner(
+    body: LocalRegion, change: Callable[[LocalRegion, int], LocalRegion]
+) -> LocalRegion:
+    """Region with inner regions changed; `change` takes one and the position of the outer op."""
+    steps: list[Instruction] = list(body.steps)
     for at, item in enumerate(steps):
-        if isinstance(item, LocalOp) and item.blocks:
-            blocks = tuple(change(inner, at) for inner in item.blocks)
-            steps[at] = dataclasses.replace(item, blocks=blocks)
-    return dataclasses.replace(block, steps=steps)
+        if isinstance(item, LocalOp) and item.regions:
+            regions = tuple(change(inner, at) for inner in item.regions)
+            steps[at] = dataclasses.replace(item, regions=regions)
+    return dataclasses.replace(body, steps=steps)
 
 
-def _marked(block: Block, marks: Marks) -> Block:
+def _marked(body: LocalRegion, marks: Marks) -> LocalRegion:
     if not marks:
-        return block
-    steps = list(block.steps)
+        return body
+    steps = list(body.steps)
     for at, fields in marks.items():
         scheduling = dataclasses.replace(steps[at].scheduling, **fields)
         steps[at] = dataclasses.replace(steps[at], scheduling=scheduling)
-    return dataclasses.replace(block, steps=steps)
+    return dataclasses.replace(body, steps=steps)

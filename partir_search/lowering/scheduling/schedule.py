@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 
 from partir_search.lowering.local_ir import LocalProgram
-from partir_search.lowering.scheduling.cse import block_cse
+from partir_search.lowering.scheduling.cse import prevent_cse
 from partir_search.lowering.scheduling.delay import delay_gathers, delay_rings, order_turns
 from partir_search.lowering.scheduling.early_reads import hoist_early_reads
 from partir_search.lowering.scheduling.ends import scatter_tiles_first, write_donated_last
@@ -23,7 +23,7 @@ SCHEDULING: dict[str, SchedulingPass] = {
         order_turns,
         delay_gathers,
         hoist_early_reads,
-        block_cse,
+        prevent_cse,
         pin_update_layouts,
         pin_lookup_layouts,
         write_donated_last,

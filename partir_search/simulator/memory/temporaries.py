@@ -32,7 +32,7 @@ from partir_search.simulator.arrays import Floats
 from partir_search.simulator.memory.model import MemoryModel
 from partir_search.simulator.printing import table
 from partir_search.simulator.program_facts import ProgramFacts
-from partir_search.simulator.schedule import ScheduledBlock
+from partir_search.simulator.schedule import ScheduledRegion
 from partir_search.simulator.target.traits import XlaTraits
 from partir_search.simulator.time.collective_cost import CollectiveCost, dot_read_width
 
@@ -58,7 +58,7 @@ class Temporaries:
 
 
 def redistribution_temporaries(
-    scheduled: ScheduledBlock,
+    scheduled: ScheduledRegion,
     partition: Partition,
     nbytes: Floats,
     facts: ProgramFacts,
@@ -81,7 +81,7 @@ class _Builder:
 
     def __init__(
         self,
-        scheduled: ScheduledBlock,
+        scheduled: ScheduledRegion,
         partition: Partition,
         nbytes: Floats,
         facts: ProgramFacts,
@@ -114,10 +114,10 @@ class _Builder:
                     continue
                 if isinstance(item, SkewedTurn):
                     self._end_ring(item, at)
-            if item.blocks:
+            if item.regions:
                 self.extra[at] += self._regions(scheduled, number, item)
 
-    def _regions(self, scheduled: ScheduledBlock, number: int, item: LocalOp) -> float:
+    def _regions(self, scheduled: ScheduledRegion, number: int, item: LocalOp) -> float:
         """Peak bytes inside the regions of instruction number `number`."""
         peak = 0.0
         curves = self._memory.regions.curves[item.op.id]
@@ -237,7 +237,7 @@ class _Builder:
         self.extra[at + 1 : until] += size + sum(float(self._nbytes[v]) for v in dying)
 
     def _made(self, v: Value) -> int:
-        """Position of the op that makes a value, 0 if the op is outside of the block."""
+        """Position of the op that makes a value, 0 if the op is outside of the region."""
         made = self._facts.def_use.maker_ids[v.id]
         at = int(self._position[made]) if made != NONE else 0
         return at if at < len(self._members) and self._members[at] == made else 0

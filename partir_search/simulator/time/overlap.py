@@ -33,7 +33,7 @@ from partir_search.simulator.memory.region_summaries import RegionSummaries
 from partir_search.simulator.op_kinds import op_flops
 from partir_search.simulator.printing import table
 from partir_search.simulator.program_facts import ProgramFacts
-from partir_search.simulator.schedule import ScheduledBlock
+from partir_search.simulator.schedule import ScheduledRegion
 from partir_search.simulator.target.machine import Machine
 from partir_search.simulator.time.collective_cost import CollectiveCost, CollectiveCosts
 from partir_search.simulator.time.latency_hiding import InFlightCollective, OverlapWindow
@@ -83,7 +83,7 @@ class Overlap:
 
 
 def overlap(
-    scheduled: ScheduledBlock,
+    scheduled: ScheduledRegion,
     partition: Partition,
     seconds_of: Floats,
     costs: CollectiveCosts,
@@ -100,7 +100,7 @@ def overlap(
       record: True to record every collective, which is slow: the source line of each op is found.
     """
     found = _Builder(partition, seconds_of, costs, regions, deferred_runs, record)
-    found.block(scheduled, 1.0)
+    found.region(scheduled, 1.0)
     return Overlap(
         exposed=found.exposed,
         copied=found.copied,
@@ -173,7 +173,7 @@ class _Builder:
             found = CollectiveRecord(kind, axes, seconds, exposed, source)
             self.records.setdefault(self._at if at is None else at, []).append(found)
 
-    def block(self, scheduled: ScheduledBlock, times: float) -> None:
+    def region(self, scheduled: ScheduledRegion, times: float) -> None:
         """Adds a region with `times` runs."""
         members, spent = scheduled.members, scheduled.spent
         freed, last = self._freed(members, scheduled.seconds, times)
@@ -208,11 +208,11 @@ class _Builder:
                 self._arrive(times * item.op.count)
                 if isinstance(item, MatmulTurn):
                     self.copied += self._collective_matmul_copies(item) * times * item.op.count
-            if item.blocks:
+            if item.regions:
                 self._depth += 1
                 for part, n in scheduled.inner[number]:
                     if part is not None:
-                        self.block(part, times * n)
+                        self.region(part, times * n)
                 self._depth -= 1
             elif item.op.id in self._facts.manual:
                 for own in self._facts.manual[item.op.id]:
@@ -230,9 +230,9 @@ class _Builder:
         self._window = outer
 
     def _freed(self, members: Ints, seconds: Floats, times: float) -> tuple[list[float], int]:
-        """Seconds of deferred dots before each op of a block, and the position after the last one.
+        """Seconds of deferred dots before each op of a region, and the position after the last one.
 
-        The list is empty for a block without deferred dots.
+        The list is empty for a region without deferred dots.
         """
         if not self._machine.traits.defers_weight_gradients:
             return [], 0
