@@ -21,8 +21,7 @@ Grammar (what the printer writes; loops come from a `Partition`, see `ir/partiti
     results = "%" name ("," "%" name)* [ "," "..." count "more" ]
     return  = "return" (operand [ ":" type ])*         -- type if different from the value's own
 
-In the full form (`ir/printing/full.py`) no line is a run or a block, each loop has its own line,
-and operands are sliced at uses: ``(slice 0 %x[%batch])``.
+In the full form (`ir/printing/full.py`) no line is a run or a block, and each loop has a line.
 
 A module never changes; a partition is a separate object that refers to ops and values by
 their ids, which are dense and in program order (an op's results come after its regions' values).

@@ -185,9 +185,10 @@ def test_print_window(golden: Callable[[str], None]) -> None:
     golden(print_partition(state.partition()))
 
 
+@pytest.mark.parametrize("full", [False, True])
 @pytest.mark.parametrize("name", sorted(PROGRAMS))
-def test_lines_fit(name: str) -> None:
-    assert max(map(len, plan_of(name).ir().splitlines())) <= WIDTH
+def test_lines_fit(name: str, full: bool) -> None:
+    assert max(map(len, plan_of(name).ir(full=full).splitlines())) <= WIDTH
 
 
 def test_long_lines_break_at_commas_and_types() -> None:
@@ -199,18 +200,41 @@ def test_long_lines_break_at_commas_and_types() -> None:
     assert fitted("short") == ["short"]
 
 
-@pytest.mark.parametrize("name", ["llama-tiny", "gpt-scan-tiny", "nnx-tiny"])
-def test_full_names_every_op(name: str) -> None:
-    plan = plan_of(name)
-    text = plan.ir(full=True)
-    made = re.findall(r"^ *(%[^=(]*?) = (?!tile|sum|max \"|min|ring|pass)", text, re.MULTILINE)
-    names = {n.strip().removeprefix("%") for names in made for n in names.split(",")}
-    assert {r.name for op in plan.module.ops for r in op.results} <= names
+def test_long_words_stay_whole() -> None:
+    """A word that no indent leaves room for goes to the margin; a longer one breaks at a comma."""
+    name = "%" + "layer_10." * 9
+    lines = fitted(f"{' ' * 60}%x = add {name}, {name} : f32[8]")
+    assert max(map(len, lines)) <= WIDTH
+    assert all(lines)
+    assert sum(name in line for line in lines) == 2
+    numbers = ",".join(map(str, range(100)))
+    lines = fitted(f"  %x = gather[sizes=({numbers})] %y : f32[8]")
+    assert max(map(len, lines)) <= WIDTH
+    assert all(line.endswith(",") for line in lines[1:-1])
 
 
 def statements(text: str) -> list[str]:
     """Lines of a body, each with its continuations."""
-    return re.sub(r",\n\s+", ", ", re.sub(r"\n\s+(?=: )", " ", text)).splitlines()
+    lines: list[str] = []
+    for line in text.splitlines():
+        if lines and _depth(line) - _depth(lines[-1]) >= 4:
+            lines[-1] += " " + line.lstrip()
+        else:
+            lines.append(line)
+    return lines
+
+
+def _depth(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+@pytest.mark.parametrize("name", ["llama-tiny", "gpt-scan-tiny", "nnx-tiny"])
+def test_full_names_every_op(name: str) -> None:
+    plan = plan_of(name)
+    text = "\n".join(statements(plan.ir(full=True)))
+    made = re.findall(r"^ *(%[^=(]*?) = (?!tile|sum|max \"|min|ring|pass)", text, re.MULTILINE)
+    names = {n.strip().removeprefix("%") for names in made for n in names.split(",")}
+    assert {r.name for op in plan.module.ops for r in op.results} <= names
 
 
 @pytest.mark.parametrize("name", ["resnet-tiny", "nnx-tiny", "dlrm-tiny"])
@@ -264,18 +288,37 @@ def test_explain_takes_printed_names() -> None:
     assert len(printed_as(module, "norm1")) == 2
 
 
-def test_slices_are_taken_once() -> None:
+@pytest.mark.parametrize("full", [False, True])
+def test_slices_are_taken_once(full: bool) -> None:
     """A loop in a loop takes no slice that the outer one has taken."""
 
     def f(x: Any, w: Any, v: Any) -> Any:
-        return jnp.tanh(x @ v) @ v.T + jnp.tanh(x @ w) @ w.T
+        return jnp.tanh(x @ v), jnp.tanh(x @ w)
 
     state = state_of(module_of(f, ones(8, 4), ones(4, 16), ones(4, 4)))
     tile_arg(state, 0, 0, "batch")
     tile_arg(state, 1, 1, "model")
-    text = print_partition(state.partition())
+    text = print_partition(state.partition(), full=full)
     assert text.count("%a0s = slice 0 %a0[%batch]") == 1
-    assert text.count("dot_general %a0s, ") == 2
+    assert len(re.findall(r"dot_general\S* %a0s, ", text)) == 2
+
+
+def test_full_form_slices_at_heads() -> None:
+    """Slices have names of their own, and no operand is sliced at its use."""
+
+    def f(x: Any, xs: Any) -> Any:
+        return jnp.tanh(x @ x.T) @ (xs @ x.T)
+
+    state = state_of(module_of(f, ones(8, 8), ones(8, 8)))
+    names = {v.name for v in state.graph.module.values}
+    tile_arg(state, 0, 0, "batch")
+    tile_arg(state, 1, 1, "model")
+    text = print_partition(state.partition(), full=True)
+    made = re.findall(r"^ *(%.*) = (?:slice|window) ", text, re.MULTILINE)
+    slices = {name.strip() for names in made for name in names.split(",")}
+    assert len(slices) > 2
+    assert not {f"%{n}" for n in names} & slices
+    assert "(slice" not in text
 
 
 def test_names_are_unique_in_a_block() -> None:

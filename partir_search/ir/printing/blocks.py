@@ -16,16 +16,16 @@ from partir_search.ir.partition import Partition
 from partir_search.ir.printing.attributes import telling_attributes
 from partir_search.ir.printing.full import Keep
 from partir_search.ir.printing.heads import LIST, arguments, returned, shown_results
-from partir_search.ir.printing.loops import RING, Piece, head_text, passing
+from partir_search.ir.printing.loops import RING, head_text, passing
 from partir_search.ir.printing.names import BlockNames, Names, Path
 from partir_search.ir.printing.nodes import Block, Looped, Made, Node, Run, Statement, Tree
-from partir_search.ir.printing.text import fitted, literal_text, type_text
+from partir_search.ir.printing.slices import Aliases, Parts, slice_lines
+from partir_search.ir.printing.text import assigned, fitted, literal_text, type_text
 from partir_search.ir.rule import NONE
 
 OF_RUNS = 4  # slices shown for the runs of one loop
 
-Slices = dict[tuple[Value, tuple[Piece, ...]], int]  # id of an op that reads the slice
-Aliases = dict[tuple[int, tuple[Piece, ...]], str]
+Slices = dict[tuple[Value, Parts], int]  # id of an op that reads the slice
 
 
 def print_blocks(partition: Partition, keep: Keep | None = None) -> str:
@@ -120,7 +120,7 @@ class _Printer:
             )
             return [self.run(node.run, names, f" in {loops}")]
         results = self.listed(node.results, names)
-        lines, aliases = self.sliced(node, names, outer)
+        lines, aliases = slice_lines(self.slices(node), names, outer)
         for inner in node.body:
             if isinstance(inner, Statement):
                 lines += self.statement(inner, names, aliases)
@@ -133,26 +133,7 @@ class _Printer:
             ring = self.partition.ring(inner.op)
             if ring:
                 yields = passing(self.partition, inner.op, ring, results)
-        return [f"{_assigned(results)}{heads} {{", *_indented([*lines, f"yield {yields}"]), "}"]
-
-    def sliced(self, node: Looped, names: BlockNames, outer: Aliases) -> tuple[list[str], Aliases]:
-        """Lines of slices not taken by outer loops, and the names of all slices.
-
-        Operands with equal slices share a line.
-        """
-        aliases = dict(outer)
-        groups: dict[tuple[Piece, ...], list[Value]] = collections.defaultdict(list)
-        for value, parts in self.slices(node):
-            if (value.id, parts) not in outer:
-                groups[parts].append(value)
-        lines = []
-        for parts, values in groups.items():
-            for v in values:
-                aliases[v.id, parts] = names.slice_of(v, parts)
-            made = ", ".join(f"%{aliases[v.id, parts]}" for v in values)
-            texts = ", ".join(f"%{names.of(v)}" for v in values)
-            lines.append(f"{made} = {_taken(parts, texts if len(values) == 1 else f'({texts})')}")
-        return lines, aliases
+        return [f"{assigned(results)}{heads} {{", *_indented([*lines, f"yield {yields}"]), "}"]
 
     def run(self, run: Run, names: BlockNames, loops: str = "") -> str:
         kinds = collections.Counter(
@@ -195,9 +176,7 @@ class _Printer:
         lines = [*self.nodes(body, names), f"yield {', '.join(results)}"]
         return [f"({', '.join(args)}) {{", *_indented(lines), "}"]
 
-    def operand(
-        self, x: Operand, parts: tuple[Piece, ...], names: BlockNames, aliases: Aliases
-    ) -> str:
+    def operand(self, x: Operand, parts: Parts, names: BlockNames, aliases: Aliases) -> str:
         if isinstance(x, Literal):
             return _short(literal_text(x))
         return f"%{aliases[x.id, parts] if parts else names.of(x)}"
@@ -224,24 +203,10 @@ def _is_value(x: Operand) -> TypeGuard[Value]:
     return isinstance(x, Value)
 
 
-def _sliced(statement: Statement) -> Iterator[tuple[Value, tuple[Piece, ...]]]:
+def _sliced(statement: Statement) -> Iterator[tuple[Value, Parts]]:
     for x, parts in zip(statement.op.operands, statement.slices, strict=True):
         if parts and isinstance(x, Value):
             yield x, parts
-
-
-def _taken(parts: Sequence[Piece], operand: str) -> str:
-    """`slice 0,1 %x[%batch, %model]`; a window of a slice in brackets."""
-    if all(p.word == "slice" and "," not in p.place for p in parts):
-        dims = ",".join(str(p.dim) for p in parts)
-        return f"slice {dims} {operand}[{', '.join(p.place for p in parts)}]"
-    for part in parts:
-        operand = part.of(operand)
-    return operand[1:-1]
-
-
-def _assigned(results: str) -> str:
-    return f"{results} = " if results else ""
 
 
 def _short(number: str) -> str:

@@ -121,11 +121,7 @@ class BlockNames:
         """Name of a slice: `%xs` of `%x`."""
         found = self._shown.get((value.id, key))
         if found is None:
-            *outer, short = self.of(value).split(".")
-            if short.isdecimal() and outer:  # an index of a list
-                short = f"{outer[-1]}_{short}"
-            stem, number = _NUMBERED.fullmatch(short).groups()  # type: ignore[union-attr]
-            found = self._free(f"{stem}{'_s' if stem.endswith('s') else 's'}{number}")
+            found = self._free(_plural(self.of(value)).rpartition(".")[2])
             self._shown[value.id, key] = found
         return found
 
@@ -147,12 +143,44 @@ class BlockNames:
         return self._free(".".join(full))
 
     def _free(self, text: str) -> str:
-        found, n = text, 0
-        while found in self._taken:
-            n += 1
-            found = f"{text}_{n}"
-        self._taken.add(found)
+        return free_name(text, self._taken)
+
+
+class WholeNames:
+    """Names of values in the whole program, and of their slices."""
+
+    def __init__(self, module: Module) -> None:
+        self._taken = set(module.value_names())
+        self._slices: dict[object, str] = {}
+
+    def of(self, value: Value) -> str:
+        return value.name
+
+    def slice_of(self, value: Value, key: object) -> str:
+        """Name of a slice: `%layer_0.xs` of `%layer_0.x`."""
+        found = self._slices.get((value.id, key))
+        if found is None:
+            found = self._slices[value.id, key] = free_name(_plural(value.name), self._taken)
         return found
+
+
+def free_name(text: str, taken: set[str]) -> str:
+    """`text`, with a number if taken; added to `taken`."""
+    found, n = text, 0
+    while found in taken:
+        n += 1
+        found = f"{text}_{n}"
+    taken.add(found)
+    return found
+
+
+def _plural(name: str) -> str:
+    """`layer.xs_1` of `layer.x_1`, and `ws_1` of an item `w.1` of a list."""
+    *outer, short = name.split(".")
+    if short.isdecimal() and outer:
+        short = f"{outer.pop()}_{short}"
+    stem, number = _NUMBERED.fullmatch(short).groups()  # type: ignore[union-attr]
+    return ".".join([*outer, f"{stem}{'_s' if stem.endswith('s') else 's'}{number}"])
 
 
 _NUMBERED = re.compile(r"(.*?)((?:_\d+)?)")  # matches any name

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from partir_search.ir.core import Literal, Op, Operand, Region, Value
 from partir_search.ir.partition import Layout, Partition
 
+_MARKS = re.compile(r"[][(){} ]")
 WIDTH = 100  # columns; longer lists of arguments and results have a line per item
 
 
@@ -34,6 +36,11 @@ def literal_text(literal: Literal) -> str:
     return str(value.item() if hasattr(value, "item") else value)
 
 
+def assigned(results: str) -> str:
+    """`%x = `, or nothing for ops without results."""
+    return f"{results} = " if results else ""
+
+
 def listed(begin: str, items: Sequence[str], end: str) -> list[str]:
     """A list in one line if it fits, or with a line per item."""
     line = f"{begin}{', '.join(items)}{end}"
@@ -48,30 +55,52 @@ def listed(begin: str, items: Sequence[str], end: str) -> list[str]:
 
 
 def fitted(line: str) -> list[str]:
-    """The line in pieces of at most `WIDTH` columns; all but the first are indented by 4 more."""
-    indent = " " * min(len(line) - len(line.lstrip()) + 4, WIDTH // 2)
+    """The line in pieces of at most `WIDTH` columns; all but the first are indented by 4 more.
+
+    A word of the length of a line or longer has a smaller indent, and a break after a comma.
+    """
+    if len(line) <= WIDTH:
+        return [line]
+    indent = min(_indent(line) + 4, WIDTH // 2)
     lines = []
     while len(line) > WIDTH:
         at = _break(line)
         lines.append(line[:at])
-        line = indent + line[at:].lstrip()
+        rest = line[at:].lstrip()
+        word = len(rest.partition(" ")[0])
+        line = " " * max(min(indent, WIDTH - word), 0) + rest
     return [*lines, line]
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
 
 
 def _break(line: str) -> int:
     """Column of the space to break a line at.
 
-    In the right half, after a comma or before a type if possible, in the fewest brackets, the last
-    one.
+    In the right half, in the fewest brackets, after a comma or before a type if possible, the last
+    one. A line without spaces breaks after a comma.
     """
-    depth, best, found = 0, (3, len(line)), WIDTH
-    for at, c in enumerate(line[: WIDTH + 1]):
-        depth += (c in "([{") - (c in ")]}")
-        if c == " " and at >= WIDTH // 2 and line[at - 1] not in "=:" and line[at + 1] not in "{)":
-            rank = (not (line[at - 1] == "," or line[at + 1] == ":"), depth)
+    begin = _indent(line)
+    depth, best, found = 0, (len(line), True), 0
+    for mark in _MARKS.finditer(line, 0, WIDTH + 1):
+        at, c = mark.start(), mark[0]
+        if c != " ":
+            depth += 1 if c in "([{" else -1
+        elif at >= max(WIDTH // 2, begin) and not _tied(line, at):
+            rank = (depth, not (line[at - 1] == "," or line[at + 1] == ":"))
             if rank <= best:
                 best, found = rank, at
-    return found
+    if found:
+        return found
+    comma = line.rfind(",", begin, WIDTH) + 1
+    return comma if comma > begin else WIDTH
+
+
+def _tied(line: str, at: int) -> bool:
+    """True for a space that no line is broken at: after `=`, before a bracket."""
+    return line[at - 1] in "=:" or line[at + 1] in "{)"
 
 
 def used_outside(region: Region, ops: Sequence[Op]) -> set[int]:
