@@ -7,8 +7,7 @@ from partir_search.aot.hlo import hlo_counts, stablehlo_counts
 from partir_search.aot.targets import Target
 from partir_search.aot.verify import Verification
 from partir_search.api import AutoPartitioned, auto_partition
-from partir_search.frontends.protocol import FrontEnd
-from partir_search.frontends.protocol import Parts as FrontEndParts
+from partir_search.frontends.protocol import FrontEnd, SplitArguments
 from partir_search.frontends.registry import register_front_end
 from partir_search.ir.mesh import MeshShape
 from partir_search.known import known_strategies
@@ -84,7 +83,6 @@ __all__ = [
     "FewestBytes",
     "Fit",
     "FrontEnd",
-    "FrontEndParts",
     "Goal",
     "Group",
     "IllegalAction",
@@ -101,6 +99,7 @@ __all__ = [
     "Replicate",
     "RingSchedule",
     "SpatialTemporal",
+    "SplitArguments",
     "Summa",
     "Tactic",
     "Target",
@@ -127,6 +126,7 @@ __all__ = [
 _RENAMED = {
     "Bar": "Close",
     "Experts": "KnownStrategies",
+    "FrontEndParts": "SplitArguments",
     "Hold": "KeepGathered",
     "Nest": "AxisOrder",
     "RingForm": "RingSchedule",

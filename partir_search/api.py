@@ -93,9 +93,9 @@ def auto_partition(
       out_shardings: the same for results.
       pad: True allows a search to pad indivisible dims inside the program if padding pays (a
         vocabulary of 50,257 on 8 devices); arguments and results keep their shapes.
-      remat: recomputation of parts of the forward pass in the backward pass: "auto" if no plan fits
-        otherwise, True always, False never.
-      microbatches: number of parts of the batch over which gradients are accumulated, or several
+      remat: recomputation of the forward pass in the backward pass, by segments: "auto" if no plan
+        fits otherwise, True always, False never.
+      microbatches: number of microbatches over which gradients are accumulated, or several
         numbers, of which the first with a fitting plan is used. Requires a loss that is a mean over
         independent examples (see `microbatched`).
       rings: True lets searches partition in time as well: on two mesh axes of equal size (see

@@ -161,7 +161,7 @@ def _step(args: argparse.Namespace) -> tuple[Callable[..., Any], tuple[Any, ...]
 def _told(error: Exception) -> str:
     """Text of an error in the user's code, with the innermost line outside this package and jax."""
     frames = traceback.extract_tb(error.__traceback__)
-    user_frames = [f for f in frames if not any(part in f.filename for part in _OTHERS)]
+    user_frames = [f for f in frames if not any(other in f.filename for other in _OTHERS)]
     where = f" ({user_frames[-1].filename}:{user_frames[-1].lineno})" if user_frames else ""
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}{where}"
 
@@ -173,12 +173,12 @@ def named_object(name: str) -> Any:
     """Imports the object named ``module:attribute``.
 
     Raises:
-      UsageError: a part of the name does not exist; the message names the part.
+      UsageError: a name in the path does not exist; the message says which.
     """
     module, colon, attribute = name.partition(":")
     if not colon or not attribute:
         raise UsageError(f"{name!r} names no function; write it as package.module:function")
-    if module.endswith(".py") or not all(part.isidentifier() for part in module.split(".")):
+    if module.endswith(".py") or not all(map(str.isidentifier, module.split("."))):
         file = module.removesuffix(".py").strip("./").replace(os.sep, ".")
         hint = f"; did you mean {file}:{attribute}?" if module.endswith(".py") else ""
         raise UsageError(f"{module!r} names no module; write it as package.module:function{hint}")
@@ -188,14 +188,14 @@ def named_object(name: str) -> Any:
         raise UsageError(f"{module!r} cannot be imported from {os.getcwd()}: {error}") from error
     except Exception as error:  # the user's own code
         raise UsageError(f"importing {module!r} failed: {_told(error)}") from error
-    for part in attribute.split("."):
-        if not hasattr(found, part):
+    for identifier in attribute.split("."):
+        if not hasattr(found, identifier):
             own = (n for n, x in vars(found).items() if getattr(x, "__module__", "") == module)
             names = [n for n in own if not n.startswith("_")]
-            near = did_you_mean(part, names)
+            near = did_you_mean(identifier, names)
             has = f"; it has {', '.join(names[:8])}" if names else ""
             raise UsageError(f"{module} has no {attribute!r}{has}{near}")
-        found = getattr(found, part)
+        found = getattr(found, identifier)
     return found
 
 

@@ -114,6 +114,17 @@ def test_what_cannot_be_accumulated_is_refused(fun: Any, args: Any, message: str
         jax.eval_shape(ps.microbatched(fun, 2), *args)
 
 
+def test_former_name_of_the_number() -> None:
+    with pytest.warns(DeprecationWarning, match="parts= is now microbatches=") as warned:
+        former = ps.microbatched(regression, parts=2)
+    assert warned[0].filename == __file__
+    plain, old, new = (
+        str(jax.make_jaxpr(f)(W, X, Y))
+        for f in (regression, former, ps.microbatched(regression, 2))
+    )
+    assert old == new != plain
+
+
 def test_bad_numbers_are_refused() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         ps.auto_partition(ABSTRACT, microbatches=0)

@@ -126,7 +126,10 @@ def test_spec_is_saved_and_read() -> None:
         assert getattr(spec.rewrites, field.name) != getattr(defaults, field.name)
     data = json.loads(json.dumps(spec.to_json()))
     assert PlanSpec.from_json(data) == spec
-    assert set(data) >= {"microbatches", "attention", "padding", "remat", "parts"}  # of format 2
+    assert set(data) >= {"microbatches", "attention", "padding", "remat", "sub_axes"}  # of format 2
+    former = {**data, "parts": data["sub_axes"]}
+    del former["sub_axes"]
+    assert PlanSpec.from_json(former) == spec
     assert spec.remat == ((1, 4),)
     plain = dataclasses.replace(spec, rewrites=defaults).to_json()
     assert not set(plain) & {field.name for field in dataclasses.fields(Rewrites)}

@@ -131,6 +131,8 @@ def test_renamed_names_warn() -> None:
     for old, new in (("experts", "known_strategies"), ("Experts", "KnownStrategies")):
         with pytest.warns(DeprecationWarning, match=f"{old} is now {new}"):
             assert getattr(partir_search, old) is getattr(partir_search, new)
+    with pytest.warns(DeprecationWarning, match="FrontEndParts is now SplitArguments"):
+        assert partir_search.FrontEndParts is partir_search.SplitArguments
     with pytest.warns(DeprecationWarning, match="leave=.* is now exclude="):
         tactic = partir_search.AutomaticPartition(leave=("state/**",))
     assert tactic == partir_search.AutomaticPartition(exclude=("state/**",))

@@ -179,14 +179,14 @@ def trip_count(line: str) -> int:
     return int(found["n"]) if found else 0
 
 
-def _runs(parts: Sequence[Computation]) -> dict[str, int]:
+def _runs(program: Sequence[Computation]) -> dict[str, int]:
     """Runs per step of each called computation; 0 if unknown for lack of a trip count."""
     callers: dict[str, list[tuple[str, int]]] = collections.defaultdict(list)
-    for part in parts:
-        for line in part.lines:
+    for computation in program:
+        for line in computation.lines:
             trips = trip_count(line) if " while(" in line else 1
             for name in called(line):
-                callers[name].append((part.name, trips))
+                callers[name].append((computation.name, trips))
 
     @functools.cache
     def runs(computation: str) -> int:

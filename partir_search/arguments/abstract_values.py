@@ -42,7 +42,7 @@ def is_array(x: Any) -> bool:
 
 
 def leaf_key(x: Any) -> tuple[tuple[int, ...], Any, bool]:
-    """Shape, dtype and weak type of a leaf: its part of the key that selects an executable."""
+    """Shape, dtype and weak type of a leaf: an entry of the key that selects an executable."""
     if is_array(x):
         return x.shape, x.dtype, bool(getattr(x, "weak_type", False))
     x = abstract(x)

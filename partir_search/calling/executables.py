@@ -71,10 +71,10 @@ class Entry:
           mesh: the step's mesh, possibly with different axis types.
         """
         program = self.plan.program
-        parts = split_mesh(mesh, program.partition.mesh)
+        split = split_mesh(mesh, program.partition.mesh)
         specs = (*argument_specs(program), *lifted_specs(program))
         scheduled = schedule_for(program, traits_of(mesh))
-        return sharded(scheduled, mesh), [NamedSharding(parts, s) for s in specs]
+        return sharded(scheduled, mesh), [NamedSharding(split, s) for s in specs]
 
     def weakened(self, out: Sequence[Any]) -> list[Any]:
         """Results of the program, with weak types restored."""

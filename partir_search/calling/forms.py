@@ -10,7 +10,7 @@ import jax
 
 from partir_search.arguments.placement import place
 from partir_search.calling.executables import Executables
-from partir_search.frontends.protocol import FrontEnd, Parts, Returned
+from partir_search.frontends.protocol import FrontEnd, Returned, SplitArguments
 from partir_search.frontends.refs import have_refs
 from partir_search.frontends.registry import claimed, claims, imported
 from partir_search.plan.plan import Plan
@@ -48,7 +48,7 @@ class Form:
 
 
 class Adapter:
-    """Functions of arrays made from a function of objects, cached by the objects' static parts."""
+    """Functions of arrays made from a function of objects, cached by the objects' static data."""
 
     def __init__(self, fun: Callable[..., Any], name: str, options: Options) -> None:
         """Adapter of `fun`, a function of a library's objects."""
@@ -64,7 +64,7 @@ class Adapter:
         kwargs: dict[str, Any],
         donated: Callable[..., frozenset[str]],
     ) -> Form:
-        """Splits the arguments of a call into arrays and static parts.
+        """Splits the arguments of a call into arrays and static data.
 
         Args:
           fronts: front ends of the objects in the call.
@@ -74,7 +74,7 @@ class Adapter:
         """
         names = (*call.names, *call.kwargs)
         values: tuple[Any, ...] = (*call.args, *call.kwargs.values())
-        layers: list[tuple[FrontEnd, Parts]] = []
+        layers: list[tuple[FrontEnd, SplitArguments]] = []
         for front in fronts:
             layers.append((front, front.split(values, names)))
             values = layers[-1][1].arrays
@@ -188,7 +188,7 @@ def returned(
     """Result of a trace and its updated arguments, as arrays.
 
     Args:
-      layers: per front end, the static part of the arguments and the merged objects.
+      layers: per front end, the static data of the arguments and the merged objects.
       names: names of the arguments.
       out: the result of the function.
       donated: per argument, True if donated.
@@ -196,7 +196,7 @@ def returned(
     updates: dict[int, Any] = {}
     static: list[Any] = []
     for front, given, merged in layers:
-        # Updates of one front end may contain static parts of the next.
+        # Updates of one front end may contain static data of the next.
         (out, before), more, rest = front.results(given, merged, (out, updates), donated)
         static.append((tuple(before), rest))
         updates = {**before, **more}
@@ -204,7 +204,10 @@ def returned(
 
 
 def rebuilt(
-    layers: Sequence[tuple[FrontEnd, Parts]], names: Sequence[str], found: Returned, fresh: bool
+    layers: Sequence[tuple[FrontEnd, SplitArguments]],
+    names: Sequence[str],
+    found: Returned,
+    fresh: bool,
 ) -> Any:
     """Caller's result of a call, after the objects among the arguments received their new arrays.
 
@@ -216,23 +219,23 @@ def rebuilt(
     """
     out = found.out
     updates: dict[int, Any] = {names.index(n): x for n, x in found.updates.items()}
-    for (front, parts), (first, static) in zip(
+    for (front, split), (first, static) in zip(
         reversed(layers), reversed(found.static), strict=True
     ):
         before = {i: updates[i] for i in first}
         own = {i: x for i, x in updates.items() if i not in before}
-        out, updates = front.update(parts, static, (out, before), own, fresh)
+        out, updates = front.update(split, static, (out, before), own, fresh)
     return out
 
 
 def settled(
-    layers: Sequence[tuple[FrontEnd, Parts]],
+    layers: Sequence[tuple[FrontEnd, SplitArguments]],
     call: Call,
     leaves: list[Any],
     shardings: Sequence[Any],
 ) -> list[Any]:
     """Leaves of a call, with uncommitted arrays of mutable objects placed by `shardings`."""
-    mutable = frozenset[int]().union(*(parts.mutable for _, parts in layers))
+    mutable = frozenset[int]().union(*(split.mutable for _, split in layers))
     own = _leaves_of(call, mutable)
     loose = [i for i in own if not getattr(leaves[i], "committed", False)]
     if not loose:
@@ -243,8 +246,8 @@ def settled(
             leaves[i] = place(leaves[i], shardings[i])
     args, kwargs = jax.tree.unflatten(call.flat[1], leaves)
     values = (*args, *(kwargs[k] for k in call.kwargs))
-    for front, parts in reversed(layers):
-        values = front.settle(parts, values)
+    for front, split in reversed(layers):
+        values = front.settle(split, values)
     return leaves
 
 
@@ -272,7 +275,7 @@ class InitialState:
 
     def __init__(self, init_fn: Callable[[], Any]) -> None:
         """Initial state returned by `init_fn`: a library's objects or a pytree of arrays."""
-        self._layers: list[tuple[FrontEnd, Parts]] = []
+        self._layers: list[tuple[FrontEnd, SplitArguments]] = []
         self._make: Callable[[], Any] = init_fn
         try:
             self._abstract = self.shapes = jax.eval_shape(init_fn)
@@ -292,7 +295,7 @@ class InitialState:
         tree: Any = jax.tree.structure(self._abstract)
         if not isinstance(self._abstract, Returned):
             return jax.jit(self._make, out_shardings=tree.unflatten(shardings))()
-        # Static parts may be new objects in each call: those of the shapes stay.
+        # Static data may be a new object in each call: that of the shapes stays.
         make = self._make
         return tree.unflatten(jax.jit(lambda: jax.tree.leaves(make()), out_shardings=shardings)())
 

@@ -11,7 +11,7 @@ _PLAIN = contextvars.ContextVar("plain", default=False)
 
 @contextlib.contextmanager
 def plain_calls() -> Iterator[None]:
-    """Context in which partitioned functions run plain, as parts of an enclosing function."""
+    """Context in which partitioned functions run plain, inside of an enclosing function."""
     token = _PLAIN.set(True)
     try:
         yield

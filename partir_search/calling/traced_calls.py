@@ -209,5 +209,5 @@ def _explicit(mesh: Any) -> bool:
 
 
 def _names(spec: PartitionSpec) -> list[str]:
-    parts = (entry if isinstance(entry, tuple) else (entry,) for entry in spec)
-    return [name for part in parts for name in part if name]
+    groups = (entry if isinstance(entry, tuple) else (entry,) for entry in spec)
+    return [name for group in groups for name in group if name]

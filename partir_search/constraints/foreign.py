@@ -2,7 +2,7 @@
 
 A sharding is reduced to the tile of each device: the index along a dim is a sum over mesh axes of
 the device's coordinate times a weight. The weights give the axes tiling the dim, and their order.
-A sharding along a part of an axis splits the axis into sub-axes.
+A sharding along fewer devices than an axis has splits the axis into sub-axes.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def split_for(
             cut_at(name, found)
     diagonal = {mesh.names[a] for pair in mesh.diagonals for a in pair}
     kept = {*diagonal, *mesh.sub_axes()}
-    parts = {name: _bounds(found, mesh.user, name) for name, found in cuts.items() if found}
-    wanted = {name: sizes for name, sizes in parts.items() if name not in kept}
+    sub_axes = {name: _bounds(found, mesh.user, name) for name, found in cuts.items() if found}
+    wanted = {name: sizes for name, sizes in sub_axes.items() if name not in kept}
     return mesh.user.split({**wanted, **mesh.sub_axes()}).with_diagonals(
         mesh.diagonal_names, mesh.skewed_state
     )

@@ -177,7 +177,7 @@ def _constraints(module: Module) -> Iterator[tuple[Op, UserSharding]]:
 def _constraint_layout(
     op: Op, user: UserSharding, mesh: MeshShape, devices: AnyMesh
 ) -> tuple[FixedLayout | None, str]:
-    """Fixed layout of a constraint, and a note on a part left out, or ""."""
+    """Fixed layout of a constraint, and a note on dims left out, or ""."""
     (value,), sharding = op.results, user.sharding
     where = f"{user.call} at {op.source}"
     spec = spec_on(sharding, len(value.type.shape), mesh, devices)
@@ -213,7 +213,7 @@ def constraint_layouts(module: Module, mesh: MeshShape, devices: AnyMesh) -> lis
 
 
 def warn_of_constraints(module: Module, mesh: MeshShape, devices: AnyMesh) -> None:
-    """Warns once per line of user code about constraints left out or kept in part."""
+    """Warns once per line of user code about constraints left out in whole or for some dims."""
     notes = (_constraint_layout(op, s, mesh, devices)[1] for op, s in _constraints(module))
     for note in dict.fromkeys(n for n in notes if n):
         warnings.warn(note, stacklevel=2)

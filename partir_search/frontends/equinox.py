@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from partir_search.frontends.protocol import Parts, Unwrapped
+from partir_search.frontends.protocol import SplitArguments, Unwrapped
 from partir_search.ir.argument_paths import leaf_path
 
 _ARRAY = object()  # placeholder of an array among static leaves
@@ -31,7 +31,7 @@ class Equinox:
         first, rest = (bool(getattr(fun, f"donate_{n}", False)) for n in ("first", "rest"))
         return Unwrapped(fun.__wrapped__, (), first, rest, everything=True)
 
-    def split(self, values: tuple[Any, ...], names: Sequence[str]) -> Parts:
+    def split(self, values: tuple[Any, ...], names: Sequence[str]) -> SplitArguments:
         """Arrays, with None for each static leaf; static leaves by type and value.
 
         Raises:
@@ -51,7 +51,7 @@ class Equinox:
                     f"{path} is a {type(x[1]).__name__}, neither an array nor hashable; pass an"
                     " array, or something that can be static: a number, a string, a function"
                 ) from None
-        return Parts(arrays, static)
+        return SplitArguments(arrays, static)
 
     def merge(self, static: Any, arrays: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
         """Arguments of traced arrays and static leaves."""
@@ -64,13 +64,13 @@ class Equinox:
         arrays, rest = _partition(out)
         return arrays, {}, rest
 
-    def settle(self, parts: Parts, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+    def settle(self, split: SplitArguments, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
         """Arguments with moved arrays, as new modules."""
-        values: tuple[Any, ...] = _combine(parts.static, arrays)  # type: ignore[arg-type]
+        values: tuple[Any, ...] = _combine(split.static, arrays)  # type: ignore[arg-type]
         return values
 
     def update(
-        self, parts: Parts, static: Any, out: Any, updates: Mapping[int, Any], fresh: bool
+        self, split: SplitArguments, static: Any, out: Any, updates: Mapping[int, Any], fresh: bool
     ) -> Any:
         """Result of arrays and static leaves."""
         return _combine(static, out)

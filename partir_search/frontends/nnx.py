@@ -13,12 +13,12 @@ from typing import Any
 
 import jax
 
-from partir_search.frontends.protocol import Parts, Unwrapped
+from partir_search.frontends.protocol import SplitArguments, Unwrapped
 
 
 @dataclasses.dataclass(frozen=True)
 class _Static:
-    """Static part of a call's arguments.
+    """Static data of a call's arguments.
 
     Attributes:
       tree: pytree structure of the arguments, with graph nodes as leaves.
@@ -67,7 +67,7 @@ class _Merged:
 
 @dataclasses.dataclass(frozen=True)
 class _Out:
-    """Static part of the results.
+    """Static data of the results.
 
     Attributes:
       tree, places: as in `_Static`, for the result.
@@ -102,7 +102,7 @@ class Nnx:
         static = () if static is None else (static,) if isinstance(static, int) else tuple(static)
         return Unwrapped(fun.fun, static, donated_by=_donated_by(fun))
 
-    def split(self, values: tuple[Any, ...], names: Sequence[str]) -> Parts:
+    def split(self, values: tuple[Any, ...], names: Sequence[str]) -> SplitArguments:
         """Nested dicts of arrays, keyed by attribute names, in place of graph nodes.
 
         A shared Variable appears once, in the first node with a reference to it.
@@ -119,7 +119,7 @@ class Nnx:
             leaves[i] = made
         static = _Static(tree, places, tuple(owners[i] for i in places), graphdef, paths)
         objects = _Objects(values, index, list(state.leaves), arrays)
-        return Parts(tree.unflatten(leaves), static, objects, frozenset(static.owners))
+        return SplitArguments(tree.unflatten(leaves), static, objects, frozenset(static.owners))
 
     def merge(self, static: _Static, arrays: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
         """Arguments with new nodes of the traced arrays."""
@@ -169,9 +169,9 @@ class Nnx:
         updates = {o: self._argument(static, nested, o) for o in sorted(changed)}
         return tree.unflatten(leaves), updates, _Out(tree, places, graphdef, tuple(sources))
 
-    def settle(self, parts: Parts, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+    def settle(self, split: SplitArguments, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
         """Sets Variables to their moved arrays."""
-        given, objects, variable = parts.static, parts.objects, _nnx().Variable
+        given, objects, variable = split.static, split.objects, _nnx().Variable
         assert isinstance(given, _Static)
         leaves = given.tree.flatten_up_to(arrays)
         for i, (node, *path) in enumerate(given.paths):
@@ -183,11 +183,11 @@ class Nnx:
         return values
 
     def update(
-        self, parts: Parts, static: _Out, out: Any, updates: Mapping[int, Any], fresh: bool
+        self, split: SplitArguments, static: _Out, out: Any, updates: Mapping[int, Any], fresh: bool
     ) -> Any:
         """Result with nodes, after changes are applied to the nodes of the arguments."""
         nnx = _nnx()
-        given, objects = parts.static, parts.objects
+        given, objects = split.static, split.objects
         assert isinstance(given, _Static)
         leaves = static.tree.flatten_up_to(out)
         found = {o: self._nodes(given, x, o) for o, x in updates.items()}

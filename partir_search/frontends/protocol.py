@@ -10,12 +10,12 @@ import jax
 
 
 @dataclasses.dataclass(frozen=True)
-class Parts:
-    """Arguments of one call, split into arrays and a static part.
+class SplitArguments:
+    """Arguments of one call, split into arrays and static data.
 
     Attributes:
       arrays: [arguments] pytrees of arrays; keys of the pytrees become argument paths.
-      static: hashable static part, in the key of cached plans; equal static parts share a trace.
+      static: hashable data, in the key of cached plans; equal data share a trace.
       objects: the caller's objects, for `FrontEnd.update`.
       mutable: positions of arguments with objects for `FrontEnd.settle` to change.
     """
@@ -44,7 +44,7 @@ class FrontEnd(Protocol):
     def unwrap(self, fun: Any) -> Unwrapped | None:
         """Function under the library's own `jit`; None if `fun` is no wrapper by the library."""
 
-    def split(self, values: tuple[Any, ...], names: Sequence[str]) -> Parts:
+    def split(self, values: tuple[Any, ...], names: Sequence[str]) -> SplitArguments:
         """Splits the arguments of a call.
 
         Args:
@@ -69,10 +69,10 @@ class FrontEnd(Protocol):
 
         Returns:
           The result as arrays; changed arguments as arrays, by position, in the structure of
-          `split` unless the structure changed; and a hashable static part.
+          `split` unless the structure changed; and hashable static data.
         """
 
-    def settle(self, parts: Parts, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+    def settle(self, split: SplitArguments, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
         """Stores arrays, moved to the shardings of a plan, in mutable objects of the arguments.
 
         Later calls then find them in place. Libraries of immutable objects build new ones.
@@ -82,7 +82,7 @@ class FrontEnd(Protocol):
         """
 
     def update(
-        self, parts: Parts, static: Any, out: Any, updates: Mapping[int, Any], fresh: bool
+        self, split: SplitArguments, static: Any, out: Any, updates: Mapping[int, Any], fresh: bool
     ) -> Any:
         """Builds the result of the call, and stores changed arrays in the arguments' objects.
 
@@ -122,7 +122,7 @@ class Returned:
     Attributes:
       out: the result, as arrays.
       updates: changed arguments by parameter name, as arrays.
-      static: static parts of the front ends, to build objects from `out` and `updates`.
+      static: static data of the front ends, to build objects from `out` and `updates`.
     """
 
     out: Any

@@ -13,13 +13,13 @@ from typing import Any
 
 import jax
 
-from partir_search.frontends.protocol import Parts, Returned, Unwrapped
+from partir_search.frontends.protocol import Returned, SplitArguments, Unwrapped
 from partir_search.ir.argument_paths import leaf_path
 
 
 @dataclasses.dataclass(frozen=True)
 class _RefArguments:
-    """Static part of the arguments.
+    """Static data of the arguments.
 
     Attributes:
       places: positions of refs among the flat arguments.
@@ -32,7 +32,7 @@ class _RefArguments:
 
 @dataclasses.dataclass(frozen=True)
 class _Out:
-    """Static part of the results.
+    """Static data of the results.
 
     Attributes:
       places: positions of refs among the flat results.
@@ -56,7 +56,7 @@ class Refs:
         """None: functions of refs use `jax.jit`."""
         return None
 
-    def split(self, values: tuple[Any, ...], names: Sequence[str]) -> Parts:
+    def split(self, values: tuple[Any, ...], names: Sequence[str]) -> SplitArguments:
         """Arguments with their refs; types of refs become shapes, traced refs become values.
 
         Raises:
@@ -71,7 +71,7 @@ class Refs:
         for i, ref in refs.items():
             leaves[i] = _leaf(ref)
         static = _RefArguments(places, tuple(sorted({owners[i] for i in places})))
-        return Parts(tree.unflatten(leaves), static, (values, refs))
+        return SplitArguments(tree.unflatten(leaves), static, (values, refs))
 
     def merge(self, static: _RefArguments, arrays: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
         """Arguments with new refs of the traced values."""
@@ -104,18 +104,18 @@ class Refs:
         }
         return tree.unflatten(leaves), updates, _Out(places, static.owners)
 
-    def settle(self, parts: Parts, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+    def settle(self, split: SplitArguments, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
         """`arrays`: refs are moved in place (`moved`)."""
         return arrays
 
     def update(
-        self, parts: Parts, static: _Out, out: Any, updates: Mapping[int, Any], fresh: bool
+        self, split: SplitArguments, static: _Out, out: Any, updates: Mapping[int, Any], fresh: bool
     ) -> Any:
         """Result with new refs for returned ones.
 
         Traced refs get their final values here; the executable has written the remaining refs.
         """
-        values, refs = parts.objects
+        values, refs = split.objects
         found = {i: _flat(values[i])[1].flatten_up_to(x) for i, x in updates.items()}
         flat = [x for i, v in enumerate(values) for x in found.get(i, [None] * _count(v))]
         for i, ref in refs.items():

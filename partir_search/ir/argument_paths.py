@@ -1,4 +1,4 @@
-"""Argument paths and globs on them: `*` within one part, `**` for zero or more parts."""
+"""Argument paths and globs on them: `*` within one key, `**` for zero or more keys."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from partir_search.ir.core import Module, Value
 
 @functools.lru_cache(maxsize=1024)
 def _pattern(glob: str) -> re.Pattern[str]:
-    """Regular expression of a glob, for paths with a `/` after each part."""
-    parts = []
-    for part in glob.strip("/").split("/"):
-        if part == "**":
-            parts.append("(?:[^/]+/)*")
+    """Regular expression of a glob, for paths with a `/` after each key."""
+    keys = []
+    for key in glob.strip("/").split("/"):
+        if key == "**":
+            keys.append("(?:[^/]+/)*")
         else:
-            parts.append("[^/]*".join(map(re.escape, part.split("*"))) + "/")
-    return re.compile("".join(parts) + "(?:.*/)?", re.DOTALL)
+            keys.append("[^/]*".join(map(re.escape, key.split("*"))) + "/")
+    return re.compile("".join(keys) + "(?:.*/)?", re.DOTALL)
 
 
 def matches(glob: str, path: str) -> bool:
@@ -63,7 +63,7 @@ def as_path(name: str, known: Iterable[str]) -> str:
     """Path of a value's name, `batch/x` for `batch.x`; other names are unchanged.
 
     Args:
-      name: name of a value; its first part may be the name of an argument.
+      name: name of a value; its first name may be the name of an argument.
       known: paths of arguments.
     """
     first = {path.partition("/")[0] for path in known}
@@ -76,12 +76,12 @@ def nearest(wanted: str, known: Iterable[str], limit: int = 8) -> str:
     Args:
       limit: maximum number of paths.
     """
-    parts = {p for p in re.split(r"[/*]+", wanted) if p}
+    keys = {p for p in re.split(r"[/*]+", wanted) if p}
     text = difflib.SequenceMatcher(b=wanted)
 
     def rank(path: str) -> tuple[int, float, str]:
         text.set_seq1(path)
-        return -len(parts & set(path.split("/"))), -text.ratio(), path
+        return -len(keys & set(path.split("/"))), -text.ratio(), path
 
     ranked = sorted(known, key=rank)
     shown = ", ".join(ranked[:limit])

@@ -89,7 +89,7 @@ def runs_of(sources: Ints) -> tuple[Run, ...]:
 
 def taken(x: Any, dim: int, start: int, size: int, beyond: Beyond | None) -> Any:
     """Elements `start` to ``start + size`` of `x` along `dim`, filled in beyond the ends."""
-    parts, at = [], 0
+    pieces, at = [], 0
 
     def zeros(n: int) -> Any:
         shape = [n if d == dim else m for d, m in enumerate(x.shape)]
@@ -97,9 +97,9 @@ def taken(x: Any, dim: int, start: int, size: int, beyond: Beyond | None) -> Any
 
     for to, source, n in runs(start, size, x.shape[dim], beyond):
         if to > at:
-            parts.append(zeros(to - at))
-        parts.append(lax.slice_in_dim(x, source, source + n, axis=dim))
+            pieces.append(zeros(to - at))
+        pieces.append(lax.slice_in_dim(x, source, source + n, axis=dim))
         at = to + n
-    if at < size or not parts:
-        parts.append(zeros(size - at))
-    return lax.concatenate(parts, dim) if len(parts) > 1 else parts[0]
+    if at < size or not pieces:
+        pieces.append(zeros(size - at))
+    return lax.concatenate(pieces, dim) if len(pieces) > 1 else pieces[0]

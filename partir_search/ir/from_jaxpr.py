@@ -274,8 +274,8 @@ class _Reader:
             new = carried(self, eqn, params, stem)
             regions, params, invars, outvars = new.regions, new.params, new.invars, new.outvars
         elif name in REGIONS:
-            parts = [eqn.params[key] for key in REGIONS[name]]
-            bodies = [j for p in parts for j in (p if isinstance(p, tuple) else (p,))]
+            inner = [eqn.params[key] for key in REGIONS[name]]
+            bodies = [j for p in inner for j in (p if isinstance(p, tuple) else (p,))]
             regions = tuple(self.region_of(j, scope=f"{stem}.")[0] for j in bodies)
         self.backward = outer
         if name == "optimization_barrier":  # each operand passes through in its own tiling
@@ -347,7 +347,7 @@ def _params(eqn: Any) -> Mapping[str, Any]:
     for key in REGIONS.get(name, ()):
         params.pop(key, None)
     if name == "scan" and "ft_in" in params:
-        consts, carry, _ = (len(part) for part in params.pop("ft_in").unpack())
+        consts, carry, _ = (len(group) for group in params.pop("ft_in").unpack())
         params.pop("ft_out", None)
         params |= {"num_consts": consts, "num_carry": carry}
     if name == "random_bits":

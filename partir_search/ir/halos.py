@@ -15,8 +15,8 @@ from jax import lax
     jax.tree_util.register_dataclass, data_fields=("low", "tile", "high"), meta_fields=("dim",)
 )
 @dataclasses.dataclass(frozen=True)
-class WindowParts:
-    """Window of an operand along `dim`, in up to three parts.
+class HaloedTile:
+    """Window of an operand along `dim`, in up to three pieces.
 
     Attributes:
       low / high: halos before and after the tile, or None.
@@ -28,23 +28,23 @@ class WindowParts:
     high: Any
 
     @property
-    def parts(self) -> list[Any]:
-        """Parts that are present, in order."""
+    def pieces(self) -> list[Any]:
+        """Pieces that are present, in order."""
         return [x for x in (self.low, self.tile, self.high) if x is not None]
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the whole window."""
         n = list(self.tile.shape)
-        n[self.dim] = sum(x.shape[self.dim] for x in self.parts)
+        n[self.dim] = sum(x.shape[self.dim] for x in self.pieces)
         return tuple(n)
 
-    def map_parts(self, change: Callable[[Any], Any]) -> WindowParts:
-        """Parts with `change` applied to each; it must keep `dim`."""
+    def map_pieces(self, change: Callable[[Any], Any]) -> HaloedTile:
+        """Pieces with `change` applied to each; it must keep `dim`."""
         low, high = (None if x is None else change(x) for x in (self.low, self.high))
-        return WindowParts(self.dim, low, change(self.tile), high)
+        return HaloedTile(self.dim, low, change(self.tile), high)
 
 
 def joined(x: Any) -> Any:
-    """The array; a window in parts is concatenated."""
-    return lax.concatenate(x.parts, x.dim) if isinstance(x, WindowParts) else x
+    """The array; a window in pieces is concatenated."""
+    return lax.concatenate(x.pieces, x.dim) if isinstance(x, HaloedTile) else x

@@ -108,9 +108,9 @@ def _loops(partition: Partition, op: Op, ins: Sequence[Any]) -> list[Any]:
         f = list(count)[position]
         merged: dict[tuple[int, ...], Sequence[Any]] = {}
         for index in {i[:position] for i in pieces}:
-            parts = [pieces[(*index, k)] for k in range(count[f])]
+            slices = [pieces[(*index, k)] for k in range(count[f])]
             merged[index] = [
-                _join([p[r] for p in parts], rule.dim_of(dims, f), rule.reducers[f])
+                _join([p[r] for p in slices], rule.dim_of(dims, f), rule.reducers[f])
                 for r, dims in enumerate(rule.results)
             ]
         pieces = merged
@@ -135,9 +135,9 @@ def _slice(
     return x
 
 
-def _join(parts: Sequence[Any], dim: int, monoid: str) -> Any:
+def _join(slices: Sequence[Any], dim: int, monoid: str) -> Any:
     if dim >= 0:
-        return jnp.concatenate(parts, axis=dim)
+        return jnp.concatenate(slices, axis=dim)
     combine = {
         "sum": lax.add,
         "max": lax.max,
@@ -145,7 +145,7 @@ def _join(parts: Sequence[Any], dim: int, monoid: str) -> Any:
         "and": lax.bitwise_and,
         "or": lax.bitwise_or,
     }
-    total = parts[0]
-    for part in parts[1:]:
-        total = combine[monoid](total, part)
+    total = slices[0]
+    for piece in slices[1:]:
+        total = combine[monoid](total, piece)
     return total

@@ -1,7 +1,7 @@
 """Logical mesh: named axes with sizes, without devices.
 
 An axis of the user's mesh may be split into sub-axes (`model` of 16 into `model.0` of 8 and
-`model.1` of 2, device order unchanged): a dim of 8 can then be tiled by a part of the axis.
+`model.1` of 2, device order unchanged): a dim of 8 can then be tiled by a sub-axis.
 Planning treats each sub-axis as an axis.
 
 Two axes r and c of equal size n have a *diagonal*, `r~c`, with device coordinate (r + c) mod n. Any
@@ -72,11 +72,11 @@ class MeshShape:
         """
         if not isinstance(text, str):
             raise TypeError(f"a mesh is written as batch:2,model:4, not {shown(text)}")
-        pairs = [tuple(s.strip() for s in part.split(":")) for part in text.split(",")]
+        pairs = [tuple(s.strip() for s in entry.split(":")) for entry in text.split(",")]
         about = f"cannot read the mesh {text!r} (write it as batch:2,model:4)"
-        for part, pair in zip(text.split(","), pairs, strict=True):
+        for entry, pair in zip(text.split(","), pairs, strict=True):
             if len(pair) != 2 or not pair[0] or not pair[1].isdecimal():
-                raise ValueError(f"{about}: {part.strip()!r} is no axis and size")
+                raise ValueError(f"{about}: {entry.strip()!r} is no axis and size")
         try:
             return cls(tuple(n for n, _ in pairs), tuple(int(s) for _, s in pairs))
         except ValueError as error:
@@ -149,10 +149,10 @@ class MeshShape:
         return self.names.index(name)
 
     def axes(self, name: str) -> tuple[int, ...]:
-        """Positions of a user's axis, of a part or sub-axis, or of several joined by `+`.
+        """Positions of a user's axis, of a sub-axis, or of several joined by `+`.
 
         Raises:
-          ValueError: no such axis, with a list of the axes; or the axis is split into other parts.
+          ValueError: no such axis, with a list of the axes; or other sub-axes of the axis.
         """
         found: list[int] = []
         if not isinstance(name, str):
@@ -163,13 +163,13 @@ class MeshShape:
             elif one in self.whole:
                 found += [a for a, whole in enumerate(self.whole) if whole == one]
             elif (sub := parse_sub_axis(one)) and sub.axis in self.whole:
-                found += self._parts_of(sub)
+                found += self._sub_axes_of(sub)
             else:
                 raise ValueError(self._unknown(one))
         return tuple(found)
 
-    def _parts_of(self, sub: SubAxis) -> list[int]:
-        """Positions of the parts that form a sub-axis."""
+    def _sub_axes_of(self, sub: SubAxis) -> list[int]:
+        """Positions of the axes that form a sub-axis."""
         found, before = list[int](), 1
         for a in self.axes(sub.axis):
             if sub.before <= before < sub.before * sub.size:
@@ -178,7 +178,7 @@ class MeshShape:
         first = math.prod(self.sizes[a] for a in self.axes(sub.axis) if found and a < found[0])
         if not found or (first, self.size(found)) != sub[1:]:
             sizes = [self.sizes[a] for a in self.axes(sub.axis)]
-            raise ValueError(f"axis {sub.axis!r} is in parts of {sizes}, without {sub.name}")
+            raise ValueError(f"axis {sub.axis!r} is in sub-axes of {sizes}, without {sub.name}")
         return found
 
     def _unknown(self, name: str) -> str:
@@ -192,10 +192,10 @@ class MeshShape:
         names: list[str] = []
         left = tuple(axes)
         while left:
-            parts = self.axes(self.whole[left[0]])
-            together = left[: len(parts)] == parts
+            siblings = self.axes(self.whole[left[0]])
+            together = left[: len(siblings)] == siblings
             names.append(self.whole[left[0]] if together else self.names[left[0]])
-            left = left[len(parts) if together else 1 :]
+            left = left[len(siblings) if together else 1 :]
         return "+".join(names)
 
     def size(self, axes: Sequence[int]) -> int:
@@ -228,18 +228,18 @@ class MeshShape:
         """The user's mesh with the diagonals of this one."""
         return self.user.with_diagonals(self.diagonal_names, self.skewed_state)
 
-    def split(self, parts: Mapping[str, Sequence[int]]) -> MeshShape:
+    def split(self, sub_axes: Mapping[str, Sequence[int]]) -> MeshShape:
         """The mesh with axes split into sub-axes; axes with a diagonal must not be split.
 
         Args:
-          parts: sizes of the sub-axes by axis name, major to minor.
+          sub_axes: sizes of the sub-axes by axis name, major to minor.
 
         Raises:
           ValueError: the product of the sizes is not the size of the axis.
         """
         names, sizes, whole = list[str](), list[int](), list[str]()
         for name, size in zip(self.device_names, self.device_sizes, strict=True):
-            pieces = tuple(parts.get(name, (size,)))
+            pieces = tuple(sub_axes.get(name, (size,)))
             if math.prod(pieces) != size:
                 raise ValueError(f"axis {name!r} of size {size} does not split into {pieces}")
             one = len(pieces) == 1

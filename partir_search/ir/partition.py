@@ -32,7 +32,7 @@ Partial = tuple[tuple[int, str], ...]  # (axis, monoid) of each unfinished reduc
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Window:
-    """Part of one dim read by each device: its tile with halos.
+    """Stretch of one dim read by each device: its tile with halos.
 
     Attributes:
       dim: the dim.
@@ -317,8 +317,8 @@ def axis_order(partition: Partition, inner: Sequence[tuple[int, int]] = ()) -> t
             off_a, off_b = partition.axes[a].gathered(partition.axes[b])
             gathered[a] += off_a
             gathered[b] += off_b
-    parts = [partition.mesh.axes(whole) for whole in partition.mesh.whole]
-    order = sorted(axes, key=lambda a: (sum(gathered[b] for b in parts[a]), parts[a][0], a))
+    siblings = [partition.mesh.axes(whole) for whole in partition.mesh.whole]
+    order = sorted(axes, key=lambda a: (sum(gathered[b] for b in siblings[a]), siblings[a][0], a))
     for b, n in sorted(set(inner)):
         majors = partition.rules[n].majors_of(partition.axes[b].loops[n])
         for a in [a for a in order if partition.axes[a].loops[n] in majors]:

@@ -33,10 +33,12 @@ class RegionRewriter:
 
     def op(self, old: Op) -> Op:
         """New op in place of `old`."""
-        operands, regions, results = self.parts(old)
+        operands, regions, results = self.rewritten(old)
         return dataclasses.replace(old, operands=operands, regions=regions, results=results)
 
-    def parts(self, old: Op) -> tuple[tuple[Operand, ...], tuple[Region, ...], tuple[Value, ...]]:
+    def rewritten(
+        self, old: Op
+    ) -> tuple[tuple[Operand, ...], tuple[Region, ...], tuple[Value, ...]]:
         """Operands, regions and results of the new op in place of `old`."""
         operands = tuple(map(self.operand, old.operands))
         regions = tuple(map(self.region, old.regions))

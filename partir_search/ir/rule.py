@@ -118,7 +118,7 @@ class OpRule:
       manual: the user's own `shard_map`, with fixed layouts of operands and results.
       fixed_by_user: results may have layouts fixed by the user, unlike those of their consumers.
       tolerates_padding: longer factors leave results unchanged within the extents of the program.
-      accepts_halo_parts: takes the window of its first operand as tile and halos (`ir.halos`).
+      accepts_haloed_tile: takes the window of its first operand as tile and halos (`ir.halos`).
       resizing: lengthens the dims of `reads`; None if their extents are fixed.
       blockwise: form that works on one block of a factor at a time, if any.
       debug_only: a debugging tool, ignored in all decisions (see `passes/debug_ops.py`).
@@ -149,7 +149,7 @@ class OpRule:
     manual: Manual | None = None
     fixed_by_user: bool = False
     tolerates_padding: bool = True
-    accepts_halo_parts: bool = False
+    accepts_haloed_tile: bool = False
     resizing: Resizing | None = None
     blockwise: Blockwise | None = None
     debug_only: bool = False

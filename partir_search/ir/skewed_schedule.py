@@ -116,16 +116,16 @@ class Ring:
         Args:
           names: names of the axes r and c.
         """
-        parts = [f"%{n}" for n, a in zip(names, COORDINATES[which], strict=True) if a]
+        terms = [f"%{n}" for n, a in zip(names, COORDINATES[which], strict=True) if a]
         offsets = [self.offset(which, t) for t in range(self.size)]
         steps = [(o - offsets[0]) % self.size for o in offsets]
         if steps == list(range(self.size)):
-            parts += ["%t", *([str(offsets[0])] if offsets[0] else [])]
+            terms += ["%t", *([str(offsets[0])] if offsets[0] else [])]
         elif any(steps):
-            parts += [f"{offsets}[%t]"]
+            terms += [f"{offsets}[%t]"]
         elif offsets[0]:
-            parts += [str(offsets[0])]
-        return parts[0] if len(parts) == 1 else f"({' + '.join(parts)}) mod {self.size}"
+            terms += [str(offsets[0])]
+        return terms[0] if len(terms) == 1 else f"({' + '.join(terms)}) mod {self.size}"
 
 
 def ring_of(

@@ -130,7 +130,7 @@ def _behind(x: Any, values: Sequence[LocalValue], env: Env) -> Any:
 
 def _run_op(partition: Partition, item: LocalOp, env: Env, effects: Effects) -> Sequence[Any]:
     rule = partition.rules[item.op.id]
-    args = [_read(x, env) if rule.accepts_halo_parts else joined(_read(x, env)) for x in item.ins]
+    args = [_read(x, env) if rule.accepts_haloed_tile else joined(_read(x, env)) for x in item.ins]
     device = Device(partition, item.op, effects)
     if isinstance(item, (AttentionTurn, ChunkedOp)):
         return block_turn(device, item, args, env)

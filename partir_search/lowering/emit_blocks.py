@@ -97,10 +97,13 @@ class _Turn:
         blockwise, count = self.blockwise, self.chunks
         block, blocks = where[blockwise.factor]
 
-        def one(state: Any, part: Any) -> tuple[Any, Sequence[Any]]:
-            at = {**where, blockwise.factor: (block * count + part, blocks * count)}
+        def one(state: Any, chunk: Any) -> tuple[Any, Sequence[Any]]:
+            factor = blockwise.factor
+            at = {**where, factor: (block * count + chunk, blocks * count)}
             operands = [
-                _block_of(x, dims, blockwise.factor, part, count) if blockwise.factor in dims else x
+                _block_of(x, dims, blockwise.factor, chunk, count)
+                if blockwise.factor in dims
+                else x
                 for x, dims in zip(args, self.rule.operands, strict=True)
             ]
             return blockwise.turn(self.device, self.op, operands, state, at)

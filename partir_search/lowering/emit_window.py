@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from partir_search.ir.halos import WindowParts
+from partir_search.ir.halos import HaloedTile
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.skewed_schedule import Edge
 from partir_search.lowering.reshard_steps import Halo, HaloPermute
@@ -44,13 +44,13 @@ def permute(x: Any, pairs: Sequence[Edge], sizes: Mapping[str, int], order: Sequ
 
 
 def halo(blocks: Sequence[Any], step: Halo, names: tuple[str, ...]) -> Any:
-    """Window assembled from the own tile and received blocks; `WindowParts` unless `joined`."""
+    """Window assembled from the own tile and received blocks; `HaloedTile` unless `joined`."""
     if not step.joined:
-        return _window_parts(blocks, step, names)
+        return _haloed_tile(blocks, step, names)
     x, dim = blocks[0], step.dim
     if step.uniform:
-        parts = list(_parts(blocks, step, names).values())
-        return lax.concatenate(parts, dim) if len(parts) > 1 else parts[0]
+        pieces = list(_pieces(blocks, step, names).values())
+        return lax.concatenate(pieces, dim) if len(pieces) > 1 else pieces[0]
     device = lax.axis_index(names)
     size, rank = step.size, x.ndim
     shape = list(x.shape)
@@ -69,30 +69,30 @@ def halo(blocks: Sequence[Any], step: Halo, names: tuple[str, ...]) -> Any:
     return out
 
 
-def _window_parts(blocks: Sequence[Any], step: Halo, names: tuple[str, ...]) -> WindowParts:
+def _haloed_tile(blocks: Sequence[Any], step: Halo, names: tuple[str, ...]) -> HaloedTile:
     """Own tile and the elements before and after the tile, as three arrays."""
-    parts, dim = _parts(blocks, step, names), step.dim
+    pieces, dim = _pieces(blocks, step, names), step.dim
     tile = blocks[0].shape[dim]
     at = next(p.spans[0][1] for p in step.pieces if p.block == 0 and p.spans[0][2] == tile)
 
     def joined(found: list[Any]) -> Any:
         return (lax.concatenate(found, dim) if len(found) > 1 else found[0]) if found else None
 
-    low = joined([x for to, x in parts.items() if to < at])
-    return WindowParts(dim, low, blocks[0], joined([x for to, x in parts.items() if to > at]))
+    low = joined([x for to, x in pieces.items() if to < at])
+    return HaloedTile(dim, low, blocks[0], joined([x for to, x in pieces.items() if to > at]))
 
 
-def _parts(blocks: Sequence[Any], step: Halo, names: tuple[str, ...]) -> dict[int, Any]:
-    """Parts of a uniform tile with halo by first element, in order."""
-    parts: dict[int, Any] = {}
+def _pieces(blocks: Sequence[Any], step: Halo, names: tuple[str, ...]) -> dict[int, Any]:
+    """Pieces of a uniform tile with halo by first element, in order."""
+    pieces: dict[int, Any] = {}
     for piece in step.pieces:
         at, to, n = next(span for span in piece.spans if span[2])
-        part = lax.slice_in_dim(blocks[piece.block], at, at + n, axis=step.dim)
-        if to in parts:
+        found = lax.slice_in_dim(blocks[piece.block], at, at + n, axis=step.dim)
+        if to in pieces:
             mine = jnp.asarray([span[2] > 0 for span in piece.spans])[lax.axis_index(names)]
-            part = jnp.where(mine, part, parts[to])
-        parts[to] = part
-    return parts
+            found = jnp.where(mine, found, pieces[to])
+        pieces[to] = found
+    return pieces
 
 
 def _table(numbers: Sequence[int], device: Any) -> Any:

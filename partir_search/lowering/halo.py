@@ -1,7 +1,7 @@
 """Halo exchange: reshard steps from tiles to the windows that an op reads.
 
 An op may read a window of a dim beyond the device's tile: a convolution reads a halo, a reversed
-dim the mirror image, a concatenation the elements of the device's part of the result. Windows are
+dim the mirror image, a concatenation the elements of the device's tile of the result. Windows are
 arithmetic in the tile's number (`InputWindow`), and determine source and target of every transfer.
 Each permute sends one block; a `Halo` assembles the window from the own tile and received blocks.
 """
@@ -27,7 +27,7 @@ from partir_search.lowering.reshard_steps import (
     Span,
 )
 
-SidedEdge = tuple[int, int, int]  # source, target, side: 0 before the target's own part, 1 after
+SidedEdge = tuple[int, int, int]  # source, target, side: 0 before the target's own tile, 1 after
 Axis = TypeVar("Axis")
 EMPTY: Span = (0, 0, 0)
 
@@ -75,9 +75,9 @@ def window_steps(
     permutes, pieces = list[HaloPermute](), _pieces(0, own)
     ragged = False
     for group in _groups(wanted, tiles, window.beyond is not None):
-        parts = [span for edge in group for span in wanted[edge]]
-        start = min(at for at, _, _ in parts)
-        length = max(at + n for at, _, n in parts) - start
+        sent = [span for edge in group for span in wanted[edge]]
+        start = min(at for at, _, _ in sent)
+        length = max(at + n for at, _, n in sent) - start
         spans: list[list[Span]] = [[] for _ in range(tiles)]
         for edge in group:
             spans[edge[1]] = [(at - start, to, n) for at, to, n in wanted[edge]]

@@ -27,7 +27,7 @@ class HomeLayouts(abc.ABC):
     Attributes:
       active: [ops] True for ops with reshards (`active_ops`); None for complete programs.
       home_codes / loop_codes: see `codes_of`.
-      setting: order of axes and modes of the partition, as part of cache keys.
+      setting: order of axes and modes of the partition, for cache keys.
     """
 
     def __init__(self, partition: Partition, cache: LocalCache, sparse: bool) -> None:

@@ -16,7 +16,7 @@
     local   := "%" value ["#" copy] "[" axes* "]" ["+" monoid "(" axis ")"]*
 
 Brackets of a local value hold the tiling mesh axes of each dim; partial sums follow. Copies of one
-value in one layout (blocks of a ring, parts of a halo) are numbered. Types are of one device's
+value in one layout (blocks of a ring, pieces of a halo) are numbered. Types are of one device's
 tile. Marks are the instruction's `Scheduling`.
 """
 

@@ -91,8 +91,8 @@ class ReshardBuilder:
         """Windows of `source`, as read by the op: a nearby copy, or new steps."""
         if isinstance(source, Literal):
             return source
-        takes_parts = self.owner.partition.rules[op.id].accepts_halo_parts
-        key = (source.value.id, source.layout, windows, takes_parts)
+        takes_halos = self.owner.partition.rules[op.id].accepts_haloed_tile
+        key = (source.value.id, source.layout, windows, takes_halos)
         copy = self.copies.get(key)
         if copy and copy.backward == op.backward and self.is_near(copy):
             copy.last_use = self.position
@@ -100,7 +100,7 @@ class ReshardBuilder:
         local = source
         for w in windows:
             extent, tiled = local.value.type.shape[w.dim], bool(local.layout[w.dim])
-            last, tile = w is windows[-1] and takes_parts, local.shape[w.dim]
+            last, tile = w is windows[-1] and takes_halos, local.shape[w.dim]
             blocks: list[LocalValue] = []
             for step in window_steps(w, extent, tiled, local.layout, local.partial):
                 if isinstance(step, HaloPermute):

@@ -147,7 +147,7 @@ class HaloPermute(ReshardStep):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Piece:
-    """Part of a window copied from one block.
+    """Piece of a window, copied from one block.
 
     Attributes:
       block: 0 for the device's own tile (or the whole dim), i for the i-th received block.
@@ -163,7 +163,7 @@ class Halo(ReshardStep):
     """Window of `size` elements of dim `dim`, from the own tile and received blocks.
 
     Attributes:
-      pieces: parts of the window; elements without a piece are zeros.
+      pieces: the window's pieces; elements without a piece are zeros.
       size: number of elements along the dim.
       uniform: True if the pieces, in order, fill the window, and each piece has one span on all
         devices with elements of the piece. Consecutive pieces with one span are alternatives: each

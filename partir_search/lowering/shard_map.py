@@ -53,8 +53,8 @@ def lifted_specs(program: LocalProgram) -> list[PartitionSpec]:
 
 def lifted_shardings(program: LocalProgram, mesh: Any) -> list[NamedSharding]:
     """Shardings of the lifted constants, on the user's `mesh` with sub-axes."""
-    parts = split_mesh(mesh, program.partition.mesh)
-    return [NamedSharding(parts, spec) for spec in lifted_specs(program)]
+    split = split_mesh(mesh, program.partition.mesh)
+    return [NamedSharding(split, spec) for spec in lifted_specs(program)]
 
 
 def result_specs(program: LocalProgram, *, user: bool = False) -> list[PartitionSpec]:
@@ -96,7 +96,7 @@ def sharded(program: LocalProgram, mesh: Any) -> Any:
         and results on explicit axes of the user are renamed to and from sub-axes, at no cost.
     """
     shape = program.partition.mesh
-    parts = split_mesh(mesh, shape)
+    split = split_mesh(mesh, shape)
 
     def sharding(layout: Layout) -> NamedSharding:
         return named_sharding(mesh, shape, partition_spec(shape, layout, user=True))
@@ -104,16 +104,16 @@ def sharded(program: LocalProgram, mesh: Any) -> Any:
     mapped = without_context(
         jax.shard_map(
             emit(program, sharding),
-            mesh=parts,
+            mesh=split,
             in_specs=(*argument_specs(program), *lifted_specs(program)),
             out_specs=tuple(result_specs(program)),
             check_vma=False,
         )
     )
-    if parts is mesh or AxisType.Explicit not in mesh.axis_types:
+    if split is mesh or AxisType.Explicit not in mesh.axis_types:
         return mapped
     specs = (*argument_specs(program), *lifted_specs(program))
-    enter = tuple(NamedSharding(parts, s) for s in specs)
+    enter = tuple(NamedSharding(split, s) for s in specs)
     leave = tuple(named_sharding(mesh, shape, s) for s in result_specs(program, user=True))
 
     def renamed(*args: Any) -> Any:
@@ -160,9 +160,9 @@ def reorder_arguments(
         return tuple(out)
 
     specs = tuple(argument_specs(program)[i] for i in arguments)
-    parts = split_mesh(mesh, shape)
-    mapped = jax.shard_map(run, mesh=parts, in_specs=specs, out_specs=specs, check_vma=False)
+    split = split_mesh(mesh, shape)
+    mapped = jax.shard_map(run, mesh=split, in_specs=specs, out_specs=specs, check_vma=False)
     placed = [
-        jax.device_put(v, NamedSharding(parts, s)) for v, s in zip(values, specs, strict=True)
+        jax.device_put(v, NamedSharding(split, s)) for v, s in zip(values, specs, strict=True)
     ]
     return list(jax.jit(without_context(mapped))(*placed))

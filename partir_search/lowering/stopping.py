@@ -2,7 +2,7 @@
 
 A batched loop runs until all examples have finished: with a tiled batch, an all_reduce of a bool
 in every iteration. Finished examples keep their values. A device may therefore stop alone, unless
-an iteration contains collectives, in which all devices must take part.
+an iteration contains collectives, in which all devices must join.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ def new_console(**options: Any) -> Console:
     return Console(**options)
 
 
-def grouped(*parts: RenderableType) -> Group:
+def grouped(*renderables: RenderableType) -> Group:
     """Renderables stacked vertically."""
     from rich.console import Group
 
-    return Group(*parts)
+    return Group(*renderables)

@@ -23,7 +23,7 @@ MIN_GAIN = 2.0  # bytes freed by recomputing over bytes newly stored, at least
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ScanRemat:
-    """Part of a scan to be computed again in the backward scans.
+    """Segment of a scan to be computed again in the backward scans.
 
     Attributes:
       position: of the scan in the module's body.
@@ -55,7 +55,7 @@ def _is_scan(op: Op) -> bool:
 
 
 def _scan_remat(module: Module, at: int, forward: int) -> ScanRemat | None:
-    """Returns the part of the scan at a position worth recomputing, or None."""
+    """Returns the segment of the scan at a position worth recomputing, or None."""
     op = module.body.ops[at]
     region, carries = op.regions[0], int(op.params["num_carry"])
     consts = int(op.params["num_consts"])

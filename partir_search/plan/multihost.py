@@ -47,10 +47,10 @@ def check_agreement(plan: Plan, mesh: Any) -> None:
         if text != texts[0]:
             other = json.loads(text)
             keys = [k for k in {**first, **other} if first.get(k) != other.get(k)]
-            parts = [f"{k}: {_short(first.get(k))} and {_short(other.get(k))}" for k in keys[:4]]
+            pairs = [f"{k}: {_short(first.get(k))} and {_short(other.get(k))}" for k in keys[:4]]
             raise PlansDiffer(
                 f"processes 0 and {i} have different plans of {plan.module.name!r}:"
-                f" {'; '.join(parts)}; run the same code with the same arguments, machine, seed"
+                f" {'; '.join(pairs)}; run the same code with the same arguments, machine, seed"
                 " and versions on all processes, or let one plan for all: plan_on='first'"
             )
 

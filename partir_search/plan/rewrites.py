@@ -22,7 +22,7 @@ class Rewrites:
     """Rewrites of a traced program, in order of application.
 
     Attributes:
-      microbatches: number of parts of the batch; gradients are accumulated over the parts.
+      microbatches: number of microbatches, over which gradients are accumulated.
       attention: True if each attention is one op and its scores are recomputed in the backward
         pass.
       padding: dims padded inside the program, one per class of equal dims.
@@ -86,7 +86,7 @@ class Rewritten:
 
     @property
     def microbatches(self) -> int:
-        """Number of parts of the batch; gradients are accumulated over the parts."""
+        """Number of microbatches, over which gradients are accumulated."""
         return self.rewrites.microbatches
 
     @property

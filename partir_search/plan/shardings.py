@@ -107,10 +107,10 @@ class Layouts:
         """
         leaves: list[Any] = jax.tree.leaves(local)
         tree: Any = jax.tree.structure(local)
-        for part in (*self.abstract_args[0], *self.abstract_args[1].values()):
-            wanted: list[Any] = jax.tree.leaves(part)
+        for argument in (*self.abstract_args[0], *self.abstract_args[1].values()):
+            wanted: list[Any] = jax.tree.leaves(argument)
             kinds = [[(_dtype(x), np.ndim(x)) for x in each] for each in (leaves, wanted)]
-            if jax.tree.structure(part) == tree and kinds[0] == kinds[1]:
+            if jax.tree.structure(argument) == tree and kinds[0] == kinds[1]:
                 pairs = zip(leaves, wanted, strict=True)
                 made = [from_local(x, w.shape, w.sharding) for x, w in pairs]
                 return jax.tree.unflatten(tree, made)

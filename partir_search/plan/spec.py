@@ -69,7 +69,7 @@ def _text(name: str) -> _Entry:
 def _write_mesh(spec: PlanSpec) -> dict[str, Any]:
     mesh = spec.mesh
     found = {
-        "parts": mesh.sub_axes(),
+        "sub_axes": mesh.sub_axes(),
         "diagonals": list(mesh.diagonal_names),
         "skewed_state": mesh.skewed_state,
     }
@@ -80,10 +80,11 @@ def _read_mesh(data: Mapping[str, Any]) -> MeshShape:
     sizes: Mapping[str, int] = typed_entry(data, "mesh", dict, "axes and their sizes")
     if not sizes:
         raise ValueError("its mesh has no axes")
-    parts: Mapping[str, Any] = {}
-    if "parts" in data:
-        parts = typed_entry(data, "parts", dict, "axes and the sizes of their parts")
-    split = MeshShape(tuple(sizes), tuple(sizes.values())).split(parts)
+    sub_axes: Mapping[str, Any] = {}
+    for key in ("parts", "sub_axes"):  # the former key, and the current one
+        if key in data:
+            sub_axes = typed_entry(data, key, dict, "axes and the sizes of their sub-axes")
+    split = MeshShape(tuple(sizes), tuple(sizes.values())).split(sub_axes)
     return split.with_diagonals(data.get("diagonals", ()), bool(data.get("skewed_state")))
 
 

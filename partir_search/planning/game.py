@@ -142,9 +142,9 @@ class PlanningGame:
     def _runs(self) -> list[tuple[int, ...]]:
         """Axes usable by one move: a whole axis, or consecutive sub-axes."""
         runs = [self.mesh.axes(name) for name in self.axes]
-        for parts in list(runs):
-            n = len(parts)
-            runs += [parts[i:j] for i in range(n) for j in range(i + 1, n + 1) if j - i < n]
+        for axes in list(runs):
+            n = len(axes)
+            runs += [axes[i:j] for i in range(n) for j in range(i + 1, n + 1) if j - i < n]
         return [run for run in runs if self.mesh.size(run) > 1]
 
     def moves(self) -> Sequence[Move]:

@@ -22,45 +22,54 @@ from partir_search.arguments.abstract_values import abstract
 from partir_search.frontends.protocol import Returned
 from partir_search.ir.argument_paths import leaf_path, parameter_names
 from partir_search.ir.equations import innermost, is_backward, run_equations, subset
+from partir_search.messages.renamed import renamed_option
 from partir_search.messages.validators import whole_number
 from partir_search.messages.wording import multiples, shown
 from partir_search.planning.trace import Call, bound
 
 
-def microbatched(fun: Callable[..., Any], parts: int) -> Callable[..., Any]:
-    """Train step equal to `fun`, computed over `parts` equal parts of the batch in sequence.
+def microbatched(
+    fun: Callable[..., Any], microbatches: int | None = None, *, parts: int | None = None
+) -> Callable[..., Any]:
+    """Train step equal to `fun`, computed over equal microbatches in sequence.
 
-    Arguments returned with equal types (the train state), keys and scalars are passed to every part
-    unchanged; the leading dim of every remaining array is the batch.
+    Arguments returned with equal types (the train state), keys and scalars are passed to every
+    microbatch unchanged; the leading dim of every remaining array is the batch.
+
+    Args:
+      microbatches: number of microbatches.
+      parts: deprecated name of `microbatches`.
 
     Raises:
-      ValueError: `parts` does not divide the batch, the step has no backward pass, or a value other
-        than a floating-point mean is used after the backward pass.
+      ValueError: `microbatches` does not divide the batch, the step has no backward pass, or a
+        value other than a floating-point mean is used after the backward pass.
     """
     if not callable(fun):
         raise TypeError(f"microbatched takes a train step, not {shown(fun)}")
-    if whole_number("microbatched: parts", parts, 1) == 1:
+    given = renamed_option("parts", parts, "microbatches", microbatches, None)
+    count = whole_number("microbatched: microbatches", given, 1)
+    if count == 1:
         return fun
 
     @functools.wraps(fun)
     def accumulated(*args: Any, **kwargs: Any) -> Any:
-        return accumulate(fun, parts, parameter_names(fun, len(args)), args, kwargs)
+        return accumulate(fun, count, parameter_names(fun, len(args)), args, kwargs)
 
     return accumulated
 
 
 def accumulate(
     fun: Callable[..., Any],
-    parts: int,
+    count: int,
     names: Sequence[str],
     args: Sequence[Any],
     kwargs: dict[str, Any],
 ) -> Any:
-    """Results of a train step computed over several parts of its batch.
+    """Results of a train step computed over microbatches.
 
     Args:
       fun: the train step.
-      parts: number of parts.
+      count: number of microbatches.
       names: names of positional arguments, for messages.
       args, kwargs: pytrees of arrays.
 
@@ -69,21 +78,22 @@ def accumulate(
     """
     leaves, tree = jax.tree.flatten((tuple(args), kwargs))
     out = jax.eval_shape(fun, *args, **kwargs)
-    data = _data_leaves(args, kwargs, out, parts, [*names, *sorted(kwargs)])
+    data = _data_leaves(args, kwargs, out, count, [*names, *sorted(kwargs)])
 
     def flat(*leaves: Any) -> Any:
         new_args, new_kwargs = jax.tree.unflatten(tree, leaves)
         return fun(*new_args, **new_kwargs)
 
-    shapes = [_part(x, parts) if i in data else x for i, x in enumerate(map(abstract, leaves))]
+    types = map(abstract, leaves)
+    shapes = [_microbatch(x, count) if i in data else x for i, x in enumerate(types)]
     closed, small = jax.make_jaxpr(flat, return_shape=True)(*shapes)
     for x, y in zip(jax.tree.leaves(out), jax.tree.leaves(small), strict=True):
         if x.shape != y.shape:
             raise ValueError(
-                f"microbatches={parts}: a result of shape {x.shape} has one row per example;"
+                f"microbatches={count}: a result of shape {x.shape} has one row per example;"
                 " only means over the batch can be accumulated: return its mean"
             )
-    results = _run(closed, leaves, data, parts)
+    results = _run(closed, leaves, data, count)
     return jax.tree.unflatten(jax.tree.structure(out), results)
 
 
@@ -105,17 +115,17 @@ def of_dynamic(
     return run
 
 
-def _part(x: Any, parts: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct((x.shape[0] // parts, *x.shape[1:]), x.dtype)
+def _microbatch(x: Any, count: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((x.shape[0] // count, *x.shape[1:]), x.dtype)
 
 
-def _data_leaves(args: Any, kwargs: Any, out: Any, parts: int, names: Sequence[str]) -> set[int]:
+def _data_leaves(args: Any, kwargs: Any, out: Any, count: int, names: Sequence[str]) -> set[int]:
     """Positions of the leaves with a batch dim.
 
     Args:
       args, kwargs: all arguments.
       out: shapes of the results.
-      parts: number of parts.
+      count: number of microbatches.
       names: names of the arguments.
     """
 
@@ -143,21 +153,21 @@ def _data_leaves(args: Any, kwargs: Any, out: Any, parts: int, names: Sequence[s
                 path = leaf_path(name, flat[i][0])
                 if x.shape[0] != batch:
                     raise ValueError(
-                        f"microbatches={parts}: the leading dim of {path} of shape {x.shape} must"
+                        f"microbatches={count}: the leading dim of {path} of shape {x.shape} must"
                         f" be the batch's, {batch} as of {first}: close over {path}, or give"
                         " it such a dim"
                     )
                 first = first or path
-                if batch % parts:
+                if batch % count:
                     raise ValueError(
-                        f"microbatches={parts}: {path} has shape {x.shape}: its leading dim, the"
-                        f" batch of {batch}, does not divide by {parts};"
-                        f" {multiples(batch, parts)} would divide, or use {_divisors(batch)}"
+                        f"microbatches={count}: {path} has shape {x.shape}: its leading dim, the"
+                        f" batch of {batch}, does not divide by {count};"
+                        f" {multiples(batch, count)} would divide, or use {_divisors(batch)}"
                     )
                 found.add(first_leaf + i)
         first_leaf += len(leaves)
     if not found:
-        raise ValueError(f"microbatches={parts}: no argument but the train state has a batch")
+        raise ValueError(f"microbatches={count}: no argument but the train state has a batch")
     return found
 
 
@@ -167,28 +177,28 @@ def _divisors(batch: int) -> str:
     return f"microbatches of {', '.join(map(str, found))}" if found else "microbatches=1"
 
 
-def _run(closed: Any, leaves: Sequence[Any], data: set[int], parts: int) -> list[Any]:
+def _run(closed: Any, leaves: Sequence[Any], data: set[int], count: int) -> list[Any]:
     jaxpr, consts = innermost(closed)
     cut = max((i for i, e in enumerate(jaxpr.eqns) if is_backward(e)), default=-1) + 1
     if not cut:
-        raise ValueError(f"microbatches={parts}: the step takes no gradient; nothing to accumulate")
+        raise ValueError(f"microbatches={count}: the step takes no gradient; nothing to accumulate")
     data_dependent = {v for i, v in enumerate(jaxpr.invars) if i in data}
-    data_free, per_part = [], []
+    data_free, per_microbatch = [], []
     for eqn in jaxpr.eqns[:cut]:
         if any(isinstance(v, Var) and v in data_dependent for v in eqn.invars):
             data_dependent.update(eqn.outvars)
-            per_part.append(eqn)
+            per_microbatch.append(eqn)
         else:
             data_free.append(eqn)
     after = []
     direct = {v for i, v in enumerate(jaxpr.invars) if i in data}
-    for eqn in jaxpr.eqns[cut:]:  # metrics of the data, per part as well
+    for eqn in jaxpr.eqns[cut:]:  # metrics of the data, per microbatch as well
         if any(isinstance(v, Var) and v in direct for v in eqn.invars):
             direct.update(eqn.outvars)
-            per_part.append(eqn)
+            per_microbatch.append(eqn)
         else:
             after.append(eqn)
-    made = {v: e for e in per_part for v in e.outvars}
+    made = {v: e for e in per_microbatch for v in e.outvars}
     averaged = dict.fromkeys(
         v
         for v in (*(v for e in after for v in e.invars), *jaxpr.outvars)
@@ -198,23 +208,23 @@ def _run(closed: Any, leaves: Sequence[Any], data: set[int], parts: int) -> list
     for v, aval in zip(averaged, types, strict=True):
         if not jnp.issubdtype(aval.dtype, jnp.floating):
             raise ValueError(
-                f"microbatches={parts}: {aval} leaves the gradient computation (made by"
-                f" {made[v].primitive}) and cannot be averaged over parts of the batch"
+                f"microbatches={count}: {aval} leaves the gradient computation (made by"
+                f" {made[v].primitive}) and cannot be averaged over microbatches"
             )
     env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
     env |= zip(jaxpr.invars, leaves, strict=True)
     run_equations(jaxpr, data_free, env)
     data_vars = [v for i, v in enumerate(jaxpr.invars) if i in data]
     shared = [v for v in env if v not in data_vars]
-    program = jaxpr_as_fun(subset(jaxpr, per_part, [*shared, *data_vars], list(averaged)))
+    program = jaxpr_as_fun(subset(jaxpr, per_microbatch, [*shared, *data_vars], list(averaged)))
     shared_values = [env[v] for v in shared]
 
     def body(total: list[Any], examples: list[Any]) -> tuple[list[Any], None]:
         found = program(*shared_values, *examples)
-        return [t + x.astype(t.dtype) / parts for t, x in zip(total, found, strict=True)], None
+        return [t + x.astype(t.dtype) / count for t, x in zip(total, found, strict=True)], None
 
-    # Part i has every `parts`-th example, so that each part is tiled as the batch is.
-    stacked = [_stack(env[v], parts) for v in data_vars]
+    # Microbatch i has every `count`-th example, to be tiled as the batch is.
+    stacked = [_stack(env[v], count) for v in data_vars]
     zeros = [jnp.zeros(t.shape, jnp.promote_types(t.dtype, jnp.float32)) for t in types]
     total, _ = lax.scan(body, zeros, stacked)
     env |= {v: x.astype(t.dtype) for v, x, t in zip(averaged, total, types, strict=True)}
@@ -222,5 +232,5 @@ def _run(closed: Any, leaves: Sequence[Any], data: set[int], parts: int) -> list
     return [v.val if isinstance(v, Literal) else env[v] for v in jaxpr.outvars]
 
 
-def _stack(x: Any, parts: int) -> Any:
-    return jnp.swapaxes(x.reshape(x.shape[0] // parts, parts, *x.shape[1:]), 0, 1)
+def _stack(x: Any, count: int) -> Any:
+    return jnp.swapaxes(x.reshape(x.shape[0] // count, count, *x.shape[1:]), 0, 1)

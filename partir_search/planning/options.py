@@ -105,5 +105,5 @@ def machine_of(mesh: AnyMesh, machine: Machine | str | None) -> Machine:
 
 def _like(mesh: MeshShape, known: MeshShape) -> MeshShape:
     """`mesh` with the diagonals of `known` and, if the user axes are equal, with its sub-axes."""
-    parts = known.sub_axes() if known.user == mesh else {}
-    return mesh.split(parts).with_diagonals(known.diagonal_names, known.skewed_state)
+    sub_axes = known.sub_axes() if known.user == mesh else {}
+    return mesh.split(sub_axes).with_diagonals(known.diagonal_names, known.skewed_state)

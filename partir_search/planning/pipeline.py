@@ -82,10 +82,10 @@ class PlanPipeline:
         self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> dict[str, Plan]:
         """Plans of the known strategies, by name."""
-        parts = self._options.microbatches[0]
-        traced = self.trace(call, args, kwargs, parts)
+        microbatches = self._options.microbatches[0]
+        traced = self.trace(call, args, kwargs, microbatches)
         stages = self._stage_planner(call, traced)
-        stage = stages.aligned(self._stage(traced, parts))
+        stage = stages.aligned(self._stage(traced, microbatches))
         planner = stages.planner(stage.module)
         limit = planner.memory_limit
         return {
@@ -124,13 +124,13 @@ class PlanPipeline:
     ) -> tuple[Plan, Traced]:
         """Best plan over the numbers of microbatches and the forms of the program."""
         best: tuple[Plan, Traced] | None = None
-        for parts in (spec.rewrites.microbatches,) if spec else self._options.microbatches:
+        for count in (spec.rewrites.microbatches,) if spec else self._options.microbatches:
             begin = time.perf_counter()
             donated = best[1].donated if best else None
-            traced = traces.get(parts) or self.trace(call, args, kwargs, parts, donated)
+            traced = traces.get(count) or self.trace(call, args, kwargs, count, donated)
             spent = time.perf_counter() - begin
             fits = False
-            for stage in self.forms(traced, parts, spec):
+            for stage in self.forms(traced, count, spec):
                 plan = self._planned(call, traced, stage, spec)
                 plan.seconds["trace and import"] = spent
                 fits |= plan.fits and not plan.remat
@@ -179,14 +179,14 @@ class PlanPipeline:
         )
         return Plan(planned, stage.rewrites, context)
 
-    # Parts of the pipeline ---------------------------------------------------------------------
+    # Stages of the pipeline --------------------------------------------------------------------
 
     def trace(
         self,
         call: Call,
         args: Sequence[Any],
         kwargs: dict[str, Any],
-        parts: int,
+        microbatches: int,
         donated: tuple[bool, ...] | None = None,
     ) -> Traced:
         """Traces a call.
@@ -194,10 +194,10 @@ class PlanPipeline:
         Args:
           call: the dynamic arguments.
           args, kwargs: all arguments.
-          parts: number of microbatches.
+          microbatches: number of microbatches.
           donated: see `Traced`; None to ask the jitted function.
         """
-        traced = self._traced(call, args, kwargs, parts, donated)
+        traced = self._traced(call, args, kwargs, microbatches, donated)
         groups = self._options.groups
         return traced.run("group_arguments", lambda module: with_groups(module, groups))
 
@@ -206,18 +206,18 @@ class PlanPipeline:
         call: Call,
         args: Sequence[Any],
         kwargs: dict[str, Any],
-        parts: int,
+        microbatches: int,
         donated: tuple[bool, ...] | None,
     ) -> Traced:
         trip_counts = self._options.trip_counts
-        if parts == 1:
+        if microbatches == 1:
             if isinstance(self._fun, jax.stages.Wrapped):  # before `trace_call` drops jax's trace
                 self._own = own_shardings(self._plain, call, args, kwargs)
             return trace_call(
                 self._plain, call, args, kwargs, self._name, None, trip_counts, self._region_axes
             )
         dynamic = of_dynamic(self._fun, call, args, kwargs)
-        split = jax.jit(lambda *a, **k: accumulate(dynamic, parts, call.names, a, k))
+        split = jax.jit(lambda *a, **k: accumulate(dynamic, microbatches, call.names, a, k))
         if donated is None:
             donated = donated_leaves(self._plain, call, args, kwargs)
         return trace_call(
@@ -228,15 +228,15 @@ class PlanPipeline:
         """Axes of the mesh for axes of the mesh of a `shard_map` region inside the function."""
         return region_axes(region, names, self._options.shape, self._options.mesh)
 
-    def _stage(self, traced: Traced, parts: int) -> Stage:
+    def _stage(self, traced: Traced, microbatches: int) -> Stage:
         """First stage of a traced program, with cumulative ops in blocks for the mesh."""
-        stage = Stage(traced.module, Rewrites(microbatches=parts), traced.passes)
+        stage = Stage(traced.module, Rewrites(microbatches=microbatches), traced.passes)
         shape = self._options.shape
         return stage.run("block_scans", lambda module: with_block_scans(module, shape))
 
-    def forms(self, traced: Traced, parts: int, spec: PlanSpec | None) -> list[Stage]:
+    def forms(self, traced: Traced, microbatches: int, spec: PlanSpec | None) -> list[Stage]:
         """Forms of the program to plan: unchanged, with each attention as one op, or both."""
-        plain, given = self._stage(traced, parts), self._options.schedule
+        plain, given = self._stage(traced, microbatches), self._options.schedule
         tactics = () if given is None or isinstance(given, Plan | PlanSpec) else given
         wanted = any(isinstance(t, ContextParallel) for t in tactics)
         if not (spec.rewrites.attention if spec else wanted or self._options.rings):

@@ -311,8 +311,8 @@ def find_ties(call: Call, out_info: Any, donated: Sequence[bool]) -> list[tuple[
     outputs.append((tree, all_leaves, 0))
     if isinstance(out_info, tuple | list):
         at = 0
-        for part in out_info:
-            leaves, tree = jax.tree.flatten(part)
+        for entry in out_info:
+            leaves, tree = jax.tree.flatten(entry)
             outputs.append((tree, leaves, at))
             at += len(leaves)
     elif isinstance(out_info, dict):
@@ -323,8 +323,8 @@ def find_ties(call: Call, out_info: Any, donated: Sequence[bool]) -> list[tuple[
             at += len(leaves)
     used: set[int] = set()
     first = 0
-    for part in (*call.args, *(call.kwargs[k] for k in sorted(call.kwargs))):
-        leaves, tree = jax.tree.flatten(part)
+    for entry in (*call.args, *(call.kwargs[k] for k in sorted(call.kwargs))):
+        leaves, tree = jax.tree.flatten(entry)
         types = [_type(x) for x in leaves]
         single = jax.tree_util.treedef_is_leaf(tree)
         own = set(range(first, first + len(leaves)))

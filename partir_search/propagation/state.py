@@ -3,7 +3,7 @@
 On one axis, a node loops over a factor when the tiles of its values ask for this factor and for no
 second one; then the undecided values of the node are tiled to match, forward and backward. Two
 factors asked for are a conflict: the node gets no loop, and earlier decisions win (PartIR, arXiv
-2401.11202, section 3). Costs play no part.
+2401.11202, section 3). Costs do not matter.
 """
 
 from __future__ import annotations

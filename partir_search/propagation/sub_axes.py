@@ -36,12 +36,12 @@ def split_into_sub_axes(graph: Graph, mesh: MeshShape) -> MeshShape:
     for extent in _major_factors(graph):
         for name, size in mesh.as_dict().items():
             _add(cuts[name], math.gcd(extent, size), size)
-    parts = {}
+    sub_axes = {}
     for name, size in mesh.as_dict().items():
         if cuts[name] and name not in named:
             bounds = [1, *sorted(cuts[name]), size]
-            parts[name] = [b // a for a, b in itertools.pairwise(bounds)]
-    return whole.split({**parts, **given})
+            sub_axes[name] = [b // a for a, b in itertools.pairwise(bounds)]
+    return whole.split({**sub_axes, **given})
 
 
 def _named_axes(graph: Graph, mesh: MeshShape) -> set[str]:

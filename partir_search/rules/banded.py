@@ -26,7 +26,7 @@ BANDED = "banded"
 
 @register(BANDED)
 def banded(op: Op) -> OpRule:
-    """A tile of outputs reads the window of the dim covered by its part of the band.
+    """A tile of outputs reads the window of the dim covered by its stretch of the band.
 
     Params are those of the `dot_general`; `matrix`, position of the matrix among the operands; and
     `band`, (step, over, first, width) of `ir.bands.Band`. The matrix is replicated: its gradient

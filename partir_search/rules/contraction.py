@@ -53,7 +53,7 @@ def dot_general(op: Op) -> OpRule:
 def ragged_dot(op: Op) -> OpRule:
     """[m, k] by [g, k, n] in ragged groups of rows: rows and columns are tiled, k is summed.
 
-    A tile of rows overlaps a part of each group. Forms with a ragged or batched contraction (the
+    A tile of rows overlaps some rows of each group. Forms with a ragged or batched contraction (the
     weights' gradient, [k, m] by [m, n] to [g, k, n]) loop over their free dims only.
     """
     p = op.params["ragged_dot_dimension_numbers"]
@@ -108,7 +108,7 @@ def ragged_dot(op: Op) -> OpRule:
 
 
 def local_ragged_dot(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
-    """Rows of this tile, multiplied by the parts of the groups inside of the tile."""
+    """Rows of this tile, multiplied by the matrices of the groups inside of the tile."""
     lhs, rhs, groups = args
     (row,) = op.params["ragged_dot_dimension_numbers"].lhs_ragged_dimensions
     f = ragged_dot(op).operands[0][row]

@@ -1,6 +1,6 @@
 """Slices at data-dependent indices: reads from tiles and writes into tiles.
 
-On a tiled dim each device reads the part inside of its tile, and zeros for the remainder: the
+On a tiled dim each device reads the elements inside of its tile, and zeros for the remainder: the
 result is a partial sum. A write changes the tiles it overlaps and leaves all remaining ones.
 """
 
@@ -80,7 +80,7 @@ def _starts(op: Op, starts: Sequence[Any], sizes: Sequence[int]) -> list[Any]:
 
 @register("dynamic_update_slice", role=Role.DYNAMIC_UPDATE)
 def dynamic_update_slice(op: Op) -> OpRule:
-    """Full dims pass through; along any further dim each tile takes its part of the update."""
+    """Full dims pass through; along any further dim each tile takes its slice of the update."""
     shape, update = shape_of(op, 0), shape_of(op, 1)
     dims = tuple(range(len(shape)))
     return OpRule(
@@ -101,7 +101,7 @@ def dynamic_update_slice(op: Op) -> OpRule:
 
 
 def local_update(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
-    """The tile with its part of the update written."""
+    """The tile with its slice of the update written."""
     x, update = args[:2]
     whole = shape_of(op, 1)
     starts = _starts(op, args[2:], whole)

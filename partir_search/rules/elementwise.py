@@ -101,7 +101,7 @@ def linear_groups(op: Op) -> tuple[tuple[int, ...], ...]:
     )
     if op.prim == "select_n":
         return (tuple(range(1, len(op.operands))),)
-    if op.prim == "convert_element_type":  # rounded parts do not add up to the rounded sum
+    if op.prim == "convert_element_type":  # rounded summands do not add up to the rounded sum
         wider = op.results[0].type.itemsize >= op.operands[0].type.itemsize
         return ((0,),) if inexact and wider else ()
     if op.prim == "integer_pow" and op.params["y"] == 1:

@@ -1,4 +1,4 @@
-"""Convolution of a tile and its halos in parts, added up.
+"""Convolutions of a tile and of its halos, added up.
 
 A convolution is linear in its image: without its halos a tile lacks their contributions to the
 outermost elements. Adding these saves copying the tile into an array with its halos, and the
@@ -12,15 +12,13 @@ from typing import Any
 
 from jax import lax
 
-from partir_search.ir.halos import WindowParts
+from partir_search.ir.halos import HaloedTile
 
 Convolve = Callable[[Mapping[str, Any], Any, Any], Any]  # of params, image and window
 
 
-def in_halves(
-    convolve: Convolve, params: Mapping[str, Any], image: WindowParts, window: Any
-) -> Any:
-    """Convolution of a window in parts; `params` are for the whole window."""
+def in_halves(convolve: Convolve, params: Mapping[str, Any], image: HaloedTile, window: Any) -> Any:
+    """Convolution of a window in pieces; `params` are for the whole window."""
     dn = params["dimension_numbers"]
     i = dn.lhs_spec[2:].index(image.dim)
     k, o = dn.rhs_spec[2 + i], dn.out_spec[2 + i]
@@ -31,10 +29,10 @@ def in_halves(
     reach = (window.shape[k] - 1) * spread
     out = (low + (sum(sizes) - 1) * holes - reach + high) // stride + 1
 
-    def run(x: Any, padding: tuple[int, int], part: Any = window) -> Any:
+    def run(x: Any, padding: tuple[int, int], taps: Any = window) -> Any:
         every = list(params["padding"])
         every[i] = padding
-        return convolve({**params, "padding": tuple(every)}, x, part)
+        return convolve({**params, "padding": tuple(every)}, x, taps)
 
     total = run(image.tile, (low + before * holes, high + after * holes))
     along = window.shape[k] > out
@@ -44,7 +42,7 @@ def in_halves(
     width = (other - 1) * step
 
     def add(x: Any, first: int, count: int, start: int) -> Any:
-        """Adds the share of a part that starts at `start` to `count` points from `first` on."""
+        """Adds the share of a halo that starts at `start` to `count` points from `first` on."""
         at = start - first * pace
         end = (count - 1) * pace + width - at - (x.shape[image.dim] - 1) * holes
         if along:

@@ -1,7 +1,7 @@
 """Reductions over sliding windows, and their gradients.
 
-A tile of a sliding dim reads its part of the operand and a halo. Elements beyond the operand's ends
-are masked by the identity of the reduction.
+A tile of a sliding dim reads its stretch of the operand and a halo. Elements beyond the operand's
+ends are masked by the identity of the reduction.
 """
 
 from __future__ import annotations

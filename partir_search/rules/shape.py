@@ -216,17 +216,17 @@ def unstack(op: Op) -> OpRule:
     return _stacking(op, result_shape(op))
 
 
-def _stacking(op: Op, part: Shape) -> OpRule:
-    """Rule of parts with equal dims and their stack, with one more dim, which is not tiled."""
-    axis, outer = op.params["axis"], tuple(range(len(part)))
+def _stacking(op: Op, piece: Shape) -> OpRule:
+    """Rule of pieces with equal dims and their stack, with one more dim, which is not tiled."""
+    axis, outer = op.params["axis"], tuple(range(len(piece)))
     stacked = (*outer[:axis], NONE, *outer[axis:])
-    dims = {len(part): outer, len(part) + 1: stacked}
+    dims = {len(piece): outer, len(piece) + 1: stacked}
     return OpRule(
         Kind.MOVEMENT,
-        sizes=part,
+        sizes=piece,
         operands=tuple(dims[len(x.type.shape)] for x in op.operands),
         results=tuple(dims[len(x.type.shape)] for x in op.results),
-        reducers=("",) * len(part),
+        reducers=("",) * len(piece),
         linear=(tuple(range(len(op.operands))),),
         elementwise=True,
     )

@@ -168,7 +168,7 @@ def windowed_rule(op: Op, reads: Sequence[InputWindow], **fields: Any) -> OpRule
 
 @register("concatenate", role=Role.CONCATENATION)
 def concatenate(op: Op) -> OpRule:
-    """A tile of the joined dim reads its part of each operand."""
+    """A tile of the joined dim reads its stretch of each operand."""
     dim = op.params["dimension"]
     extents = [x.type.shape[dim] for x in op.operands]
     if len(extents) > MOST_JOINED:
@@ -198,7 +198,7 @@ def _local_join(
 
 @register("pad", role=Role.PADDING)
 def pad(op: Op) -> OpRule:
-    """A tile of a padded dim reads its part of the operand. Linear for zero padding."""
+    """A tile of a padded dim reads its stretch of the operand. Linear for zero padding."""
     shape, result = shape_of(op, 0), result_shape(op)
     filler = op.operands[1]
     zero = isinstance(filler, Literal) and filler.is_zero()

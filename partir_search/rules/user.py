@@ -53,7 +53,7 @@ class Equation:
         if text.count("->") != 1:
             raise ValueError(f"write the rule of {of!r} as 'a b, b c -> a c', not {text!r}")
         left, right = (
-            tuple(tuple(part.split()) for part in side.split(",")) for side in text.split("->")
+            tuple(tuple(x.split()) for x in side.split(",")) for side in text.split("->")
         )
         for dims in (*left, *right):
             for n in dims:

@@ -1,9 +1,9 @@
 """Convolutions.
 
-A tile of a sliding dim reads its part of the image and a halo. A window of one pixel does not
+A tile of a sliding dim reads its stretch of the image and a halo. A window of one pixel does not
 slide: its dims pass through. A window as large as the image is contracted with it, as in a matmul.
 If a large window is multiplied with a large image (the gradient of a kernel), a tile of the window
-reads its part of the image, and the result is summed.
+reads its stretch of the image, and the result is summed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jax import lax
 from partir_search.ir.bind import bind
 from partir_search.ir.boundaries import ZERO, Beyond, taken
 from partir_search.ir.core import Op, Shape
-from partir_search.ir.halos import WindowParts
+from partir_search.ir.halos import HaloedTile
 from partir_search.ir.kind import Kind
 from partir_search.ir.local_context import LocalContext
 from partir_search.ir.local_op import local_result_shapes
@@ -30,7 +30,7 @@ from partir_search.rules.halves import in_halves
 from partir_search.rules.registry import register, result_shape, shape_of
 from partir_search.rules.resizing import convolutions
 
-WIDE = 4  # bytes per element from which sums may be rounded in parts
+WIDE = 4  # bytes per element from which sums may be rounded one by one
 
 
 @register("conv_general_dilated", role=Role.CONVOLUTION)
@@ -111,7 +111,7 @@ def convolution(op: Op) -> OpRule:
         linear=((0,), (1,)),
         tolerates_padding=p["feature_group_count"] == p["batch_group_count"] == 1,
         resizing=convolutions(op),
-        accepts_halo_parts=op.results[0].type.itemsize >= WIDE,
+        accepts_haloed_tile=op.results[0].type.itemsize >= WIDE,
         flops_per_point=2.0 * work,
         local=_local,
         implied_params=_told(op),
@@ -237,11 +237,11 @@ def _local(ctx: LocalContext, op: Op, args: Sequence[Any]) -> Sequence[Any]:
             around = functools.partial(
                 taken, dim=d, start=-low, size=image.shape[d] + low + high, beyond=beyond
             )
-            image = image.map_parts(around) if isinstance(image, WindowParts) else around(image)
+            image = image.map_pieces(around) if isinstance(image, HaloedTile) else around(image)
             padding[i] = (0, 0)
     params["padding"] = tuple(padding)
     convolve = functools.partial(_convolve, op)
-    halves = isinstance(image, WindowParts)
+    halves = isinstance(image, HaloedTile)
     out = (functools.partial(in_halves, convolve) if halves else convolve)(params, image, window)
     for o, (start, size) in starts.items():
         out = lax.dynamic_slice_in_dim(out, start, size, o)

@@ -43,11 +43,11 @@ class ShapesPipeline(PlanPipeline):
         """
         base = known or (base if self._searches() else None)
         if base is not None:
-            traced, parts = self._trace_like(base, call, args, kwargs)
+            traced, microbatches = self._trace_like(base, call, args, kwargs)
             if known and fingerprint(traced.module) == known.fingerprint:
-                return self._best(call, args, kwargs, spec_of(known), {parts: traced})
+                return self._best(call, args, kwargs, spec_of(known), {microbatches: traced})
             if self._searches() and serves(base.module, traced.module):
-                derived = self._derived(call, args, kwargs, traced, parts, base)
+                derived = self._derived(call, args, kwargs, traced, microbatches, base)
                 if derived is not None:
                     return derived
         return self.make(call, args, kwargs)
@@ -57,10 +57,10 @@ class ShapesPipeline(PlanPipeline):
     ) -> tuple[Traced, int]:
         """Traces the call in as many microbatches as `base`, or in the next permitted number."""
         error: ValueError | None = None
-        for parts in dict.fromkeys((base.microbatches, *self._options.microbatches)):
+        for microbatches in dict.fromkeys((base.microbatches, *self._options.microbatches)):
             try:
-                return self.trace(call, args, kwargs, parts), parts
-            except ValueError as reason:  # `parts` does not divide the batch
+                return self.trace(call, args, kwargs, microbatches), microbatches
+            except ValueError as reason:  # `microbatches` does not divide the batch
                 error = error or reason
         assert error is not None
         raise error
@@ -71,7 +71,7 @@ class ShapesPipeline(PlanPipeline):
         args: Sequence[Any],
         kwargs: dict[str, Any],
         traced: Traced,
-        parts: int,
+        microbatches: int,
         base: Plan,
     ) -> tuple[Plan, Traced] | None:
         """Plan derived from `base`; None if the state layouts cannot be preserved."""
@@ -83,7 +83,7 @@ class ShapesPipeline(PlanPipeline):
         )
         pipeline = PlanPipeline(self._fun, self._plain, self._name, options)
         pipeline._own = self._own
-        stage = pipeline.forms(traced, parts, spec_of(base))[0]
+        stage = pipeline.forms(traced, microbatches, spec_of(base))[0]
         module = without_ties(stage.module, base.actions)
 
         def fixed(form: Module) -> list[Action]:
@@ -92,7 +92,7 @@ class ShapesPipeline(PlanPipeline):
         made, basis = derive(base, module, fixed, pipeline.planner_of, self._options)
         if made is None:
             try:
-                found = pipeline._best(call, args, kwargs, None, {parts: traced})
+                found = pipeline._best(call, args, kwargs, None, {microbatches: traced})
             except IllegalAction:
                 return None
         else:

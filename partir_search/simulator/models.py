@@ -130,7 +130,7 @@ def model_fold(
     for v in folded.original.body.args:
         counts[folded.class_of[v.id]] += 1
     facts = program_facts(module, rules, for_dots, analysis.off_critical_path, class_of)
-    inner = {op: [part for part, _ in parts] for op, parts in closed.items()}
+    inner = {op: [inside for inside, _ in regions] for op, regions in closed.items()}
     live = class_of[buffers.ranges.value]
     memory = MemoryModel(
         nbytes=np.array([v.type.nbytes for v in module.values], dtype=np.float64),
@@ -158,8 +158,8 @@ def _closed_regions(folded: Folded, rules: Sequence[OpRule], machine: Machine) -
                 for inner, left in zip(op.regions, places.opened[at], strict=True):
                     visit(inner, left)
             elif op.regions:
-                parts = assign_inner_buffers(op, rules, uses, dtypes, traits)
-                found[op.id] = [(part, fuse(part, rules, dtypes, traits)) for part in parts]
+                regions = assign_inner_buffers(op, rules, uses, dtypes, traits)
+                found[op.id] = [(inside, fuse(inside, rules, dtypes, traits)) for inside in regions]
 
     visit(module.body, folded.body)
     return found

@@ -59,10 +59,10 @@ class ScheduledRegion:
     def all_costs(self) -> Iterator[CollectiveCost]:
         """Costs of all reshards of the region and of all regions inside."""
         yield from (cost for _, _, cost, _ in self.steps if cost)
-        for parts in self.inner.values():
-            for part, _ in parts:
-                if part is not None:
-                    yield from part.all_costs()
+        for regions in self.inner.values():
+            for region, _ in regions:
+                if region is not None:
+                    yield from region.all_costs()
 
 
 def schedule(program: LocalProgram, seconds_of: Floats, costs: CollectiveCosts) -> ScheduledRegion:

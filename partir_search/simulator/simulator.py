@@ -226,7 +226,7 @@ class CostModel:
     def breakdown(self, program: LocalProgram) -> tuple[OpCost, ...]:
         """Lists all kernels and collectives of a program, most seconds first.
 
-        Seconds of a collective are its whole duration, while `evaluate` counts the exposed part.
+        Seconds of a collective are its whole duration, while `evaluate` counts the exposed seconds.
         """
         analysis = None if self.folded else self.analysis
         load, costs = self.load(program.partition), self.costs(program.partition.mesh)

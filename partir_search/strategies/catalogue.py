@@ -137,6 +137,6 @@ def _choices(mesh: MeshShape, axes: Sequence[str]) -> list[Axes]:
         for names in itertools.combinations(axes, n)
     ]
     for name in axes:
-        parts = mesh.axes(name)
-        found += [parts[k:] for k in range(1, len(parts))]
+        sub_axes = mesh.axes(name)
+        found += [sub_axes[k:] for k in range(1, len(sub_axes))]
     return found

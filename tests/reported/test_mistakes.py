@@ -246,8 +246,8 @@ MADE: dict[str, tuple[Callable[[], Any], str]] = {
         "write @with_rule('a b, b c -> a c') above step",
     ),  # type: ignore[arg-type]
     "with_rule number": (lambda: ps.with_rule(3), "the rule of 'a function' is a string"),  # type: ignore[arg-type]
-    "no parts": (lambda: ps.microbatched(step, 0), "microbatched: parts must be at least 1"),
-    "half parts": (lambda: ps.microbatched(step, 2.5), "parts is a whole number, not 2.5"),  # type: ignore[arg-type]
+    "no microbatches": (lambda: ps.microbatched(step, 0), "microbatched: microbatches must be at"),
+    "half microbatches": (lambda: ps.microbatched(step, 2.5), "is a whole number, not 2.5"),  # type: ignore[arg-type]
     "no step to split": (lambda: ps.microbatched(3, 2), "microbatched takes a train step, not 3"),  # type: ignore[arg-type]
     "counts": (lambda: ps.hlo_counts(3), "hlo_counts takes the text of a program"),  # type: ignore[arg-type]
     "on_change": (lambda: ps.load_plan("p.json", on_change="aply"), "did you mean 'apply'?"),  # type: ignore[arg-type]

@@ -162,7 +162,7 @@ def test_an_abstract_mesh() -> None:
 
 @pytest.mark.devices
 def test_regions_over_several_meshes() -> None:
-    """One axis of the program in three parts; a region that names the axis whole lies beside."""
+    """One axis of the program in three sub-axes; a region that names the axis whole lies beside."""
     mesh = mesh_of((8,), ("data",))
     number = {"y": lambda a: a + lax.axis_index("y"), "data": lambda a: a + lax.axis_index("data")}
     one = region(number["y"], mesh_of((2, 4), ("x", "y")), P("x", "y"))
@@ -203,5 +203,7 @@ def test_parts_that_do_not_nest() -> None:
     one = region(lambda a: a * 2, abstract((3, 4), ("x", "y")), P("x"))
     two = region(lambda a: a * 2, abstract((4, 3), ("x", "y")), P("x"))
     step = ps.auto_partition(mesh, machine="cpu")(lambda x: one(x) + two(x))
-    with pytest.raises(ValueError, match=r"test_regions.* lies along data:\(1\)4 .* in parts of"):
+    with pytest.raises(
+        ValueError, match=r"test_regions.* lies along data:\(1\)4 .* in sub-axes of"
+    ):
         step.plan(jnp.ones((12, 12)))

@@ -37,7 +37,7 @@ class Loop(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Part of an operand: `slice dim operand[place]` or `window dim operand[place]`."""
+    """Slice of an operand: `slice dim operand[place]` or `window dim operand[place]`."""
 
     word: str
     dim: int

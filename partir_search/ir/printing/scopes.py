@@ -53,10 +53,10 @@ def scopes_of(
         return (path[depth] if len(path) > depth else "", op.backward)
 
     items: list[Item] = []
-    for (part, backward), group in itertools.groupby(ops, key):
+    for (name, backward), group in itertools.groupby(ops, key):
         inside = tuple(group)
         least = STRUCTURE_BACKWARD if backward else STRUCTURE
-        if part and sum(map(weighs, inside)) >= least:
+        if name and sum(map(weighs, inside)) >= least:
             inner = scopes_of(inside, paths, weighs, depth + 1)
             if len(inner) == 1 and isinstance(inner[0], Scope):
                 items.append(inner[0])

@@ -1,1 +1,1 @@
-"""Parts of the jaxpr reader behind `ir/from_jaxpr.py`. They may name primitives."""
+"""Modules of the jaxpr reader behind `ir/from_jaxpr.py`. They may name primitives."""

@@ -1,4 +1,4 @@
-"""Names of argument paths: numbers of layers are replaced, numbers of parts of a layer are not.
+"""Names of argument paths: numbers of layers are replaced, numbers inside a layer are not.
 
 Folding may merge arguments of different layers only. `edges_7/dense_2/kernel` is the third matrix
 of layer 7. Merging it with the second matrix would lose all plans with alternate matrices of an MLP
@@ -205,8 +205,8 @@ def _numbers(path: str) -> list[_Number]:
 
 def _ends(path: str) -> list[str]:
     """Returns the proper suffixes of a path, longest first, without suffixes of a number alone."""
-    parts = path.split("/")
-    ends = ("/".join(parts[i:]) for i in range(1, len(parts)))
+    keys = path.split("/")
+    ends = ("/".join(keys[i:]) for i in range(1, len(keys)))
     return [end for end in ends if not end.isdecimal()]
 
 

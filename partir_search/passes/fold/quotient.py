@@ -32,7 +32,7 @@ def make_quotient(
       in one class.
     """
     rewriter = _Quotient(module, body, count_of, roots)
-    args, body_ops, all_results, constants = rewriter.parts_of_module()
+    args, body_ops, all_results, constants = rewriter.rewritten_module()
     first = {v.id: i for i, v in reversed(list(enumerate(args)))}
     result_index: dict[int, int] = {}  # by `id` of a distinct result, its index
     results: list[Operand] = []
@@ -86,7 +86,7 @@ class _Quotient(Rewriter):
         self.classes: dict[int, list[int]] = {}  # by root, ids of the quotient's values
         self._count = 1  # number of ops represented by the op being copied
 
-    def parts_of_module(
+    def rewritten_module(
         self,
     ) -> tuple[list[Value], tuple[Op, ...], list[Operand], dict[int, Any]]:
         """Returns the arguments, ops, results and constants; duplicates are not removed."""
@@ -121,7 +121,7 @@ class _Quotient(Rewriter):
     def op(self, old: Op) -> Op:
         new = dataclasses.replace(old, id=len(self.new_ops), count=self._count)
         self.new_ops.append(new)
-        new.operands, new.regions, new.results = self.parts(old)
+        new.operands, new.regions, new.results = self.rewritten(old)
         return new
 
     def class_of(self) -> array[int]:

@@ -1,4 +1,4 @@
-"""Recognition of shifted reads: rolls, padded arrays and slices of them, updates of a part."""
+"""Recognition of shifted reads: rolls, padded arrays and slices of them, updates of a slice."""
 
 from partir_search.passes.views.module import with_views
 

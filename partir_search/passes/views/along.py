@@ -110,5 +110,5 @@ def write_gather(writer: Writer, op: Op, indexed: Indexed, view: View) -> bool:
             x, changed = view.base, {dim: sources}
     for d, at in changed.items():
         x = read_dim(writer, op, x, d, at)
-    indexed.write_part(writer, op, x, result)
+    indexed.write_selection(writer, op, x, result)
     return True

@@ -123,11 +123,11 @@ class Crops:
             inside = all(e == (0, 0) for e in ends.values())
             last = into if i == len(combinations) - 1 else None
             alone = last if len(combinations) == 1 else None
-            part = _write_crop(writer, op, made, crop, alone if inside else None)
+            piece = _write_crop(writer, op, made, crop, alone if inside else None)
             if not inside:
                 config = tuple((*ends.get(d, (0, 0)), 0) for d in range(len(size)))
-                part = writer.put(op, padded(part, zero(part.type), config), alone)
-            total = part if total is None else writer.put(op, added(total, part), last)
+                piece = writer.put(op, padded(piece, zero(piece.type), config), alone)
+            total = piece if total is None else writer.put(op, added(total, piece), last)
         return total
 
 
@@ -179,7 +179,7 @@ def _write_crop(writer: Writer, op: Op, made: Op, crop: _Crop, into: Value | Non
 
 
 def _is_linear(op: Op) -> bool:
-    """True if an op sums its windows: parts of its result add up."""
+    """True if an op sums its windows: results over fewer elements add up."""
     role = role_of(op)
     return role is Role.CONVOLUTION or (role is Role.POOLING and window_monoid(op) == "sum")
 

@@ -23,19 +23,19 @@ class Indexed:
 
     Attributes:
       maps: by indexed dim, its positions.
-      order: by dim of the part read or updated, the dim of the array; -1 for a dim of size 1 absent
-        from the array. Dims with one position may be absent from the part.
+      order: by dim of the selection read or updated, the dim of the array; -1 for a dim of size 1
+        absent from the array. Dims with one position may be absent from the selection.
     """
 
     maps: dict[int, Ints]
     order: tuple[int, ...]
 
     def grid(self, shape: Shape) -> Shape:
-        """Returns the shape of the part with dims in the array's order."""
+        """Returns the shape of the selection with dims in the array's order."""
         return tuple(len(self.maps[d]) if d in self.maps else n for d, n in enumerate(shape))
 
-    def write_part(self, writer: Writer, op: Op, x: Value, into: Value) -> None:
-        """Writes a grid (dims in the array's order) as the part, in the value `into`."""
+    def write_selection(self, writer: Writer, op: Op, x: Value, into: Value) -> None:
+        """Writes a grid (dims in the array's order) as the selection, in the value `into`."""
         present = [d for d in self.order if d >= 0]
         moved = [*present, *(d for d in range(len(x.type.shape)) if d not in present)]
         x = transposed(writer, op, x, moved)
@@ -44,12 +44,14 @@ class Indexed:
         else:
             writer.put(op, reshaped(x, into.type.shape), into)
 
-    def as_grid(self, writer: Writer, op: Op, part: Value, shape: Shape) -> Value:
-        """Returns a part with dims in the array's order."""
+    def as_grid(self, writer: Writer, op: Op, selection: Value, shape: Shape) -> Value:
+        """Returns a selection with dims in the array's order."""
         grid = self.grid(shape)
         present = [d for d in self.order if d >= 0]
         short = tuple(grid[d] for d in present)
-        x = part if part.type.shape == short else writer.put(op, reshaped(part, short))
+        x = selection
+        if x.type.shape != short:
+            x = writer.put(op, reshaped(x, short))
         x = transposed(writer, op, x, [present.index(d) for d in sorted(present)])
         return x if x.type.shape == grid else writer.put(op, reshaped(x, grid))
 
@@ -64,22 +66,22 @@ def find_indexed(op: Op, arrays: ConstantArrays) -> Indexed | None:
     start_dims = dn.start_index_map if gathers else dn.scatter_dims_to_operand_dims
     dropped = dn.collapsed_slice_dims if gathers else dn.inserted_window_dims
     window_dims = dn.offset_dims if gathers else dn.update_window_dims
-    part = op.results[0].type.shape if gathers else op.operands[2].type.shape
+    selection = op.results[0].type.shape if gathers else op.operands[2].type.shape
     if (
         dn.operand_batching_dims
         or not start_dims
         or set(dropped) != set(start_dims)
-        or 0 in (*shape, *part)
+        or 0 in (*shape, *selection)
     ):
         return None
     whole_dims = [d for d in range(len(shape)) if d not in start_dims]
-    if any(part[k] != shape[d] for k, d in zip(window_dims, whole_dims, strict=True)):
+    if any(selection[k] != shape[d] for k, d in zip(window_dims, whole_dims, strict=True)):
         return None
     indices = arrays.array(op.operands[1])
     if indices is None or indices.ndim == 1:
         return None
-    index_dims = [k for k in range(len(part)) if k not in window_dims]
-    order = [-1] * len(part)
+    index_dims = [k for k in range(len(selection)) if k not in window_dims]
+    order = [-1] * len(selection)
     for k, d in zip(window_dims, whole_dims, strict=True):
         order[k] = d
     maps: dict[int, Ints] = {}

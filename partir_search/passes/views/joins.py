@@ -31,25 +31,25 @@ def write_concatenation(writer: Writer, op: Op, view_of_operand: ViewLookup) -> 
     if max(sizes) < (1 - LITTLE) * size:
         return False
     ends = np.cumsum(sizes).tolist()
-    parts = []
+    pieces = []
     for x, n, end in zip(op.operands, sizes, ends, strict=True):
         assert isinstance(x, Value)
-        part = _placed(x, view_of_operand(x), dim, end - n, size)
-        if part is None:
+        piece = _placed(x, view_of_operand(x), dim, end - n, size)
+        if piece is None:
             return False
-        parts.append(part)
+        pieces.append(piece)
     made = None
-    for i, (part, end) in enumerate(zip(parts, ends, strict=True)):
-        if part.base is None:
-            assert part.filler is not None
-            value = writer.full(op, part.filler, result.type.shape)
+    for i, (piece, end) in enumerate(zip(pieces, ends, strict=True)):
+        if piece.base is None:
+            assert piece.filler is not None
+            value = writer.full(op, piece.filler, result.type.shape)
         else:
-            value = writer.view(op, part)
+            value = writer.view(op, piece)
         if made is None:
             made = value
             continue
         before = writer.within(op, result.type.shape, dim, 0, end - sizes[i])
-        last = i == len(parts) - 1
+        last = i == len(pieces) - 1
         made = writer.select(op, before, made, value, result if last else None)
     return True
 

@@ -28,8 +28,8 @@ def write_scatter(writer: Writer, op: Op, indexed: Indexed, *, zeros: bool) -> b
       indexed: index maps of the scatter.
       zeros: True if the operand is all zeros.
     """
-    into, _, part = op.operands
-    if not isinstance(part, Value):
+    into, _, update = op.operands
+    if not isinstance(update, Value):
         return False
     shape, combine, (result,) = into.type.shape, scatter_combiner(op), op.results
     adds = scatter_monoid(op) == "sum"
@@ -45,7 +45,7 @@ def write_scatter(writer: Writer, op: Op, indexed: Indexed, *, zeros: bool) -> b
     spans = {d: _span(at, shape[d]) for d, at in indexed.maps.items()}
     if not adds and any(w is None for w in spans.values()):
         return False
-    x = indexed.as_grid(writer, op, part, shape)
+    x = indexed.as_grid(writer, op, update, shape)
     repeated_dim = repeated_dims[0] if repeated_dims else -1
     for d, inverses in inverse_maps.items():
         if d != repeated_dim:
@@ -89,9 +89,9 @@ def _sum_repeated(
     if each * n == len(at) and (at == np.arange(len(at)) // each).all():
         wide = writer.put(op, reshaped(x, (*rest[:dim], n, each, *rest[dim + 1 :])))
         return writer.put(op, summed(wide, dim + 1))
-    parts = [read_dim(writer, op, x, dim, m) for m in maps]
-    total = parts[0]
-    for other in parts[1:]:
+    updates = [read_dim(writer, op, x, dim, m) for m in maps]
+    total = updates[0]
+    for other in updates[1:]:
         total = writer.put(op, added(total, other))
     return total
 

@@ -26,27 +26,27 @@ from partir_search.rules.shifts import FEW, LITTLE
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Update:
-    """An update of one contiguous part of an array.
+    """An update of one contiguous slice of an array.
 
     Attributes:
-      combine: builds the combination of old elements and part; None if the part replaces them.
-      adds: True if the part is added.
+      combine: builds the combination of old and new elements; None if the new replace the old.
+      adds: True if the new elements are added.
       into: the array.
-      part: the new elements.
-      starts: by dim of `into`, the first position of the part.
-      missing: dims of `into` absent from the part.
+      update: the new elements.
+      starts: by dim of `into`, the first position written.
+      missing: dims of `into` absent from the update.
     """
 
     combine: Callable[[Operand, Operand], NewOp] | None
     adds: bool
     into: Operand
-    part: Operand
+    update: Operand
     starts: tuple[int, ...]
     missing: tuple[int, ...]
 
 
 def as_slice(op: Op, constants: SmallConstants) -> Op | None:
-    """Returns a gather or dynamic slice of one part at a constant position as a slice, or None."""
+    """Returns a gather or dynamic slice at one constant position as a slice, or None."""
     shape = op.operands[0].type.shape if op.operands else ()
     role = role_of(op)
     if role is Role.GATHER:
@@ -87,21 +87,21 @@ def write_update(
     if found is None:
         return False
     shape, (result,) = op.results[0].type.shape, op.results
-    part = found.part
-    if isinstance(part, Literal):
+    update = found.update
+    if isinstance(update, Literal):
         return False
     wide = tuple(d for d in range(len(shape)) if d not in found.missing)
     sizes = tuple(
-        1 if d in found.missing else part.type.shape[wide.index(d)] for d in range(len(shape))
+        1 if d in found.missing else update.type.shape[wide.index(d)] for d in range(len(shape))
     )
     pairs = list(enumerate(zip(sizes, shape, strict=True)))
     partial = [d for d, (m, n) in pairs if m != n]
     inner = [d for d in partial if d not in found.missing]
     if not inner or not all(LITTLE * n >= min(m, n - m) for d, (m, n) in pairs if d in inner):
         return False
-    view = views.get(part) or identity_view(part)
+    view = views.get(update) or identity_view(update)
     if found.missing and view.base is not None:
-        view = identity_view(writer.put(op, broadcast(part, sizes, wide)))
+        view = identity_view(writer.put(op, broadcast(update, sizes, wide)))
     outside = FILLER if found.adds else ANY
     if view.base is None:
         assert view.filler is not None
@@ -109,7 +109,7 @@ def write_update(
     else:
         view_in_whole = _placed(view, found.starts, shape, outside)
         if view_in_whole is None:
-            view_in_whole = _placed(identity_view(part), found.starts, shape, outside)
+            view_in_whole = _placed(identity_view(update), found.starts, shape, outside)
         assert view_in_whole is not None
         placed = writer.view(op, view_in_whole)
     if found.adds and view.base is not None:
@@ -126,7 +126,7 @@ def write_update(
 
 
 def _placed(view: View, starts: Sequence[int], shape: Sequence[int], outside: int) -> View | None:
-    """Returns the part as a view of the whole shape, surrounded by `outside`; None if no shift."""
+    """Returns the update as a view of the whole, surrounded by `outside`; None if no shift."""
     assert view.base is not None
     if outside == FILLER:
         view = dataclasses.replace(view, filler=zero(view.base.type))
@@ -142,28 +142,28 @@ def _placed(view: View, starts: Sequence[int], shape: Sequence[int], outside: in
 
 
 def _update_of(op: Op, constants: SmallConstants) -> _Update | None:
-    """Returns the update of one part at a constant position inside the array, or None."""
+    """Returns the update of one slice at a constant position inside the array, or None."""
     role = role_of(op)
     if role is Role.DYNAMIC_UPDATE:
-        into, part, *at = op.operands
+        into, update, *at = op.operands
         found = [constants.of(x) for x in at]
         if any(x is None for x in found):
             return None
         numbers: list[Any] = [int(x) for x in found if x is not None]
-        starts = _clamped(numbers, part.type.shape, into.type.shape)
-        return _Update(None, False, into, part, tuple(starts), ())
+        starts = _clamped(numbers, update.type.shape, into.type.shape)
+        return _Update(None, False, into, update, tuple(starts), ())
     if role is not Role.SCATTER:
         return None
-    into, indices, part = op.operands
+    into, indices, update = op.operands
     dn, places = op.params["dimension_numbers"], constants.of(indices)
     if places is None or places.ndim != 1 or dn.operand_batching_dims:
         return None
-    if len(dn.update_window_dims) != len(part.type.shape):
+    if len(dn.update_window_dims) != len(update.type.shape):
         return None
     shape, missing = into.type.shape, tuple(dn.inserted_window_dims)
     wide = [d for d in range(len(shape)) if d not in missing]
     sizes = [1] * len(shape)
-    for d, n in zip(wide, part.type.shape, strict=True):
+    for d, n in zip(wide, update.type.shape, strict=True):
         sizes[d] = n
     begins = [0] * len(shape)
     for d, n in zip(dn.scatter_dims_to_operand_dims, places.tolist(), strict=True):
@@ -171,4 +171,4 @@ def _update_of(op: Op, constants: SmallConstants) -> _Update | None:
     if any(s < 0 or s + m > n for s, m, n in zip(begins, sizes, shape, strict=True)):
         return None
     adds = scatter_monoid(op) == "sum"
-    return _Update(scatter_combiner(op), adds, into, part, tuple(begins), missing)
+    return _Update(scatter_combiner(op), adds, into, update, tuple(begins), missing)

@@ -36,7 +36,7 @@ def _axis(y: float, seconds: float) -> str:
 def timeline_chart(timeline: Timeline) -> str:
     """Chart with a lane for compute and a lane for each set of mesh axes.
 
-    Exposed parts of a collective are opaque, hidden parts faint.
+    Exposed seconds of a collective are opaque, hidden seconds faint.
     """
     lanes = [COMPUTE, *dict.fromkeys(e.lane for e in timeline.events if e.lane != COMPUTE)]
     scale = (WIDTH - LEFT - RIGHT) / max(timeline.seconds, 1e-12)
@@ -48,8 +48,8 @@ def timeline_chart(timeline: Timeline) -> str:
             f'<rect x="{LEFT}" y="{y}" width="{WIDTH - LEFT - RIGHT}" height="26" class="lane"/>'
         )
         color = BLUE if lane == COMPUTE else COLORS[(row - 1) % len(COLORS)]
-        for part in _drawn([e for e in timeline.events if e.lane == lane], scale):
-            out.append(_bar(part, y, scale, color))
+        for event in _drawn([e for e in timeline.events if e.lane == lane], scale):
+            out.append(_bar(event, y, scale, color))
     bottom = 10 + 34 * len(lanes)
     return _svg(bottom + 22, "".join(out) + _axis(bottom, timeline.seconds), "timeline of a step")
 

@@ -55,7 +55,7 @@ def report_page(plan: PlanFacts, timeline: Timeline) -> str:
       timeline: timeline of the plan's program.
     """
     name, mesh = escape(plan.module.name), escape(str(plan.mesh_shape))
-    parts = [
+    sections = [
         f"<h1>{name}</h1><p class=sub>mesh&lt;{mesh}&gt;, simulated on"
         f" {escape(plan.machine.name)}; fingerprint {plan.fingerprint}</p>",
         f"<p class=note>{escape(plan.basis.describe(plan.cost.seconds))}</p>" if plan.basis else "",
@@ -75,7 +75,7 @@ def report_page(plan: PlanFacts, timeline: Timeline) -> str:
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{name}: plan</title>'
         f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head>'
-        f"<body>{''.join(parts)}</body></html>\n"
+        f"<body>{''.join(sections)}</body></html>\n"
     )
 
 

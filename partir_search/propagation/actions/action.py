@@ -42,7 +42,7 @@ class Action(abc.ABC):
 
     @abc.abstractmethod
     def apply_folded(self, state: State, classes_of: ClassesOf) -> None:
-        """Applies the legal part of the action to the state of a folded program.
+        """Applies the action as far as legal to the state of a folded program.
 
         Args:
           classes_of: maps names of values to their classes in the folded program.

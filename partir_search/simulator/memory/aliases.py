@@ -91,7 +91,7 @@ def alias(
 def _updates(
     op: Op, rules: Sequence[OpRule], at: int, owned: Set[int], dies: Mapping[int, int]
 ) -> bool:
-    """True if an op updates a part of a stored value in place, as the value dies in the op.
+    """True if an op updates a slice of a stored value in place, as the value dies in the op.
 
     Args:
       at: the op's position.
@@ -100,9 +100,9 @@ def _updates(
     """
     if not rules[op.id].is_indexed_update:
         return False
-    whole, part = op.operands[:2]
+    whole, update = op.operands[:2]
     dying = isinstance(whole, Value) and whole.id in owned and dies.get(whole.id) == at
-    return dying and isinstance(part, Value)
+    return dying and isinstance(update, Value)
 
 
 def _overwritten(

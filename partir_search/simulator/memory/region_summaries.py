@@ -103,8 +103,8 @@ class _Builder:
 
     def add(self, buffers: Buffers) -> None:
         """Adds all regions inside a region."""
-        for at, parts in buffers.inner.items():
-            self._add_op(buffers.region.ops[at], parts)
+        for at, regions in buffers.inner.items():
+            self._add_op(buffers.region.ops[at], regions)
 
     def add_folded(
         self,
@@ -130,18 +130,18 @@ class _Builder:
                     live_curve(p, self._machine, folded, left) for p, left in pairs
                 ]
                 self._count_ends(op)
-                for (part, left), inner in zip(pairs, op.regions, strict=True):
-                    values = class_of[part.ranges.value]
+                for (inside, left), inner in zip(pairs, op.regions, strict=True):
+                    values = class_of[inside.ranges.value]
                     self.stored.append(values[values >= 0])
-                    self.add_folded(part, inner, folded, left, closed, class_of)
+                    self.add_folded(inside, inner, folded, left, closed, class_of)
             elif op.regions:
                 self._add_op(op, closed[op.id])
 
-    def _add_op(self, op: Op, parts: Sequence[Buffers]) -> None:
-        self.curves[op.id] = [live_curve(part, self._machine) for part in parts]
-        self.stored += [part.ranges.value for part in parts]
-        for part in parts:
-            self.add(part)
+    def _add_op(self, op: Op, regions: Sequence[Buffers]) -> None:
+        self.curves[op.id] = [live_curve(inside, self._machine) for inside in regions]
+        self.stored += [inside.ranges.value for inside in regions]
+        for inside in regions:
+            self.add(inside)
 
     def _count_ends(self, op: Op) -> None:
         """Counts the original's values behind each operand and result of an op."""
@@ -155,8 +155,8 @@ class _Builder:
 def _summed(module: Module, rules: Sequence[OpRule]) -> frozenset[int]:
     """Ids of a quotient's values whose only use is a sum over repeats.
 
-    An example is each layer's part of a shared parameter's gradient. The whole program reduces the
-    total alone, not the parts (`ir/analysis/deferred_reductions.py`).
+    An example is each layer's summand of a shared parameter's gradient. The whole program reduces
+    the total alone, not the summands (`ir/analysis/deferred_reductions.py`).
     """
     uses, found = def_use(module), set[int]()
     for op in reversed(module.ops):

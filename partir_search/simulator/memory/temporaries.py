@@ -121,11 +121,11 @@ class _Builder:
         """Peak bytes inside the regions of instruction number `number`."""
         peak = 0.0
         curves = self._memory.regions.curves[item.op.id]
-        for (part, _), curve in zip(scheduled.inner[number], curves, strict=True):
+        for (inside, _), curve in zip(scheduled.inner[number], curves, strict=True):
             live, most = curve.cached_bytes_at(self._nbytes)
-            if part is not None:
+            if inside is not None:
                 inner = _Builder(
-                    part,
+                    inside,
                     self._partition,
                     self._nbytes,
                     self._facts,

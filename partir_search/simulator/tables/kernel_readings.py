@@ -42,9 +42,9 @@ def read_kernel(
     """
     builder.constant += kernel.start
     variables = sorted(kernel.variables)
-    parts = _parts(kernel)
+    components = _components(kernel)
     if len(variables) <= 2:
-        over = [part.over(variables, sizes) for part in parts]
+        over = [component.over(variables, sizes) for component in components]
         sides = [_side(side, over) for side in WHOLE[kernel.batched]]
         total = np.maximum(*sides)
         if kernel.split:
@@ -57,31 +57,31 @@ def read_kernel(
             total = np.where(kernel.split.splits.reshape(shape) > 0, longer, total)
         builder.add(variables, total)
         return
-    at = [np.array(part.at(labels)) for part in parts]
+    at = [np.array(component.at(labels)) for component in components]
     base = max(WHOLE[kernel.batched], key=lambda side: float(_side(side, at)))
     if kernel.split is None:
-        for part, coefficient in zip(parts, base, strict=True):
+        for component, coefficient in zip(components, base, strict=True):
             if coefficient:
-                add_to(builder, part.tables)
+                add_to(builder, component.tables)
         return
     _read_split(kernel, kernel.split, builder, labels, sizes, base, exact)
 
 
-def _parts(kernel: KernelTables) -> tuple[Sum, ...]:
+def _components(kernel: KernelTables) -> tuple[Sum, ...]:
     reduced = kernel.split.reduced if kernel.split else Sum()
     return kernel.dots, kernel.vectors, kernel.own, kernel.fused, reduced
 
 
-def _side(coefficients: Coefficients, parts: list[Floats]) -> Floats:
+def _side(coefficients: Coefficients, components: list[Floats]) -> Floats:
     total = np.zeros(())
-    for c, part in zip(coefficients, parts, strict=True):
+    for c, component in zip(coefficients, components, strict=True):
         if c:
-            total = total + c * part
+            total = total + c * component
     return total
 
 
 def _split_sides(batched: bool, split: Split) -> list[Side]:
-    """Sides of a kernel that is split: coefficients of the parts, and [labels] seconds besides."""
+    """Sides of a kernel that is split: coefficients of components, and [labels] seconds besides."""
     first = split.partial_moves  # the dot's kernel, beside its own traffic
     lead = int(split.leads)
     after = lead - int(split.stored)
@@ -103,8 +103,8 @@ def _read_split(
     exact: bool,
 ) -> None:
     q = split.variable
-    parts = _parts(kernel)
-    along = [part.along(q, sizes[q], labels) for part in parts]
+    components = _components(kernel)
+    along = [component.along(q, sizes[q], labels) for component in components]
     sides: list[Side] = [(side, np.zeros(sizes[q])) for side in WHOLE[kernel.batched]]
     sides += _split_sides(kernel.batched, split)
     values = np.stack([_side(side, along) + constant for side, constant in sides])
@@ -112,12 +112,12 @@ def _read_split(
     chosen = np.where(split.splits > 0, values.argmax(axis=0), usual_side)
     coefficients = np.array([side for side, _ in sides], dtype=np.float64)[
         chosen
-    ]  # [labels, parts]
+    ]  # [labels, components]
     constants = np.stack([constant for _, constant in sides])
     builder.unary[q] += np.take_along_axis(constants, chosen[None], axis=0)[0]
-    for part, usual, factors in zip(parts, base, coefficients.T, strict=True):
+    for component, usual, factors in zip(components, base, coefficients.T, strict=True):
         if usual:
-            add_to(builder, part.tables)
+            add_to(builder, component.tables)
         more = factors - usual
         if more.any():
-            add_to(builder, list(part.scaled(q, more, labels if exact else None)))
+            add_to(builder, list(component.scaled(q, more, labels if exact else None)))

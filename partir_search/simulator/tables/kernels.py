@@ -1,7 +1,7 @@
 """Kernels as tables: the components of each kernel's seconds over labels.
 
 A kernel takes `max(dots, vectors + moves)` (`time/roofline.py`), and where a collective splits the
-kernel, the larger of that and of the two parts (`time/fusion_splits.py`). Each component is a sum
+kernel, the larger of that and of its two kernels (`time/fusion_splits.py`). Each component is a sum
 of tables; the maximum is linear once the larger side is known.
 """
 

@@ -110,7 +110,7 @@ class Pricer:
         key: Hashable = (id(ways), kind)
         if op is not None and windows:
             rule = self.model.rules[op.id]
-            key = (key, value.type.shape, rule.accepts_halo_parts, bool(facts.elementwise[op.id]))
+            key = (key, value.type.shape, rule.accepts_haloed_tile, bool(facts.elementwise[op.id]))
         found = self._prices.get(key)
         if found is None:
             if op is not None and windows:

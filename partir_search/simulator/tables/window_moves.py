@@ -25,7 +25,7 @@ def window_moves(value: Value, op: Op, way: Way, mesh: MeshShape, rule: OpRule) 
         extent, tiled = value.type.shape[w.dim], bool(local.layout[w.dim])
         tile, blocks = local.shape[w.dim], list[LocalValue]()
         for step in window_steps(w, extent, tiled, local.layout, local.partial):
-            if isinstance(step, Halo) and rule.accepts_halo_parts and w is way.windows[-1]:
+            if isinstance(step, Halo) and rule.accepts_haloed_tile and w is way.windows[-1]:
                 step = dataclasses.replace(step, joined=not keeps_tile(step, tile))
             target = LocalValue(
                 -1, value, step.layout, step.partial, shape_after(local.shape, step)

@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable
 
-# Parts of jax's device kinds and names of machines; the first match counts.
+# Patterns of jax's device kinds and names of machines; the first match counts.
 _KINDS = (
     ("v5 lite", "tpu_v5e"),
     ("v5litepod", "tpu_v5e"),
@@ -32,7 +32,7 @@ def machine_name(device_kind: str) -> str:
     A name must begin a word of the kind: a GH200 is not an H200.
     """
     kind = device_kind.lower()
-    found = (n for part, n in _KINDS if re.search(rf"(?<![a-z0-9]){part}", kind))
+    found = (n for pattern, n in _KINDS if re.search(rf"(?<![a-z0-9]){pattern}", kind))
     return next(found, "")
 
 

@@ -105,7 +105,7 @@ class CollectiveCosts:
         return CollectiveCost(width, copied, *taken)
 
     def _fuses(self, halo: Halo, op: Op | None) -> bool:
-        """True if the elementwise consumer of a halo'd tile reads the tile's parts in place."""
+        """True if an elementwise consumer reads the tile and its halos in place."""
         return halo.uniform and op is not None and self.facts.elementwise[op.id]
 
     def transfer(

@@ -32,7 +32,7 @@ class Fusions:
         earlier one in the same fused kernel. Repeated ids count repeatedly. A gather of rows has
         its result twice instead of the table, to count as many bytes read as written. The operand
         that a softmax overwrites (`Dtypes.softmax_in_one_kernel`) is repeated. An update in place
-        has the part instead of the updated value.
+        has the update instead of the updated value.
       inner: by position of an op with regions, the fusions of each region.
     """
 
@@ -85,12 +85,12 @@ def fuse(buffers: Buffers, rules: Sequence[OpRule], dtypes: Dtypes, traits: XlaT
             read += tuple(v for v in read if not dtypes.softmax_in_one_kernel.get(v, True))
         written = tuple(r.id for r in op.results if r.id in written_ids)
         if at in buffers.aliases.updates:
-            whole, part = (x.id for x in op.operands[:2] if isinstance(x, Value))
-            read, written = tuple(v for v in read if v != whole), written and (part,)
+            whole, update = (x.id for x in op.operands[:2] if isinstance(x, Value))
+            read, written = tuple(v for v in read if v != whole), written and (update,)
         touched[at] = read + written
     inner = {
-        at: tuple(fuse(part, rules, dtypes, traits) for part in parts)
-        for at, parts in buffers.inner.items()
+        at: tuple(fuse(inside, rules, dtypes, traits) for inside in regions)
+        for at, regions in buffers.inner.items()
     }
     return Fusions(region, leader, touched, inner)
 

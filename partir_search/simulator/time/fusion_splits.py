@@ -1,6 +1,6 @@
 """Kernels split between a dot and its epilogue by a collective.
 
-The epilogue of a dot is part of the dot's kernel (`simulator/time/fusion.py`). If a collective
+The epilogue of a dot belongs to the dot's kernel (`simulator/time/fusion.py`). If a collective
 reduces partial sums of the dot, the dot stores the partial sums, and the epilogue reads the reduced
 result in a second kernel.
 """
@@ -108,9 +108,13 @@ def _added(
     splits: FusionSplits, batched: bool, roofline: Roofline, v: int, k: int, partial: float
 ) -> float:
     """Additional seconds per step of splitting kernel `k` after the dot with result `v`."""
-    parts = roofline.parts
-    dots, vectors = float(parts.dots[k]), float(parts.vectors[k])
-    own, moves, runs = float(parts.own[k]), float(parts.moves[k]), float(parts.runs[k])
+    c = roofline.components
+    dots, vectors = float(c.dots[k]), float(c.vectors[k])
+    own, moves, runs = (
+        float(c.own[k]),
+        float(c.moves[k]),
+        float(c.runs[k]),
+    )
     reduced_bytes = roofline.stored_bytes(v)
     dot_moves = own + runs * roofline.move_seconds(partial)
     if v in splits.stored:

@@ -146,9 +146,9 @@ class _Builder:
             place[at] = len(self.op)
             if at in buffers.inner:
                 trip_counts = rules[op.id].data_flow.trip_counts
-                parts = zip(buffers.inner[at], fusions.inner[at], trip_counts, strict=True)
-                for part, fused, n in parts:
-                    self.visit(part, fused, rules, trips * n)
+                regions = zip(buffers.inner[at], fusions.inner[at], trip_counts, strict=True)
+                for inside, fused, n in regions:
+                    self.visit(inside, fused, rules, trips * n)
             else:
                 self.add(op, rules[op.id], fusions.touched[at], place[fusions.leader[at]], trips)
 
@@ -178,11 +178,11 @@ class _Builder:
             if at in places.opened:
                 left = zip(op.regions, places.opened[at], trip_counts, strict=True)
                 pairs = zip(whole.inner[at], fusions.inner[at], strict=True)
-                for (part, fused), (inner, kept, n) in zip(pairs, left, strict=True):
-                    self.visit_folded(part, fused, inner, kept, folded, rules, closed, trips * n)
+                for (inside, fused), (inner, kept, n) in zip(pairs, left, strict=True):
+                    self.visit_folded(inside, fused, inner, kept, folded, rules, closed, trips * n)
             elif at in whole.inner:
-                for (part, fused), n in zip(closed[op.id], trip_counts, strict=True):
-                    self.visit(part, fused, rules, trips * n)
+                for (inside, fused), n in zip(closed[op.id], trip_counts, strict=True):
+                    self.visit(inside, fused, rules, trips * n)
             else:
                 values = (folded.class_of[v] for v in fusions.touched[at])
                 leader = place.get(places.op_of[fusions.leader[at]], len(self.op))

@@ -210,9 +210,9 @@ class _Builder:
                     self.copied += self._collective_matmul_copies(item) * times * item.op.count
             if item.regions:
                 self._depth += 1
-                for part, n in scheduled.inner[number]:
-                    if part is not None:
-                        self.region(part, times * n)
+                for inside, n in scheduled.inner[number]:
+                    if inside is not None:
+                        self.region(inside, times * n)
                 self._depth -= 1
             elif item.op.id in self._facts.manual:
                 for own in self._facts.manual[item.op.id]:

@@ -24,7 +24,7 @@ from partir_search.simulator.time.vector_units import VectorWork
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
-class Parts:
+class Components:
     """Components of the seconds of each of K kernels, per step.
 
     Attributes:
@@ -50,7 +50,7 @@ class Roofline:
       width: [values] stored bytes as a multiple of the type's.
       flops / moved: [K] operations and bytes of traffic per step.
       seconds: [K] seconds per step; of a fused kernel in total, at the leader.
-      parts: components of the seconds.
+      components: components of the seconds.
     """
 
     machine: Machine
@@ -59,10 +59,10 @@ class Roofline:
     flops: Floats
     moved: Floats
     seconds: Floats
-    parts: Parts
+    components: Components
 
     def __str__(self) -> str:
-        p = self.parts
+        p = self.components
         columns = (self.flops, self.moved, p.dots, p.vectors, p.moves, self.seconds)
         rows = [(k, *row) for k, row in enumerate(zip(*(x.tolist() for x in columns), strict=True))]
         head = ("kernel", "flops", "bytes", "dots s", "vectors s", "moves s", "seconds")
@@ -132,7 +132,7 @@ def roofline(
     )
     starts = runs * machine.kernel_seconds
     seconds = seconds + np.where(k.leader == np.arange(n), starts, 0.0)
-    parts = Parts(dots, vectors, moves, own, runs)
+    components = Components(dots, vectors, moves, own, runs)
     return Roofline(
         machine=machine,
         nbytes=local,
@@ -140,7 +140,7 @@ def roofline(
         flops=flops,
         moved=moved,
         seconds=seconds,
-        parts=parts,
+        components=components,
     )
 
 

@@ -85,7 +85,7 @@ def _moving(indices: Sequence[Any]) -> bool:
     return any(is_slice(i) and not isinstance(i.start, int) for i in indices)
 
 
-class _Part:
+class _Slice:
     """Slice of one dim."""
 
     def __init__(self, start: Any, size: int, stride: int = 1) -> None:
@@ -93,11 +93,11 @@ class _Part:
 
 
 def _slices_only(x: jax.Array, indices: Sequence[Any]) -> list[Any]:
-    return [i if is_slice(i) else _Part(0, n) for i, n in zip(indices, x.shape, strict=True)]
+    return [i if is_slice(i) else _Slice(0, n) for i, n in zip(indices, x.shape, strict=True)]
 
 
 def _whole_slices(indices: Sequence[Any]) -> list[Any]:
-    return [_Part(0, i.size) if is_slice(i) else i for i in indices]
+    return [_Slice(0, i.size) if is_slice(i) else i for i in indices]
 
 
 def _indexing(indices: Sequence[Any]) -> list[Any]:
@@ -105,45 +105,45 @@ def _indexing(indices: Sequence[Any]) -> list[Any]:
     return [_python_slice(i) if is_slice(i) else i for i in indices]
 
 
-def _python_slice(part: Any) -> slice:
-    return slice(part.start, part.start + _span(part), part.stride)
+def _python_slice(one: Any) -> slice:
+    return slice(one.start, one.start + _span(one), one.stride)
 
 
-def _span(part: Any) -> int:
-    return max(0, int((part.size - 1) * part.stride + 1))
+def _span(one: Any) -> int:
+    return max(0, int((one.size - 1) * one.stride + 1))
 
 
 def _window(x: jax.Array, indices: Sequence[Any]) -> jax.Array:
     """Slices and single points of each dim; points keep their dim."""
-    parts = [i if is_slice(i) else _Part(i, 1) for i in indices]
-    spans, strides = [_span(p) for p in parts], [p.stride for p in parts]
-    if all(isinstance(p.start, int) for p in parts):
-        ends = [p.start + span for p, span in zip(parts, spans, strict=True)]
+    slices = [i if is_slice(i) else _Slice(i, 1) for i in indices]
+    spans, strides = [_span(p) for p in slices], [p.stride for p in slices]
+    if all(isinstance(p.start, int) for p in slices):
+        ends = [p.start + span for p, span in zip(slices, spans, strict=True)]
         if tuple(spans) == x.shape and max(strides, default=1) == 1:
             return x
-        return lax.slice(x, [p.start for p in parts], ends, strides)
-    out = lax.dynamic_slice(x, _starts(parts), spans, allow_negative_indices=_signed(parts))
+        return lax.slice(x, [p.start for p in slices], ends, strides)
+    out = lax.dynamic_slice(x, _starts(slices), spans, allow_negative_indices=_signed(slices))
     return lax.slice(out, [0] * x.ndim, spans, strides) if max(strides) > 1 else out
 
 
-def _starts(parts: Sequence[Any]) -> list[Any]:
+def _starts(slices: Sequence[Any]) -> list[Any]:
     int32 = np.dtype(np.int32)
-    starts = [p.start for p in parts]
+    starts = [p.start for p in slices]
     return [
         np.int32(s) if isinstance(s, int) else lax.convert_element_type(s, int32) for s in starts
     ]
 
 
-def _signed(parts: Sequence[Any]) -> list[bool]:
+def _signed(slices: Sequence[Any]) -> list[bool]:
     """True for starts known at run time only: they may count from the end."""
-    return [not isinstance(p.start, int) for p in parts]
+    return [not isinstance(p.start, int) for p in slices]
 
 
 def _put_window(x: jax.Array, indices: Sequence[Any], value: jax.Array, add: bool) -> jax.Array:
-    parts = [i if is_slice(i) else _Part(i, 1) for i in indices]
-    steps = tuple(slice(None, None, p.stride) for p in parts)
-    dense = [_Part(p.start, _span(p)) for p in parts]
-    if max((p.stride for p in parts), default=1) > 1:
+    slices = [i if is_slice(i) else _Slice(i, 1) for i in indices]
+    steps = tuple(slice(None, None, p.stride) for p in slices)
+    dense = [_Slice(p.start, _span(p)) for p in slices]
+    if max((p.stride for p in slices), default=1) > 1:
         at = _window(x, dense).at[steps]
         value = at.add(value) if add else at.set(value)
     elif add:

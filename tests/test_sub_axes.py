@@ -1,4 +1,4 @@
-"""Axes larger than the dims that they should tile: split into parts, planned, run, saved."""
+"""Axes larger than the dims that they should tile: split into sub-axes, planned, run, saved."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SMALL = llama.LlamaConfig(
 )
 
 
-def test_names_of_parts() -> None:
+def test_names_of_sub_axes() -> None:
     assert MESH.names == ("data", "model.0", "model.1")
     assert MESH.user == MeshShape(("data", "model"), (2, 16))
     assert MESH.axes("model") == (1, 2)
@@ -45,7 +45,7 @@ def test_names_of_parts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("batch", "heads", "kv", "sizes", "parts"),
+    ("batch", "heads", "kv", "sizes", "sub_axes"),
     [
         (64, 32, 8, (8, 8), {}),
         (32, 32, 8, (2, 16), {"model": [8, 2]}),
@@ -57,7 +57,7 @@ def test_names_of_parts() -> None:
         (32, 7, 7, (4, 8), {}),
     ],
 )
-def test_where_axes_split(batch: int, heads: int, kv: int, sizes: Any, parts: Any) -> None:
+def test_where_axes_split(batch: int, heads: int, kv: int, sizes: Any, sub_axes: Any) -> None:
     """By the batch and by the major factors of reshapes, the kv heads of [heads] to [kv, group]."""
 
     def f(w: Any, x: Any) -> Any:
@@ -67,7 +67,7 @@ def test_where_axes_split(batch: int, heads: int, kv: int, sizes: Any, parts: An
     args = (jnp.ones((8, heads * 64)), jnp.ones((batch, 16, 8)))
     graph = Graph(module_of(f, *args, ties=[(0, 0)]))
     mesh = MeshShape(("data", "model", "third")[: len(sizes)], sizes)
-    assert split_into_sub_axes(graph, mesh).sub_axes() == parts
+    assert split_into_sub_axes(graph, mesh).sub_axes() == sub_axes
 
 
 def train_args() -> tuple[Any, Any]:
@@ -108,7 +108,7 @@ def test_heads_beyond_the_kv_heads(kind: AxisType) -> None:
 
 @pytest.mark.devices
 def test_a_small_batch_leaves_the_rest_of_its_axis(tmp_path: pathlib.Path) -> None:
-    """One axis of 8 over a batch of 4: schedules may name parts; the plan survives its file."""
+    """One axis of 8 over a batch of 4: schedules may name sub-axes; the plan survives its file."""
     mesh = jax.make_mesh((8,), ("all",), axis_types=(AxisType.Auto,))
     fn = llama.make_train_step(SMALL)
     args = train_args()
