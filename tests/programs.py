@@ -13,6 +13,7 @@ from jax import lax
 
 from tests.generated.batched_loops import batched_loop
 from tests.generated.refs import ref_form
+from tests.generated.windows import conv, overlapping_pool, pool, strided_conv
 
 SIZES = (2, 3, 4, 6, 8)
 KINDS = (
@@ -30,6 +31,10 @@ class Builder:
     """Grows a program value by value from a seeded generator."""
 
     batched_loop = batched_loop
+    conv = conv
+    pool = pool
+    strided_conv = strided_conv
+    overlapping_pool = overlapping_pool
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -241,67 +246,6 @@ class Builder:
         if i is not None:
             s = self.shapes[i]
             self.emit((2 * s[0], *s[1:]), lambda v: jnp.tile(v[i], (2,) + (1,) * (len(s) - 1)))
-
-    def conv(self) -> None:
-        """[batch, pixels, features] with a kernel of 3 pixels made of the value itself."""
-        i = self.pick(lambda s: len(s) == 3 and s[1] >= 3)
-        if i is not None:
-            b, n, f = self.shapes[i]
-            grouped = self.rng.random() < 0.3
-
-            def run(v: list[Any]) -> Any:
-                kernel = jnp.tanh(v[i][0, :3, :, None] * jnp.linspace(0.1, 1, f, dtype=v[i].dtype))
-                kernel = kernel[:, :1] if grouped else kernel
-                return lax.conv_general_dilated(
-                    v[i], kernel, (1,), "SAME",
-                    dimension_numbers=("NWC", "WIO", "NWC"),
-                    feature_group_count=f if grouped else 1,
-                )  # fmt: skip
-
-            self.emit((b, n, f), run)
-
-    def pool(self) -> None:
-        i = self.pick(lambda s: len(s) == 3 and s[1] % 2 == 0)
-        if i is not None:
-            b, n, f = self.shapes[i]
-            window = (1, 2, 1)
-            self.emit(
-                (b, n // 2, f),
-                lambda v: lax.reduce_window(v[i], 0.0, lax.add, window, window, "VALID") / 2,
-            )
-
-    def strided_conv(self) -> None:
-        """Strides, dilation and padding; its gradients dilate the image."""
-        i = self.pick(lambda s: len(s) == 3 and s[1] >= 3)
-        if i is not None:
-            b, n, f = self.shapes[i]
-            stride, spread = self.rng.choice([1, 2, 3]), self.rng.choice([1, 2])
-            low, high = self.rng.randrange(3), self.rng.randrange(3)
-            out = (n + low + high - 2 * spread - 1) // stride + 1
-            if out < 1:
-                return
-
-            def run(v: list[Any]) -> Any:
-                kernel = jnp.tanh(v[i][0, :3, :, None] * jnp.linspace(0.1, 1, f, dtype=v[i].dtype))
-                return lax.conv_general_dilated(
-                    v[i], kernel, (stride,), [(low, high)], rhs_dilation=(spread,),
-                    dimension_numbers=("NWC", "WIO", "NWC"),
-                )  # fmt: skip
-
-            self.emit((b, out, f), run)
-
-    def overlapping_pool(self) -> None:
-        i = self.pick(lambda s: len(s) == 3 and s[1] >= 3)
-        if i is not None:
-            b, n, f = self.shapes[i]
-            stride = self.rng.choice([1, 2])
-            start, fn = self.rng.choice([(0.0, lax.add), (-jnp.inf, lax.max)])
-            self.emit(
-                (b, -(-n // stride), f),
-                lambda v: lax.reduce_window(
-                    v[i], start, fn, (1, 3, 1), (1, stride, 1), "SAME"
-                ) / 3,
-            )  # fmt: skip
 
     def roll(self) -> None:
         i = self.pick()

@@ -1,0 +1,123 @@
+"""Methods, partials and objects as functions; states of haiku and optax."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from flax import nnx
+
+from tests.reported.front_ends import OPTIMIZER, data, partition, same
+
+pytestmark = pytest.mark.devices
+
+
+def linear_step(w: Any, x: Any) -> Any:
+    return w - 0.1 * jax.grad(lambda w: jnp.mean((x @ w) ** 2))(w)
+
+
+@dataclasses.dataclass
+class Trainer:
+    """An object that is no pytree and has no hash."""
+
+    rate: float
+
+    def scaled(self, w: Any, x: Any) -> Any:
+        return self.rate * linear_step(w, x)
+
+
+def test_methods(mesh: Any) -> None:
+    """Decorated methods bind `self`: closed over, static, or an argument if it is a pytree."""
+    x, _ = data()
+    w = jnp.ones((8, 8))
+
+    class Holder:
+        def __init__(self, rate: float) -> None:
+            self.rate = rate
+
+        @partition(mesh)
+        def step(self, w: Any, x: Any) -> Any:
+            return self.rate * linear_step(w, x)
+
+        @partition(mesh, static_argnums=0, donate_argnums=1)
+        def static(self, w: Any, x: Any) -> Any:
+            return self.rate * linear_step(w, x)
+
+    one, two = Holder(1.0), Holder(2.0)
+    want = linear_step(w, x)
+    for holder in (one, two, one):
+        same(holder.step(w, x), holder.rate * want)
+        same(holder.static(jnp.array(w), x), holder.rate * want)
+        assert [p for p, _, _ in holder.step.plan(w, x).arguments()] == ["w", "x"]
+    assert one.static.plan(w, x).module.donated == {0}
+    Trainer.step = partition(mesh)(Trainer.scaled)  # type: ignore[attr-defined]
+    for rate in (1.0, 3.0):
+        same(Trainer(rate).step(w, x), rate * want)  # type: ignore[attr-defined]
+    same(partition(mesh)(Trainer(2.0).scaled)(w, x), 2 * want)
+
+    class Module(nnx.Module):
+        def __init__(self) -> None:
+            self.w = nnx.Param(jnp.ones((8, 8)))
+
+        @partition(mesh)
+        def step(self, x: Any) -> Any:
+            self.w[...] = linear_step(self.w[...], x)
+            return self.w.sum()
+
+        def method(self, x: Any) -> None:
+            self.w[...] = linear_step(self.w[...], x)
+
+    module = Module()
+    same(module.step(x), want.sum())
+    same(module.w[...], want)
+    partition(mesh)(module.method)(x)
+    same(module.w[...], linear_step(want, x))
+
+
+def test_partials_and_objects(mesh: Any) -> None:
+    """Bound arrays and keywords; an object whose attributes have the names of ours."""
+
+    class Step:
+        plan = init = _kept = "mine"
+
+        def __call__(self, w: Any, x: Any) -> Any:
+            return linear_step(w, x)
+
+    x, _ = data()
+    w = jnp.ones((8, 8))
+    want = linear_step(w, x)
+    same(partition(mesh)(Step())(w, x), want)
+    same(partition(mesh)(functools.partial(linear_step, w))(x), want)
+    placed = jax.device_put(w, jax.NamedSharding(mesh, jax.P("batch")))
+    same(partition(mesh)(functools.partial(linear_step, placed))(x), want)
+    weighted = functools.partial(lambda w, x, scale: scale * linear_step(w, x), scale=2.0)
+    same(partition(mesh)(weighted)(w, x), 2 * want)
+
+
+def test_haiku(mesh: Any) -> None:
+    hk = pytest.importorskip("haiku")
+
+    def forward(x: Any) -> Any:
+        x = hk.BatchNorm(True, True, 0.9)(hk.Linear(8, name="hidden")(x), is_training=True)
+        return hk.dropout(hk.next_rng_key(), 0.1, x)
+
+    net = hk.transform_with_state(forward)
+    x, y = data()
+    params, state = net.init(jax.random.key(0), x)
+
+    def step(params: Any, state: Any, opt: Any, key: Any, x: Any, y: Any) -> Any:
+        def loss(params: Any) -> Any:
+            out, new = net.apply(params, state, key, x)
+            return jnp.mean((out - y) ** 2), new
+
+        (value, new), grads = jax.value_and_grad(loss, has_aux=True)(params)
+        updates, opt = OPTIMIZER.update(grads, opt)
+        return optax.apply_updates(params, updates), new, opt, value
+
+    args = params, state, OPTIMIZER.init(params), jax.random.key(1), x, y
+    same(partition(mesh)(step)(*args), jax.jit(step)(*args))
