@@ -35,7 +35,7 @@ from partir_search.plan.check import Check, compared, concrete, cpu_mesh
 from partir_search.plan.pickling import Unpickled
 from partir_search.plan.plan import Plan, spec_of
 from partir_search.planning.checks import options as checks
-from partir_search.planning.options import Options, Remat, Schedule, machine_of
+from partir_search.planning.options import Options, Remat, Schedule, Stacking, machine_of
 from partir_search.planning.planner import DEFAULT_EPISODES, Progress
 from partir_search.planning.trace import ClosesOverTraced, split_call
 from partir_search.simulator.cost import Cost
@@ -58,6 +58,7 @@ def auto_partition(
     out_shardings: Any = None,
     pad: bool = True,
     remat: Remat = "auto",
+    stack: Stacking = "auto",
     microbatches: int | Sequence[int] = 1,
     rings: bool = False,
     skewed_state: bool = False,
@@ -95,6 +96,9 @@ def auto_partition(
         vocabulary of 50,257 on 8 devices); arguments and results keep their shapes.
       remat: recomputation of the forward pass in the backward pass, by segments: "auto" if no plan
         fits otherwise, True always, False never.
+      stack: equal programs on several matrices (Newton-Schulz iterations of Muon, decompositions of
+        Shampoo) computed once, on a stack whose matrices are spread over devices: "auto" if a
+        search finds it better, True wherever some axis divides a stack, False never.
       microbatches: number of microbatches over which gradients are accumulated, or several
         numbers, of which the first with a fitting plan is used. Requires a loss that is a mean over
         independent examples (see `microbatched`).
@@ -119,7 +123,7 @@ def auto_partition(
       trip_counts: iterations of data-dependent loops assumed by the simulator, by glob on a loop's
         source line, name stack or name: ``{"*solver.py:41*": 12}``. Default: 100, shared by nested
         loops, or the program's own limit if smaller.
-      dump_dir: folder for the program after each pass, `00_trace.ir` to `19_emit.ir`; plans of
+      dump_dir: folder for the program after each pass, `00_trace.ir` to `21_emit.ir`; plans of
         further signatures are written to subfolders.
       on_overflow: behavior of a call whose plan exceeds the memory allowed by the goals: "raise"
         `DoesNotFit` with remedies, or "warn". A plan from a schedule without a search only warns.
@@ -142,6 +146,7 @@ def auto_partition(
         out_shardings=out_shardings,
         pad=pad,
         remat=remat,
+        stack=stack,
         microbatches=checks.microbatch_numbers(microbatches),
         on_overflow=on_overflow,
         progress=progress,

@@ -16,6 +16,7 @@ from jax.sharding import AbstractMesh
 import partir_search as ps
 from partir_search.lowering.scheduling.schedule import SCHEDULING
 from partir_search.passes.pad_choice import Pad
+from partir_search.passes.stacks import Stack
 from partir_search.plan.pass_record import PIPELINE
 from partir_search.plan.rewrites import Rewrites
 from partir_search.plan.spec import PlanSpec
@@ -78,20 +79,20 @@ def test_dumped(tmp_path: pathlib.Path) -> None:
         "01_views.ir",
         "02_group_arguments.ir",
         "03_block_scans.ir",
-        "07_fold.ir",
-        "08_search.ir",
-        "09_unfold.ir",
+        "08_fold.ir",
+        "09_search.ir",
+        "10_unfold.ir",
         "10_local.ir",
         *(f"{at}_{name}.ir" for at, name in enumerate(SCHEDULING, 11)),
-        "20_emit.ir",
+        "21_emit.ir",
         "passes.txt",
     ]
     read = {p.name: p.read_text() for p in (tmp_path / "passes").iterdir()}
     assert read["00_trace.ir"].count("dot_general") > 1
     assert 'tile 0 "batch"' not in read["00_trace.ir"]
-    assert read["09_unfold.ir"] == plan.ir(full=True) + "\n"
+    assert read["10_unfold.ir"] == plan.ir(full=True) + "\n"
     assert read["19_scatter_tiles_first.ir"] == plan.local_ir() + "\n"
-    assert "shard_map" in read["20_emit.ir"]
+    assert "shard_map" in read["21_emit.ir"]
     other = train.plan(jax.ShapeDtypeStruct((32, 8), jnp.float32), W)
     assert (tmp_path / "passes" / other.fingerprint / "10_local.ir").exists()
 
@@ -117,7 +118,11 @@ def test_spec_is_saved_and_read() -> None:
         machine="cpu",
         actions=(ps.Tile("x", 0, "b"), ps.Close("x", 1, "b")),
         rewrites=Rewrites(
-            microbatches=2, attention=True, padding=(Pad("x", 0, 8),), remat=((1, 4),)
+            microbatches=2,
+            attention=True,
+            stacks=(Stack(("y", "z"), 4),),
+            padding=(Pad("x", 0, 8),),
+            remat=((1, 4),),
         ),
         arguments={"x": "f32[4, 4]"},
     )
@@ -126,7 +131,8 @@ def test_spec_is_saved_and_read() -> None:
         assert getattr(spec.rewrites, field.name) != getattr(defaults, field.name)
     data = json.loads(json.dumps(spec.to_json()))
     assert PlanSpec.from_json(data) == spec
-    assert set(data) >= {"microbatches", "attention", "padding", "remat", "sub_axes"}  # of format 2
+    wanted = {"microbatches", "attention", "stacks", "padding", "remat", "sub_axes"}
+    assert set(data) >= wanted  # of format 2
     former = {**data, "parts": data["sub_axes"]}
     del former["sub_axes"]
     assert PlanSpec.from_json(former) == spec

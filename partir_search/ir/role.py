@@ -25,6 +25,7 @@ class Role(enum.Enum):
       SCATTER: combines updates into elements at indices.
       DYNAMIC_SLICE: slice from indices on; DYNAMIC_UPDATE: writes a slice.
       SCAN: a loop with a fixed number of iterations.
+      STACK: arrays of one program, stacked to compute the program once.
     """
 
     ADDITION = "addition"
@@ -56,3 +57,4 @@ class Role(enum.Enum):
     DYNAMIC_SLICE = "dynamic slice"
     DYNAMIC_UPDATE = "dynamic update"
     SCAN = "counted loop"
+    STACK = "stack of arrays"

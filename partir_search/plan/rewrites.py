@@ -9,6 +9,7 @@ from typing import Any, Self, get_args, get_origin, get_type_hints
 from partir_search.messages.wording import shown
 from partir_search.passes.pad_choice import Pad
 from partir_search.passes.remat import Range
+from partir_search.passes.stacks import Stack
 from partir_search.plan.json_entries import typed_entry
 
 
@@ -25,12 +26,15 @@ class Rewrites:
       microbatches: number of microbatches, over which gradients are accumulated.
       attention: True if each attention is one op and its scores are recomputed in the backward
         pass.
+      stacks: equal programs (Newton-Schulz iterations of several matrices) computed once, on a
+        stack.
       padding: dims padded inside the program, one per class of equal dims.
       remat: segments of the forward pass (positions of ops) recomputed in the backward pass.
     """
 
     microbatches: int = _entry(1, "a whole number")
     attention: bool = _entry(False, "true or false")
+    stacks: tuple[Stack, ...] = _entry((), "a list of stacks of programs")
     padding: tuple[Pad, ...] = _entry((), "a list of padded dims")
     remat: tuple[Range, ...] = _entry((), "pairs of positions")
 
@@ -93,6 +97,11 @@ class Rewritten:
     def padding(self) -> tuple[Pad, ...]:
         """Dims padded inside the program, one per class of equal dims."""
         return self.rewrites.padding
+
+    @property
+    def stacks(self) -> tuple[Stack, ...]:
+        """Equal programs on several matrices, computed once on a stack of the matrices."""
+        return self.rewrites.stacks
 
     @property
     def attention(self) -> bool:

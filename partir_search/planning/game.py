@@ -27,6 +27,7 @@ from partir_search.strategies.moves import (
     ModelParallel,
     RingParallel,
     SequenceParallel,
+    StackParallel,
     StrategyMove,
     TileAlike,
     Zero,
@@ -94,6 +95,7 @@ class PlanningGame:
         arguments = list(dict.fromkeys(roles.data + roles.parameters + padded))
         if len(roles.optimizer) <= 8:  # few optimizer arrays: a move for each
             arguments += roles.optimizer
+        arguments += self.targets.stacks
         taken = set(arguments) | set(roles.optimizer)
         values = self.graph.module.values
         size = {
@@ -112,6 +114,7 @@ class PlanningGame:
                 continue
             moves += [DataParallel(axes), ModelParallel(axes, True), ModelParallel(axes, False)]
             moves += [SequenceParallel(axes), Zero(axes, 2), Zero(axes, 3)]
+            moves += [StackParallel(axes)] if self.targets.stacks else []
             moves += [EdgeParallel(axes)] if self.targets.edges else []
             moves += [ExpertParallel(axes)] if self.targets.experts else []
         matrices = {c for c in arguments if len(shapes[c]) >= 2}

@@ -24,6 +24,7 @@ from partir_search.simulator.target.machine import Machine, find_machine, machin
 
 Schedule = Union[Sequence[Tactic], Plan, PlanSpec, None]
 Remat = Union[bool, Literal["auto"]]
+Stacking = Union[bool, Literal["auto"]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,7 @@ class Options:
     out_shardings: Any
     pad: bool
     remat: Remat
+    stack: Stacking
     microbatches: tuple[int, ...]
     on_overflow: Literal["raise", "warn"]
     progress: bool | Progress | None
@@ -86,7 +88,7 @@ class Options:
         return [
             *(self.schedule, self.machine, self.goals, self.episodes, self.seed),
             *(self.in_shardings, self.out_shardings, self.pad, self.remat, self.microbatches),
-            *(self.rings, self.skewed_state, like, self.groups),
+            *(self.stack, self.rings, self.skewed_state, like, self.groups),
             *sorted(self.trip_counts.items()),
         ]
 

@@ -84,7 +84,7 @@ class PlanPipeline:
         """Plans of the known strategies, by name."""
         microbatches = self._options.microbatches[0]
         traced = self.trace(call, args, kwargs, microbatches)
-        stages = self._stage_planner(call, traced)
+        stages = self.stage_planner(call, traced)
         stage = stages.aligned(self._stage(traced, microbatches))
         planner = stages.planner(stage.module)
         limit = planner.memory_limit
@@ -144,7 +144,7 @@ class PlanPipeline:
 
     def _planned(self, call: Call, traced: Traced, stage: Stage, spec: PlanSpec | None) -> Plan:
         """Plan of one form of a program."""
-        stages = self._stage_planner(call, traced)
+        stages = self.stage_planner(call, traced)
         actions = spec.actions if spec else stages.fixed(stage.module)
         stage = dataclasses.replace(stage, module=without_ties(stage.module, actions))
         planner = stages.planner(stage.module)
@@ -278,7 +278,9 @@ class PlanPipeline:
         o = self._options
         return fixed_mesh(module, o.shape, o.mesh, (o.in_shardings, o.out_shardings, self._own))
 
-    def _stage_planner(self, call: Call, traced: Traced) -> StagePlanner:
+    def stage_planner(self, call: Call, traced: Traced) -> StagePlanner:
+        """Planner of the forms of a traced program."""
+
         def fixed(module: Module) -> list[Action]:
             return self.fixed(call, traced, module, self._options.shardings_like)
 

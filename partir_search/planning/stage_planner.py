@@ -11,6 +11,7 @@ from partir_search.passes.align import disjoint_pads, find_aligned
 from partir_search.passes.pad import pad_module
 from partir_search.passes.pad_choice import Pad, find_pads
 from partir_search.passes.remat import Range, find_segments, rematerialize
+from partir_search.passes.stacks import Stack, find_stacks, stack_module
 from partir_search.plan.planned import Planned
 from partir_search.plan.report.tables import search_progress
 from partir_search.plan.spec import PlanSpec
@@ -54,7 +55,7 @@ class StagePlanner:
 
     def replayed(self, stage: Stage, spec: PlanSpec) -> StagePlan:
         """Replays a plan of the same program, with its rewrites."""
-        stage = self.padded(stage, spec.rewrites.padding)
+        stage = self.padded(self.stacked(stage, spec.rewrites.stacks), spec.rewrites.padding)
         stage = rematerialized(stage, spec.rewrites.remat)
         return stage, _replay(self.planner(stage.module), spec)
 
@@ -74,13 +75,16 @@ class StagePlanner:
 
     def searched(self, stage: Stage) -> StagePlan:
         """Runs the schedule, with the rewrites permitted by the options."""
+        stage, *stacked = self._stackings(stage)
         aligned = self.aligned(stage)
         uneven = self._uneven(stage, aligned.rewrites.padding) if self._options.pad else ()
-        if self._options.remat is True and not uneven:
+        if self._options.remat is True and not uneven and not stacked:
             return self._fully_rematerialized(aligned, ())
         stage_plan = self._schedule(aligned)
         if uneven and stage_plan[1].reports:
             stage_plan = self._better_padded(stage, stage_plan, uneven)
+        for form in stacked if stage_plan[1].reports else ():
+            stage_plan = self._better_stacked(form, stage_plan)
         if self._options.remat is True:
             return self._fully_rematerialized(
                 stage_plan[0], stage_plan[1].actions if stage_plan[1].reports else ()
@@ -122,6 +126,42 @@ class StagePlanner:
         found = self._schedule(padded, planned.actions if same_mesh else ())
         score = scorer(planner.goals)
         return found if score(found[1].cost) < score(planned.cost) else stage_plan
+
+    def _better_stacked(self, form: Stage, stage_plan: StagePlan) -> StagePlan:
+        """The better of a plan and a plan of a form with stacks, padded if the plan is."""
+        stage, planned = stage_plan
+        aligned = self.aligned(form)
+        if stage.rewrites.padding:
+            uneven = self._uneven(form, aligned.rewrites.padding)
+            aligned = self.padded(form, (*aligned.rewrites.padding, *uneven))
+        planner = self.planner(aligned.module)
+        mesh = planned.sketch.partition.mesh
+        alike = planner.mesh == mesh or not mesh.sub_axes()
+        found = self._schedule(aligned, planned.actions if alike else ())
+        score = scorer(planner.goals)
+        return found if score(found[1].cost) < score(planned.cost) else stage_plan
+
+    def _stackings(self, stage: Stage) -> list[Stage]:
+        """Forms of the program without and with equal programs computed on stacks.
+
+        Only forms with stacks if the options ask for stacks and the program admits any.
+        """
+        if not self._options.stack:
+            return [stage]
+        planner = self.planner(stage.module)
+        found = find_stacks(stage.module, planner.graph.rules, planner.mesh.devices)
+        forms = [self.stacked(stage, stacks) for stacks in found if stacks]
+        return forms if forms and self._options.stack is True else [stage, *forms]
+
+    def stacked(self, stage: Stage, stacks: tuple[Stack, ...]) -> Stage:
+        """The program with equal programs computed on stacks."""
+        if not stacks:
+            return stage
+
+        def rewrite(module: Module) -> Module:
+            return stack_module(module, self.planner(module).graph.rules, stacks)
+
+        return stage.run("stack", rewrite, dataclasses.replace(stage.rewrites, stacks=stacks))
 
     def _fully_rematerialized(self, stage: Stage, hints: Sequence[Action]) -> StagePlan:
         """Plan with all segments of the forward pass recomputed."""

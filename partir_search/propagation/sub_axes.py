@@ -2,7 +2,7 @@
 
 An axis of 16 over 8 key-value heads in groups of 4 tiles 8 heads and 2 of each group; an axis of 64
 over a batch of 4 leaves 16 devices for further dims; a batch of 32 on 8x8 takes 8 and 4 of the
-second 8. Splits follow from the batch and from dims split or merged by reshapes.
+second 8. Splits follow from the batch, from stacks and from dims split or merged by reshapes.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import itertools
 import math
 
 from partir_search.ir.mesh import MeshShape
+from partir_search.ir.role import Role
 from partir_search.propagation.graph import Graph
 
 MAX_SUB_AXES = 3  # per axis: each sub-axis enlarges propagation and search like a full axis
@@ -30,7 +31,7 @@ def split_into_sub_axes(graph: Graph, mesh: MeshShape) -> MeshShape:
     given = mesh.sub_axes()
     whole, mesh = mesh.unsplit, mesh.user
     cuts: dict[str, list[int]] = {name: [] for name in mesh.names}
-    for batch in _batches(graph):
+    for batch in (*_batches(graph), *_stacks(graph)):
         for name, cut in _for_batch(batch, mesh):
             _add(cuts[name], cut, mesh.as_dict()[name])
     for extent in _major_factors(graph):
@@ -70,9 +71,15 @@ def _batches(graph: Graph) -> list[int]:
     return list(dict.fromkeys(shape[0] for shape in data if len(shape) >= 2))
 
 
+def _stacks(graph: Graph) -> list[int]:
+    """Extents of stacks of arrays."""
+    stacks = [op for op in graph.module.ops if graph.rules[op.id].role is Role.STACK]
+    return list(dict.fromkeys(op.results[0].type.shape[0] for op in stacks))
+
+
 def _for_batch(batch: int, mesh: MeshShape) -> list[tuple[str, int]]:
-    """Cut of one axis to tile the batch by whole axes and one sub-axis on gcd(batch, devices)
-    devices, as [(axis, devices of the sub-axis)]; [] if whole axes suffice.
+    """Cut of one axis to tile a batch or stack by whole axes and one sub-axis on gcd(batch,
+    devices) devices, as [(axis, devices of the sub-axis)]; [] if whole axes suffice.
     """
     most = math.gcd(batch, mesh.devices)
     found: list[tuple[int, str, int]] = []

@@ -19,6 +19,7 @@ from partir_search.rules import (
     remaps,
     shape,
     shifts,
+    stacks,
     windowed,
 )
 from partir_search.rules.registry import RULES, RuleTable, register, whole
@@ -45,6 +46,7 @@ __all__ = [
     "remaps",
     "shape",
     "shifts",
+    "stacks",
     "whole",
     "windowed",
 ]

@@ -84,6 +84,7 @@ class ShapesPipeline(PlanPipeline):
         pipeline = PlanPipeline(self._fun, self._plain, self._name, options)
         pipeline._own = self._own
         stage = pipeline.forms(traced, microbatches, spec_of(base))[0]
+        stage = pipeline.stage_planner(call, traced).stacked(stage, base.stacks)
         module = without_ties(stage.module, base.actions)
 
         def fixed(form: Module) -> list[Action]:

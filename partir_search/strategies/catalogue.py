@@ -19,6 +19,7 @@ from partir_search.strategies.moves import (
     OutputParallel,
     RingParallel,
     SequenceParallel,
+    StackParallel,
     StrategyMove,
     TileContext,
     Zero,
@@ -34,7 +35,8 @@ def named_strategies(
     Model parallelism takes one or several axes, or the minor sub-axes of one; data parallelism and
     ZeRO take the remaining axes, or ZeRO one of them. Steps with data arguments of several lengths
     get edge parallelism, steps with a mixture of experts get expert parallelism on axes of data
-    parallelism, and steps with attention get context parallelism.
+    parallelism, and steps with attention get context parallelism. Stacks of arrays, if any, are
+    tiled on all axes.
 
     Args:
       axes: names of axes of the user's mesh.
@@ -60,6 +62,8 @@ def named_strategies(
         return tuple(Zero(mesh.axes(n), stage) for n in mesh.label(axes).split("+"))
 
     def add(title: str, *moves: StrategyMove) -> None:
+        if targets.stacks:
+            title, moves = f"{title}+S({name(every)})", (StackParallel(every), *moves)
         plans.setdefault(title, moves)
 
     def add_data(

@@ -153,6 +153,19 @@ class SequenceParallel(Strategy):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
+class StackParallel(Strategy):
+    """Tile stacks of arrays, on as many axes as divide each: a device owns whole matrices.
+
+    Applied before all strategies that tile the arrays: propagation would tile stacks alike.
+    """
+
+    axes: Axes
+
+    def apply(self, targets: StrategyTargets, state: State) -> list[Decision]:
+        return _played(state, [TileClass(c, 0, (a,)) for c in targets.stacks for a in self.axes])
+
+
+@dataclasses.dataclass(frozen=True, slots=True, order=True)
 class TileContext(Strategy):
     """Tile the sequences of queries and keys in attention; propagation tiles activations.
 

@@ -7,9 +7,11 @@ import functools
 from collections.abc import Sequence
 
 from partir_search.ir.core import Shape, Value
+from partir_search.ir.role import Role
 from partir_search.ir.rule import NONE
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.state import State
+from partir_search.rules.registry import role_of
 from partir_search.strategies.argument_roles import Roles, find_roles
 from partir_search.strategies.decisions import Axes, Decision, TileClass
 
@@ -82,6 +84,16 @@ class StrategyTargets:
             for i, v in op.inputs():
                 places = [d for d, f in enumerate(rule.operands[i]) if f in factors]
                 found += [(self.graph.class_of[v.id], d) for d in places]
+        return tuple(dict.fromkeys(found))
+
+    @functools.cached_property
+    def stacks(self) -> tuple[int, ...]:
+        """Classes of stacks of arrays, with one array per index of dim 0."""
+        found = [
+            self.graph.class_of[op.results[0].id]
+            for op in self.graph.module.ops
+            if role_of(op) is Role.STACK
+        ]
         return tuple(dict.fromkeys(found))
 
     def expert_barriers(self, axes: Axes, state: State) -> tuple[int, ...]:

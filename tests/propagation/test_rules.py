@@ -133,13 +133,14 @@ def test_tile_mapping_table_of_a_matmul() -> None:
 def test_every_rule_is_tested() -> None:
     """Families share a rule function; each function has at least one case."""
     covered = {RULES[prim].make for prim, _, _ in CASES.values()}
-    elsewhere = {  # tests/test_train_steps.py, reported/test_shifted_reads.py, ...
+    elsewhere = {  # tests/test_train_steps.py, reported/test_shifted_reads.py, test_stacks.py ...
         RULES[p].make
         for p in (
             *("random_bits", "scan", "while", "cond", "checkpoint", "optimization_barrier"),
             *("sharding_constraint", "shard_alike", "debug_print"),
             *("platform_index", "threefry2x32", "ruled_call", "shard_map", "attention", "check"),
             *("inspect_sharding", "shift", "remap", "banded", "scan_blocks"),
+            *("stack_arrays", "unstack_arrays"),
         )
     }
     missing = {entry.make.__name__ for entry in RULES.values()} - {

@@ -87,6 +87,9 @@ def figures_table(plan: PlanFacts) -> Table:
     table.add_row("TFLOP", f"{c.flops / 1e12:.3f}")
     if plan.remat:
         table.add_row("stretches computed again", str(len(plan.remat)))
+    for stack in plan.stacks:
+        count = f"{len(stack.values)} in a stack of {stack.size}"
+        table.add_row(f"equal programs, the first of {stack.values[0]}", count)
     if plan.microbatches > 1:
         table.add_row("microbatches", str(plan.microbatches))
     if plan.basis:

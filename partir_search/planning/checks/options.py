@@ -153,6 +153,7 @@ def check_options(o: Options) -> None:
     for name, known in (
         ("pad", (True, False)),
         ("remat", ("auto", True, False)),
+        ("stack", ("auto", True, False)),
         ("rings", (True, False)),
         ("skewed_state", (True, False)),
         ("plan_on", ("every", "first")),

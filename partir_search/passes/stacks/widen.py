@@ -1,0 +1,111 @@
+"""Widening of groups by ops that prepare operands: the norm that Newton-Schulz divides by.
+
+A group takes in ops before it as long as no more bytes enter: the arrays that enter are stacked,
+and move between devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from partir_search.ir.core import Op, Value
+from partir_search.passes.stacks.fingerprint import Fingerprints
+from partir_search.passes.stacks.groups import Group, is_shared
+
+MAX_OPS = 16  # that prepare one operand, at most
+CUT_GROWTH = 1.01  # of the bytes that enter a group, by one operand's preparation
+
+Row = tuple[int, ...]  # per chain, the position of an op
+
+
+class Widening:
+    """Widening of one group.
+
+    Attributes:
+      group: the group, changed in place.
+    """
+
+    def __init__(
+        self, group: Group, prints: Fingerprints, allowed: Container[int], taken: Container[int]
+    ) -> None:
+        """A widening of `group`.
+
+        Args:
+          allowed: positions of ops that a chain may take in.
+          taken: positions of ops in any group.
+        """
+        self.group, self._prints = group, prints
+        self._allowed, self._taken = allowed, taken
+        ops = group.region.ops
+        self._maker = {r.id: i for i, op in enumerate(ops) for r in op.results}
+        self._users: dict[int, list[int]] = {}
+        for i, op in enumerate(ops):
+            for _, v in op.inputs():
+                self._users.setdefault(v.id, []).append(i)
+        self._returned = {x.id for x in group.region.results if isinstance(x, Value)}
+
+    def run(self) -> None:
+        """Widens the group until every further op lets more bytes enter."""
+        changed = True
+        while changed:
+            changed = any(self._take(values) for values in list(self.group.entering))
+
+    def _take(self, values: tuple[Value, ...]) -> bool:
+        """Takes in the maker of an entering value, or the maker and what prepares its operands."""
+        rows: list[Row] = []
+        todo = [values]
+        while todo and len(rows) < MAX_OPS:
+            row = self._row(todo.pop(), rows)
+            if row is None:
+                continue
+            rows.append(row)
+            entering = self._entering(rows)
+            if self._bytes(entering) <= CUT_GROWTH * self._bytes(self.group.entering):
+                self._accept(rows, entering)
+                return True
+            known = set(self.group.entering)
+            todo = [v for v in entering if v not in known and not is_shared(v)]
+            todo.sort(key=lambda v: self._maker.get(v[0].id, -1))  # users before makers
+        return False
+
+    def _row(self, values: tuple[Value, ...], rows: list[Row]) -> Row | None:
+        """Positions of the ops that make a value of each chain; None if no chain may take them."""
+        ops = self.group.region.ops
+        row = tuple(self._maker.get(v.id, -1) for v in values)
+        if is_shared(values) or len(set(row)) < len(row) or min(row) < 0:
+            return None
+        makers = [ops[i] for i in row]
+        prints = {self._prints(op) for op in makers}
+        places = {_place(op, v) for op, v in zip(makers, values, strict=True)}
+        if len(prints) > 1 or len(places) > 1 or any(op.effect or op.regions for op in makers):
+            return None
+        for k, i in enumerate(row):
+            inside = {*self.group.members[k], *(r[k] for r in rows)}
+            for r in ops[i].results:
+                if r.id in self._returned or not inside.issuperset(self._users.get(r.id, ())):
+                    return None
+            if i not in self._allowed or i in self._taken:
+                return None
+        return row
+
+    def _entering(self, rows: list[Row]) -> list[tuple[Value, ...]]:
+        """[values][chains] values read from outside by the group with further ops."""
+        found: list[list[Value]] = []
+        for k in range(len(self.group.members)):
+            places = sorted([*self.group.members[k], *(row[k] for row in rows)])
+            found.append(self._prints.chain([self.group.region.ops[i] for i in places])[1])
+        return list(zip(*found, strict=True)) if len(set(map(len, found))) == 1 else []
+
+    @staticmethod
+    def _bytes(entering: list[tuple[Value, ...]]) -> int:
+        return sum(values[0].type.nbytes for values in entering if not is_shared(values))
+
+    def _accept(self, rows: list[Row], entering: list[tuple[Value, ...]]) -> None:
+        group = self.group
+        for k, places in enumerate(group.members):
+            places[:] = sorted([*places, *(row[k] for row in rows)])
+        group.entering[:] = entering
+
+
+def _place(op: Op, value: Value) -> int:
+    return next(k for k, r in enumerate(op.results) if r is value)
