@@ -82,8 +82,8 @@ def test_dumped(tmp_path: pathlib.Path) -> None:
         "08_fold.ir",
         "09_search.ir",
         "10_unfold.ir",
-        "10_local.ir",
-        *(f"{at}_{name}.ir" for at, name in enumerate(SCHEDULING, 11)),
+        "11_local.ir",
+        *(f"{at}_{name}.ir" for at, name in enumerate(SCHEDULING, 12)),
         "21_emit.ir",
         "passes.txt",
     ]

@@ -26,6 +26,7 @@ WORDS = {
     "name": ("aot/hlo.py", "ir/core.py", "ir/printing/"),  # field of an object
     "pad": ("plan/pass_record.py", "planning/"),  # name of a pass and of an option
     "slice": ("ir/printing/", "lowering/"),  # word of the printed IR, local step of a reshard
+    "stack": ("plan/pass_record.py", "planning/"),  # name of a pass and of an option
     "tile": ("ir/halos.py", "ir/printing/", "propagation/"),  # of loops and actions
 }
 
