@@ -91,10 +91,10 @@ def test_dumped(tmp_path: pathlib.Path) -> None:
     assert read["00_trace.ir"].count("dot_general") > 1
     assert 'tile 0 "batch"' not in read["00_trace.ir"]
     assert read["10_unfold.ir"] == plan.ir(full=True) + "\n"
-    assert read["19_scatter_tiles_first.ir"] == plan.local_ir() + "\n"
+    assert read["20_scatter_tiles_first.ir"] == plan.local_ir() + "\n"
     assert "shard_map" in read["21_emit.ir"]
     other = train.plan(jax.ShapeDtypeStruct((32, 8), jnp.float32), W)
-    assert (tmp_path / "passes" / other.fingerprint / "10_local.ir").exists()
+    assert (tmp_path / "passes" / other.fingerprint / "11_local.ir").exists()
 
 
 def test_dumps_of_other_static_values(tmp_path: pathlib.Path) -> None:
