@@ -13,7 +13,7 @@ from partir_search.lowering.reshard_steps import AllGather, Reduction
 from partir_search.simulator.cost import OpCost
 from partir_search.simulator.memory.region_summaries import RegionSummaries
 from partir_search.simulator.models import TimeModel
-from partir_search.simulator.op_kinds import is_reduction
+from partir_search.simulator.op_kinds import is_reduction, is_tuple_reduction
 from partir_search.simulator.program_analysis import ProgramAnalysis
 from partir_search.simulator.target.traits import XlaTraits
 from partir_search.simulator.time.collective_cost import CollectiveCosts, gathers_into_donated
@@ -174,6 +174,8 @@ class _KernelTraits:
             yield "fuses_dot_epilogues"
         if is_reduction(rule) and leader == k and exceeds_accumulator(op, rule, traits):
             yield "max_reduction_accumulator_bytes"
+        if is_tuple_reduction(op, rule):
+            yield "joins_tuple_reductions"
         if self._analysis is not None:
             yield from self._of_values(op, values, self._analysis, traits)
 

@@ -15,8 +15,18 @@ def is_pointwise(rule: OpRule) -> bool:
 
 
 def is_reduction(rule: OpRule) -> bool:
-    """True for a reduction of whole dims by a monoid that collectives combine."""
-    return rule.kind is Kind.REDUCTION and not (rule.blocked or rule.local) and any(rule.reducers)
+    """True for a reduction of whole dims by any function; False for pools and a user's kernel."""
+    if rule.kind is not Kind.REDUCTION or rule.local:
+        return False
+    read = {f for dims in rule.operands for f in dims}
+    return any(reducer and f in read for f, reducer in enumerate(rule.reducers))
+
+
+def is_tuple_reduction(op: Op, rule: OpRule) -> bool:
+    """True for a reduction that accumulates several elements: `argmax`, a `reduce` of two arrays."""
+    if not is_reduction(rule):
+        return False
+    return len(op.results) > 1 or op.results[0].type.dtype != op.operands[0].type.dtype
 
 
 def op_flops(op: Op, rule: OpRule) -> float:

@@ -64,6 +64,15 @@ class XlaTraits(LoweringTraits):
         "Fuses elementwise ops and reductions into the dot or scatter whose result they read.",
         "XLA:GPU's dots and scatters are library calls or kernels of their own; XLA:TPU fuses.",
     )
+    joins_tuple_reductions: bool = trait(
+        True,
+        "flag",
+        "Fuses a reduction that accumulates a tuple (argmax, a reduce of two arrays) with further"
+        " reductions of the same points.",
+        "argmax beside a sum of f32 [8192, 32768], compiled: 2 kernels that read the array, 2.1 GB,"
+        " for v5e; 1 for H100. reduce_prod, reduce_xor and a reduce by a function share the kernel"
+        " of the sum on both.",
+    )
     recomputes_dot_operands: bool = trait(
         False,
         "flag",
@@ -236,6 +245,7 @@ _TPU = XlaTraits(
     keeps_dots_wide=True,
     fuses_one_hot_updates=True,
     fuses_weight_casts=True,
+    joins_tuple_reductions=False,
     in_place_elementwise=False,
     collective_copy_factors={"all_to_all": 8.0},
     copies_gather_into_donated=True,

@@ -4,6 +4,8 @@ An elementwise op or a reduction joins a kernel over the same points, if the ker
 operands (the epilogue of a dot, a chain of updates: XLA's output and producer-consumer fusion) or
 reads one of its operands (sums over one tensor: multi-output fusion), and if all operands exist
 before the kernel or are made in the kernel. The result of a reduction exists when its kernel ends.
+Without `XlaTraits.joins_tuple_reductions` a reduction that accumulates a tuple (an argmax) and a
+further reduction are in different kernels.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from partir_search.ir.rule import OpRule
 from partir_search.simulator.memory.buffers import Buffers
 from partir_search.simulator.memory.dtypes import Dtypes
 from partir_search.simulator.memory.materialize import Materialized
-from partir_search.simulator.op_kinds import is_pointwise, is_reduction
+from partir_search.simulator.op_kinds import is_pointwise, is_reduction, is_tuple_reduction
 from partir_search.simulator.printing import table
 from partir_search.simulator.target.traits import XlaTraits
 
@@ -117,6 +119,8 @@ def _leaders(
     last_reader: dict[int, int] = {}  # by value id, the last leader open to multi-output fusion
     own: dict[int, tuple[int, ...]] = {}
     reduced: set[int] = set()  # ids of values that exist at the end of their kernel only
+    reducing: set[int] = set()  # leaders of kernels with reductions
+    reducing_tuples: set[int] = set()  # leaders of kernels with reductions of tuples
     for at, leaves in stored.reads.items():
         op = region.ops[at]
         rule = rules[op.id]
@@ -124,6 +128,7 @@ def _leaders(
         pointwise = is_pointwise(rule)
         reduction = pointwise and not rule.elementwise
         too_large = reduction and exceeds_accumulator(op, rule, traits)
+        of_tuples = reduction and is_tuple_reduction(op, rule)
         if not (op.regions or too_large) and pointwise:
             points = math.prod(rule.sizes)
             candidates = {leader[made[v]] for v in leaves if v in made}
@@ -133,6 +138,8 @@ def _leaders(
             }
             if not traits.fuses_dot_epilogues:
                 candidates = {c for c in candidates if is_pointwise(rules[region.ops[c].id])}
+            if reduction and not traits.joins_tuple_reductions:
+                candidates -= reducing if of_tuples else reducing_tuples
             for candidate in sorted(candidates, reverse=True):
                 if points_of[candidate] == points and all(
                     ready.get(v, -1) < candidate or (v in made_in[candidate] and v not in reduced)
@@ -153,6 +160,10 @@ def _leaders(
             ready[r.id] = at if r.type.shape or op.regions else operands_ready
         if reduction and not ("max" in rule.reducers and any(v in in_one_kernel for v in leaves)):
             reduced.update(r.id for r in op.results)
+        if reduction:
+            reducing.add(joined)
+        if of_tuples:
+            reducing_tuples.add(joined)
         if op.regions:
             continue
         if not too_large and pointwise and not rules[region.ops[joined].id].contracts:
