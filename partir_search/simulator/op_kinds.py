@@ -23,7 +23,7 @@ def is_reduction(rule: OpRule) -> bool:
 
 
 def is_tuple_reduction(op: Op, rule: OpRule) -> bool:
-    """True for a reduction that accumulates several elements: `argmax`, a `reduce` of two arrays."""
+    """True for a reduction that accumulates several elements: argmax, a reduce of two arrays."""
     if not is_reduction(rule):
         return False
     return len(op.results) > 1 or op.results[0].type.dtype != op.operands[0].type.dtype
