@@ -18,24 +18,11 @@ from partir_search.ir.argument_paths import leaf_path
 
 
 @dataclasses.dataclass(frozen=True)
-class _RefArguments:
-    """Static data of the arguments.
+class _RefPlaces:
+    """Static data of the arguments, or of the results.
 
     Attributes:
-      places: positions of refs among the flat arguments.
-      owners: positions of the arguments with refs.
-    """
-
-    places: tuple[int, ...]
-    owners: tuple[int, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Out:
-    """Static data of the results.
-
-    Attributes:
-      places: positions of refs among the flat results.
+      places: positions of refs among the flat arguments or results.
       owners: positions of the arguments with refs.
     """
 
@@ -70,10 +57,10 @@ class Refs:
             raise ValueError(_twice(values, names, refs))
         for i, ref in refs.items():
             leaves[i] = _leaf(ref)
-        static = _RefArguments(places, tuple(sorted({owners[i] for i in places})))
+        static = _RefPlaces(places, tuple(sorted({owners[i] for i in places})))
         return SplitArguments(tree.unflatten(leaves), static, (values, refs))
 
-    def merge(self, static: _RefArguments, arrays: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
+    def merge(self, static: _RefPlaces, arrays: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
         """Arguments with new refs of the traced values."""
         leaves, tree = _flat(arrays)
         for i in static.places:
@@ -82,7 +69,7 @@ class Refs:
         return values, values
 
     def results(
-        self, static: _RefArguments, merged: Any, out: Any, donated: Sequence[bool]
+        self, static: _RefPlaces, merged: Any, out: Any, donated: Sequence[bool]
     ) -> tuple[Any, Mapping[int, Any], Hashable]:
         """Final values of the arguments' refs, and of refs returned by an initializer.
 
@@ -102,14 +89,19 @@ class Refs:
             i: jax.tree.map(lambda x: x[...] if is_ref(x) else None, merged[i])
             for i in static.owners
         }
-        return tree.unflatten(leaves), updates, _Out(places, static.owners)
+        return tree.unflatten(leaves), updates, _RefPlaces(places, static.owners)
 
     def settle(self, split: SplitArguments, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
         """`arrays`: refs are moved in place (`moved`)."""
         return arrays
 
     def update(
-        self, split: SplitArguments, static: _Out, out: Any, updates: Mapping[int, Any], fresh: bool
+        self,
+        split: SplitArguments,
+        static: _RefPlaces,
+        out: Any,
+        updates: Mapping[int, Any],
+        fresh: bool,
     ) -> Any:
         """Result with new refs for returned ones.
 
@@ -148,7 +140,7 @@ def have_refs(leaves: Iterable[Any]) -> bool:
 
 def in_place(returned: Returned) -> frozenset[int]:
     """Positions of the arguments with refs, written in place."""
-    outs = (rest for _, rest in returned.static if isinstance(rest, _Out))
+    outs = (rest for _, rest in returned.static if isinstance(rest, _RefPlaces))
     return frozenset(i for rest in outs for i in rest.owners)
 
 

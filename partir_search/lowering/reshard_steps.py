@@ -40,26 +40,28 @@ class ReshardStep:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Slice(ReshardStep):
-    """Each device's tile of dim `dim`, cut from a larger tile on the device."""
+class DimStep(ReshardStep):
+    """A step along dim `dim` of the value."""
 
     dim: int
-    kind: ClassVar[str] = "slice"
-    communicates: ClassVar[bool] = False
 
     def details(self) -> Iterator[str]:
         yield f"dim {self.dim}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class AllGather(ReshardStep):
+class Slice(DimStep):
+    """Each device's tile of dim `dim`, cut from a larger tile on the device."""
+
+    kind: ClassVar[str] = "slice"
+    communicates: ClassVar[bool] = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AllGather(DimStep):
     """All tiles of dim `dim`, on every device."""
 
-    dim: int
     kind: ClassVar[str] = "all_gather"
-
-    def details(self) -> Iterator[str]:
-        yield f"dim {self.dim}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,15 +102,14 @@ class ReduceScatter(Reduction):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class AllToAll(ReshardStep):
+class AllToAll(DimStep):
     """Dim `dim` gathered, dim `split_dim` tiled."""
 
-    dim: int
     split_dim: int
     kind: ClassVar[str] = "all_to_all"
 
     def details(self) -> Iterator[str]:
-        yield f"dim {self.dim}"
+        yield from DimStep.details(self)
         yield f"split {self.split_dim}"
 
 

@@ -52,7 +52,11 @@ class PlanFacts(Layouts, Rewritten):
 
     @property
     def passes(self) -> PassRecords:
-        """Records of the passes from the trace to emission, which first access runs."""
+        """Records of the passes from the trace to emission.
+
+        The first access traces the emitted program as jax, as long as a trace of the call takes,
+        and compiles nothing. Later accesses return the same records.
+        """
         return PassRecords((*self._context.passes, *self._planned.passes, self._emission))
 
     @functools.cached_property

@@ -60,22 +60,17 @@ def broadcast_in_dim(op: Op) -> OpRule:
 @register("iota", role=Role.INDEX_GRID)
 def iota(op: Op) -> OpRule:
     """Counts from the tile's offset."""
-    result = result_shape(op)
-    return OpRule(
-        Kind.MOVEMENT,
-        sizes=result,
-        operands=(),
-        results=(tuple(range(len(result))),),
-        reducers=("",) * len(result),
-        elementwise=True,
-        localize=_local_shape,
-        local=local_iota,
-    )
+    return _without_operands(op, localize=_local_shape, local=local_iota)
 
 
 @register("empty", "empty2")
 def empty(op: Op) -> OpRule:
     """Uninitialised memory."""
+    return _without_operands(op, localize=_local_shape if "shape" in op.params else None)
+
+
+def _without_operands(op: Op, **fields: Any) -> OpRule:
+    """Rule of an array made of nothing, with a factor per dim."""
     result = result_shape(op)
     return OpRule(
         Kind.MOVEMENT,
@@ -84,7 +79,7 @@ def empty(op: Op) -> OpRule:
         results=(tuple(range(len(result))),),
         reducers=("",) * len(result),
         elementwise=True,
-        localize=_local_shape if "shape" in op.params else None,
+        **fields,
     )
 
 

@@ -143,12 +143,9 @@ class SequenceParallel(Strategy):
             if not all(f >= 0 and reducers[f] == "sum" for f in looped):
                 continue
             cls = graph.class_of[op.results[0].id]
-            for dim in range(len(graph.shapes[cls]) - 1):
-                if all(row[cls] != dim for row in state.tiles):
-                    decision = TileClass(cls, dim, self.axes)
-                    if decision.decide(state):
-                        done.append(decision)
-                        break
+            dims = range(len(graph.shapes[cls]) - 1)
+            free = [d for d in dims if all(row[cls] != d for row in state.tiles)]
+            done += _first_played(state, [TileClass(cls, d, self.axes) for d in free])
         return done
 
 
@@ -200,12 +197,8 @@ class AlternateParallel(Strategy):
             if swapped:
                 inputs, outputs = outputs, inputs
             for summed, axes in ((True, inputs), (False, outputs)):
-                for dim, f in weight.dims:
-                    if f >= 0 and bool(rule.reducers[f]) == summed:
-                        decision = TileClass(weight.cls, dim, axes)
-                        if decision.decide(state):
-                            done.append(decision)
-                            break
+                own = [d for d, f in weight.dims if f >= 0 and bool(rule.reducers[f]) == summed]
+                done += _first_played(state, [TileClass(weight.cls, d, axes) for d in own])
         return done
 
 
@@ -281,15 +274,16 @@ class RingParallel(Strategy):
                     continue
                 across = state.loops[other][node]
                 first = free if across >= 0 and rule.reducers[across] else summed
-                for dim in first:
-                    decision = TileClass(weight.cls, dim, (axis,))
-                    if decision.decide(state):
-                        done.append(decision)
-                        break
+                done += _first_played(state, [TileClass(weight.cls, d, (axis,)) for d in first])
         return done
 
 
 StrategyMove = Union[Decision, Strategy]
+
+
+def _first_played(state: State, decisions: Sequence[Decision]) -> list[Decision]:
+    """Applies the first decision admitted by the state, and returns it; [] if none is."""
+    return next(([d] for d in decisions if d.decide(state)), [])
 
 
 def _played(state: State, decisions: Sequence[Decision]) -> list[Decision]:
@@ -303,7 +297,5 @@ def _output_tile(weight: Weight, rule: OpRule, axes: Axes, state: State) -> list
     Args:
       rule: of the weight's contraction.
     """
-    tiles = (
-        TileClass(weight.cls, d, axes) for d, f in weight.dims if f >= 0 and not rule.reducers[f]
-    )
-    return next(([tile] for tile in tiles if tile.decide(state)), [])
+    outputs = [d for d, f in weight.dims if f >= 0 and not rule.reducers[f]]
+    return _first_played(state, [TileClass(weight.cls, d, axes) for d in outputs])
