@@ -6,8 +6,6 @@ import dataclasses
 import functools
 import itertools
 import pathlib
-import types
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -29,7 +27,6 @@ from partir_search.ir.core import Module
 from partir_search.ir.verify import verify
 from partir_search.passes.fold.fold import fold
 from partir_search.passes.remat import find_segments, forward_length, namesake, rematerialize
-from partir_search.planning.memory_fit import _cheapest_first
 from partir_search.planning.planner import Planner
 from partir_search.planning.tactics import ManualPartition
 from partir_search.planning.trace import split_call, trace_call
@@ -180,30 +177,6 @@ def test_actions_find_their_values_where_other_segments_run_again() -> None:
     wanted = Tile("a", 0, "data", also=("b",), barriers=("c",))
     assert action.renamed(lambda name: namesake(name, {"a", "b", "c"})) == wanted
     assert KeepGathered("data").renamed(str.upper) == KeepGathered("data")
-
-
-@pytest.mark.parametrize("dear", [False, True])
-def test_kinds_that_free_most_for_a_second_come_first(dear: bool) -> None:
-    ops = large().body.ops
-
-    def attends(segment: tuple[int, int]) -> bool:
-        return any(op.prim == "exp" for op in ops[slice(*segment)])
-
-    def at(segments: Sequence[tuple[int, int]]) -> Any:
-        heads = sum(map(attends, segments))
-        rest = len(segments) - heads
-        cost = types.SimpleNamespace(
-            peak_bytes=100.0 - 5 * heads - 2 * rest, seconds=1.0 + (4 if dear else 1) * heads + rest
-        )
-        return types.SimpleNamespace(cost=cost)
-
-    segments = find_segments(large())
-    ordered, known = _cheapest_first(large(), segments, at)
-    assert sorted(ordered) == segments
-    (n,) = set(known) - {0}
-    kinds = [attends(s) for s in ordered]
-    assert kinds[:n] == [not dear] * n
-    assert (not dear) not in kinds[n:-1]  # but for the first layer, which is one of a kind
 
 
 def test_no_more_is_computed_again_than_must_be() -> None:

@@ -9,7 +9,7 @@ copy starts from them. Chen et al. 2016 (arXiv 1604.06174).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Sequence
 
 import numpy as np
 
@@ -20,7 +20,6 @@ from partir_search.passes.remat_scan import find_scan_remats, remat_scans
 from partir_search.rules.construct import rematerialization
 
 Range = tuple[int, int]  # positions of the first op and of the op after the last
-Windows = Mapping[int, tuple[int, Sequence[int]]]  # by first op: last op, ops to recompute
 
 # At a cut, fewer bytes cross than anywhere within a window to either side.
 WINDOW_SHARE = 40  # forward pass over the window's length
@@ -32,6 +31,22 @@ MIN_GAIN = 2.0  # bytes freed by recomputing a segment over bytes crossing its c
 
 # Suffixes of names of recomputed values, and of arguments of their region.
 AGAIN, ENTERING = "_again", "_in"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Window:
+    """Part of the backward pass that computes a segment again.
+
+    Attributes:
+      segment: the segment.
+      first / last: positions of the first and the last late use of the segment's values.
+      again: positions of the segment's ops to recompute.
+    """
+
+    segment: Range
+    first: int
+    last: int
+    again: tuple[int, ...]
 
 
 def forward_length(module: Module) -> int:
@@ -104,16 +119,29 @@ def rematerialize(module: Module, segments: Sequence[Range]) -> Module:
         module = remat_scans(module, scans)
         alone = {(r.position, r.position + 1) for r in scans}
         segments = [s for s in segments if s not in alone]
-    windows: dict[int, tuple[int, Sequence[int]]] = {}
-    free = n  # first position of the window after
     uses = _Uses(module, n)
+    return _Rewriter(module, _windows(module, uses, n, segments), uses).run()
+
+
+def find_windows(module: Module, segments: Sequence[Range]) -> list[Window]:
+    """Returns the windows of the segments that `rematerialize` recomputes, in program order.
+
+    Args:
+      segments: disjoint, in program order. Scans have no window.
+    """
+    n = forward_length(module)
+    return _windows(module, _Uses(module, n), n, segments)
+
+
+def _windows(module: Module, uses: _Uses, n: int, segments: Sequence[Range]) -> list[Window]:
+    windows: list[Window] = []
+    free = n  # first position of the window after
     for begin, stop in reversed(segments):
         found = _window(module, uses, begin, stop)
-        if found is not None and found[0] >= free:
-            first, last, again = found
-            windows[first] = last, again
-            free = last + 1
-    return _Rewriter(module, windows, uses).run()
+        if found is not None and found.first >= free:
+            windows.append(found)
+            free = found.last + 1
+    return windows
 
 
 class _Uses:
@@ -145,13 +173,8 @@ class _Uses:
         return [self._position[user.id] for user in self._users[v]]
 
 
-def _window(
-    module: Module, uses: _Uses, begin: int, stop: int
-) -> tuple[int, int, list[int]] | None:
-    """Returns the first and the last late use of a segment's values, and the ops to recompute.
-
-    None if no value is used late, or if an op to recompute has an effect.
-    """
+def _window(module: Module, uses: _Uses, begin: int, stop: int) -> Window | None:
+    """Returns a segment's window; None if no value is used late or a recomputed op has effects."""
     ops = module.body.ops
     maker = {r.id: at for at in range(begin, stop) for r in ops[at].results}
     kept = {v for v in maker if uses.early(v) >= stop}
@@ -168,27 +191,26 @@ def _window(
             again.add(at)
             todo += [v.id for _, v in ops[at].inputs() if v.id in maker and v.id not in kept]
     late = [at for v in wanted for at in uses.late(v)]
-    first, last = min(late), max(late)
-    return first, last, sorted(again)
+    return Window((begin, stop), min(late), max(late), tuple(sorted(again)))
 
 
 class _Rewriter(RematRewriter):
     """Rewrites windows of a module's body as `checkpoint` ops."""
 
-    def __init__(self, module: Module, windows: Windows, uses: _Uses) -> None:
+    def __init__(self, module: Module, windows: Sequence[Window], uses: _Uses) -> None:
         super().__init__(module)
-        self.windows, self.uses = windows, uses
+        self.windows, self.uses = {w.first: w for w in windows}, uses
 
     def ops(self, old: Region) -> list[Op]:
         ops: list[Op] = []
         at = 0
         while at < len(old.ops):
             if at in self.windows:
-                last, again = self.windows[at]
-                after = self.widening_ops(at, last)
-                ops.append(self.checkpoint(at, last, again, after))
+                window = self.windows[at]
+                after = self.widening_ops(at, window.last)
+                ops.append(self.checkpoint(at, window.last, window.again, after))
                 ops += map(self.op, after)
-                at = last + 1
+                at = window.last + 1
             else:
                 ops.append(self.op(old.ops[at]))
                 at += 1

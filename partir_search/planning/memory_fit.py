@@ -8,10 +8,7 @@ remedies with figures.
 from __future__ import annotations
 
 import dataclasses
-import functools
-import itertools
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 from partir_search.ir.core import Module
 from partir_search.ir.mesh import MeshShape
@@ -22,13 +19,13 @@ from partir_search.plan.facts import PlanFacts
 from partir_search.plan.planned import Planned, with_search
 from partir_search.plan.remedy import Remedy
 from partir_search.planning.planner import Planner
+from partir_search.planning.segment_peaks import SegmentPeaks, predict_segments
 from partir_search.propagation.actions import Action
 from partir_search.simulator.cost import Cost
 from partir_search.simulator.target.machine import Machine
 
-PROBES = 5  # plans evaluated to find the fewest segments; peaks are nearly linear in the number
-MAX_SEGMENT_KINDS = 6  # kinds of segments measured separately
-MIN_SECONDS_FRACTION = 1e-6  # of a step, assumed for the recomputation of segments
+PROBES = 5  # plans made to find the fewest segments, at most
+MIN_GAIN = 0.001  # of a step's seconds, predicted for a further plan with fewer segments
 MAX_DEVICE_FACTOR = 64  # largest mesh tried as a remedy, in multiples of the user's mesh
 
 
@@ -36,12 +33,23 @@ class DoesNotFit(MemoryError):
     """A plan needs more memory than allowed; the message lists remedies."""
 
 
+Replay = Callable[[Module, Sequence[Action]], Planned]
+
+
+def replay_renamed(module: Module, actions: Sequence[Action], replay: Replay) -> Planned:
+    """Applies actions to a program with different segments recomputed than the actions' own."""
+    known = module.value_names()
+    return replay(module, [a.renamed(lambda name: namesake(name, known)) for a in actions])
+
+
 def fit_by_remat(
     module: Module,
+    recomputed: Module,
+    segments: Sequence[Range],
     planned: Planned,
     limit: float,
     plan: Callable[[Module, Sequence[Action], Sequence[Goal[Cost]]], Planned],
-    replay: Callable[[Module, Sequence[Action]], Planned],
+    replay: Replay,
     objective: Callable[[Cost], float],
 ) -> tuple[Planned, tuple[Range, ...]]:
     """Fits a plan into memory by recomputing segments of the forward pass.
@@ -51,7 +59,9 @@ def fit_by_remat(
 
     Args:
       module: the program without recomputation.
-      planned: the plan over the limit.
+      recomputed: the program with all segments recomputed.
+      segments: all segments, in program order.
+      planned: a plan over the limit, of the program without recomputation.
       limit: bytes per device.
       plan: function (module, hints, goals) that plans a rewritten module, with extra starting
         actions and goals.
@@ -62,37 +72,39 @@ def fit_by_remat(
       The plan with the fewest recomputed segments within the limit, or the plan with the lowest
         peak if none fits; and its segments.
     """
-    segments = find_segments(module)
-    if not segments:
-        return planned, ()
 
-    def played(actions: Sequence[Action], some: Sequence[Range]) -> Planned:
-        rewritten = rematerialize(module, sorted(some))
-        known = {v.name for v in rewritten.values}
-        return replay(rewritten, [a.renamed(lambda name: namesake(name, known)) for a in actions])
+    def played(rewritten: Module, actions: Sequence[Action]) -> Planned:
+        return replay_renamed(rewritten, actions, replay)
 
     target_bytes = limit * (1.0 - planned.model.machine.traits.memory_fragmentation_fraction)
-    replayed = played(planned.actions, segments)
+    replayed = played(recomputed, planned.actions)
     if (
         len(replayed.actions) == len(planned.actions)
         and replayed.cost.peak_bytes >= planned.cost.peak_bytes
     ):
         return planned, ()  # the peak is elsewhere: recomputation frees nothing
     spare = _worth(planned.cost, replayed.cost, target_bytes, objective)
-    full = plan(rematerialize(module, segments), planned.actions, spare)
+    full = plan(recomputed, planned.actions, spare)
     if planned.cost.peak_bytes <= full.cost.peak_bytes:
         return planned, ()
     if full.cost.peak_bytes > target_bytes:
         return full, tuple(segments)
 
-    replay_with = functools.partial(played, full.actions)
-    ordered, known = _cheapest_first(module, segments, replay_with)
-    known[len(segments)] = full
-    best, n = _fewest(lambda n: replay_with(ordered[:n]), known, target_bytes)
+    def with_some(some: Sequence[Range]) -> Planned:
+        return played(rematerialize(module, some) if some else module, full.actions)
+
+    without = with_some(())
+    if without.cost.peak_bytes <= target_bytes:
+        best, chosen = without, tuple[Range, ...]()
+    elif peaks := predict_segments(module, segments, without, full):
+        kinds = _kinds(module, segments)
+        best, chosen = _fewest(with_some, full, peaks, kinds, target_bytes, objective)
+    else:
+        best, chosen = _fewest_scans(with_some, full, segments, target_bytes)
     if best is not full:  # the search proved nothing about fewer segments
         reports = tuple(dataclasses.replace(r, proven=False) for r in full.reports)
         best = with_search(best, full, reports)
-    return best, tuple(sorted(ordered[:n]))
+    return best, chosen
 
 
 def _worth(
@@ -112,72 +124,69 @@ def _worth(
     return [Spare(limit, spent / freed, spent)] if freed > 0 and spent > 0 else []
 
 
-def _cheapest_first(
-    module: Module, segments: Sequence[Range], plan_with: Callable[[Sequence[Range]], Planned]
-) -> tuple[list[Range], dict[int, Planned]]:
-    """Segments ordered by bytes freed per second of recomputation (attention usually before MLPs).
-
-    All segments with the same ops form one kind, measured together.
-
-    Returns:
-      The ordered segments, and the plans evaluated so far by number of recomputed segments.
-    """
-    baseline = plan_with(())
-    kinds: dict[tuple[str, ...], list[Range]] = {}
-    for begin, stop in segments:
-        ops = module.body.ops[begin:stop]
-        kinds.setdefault(tuple(op.prim for op in ops), []).append((begin, stop))
-    groups = [group for group in kinds.values() if len(group) > 1]
-    if not 1 < len(groups) <= MAX_SEGMENT_KINDS:
-        return list(segments), {0: baseline}
-
-    def worth(tried: Planned) -> float:
-        before, after = baseline.cost, tried.cost
-        spent = max(after.seconds - before.seconds, MIN_SECONDS_FRACTION * before.seconds)
-        return (before.peak_bytes - after.peak_bytes) / spent
-
-    tried = [plan_with(group) for group in groups]
-    ranked = sorted(range(len(groups)), key=lambda i: -worth(tried[i]))
-    first = ranked[0]
-    ordered = list(itertools.chain(*(groups[i] for i in ranked)))
-    ordered += [group[0] for group in kinds.values() if len(group) == 1]
-    return ordered, {0: baseline, len(groups[first]): tried[first]}
+def _kinds(module: Module, segments: Sequence[Range]) -> dict[Range, tuple[str, ...]]:
+    """Kind of each segment: segments with the same ops are of one kind."""
+    ops = module.body.ops
+    return {s: tuple(op.prim for op in ops[slice(*s)]) for s in segments}
 
 
 def _fewest(
-    plan_with: Callable[[int], Planned], known: Mapping[int, Planned], limit: float
-) -> tuple[Planned, int]:
-    """Finds the fewest segments whose recomputation fits, by interpolation of peaks.
+    plan_with: Callable[[Sequence[Range]], Planned],
+    full: Planned,
+    peaks: SegmentPeaks,
+    kinds: Mapping[Range, Hashable],
+    limit: float,
+    objective: Callable[[Cost], float],
+) -> tuple[Planned, tuple[Range, ...]]:
+    """Finds the fewest segments whose recomputation fits, by predicted peaks.
+
+    The error of the prediction for each plan made corrects the limit for the next choice.
 
     Args:
-      plan_with: function from a number of segments to a plan.
-      known: plans by number of segments, including the plan with all segments, which must fit.
+      plan_with: function from segments to a plan.
+      full: the plan with all segments, which fits.
+      peaks: predictions.
+      kinds: kind of each segment.
       limit: bytes per device.
+      objective: the quantity to minimise.
 
     Returns:
-      The plan and its number of segments.
+      The plan and its segments.
     """
-    peaks = {count: planned.cost.peak_bytes for count, planned in known.items()}
-    least = min(count for count in peaks if peaks[count] <= limit)
-    over = max((count for count in peaks if peaks[count] > limit), default=least - 1)
-    best, probes = known[least], list[int]()
+    segments = tuple(kinds)
+    best, chosen, tried = full, segments, {segments}
+    error = full.cost.peak_bytes - peaks.peak(segments)
+    for _ in range(PROBES):
+        some = peaks.fewest(limit - error, kinds)
+        gain = peaks.saved(some) - peaks.saved(chosen)
+        if some in tried or gain < MIN_GAIN * full.cost.seconds:
+            break
+        tried.add(some)
+        planned = plan_with(some)
+        error = planned.cost.peak_bytes - peaks.peak(some)
+        if planned.cost.peak_bytes <= limit and objective(planned.cost) <= objective(best.cost):
+            best, chosen = planned, some
+    return best, chosen
+
+
+def _fewest_scans(
+    plan_with: Callable[[Sequence[Range]], Planned],
+    full: Planned,
+    segments: Sequence[Range],
+    limit: float,
+) -> tuple[Planned, tuple[Range, ...]]:
+    """Finds the fewest scans, first ones first, whose recomputation fits, by bisection."""
+    best, least, over = full, len(segments), 0
     for _ in range(PROBES):
         if least - over <= 1:
             break
-        ends = over, least
-        if len(probes) > 1 and (peaks[probes[-2]] > limit) == (peaks[probes[-1]] > limit):
-            ends = probes[-2], probes[-1]  # peaks are piecewise linear: this piece is nearer
-        few, many = sorted(ends)
-        slope = (peaks[few] - peaks[many]) / (many - few)
-        count = few + math.ceil((peaks[few] - limit) / slope) if slope > 0 else least - 1
-        probes.append(count := min(max(count, over + 1), least - 1))
-        tried = plan_with(count)
-        peaks[count] = tried.cost.peak_bytes
-        if peaks[count] <= limit:
-            best, least = tried, count
+        count = (least + over) // 2
+        planned = plan_with(segments[:count])
+        if planned.cost.peak_bytes <= limit:
+            best, least = planned, count
         else:
             over = count
-    return best, least
+    return best, tuple(segments[:least])
 
 
 def remedies(

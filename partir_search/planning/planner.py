@@ -6,12 +6,11 @@ import collections
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 from partir_search.ir.argument_paths import named
 from partir_search.ir.axis_options import Modes
-from partir_search.ir.core import Module, Op
-from partir_search.ir.data_flow import Tied, tied_values
+from partir_search.ir.core import Module
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.printer import print_partition
 from partir_search.lowering.cache import LocalCache
@@ -20,11 +19,12 @@ from partir_search.lowering.localize import localize
 from partir_search.mcts.game import Move, Record, Score, play, rewind
 from partir_search.mcts.goals import Fastest, Fit, Goal, scorer
 from partir_search.mcts.search import Result
-from partir_search.passes.fold.fold import Folded, fold
+from partir_search.passes.fold.fold import Folded
 from partir_search.plan.planned import Planned, SearchReport
 from partir_search.planning.axis_modes import choose_modes
 from partir_search.planning.checks.schedule import check_schedule
 from partir_search.planning.clock import Clock
+from partir_search.planning.fold_models import FoldModels, fold_models
 from partir_search.planning.game import PlanningGame
 from partir_search.planning.interruption import search_noted
 from partir_search.planning.spreading import begin
@@ -37,7 +37,7 @@ from partir_search.propagation.graph import Graph
 from partir_search.propagation.memo import PropagationMemo
 from partir_search.propagation.state import State
 from partir_search.propagation.sub_axes import split_into_sub_axes
-from partir_search.rules.registry import RuleTable, rule_key
+from partir_search.rules.registry import RuleTable
 from partir_search.simulator.cost import Cost
 from partir_search.simulator.program_analysis import ProgramAnalysis, analyse_program
 from partir_search.simulator.simulator import CostModel
@@ -93,6 +93,8 @@ class Planner:
         self.cache = LocalCache(machine.traits)
         self.memo: PropagationMemo = {}
         self._model: CostModel | None = None
+        # The latest fold by its marks, which tactics on further axes and known strategies share.
+        self._fold: tuple[Hashable, FoldModels] | None = None
         self._last: Kept = collections.deque(maxlen=FINALISTS + 1)
 
     @property
@@ -267,6 +269,19 @@ class Planner:
         known = named_strategies(self.mesh, self.names, game.targets, self.streams)
         return [(n, self._folded(game, moves)[1]) for n, moves in known]
 
+    def known_plan(self, fixed: Sequence[Action] = ()) -> Planned:
+        """Plan of the best known strategy on all axes, after the actions `fixed`.
+
+        The folded program decides which strategy is the best.
+        """
+        state, actions = begin(self.graph, self.mesh, self.memo, fixed, ())
+        folded, game = self.game(self.names, actions)
+        known = named_strategies(self.mesh, self.names, game.targets, self.streams)
+        paths = [tuple(moves) for _, moves in known]
+        best = min(paths, key=lambda path: self._rank(game, path), default=())
+        actions += lift_to_module(folded, game, game.decisions(best), state)
+        return self.finish(state, actions)
+
     def known_actions(self) -> dict[str, list[Action]]:
         """Actions of the known strategies on all axes, on the unfolded program."""
         folded, game = self.game(self.names)
@@ -288,26 +303,25 @@ class Planner:
         """
         left = [v.id for glob in exclude for _, v in named(self.module, glob)]
         marks = marks_of(self.module, before) | dict.fromkeys(left, "left")
-        folded = fold(self.module, rule_key, marks, self._ties)
-        game = self._game(folded, before, axes)
+        key = frozenset(marks.items())
+        if self._fold is None or self._fold[0] != key:
+            self._fold = (
+                key,
+                fold_models(
+                    self.module, marks, self.table, self.graph, self.machine, self.analysis
+                ),
+            )
+        models = self._fold[1]
+        folded, game = models.folded, self._game(models, before, axes)
         game.state.frozen = {game.graph.class_of[folded.class_of[v]] for v in left}
         return folded, game
 
-    def _ties(self, op: Op) -> list[Tied]:
-        return tied_values(op, self.table(op).data_flow)
-
-    def _game(self, folded: Folded, before: Sequence[Action], names: Sequence[str]) -> PlanningGame:
-        graph = Graph(folded.module, self.table, contract=True, alike=folded.alike)
+    def _game(
+        self, models: FoldModels, before: Sequence[Action], names: Sequence[str]
+    ) -> PlanningGame:
+        folded, graph, model = models.folded, models.graph, models.model
         state = State(graph, self.mesh)
         apply_to_fold(before, folded, self.module, state)
-        model = CostModel(
-            folded.module,
-            graph.rules,
-            self.machine,
-            folded=folded,
-            original_rules=self.graph.rules,
-            analysis=self.analysis,
-        )
         targets = StrategyTargets(graph, self.roles.of(folded.class_of))
         goal = scorer(self.goals)
         return PlanningGame(

@@ -15,7 +15,7 @@ from partir_search.passes.stacks import Stack, find_stacks, stack_module
 from partir_search.plan.planned import Planned
 from partir_search.plan.report.tables import search_progress
 from partir_search.plan.spec import PlanSpec
-from partir_search.planning.memory_fit import fit_by_remat
+from partir_search.planning.memory_fit import fit_by_remat, replay_renamed
 from partir_search.planning.notices import warn_changed
 from partir_search.planning.options import Options
 from partir_search.planning.planner import Planner
@@ -80,6 +80,9 @@ class StagePlanner:
         uneven = self._uneven(stage, aligned.rewrites.padding) if self._options.pad else ()
         if self._options.remat is True and not uneven and not stacked:
             return self._fully_rematerialized(aligned, ())
+        found = None if uneven else self._recomputed_at_once(aligned)
+        if found is not None:
+            return found
         stage_plan = self._schedule(aligned)
         if uneven and stage_plan[1].reports:
             stage_plan = self._better_padded(stage, stage_plan, uneven)
@@ -89,7 +92,10 @@ class StagePlanner:
             return self._fully_rematerialized(
                 stage_plan[0], stage_plan[1].actions if stage_plan[1].reports else ()
             )
-        return self._fitted(*stage_plan) if self._options.remat == "auto" else stage_plan
+        stage, planned = stage_plan
+        if self._options.remat == "auto" and planned.reports:
+            return self._fitted(stage, planned, find_segments(stage.module))
+        return stage_plan
 
     def aligned(self, stage: Stage) -> Stage:
         """The program with stencil dims padded to a common size, if the options allow padding."""
@@ -167,23 +173,63 @@ class StagePlanner:
         """Plan with all segments of the forward pass recomputed."""
         return self._schedule(rematerialized(stage, tuple(find_segments(stage.module))), hints)
 
-    def _fitted(self, stage: Stage, planned: Planned) -> StagePlan:
-        """Plan with recomputed segments, if the plan of a search exceeds the memory limit."""
+    def _recomputed_at_once(self, stage: Stage) -> StagePlan | None:
+        """Plan with recomputed segments, without a search on the program as it is.
+
+        None if a tiling of that program could fit, if recomputation frees nothing, or if the
+        options ask for something other than a search on all axes.
+        """
+        o, planner = self._options, self.planner(stage.module)
+        automatic = o.remat == "auto" and o.schedule is None and not o.shardings_like
+        limit = planner.memory_limit
+        if not automatic or planner.model.least_peak(planner.mesh.devices) <= limit:
+            return None
+        segments = find_segments(stage.module)
+        if not segments:
+            return None
+        recomputed = rematerialize(stage.module, segments)
+        known = self.planner(recomputed).known_plan(self.fixed(recomputed))
+        start = replay_renamed(stage.module, known.actions, self._replayed)
+        found = self._fitted(stage, start, segments, recomputed)
+        return found if found[1].reports else None
+
+    def _fitted(
+        self,
+        stage: Stage,
+        planned: Planned,
+        segments: Sequence[Range],
+        recomputed: Module | None = None,
+    ) -> StagePlan:
+        """Plan with some of the segments recomputed, if `planned` exceeds the memory limit.
+
+        Args:
+          stage: the program.
+          planned: plan of the program without recomputation.
+          segments: all segments.
+          recomputed: the program with all segments recomputed, if already rewritten.
+        """
         planner = self.planner(stage.module)
         limit, score = planner.memory_limit, scorer(planner.goals)
-        if not planned.reports or planned.cost.peak_bytes <= limit:
+        if not segments or planned.cost.peak_bytes <= limit:
             return stage, planned
 
         def search(module: Module, hints: Sequence[Action], goals: Sequence[Goal[Cost]]) -> Planned:
-            return self._run(self.planner_of(module), hints, goals)
-
-        def replay(module: Module, actions: Sequence[Action]) -> Planned:
-            return self.planner_of(module).replay_compatible(actions)[0]
+            return self._run(self.planner(module), hints, goals)
 
         planned, remat = fit_by_remat(
-            stage.module, planned, limit, search, replay, lambda cost: score(cost).objective
+            stage.module,
+            recomputed or rematerialize(stage.module, segments),
+            segments,
+            planned,
+            limit,
+            search,
+            self._replayed,
+            lambda cost: score(cost).objective,
         )
         return rematerialized(stage, remat, planned.graph.module), planned
+
+    def _replayed(self, module: Module, actions: Sequence[Action]) -> Planned:
+        return self.planner(module).replay_compatible(actions)[0]
 
     def _schedule(self, stage: Stage, hints: Sequence[Action] = ()) -> StagePlan:
         return stage, self._run(self.planner(stage.module), hints)

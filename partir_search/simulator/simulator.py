@@ -165,6 +165,15 @@ class CostModel:
             bytes_by_kind={},
         )
 
+    def least_peak(self, devices: int) -> float:
+        """Lower bound, in bytes, of the peaks of all partitions of the module over some devices.
+
+        Every value is tiled on all devices.
+        """
+        nbytes = self.memory.nbytes / devices
+        live = self.memory.live_bytes(nbytes)
+        return float(self.memory.argument_counts @ nbytes) + float(np.max(live, initial=0.0))
+
     def evaluate(self, program: LocalProgram, load: DeviceLoad | None = None) -> Cost:
         """Cost of a device-local program of this model's module.
 
