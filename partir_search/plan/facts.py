@@ -10,6 +10,7 @@ from partir_search.ir.argument_paths import nearest
 from partir_search.ir.core import Module, Op, Value
 from partir_search.ir.partition import Partition
 from partir_search.ir.printer import print_partition
+from partir_search.ir.printing.paths import op_paths
 from partir_search.lowering.local_ir import LocalProgram
 from partir_search.lowering.local_printer import print_local
 from partir_search.lowering.reshard_steps import COLLECTIVES
@@ -86,8 +87,8 @@ class PlanFacts(Layouts, Rewritten):
         """Text of the program as tile and sum loops.
 
         Args:
-          scope: prints only the ops traced under this `jax.named_scope`; "forward of layer_0" and
-            "backward of layer_0" restrict the output to one pass.
+          scope: prints only the ops of this `jax.named_scope` or block (`layers/0`); "forward of
+            layer_0" and "backward of layer_0" restrict the output to one pass.
           full: prints every op with all attributes. By default a run of elementwise ops is one
             line, and layers equal up to names are printed once.
 
@@ -102,11 +103,15 @@ class PlanFacts(Layouts, Rewritten):
             if scope.startswith(word):
                 name, backward = scope.removeprefix(word), meant
 
+        paths = ["/".join(path) for path in op_paths(self.module)]
+        whole = any(f"/{name}/" in f"/{path}/" for path in paths)
+
         def within(op: Op) -> bool:
-            return name in op.scope and backward in (None, op.backward)
+            inside = f"/{name}/" in f"/{paths[op.id]}/" if whole else name in op.scope
+            return inside and backward in (None, op.backward)
 
         if not any(map(within, self.module.ops)):
-            scopes = {op.scope for op in self.module.ops}
+            scopes = {path for op in self.module.ops for path in (op.scope, paths[op.id])}
             near = nearest(name, scopes - {""}, limit=4) or "none"
             raise ValueError(f"ir: no op was traced under {scope!r}; scopes near it are: {near}")
         return print_partition(self.partition, within, full=full)

@@ -17,10 +17,11 @@ from partir_search.ir.printing.attributes import telling_attributes
 from partir_search.ir.printing.full import Keep
 from partir_search.ir.printing.heads import LIST, arguments, returned, shown_results
 from partir_search.ir.printing.loops import RING, head_text, passing
-from partir_search.ir.printing.names import BlockNames, Names, Path
+from partir_search.ir.printing.names import BlockNames, Names
 from partir_search.ir.printing.nodes import Block, Looped, Made, Node, Run, Statement, Tree
 from partir_search.ir.printing.slices import Aliases, Parts, slice_lines
 from partir_search.ir.printing.text import assigned, fitted, literal_text, type_text
+from partir_search.ir.printing.weights import Path
 from partir_search.ir.rule import NONE
 
 OF_RUNS = 4  # slices shown for the runs of one loop

@@ -13,16 +13,15 @@ import re
 
 from partir_search.ir.analysis.def_use import def_use
 from partir_search.ir.core import Module, Op, Region, Value
-from partir_search.ir.source_names import scope_path
-
-Path = tuple[str, ...]
+from partir_search.ir.printing.paths import op_paths
+from partir_search.ir.printing.weights import Path
 
 
 class Names:
     """Full names of the values of a module, by id."""
 
     def __init__(self, module: Module) -> None:
-        self.paths = [scope_path(op.scope) for op in module.ops]
+        self.paths = op_paths(module)
         self.homes: list[Path] = [()] * len(module.values)
         self.arguments = {v.id for v in module.body.args}
         self._leaves = _Leaves(module, self.paths)
@@ -108,6 +107,8 @@ class BlockNames:
                 found = self._unique(self._argument(full), full)
             else:
                 k = min(_common(full, self.block), len(full) - 1)
+                while k and full[k].removeprefix("d_").isdecimal():
+                    k -= 1  # a number stays with the name of its list
                 found = self._unique(full[k:], full)
             self._shown[value.id] = found
         return found
@@ -177,7 +178,7 @@ def free_name(text: str, taken: set[str]) -> str:
 def _plural(name: str) -> str:
     """`layer.xs_1` of `layer.x_1`, and `ws_1` of an item `w.1` of a list."""
     *outer, short = name.split(".")
-    if short.isdecimal() and outer:
+    if short.removeprefix("d_").isdecimal() and outer:
         short = f"{outer.pop()}_{short}"
     stem, number = _NUMBERED.fullmatch(short).groups()  # type: ignore[union-attr]
     return ".".join([*outer, f"{stem}{'_s' if stem.endswith('s') else 's'}{number}"])

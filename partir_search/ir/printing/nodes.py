@@ -13,9 +13,10 @@ from partir_search.ir.core import Op, Region, Value
 from partir_search.ir.kind import Kind
 from partir_search.ir.partition import Partition
 from partir_search.ir.printing.loops import Loop, Nest, Piece, joins, nest_of, pieces
-from partir_search.ir.printing.names import Names, Path
+from partir_search.ir.printing.names import Names
 from partir_search.ir.printing.repeats import Likeness
 from partir_search.ir.printing.scopes import Item, Scope, gathered, scopes_of
+from partir_search.ir.printing.weights import Path
 
 LIGHT = frozenset({Kind.ELEMENTWISE, Kind.MOVEMENT, Kind.IDENTITY, Kind.REDUCTION, Kind.RANDOM})
 RUN = 3  # minimum number of neighbouring light ops printed as one line

@@ -10,7 +10,7 @@ from typing import Union
 
 from partir_search.ir.core import Op
 from partir_search.ir.printing.loops import Nest
-from partir_search.ir.printing.names import Path
+from partir_search.ir.printing.weights import Path
 from partir_search.ir.rule import NONE
 
 STRUCTURE = 2  # minimum number of heavy ops in a block
@@ -48,24 +48,31 @@ def scopes_of(
         ops.
     """
 
-    def key(op: Op) -> tuple[str, bool]:
-        path = paths[op.id]
-        return (path[depth] if len(path) > depth else "", op.backward)
+    def key(op: Op) -> tuple[Path, bool]:
+        return _name(paths[op.id], depth), op.backward
 
     items: list[Item] = []
     for (name, backward), group in itertools.groupby(ops, key):
         inside = tuple(group)
         least = STRUCTURE_BACKWARD if backward else STRUCTURE
         if name and sum(map(weighs, inside)) >= least:
-            inner = scopes_of(inside, paths, weighs, depth + 1)
+            below = depth + len(name)
+            inner = scopes_of(inside, paths, weighs, below)
             if len(inner) == 1 and isinstance(inner[0], Scope):
                 items.append(inner[0])
             else:
-                path = paths[inside[0].id][: depth + 1]
-                items.append(Scope(path, backward, inside, inner))
+                items.append(Scope(paths[inside[0].id][:below], backward, inside, inner))
         else:
             items += inside
     return tuple(items)
+
+
+def _name(path: Path, depth: int) -> Path:
+    """The name at `depth` of a path, with the number if it names a list: `layers`, `0`."""
+    end = depth + 1
+    while end < len(path) and path[end].isdecimal():
+        end += 1
+    return path[depth:end]
 
 
 def gathered(
