@@ -7,8 +7,11 @@ import random
 from collections.abc import Iterator
 
 import jax
+import numpy as np
 
 from models.catalog import MODELS
+from partir_search.exact.elimination import least_completion
+from partir_search.exact.pairwise import PairwiseModel
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import Partition
 from partir_search.lowering.localize import localize
@@ -59,25 +62,35 @@ class Ratios:
 
     Attributes:
       at: linearised at the state itself.
-      below: the lower bound with the larger sides of the first state, and of the state itself.
+      below: lower bounds: with the larger sides of the first state, of the state itself, and of the
+        first state with variables for copies and the labels of the states alone.
     """
 
     at: float
-    below: tuple[float, float]
+    below: tuple[float, float, float]
     order: tuple[int, ...]
 
 
 def ratios(game: PlanningGame, tables: CostTables, partitions: Iterator[Partition]) -> list[Ratios]:
     """Ratios of all states."""
     found: list[Ratios] = []
-    reference = None
-    for partition in partitions:
+    each = list(partitions)
+    labels = np.array([tables.labels_of(partition) for partition in each])
+    kept = [np.unique(column) for column in labels.T]
+    tightest: dict[tuple[int, ...], PairwiseModel] = {}  # by order
+    for partition, at in zip(each, labels, strict=True):
         program = localize(partition, game.cache, sparse=True)
         seconds = game.model.simulate(program).cost.seconds
-        labels = tables.labels_of(partition)
-        reference = labels if reference is None else reference
-        ordered = tables.ordered(partition.order)
-        below = [ordered.below(each).energy(labels) / seconds for each in (reference, labels)]
-        at = tables.at(partition).energy(labels) / seconds
-        found.append(Ratios(at, (below[0], below[1]), partition.order))
+        order = partition.order
+        ordered = tables.ordered(order)
+        if order not in tightest:
+            first = np.array([k.searchsorted(x) for k, x in zip(kept, labels[0], strict=True)])
+            tightest[order] = ordered.restricted(kept).below(first, joint_from=0.0)
+        places = np.array([k.searchsorted(x) for k, x in zip(kept, at, strict=True)])
+        below = (
+            ordered.below(labels[0]).energy(at) / seconds,
+            ordered.below(at).energy(at) / seconds,
+            least_completion(tightest[order], places) / seconds,
+        )
+        found.append(Ratios(tables.at(partition).energy(at) / seconds, below, order))
     return found

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from partir_search.exact.pairwise import (
     Floats,
+    Ints,
     Labelling,
     PairwiseModel,
     adjacency,
@@ -113,6 +114,12 @@ def eliminate(model: PairwiseModel, order: Order | None = None) -> Labelling:
     for u, scope_of_u, best_label in reversed(choices):
         labels[u] = best_label[tuple(labels[v] for v in scope_of_u)]
     return Labelling(energy, labels)
+
+
+def least_completion(model: PairwiseModel, labels: Ints) -> float:
+    """Least energy of all labellings that begin with `labels`."""
+    free = model.all_labels()[len(labels) :]
+    return eliminate(model.restricted([*np.reshape(labels, (-1, 1)), *free])).energy
 
 
 def minimum_within(model: PairwiseModel, start: Labelling, max_entries: int) -> Labelling:

@@ -124,8 +124,16 @@ class ModelBuilder:
         self.pairs: dict[Pair, Floats] = {}
         self.constant = 0.0
 
+    def new_variable(self, size: int) -> int:
+        """Number of one more variable, with `size` labels at no cost."""
+        self.unary.append(np.zeros(size))
+        return len(self.unary) - 1
+
     def add(self, variables: Sequence[int], table: Floats) -> None:
         """Adds a table over distinct variables, at most two, with one axis per variable."""
+        if len(variables) == 2 and 1 in table.shape:  # of the other variable alone
+            u, v = variables
+            variables, table = ((v,), table[0]) if table.shape[0] == 1 else ((u,), table[:, 0])
         if not len(variables):
             self.constant += float(table)
         elif len(variables) == 1:

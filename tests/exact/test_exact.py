@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 
 from partir_search.exact.alternation import alternate, improve
 from partir_search.exact.dead_ends import without_dead_ends
-from partir_search.exact.elimination import eliminate, elimination_order, minimum_within
+from partir_search.exact.elimination import (
+    eliminate,
+    elimination_order,
+    least_completion,
+    minimum_within,
+)
 from partir_search.exact.pairwise import Labelling, ModelBuilder, PairwiseModel
 from partir_search.exact.proof import prove
 from partir_search.exact.tree_bound import TreeBound
@@ -88,6 +93,33 @@ def test_bounds_with_a_label_are_below_its_minimum(seed: int) -> None:
             kept = model.all_labels()
             kept[u] = np.array([x])
             assert bound <= eliminate(model.restricted(kept)).energy + NEAR
+
+
+@given(SEEDS)
+@settings(max_examples=100, deadline=None)
+def test_bounds_hold_from_any_messages(seed: int) -> None:
+    """Messages of another model, or random ones, are as good a start as zeros."""
+    model, rng = random_model(seed), np.random.default_rng(seed)
+    messages = {
+        (u, v): rng.normal(size=model.sizes[v])
+        for pair in model.pairs
+        for u, v in (pair, pair[::-1])
+    }
+    least = enumerated(model).energy
+    tree = TreeBound(model, messages=messages)
+    assert tree.run(5) <= least + NEAR
+    again = TreeBound(model, tree.order, tree.messages(model.all_labels()))
+    assert tree.value - NEAR <= again.run(5) <= least + NEAR
+
+
+@given(SEEDS)
+@settings(max_examples=50, deadline=None)
+def test_least_completion(seed: int) -> None:
+    model = random_model(seed)
+    first = random_labels(model, seed)[:3]
+    kept = [*first[:, None], *model.all_labels()[3:]]
+    expected = enumerated(model.restricted(kept)).energy
+    assert least_completion(model, first) == pytest.approx(expected, abs=NEAR)
 
 
 def test_the_bound_of_a_tree_is_exact() -> None:

@@ -8,6 +8,8 @@ too large elsewhere.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from partir_search.exact.pairwise import ModelBuilder
@@ -31,7 +33,7 @@ WHOLE: dict[
 
 
 def read_kernel(
-    kernel: KernelTables, builder: ModelBuilder, labels: Ints, sizes: list[int], *, exact: bool
+    kernel: KernelTables, builder: ModelBuilder, labels: Ints, sizes: Sequence[int], *, exact: bool
 ) -> None:
     """Adds a kernel to a model.
 
@@ -98,7 +100,7 @@ def _read_split(
     split: Split,
     builder: ModelBuilder,
     labels: Ints,
-    sizes: list[int],
+    sizes: Sequence[int],
     base: Coefficients,
     exact: bool,
 ) -> None:

@@ -8,7 +8,8 @@ of tables; the maximum is linear once the larger side is known.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -44,6 +45,17 @@ class Split:
     leads: bool
     start: float
 
+    def restricted(self, kept: Sequence[Ints]) -> Split:
+        """The split over subsets of the labels, by variable."""
+        own = kept[self.variable]
+        return dataclasses.replace(
+            self,
+            splits=self.splits[own],
+            partial_moves=self.partial_moves[own],
+            partial_vectors=self.partial_vectors[own],
+            reduced=self.reduced.restricted(kept),
+        )
+
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class KernelTables:
@@ -76,6 +88,17 @@ class KernelTables:
             found |= {self.split.variable, *self.split.reduced.variables}
         return found
 
+    def restricted(self, kept: Sequence[Ints]) -> KernelTables:
+        """The kernel over subsets of the labels, by variable."""
+        return dataclasses.replace(
+            self,
+            dots=self.dots.restricted(kept),
+            vectors=self.vectors.restricted(kept),
+            own=self.own.restricted(kept),
+            fused=self.fused.restricted(kept),
+            split=self.split.restricted(kept) if self.split else None,
+        )
+
     def at(self, labels: Ints) -> float:
         """Seconds at a labelling, splits apart."""
         dots, vectors = self.dots.at(labels), self.vectors.at(labels)
@@ -83,12 +106,25 @@ class KernelTables:
         found = max(dots, vectors) + moves if self.batched else max(dots, vectors + moves)
         return found + self.start
 
-    def most(self) -> float:
-        """Upper bound of the seconds, splits apart."""
-        dots, vectors = self.dots.most(), self.vectors.most()
-        moves = self.own.most() + self.fused.most()
-        found = max(dots, vectors) + moves if self.batched else max(dots, vectors + moves)
-        return found + self.start
+    def most(self) -> tuple[float, dict[int, Floats]]:
+        """Upper bounds of the seconds, splits apart: of all labels, and of each label of each
+        variable.
+        """
+        components = (self.dots, self.vectors, self.own, self.fused)
+        most = [c.most() for c in components]
+        along = [c.most_along() for c in components]
+
+        def seconds(dots: Any, vectors: Any, own: Any, fused: Any) -> Any:
+            moves = own + fused
+            if self.batched:
+                return np.maximum(dots, vectors) + moves + self.start
+            return np.maximum(dots, vectors + moves) + self.start
+
+        by_variable = {
+            x: seconds(*(a.get(x, m) for a, m in zip(along, most, strict=True)))
+            for x in set().union(*along)
+        }
+        return float(seconds(*most)), by_variable
 
 
 def move_seconds(stored: Floats, machine: Machine) -> Floats:

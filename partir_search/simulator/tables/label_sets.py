@@ -46,6 +46,17 @@ class LabelSet:
         index = {key: i for i, key in enumerate(keys)}
         return cls(codes.reshape(-1, axes), deferred.reshape(-1, axes), index)
 
+    def symmetric(self, one: int, other: int) -> bool:
+        """True if every label has a label with the entries of two axes exchanged."""
+        order = list(range(self.codes.shape[1]))
+        order[one], order[other] = other, one
+        exchanged = zip(
+            map(tuple, self.codes[:, order].tolist()),
+            map(tuple, self.deferred[:, order].tolist()),
+            strict=True,
+        )
+        return all(key in self.index for key in exchanged)
+
     def __len__(self) -> int:
         return len(self.codes)
 

@@ -14,7 +14,10 @@ import numpy as np
 
 from partir_search.exact.pairwise import ModelBuilder
 from partir_search.simulator.arrays import Floats, Ints
-from partir_search.simulator.tables.uses import Use
+from partir_search.simulator.tables.copy_groups import CopyGroup, CopyUse
+from partir_search.simulator.tables.hiding import HidingCompute
+from partir_search.simulator.tables.uses import Use, by_group
+from partir_search.simulator.tables.variables import Variables
 from partir_search.simulator.tables.walk import Walk
 from partir_search.simulator.target.traits import XlaTraits
 
@@ -58,30 +61,47 @@ def read_at(
 def read_below(
     builder: ModelBuilder,
     uses: Sequence[Use],
-    sharing: Sequence[int],
-    earliest: Sequence[float],
+    hiding: HidingCompute,
     excess: Sequence[bool],
+    variables: Variables,
     traits: XlaTraits,
-) -> None:
-    """Adds moves as they cost at least.
+) -> list[CopyGroup]:
+    """Adds moves as they cost at least, apart from those that may share copies.
 
     Args:
-      sharing: by use, the number of uses that may share its copy.
-      earliest: by use, most seconds of compute in which its gathers may run.
       excess: by region, whether collectives count as exposed in full and the deferred dots as
         hidden; else collectives that dots can hide count as hidden.
+
+    Returns:
+      Groups of uses that may share copies.
     """
-    for use, share, early in zip(uses, sharing, earliest, strict=True):
-        table = use.table
+
+    def seconds(use: Use, early: Floats | float) -> Floats:
         if use.optional:
-            continue
+            return np.zeros(use.table.moved.shape)
         waiting, exposed = split_gathers(use, early, traits)
         if traits.defers_weight_gradients and not excess[use.region]:
-            waiting = np.zeros(waiting.shape)
-        builder.add(table.scope, (waiting + exposed + table.copied) / share)
+            return exposed + use.table.copied
+        return waiting + exposed + use.table.copied
+
+    found: list[CopyGroup] = []
+    groups = by_group(uses)
+    for use in uses:
+        members = groups.get(use.group, [use])
+        early = hiding.before(use)
+        if len(members) == 1:
+            builder.add(use.table.scope, seconds(use, early))
+        elif use.table.windows:  # blocks fetched for one window serve others
+            longest = max(float(np.max(hiding.before(other))) for other in members)
+            builder.add(use.table.scope, seconds(use, longest) / len(members))
+        elif use is members[0]:
+            x = variables.of_value(use.table.value)
+            each = [(u.table, seconds(u, hiding.before(u))) for u in members]
+            found.append(CopyGroup.of(x, [CopyUse.of(t.scope, x, c, t.copies) for t, c in each]))
+    return found
 
 
-def split_gathers(use: Use, early: float, traits: XlaTraits) -> tuple[Floats, Floats]:
+def split_gathers(use: Use, early: float | Floats, traits: XlaTraits) -> tuple[Floats, Floats]:
     """Seconds per step of collectives that wait for their turn, and of gathers that start early
     beyond the seconds that hide each.
     """

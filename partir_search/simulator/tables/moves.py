@@ -17,7 +17,7 @@ from partir_search.simulator.arrays import Bools, Floats, Ints
 from partir_search.simulator.tables.label_sets import FIRST_PASS, LabelSet
 from partir_search.simulator.tables.prices import Fetches, Pricer
 from partir_search.simulator.tables.shares import effective_tiles, loops_of
-from partir_search.simulator.tables.sums import Scope
+from partir_search.simulator.tables.sums import Scope, sliced
 from partir_search.simulator.tables.variables import Variables
 from partir_search.simulator.tables.ways import (
     Pairings,
@@ -62,6 +62,21 @@ class MoveTable:
     windows: bool
     items: Ints
     fetches: Sequence[Fetches]
+
+    def restricted(self, kept: Sequence[Ints]) -> MoveTable:
+        """The table over subsets of the labels, by variable."""
+        scope = self.scope
+        if all(len(kept[x]) == n for x, n in zip(scope, self.moved.shape, strict=True)):
+            return self
+        return dataclasses.replace(
+            self,
+            moved=sliced(self.moved, scope, kept),
+            gathers=sliced(self.gathers, scope, kept),
+            at_once=sliced(self.at_once, scope, kept),
+            copied=sliced(self.copied, scope, kept),
+            copies=sliced(self.copies, scope, kept),
+            items=sliced(self.items, scope, kept),
+        )
 
 
 class MoveTables:

@@ -14,13 +14,15 @@ from partir_search.ir.rule import NONE
 from partir_search.simulator.arrays import Bools, Floats, Ints
 from partir_search.simulator.simulator import CostModel
 from partir_search.simulator.tables.consistency import inconsistent_pairs
+from partir_search.simulator.tables.hiding import HidingCompute
 from partir_search.simulator.tables.kernel_readings import read_kernel
 from partir_search.simulator.tables.kernels import KernelTables, kernel_tables
 from partir_search.simulator.tables.move_readings import read_at, read_below
 from partir_search.simulator.tables.moves import MoveTables
 from partir_search.simulator.tables.prices import Pricer
 from partir_search.simulator.tables.shares import Shares
-from partir_search.simulator.tables.uses import Use, by_group, find_uses
+from partir_search.simulator.tables.sums import sliced
+from partir_search.simulator.tables.uses import Use, find_uses
 from partir_search.simulator.tables.variables import Variables
 from partir_search.simulator.tables.walk import trips_of, walk
 
@@ -34,6 +36,8 @@ class OrderedTables:
     Attributes:
       order: axes from major to minor, as they tile one dim.
       kernels / uses: tables of kernels and of moves.
+      inconsistent: pairs of variables, and [labels, labels] True where two labels contradict.
+      sizes: [variables] numbers of labels.
     """
 
     variables: Variables
@@ -41,6 +45,8 @@ class OrderedTables:
     order: tuple[int, ...]
     kernels: Sequence[KernelTables]
     uses: Sequence[Use]
+    inconsistent: Sequence[tuple[tuple[int, int], Bools]]
+    sizes: Sequence[int]
 
     @classmethod
     def of(cls, variables: Variables, model: CostModel, order: Sequence[int]) -> OrderedTables:
@@ -48,12 +54,22 @@ class OrderedTables:
         pricer = Pricer(model, variables.mesh)
         kernels = kernel_tables(model, Shares(variables))
         moves = MoveTables(variables, pricer, order)
-        return cls(variables, model, tuple(order), kernels, find_uses(moves))
+        uses, wrong = find_uses(moves), list(inconsistent_pairs(variables))
+        return cls(variables, model, tuple(order), kernels, uses, wrong, variables.sizes)
 
-    @functools.cached_property
-    def sizes(self) -> list[int]:
-        """[variables] numbers of labels."""
-        return self.variables.sizes
+    def restricted(self, kept: Sequence[Ints]) -> OrderedTables:
+        """Tables of a subset of the labels.
+
+        Args:
+          kept: [variables] label indices. Labels of the result are positions in these arrays.
+        """
+        return dataclasses.replace(
+            self,
+            kernels=[kernel.restricted(kept) for kernel in self.kernels],
+            uses=[dataclasses.replace(use, table=use.table.restricted(kept)) for use in self.uses],
+            inconsistent=[(pair, sliced(w, pair, kept)) for pair, w in self.inconsistent],
+            sizes=list(map(len, kept)),
+        )
 
     @functools.cached_property
     def own_collectives(self) -> float:
@@ -74,7 +90,7 @@ class OrderedTables:
 
     def at(self, labels: Ints) -> PairwiseModel:
         """Costs linearised at a labelling, exact there."""
-        seconds = self._seconds(labels)
+        seconds = self.seconds(labels)
         found = walk(self.model, self.uses, labels, seconds)
         hidden = {
             k for k, region in enumerate(self._deferred) if region >= 0 and found.spent_idle[region]
@@ -84,14 +100,16 @@ class OrderedTables:
             whole = self._read_kernels(labels, exact=True).model().energy(labels)
             builder.constant += whole - builder.model().energy(labels)
         read_at(builder, self.uses, found, labels, self.model.machine.traits)
-        return self._consistent(builder, labels)
+        return self._consistent(builder, PROHIBITIVE * builder.model().energy(labels))
 
-    def below(self, labels: Ints) -> PairwiseModel:
+    def below(self, labels: Ints, *, joint_from: float = np.inf) -> PairwiseModel:
         """Lower bounds of costs at all labellings, tight at one where they can be.
 
         Args:
           labels: labelling that tells the larger sides of kernels, and the regions with more
             seconds of collectives than of deferred dots.
+          joint_from: seconds at stake from which copies of a value get a variable of their own,
+            after those of the tables; the least energy over their labels is the bound.
         """
         excess = self._excess(labels)
         hidden = {
@@ -100,20 +118,23 @@ class OrderedTables:
             if self._deferred[k] >= 0 and excess[self._deferred[k]]
         }
         builder = self._read_kernels(labels, exact=False, left_out=hidden)
-        traits = self.model.machine.traits
-        read_below(builder, self.uses, self._sharing, self._earliest, excess, traits)
-        return self._consistent(builder, labels)
-
-    def _consistent(self, builder: ModelBuilder, labels: Ints) -> PairwiseModel:
-        """The model, with pairs of labels that contradict at a prohibitive cost."""
+        hiding = HidingCompute(self.kernels, self.regions, self.sizes)
+        groups = read_below(
+            builder, self.uses, hiding, excess, self.variables, self.model.machine.traits
+        )
         prohibitive = PROHIBITIVE * builder.model().energy(labels)
-        for pair, wrong in self._inconsistent:
+        for group in groups:
+            if group.at_stake > joint_from:
+                group.add_joint(builder, prohibitive)
+            else:
+                group.add_shares(builder)
+        return self._consistent(builder, prohibitive)
+
+    def _consistent(self, builder: ModelBuilder, prohibitive: float) -> PairwiseModel:
+        """The model, with pairs of labels that contradict at a prohibitive cost."""
+        for pair, wrong in self.inconsistent:
             builder.add(pair, np.where(wrong, prohibitive, 0.0))
         return builder.model()
-
-    @functools.cached_property
-    def _inconsistent(self) -> list[tuple[tuple[int, int], Bools]]:
-        return list(inconsistent_pairs(self.variables))
 
     def _read_kernels(
         self, labels: Ints, *, exact: bool, left_out: Set[int] = frozenset()
@@ -125,7 +146,7 @@ class OrderedTables:
                 read_kernel(kernel, builder, labels, self.sizes, exact=exact)
         return builder
 
-    def _seconds(self, labels: Ints) -> Floats:
+    def seconds(self, labels: Ints) -> Floats:
         """[ops] seconds of one run of each op at a labelling."""
         found = np.zeros(len(self.model.module.ops))
         for kernel in self.kernels:
@@ -133,7 +154,8 @@ class OrderedTables:
         return found
 
     @functools.cached_property
-    def _regions(self) -> list[Region]:
+    def regions(self) -> list[Region]:
+        """All regions of the module, in the order of the uses' numbers."""
         return [*walk_regions(self.model.module.body)]
 
     @functools.cached_property
@@ -141,11 +163,11 @@ class OrderedTables:
         """[kernels] region of a kernel that is deferred as a whole, else NONE."""
         runs, region_of = self.model.time.deferred_runs, dict[int, int]()
         trips = trips_of(self.model)
-        for number, region in enumerate(self._regions):
+        for number, region in enumerate(self.regions):
             region_of.update((op.id, number) for op in region.ops)
         return [
             region_of[k.op]
-            if runs[k.op] and runs[k.op] * trips[self._regions[region_of[k.op]]] == k.runs
+            if runs[k.op] and runs[k.op] * trips[self.regions[region_of[k.op]]] == k.runs
             else NONE
             for k in self.kernels
         ]
@@ -153,9 +175,9 @@ class OrderedTables:
     def _excess(self, labels: Ints) -> list[bool]:
         """[regions] collectives take longer than the deferred dots at a labelling."""
         if not self.model.machine.traits.defers_weight_gradients:
-            return [True] * len(self._regions)
-        balance = [0.0] * len(self._regions)
-        found = walk(self.model, self.uses, labels, self._seconds(labels))
+            return [True] * len(self.regions)
+        balance = [0.0] * len(self.regions)
+        found = walk(self.model, self.uses, labels, self.seconds(labels))
         for use, at in zip(self.uses, found.uses, strict=True):
             balance[use.region] += at.total
         for k, region in zip(self.kernels, self._deferred, strict=True):
@@ -167,38 +189,6 @@ class OrderedTables:
             k.op for k, region in zip(self.kernels, self._deferred, strict=True) if region >= 0
         }
         parted = [
-            any(runs[op.id] and op.id not in whole for op in region.ops) for region in self._regions
+            any(runs[op.id] and op.id not in whole for op in region.ops) for region in self.regions
         ]
         return [b > 0.0 and not p for b, p in zip(balance, parted, strict=True)]
-
-    @functools.cached_property
-    def _sharing(self) -> list[int]:
-        """[uses] number of uses that may share a copy."""
-        groups = by_group(self.uses)
-        return [len(groups[u.group]) if u.group >= 0 else 1 for u in self.uses]
-
-    @functools.cached_property
-    def _earliest(self) -> list[float]:
-        """[uses] most seconds of compute, over all labels, in which a gather may run."""
-        most = np.zeros(len(self.model.module.ops))
-        for kernel in self.kernels:
-            most[kernel.op] = kernel.most() / max(kernel.runs, 1e-30)
-        spent = []
-        for region in self._regions:
-            ids = np.array([op.id for op in region.ops], dtype=np.int64)
-            spent.append(np.concatenate(([0.0], np.cumsum(most[ids]))))
-        by_use: list[float] = []
-        of_group: dict[int, float] = {}
-        for use in self.uses:
-            upto = spent[use.region]
-            early = 0.0
-            if use.given:
-                early = float(upto[use.position])
-            elif use.made != NONE:
-                early = max(0.0, float(upto[use.position] - upto[use.made + 1]))
-            by_use.append(early)
-            of_group[use.group] = max(early, of_group.get(use.group, 0.0))
-        return [
-            of_group[use.group] if use.group >= 0 else early
-            for use, early in zip(self.uses, by_use, strict=True)
-        ]

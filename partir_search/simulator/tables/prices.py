@@ -25,9 +25,13 @@ from partir_search.simulator.arrays import Bools, Floats, Ints
 from partir_search.simulator.simulator import CostModel
 from partir_search.simulator.tables.ways import Way
 from partir_search.simulator.tables.window_moves import window_moves
+from partir_search.simulator.time.collective_cost import CollectiveCost
 
 Fetches = tuple[tuple[Hashable, float], ...]
 """Blocks of one value from other devices, kept for all uses: source and step, and seconds."""
+
+
+_WindowCosts = list[tuple[Reshard, CollectiveCost]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -131,17 +135,17 @@ class Pricer:
     def _steps_of(self, ways: Sequence[Way], settles: bool) -> _Steps:
         found = self._lists.get((id(ways), settles))
         if found is None:
-            each = [self._numbered(way) for way in ways]
-            kinds = [self._steps[n][0] for n in range(len(self._steps))]
-            gathers = [isinstance(step, AllGather) and not settles for step in kinds]
-            reduces = [isinstance(step, Reduction) for step in kinds]
-            first = [bool(numbers) and gathers[numbers[0]] for numbers in each]
+            numbers = _table([self._numbered(way) for way in ways])
+            kinds = [step for step, *_ in self._steps]
+            gathers = np.array([isinstance(s, AllGather) and not settles for s in kinds])[numbers]
+            reduces = np.array([isinstance(s, Reduction) for s in kinds])[numbers]
+            first = gathers[:, 0] if numbers.shape[1] else np.zeros(len(ways), dtype=np.bool_)
             steps = _Steps(
-                _table([[n for n in numbers if reduces[n]] for numbers in each]),
-                _table([[n for n in m if not (reduces[n] or gathers[n])] for m in each]),
-                _table([[n for n in numbers if gathers[n]] for numbers in each]),
-                _table(each),
-                np.array(first, dtype=np.bool_),
+                np.where(reduces, numbers, 0),
+                np.where(reduces | gathers, 0, numbers),
+                _moved_left(np.where(gathers, numbers, 0)),
+                numbers,
+                first,
             )
             found = self._lists[id(ways), settles] = ways, steps
         return found[1]
@@ -194,31 +198,31 @@ class Pricer:
 
     def _windows(self, value: Value, op: Op, ways: Sequence[Way]) -> Prices:
         """Prices of windows."""
-        each = [window_moves(value, op, way, self.mesh, self.model.rules[op.id]) for way in ways]
-        costs = [[(m.step, self._costs.cost(m)) for m in moves] for moves in each]
-        gathers = [[c.seconds for s, c in found if isinstance(s, AllGather)] for found in costs]
+        rule = self.model.rules[op.id]
+        known: dict[Hashable, _WindowCosts] = {}  # moves do not depend on where a way begins
+        each: list[_WindowCosts] = []
+        for way in ways:
+            found = known.get(way[2:])
+            if found is None:
+                moves = window_moves(value, op, way, self.mesh, rule)
+                found = known[way[2:]] = [(m, self._costs.cost(m)) for m in moves]
+            each.append(found)
+        gathers = [[c.seconds for m, c in f if isinstance(m.step, AllGather)] for f in each]
         most = max(map(len, gathers), default=0)
         padded = np.array([[*found, *[0.0] * (most - len(found))] for found in gathers])
-        others = [sum(c.seconds for s, c in m if not isinstance(s, AllGather)) for m in costs]
+        others = [sum(c.seconds for m, c in f if not isinstance(m.step, AllGather)) for f in each]
         # The first move is of the value at rest if that is in the layout already.
         at_once = [
-            bool(moves) and isinstance(moves[0].step, AllGather) and way.source == way.target
-            for moves, way in zip(each, ways, strict=True)
+            bool(f) and isinstance(f[0][0].step, AllGather) and way.source == way.target
+            for f, way in zip(each, ways, strict=True)
         ]
         return Prices(
             np.zeros(len(ways)),
             np.array(others, dtype=np.float64),
             padded.reshape(len(ways), most).T,
             np.array(at_once, dtype=np.bool_),
-            np.array([sum(c.copied for _, c in found) for found in costs]) / self._bandwidth,
-            [self._fetches(moves) for moves in each],
-        )
-
-    def _fetches(self, moves: Sequence[Reshard]) -> Fetches:
-        return tuple(
-            ((m.source.layout, m.source.shape, m.step), self._costs.cost(m).seconds)
-            for m in moves
-            if isinstance(m.step, HaloPermute)
+            np.array([sum(c.copied for _, c in found) for found in each]) / self._bandwidth,
+            [_fetches(found) for found in each],
         )
 
     def _tiles_of(self, layout: Layout) -> int:
@@ -227,6 +231,21 @@ class Pricer:
             found = math.prod(self.mesh.sizes[a] for axes in layout for a in axes)
             self._tiles[layout] = found
         return found
+
+
+def _fetches(costs: _WindowCosts) -> Fetches:
+    return tuple(
+        ((m.source.layout, m.source.shape, m.step), cost.seconds)
+        for m, cost in costs
+        if isinstance(m.step, HaloPermute)
+    )
+
+
+def _moved_left(numbers: Ints) -> Ints:
+    """Rows with their zeros at the end, without columns of zeros."""
+    order = np.argsort(numbers == 0, axis=1, kind="stable")
+    found: Ints = np.take_along_axis(numbers, order, axis=1)
+    return found[:, found.any(axis=0)]
 
 
 def _table(rows: Sequence[Sequence[int]]) -> Ints:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from partir_search.exact.pairwise import ModelBuilder
 from partir_search.simulator.arrays import Floats, Ints
@@ -37,6 +39,21 @@ class Sum:
         """Variables of all scopes."""
         return {x for scope in self.tables for x in scope}
 
+    def restricted(self, kept: Sequence[Ints]) -> Sum:
+        """The sum over subsets of the labels, by variable; without variables of one label."""
+        if all(
+            len(kept[x]) == n > 1
+            for s, t in self.tables.items()
+            for x, n in zip(s, t.shape, strict=True)
+        ):
+            return self
+        terms = []
+        for scope, table in self.tables.items():
+            free = tuple(x for x in scope if len(kept[x]) > 1)
+            shape = [len(kept[x]) for x in free]
+            terms.append((free, sliced(table, scope, kept).reshape(shape)))
+        return Sum(terms)
+
     def at(self, labels: Ints) -> float:
         """Value at a labelling."""
         return sum(float(t[tuple(labels[x] for x in scope)]) for scope, t in self.tables.items())
@@ -44,6 +61,18 @@ class Sum:
     def most(self) -> float:
         """Upper bound of the value: the sum of the tables' largest entries."""
         return sum(float(np.max(table)) for table in self.tables.values())
+
+    def most_along(self) -> dict[int, Floats]:
+        """By variable, an upper bound of the value per label."""
+        largest = {scope: float(np.max(table)) for scope, table in self.tables.items()}
+        total = sum(largest.values())
+        found: dict[int, Floats] = {}
+        for scope, table in self.tables.items():
+            for i, x in enumerate(scope):
+                own = table if len(scope) == 1 else table.max(axis=1 - i)
+                before: Floats | float = found.get(x, total)
+                found[x] = before + (own - largest[scope])
+        return found
 
     def over(self, scope: Sequence[int], sizes: Sequence[int]) -> Floats:
         """The sum as one table over variables, in ascending order, that include all of its own."""
@@ -81,6 +110,16 @@ class Sum:
                 positive, negative = np.maximum(factors, 0.0), np.minimum(factors, 0.0)
                 product = np.multiply.outer(positive, low) + np.multiply.outer(negative, high)
                 yield (variable, scope[0]), product
+
+
+def sliced(table: npt.NDArray[Any], scope: Scope, kept: Sequence[Ints]) -> npt.NDArray[Any]:
+    """A table over subsets of the labels, by variable; leading axes stay."""
+    sizes = table.shape[table.ndim - len(scope) :]
+    if all(len(kept[x]) == n for x, n in zip(scope, sizes, strict=True)):
+        return table
+    rows: tuple[Any, ...] = np.ix_(*(kept[x] for x in scope))
+    found: npt.NDArray[Any] = table[(..., *rows)]
+    return found
 
 
 def add_to(builder: ModelBuilder, terms: Mapping[Scope, Floats] | Sequence[Term]) -> None:

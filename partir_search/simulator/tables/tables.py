@@ -51,6 +51,35 @@ class CostTables:
         """All orders in which axes may nest."""
         return list(itertools.permutations(range(len(self.variables.mesh.sizes))))
 
+    def orders_from(self, first: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """Orders of axes, `first` before the others, without those whose costs are the same as of
+        a previous order: all that exchange axes of equal links and labels.
+        """
+        alike = [self._first_alike(a) for a in range(len(first))]
+        found: dict[tuple[int, ...], tuple[int, ...]] = {}
+        for order in (first, *self.orders):
+            found.setdefault(tuple(alike[a] for a in order), order)
+        return list(found.values())
+
+    def _first_alike(self, axis: int) -> int:
+        """First axis that can be exchanged with an axis without a change of any cost."""
+        variables, machine = self.variables, self.model.machine
+        mesh = variables.mesh
+        own = bool(self.model.facts.manual) or any(r.manual for r in variables.graph.rules)
+        for other in range(axis):
+            names = [mesh.names[a] for a in (axis, other)]
+            same_links = (
+                mesh.sizes[axis] == mesh.sizes[other]
+                and names == [mesh.whole[a] for a in (axis, other)]
+                and sum(whole in names for whole in mesh.whole) == 2
+                and machine.axis_bandwidth(names[0]) == machine.axis_bandwidth(names[1])
+                and machine.axis_hop(names[0]) == machine.axis_hop(names[1])
+            )
+            sets = {id(labels): labels for labels in variables.sets}.values()
+            if same_links and not own and all(s.symmetric(axis, other) for s in sets):
+                return other
+        return axis
+
     def ordered(self, order: tuple[int, ...]) -> OrderedTables:
         """Tables of the partitions that nest axes in an order."""
         found = self._ordered.get(order)
