@@ -30,6 +30,7 @@ from partir_search.planning.parallelism import (
     CollectiveMatmul,
     ContextParallel,
     SpatialTemporal,
+    StackParallel,
     Summa,
     TensorParallel3D,
 )
@@ -100,6 +101,7 @@ __all__ = [
     "RingSchedule",
     "SpatialTemporal",
     "SplitArguments",
+    "StackParallel",
     "Summa",
     "Tactic",
     "Target",

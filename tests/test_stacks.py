@@ -296,3 +296,30 @@ def test_the_option_is_checked() -> None:
     mesh = jax.sharding.AbstractMesh((8,), ("x",))
     with pytest.raises(ValueError, match="stack is one of"):
         ps.auto_partition(mesh, machine="tpu_v5e", stack="always")  # type: ignore[arg-type]
+
+
+@pytest.mark.devices
+def test_stacks_by_a_tactic() -> None:
+    """Whole matrices on each device, between parameters and momenta in rows."""
+    devices = jax.devices()[:8]
+    mesh = jax.make_mesh((4, 2), ("x", "y"), (jax.sharding.AxisType.Auto,) * 2, devices=devices)
+    fn, args = muon([(16, 32), (32, 16)] * 4)
+
+    def short(_: str, shape: tuple[int, ...]) -> int:
+        return shape.index(16)
+
+    dims = dict.fromkeys(("params/*", "grads/*", "state/**/mu"), short)
+    rows = [ps.ManualPartition(dims, axis=axis) for axis in ("x", "y")]
+    options: dict[str, Any] = {"machine": "tpu_v5e", "progress": False}
+    schedule = [ps.StackParallel(("x", "y")), *rows]
+    step = ps.auto_partition(mesh, schedule=schedule, **options)(fn)
+    plan = step.plan(*args)
+    counts = {kind: n for kind, n in plan.collective_counts.items() if n}
+    assert counts == {"all_to_all": 2}
+    want, got = jax.jit(fn)(*args), step(*args)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-4, atol=2e-4), got, want)
+    for other in (schedule[:1], schedule):
+        with pytest.raises(ps.IllegalAction, match="no equal programs on matrices"):
+            ps.auto_partition(mesh, schedule=other, stack=False, **options)(fn).plan(*args)
+    with pytest.raises(ValueError, match="StackParallel: axes are different axes"):
+        ps.StackParallel(("x", "x"))

@@ -27,7 +27,7 @@ from partir_search.strategies.moves import (
     ModelParallel,
     RingParallel,
     SequenceParallel,
-    StackParallel,
+    TileStacks,
     StrategyMove,
     TileAlike,
     Zero,
@@ -114,7 +114,7 @@ class PlanningGame:
                 continue
             moves += [DataParallel(axes), ModelParallel(axes, True), ModelParallel(axes, False)]
             moves += [SequenceParallel(axes), Zero(axes, 2), Zero(axes, 3)]
-            moves += [StackParallel(axes)] if self.targets.stacks else []
+            moves += [TileStacks(axes)] if self.targets.stacks else []
             moves += [EdgeParallel(axes)] if self.targets.edges else []
             moves += [ExpertParallel(axes)] if self.targets.experts else []
         matrices = {c for c in arguments if len(shapes[c]) >= 2}

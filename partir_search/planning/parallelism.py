@@ -29,6 +29,7 @@ from partir_search.strategies.moves import (
     SequenceParallel,
     Strategy,
     TileContext,
+    TileStacks,
     Zero,
 )
 from partir_search.strategies.targets import StrategyTargets
@@ -258,8 +259,42 @@ class Summa(Parallelism):
         return tuple(map(KeepGathered, self.axes)) if self.hold else ()
 
 
+@dataclasses.dataclass(frozen=True)
+class StackParallel(Parallelism):
+    """Gives each device whole matrices of a matrix optimizer (Muon, Shampoo, SOAP).
+
+    Equal programs on matrices of one shape are computed once on a stack of the matrices (see
+    `auto_partition(stack=)`), and every stack is tiled along its leading dim, on those of the axes
+    that divide the stack. Precedes tactics that tile the parameters: their tilings would propagate
+    into the stacks.
+
+    Attributes:
+      axes: axes of the mesh.
+    """
+
+    axes: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        _check_axes(self, "('data', 'model')")
+
+    @property
+    def axis_names(self) -> tuple[str, ...]:
+        return self.axes
+
+    def strategies(self, mesh: MeshShape) -> Sequence[Strategy]:
+        return (TileStacks(tuple(a for name in self.axes for a in mesh.axes(name))),)
+
+    def actions(self, graph: Graph, state: State, targets: StrategyTargets) -> list[Action]:
+        if not targets.stacks:
+            raise IllegalAction(
+                "StackParallel: the program has no equal programs on matrices of one shape, or"
+                " stack=False forbids to stack them"
+            )
+        return super().actions(graph, state, targets)
+
+
 def _check_axes(
-    tactic: SpatialTemporal | CollectiveMatmul | TensorParallel3D | Summa,
+    tactic: SpatialTemporal | CollectiveMatmul | TensorParallel3D | Summa | StackParallel,
     example: str,
     count: int = 0,
 ) -> None:
@@ -283,7 +318,10 @@ def _check_axes(
     object.__setattr__(tactic, "axes", axes)
 
 
-PARALLELISM = (SpatialTemporal, CollectiveMatmul, ContextParallel, TensorParallel3D, Summa)
+PARALLELISM = (
+    *(SpatialTemporal, CollectiveMatmul, ContextParallel, TensorParallel3D, Summa),
+    StackParallel,
+)
 
 
 def _check_sequences(

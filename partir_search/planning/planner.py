@@ -44,7 +44,7 @@ from partir_search.simulator.simulator import CostModel
 from partir_search.simulator.target.machine import Machine
 from partir_search.strategies.argument_roles import Roles, find_roles
 from partir_search.strategies.catalogue import named_strategies
-from partir_search.strategies.moves import StackParallel, TileContext
+from partir_search.strategies.moves import TileStacks, TileContext
 from partir_search.strategies.targets import StrategyTargets
 
 DEFAULT_EPISODES = 1000
@@ -237,7 +237,7 @@ class Planner:
         starts = [*(moves for _, moves in known), hinted]
         if hinted and game.targets.stacks:
             given = (n for n in names if n not in self.mesh.diagonal_names)
-            starts.append((StackParallel(self.mesh.axes("+".join(given))), *hinted))
+            starts.append((TileStacks(self.mesh.axes("+".join(given))), *hinted))
         with self._clock.timed("search"):
             result = search_noted(game, episodes, seed, starts, progress)
         found = [game.describe(move) for move in result.best.path]

@@ -18,6 +18,7 @@ from partir_search.plan.spec import PlanSpec
 from partir_search.planning.memory_fit import fit_by_remat, replay_renamed
 from partir_search.planning.notices import warn_changed
 from partir_search.planning.options import Options
+from partir_search.planning.parallelism import StackParallel
 from partir_search.planning.planner import Planner
 from partir_search.planning.stage import Stage
 from partir_search.planning.tactics import AutomaticPartition, Tactic
@@ -150,14 +151,17 @@ class StagePlanner:
     def _stackings(self, stage: Stage) -> list[Stage]:
         """Forms of the program without and with equal programs computed on stacks.
 
-        Only forms with stacks if the options ask for stacks and the program admits any.
+        Only forms with stacks if options or schedule ask for stacks and the program admits any.
         """
+        given = self._options.schedule
+        tactics = given if isinstance(given, Sequence) else ()
+        wanted = self._options.stack is True or any(isinstance(t, StackParallel) for t in tactics)
         if not self._options.stack:
             return [stage]
         planner = self.planner(stage.module)
         found = find_stacks(stage.module, planner.graph.rules, planner.mesh.devices)
         forms = [self.stacked(stage, stacks) for stacks in found if stacks]
-        return forms if forms and self._options.stack is True else [stage, *forms]
+        return forms if forms and wanted else [stage, *forms]
 
     def stacked(self, stage: Stage, stacks: tuple[Stack, ...]) -> Stage:
         """The program with equal programs computed on stacks."""

@@ -19,7 +19,7 @@ from partir_search.strategies.moves import (
     OutputParallel,
     RingParallel,
     SequenceParallel,
-    StackParallel,
+    TileStacks,
     StrategyMove,
     TileContext,
     Zero,
@@ -63,7 +63,7 @@ def named_strategies(
 
     def add(title: str, *moves: StrategyMove) -> None:
         if targets.stacks:
-            title, moves = f"{title}+S({name(every)})", (StackParallel(every), *moves)
+            title, moves = f"{title}+S({name(every)})", (TileStacks(every), *moves)
         plans.setdefault(title, moves)
 
     def add_data(

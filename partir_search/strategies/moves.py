@@ -150,7 +150,7 @@ class SequenceParallel(Strategy):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
-class StackParallel(Strategy):
+class TileStacks(Strategy):
     """Tile stacks of arrays, on as many axes as divide each: a device owns whole matrices.
 
     Applied before all strategies that tile the arrays: propagation would tile stacks alike.
