@@ -193,6 +193,16 @@ def test_the_norm_is_stacked_and_the_momentum_is_not() -> None:
         assert any(name.startswith("sqrt") for name in squares)
 
 
+def test_one_array_leaves_unrolled_iterations() -> None:
+    """The sum of the last iteration is taken in: its two operands would leave the stack."""
+    module = module_of(*flat_module(*train([(16, 16)] * 4)))
+    (group,) = stackable(module, rules_of(module))
+    (values,) = group.leaving()
+    assert [str(v.type) for v in values] == ["f32[16,16]"] * 4
+    (last,) = {op.prim for op in module.ops if values[0] in op.results}
+    assert last == "mul"  # by the learning rate: as many bytes
+
+
 def flat_module(fn: Step, args: tuple[Any, ...]) -> tuple[Any, ...]:
     step, leaves = flat(fn, args)
     return step, *leaves

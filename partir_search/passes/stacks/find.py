@@ -43,9 +43,10 @@ def find_stacks(
     """
     if devices < 2 or not _any_heavy(module, rules):
         return (), ()
-    total = sum(_flops(op, rules) for op in module.body.ops)
+    groups = stackable(module, rules)
+    total = sum(_flops(op, rules) for op in module.body.ops) if groups else 0.0
     exact, filled = [], []
-    for group in stackable(module, rules):
+    for group in groups:
         flops = len(group.members) * sum(_flops(op, rules) for op in group.ops(0))
         if flops < MIN_SHARE * total:
             continue

@@ -84,7 +84,10 @@ def _equal(
 ) -> list[Group]:
     """Groups of equal chains of one level, in order of their first ops."""
     alike: dict[Hashable, list[tuple[Chain, list[Value]]]] = collections.defaultdict(list)
+    lengths = collections.Counter((chain.level, len(chain.places)) for chain in chains)
     for chain in chains:
+        if lengths[chain.level, len(chain.places)] < 2:
+            continue
         ops = [region.ops[i] for i in chain.places]
         if not any(op.effect for op in ops):
             key, values = prints.chain(ops)

@@ -1,7 +1,7 @@
-"""Widening of groups by ops that prepare operands: the norm that Newton-Schulz divides by.
+"""Widening of groups: by the norm that Newton-Schulz divides by, by the sum at the end.
 
-A group takes in ops before it as long as no more bytes enter: the arrays that enter are stacked,
-and move between devices.
+A group takes in ops before and after it as long as no more bytes enter or leave: arrays that enter
+or leave move between devices.
 """
 
 from __future__ import annotations
@@ -45,10 +45,14 @@ class Widening:
         self._returned = {x.id for x in group.region.results if isinstance(x, Value)}
 
     def run(self) -> None:
-        """Widens the group until every further op lets more bytes enter."""
+        """Widens the group until every further op lets more bytes enter or leave."""
+        group, changed = self.group, True
+        while changed:
+            changed = any(self._take(values) for values in list(group.entering))
         changed = True
         while changed:
-            changed = any(self._take(values) for values in list(self.group.entering))
+            leaving = group.leaving()
+            changed = any(self._append(values, leaving) for values in leaving)
 
     def _take(self, values: tuple[Value, ...]) -> bool:
         """Takes in the maker of an entering value, or the maker and what prepares its operands."""
@@ -68,24 +72,46 @@ class Widening:
             todo.sort(key=lambda v: self._maker.get(v[0].id, -1))  # users before makers
         return False
 
+    def _append(self, values: tuple[Value, ...], leaving: list[tuple[Value, ...]]) -> bool:
+        """Takes in the only user of a leaving value, if it reads nothing else from outside."""
+        row = []
+        for places, v in zip(self.group.members, values, strict=True):
+            users = {i for i in self._users.get(v.id, ()) if i not in places}
+            if len(users) != 1 or v.id in self._returned:
+                return False
+            row.append(users.pop())
+        if not self._alike(tuple(row)):
+            return False
+        entering = self._entering([tuple(row)])
+        if not entering or not set(entering) <= set(self.group.entering):
+            return False
+        members = [[*places, i] for places, i in zip(self.group.members, row, strict=True)]
+        after = Group(self.group.region, members, entering).leaving()
+        if self._bytes(after) > self._bytes(leaving):
+            return False
+        self._accept([tuple(row)], entering)
+        return True
+
+    def _alike(self, row: Row) -> bool:
+        """True if chains may take in these ops, equal but for the values that they read."""
+        ops = [self.group.region.ops[i] for i in row]
+        free = all(i in self._allowed and i not in self._taken for i in row)
+        plain = not any(op.effect or op.regions for op in ops)
+        return free and plain and len({self._prints(op) for op in ops}) == 1 < len(set(row))
+
     def _row(self, values: tuple[Value, ...], rows: list[Row]) -> Row | None:
         """Positions of the ops that make a value of each chain; None if no chain may take them."""
         ops = self.group.region.ops
         row = tuple(self._maker.get(v.id, -1) for v in values)
-        if is_shared(values) or len(set(row)) < len(row) or min(row) < 0:
+        if is_shared(values) or len(set(row)) < len(row) or min(row) < 0 or not self._alike(row):
             return None
-        makers = [ops[i] for i in row]
-        prints = {self._prints(op) for op in makers}
-        places = {_place(op, v) for op, v in zip(makers, values, strict=True)}
-        if len(prints) > 1 or len(places) > 1 or any(op.effect or op.regions for op in makers):
+        if len({_place(ops[i], v) for i, v in zip(row, values, strict=True)}) > 1:
             return None
         for k, i in enumerate(row):
             inside = {*self.group.members[k], *(r[k] for r in rows)}
             for r in ops[i].results:
                 if r.id in self._returned or not inside.issuperset(self._users.get(r.id, ())):
                     return None
-            if i not in self._allowed or i in self._taken:
-                return None
         return row
 
     def _entering(self, rows: list[Row]) -> list[tuple[Value, ...]]:
