@@ -27,9 +27,9 @@ from partir_search.strategies.moves import (
     ModelParallel,
     RingParallel,
     SequenceParallel,
-    TileStacks,
     StrategyMove,
     TileAlike,
+    TileStacks,
     Zero,
 )
 from partir_search.strategies.targets import StrategyTargets

@@ -44,7 +44,7 @@ from partir_search.simulator.simulator import CostModel
 from partir_search.simulator.target.machine import Machine
 from partir_search.strategies.argument_roles import Roles, find_roles
 from partir_search.strategies.catalogue import named_strategies
-from partir_search.strategies.moves import TileStacks, TileContext
+from partir_search.strategies.moves import TileContext, TileStacks
 from partir_search.strategies.targets import StrategyTargets
 
 DEFAULT_EPISODES = 1000

@@ -19,9 +19,9 @@ from partir_search.strategies.moves import (
     OutputParallel,
     RingParallel,
     SequenceParallel,
-    TileStacks,
     StrategyMove,
     TileContext,
+    TileStacks,
     Zero,
 )
 from partir_search.strategies.targets import StrategyTargets
