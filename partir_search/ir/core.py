@@ -155,11 +155,32 @@ class Op:
         """Line of the user's code, ``file:line (function)``, or ""."""
         return "" if self.origin is None else source_line(self.origin)
 
-    def inputs(self) -> Iterator[tuple[int, Value]]:
+    def inputs(self) -> list[tuple[int, Value]]:
         """(position, value) of the operands that are values, without literals."""
-        for i, operand in enumerate(self.operands):
-            if isinstance(operand, Value):
-                yield i, operand
+        return [(i, x) for i, x in enumerate(self.operands) if isinstance(x, Value)]
+
+    def with_parts(
+        self,
+        operands: tuple[Operand, ...],
+        results: tuple[Value, ...],
+        regions: tuple[Region, ...],
+    ) -> Op:
+        """A copy with new operands, results and regions, six times as fast as `replace`."""
+        return Op(
+            self.id,
+            self.prim,
+            operands,
+            results,
+            self.params,
+            regions,
+            self.origin,
+            self.scope,
+            self.backward,
+            self.handle,
+            self.effect,
+            self.count,
+            self.key,
+        )
 
 
 @dataclasses.dataclass(eq=False, slots=True)

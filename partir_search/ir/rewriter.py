@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 from partir_search.ir.core import Op, Operand, Region, Value
@@ -34,7 +33,7 @@ class RegionRewriter:
     def op(self, old: Op) -> Op:
         """New op in place of `old`."""
         operands, regions, results = self.rewritten(old)
-        return dataclasses.replace(old, operands=operands, regions=regions, results=results)
+        return old.with_parts(operands, results, regions)
 
     def rewritten(
         self, old: Op

@@ -46,11 +46,14 @@ class RegionBuilder(ReshardBuilder):
                 if i in plan.windows:
                     ins[i] = self.window(ins[i], plan.windows[i], op)
             local_op = LocalOp(op, tuple(ins), local_op.outs)
-        ring = self.owner.partition.ring(op)
+        partition = self.owner.partition
+        ring = partition.ring(op) if partition.mesh.triples else None
         if ring and ring.size > 1:
             self.skewed_ring(local_op, ring)
-        else:
+        elif partition.rules[op.id].blockwise:
             self.steps.append(lower_unsharded(self, local_op))
+        else:
+            self.steps.append(local_op)
         if plan.reshards_results:
             self.reshard_results(local_op.outs, op)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import overload
 
 from partir_search.ir.core import Literal, Op, Operand, Region, Value
 from partir_search.ir.partition import (
@@ -19,6 +20,34 @@ from partir_search.lowering.codes import codes_of
 from partir_search.lowering.diagonals import redistribute
 from partir_search.lowering.local_ir import LocalOp, LocalRegion, Reshard
 from partir_search.lowering.local_value import LocalValue, Source
+
+
+class AtHome(Sequence[Source]):
+    """Operands in their home layouts, looked up on access; pickled as a tuple."""
+
+    def __init__(self, owner: HomeLayouts, operands: Sequence[Operand]) -> None:
+        self._owner, self._operands = owner, operands
+
+    def __len__(self) -> int:
+        return len(self._operands)
+
+    @overload
+    def __getitem__(self, at: int) -> Source: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Source]: ...
+
+    def __getitem__(self, at: int | slice) -> Source | Sequence[Source]:
+        if isinstance(at, slice):
+            return self._owner.all_home(self._operands[at])
+        x = self._operands[at]
+        return self._owner.home(x.id) if isinstance(x, Value) else x
+
+    def __iter__(self) -> Iterator[Source]:
+        return iter(self._owner.all_home(self._operands))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return tuple, (tuple(self),)
 
 
 class HomeLayouts(abc.ABC):
@@ -160,10 +189,11 @@ class HomeLayouts(abc.ABC):
     def local_region(
         self,
         region: Region,
-        args: tuple[LocalValue, ...],
+        args: Sequence[LocalValue],
         targets: Sequence[Layout],
         at_home: Sequence[Source],
         constants: Sequence[LocalValue] = (),
+        leaving: Mapping[int, Layout] | None = None,
     ) -> LocalRegion:
         """Lowers a region.
 
@@ -172,6 +202,8 @@ class HomeLayouts(abc.ABC):
           targets: layouts of the results outside of the region.
           at_home: results in their home layouts.
           constants: closed-over arrays as passed to the program.
+          leaving: by position, layouts in which results leave, where not at home; with it `args`
+            are at home and `targets` are not read.
         """
 
 

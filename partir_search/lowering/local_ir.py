@@ -242,9 +242,9 @@ class LocalRegion:
     """
 
     region: Region
-    args: tuple[LocalValue, ...]
+    args: Sequence[LocalValue]
     steps: list[Instruction]
-    results: tuple[Source, ...]
+    results: Sequence[Source]
 
 
 @dataclasses.dataclass(eq=False, slots=True)

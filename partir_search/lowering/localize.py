@@ -8,16 +8,18 @@ made again for later uses: parameters stay sharded between uses (ZeRO-3).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import cast
 
 import numpy as np
+import numpy.typing as npt
 
-from partir_search.ir.core import Region, Value
+from partir_search.ir.core import Module, Region, Value
 from partir_search.ir.partition import Layout, Partition
 from partir_search.lowering.builder import RegionBuilder
 from partir_search.lowering.cache import Boundary, LocalCache
 from partir_search.lowering.diagonals import without_diagonals
-from partir_search.lowering.home_layouts import HomeLayouts
+from partir_search.lowering.home_layouts import AtHome, HomeLayouts
 from partir_search.lowering.local_ir import LocalProgram, LocalRegion
 from partir_search.lowering.local_value import LocalValue, Source, layout_of
 
@@ -40,6 +42,8 @@ class Localizer(HomeLayouts):
 
     def program(self) -> LocalProgram:
         """Device-local program of the partition."""
+        if self._is_at_home:
+            return self._program_at_home()
         body = self.module.body
         boundary = [*self.module.constants, *(v.id for v in body.args)]
         boundary += [r.id for r in body.results if isinstance(r, Value)]
@@ -57,17 +61,47 @@ class Localizer(HomeLayouts):
         local_body = self.local_region(body, ends.args, ends.targets, results, constants)
         return LocalProgram(self.partition, local_body, ends.constants)
 
-    def _boundary(self) -> Boundary:
-        values = self.module.values
+    @property
+    def _is_at_home(self) -> bool:
+        """True for a sparse program with arguments and results at home, ties apart."""
+        modes = self.partition.modes
+        moved = modes.argument_layouts or modes.result_layouts or self.partition.mesh.diagonals
+        return self.active is not None and not moved
+
+    def _program_at_home(self) -> LocalProgram:
+        """Device-local program with arguments and results looked up on access.
+
+        Programs have thousands of arguments; a search reads the moved arguments alone.
+        """
+        body, constants = self.module.body, self._constants()
+        args = cast(Sequence[LocalValue], AtHome(self, body.args))
+        leaving = {r: args[a].layout for a, r in self._moved_ties()}
+        local_body = self.local_region(
+            body, args, (), AtHome(self, body.results), tuple(constants.values()), leaving
+        )
+        return LocalProgram(self.partition, local_body, constants)
+
+    def _moved_ties(self) -> list[tuple[int, int]]:
+        """Ties whose argument and result differ in their home layouts."""
+        ties, of_args, of_results = self.module.analysis(_tied_values)
+        differ = np.zeros(len(ties), dtype=np.bool_)
+        for rows in self.partition.axes:
+            differ |= rows.tile_row[of_args] != rows.tile_row[of_results]
+        return [ties[i] for i in np.flatnonzero(differ)]
+
+    def _constants(self) -> dict[int, LocalValue]:
+        """Closed-over arrays as passed to the program; small ones are replicated."""
+        values, mesh = self.module.values, self.partition.mesh
         large = set(self.module.large_constants())
-        mesh = self.partition.mesh
-        constants = {  # small ones are replicated
+        return {
             i: self.local(values[i], without_diagonals(mesh, self.home(i).layout), ())
             if i in large
             else self.local(values[i], ((),) * len(values[i].type.shape), ())
             for i in self.module.constants
         }
-        body = self.module.body
+
+    def _boundary(self) -> Boundary:
+        mesh, body, constants = self.partition.mesh, self.module.body, self._constants()
         tied = {arg for arg, _ in self.module.ties} if mesh.skewed_state else ()
         args = tuple(
             self.home(v.id)
@@ -93,10 +127,11 @@ class Localizer(HomeLayouts):
     def local_region(
         self,
         region: Region,
-        args: tuple[LocalValue, ...],
+        args: Sequence[LocalValue],
         targets: Sequence[Layout],
         at_home: Sequence[Source],
         constants: Sequence[LocalValue] = (),
+        leaving: Mapping[int, Layout] | None = None,
     ) -> LocalRegion:
         """Lowers a region; see `HomeLayouts.local_region`."""
         builder = RegionBuilder(self)
@@ -107,10 +142,11 @@ class Localizer(HomeLayouts):
             builder.reshard(constant, self.home(constant.value.id).layout, (), None)
         places: Sequence[int] = range(len(region.ops))
         entering = self._entering_arguments(region, args, targets)
-        leaving = self._leaving_results(region, targets)
+        leaving_at = self._leaving_results(region, targets)
         if self.active is not None:
             active = np.flatnonzero(self.active[self.def_use.members[region]]).tolist()
-            places = sorted({*active, *entering, *leaving} - {len(region.ops)})
+            others = {*entering, *leaving_at} - {len(region.ops)}
+            places = sorted({*active, *others}) if others else active
         for builder.position in places:
             op = region.ops[builder.position]
             for arg in entering.get(builder.position, ()):
@@ -119,15 +155,24 @@ class Localizer(HomeLayouts):
                 builder.region_op(op)
             else:
                 builder.op(op)
-            for made, target in leaving.get(builder.position, ()):
+            for made, target in leaving_at.get(builder.position, ()):
                 left[made.id, target] = builder.reshard_operand(made, target, op)
         builder.position = len(region.ops)
         for arg in entering.get(builder.position, ()):
             builder.reshard(arg, self.home(arg.value.id).layout, (), None)
+        if leaving is None:
+            leaving = {
+                i: target
+                for i, (r, target) in enumerate(zip(region.results, targets, strict=True))
+                if isinstance(r, Value) and (left or layout_of(at_home[i]) != target)
+            }
+        if not leaving:
+            return LocalRegion(region, args, builder.steps, at_home)
         results = list(at_home)
-        for i, (r, target) in enumerate(zip(region.results, targets, strict=True)):
-            if isinstance(r, Value) and (left or layout_of(results[i]) != target):
-                results[i] = left.get((r.id, target)) or builder.reshard_operand(r, target, None)
+        for i, target in leaving.items():
+            r = region.results[i]
+            assert isinstance(r, Value)
+            results[i] = left.get((r.id, target)) or builder.reshard_operand(r, target, None)
         return LocalRegion(region, args, builder.steps, tuple(results))
 
     def _entering_arguments(
@@ -173,3 +218,15 @@ class Localizer(HomeLayouts):
                 if r.id in skewed and skewed[r.id] != self.layout(r):
                     found.setdefault(at, []).append((r, skewed[r.id]))
         return found
+
+
+_TiedValues = tuple[list[tuple[int, int]], npt.NDArray[np.int64], npt.NDArray[np.int64]]
+
+
+def _tied_values(module: Module) -> _TiedValues:
+    """Ties of arguments with results, literals apart, and the ids of both ends."""
+    body = module.body
+    pairs = [(tie, body.args[tie[0]].id, body.results[tie[1]]) for tie in module.ties]
+    found = [(tie, a, r.id) for tie, a, r in pairs if isinstance(r, Value)]
+    ends = np.array([(a, r) for _, a, r in found], dtype=np.int64).reshape(-1, 2)
+    return [tie for tie, _, _ in found], ends[:, 0], ends[:, 1]

@@ -261,7 +261,8 @@ class _Rewriter(RematRewriter):
         ops = []
         for op, suffix in inner:
             new = self.copy(op, inside, suffix)
-            ops.append(dataclasses.replace(new, backward=True))
+            new.backward = True  # a new op, in no module yet
+            ops.append(new)
             inside |= {r.id: v for r, v in zip(op.results, new.results, strict=True)}
         used = {v.id for op in after for _, v in op.inputs()}
         leaving = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 
 from partir_search.ir.core import Op, Operand, Region, Value
@@ -30,14 +29,10 @@ class RematRewriter(Rewriter):
             return inside[x.id] if isinstance(x, Value) and x.id in inside else self.operand(x)
 
         results = tuple(
-            Value(-1, r.type, r.name + suffix) if suffix else self.value(r) for r in op.results
+            [Value(-1, r.type, r.name + suffix) if suffix else self.value(r) for r in op.results]
         )
-        return dataclasses.replace(
-            op,
-            operands=tuple(map(read, op.operands)),
-            results=results,
-            regions=tuple(self._copied(r, suffix) for r in op.regions),
-        )
+        regions = tuple([self._copied(r, suffix) for r in op.regions])
+        return op.with_parts(tuple(map(read, op.operands)), results, regions)
 
     def _copied(self, old: Region, suffix: str) -> Region:
         """Returns a copy of an op's region, with arguments and values of its own."""

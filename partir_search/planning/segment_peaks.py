@@ -1,9 +1,9 @@
 """Prediction of peaks and seconds of a plan with any segments of the forward pass recomputed.
 
 Two programs are simulated under the same decisions: one with no and one with all segments
-recomputed. The difference of live bytes before the windows of two adjacent segments is the bytes
-that the recomputation of one of them frees; a step with some segments recomputed is composed of
-rows of both curves. A rewrite and an analysis per choice of segments cost a hundred times more.
+recomputed. The difference of live bytes before the windows of two adjacent segments is the number
+of bytes freed by the recomputation of one segment; a step with some segments recomputed is composed
+of rows of both curves. A rewrite and an analysis per choice of segments cost a hundred times more.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class SegmentPeaks:
     Windows are in the order of the backward pass: the last segment comes first.
 
     Attributes:
-      windows: windows of the segments that can be recomputed.
-      freed: [windows] bytes that recomputation of the segment frees until its window begins.
+      windows: windows of the segments.
+      freed: [windows] bytes freed by recomputation of the segment until the window begins.
       seconds: [windows] seconds of one recomputation.
       stored / recomputed: [windows] most live bytes within the window, with no and with all
         segments recomputed.
@@ -64,7 +64,7 @@ class SegmentPeaks:
         return peak
 
     def saved(self, segments: Sequence[Range]) -> float:
-        """Seconds that recomputation of all segments but these would take."""
+        """Seconds saved by recomputation of the given segments alone."""
         chosen = set(segments)
         pairs = zip(self.windows, self.seconds, strict=True)
         return sum(spent for w, spent in pairs if w.segment not in chosen)
@@ -72,8 +72,8 @@ class SegmentPeaks:
     def fewest(self, limit: float, kinds: Mapping[Range, Hashable]) -> tuple[Range, ...]:
         """Segments with a predicted peak within a limit, and few seconds; all if none suffice.
 
-        Kinds with the most bytes freed per second come first. Segments that prove needless are
-        left out after, most seconds first: the last layer's, say, whose window comes at the peak.
+        Kinds with the most bytes freed per second come first. Needless segments are left out after,
+        most seconds first: the last layer's, say, with a window at the peak.
 
         Args:
           limit: bytes per device.

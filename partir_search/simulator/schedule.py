@@ -83,7 +83,7 @@ def _schedule(
     seconds = seconds_of[members]
     spent = [0.0, *np.cumsum(seconds).tolist()]
     constants = partition.module.constants
-    arguments = {s.id for s in body.args} if body.steps else set[int]()
+    arguments, args = def_use.arguments(body.region), body.args
     steps: list[Scheduled] = []
     inner: dict[int, list[tuple[ScheduledRegion | None, float]]] = {}
     at, done = 0, None  # the next op's position, and the op before
@@ -94,7 +94,10 @@ def _schedule(
                 at = 0 if item.source.value.id in constants else len(members)
             elif op is not done:
                 at = int(position[op.id])
-            steps.append((item, at, costs.cost(item), item.source.id in arguments))
+            source = item.source
+            place = arguments.get(source.value.id)
+            is_argument = place is not None and args[place] is source
+            steps.append((item, at, costs.cost(item), is_argument))
             continue
         if op is not done:
             at = int(position[item.op.id])

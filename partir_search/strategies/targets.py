@@ -51,6 +51,9 @@ class StrategyTargets:
         self.roles = (roles or find_roles(graph.module)).of(graph.class_of)
         self.weights = self._find_weights()
         self._unloopable = self._find_unloopable()
+        self._users_by_shape: dict[Shape, list[int]] = {}
+        for c in self.roles.parameters:
+            self._users_by_shape.setdefault(graph.shapes[c], []).append(c)
 
     @property
     def edges(self) -> tuple[int, ...]:
@@ -187,10 +190,9 @@ class StrategyTargets:
         """
         dims = [d for d in range(len(self.graph.shapes[cls])) if state.may_tile(cls, d, axes)]
         free = [d for d in dims if all(row[cls] != d for row in state.tiles)]
-        shape, users = self.graph.shapes[cls], self.roles.parameters
-        alike = [c for c in users if self.graph.shapes[c] == shape and c != cls]
-        if cls in self.roles.parameters:
-            alike = []
+        alike: Sequence[int] = ()
+        if cls not in self.roles.parameters:
+            alike = self._users_by_shape.get(self.graph.shapes[cls], ())
         useful = [d for d in free if all((c, d) not in self._unloopable for c in (cls, *alike))]
         useful = useful or [d for d in free if (cls, d) not in self._unloopable]
         return next(iter(useful or free or dims), NONE)

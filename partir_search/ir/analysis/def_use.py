@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +50,7 @@ class DefUse:
         self.makers = _Makers(module.ops, self.maker_ids)
         self.users = _Users(module)
         self._around: dict[int, tuple[int, ...]] = {}
+        self._arguments: dict[Region, dict[int, int]] = {}
         self._contents: dict[int, RegionContents] = {}
 
     @functools.cached_property
@@ -85,6 +86,13 @@ class DefUse:
         found = np.zeros(len(self._module.ops), dtype=np.int64)
         for ids in self.members.values():
             found[ids] = np.arange(len(ids))
+        return found
+
+    def arguments(self, region: Region) -> Mapping[int, int]:
+        """Positions of a region's arguments, by value id."""
+        found = self._arguments.get(region)
+        if found is None:
+            found = self._arguments[region] = {v.id: i for i, v in enumerate(region.args)}
         return found
 
     def around(self, op_id: int) -> tuple[int, ...]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import heapq
 from array import array
-from collections.abc import Set
 
 from partir_search.ir.analysis.module_analysis import ModuleAnalysis
 from partir_search.ir.analysis.reductions import ReductionSite, passing_group
@@ -37,6 +36,9 @@ class _Deferral:
     partial_at_rest: tuple[int, ...] = ()
 
 
+_STARTED = {monoid: _Deferral(monoid) for monoid in DEFERRABLE}
+
+
 def defer_reductions(
     analysis: ModuleAnalysis, loops: array[int], tiles: array[int]
 ) -> dict[int, str]:
@@ -54,9 +56,7 @@ def defer_reductions(
     deferrals: dict[int, _Deferral] = {}  # by id of the partial value
     partial_at_rest: dict[int, str] = {}
     queue = [  # a heap of op ids: program order visits the operands of an op before the op
-        site.op.id
-        for site in analysis.reducing
-        if loops[site.op.id] >= 0 and site.rule.reducers[loops[site.op.id]] in DEFERRABLE
+        op for op, deferrable in analysis.reducing if loops[op] >= 0 and deferrable[loops[op]]
     ]
     waiting = set(queue)
 
@@ -72,13 +72,14 @@ def defer_reductions(
         site = analysis.site(heapq.heappop(queue))
         f = loops[site.op.id]
         if f >= 0 and site.reduces and site.rule.reducers[f] in DEFERRABLE:
-            record(site, _Deferral(site.rule.reducers[f]))
+            record(site, _STARTED[site.rule.reducers[f]])
             continue
-        partial = {v for v in site.single if v in deferrals and tiles[v] != REPLICATED}
-        monoids = {deferrals[v].monoid for v in partial}
-        if len(monoids) != 1:
+        partial = tuple([v for v in site.single if v in deferrals and tiles[v] != REPLICATED])
+        if not partial:
             continue
-        monoid = monoids.pop()
+        monoid = deferrals[partial[0]].monoid
+        if len(partial) > 1 and any(deferrals[v].monoid != monoid for v in partial):
+            continue
         growth = _growth(analysis, site, monoid, partial)
         if growth is None or growth > 0:
             continue
@@ -88,7 +89,7 @@ def defer_reductions(
             ((site.op,) if f >= 0 else ()) + tuple(op for d in before for op in d.dropped_loops),
             tuple(v for v in partial if tiles[v] >= 0)
             + tuple(v for d in before for v in d.untiled),
-            tuple(partial) + tuple(v for d in before for v in d.partial_at_rest),
+            partial + tuple(v for d in before for v in d.partial_at_rest),
         )
         if len(partial) == 1 and (deferral.dropped_loops or deferral.untiled or not growth):
             record(site, deferral)  # saves bytes only with a second partial operand further on
@@ -99,21 +100,21 @@ def defer_reductions(
         for v in deferral.untiled:
             tiles[v] = NONE
         partial_at_rest.update((v, monoid) for v in deferral.partial_at_rest)
-        record(site, _Deferral(monoid))
+        record(site, _STARTED[monoid])
     return partial_at_rest
 
 
 def _growth(
-    analysis: ModuleAnalysis, site: ReductionSite, monoid: str, partial: Set[int]
+    analysis: ModuleAnalysis, site: ReductionSite, monoid: str, partial: tuple[int, ...]
 ) -> int | None:
     """Bytes added by reducing the op's results instead of its partial operands.
 
     None if the partial operands may not pass the op.
     """
-    key = site.op.id, monoid, frozenset(partial)
+    key = site.op.id, monoid, partial
     if key not in analysis.growth:
         growth = None
-        if passing_group(site.op, site.rule, monoid, partial, analysis.zeros):
+        if passing_group(site.op, site.rule, monoid, frozenset(partial), analysis.zeros):
             before = sum(v.type.nbytes for _, v in site.op.inputs() if v.id in partial)
             growth = sum(r.type.nbytes for r in site.op.results) - before
         analysis.growth[key] = growth

@@ -22,7 +22,8 @@ class ModuleAnalysis:
     Attributes:
       def_use: makers and users of values.
       zeros: ids of values known to be all zeros: they may join any partial sum.
-      reducing: sites of the ops that may make partial results.
+      reducing: (op id, [factors] True where a loop leaves a deferrable reduction) of the ops that
+        may make partial results.
       consumer: per value, id of its only user if partial results may pass through the user, or
         NONE.
       ports: operands and results as arrays.
@@ -40,28 +41,29 @@ class ModuleAnalysis:
         """Facts of `module`; `rules` are per op id."""
         self.def_use: DefUse = def_use(module)
         self.zeros = zero_values(module, rules)
-        self.growth: dict[tuple[int, str, frozenset[int]], int | None] = {}
+        self.growth: dict[tuple[int, str, tuple[int, ...]], int | None] = {}
         self._module, self._rules = module, rules
         self._sites: dict[int, ReductionSite] = {}
         self.consumer = array("i", [NONE]) * len(module.values)
         uses = self.def_use.counts
-        kinds: dict[int, tuple[bool, bool]] = {}  # by rule: many ops share one
-        reducing: list[int] = []
+        # By id of the rule, which many ops share.
+        kinds: dict[int, tuple[tuple[bool, ...], bool]] = {}
+        reducing: list[tuple[int, tuple[bool, ...]]] = []
         for op, rule in zip(module.ops, rules, strict=True):
             if op.regions:
                 continue
             kind = kinds.get(id(rule))
             if kind is None:
-                reduces = not _REDUCERS.isdisjoint(rule.reducers)
-                kind = kinds[id(rule)] = reduces, bool(rule.linear or rule.monotone)
-            reduces, passes = kind
-            if reduces:
-                reducing.append(op.id)
+                deferrable = tuple([monoid in _REDUCERS for monoid in rule.reducers])
+                kind = kinds[id(rule)] = deferrable, bool(rule.linear or rule.monotone)
+            deferrable, passes = kind
+            if True in deferrable:
+                reducing.append((op.id, deferrable))
             if passes:
                 for _, v in op.inputs():
                     if uses[v.id] == 1:
                         self.consumer[v.id] = op.id
-        self.reducing = tuple(map(self.site, reducing))
+        self.reducing = tuple(reducing)
         self.ports = ports_of(module, rules)
         self.uses = self.ports.only(~self.ports.result)
         self.count = np.array([op.count for op in module.ops], dtype=np.int64)
