@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 
 from partir_search.ir.core import Module
@@ -25,6 +26,9 @@ from partir_search.planning.tactics import AutomaticPartition, Tactic
 from partir_search.planning.unwatched import plan_unwatched
 from partir_search.propagation.actions import Action
 from partir_search.simulator.cost import Cost
+
+# Of the episodes, for a search on a second form of a program, from the answer for the first form.
+FURTHER_EPISODES = 0.25
 
 StagePlan = tuple[Stage, Planned]
 Fixed = Callable[[Module], list[Action]]
@@ -130,7 +134,9 @@ class StagePlanner:
         padded = self.padded(plain, (*stage.rewrites.padding, *uneven))
         planner = self.planner(padded.module)
         same_mesh = planner.mesh == planned.sketch.partition.mesh
-        found = self._schedule(padded, planned.actions if same_mesh else ())
+        hints = planned.actions if same_mesh else ()
+        share = FURTHER_EPISODES if hints else 1.0
+        found = self._schedule(padded, hints, share)
         score = scorer(planner.goals)
         return found if score(found[1].cost) < score(planned.cost) else stage_plan
 
@@ -235,14 +241,17 @@ class StagePlanner:
     def _replayed(self, module: Module, actions: Sequence[Action]) -> Planned:
         return self.planner(module).replay_compatible(actions)[0]
 
-    def _schedule(self, stage: Stage, hints: Sequence[Action] = ()) -> StagePlan:
-        return stage, self._run(self.planner(stage.module), hints)
+    def _schedule(
+        self, stage: Stage, hints: Sequence[Action] = (), share: float = 1.0
+    ) -> StagePlan:
+        return stage, self._run(self.planner(stage.module), hints, share=share)
 
     def _run(
         self,
         planner: Planner,
         hints: Sequence[Action] = (),
         goals: Sequence[Goal[Cost]] = (),
+        share: float = 1.0,
     ) -> Planned:
         """Runs the schedule.
 
@@ -250,6 +259,7 @@ class StagePlanner:
           planner: planner of the program.
           hints: actions of a plan for a similar program, as a further start of searches.
           goals: goals in addition to the planner's.
+          share: fraction of the episodes to play.
         """
         planner.goals = (*planner.goals, *goals)
         o = self._options
@@ -262,7 +272,7 @@ class StagePlanner:
                 return planner.run(
                     schedule,
                     fixed=fixed,
-                    episodes=o.episodes,
+                    episodes=math.ceil(share * o.episodes),
                     seed=o.seed,
                     progress=progress,
                     hints=hints,
