@@ -181,8 +181,8 @@ def test_goals() -> None:
     assert thrifty.cost.seconds > fast.cost.seconds
     small = ps.Fit(fast.cost.peak_bytes * 0.97)
     assert transformer_plan(2, goals=[small, ps.Fastest()]).cost.peak_bytes <= small.bytes
-    balanced = transformer_plan(2, goals=[ps.Fit(16e9), Balanced(sent * 0.85), ps.Fastest()])
-    assert max(balanced.cost.bytes_by_axis.values()) <= sent * 0.85
+    balanced = transformer_plan(2, goals=[ps.Fit(16e9), Balanced(sent * 0.95), ps.Fastest()])
+    assert max(balanced.cost.bytes_by_axis.values()) <= sent * 0.95
     assert balanced.cost.seconds < 1.2 * fast.cost.seconds
 
 

@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable
 
 import jax
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -20,6 +21,7 @@ from partir_search.constraints.ends import without_ties
 from partir_search.constraints.region_axes import region_axes
 from partir_search.constraints.shardings import constraint_layouts, fixed_actions, fixed_mesh
 from partir_search.ir.mesh import MeshShape
+from partir_search.ir.rule import NONE
 from partir_search.ir.verify import verify
 from partir_search.lowering.cache import LocalCache
 from partir_search.lowering.localize import localize
@@ -29,10 +31,13 @@ from partir_search.passes.block_scans import with_block_scans
 from partir_search.passes.pad import pad_module
 from partir_search.passes.pad_choice import Pad
 from partir_search.passes.views import with_views
+from partir_search.planning.assignments import decisions_to
+from partir_search.propagation.actions import action_from_json
 from partir_search.propagation.apply import apply_fixed
 from partir_search.propagation.state import State
 from partir_search.rules import RuleTable
 from partir_search.simulator.simulator import CostModel
+from partir_search.simulator.tables.variables import variables_of
 from partir_search.simulator.target.machine import MACHINES
 from tests.generated.constrained import constrained, random_spec
 from tests.generated.stencils import stencil
@@ -181,6 +186,33 @@ def check_stencil(seed: int) -> None:
     check_partition(state.partition(), fn, args)
 
 
+def check_assigned(seed: int) -> None:
+    """Random tilings of classes and loops of ops: actions lead there, and the program is right."""
+    fn, args = build(seed)
+    rng = random.Random(seed)
+    mesh = rng.choice([m for m in MESHES if not m.diagonals])
+    state = state_of(module_of(fn, *args), mesh, contract=True)
+    variables = variables_of(state.graph, mesh)
+    labels = np.zeros(len(variables.sets), dtype=np.int64)
+    for x, labelled in enumerate(variables.sets):
+        if rng.random() < 0.6:
+            labels[x] = rng.randrange(len(labelled))
+    variables.assign(labels, state)
+    tiles, loops = ([row[:] for row in rows] for rows in (state.tiles, state.loops))
+    played = state_of(module_of(fn, *args), mesh, contract=True)
+    values = state.graph.module.values
+    for decision in decisions_to(played, tiles, loops):
+        name, *also = (values[v].name for v in decision.values(state.graph))
+        barriers = tuple(values[state.graph.members[c][0]].name for c in decision.barrier_classes)
+        action = decision.action(name, mesh.label(decision.axes), tuple(also), barriers)
+        action_from_json(action.to_json()).apply(played)
+    assert played.tiles == tiles
+    nodes = [n for n in state.graph.node_of if n >= 0]
+    for now, wanted in zip(played.loops, loops, strict=True):
+        assert [max(now[n], NONE) for n in nodes] == [wanted[n] for n in nodes]
+    check_partition(played.partition(), fn, args)
+
+
 @settings(max_examples=80, deadline=None, derandomize=True, database=None)
 @given(st.integers(0, 2**31 - 1))
 def test_sparse_programs(seed: int) -> None:
@@ -228,8 +260,8 @@ def test_states_come_back_by_their_keys(seed: int) -> None:
 @pytest.mark.devices
 @pytest.mark.parametrize(
     "checked",
-    [check, check_padded, check_constrained, check_stencil],
-    ids=["as_is", "padded", "constrained", "stencils"],
+    [check, check_padded, check_constrained, check_stencil, check_assigned],
+    ids=["as_is", "padded", "constrained", "stencils", "assigned"],
 )
 def test_random_programs(checked: Callable[[int], None], request: pytest.FixtureRequest) -> None:
     examples = request.config.getoption("--programs")

@@ -43,6 +43,7 @@ def alternate(
     *,
     max_entries: int = 2_000_000,
     rounds: int = 4,
+    least_gain: float = 0.0,
 ) -> Alternation:
     """Minimises costs, beginning at a labelling.
 
@@ -57,11 +58,12 @@ def alternate(
       max_entries: limit of a table of exact elimination. Beyond the limit, some variables of the
         block are fixed as well.
       rounds: maximum number of turns of each block.
+      least_gain: end after one turn of each block without a true cost lower by more.
     """
     labels = np.array(start, dtype=np.int64)
     visited = [Labelling(true_cost(labels), labels)]
     seen = {labels.tobytes()}
-    unchanged = 0
+    best, stale, unchanged = visited[0].energy, 0, 0
     for turn in range(rounds * len(blocks)):
         model = costs_at(labels)
         found = improve(model, labels, blocks[turn % len(blocks)], max_entries)
@@ -75,6 +77,10 @@ def alternate(
             break  # a cycle: each model prefers the next labelling
         seen.add(labels.tobytes())
         visited.append(Labelling(true_cost(labels), labels))
+        stale = stale + 1 if visited[-1].energy >= best - least_gain else 0
+        best = min(best, visited[-1].energy)
+        if stale == len(blocks):
+            break
     return Alternation(min(visited, key=lambda each: each.energy), visited)
 
 

@@ -17,7 +17,7 @@ PENALTY_GROWTH = 4.0  # factor on the penalty per round while no answer keeps th
 CONVERGENCE_TOL = 0.002  # gain of a round in log cost, below which annealing has converged
 
 
-def anneal(game: Game, record: Record, rng: random.Random) -> bool:
+def anneal(game: Game, record: Record, rng: random.Random, *, settled: bool = False) -> bool:
     """Anneals until the record's budget is exhausted or annealing has converged.
 
     Annealing has converged after a round that gains less than `CONVERGENCE_TOL`, if earlier rounds
@@ -27,6 +27,8 @@ def anneal(game: Game, record: Record, rng: random.Random) -> bool:
     Args:
       game: returned to its state.
       record: states evaluated before; annealing starts from the best.
+      settled: the best answer is a minimum of another method: annealing has converged after any
+        round that gains less than `CONVERGENCE_TOL`.
 
     Returns:
       True if annealing has converged with budget left.
@@ -56,7 +58,8 @@ def anneal(game: Game, record: Record, rng: random.Random) -> bool:
         best = record.best.score
         gained_before = record.scalar(initial) - record.scalar(first)
         gained = record.scalar(first) - record.scalar(best)
-        converged = gained_before >= CONVERGENCE_TOL > gained and best.excess == 0
+        improved = settled or gained_before >= CONVERGENCE_TOL
+        converged = improved and gained < CONVERGENCE_TOL and best.excess == 0
         if converged and record.finding_new and not record.exhausted:
             break
     rewind(game, len(played))

@@ -73,6 +73,7 @@ def search(
     episodes: int,
     seed: int = 0,
     starts: Sequence[Sequence[Move]] = (),
+    settled: bool = False,
     settings: Settings = Settings(),
     progress: Callable[[Record], None] | None = None,
 ) -> Result:
@@ -84,6 +85,8 @@ def search(
       seed: of all random choices.
       starts: lists of moves to evaluate first, e.g. known strategies or elites of an earlier goal;
         free of the budget.
+      settled: the best of `starts` is a minimum of another method; annealing ends early unless it
+        gains.
       progress: called with the record after every evaluation.
     """
     record = Record(game, episodes=max(episodes, 1), progress=progress)
@@ -99,7 +102,7 @@ def search(
         rng = random.Random(seed)
         share = record.used + (1.0 - record.used) * settings.tree_share
         grow(game, record, tree, rng, settings, share)
-        if not anneal(game, record, rng):
+        if not anneal(game, record, rng, settled=settled):
             best_first(game, record)
     return Result(
         tuple(record.ranked()),

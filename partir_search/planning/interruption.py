@@ -16,8 +16,10 @@ def search_noted(
     seed: int,
     starts: Sequence[Sequence[Move]],
     progress: Callable[[Record], None] | None,
+    *,
+    settled: bool = False,
 ) -> Result:
-    """Runs a search; a KeyboardInterrupt is raised with a note on the best strategy found."""
+    """Runs `mcts.search`; a KeyboardInterrupt is raised with a note on the best strategy found."""
     last: collections.deque[Record] = collections.deque(maxlen=1)
 
     def watch(record: Record) -> None:
@@ -26,7 +28,9 @@ def search_noted(
             progress(record)
 
     try:
-        return search(game, episodes=episodes, seed=seed, starts=starts, progress=watch)
+        return search(
+            game, episodes=episodes, seed=seed, starts=starts, settled=settled, progress=watch
+        )
     except KeyboardInterrupt as stop:
         for record in last:
             best = record.best.score

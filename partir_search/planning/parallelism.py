@@ -67,7 +67,7 @@ class Parallelism(abc.ABC):
         modes = self.modes()
         for mode in modes:
             mode.apply(state)
-        named = ((values[graph.members[d.cls][0]].name, d) for d in decisions)
+        named = ((values[d.values(graph)[0]].name, d) for d in decisions)
         return [*(d.action(name, mesh.label(d.axes)) for name, d in named), *modes]
 
 

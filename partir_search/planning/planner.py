@@ -24,6 +24,7 @@ from partir_search.plan.planned import Planned, SearchReport
 from partir_search.planning.axis_modes import choose_modes
 from partir_search.planning.checks.schedule import check_schedule
 from partir_search.planning.clock import Clock
+from partir_search.planning.exact_steps import exact_moves
 from partir_search.planning.fold_models import FoldModels, fold_models
 from partir_search.planning.game import PlanningGame
 from partir_search.planning.interruption import search_noted
@@ -233,13 +234,17 @@ class Planner:
         known = named_strategies(self.mesh, names, game.targets, self.streams)
         with self._clock.timed("known strategies"):
             costs = [(name, self._folded(game, moves)[1]) for name, moves in known]
-        hinted = project_to_fold(hints, folded, self.module, game)
-        starts = [*(moves for _, moves in known), hinted]
-        if hinted and game.targets.stacks:
+        starts = [*(moves for _, moves in known), project_to_fold(hints, folded, self.module, game)]
+        if starts[-1] and game.targets.stacks:
             given = (n for n in names if n not in self.mesh.diagonal_names)
-            starts.append((TileStacks(self.mesh.axes("+".join(given))), *hinted))
+            starts.append((TileStacks(self.mesh.axes("+".join(given))), *starts[-1]))
+        with self._clock.timed("exact steps"):
+            named = zip(("hints", "stacked hints"), starts[len(known) :], strict=False)
+            exact = [(move,) for move in exact_moves(game, [*known, *named], FINALISTS)]
         with self._clock.timed("search"):
-            result = search_noted(game, episodes, seed, starts, progress)
+            paths = [*starts, *exact]
+            settled = bool(exact) and not self._folded(game, exact[0])[0].excess
+            result = search_noted(game, episodes, seed, paths, progress, settled=settled)
         found = [game.describe(move) for move in result.best.path]
         self._clock.record("search", small, small, lambda: "\n".join(found))
         game.clear_caches()

@@ -10,27 +10,18 @@ from partir_search.passes.fold.fold import Folded
 from partir_search.planning.game import PlanningGame
 from partir_search.propagation.actions import Action, tilings
 from partir_search.propagation.contradictions import value_named
+from partir_search.propagation.graph import Graph
 from partir_search.propagation.state import State
-from partir_search.strategies.decisions import Decision, decision_of
+from partir_search.strategies.decisions import Decision, decisions_of
 
 
 def project_to_fold(
     hints: Sequence[Action], folded: Folded, module: Module, game: PlanningGame
 ) -> tuple[Move, ...]:
     """Converts actions to moves on the folded program; actions on missing values are dropped."""
-    known = module.value_names()
-
-    def classes_of(names: Sequence[str]) -> tuple[int, ...]:
-        values = [folded.class_of[known[n].id] for n in names if n in known]
-        return tuple(dict.fromkeys(game.graph.class_of[v] for v in values if v >= 0))
-
-    moves: list[Move] = []
-    for action in tilings(hints):
-        axes = game.mesh.axes(action.axis)
-        for cls in classes_of(action.values):
-            move = decision_of(action, cls, axes, classes_of)
-            moves += [] if move is None else [move]
-    return tuple(moves)
+    names = _Names(folded, module, game.graph)
+    found = (decisions_of(a, game.mesh.axes(a.axis), names) for a in tilings(hints))
+    return tuple(move for moves in found for move in moves)
 
 
 def marks_of(module: Module, actions: Sequence[Action]) -> dict[int, str]:
@@ -44,40 +35,69 @@ def marks_of(module: Module, actions: Sequence[Action]) -> dict[int, str]:
     return found
 
 
+class _Names:
+    """Names of values of a module, in the graph of the folded module; unknown ones are left out."""
+
+    def __init__(self, folded: Folded, module: Module, graph: Graph) -> None:
+        self._folded, self._known, self._graph = folded, module.value_names(), graph
+
+    def values(self, names: Sequence[str]) -> list[int]:
+        values = (self._folded.class_of[self._known[n].id] for n in names if n in self._known)
+        return list(dict.fromkeys(v for v in values if v >= 0))
+
+    def classes(self, names: Sequence[str]) -> list[int]:
+        return list(dict.fromkeys(self._graph.class_of[v] for v in self.values(names)))
+
+    def nodes(self, names: Sequence[str]) -> list[int]:
+        makers = map(self._graph.analysis.def_use.makers.__getitem__, self.values(names))
+        found = (self._graph.node_of[op.id] for op in makers if op is not None)
+        return list(dict.fromkeys(n for n in found if n >= 0))
+
+
+class _Members:
+    """`Members` of a fold."""
+
+    def __init__(self, folded: Folded, graph: Graph, module: Module) -> None:
+        self._of_value: dict[int, list[int]] = {}
+        self._of_class: dict[int, list[int]] = {}
+        self._arguments = {v.id for v in module.body.args}
+        for v, folded_value in enumerate(folded.class_of):
+            if folded_value >= 0:
+                self._of_value.setdefault(folded_value, []).append(v)
+                self._of_class.setdefault(graph.class_of[folded_value], []).append(v)
+
+    def of_class(self, cls: int) -> list[int]:
+        values = self._of_class[cls]
+        return [v for v in values if v in self._arguments] or values
+
+    def of_value(self, value: int) -> list[int]:
+        return self._of_value.get(value, [])
+
+    def all_of_class(self, cls: int) -> list[int]:
+        """Values of a class, arguments or not."""
+        return self._of_class[cls]
+
+
 def apply_to_fold(before: Sequence[Action], folded: Folded, module: Module, state: State) -> None:
     """Applies actions on values of the unfolded program to a state of the folded one."""
-
-    def classes_of(names: Sequence[str]) -> list[int]:
-        values = [value_named(module, name).id for name in names]
-        return list(dict.fromkeys(state.graph.class_of[folded.class_of[v]] for v in values))
-
+    names = _Names(folded, module, state.graph)
     for action in before:
-        action.apply_folded(state, classes_of)
+        action.apply_folded(state, names)
 
 
 def lift_to_module(
     folded: Folded, game: PlanningGame, decisions: Sequence[Decision], state: State
 ) -> list[Action]:
-    """Converts decisions on folded classes to actions on the module, applied to `state`."""
+    """Converts decisions on the folded program to actions on the module, applied to `state`."""
     graph, module = state.graph, state.graph.module
-    members: dict[int, list[int]] = {}
-    for v, folded_value in enumerate(folded.class_of):
-        if folded_value >= 0:
-            members.setdefault(game.graph.class_of[folded_value], []).append(v)
-    arguments = {v.id for v in module.body.args}
+    members = _Members(folded, game.graph, module)
     done: list[Action] = []
     for decision in decisions:
-        values = members[decision.cls]
-        values = [v for v in values if v in arguments] or values
-        first: dict[int, str] = {}  # a name per class of the whole program still to decide
-        for v in values:
-            cls = graph.class_of[v]
-            if decision.is_legal_on(cls, state):
-                first.setdefault(cls, module.values[v].name)
-        if not first:
+        values = decision.undecided(members, state).values()
+        if not values:
             continue
-        name, *also = first.values()
-        ends = [v for c in decision.barrier_classes for v in members[c]]
+        name, *also = (module.values[v].name for v in values)
+        ends = [v for c in decision.barrier_classes for v in members.all_of_class(c)]
         barriers = {graph.class_of[v]: module.values[v].name for v in ends}
         label = state.mesh.label(decision.axes)
         action = decision.action(name, label, tuple(also), tuple(barriers.values()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
+from partir_search.ir.rule import NONE
 from partir_search.propagation.state import State
 
 
@@ -36,5 +37,5 @@ def find_conflicts(state: State) -> Iterator[Conflict]:
                     f = state.free_factor(n, structure.factors_on[p][d], axis)
                 if f >= 0 and structure.sizes[f]:
                     candidates.setdefault(f, cls)
-            if loops[n] < 0 and len(candidates) > 1:
+            if loops[n] == NONE and len(candidates) > 1:
                 yield Conflict(n, axis, tuple(candidates.items()))

@@ -15,6 +15,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from partir_search.ir.analysis.axis_rows import AxisRows, axis_rows
 from partir_search.ir.analysis.module_analysis import ModuleAnalysis
@@ -27,6 +28,8 @@ from partir_search.ir.rule import NONE, Dims, OpRule
 from partir_search.passes.debug_ops import find_debug_ops
 from partir_search.propagation.adjacency import Adjacency
 from partir_search.rules.registry import RuleTable
+
+Bools = npt.NDArray[np.bool_]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -166,19 +169,26 @@ class Graph:
         """Adjacency of nodes and classes."""
         return Adjacency(self.touching, [node.classes for node in self.nodes])
 
+    @functools.cached_property
+    def op_nodes(self) -> Bools:
+        """[nodes] True for nodes of ops with results, False for edges of regions."""
+        ops = self.module.ops
+        named = [not n.structure.is_edge and bool(ops[n.op].results) for n in self.nodes]
+        return np.array(named, dtype=np.bool_)
+
     def rows(self, tiles: array[int], loops: array[int], defers: bool) -> AxisRows:
         """Rows of one axis for ops and values.
 
         Args:
           tiles: [classes] dim per class.
-          loops: [nodes] factor per node.
+          loops: [nodes] factor per node, or a negative code.
           defers: defer reductions past linear ops.
         """
         tile_row = np.frombuffer(tiles, dtype=np.int8)[self._class_row]
         # A contracted op is elementwise: factor d is dim d of its result.
         contracted = np.maximum(tile_row[self._result_row], NONE)
         looped = np.append(np.frombuffer(loops, dtype=np.int8), NONE)[self._node_row]
-        loop_row = np.where(self._node_row >= 0, looped, contracted)
+        loop_row = np.where(self._node_row >= 0, np.maximum(looped, NONE), contracted)
         loop_row[self._has_regions] = NONE
         arrays = array("b", loop_row.astype(np.int8).tobytes()), array("b", tile_row.tobytes())
         return axis_rows(self.analysis, *arrays, defers)

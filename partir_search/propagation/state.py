@@ -8,6 +8,7 @@ factors asked for are a conflict: the node gets no loop, and earlier decisions w
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from collections import deque
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from partir_search.ir.partition import Partition
 from partir_search.ir.rule import NONE, REPLICATED
 from partir_search.propagation.contradictions import IllegalAction
 from partir_search.propagation.diagonals import exceeds_diagonal, may_loop
+from partir_search.propagation.factors import free_factor, may_loop_over
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.memo import PropagationEffect, PropagationMemo, other_loops
 from partir_search.propagation.provenance import Cause
@@ -33,7 +35,7 @@ class State:
 
     Attributes:
       tiles: [axes] int8 array over classes: dim, NONE or REPLICATED.
-      loops: [axes] int8 array over nodes: factor or NONE.
+      loops: [axes] int8 array over nodes: factor, NONE, or REPLICATED: no loop, by decision.
       modes: options of axes besides tiling; not in the state's key.
       frozen: classes decided by propagation only, never by an action.
       shapes: [axes][classes] shapes of the graph, with 1 for dims closed on the axis; not in the
@@ -233,10 +235,7 @@ class State:
     def close(self, cls: int, dim: int, axes: Sequence[int]) -> None:
         """Closes a dim of a class: no action or propagation tiles it on `axes`.
 
-        Before a search only: closed dims are not in the state's key.
-
-        Raises:
-          IllegalAction: the dim is tiled on one of the axes.
+        Before a search only: closed dims are not in the state's key. IllegalAction if one is tiled.
         """
         if any(self.tiles[a][cls] == dim for a in axes):
             raise IllegalAction(f"class {cls} is tiled on dim {dim} along {self.mesh.label(axes)}")
@@ -250,6 +249,26 @@ class State:
     def is_closed(self, cls: int, dim: int, axes: Sequence[int]) -> bool:
         """True if a dim of a class is closed on all of `axes`."""
         return {(a, cls, dim) for a in axes}.issubset(self._closed)
+
+    def fix_loops(self, nodes: Sequence[int], factor: int, axes: Sequence[int]) -> None:
+        """Fixes the loops of nodes along axes; propagation passes no tiles through them.
+
+        Args:
+          factor: factor of the loops; NONE for no loop, whatever tiles of their values ask for.
+
+        Raises:
+          IllegalAction: a node has another loop, or the axes do not divide the factor.
+        """
+        self._step += 1
+        for n, axis in itertools.product(nodes, axes):
+            if not self.may_fix_loop(n, factor, axis):
+                raise IllegalAction(f"node {n} cannot loop over {factor}, {self.mesh.names[axis]}")
+            self.loops[axis][n] = REPLICATED if factor < 0 else factor
+
+    def may_fix_loop(self, n: int, factor: int, axis: int) -> bool:
+        """True if a node has the loop or no loop yet, and the axis divides the factor further."""
+        loops = [(row[n], size) for row, size in zip(self.loops, self.mesh.sizes, strict=True)]
+        return may_loop_over(self.graph.nodes[n].structure, factor, axis, loops)
 
     def _decide(self, axis: int, cls: int, tile: int) -> None:
         self.tiles[axis][cls] = tile
@@ -274,7 +293,7 @@ class State:
             flushing = not queue
             n = deferred.popleft() if flushing else queue.popleft()
             waiting.discard(n)
-            if loops[n] >= 0:
+            if loops[n] != NONE:
                 continue
             node = nodes[n]
             structure = node.structure
@@ -335,7 +354,7 @@ class State:
                     if self.causes is not None:
                         self.causes[axis, cls] = Cause(self._step, n)
                     for m in touching[cls]:
-                        if loops[m] < 0 and m not in waiting:
+                        if loops[m] == NONE and m not in waiting:
                             waiting.add(m)
                             queue.append(m)
 
@@ -346,29 +365,9 @@ class State:
         return may_loop(self.graph, self.loops, others, n, (r, c, d))
 
     def free_factor(self, n: int, factors: tuple[int, ...], axis: int) -> int:
-        """First of a dim's factors, major to minor, with an extent above 1 left by further axes.
-
-        Returns:
-          NONE if loops of further axes do not use up the major factors yet: a tile of the factor
-          would not be contiguous in the dim.
-        """
-        structure = self.graph.nodes[n].structure
-        for f in factors:
-            if self._remaining(n, f, axis) == 1:
-                continue
-            for g in structure.major_factors[f]:
-                if self._remaining(n, g, axis) > 1:
-                    return NONE
-            return f
-        return NONE
-
-    def _remaining(self, n: int, factor: int, axis: int) -> int:
-        """Extent of a factor of node `n` after the loops over the factor on axes but `axis`."""
-        extent = self.graph.nodes[n].structure.sizes[factor]
-        for a, row in enumerate(self.loops):
-            if a != axis and row[n] == factor:
-                extent //= self.mesh.sizes[a]
-        return extent
+        """`factors.free_factor` of node `n`, given its loops on the axes but `axis`."""
+        loops = [(row[n], self.mesh.sizes[a]) for a, row in enumerate(self.loops) if a != axis]
+        return free_factor(self.graph.nodes[n].structure, factors, loops)
 
     # Results -----------------------------------------------------------------------------------
 

@@ -218,7 +218,7 @@ class CostModel:
         )
         casts = temporaries.stored_casts
         stored = memory.live_bytes(found.nbytes, casts) if casts else load.live
-        live = stored + temporaries.bytes_at[memory.curve.position]
+        live = stored + memory.curve.temporaries_at(temporaries.bytes_at)
         cost = _cost(load, overlapped, split, live, self.machine)
         live = load.argument_bytes + live
         return Simulation(

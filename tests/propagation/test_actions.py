@@ -17,6 +17,7 @@ from partir_search.propagation.contradictions import IllegalAction
 from partir_search.propagation.state import State
 from tests.support import module_of, state_of
 
+DOT = "dot_general"  # names of values are those of their ops
 EXAMPLES: list[tuple[Action, str]] = [
     (ps.Tile("a0", 0, "batch"), "Tile(value='a0', dim=0, axis='batch')"),
     (
@@ -32,6 +33,11 @@ EXAMPLES: list[tuple[Action, str]] = [
     (ps.AxisOrder("model+batch"), "AxisOrder(axis='model+batch')"),
     (ps.Enter(0, ("batch", "")), "Enter(argument=0, layout=('batch', ''))"),
     (ps.Leave(0, ("", "model")), "Leave(result=0, layout=('', 'model'))"),
+    (ps.FixLoop(DOT, 2, "batch"), "FixLoop(value='dot_general', factor=2, axis='batch')"),
+    (
+        ps.FixLoop(DOT, -1, "batch", (f"{DOT}_1",)),
+        "FixLoop(value='dot_general' and 1 alike, no loop, axis='batch')",
+    ),
 ]
 ACTIONS = [action for action, _ in EXAMPLES]
 

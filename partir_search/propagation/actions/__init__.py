@@ -7,6 +7,7 @@ from typing import Any
 
 from partir_search.propagation.actions.action import Action
 from partir_search.propagation.actions.ends import End, Enter, Leave
+from partir_search.propagation.actions.loops import FixLoop
 from partir_search.propagation.actions.modes import (
     AxisOrder,
     KeepGathered,
@@ -22,6 +23,7 @@ __all__ = [
     "Close",
     "End",
     "Enter",
+    "FixLoop",
     "KeepGathered",
     "Leave",
     "Mode",
@@ -37,7 +39,7 @@ __all__ = [
 KINDS: dict[str, type[Action]] = {
     action.kind: action
     for action in (
-        *(Tile, Replicate, Close),
+        *(Tile, Replicate, Close, FixLoop),
         *(WindowedEinsum, KeepGathered, RingSchedule, AxisOrder),
         *(Enter, Leave),
     )

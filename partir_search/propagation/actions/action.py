@@ -5,11 +5,19 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Protocol, Self
 
 from partir_search.propagation.state import State
 
-ClassesOf = Callable[[Sequence[str]], list[int]]
+
+class FoldedNames(Protocol):
+    """Names of values of the unfolded program, in the graph of the folded one."""
+
+    def classes(self, names: Sequence[str]) -> list[int]:
+        """Classes of the values."""
+
+    def nodes(self, names: Sequence[str]) -> list[int]:
+        """Nodes of the ops that define the values."""
 
 
 class Action(abc.ABC):
@@ -41,18 +49,14 @@ class Action(abc.ABC):
         """
 
     @abc.abstractmethod
-    def apply_folded(self, state: State, classes_of: ClassesOf) -> None:
-        """Applies the action as far as legal to the state of a folded program.
-
-        Args:
-          classes_of: maps names of values to their classes in the folded program.
-        """
+    def apply_folded(self, state: State, folded: FoldedNames) -> None:
+        """Applies the action as far as legal to the state of a folded program."""
 
     def is_applied(self, state: State) -> bool:
         """True if the state has the decision for all values; False for actions on mesh axes."""
         return False
 
-    def single(self) -> tuple[Self, ...]:
+    def single(self) -> Sequence[Self]:
         """One action per value; () for actions on mesh axes, `End`s and `Close`."""
         return ()
 

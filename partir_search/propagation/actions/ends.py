@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from partir_search.ir.core import Operand
 from partir_search.ir.partition import Layout
-from partir_search.propagation.actions.action import Action, ClassesOf
+from partir_search.propagation.actions.action import Action, FoldedNames
 from partir_search.propagation.contradictions import IllegalAction
 from partir_search.propagation.state import State
 
@@ -28,7 +28,7 @@ class End(Action):
         """All axes of the layout."""
         return "+".join(label for label in self.layout if label)
 
-    def apply_folded(self, state: State, classes_of: ClassesOf) -> None:
+    def apply_folded(self, state: State, folded: FoldedNames) -> None:
         """No effect: a fold keeps the boundary layouts of the whole program."""
 
     def _axes(self, state: State, ends: Sequence[Operand], number: int) -> tuple[int, Layout]:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 from partir_search.ir.axis_options import Modes
 from partir_search.ir.skewed_schedule import FORMER_FORMS, FORMS
 from partir_search.messages.renamed import warn_renamed
-from partir_search.propagation.actions.action import Action, ClassesOf
+from partir_search.propagation.actions.action import Action, FoldedNames
 from partir_search.propagation.contradictions import IllegalAction
 from partir_search.propagation.state import State
 
@@ -44,7 +44,7 @@ class Mode(Action):
     def apply(self, state: State, path: str | None = None) -> None:
         state.modes = self.chosen(state.modes, state.mesh.axes(self.axis))
 
-    def apply_folded(self, state: State, classes_of: ClassesOf) -> None:
+    def apply_folded(self, state: State, folded: FoldedNames) -> None:
         """No effect: of the options only `AxisOrder` matters to a folded program."""
 
 
@@ -137,5 +137,5 @@ class AxisOrder(Mode):
             ) from None
         return nested
 
-    def apply_folded(self, state: State, classes_of: ClassesOf) -> None:
+    def apply_folded(self, state: State, folded: FoldedNames) -> None:
         self.apply(state)

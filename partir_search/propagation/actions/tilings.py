@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 
 from partir_search.ir.core import Value
 from partir_search.ir.rule import NONE, REPLICATED
-from partir_search.propagation.actions.action import Action, ClassesOf
+from partir_search.propagation.actions.action import Action, FoldedNames
 from partir_search.propagation.contradictions import IllegalAction, already_decided, value_named
 from partir_search.propagation.state import State
 
@@ -93,11 +93,11 @@ class Tile(Tiling):
             )
         state.tile(cls, self.dim, axes, also, classes_of(state, self.barriers))
 
-    def apply_folded(self, state: State, classes_of: ClassesOf) -> None:
+    def apply_folded(self, state: State, folded: FoldedNames) -> None:
         axes = state.mesh.axes(self.axis)
-        classes = [c for c in classes_of(self.values) if state.may_tile(c, self.dim, axes)]
+        classes = [c for c in folded.classes(self.values) if state.may_tile(c, self.dim, axes)]
         if classes:
-            barriers = sorted(classes_of(self.barriers))
+            barriers = sorted(folded.classes(self.barriers))
             state.tile(classes[0], self.dim, axes, classes[1:], barriers)
 
     def is_applied(self, state: State) -> bool:
@@ -137,7 +137,7 @@ class Tile(Tiling):
     def __str__(self) -> str:
         short = f", barriers={len(self.barriers)}" if self.barriers else ""
         where = f"dim={self.dim}, axis={self.axis!r}{short}"
-        return f"Tile(value={self.value!r}{_alike(self.also)}, {where})"
+        return f"Tile(value={self.value!r}{alike_text(self.also)}, {where})"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
@@ -168,9 +168,9 @@ class Replicate(Tiling):
         check_undecided(state, cls, axes, path or self.value, self.axis, "replicated")
         state.replicate(cls, axes, also)
 
-    def apply_folded(self, state: State, classes_of: ClassesOf) -> None:
+    def apply_folded(self, state: State, folded: FoldedNames) -> None:
         axes = state.mesh.axes(self.axis)
-        classes = [c for c in classes_of(self.values) if state.free(c, axes)]
+        classes = [c for c in folded.classes(self.values) if state.free(c, axes)]
         if classes:
             state.replicate(classes[0], axes, classes[1:])
 
@@ -182,7 +182,7 @@ class Replicate(Tiling):
         return tuple(dataclasses.replace(self, value=name, also=()) for name in self.values)
 
     def __str__(self) -> str:
-        return f"Replicate(value={self.value!r}{_alike(self.also)}, axis={self.axis!r})"
+        return f"Replicate(value={self.value!r}{alike_text(self.also)}, axis={self.axis!r})"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
@@ -211,8 +211,8 @@ class Close(Tiling):
             raise already_decided(path or self.value, self.dim, self.axis, requested)
         state.close(cls, self.dim, axes)
 
-    def apply_folded(self, state: State, classes_of: ClassesOf) -> None:
-        for cls in classes_of(self.values):
+    def apply_folded(self, state: State, folded: FoldedNames) -> None:
+        for cls in folded.classes(self.values):
             state.close(cls, self.dim, state.mesh.axes(self.axis))
 
     def is_applied(self, state: State) -> bool:
@@ -243,5 +243,6 @@ def check_undecided(
             raise already_decided(path, state.tiles[a][cls], axis, requested)
 
 
-def _alike(also: tuple[str, ...]) -> str:
+def alike_text(also: tuple[str, ...]) -> str:
+    """Number of further values, for the text of an action."""
     return f" and {len(also)} alike" if also else ""

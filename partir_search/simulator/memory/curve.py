@@ -66,6 +66,8 @@ class Curve:
 
     Attributes:
       position: [R] position of each row's op, in the quotient if folded.
+      covered: positions up to the next change of live values, row after row.
+      cover: [R] first entry of each row in `covered`.
       near: changes of values that may live in memory on the chip.
       far: changes of all values that may not.
       vmem_bytes: memory on the chip.
@@ -75,6 +77,8 @@ class Curve:
     """
 
     position: Ints
+    covered: Ints
+    cover: Ints
     near: _Changes
     far: _Changes
     vmem_bytes: float
@@ -103,6 +107,20 @@ class Curve:
         near -= self.vmem_bytes
         far += np.maximum(near, 0.0, out=near)
         return far[:-1]
+
+    def temporaries_at(self, bytes_at: Floats) -> Floats:
+        """[R] most temporaries from each row on until live values change.
+
+        Args:
+          bytes_at: [positions] bytes of temporaries.
+        """
+        found: Floats = np.maximum.reduceat(bytes_at[self.covered], self.cover)
+        return found
+
+    def positions_of(self, row: int) -> Ints:
+        """Positions from a row on until live values change; see `temporaries_at`."""
+        stop = self.cover[row + 1] if row + 1 < len(self.cover) else len(self.covered)
+        return self.covered[self.cover[row] : stop]
 
     def row_weights(self, row: int, nbytes: Floats) -> tuple[Floats, float]:
         """[values] weight of each value's bytes in a row of `bytes_at`, and bytes besides.
@@ -150,15 +168,21 @@ def live_curve(
     near = kernel[ranges.stop] - kernel[ranges.start] <= machine.traits.vmem_lifetime_kernels
     near &= ~np.isin(ranges.value, results)
     rows = np.arange(max(len(region.ops), 1), dtype=np.int64)
+    following = rows + 1
     classes = ranges.value
     if folded is not None:
         places = places or folded.body
         # A move of an op's result is positioned at the row after the op's.
-        rows = _rows(places, np.concatenate((ranges.start, ranges.start + 1, ranges.stop)))
+        ends = np.concatenate((ranges.start, ranges.start + 1, ranges.stop))
+        rows, following = _rows(places, ends)
         classes = np.array([folded.class_of[v] for v in ranges.value], dtype=np.int64)
-    position: Ints = rows
+    position = covered = rows
+    cover = rows
     if places is not None:
-        position = np.array([places.op_of[r] for r in rows], dtype=np.int64)
+        op_of = np.array(places.op_of, dtype=np.int64)
+        spans = [np.unique(op_of[r:n]) for r, n in zip(rows, following, strict=True)]
+        position, covered = op_of[rows], np.concatenate(spans)
+        cover = np.cumsum([0, *map(len, spans[:-1])])
     values = len(folded.module.values) if folded else int(np.max(ranges.value, initial=-1)) + 1
     first = np.searchsorted(rows, ranges.start, side="left")
     last = np.searchsorted(rows, ranges.stop, side="right")
@@ -175,6 +199,8 @@ def live_curve(
     max_near = machine.vmem_bytes * machine.traits.vmem_value_fraction
     return Curve(
         position=position,
+        covered=covered,
+        cover=cover,
         near=short,
         far=long,
         vmem_bytes=machine.vmem_bytes,
@@ -184,20 +210,25 @@ def live_curve(
     )
 
 
-def _rows(places: KeptOps, ends: Ints) -> Ints:
+def _rows(places: KeptOps, ends: Ints) -> tuple[Ints, Ints]:
     """Positions of the original at which the curve of its quotient can peak.
 
     Args:
       ends: positions at which a value comes to life, is moved, or dies.
+
+    Returns:
+      The positions, and for each the next position at which live values change.
     """
     length = len(places.op_of)
     keep = np.zeros(length, dtype=bool)
     keep[ends[ends < length]] = True
+    changes = np.append(np.flatnonzero(keep), length)
     members: dict[int, list[int]] = {}
-    for row in np.flatnonzero(keep).tolist():
+    for row in changes[:-1].tolist():
         members.setdefault(places.op_of[row], []).append(row)
     for rows in members.values():
         keep[rows[EDGE_REPEATS : max(EDGE_REPEATS, len(rows) - EDGE_REPEATS)]] = False
     if not keep.any():
         keep[-1:] = True
-    return np.flatnonzero(keep).astype(np.int64)
+    found = np.flatnonzero(keep).astype(np.int64)
+    return found, changes[np.searchsorted(changes, found, side="right")]

@@ -1,44 +1,92 @@
-"""Peak bytes as tables: the row of the live-memory curve that is highest at a program.
+"""Peak bytes as tables: a row of the live-memory curve, by default the highest at a program.
 
 A row is linear in the local bytes of values, and so is the highest row of a region that runs there.
-Temporaries of redistribution are held at those of the program.
+Temporaries are the copies of operands and results that the op of the row redistributes; further
+temporaries are held at those of the program.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from partir_search.exact.pairwise import ModelBuilder, PairwiseModel
-from partir_search.simulator.arrays import Floats
+from partir_search.ir.core import Op
+from partir_search.ir.rule import NONE, Dims, OpRule
+from partir_search.simulator.arrays import Floats, Ints
 from partir_search.simulator.memory.curve import Curve
 from partir_search.simulator.simulator import CostModel, Simulation
 from partir_search.simulator.tables.shares import Shares
+from partir_search.simulator.tables.sums import Scope
+
+LARGE_COPIES = 0.5  # of the largest temporaries of a row
 
 
-def read_peak(model: CostModel, shares: Shares, simulated: Simulation) -> PairwiseModel:
-    """Bytes of the row of the curve that is highest in a simulated program; exact there."""
+def read_peak(
+    model: CostModel, shares: Shares, simulated: Simulation, labels: Ints, row: int | None = None
+) -> PairwiseModel:
+    """Bytes of a row of the curve; exact at a simulated program.
+
+    Args:
+      labels: of the program.
+      row: of the curve; the highest at the program by default.
+    """
     memory, nbytes = model.memory, simulated.load.roofline.nbytes
-    row = int(np.argmax(simulated.live))
+    row = int(np.argmax(simulated.live)) if row is None else row
     temporaries = simulated.temporaries
     stored = ~memory.casts.mask
     stored[list(temporaries.stored_casts)] = True
     weights, besides = memory.curve.row_weights(row, np.where(stored, nbytes, 0.0))
     per_value: Floats = memory.argument_counts.astype(np.float64, copy=True)
     per_value[: len(weights)] += np.where(stored[: len(weights)], weights, 0.0)
-    position = int(memory.curve.position[row])
+    positions = memory.curve.positions_of(row)
+    held = temporaries.bytes_at[positions]
     builder = ModelBuilder(shares.variables.sizes)
-    builder.constant = besides + float(temporaries.bytes_at[position])
+    builder.constant = besides + float(held.max())
     ops = model.module.body.ops
-    if position < len(ops) and ops[position].regions:
-        inner = _inside(memory.regions.curves[ops[position].id], nbytes)
+    at_row = int(memory.curve.position[row])
+    if at_row < len(ops) and ops[at_row].regions:
+        inner = _inside(memory.regions.curves[ops[at_row].id], nbytes)
         per_value[: len(inner)] += inner
         builder.constant -= float(inner @ nbytes[: len(inner)])
     for v in np.flatnonzero(per_value).tolist():
         scope, share = shares.value(v)
         builder.add(scope, share * (float(per_value[v]) * float(memory.nbytes[v])))
+    # Any of the positions with large copies would be the next to hold the peak.
+    large = positions[(held >= LARGE_COPIES * held.max()) & (held > 0.0) & (positions < len(ops))]
+    for position in large.tolist():
+        for scope, copies in _copies(shares, ops[position]):
+            builder.add(scope, copies)
+            builder.constant -= float(copies[tuple(labels[x] for x in scope)])
     return builder.model()
+
+
+def _copies(shares: Shares, op: Op) -> Iterator[tuple[Scope, Floats]]:
+    """Bytes of the copies of an op's operands and results in the layouts of its loops, where their
+    tilings differ.
+    """
+    variables = shares.variables
+    q = int(variables.of_op[op.id])
+    if q < 0 or not variables.own_loops[op.id]:
+        return
+    rule = variables.graph.rules[op.id]
+    operands = [(x, rule.operands[i]) for i, x in op.inputs()]
+    for value, dims in (*operands, *zip(op.results, rule.results, strict=True)):
+        x = variables.of_value(value.id)
+        if x >= 0:
+            needed = _tiles(rule, variables.sets[q].codes, dims)
+            differs = (needed[:, None, :] != variables.sets[x].codes[None, :, :]).any(axis=2)
+            bytes_of = shares.of_codes(needed) * float(value.type.nbytes)
+            yield (q, x), np.where(differs, bytes_of[:, None], 0.0)
+
+
+def _tiles(rule: OpRule, codes: Ints, dims: Dims) -> Ints:
+    """[labels, axes] dims that loops tile; NONE for no loop or a factor that no dim has."""
+    found = np.full(codes.shape, NONE, dtype=np.int64)
+    for f in np.unique(codes[codes >= 0]).tolist():
+        found[codes == f] = rule.dim_of(dims, f)
+    return found
 
 
 def _inside(curves: Sequence[Curve], nbytes: Floats) -> Floats:

@@ -16,7 +16,7 @@ from partir_search.lowering.local_ir import LocalProgram
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.state import State
 from partir_search.simulator.arrays import Ints
-from partir_search.simulator.simulator import CostModel
+from partir_search.simulator.simulator import CostModel, Simulation
 from partir_search.simulator.tables.ordered import OrderedTables
 from partir_search.simulator.tables.peak import read_peak
 from partir_search.simulator.tables.shares import Shares
@@ -95,9 +95,18 @@ class CostTables:
         """Costs linearised at a partition, exact there."""
         return self.ordered(partition.order).at(self.labels_of(partition))
 
-    def peak_at(self, program: LocalProgram) -> PairwiseModel:
-        """Bytes at the peak of a program's memory, linear in local bytes; exact at the program."""
-        return read_peak(self.model, Shares(self.variables), self.model.simulate(program))
+    def peak_at(
+        self, program: LocalProgram, simulated: Simulation | None = None, row: int | None = None
+    ) -> PairwiseModel:
+        """Bytes at the peak of a program's memory, linear in local bytes; exact at the program.
+
+        Args:
+          simulated: simulation of the program; computed by default.
+          row: row of the memory curve; the highest by default.
+        """
+        simulated = simulated or self.model.simulate(program)
+        labels = self.labels_of(program.partition)
+        return read_peak(self.model, Shares(self.variables), simulated, labels, row)
 
     def below(self, partition: Partition) -> PairwiseModel:
         """Lower bounds of the costs of all partitions with the order of one.

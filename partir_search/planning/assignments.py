@@ -1,0 +1,132 @@
+"""Assignments of tilings and loops as moves: decisions that lead there from the game's state.
+
+Decisions propagate, so that a few reach most classes. Loops that propagation would choose otherwise
+are fixed first; classes that a decision would tile otherwise are its barriers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from array import array
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from partir_search.ir.rule import NONE
+from partir_search.propagation.graph import Graph
+from partir_search.propagation.state import State
+from partir_search.strategies.decisions import Axes, Decision, FixLoops, TileClass
+
+Rows = Sequence["array[int]"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Assign:
+    """Move to an assignment, from the first state of a game only.
+
+    Attributes:
+      source: text for the origin of the assignment.
+      decisions: decisions that lead there.
+    """
+
+    source: str
+    decisions: tuple[Decision, ...]
+
+    def is_legal(self, state: State) -> bool:
+        """True if `state` admits all decisions."""
+        before = state.key()
+        played = all(decision.decide(state) for decision in self.decisions)
+        state.restore(before)
+        return played
+
+    def apply(self, targets: object, state: State) -> Sequence[Decision]:
+        """Applies the decisions; none at all if one is illegal."""
+        before = state.key()
+        if all(decision.decide(state) for decision in self.decisions):
+            return self.decisions
+        state.restore(before)
+        return ()
+
+    def describe(self, name_of: Callable[[int], str], label: Callable[[Axes], str]) -> str:
+        """Text of the move."""
+        return f"exact steps from {self.source}: {len(self.decisions)} decisions"
+
+
+def decisions_to(state: State, tiles: Rows, loops: Rows) -> list[Decision]:
+    """Decisions that lead from a state to an assignment; the state is restored.
+
+    Args:
+      state: a state whose decided tiles and loops agree with the assignment.
+      tiles: [axes] dim of each class, or NONE.
+      loops: [axes] factor of each node of an op, or NONE.
+    """
+    start = state.key()
+    found: list[Decision] = []
+    for axis in range(len(tiles)):
+        fixed: dict[int, int] = {}  # node to its factor
+        while True:  # repeated with more loops fixed, until propagation gives no wrong one
+            before = state.key()
+            decisions = _fix(state, axis, fixed)
+            played, wrong = _play(state, axis, tiles[axis], loops[axis])
+            if not wrong:
+                break
+            fixed |= {n: loops[axis][n] for n in wrong}
+            state.restore(before)
+        now = _row(state.loops[axis])
+        missing = np.flatnonzero(state.graph.op_nodes & (_row(loops[axis]) >= 0) & (now < 0))
+        late = _fix(state, axis, {int(n): loops[axis][n] for n in missing})
+        found += [*decisions, *played, *late]
+    state.restore(start)
+    return found
+
+
+def _play(
+    state: State, axis: int, tiles: array[int], loops: array[int]
+) -> tuple[list[Decision], list[int]]:
+    """Plays tilings of an axis.
+
+    Returns:
+      The decisions, and the nodes that got a loop other than in `loops`.
+    """
+    wanted, looped, now = _row(tiles), _row(loops), _row(state.tiles[axis])
+    played: list[Decision] = []
+    barriers: set[int] = set()
+    for c in _by_size(state.graph, wanted):
+        while now[c] != wanted[c]:
+            move = TileClass(c, int(wanted[c]), (axis,), tuple(sorted(barriers)))
+            before = state.key()
+            if not move.decide(state):
+                break
+            nodes = _row(state.loops[axis])
+            wrong = np.flatnonzero(state.graph.op_nodes & (nodes >= 0) & (nodes != looped))
+            if len(wrong):
+                return played, wrong.tolist()
+            over = np.flatnonzero((now >= 0) & (now != wanted))
+            if not len(over):
+                played.append(move)
+                break
+            barriers.update(over.tolist())
+            state.restore(before)
+    return played, []
+
+
+def _by_size(graph: Graph, wanted: np.ndarray) -> list[int]:
+    """Classes to tile: those with arguments first, then the largest."""
+    arguments = {graph.class_of[v.id] for v in graph.module.body.args}
+    values, members = graph.module.values, graph.members
+    size = {int(c): values[members[int(c)][0]].type.nbytes for c in np.flatnonzero(wanted >= 0)}
+    return sorted(size, key=lambda c: (c not in arguments, -size[c], c))
+
+
+def _fix(state: State, axis: int, fixed: dict[int, int]) -> list[Decision]:
+    """Fixes loops of nodes, one decision per factor; returns the decisions."""
+    graph, by_factor = state.graph, dict[int, list[int]]()
+    for n, factor in fixed.items():
+        result = graph.module.ops[graph.nodes[n].op].results[0]
+        by_factor.setdefault(max(factor, NONE), []).append(result.id)
+    decisions = [FixLoops(tuple(sorted(v)), f, (axis,)) for f, v in sorted(by_factor.items())]
+    return [decision for decision in decisions if decision.decide(state)]
+
+
+def _row(row: array[int]) -> np.ndarray:
+    return np.frombuffer(row, dtype=np.int8)

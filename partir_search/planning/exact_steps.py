@@ -1,0 +1,243 @@
+"""Exact steps: assignments of tilings and loops that minimise the cost tables, one axis at a time.
+
+The simulator's seconds are nearly a sum of terms over pairs of choices (`simulator/tables`). All
+tilings and loops along one mesh axis are chosen at once by variable elimination, with the further
+axes fixed; axes take turns, and the tables are linearised anew at each result (PrimePar's segmented
+dynamic programming, ASPLOS 2024 section 5, over the graph of the folded program). Hundreds of
+choices change together, which a search by single moves does not reach.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from partir_search.exact.alternation import Blocks, alternate
+from partir_search.exact.pairwise import Ints, PairwiseModel
+from partir_search.ir.partition import Partition
+from partir_search.ir.rule import NONE
+from partir_search.lowering.localize import localize
+from partir_search.mcts.game import Move, Score, play, rewind
+from partir_search.planning.assignments import Assign, decisions_to
+from partir_search.planning.game import PlanningGame
+from partir_search.simulator.cost import Cost
+from partir_search.simulator.tables.tables import CostTables
+
+MAX_LABELS = (
+    60_000  # of all variables; more axes or dims make tables that take longer than searches
+)
+MAX_ENTRIES = 2_000_000  # of one table of elimination
+STARTS = 3  # strategies from which exact steps start
+ROUNDS = 4  # turns of each axis
+LEAST_GAIN = 1e-4  # in log cost: axes without it after one turn each end the steps
+FIRST_PRICE, PRICE_GROWTH = 0.1, 3.0  # of all bytes at the peak, in seconds of the step
+MAX_PRICES = 6  # raises of prices until an assignment fits
+PRICED_ROWS = 4  # of the memory curve, added at each assignment over the limits
+FITTED = 2  # assignments over the limits that are fitted
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class Found:
+    """An assignment with its score.
+
+    Attributes:
+      labels: [variables] labels of the tables.
+      score: score of the simulator's cost.
+    """
+
+    labels: Ints
+    score: Score
+
+
+class ExactSteps:
+    """Exact steps on the folded program of a game."""
+
+    def __init__(self, game: PlanningGame) -> None:
+        """Tables of the game's program.
+
+        Raises:
+          ValueError: the costs of the game are not pairwise, or the tables are too large.
+        """
+        self.game = game
+        self.tables = CostTables(game.graph, game.model, game.mesh, game.state)
+        labels = sum(self.tables.variables.sizes)
+        if labels > MAX_LABELS:
+            raise ValueError(f"{labels} labels make tables larger than a search takes")
+        self._start = game.state.key()
+        self._costs: dict[bytes, Cost] = {}
+
+    def labels_here(self) -> Ints:
+        """Labels of the game's current state."""
+        return self.tables.labels_of(self.game.state.partition(self.game.cache.rows))
+
+    def improve(self, labels: Ints) -> list[Found]:
+        """All assignments that exact steps visit from an assignment, best first."""
+        return self._alternate(labels, 0.0, set())
+
+    def fit(self, start: Found) -> list[Found]:
+        """All assignments that exact steps visit under a price of bytes, best first.
+
+        The price rises until an assignment keeps the limits, then falls again to halfway, by ratio.
+        """
+        found, price, rows = [start], FIRST_PRICE, set[int]()
+        for _ in range(MAX_PRICES):
+            found = _ranked([*found, *self._alternate(found[0].labels, price, rows)])
+            if found[0].score.excess == 0.0:
+                lower = self._alternate(found[0].labels, price / PRICE_GROWTH**0.5, rows)
+                return _ranked([*found, *lower])
+            price *= PRICE_GROWTH
+        return found
+
+    def exceeds_memory(self, found: Found) -> bool:
+        """True if an assignment would keep all limits with less memory, and some tiling has less."""
+        goal, cost = self.game.goal, self._cost(found.labels)
+        least = dataclasses.replace(
+            cost, peak_bytes=self.game.model.least_peak(self.game.mesh.devices)
+        )
+        return found.score.excess > 0.0 and goal(least).excess == 0.0
+
+    def _alternate(self, labels: Ints, price: float, rows: set[int]) -> list[Found]:
+        """Exact steps with a price of bytes.
+
+        Args:
+          price: of all bytes at the peak, in seconds of the step.
+          rows: rows of the memory curve with the price. Rows that are the highest at an assignment
+            over the limits are added.
+        """
+        visited = alternate(
+            functools.partial(self._costs_at, price, rows),
+            lambda each: self._score(each).scalar(),
+            self._blocks,
+            labels,
+            max_entries=MAX_ENTRIES,
+            rounds=ROUNDS,
+            least_gain=LEAST_GAIN,
+        ).visited
+        return _ranked([Found(each.labels, self._score(each.labels)) for each in visited])
+
+    def _costs_at(self, price: float, rows: set[int], labels: Ints) -> PairwiseModel:
+        with self._assigned(labels) as partition:
+            model = self.tables.at(partition)
+            if price:
+                program = localize(partition, self.game.cache, sparse=True)
+                simulated = self.game.model.simulate(program)
+                cost = simulated.cost
+                excess = self.game.goal(cost).excess
+                if excess:
+                    over = simulated.live > simulated.live.max() * math.exp(-excess)
+                    highest = np.argsort(-simulated.live, kind="stable")[:PRICED_ROWS]
+                    rows.update(r for r in highest.tolist() if over[r])
+                for row in sorted(rows):
+                    peak = self.tables.peak_at(program, simulated, row)
+                    model = model.plus(peak, price * cost.seconds / cost.peak_bytes)
+            return model
+
+    @contextlib.contextmanager
+    def _assigned(self, labels: Ints) -> Iterator[Partition]:
+        """Partition of an assignment; the game's state is restored."""
+        self.tables.variables.assign(labels, self.game.state)
+        try:
+            yield self.game.state.partition(self.game.cache.rows)
+        finally:
+            self.game.state.restore(self._start)
+
+    def _score(self, labels: Ints) -> Score:
+        return self.game.goal(self._cost(labels))
+
+    def _cost(self, labels: Ints) -> Cost:
+        """Simulated cost of an assignment."""
+        key = labels.tobytes()
+        cost = self._costs.get(key)
+        if cost is None:
+            with self._assigned(labels) as partition:
+                program = localize(partition, self.game.cache, sparse=True)
+                cost = self._costs[key] = self.game.model.evaluate(program)
+        return cost
+
+    @functools.cached_property
+    def _blocks(self) -> Blocks:
+        """Per axis of the game, groups of labels that agree on all further axes.
+
+        A choice that is decided in the game's first state, or by propagation only, is in a group of
+        its own: it stays.
+        """
+        game = self.game
+        axes = [a for name in game.axes for a in game.mesh.axes(name)]
+        return [self._groups(a) for a in axes]
+
+    def _groups(self, axis: int) -> list[Ints]:
+        state, variables = self.game.state, self.tables.variables
+        free = [
+            np.unique(
+                np.concatenate(
+                    [np.delete(s.codes, axis, axis=1), np.delete(s.deferred, axis, axis=1)], axis=1
+                ),
+                axis=0,
+                return_inverse=True,
+            )[1].ravel()
+            for s in variables.sets
+        ]
+        for c, x in enumerate(variables.of_class.tolist()):
+            if x >= 0 and (c in state.frozen or state.tiles[axis][c] != NONE):
+                free[x] = np.arange(len(free[x]))
+        for op_id, n in enumerate(self.game.graph.node_of):
+            q = int(variables.of_op[op_id])
+            if q >= 0 and n >= 0 and state.loops[axis][n] != NONE:
+                free[q] = np.arange(len(free[q]))
+        return free
+
+    def move(self, labels: Ints, source: str) -> Assign:
+        """The assignment as a move from the game's first state."""
+        state = self.game.state
+        self.tables.variables.assign(labels, state)
+        tiles, loops = ([row[:] for row in rows] for rows in (state.tiles, state.loops))
+        state.restore(self._start)
+        return Assign(source, tuple(decisions_to(state, tiles, loops)))
+
+
+def _ranked(found: Sequence[Found]) -> list[Found]:
+    return sorted(found, key=lambda each: each.score.rank())
+
+
+def exact_moves(
+    game: PlanningGame, starts: Sequence[tuple[str, Sequence[Move]]], count: int
+) -> list[Assign]:
+    """The best assignments that exact steps reach, as moves, best first.
+
+    Args:
+      game: in its first state.
+      starts: names of strategies and their moves. Steps start from the best by score, and from the
+        next by objective, as steps also keep limits.
+      count: most assignments.
+
+    Returns:
+      At most `count` moves; none for a program without pairwise costs (rings, kept copies).
+    """
+    try:
+        steps = ExactSteps(game)
+        scored: dict[Score, tuple[str, Ints]] = {}
+        for name, moves in starts:
+            played = len(list(play(game, moves)))
+            scored.setdefault(game.score(), (name, steps.labels_here()))
+            rewind(game, played)
+    except ValueError:
+        return []
+    first = min(scored, key=Score.rank)
+    others = sorted(scored.keys() - {first}, key=lambda score: score.objective)
+    found: dict[bytes, tuple[Found, str]] = {}
+    for score in (first, *others)[:STARTS]:
+        name, labels = scored[score]
+        best = steps.improve(labels)[0]
+        found.setdefault(best.labels.tobytes(), (best, name))
+    if all(steps.exceeds_memory(best) for best, _ in found.values()):
+        nearest = sorted(found.values(), key=lambda each: each[0].score.scalar())[:FITTED]
+        for best, name in nearest:
+            fitted = steps.fit(best)[0]
+            found.setdefault(fitted.labels.tobytes(), (fitted, name))
+    ranked = sorted(found.values(), key=lambda each: each[0].score.rank())
+    return [steps.move(best.labels, name) for best, name in ranked[:count]]

@@ -1,0 +1,138 @@
+"""Exact steps: assignments by elimination on the cost tables, as moves and as plans."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+import partir_search as ps
+from experiments.random_states import game_of_model
+from experiments.small_programs import enumerated, game_of, module_of
+from partir_search.ir.mesh import MeshShape
+from partir_search.mcts.game import play, rewind
+from partir_search.mcts.goals import scorer
+from partir_search.planning.exact_steps import exact_moves
+from partir_search.planning.game import PlanningGame
+from partir_search.simulator.target.machine import MACHINES
+from partir_search.strategies.catalogue import named_strategies
+from tests.support import ROUND
+
+LINE, GRID = MeshShape(("data",), (4,)), MeshShape(("data", "model"), (4, 2))
+SMALL = [("linear", GRID), ("mlp 3", LINE), ("experts", LINE), ("classifier", GRID)]
+
+
+def scores(game: PlanningGame) -> tuple[float, list[float]]:
+    """Scalar score of the best known strategy, and of each exact move."""
+    known = named_strategies(game.mesh, game.axes, game.targets)
+    moves = exact_moves(game, known, 4)
+    found = []
+    for path in [*(moves for _, moves in known), *((move,) for move in moves)]:
+        played = len(list(play(game, path)))
+        assert played == len(path) or path not in [(move,) for move in moves]
+        found.append(game.score().scalar())
+        rewind(game, played)
+    return min(found[: len(known)]), found[len(known) :]
+
+
+@pytest.mark.parametrize("name, mesh", SMALL)
+def test_one_axis_after_the_other_on_small_programs(name: str, mesh: MeshShape) -> None:
+    """Never behind the strategy at the start; with the search's moves at most as good as these."""
+    game = game_of(module_of(name), mesh, MACHINES["tpu_v5e"], tight=False)
+    known, found = scores(game)
+    assert found
+    assert min(found) <= known + 1e-12
+    record = enumerated(game, 2000)
+    assert record is not None
+    assert min(found) <= record.best.score.scalar() + 2e-3
+
+
+@pytest.mark.parametrize("machine", ["tpu_v5e", "h100"])
+def test_layers(machine: str) -> None:
+    """A transformer of two layers; the first state of the game comes back."""
+    game = game_of_model(
+        "transformer-tiny", 512, MeshShape(("data", "model"), (4, 2)), MACHINES[machine]
+    )
+    before = game.state.key()
+    known, found = scores(game)
+    assert game.state.key() == before
+    assert found[0] == min(found)
+    assert found[0] < known
+
+
+def test_limits_are_kept() -> None:
+    """Steps that are over the memory limit go on with a price for bytes."""
+    game = game_of_model("transformer-small", 64, GRID, MACHINES["tpu_v5e"])
+    known = named_strategies(game.mesh, game.axes, game.targets)
+    (free, *_) = exact_moves(game, known, 1)
+    game.step(free)
+    limit = 0.97 * game.cost().peak_bytes
+    seconds = game.cost().seconds
+    game.undo()
+    game.goal = scorer((ps.Fit(limit), ps.Fastest()))
+    (fitted, *_) = exact_moves(game, known, 1)
+    game.step(fitted)
+    assert game.cost().peak_bytes <= limit
+    assert game.cost().seconds < 1.5 * seconds
+
+
+def test_decided_choices_stay() -> None:
+    """Tilings of the game's first state, classes decided by propagation only, other axes."""
+    game = game_of_model("transformer-tiny", 512, GRID, MACHINES["tpu_v5e"])
+    state = game.state
+    cls = next(c for c in game.targets.roles.parameters if state.may_tile(c, 0, (1,)))
+    state.tile(cls, 0, (1,))
+    frozen = next(c for c in game.targets.roles.parameters if c != cls and state.free(c, (0, 1)))
+    state.frozen = {frozen}
+    game = PlanningGame(game.graph, GRID, game.model, ("data",), game.goal, state, game.targets)
+    known = named_strategies(GRID, ("data",), game.targets)
+    start = state.key()
+    before = [row[:] for row in game.state.tiles], [row[:] for row in game.state.loops]
+    for move in exact_moves(game, known, 2):
+        for decision in move.apply(None, game.state):
+            assert decision.axes == (0,)
+            assert frozen != getattr(decision, "cls", None)
+        assert game.state.tiles[1] == before[0][1]
+        assert game.state.loops[1] == before[1][1]
+        game.state.restore(start)
+
+
+def test_rings_have_no_tables() -> None:
+    mesh = MeshShape(("data", "model"), (2, 2)).with_diagonals(["data~model"])
+    game = game_of_model("transformer-tiny", 512, mesh, MACHINES["tpu_v5e"])
+    assert exact_moves(game, [("nothing", ())], 4) == []
+
+
+@pytest.mark.devices
+def test_a_plan_of_exact_steps_runs(mesh: Mesh) -> None:
+    """The plan of a step with an optimizer: fixed loops among its actions, values as plain."""
+    machine = dataclasses.replace(ROUND, flops_per_s={"default": 1e7}, link_bytes_per_s=1e8)
+
+    def step(state: dict[str, jax.Array], x: jax.Array) -> tuple[dict[str, jax.Array], jax.Array]:
+        def loss(w: dict[str, jax.Array]) -> jax.Array:
+            h = jax.nn.relu(x @ w["up"])
+            return jnp.mean(jax.nn.log_softmax(h @ w["down"])[:, 0]) ** 2
+
+        value, grads = jax.value_and_grad(loss)(state)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, state, grads), value
+
+    rng = np.random.default_rng(0)
+    state = {
+        "up": jnp.asarray(rng.normal(size=(16, 64)), jnp.float32),
+        "down": jnp.asarray(rng.normal(size=(64, 32)), jnp.float32),
+    }
+    x = jnp.asarray(rng.normal(size=(32, 16)), jnp.float32)
+    partitioned = ps.auto_partition(mesh, machine=machine, episodes=1)(step)
+    plan = partitioned.plan(state, x)
+    assert plan.cost.seconds <= min(
+        p.cost.seconds for p in partitioned.known_plans(state, x).values()
+    )
+    got, value = partitioned(state, x)
+    want, wanted = step(state, x)
+    np.testing.assert_allclose(value, wanted, rtol=1e-4)
+    for name, w in want.items():
+        np.testing.assert_allclose(got[name], w, rtol=1e-4, atol=1e-5)
