@@ -85,8 +85,8 @@ def search(
       seed: of all random choices.
       starts: lists of moves to evaluate first, e.g. known strategies or elites of an earlier goal;
         free of the budget.
-      settled: the best of `starts` is a minimum of another method; annealing ends early unless it
-        gains.
+      settled: the best of `starts` is a minimum of another method; annealing without gains ends
+        early.
       progress: called with the record after every evaluation.
     """
     record = Record(game, episodes=max(episodes, 1), progress=progress)

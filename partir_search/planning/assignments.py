@@ -1,7 +1,7 @@
-"""Assignments of tilings and loops as moves: decisions that lead there from the game's state.
+"""Assignments of tilings and loops as moves: decisions from the game's first state.
 
-Decisions propagate, so that a few reach most classes. Loops that propagation would choose otherwise
-are fixed first; classes that a decision would tile otherwise are its barriers.
+Decisions propagate: a few reach most classes. Loops contrary to propagation are fixed first;
+classes tiled wrongly by the propagation of a decision become barriers of the decision.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Assign:
 
     Attributes:
       source: text for the origin of the assignment.
-      decisions: decisions that lead there.
+      decisions: decisions from the first state to the assignment.
     """
 
     source: str
@@ -53,7 +53,7 @@ class Assign:
 
 
 def decisions_to(state: State, tiles: Rows, loops: Rows) -> list[Decision]:
-    """Decisions that lead from a state to an assignment; the state is restored.
+    """Decisions from a state to an assignment; the state is restored.
 
     Args:
       state: a state whose decided tiles and loops agree with the assignment.
@@ -86,7 +86,7 @@ def _play(
     """Plays tilings of an axis.
 
     Returns:
-      The decisions, and the nodes that got a loop other than in `loops`.
+      The decisions, and the nodes with a loop unlike `loops`.
     """
     wanted, looped, now = _row(tiles), _row(loops), _row(state.tiles[axis])
     played: list[Decision] = []
@@ -111,7 +111,7 @@ def _play(
 
 
 def _by_size(graph: Graph, wanted: np.ndarray) -> list[int]:
-    """Classes to tile: those with arguments first, then the largest."""
+    """Classes to tile: classes with arguments first, then the largest."""
     arguments = {graph.class_of[v.id] for v in graph.module.body.args}
     values, members = graph.module.values, graph.members
     size = {int(c): values[members[int(c)][0]].type.nbytes for c in np.flatnonzero(wanted >= 0)}

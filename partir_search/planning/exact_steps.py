@@ -1,10 +1,10 @@
-"""Exact steps: assignments of tilings and loops that minimise the cost tables, one axis at a time.
+"""Exact steps: assignments of least cost by the cost tables, one mesh axis at a time.
 
 The simulator's seconds are nearly a sum of terms over pairs of choices (`simulator/tables`). All
 tilings and loops along one mesh axis are chosen at once by variable elimination, with the further
 axes fixed; axes take turns, and the tables are linearised anew at each result (PrimePar's segmented
 dynamic programming, ASPLOS 2024 section 5, over the graph of the folded program). Hundreds of
-choices change together, which a search by single moves does not reach.
+choices change together, beyond the reach of single moves.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ FITTED = 2  # assignments over the limits that are fitted
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class Found:
-    """An assignment with its score.
+    """An assignment and the score.
 
     Attributes:
       labels: [variables] labels of the tables.
@@ -76,11 +76,11 @@ class ExactSteps:
         return self.tables.labels_of(self.game.state.partition(self.game.cache.rows))
 
     def improve(self, labels: Ints) -> list[Found]:
-        """All assignments that exact steps visit from an assignment, best first."""
+        """All assignments visited by exact steps from an assignment, best first."""
         return self._alternate(labels, 0.0, set())
 
     def fit(self, start: Found) -> list[Found]:
-        """All assignments that exact steps visit under a price of bytes, best first.
+        """All assignments visited by exact steps under a price of bytes, best first.
 
         The price rises until an assignment keeps the limits, then falls again to halfway, by ratio.
         """
@@ -94,7 +94,7 @@ class ExactSteps:
         return found
 
     def exceeds_memory(self, found: Found) -> bool:
-        """True if an assignment would keep all limits with less memory, and some tiling has less."""
+        """True if an assignment exceeds the limits by memory, and the limits can be kept."""
         goal, cost = self.game.goal, self._cost(found.labels)
         least = dataclasses.replace(
             cost, peak_bytes=self.game.model.least_peak(self.game.mesh.devices)
@@ -106,7 +106,7 @@ class ExactSteps:
 
         Args:
           price: of all bytes at the peak, in seconds of the step.
-          rows: rows of the memory curve with the price. Rows that are the highest at an assignment
+          rows: rows of the memory curve with the price. The highest rows at an assignment
             over the limits are added.
         """
         visited = alternate(
@@ -161,10 +161,9 @@ class ExactSteps:
 
     @functools.cached_property
     def _blocks(self) -> Blocks:
-        """Per axis of the game, groups of labels that agree on all further axes.
+        """Per axis of the game, groups of labels equal on all further axes.
 
-        A choice that is decided in the game's first state, or by propagation only, is in a group of
-        its own: it stays.
+        A choice decided in the game's first state, or by propagation only, is a group alone and stays.
         """
         game = self.game
         axes = [a for name in game.axes for a in game.mesh.axes(name)]
@@ -207,7 +206,7 @@ def _ranked(found: Sequence[Found]) -> list[Found]:
 def exact_moves(
     game: PlanningGame, starts: Sequence[tuple[str, Sequence[Move]]], count: int
 ) -> list[Assign]:
-    """The best assignments that exact steps reach, as moves, best first.
+    """The best assignments by exact steps, as moves, best first.
 
     Args:
       game: in its first state.

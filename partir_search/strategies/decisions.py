@@ -17,13 +17,13 @@ Names = tuple[str, ...]
 
 
 class Members(Protocol):
-    """Values of the unfolded program, by what stands for them in the folded one."""
+    """Values of the unfolded program, by class or value of the folded one."""
 
     def of_class(self, cls: int) -> Sequence[int]:
-        """Values of a class; the arguments alone if there are any."""
+        """Values of a class; only the arguments of a class with arguments."""
 
     def of_value(self, value: int) -> Sequence[int]:
-        """Values that one value of the folded program stands for."""
+        """Values folded into one value."""
 
 
 class Decision(abc.ABC):
@@ -169,7 +169,7 @@ class FixLoops(Decision):
     """Fix the loops of ops along axes.
 
     Attributes:
-      results: ids of values that the ops define, one per op.
+      results: ids of results of the ops, one per op.
       factor: factor of the loops; NONE for none.
     """
 
@@ -212,7 +212,7 @@ class FixLoops(Decision):
 
 
 class Found(Protocol):
-    """What names of values stand for in the folded program; unknown names are left out."""
+    """Classes and values of the folded program by names; unknown names are left out."""
 
     def classes(self, names: Names) -> Sequence[int]:
         """Classes of the values."""

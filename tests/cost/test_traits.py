@@ -26,6 +26,7 @@ BOUNDS = {
     "CODE_BITS",
     "EDGE_REPEATS",
     "FIRST_PASS",
+    "LARGE_COPIES",
     "MAX_CACHED",
     "MAX_REGION_PLANS",
     "MAX_ROWS",
@@ -33,6 +34,7 @@ BOUNDS = {
     "MOST_COUNTED",
     "PARTIAL_RESULT",
     "PROHIBITIVE",
+    "ROUNDING",
 }
 UNITS = {"GB", "GIB", "TERA"}
 

@@ -17,7 +17,7 @@ class FoldedNames(Protocol):
         """Classes of the values."""
 
     def nodes(self, names: Sequence[str]) -> list[int]:
-        """Nodes of the ops that define the values."""
+        """Nodes of the ops with the values as results."""
 
 
 class Action(abc.ABC):

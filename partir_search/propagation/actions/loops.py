@@ -1,4 +1,4 @@
-"""Action on ops: fix a loop, or the absence of one, where propagation would choose otherwise."""
+"""Action on ops: fix a loop, or the absence of one, against the choice of propagation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from partir_search.propagation.state import State
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
 class FixLoop(Tiling):
-    """Loop the op that defines the value `value` over factor `factor` on mesh axis `axis`.
+    """Loop the op of the result `value` over factor `factor` on mesh axis `axis`.
 
     Operands are redistributed to the loop, and results from the loop to their tilings. Propagation
     leaves the op alone.
@@ -66,10 +66,10 @@ class FixLoop(Tiling):
 
 
 def _node(state: State, name: str) -> int:
-    """Node of the op that defines a named value.
+    """Node of the op with a result of some name.
 
     Raises:
-      IllegalAction: no op with loops of its own defines the value.
+      IllegalAction: the value is no result of an op with a loop nest.
     """
     graph = state.graph
     value = value_named(graph.module, name)

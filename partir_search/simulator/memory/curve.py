@@ -217,7 +217,7 @@ def _rows(places: KeptOps, ends: Ints) -> tuple[Ints, Ints]:
       ends: positions at which a value comes to life, is moved, or dies.
 
     Returns:
-      The positions, and for each the next position at which live values change.
+      The positions, and the following change of live values for each.
     """
     length = len(places.op_of)
     keep = np.zeros(length, dtype=bool)

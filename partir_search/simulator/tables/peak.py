@@ -1,8 +1,8 @@
 """Peak bytes as tables: a row of the live-memory curve, by default the highest at a program.
 
-A row is linear in the local bytes of values, and so is the highest row of a region that runs there.
-Temporaries are the copies of operands and results that the op of the row redistributes; further
-temporaries are held at those of the program.
+A row is linear in the local bytes of values, like the highest row of a region run at the row.
+Temporaries are the copies of redistributed operands and results of the ops of the row; further
+temporaries are held at the program's.
 """
 
 from __future__ import annotations
@@ -63,8 +63,9 @@ def read_peak(
 
 
 def _copies(shares: Shares, op: Op) -> Iterator[tuple[Scope, Floats]]:
-    """Bytes of the copies of an op's operands and results in the layouts of its loops, where their
-    tilings differ.
+    """Bytes of the copies of an op's operands and results in the layouts of the op's loops.
+
+    Zero for values tiled like the loops.
     """
     variables = shares.variables
     q = int(variables.of_op[op.id])
@@ -82,7 +83,7 @@ def _copies(shares: Shares, op: Op) -> Iterator[tuple[Scope, Floats]]:
 
 
 def _tiles(rule: OpRule, codes: Ints, dims: Dims) -> Ints:
-    """[labels, axes] dims that loops tile; NONE for no loop or a factor that no dim has."""
+    """[labels, axes] dims tiled by loops; NONE for no loop or a factor of no dim."""
     found = np.full(codes.shape, NONE, dtype=np.int64)
     for f in np.unique(codes[codes >= 0]).tolist():
         found[codes == f] = rule.dim_of(dims, f)
