@@ -163,7 +163,7 @@ class ExactSteps:
     def _blocks(self) -> Blocks:
         """Per axis of the game, groups of labels equal on all further axes.
 
-        A choice decided in the game's first state, or by propagation only, is a group alone and stays.
+        A choice decided in the game's first state, or by propagation only, is a group alone.
         """
         game = self.game
         axes = [a for name in game.axes for a in game.mesh.axes(name)]
