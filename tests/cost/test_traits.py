@@ -26,6 +26,7 @@ BOUNDS = {
     "CODE_BITS",
     "EDGE_REPEATS",
     "FIRST_PASS",
+    "JOINT",
     "LARGE_COPIES",
     "MAX_CACHED",
     "MAX_REGION_PLANS",
