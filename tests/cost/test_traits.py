@@ -28,7 +28,10 @@ BOUNDS = {
     "FIRST_PASS",
     "JOINT",
     "LARGE_COPIES",
+    "LEAST_GAIN",
+    "LEAST_REMOVED",
     "MAX_CACHED",
+    "MAX_ENTRIES",
     "MAX_REGION_PLANS",
     "MAX_ROWS",
     "MAX_WALKED",
@@ -36,6 +39,8 @@ BOUNDS = {
     "PARTIAL_RESULT",
     "PROHIBITIVE",
     "ROUNDING",
+    "ROUNDS",
+    "SWEEPS",
 }
 UNITS = {"GB", "GIB", "TERA"}
 
