@@ -13,7 +13,6 @@ import math
 from collections.abc import Sequence, Set
 
 import numpy as np
-import numpy.typing as npt
 
 from partir_search.exact.pairwise import (
     Floats,
@@ -91,28 +90,28 @@ def eliminate(model: PairwiseModel, order: Order | None = None) -> Labelling:
         first, pair = (u, ((u, v), table)) if at[u] < at[v] else (v, ((v, u), table.T))
         tables[at[first]].append(pair)
     energy = model.constant
-    choices: list[tuple[int, tuple[int, ...], npt.NDArray[np.intp]]] = []
     for i, u in enumerate(order.variables):
         scope = sorted(order.scopes[i], key=at.__getitem__)
+        if not scope:
+            total = model.unary[u] + sum(table for _, table in tables[i])
+            energy += float(np.minimum.reduce(total))
+            continue
         place = {v: axis for axis, v in enumerate((u, *scope))}
-        total = np.zeros([model.sizes[v] for v in place])
-        total += model.unary[u].reshape(-1, *[1] * len(scope))
+        total = np.empty([model.sizes[v] for v in place])
+        total[...] = model.unary[u].reshape(-1, *[1] * len(scope))
         for own, table in tables[i]:
             shape = [1] * len(place)
             for v in own:
                 shape[place[v]] = model.sizes[v]
             total += table.reshape(shape)  # a table's variables are in order of elimination
-        tables[i] = []
-        best = total.argmin(axis=0)
-        least = np.take_along_axis(total, best[None], axis=0)[0]
-        choices.append((u, tuple(scope), best))
-        if scope:
-            tables[at[scope[0]]].append((tuple(scope), least))
-        else:
-            energy += float(least)
+        least = np.minimum.reduce(total, axis=0)
+        tables[at[scope[0]]].append((tuple(scope), least))
     labels = np.zeros(len(model.sizes), dtype=np.int64)
-    for u, scope_of_u, best_label in reversed(choices):
-        labels[u] = best_label[tuple(labels[v] for v in scope_of_u)]
+    for i, u in reversed([*enumerate(order.variables)]):
+        costs = model.unary[u].copy()
+        for own, table in tables[i]:  # its own label comes first
+            costs += table[(slice(None), *(labels[v] for v in own[1:]))]
+        labels[u] = costs.argmin()
     return Labelling(energy, labels)
 
 

@@ -92,7 +92,7 @@ class PairwiseModel:
             elif len(columns) == 1:
                 unary[u] += table[rows, columns[0]]
             else:
-                pairs[u, v] = table[np.ix_(rows, columns)]
+                pairs[u, v] = table[rows[:, None], columns]
         return PairwiseModel(unary, pairs, self.constant)
 
     def plus(self, other: PairwiseModel, factor: float) -> PairwiseModel:

@@ -7,13 +7,20 @@ labels the bound rises, or exact elimination fits in memory.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from partir_search.exact.dead_ends import without_dead_ends
 from partir_search.exact.elimination import eliminate, elimination_order
-from partir_search.exact.pairwise import Ints, Labelling, PairwiseModel, lift_labelling
+from partir_search.exact.pairwise import (
+    Floats,
+    Ints,
+    Labelling,
+    Pair,
+    PairwiseModel,
+    lift_labelling,
+)
 from partir_search.exact.tree_bound import TreeBound
 
 ROUNDING = 1e-9  # tolerance of the upper bound, relative
@@ -44,6 +51,7 @@ def prove(
     max_entries: int = 10_000_000,
     sweeps: int = 40,
     rounds: int = 3,
+    messages: Mapping[Pair, Floats] | None = None,
     should_continue: Callable[[], bool] = lambda: True,
 ) -> Proof:
     """Bounds the minimum of a model.
@@ -53,18 +61,20 @@ def prove(
       max_entries: limit of a table of exact elimination.
       sweeps: maximum number of message passes in one round.
       rounds: maximum number of rounds of label removal.
+      messages: first messages by sender and receiver (`TreeBound`).
       should_continue: called between sweeps; False ends the proof early.
     """
     limit = upper + ROUNDING * abs(upper) if np.isfinite(upper) else np.inf
     kept, bound = without_dead_ends(model), -np.inf
     best: Labelling | None = None
+    first = {(u, v): m[kept[v]] for (u, v), m in (messages or {}).items()}
     for _ in range(rounds):
         rest = model.restricted(kept)
         order = elimination_order(rest)
         if order.largest <= max_entries:
             best = lift_labelling(eliminate(rest, order), kept)
             return Proof(max(bound, min(best.energy, limit)), best, best.energy <= limit, kept)
-        tree = TreeBound(rest, order.variables)
+        tree = TreeBound(rest, order.variables, first)
         for _ in range(sweeps):
             before = tree.value
             if tree.sweep() - before <= 1e-5 * abs(tree.value) or not should_continue():
@@ -82,6 +92,7 @@ def prove(
         if sum(map(len, fewer)) == sum(map(len, kept)) or not should_continue():
             kept = fewer
             break
+        first = tree.messages([k.searchsorted(f) for k, f in zip(kept, fewer, strict=True)])
         kept = fewer
     assert best is not None
     return Proof(bound, best, False, kept)
