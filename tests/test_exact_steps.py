@@ -29,7 +29,7 @@ SMALL = [("linear", GRID), ("mlp 3", LINE), ("experts", LINE), ("classifier", GR
 def scores(game: PlanningGame) -> tuple[float, list[float]]:
     """Scalar score of the best known strategy, and of each exact move."""
     known = named_strategies(game.mesh, game.axes, game.targets)
-    moves = exact_moves(game, known, 4)
+    moves = exact_moves(game, known, 4).moves
     found = []
     for path in [*(moves for _, moves in known), *((move,) for move in moves)]:
         played = len(list(play(game, path)))
@@ -68,13 +68,13 @@ def test_limits_are_kept() -> None:
     """Steps that are over the memory limit go on with a price for bytes."""
     game = game_of_model("transformer-small", 64, GRID, MACHINES["tpu_v5e"])
     known = named_strategies(game.mesh, game.axes, game.targets)
-    (free, *_) = exact_moves(game, known, 1)
+    (free, *_) = exact_moves(game, known, 1).moves
     game.step(free)
     limit = 0.97 * game.cost().peak_bytes
     seconds = game.cost().seconds
     game.undo()
     game.goal = scorer((ps.Fit(limit), ps.Fastest()))
-    (fitted, *_) = exact_moves(game, known, 1)
+    (fitted, *_) = exact_moves(game, known, 1).moves
     game.step(fitted)
     assert game.cost().peak_bytes <= limit
     assert game.cost().seconds < 1.5 * seconds
@@ -92,7 +92,7 @@ def test_decided_choices_stay() -> None:
     known = named_strategies(GRID, ("data",), game.targets)
     start = state.key()
     before = [row[:] for row in game.state.tiles], [row[:] for row in game.state.loops]
-    for move in exact_moves(game, known, 2):
+    for move in exact_moves(game, known, 2).moves:
         for decision in move.apply(None, game.state):
             assert decision.axes == (0,)
             assert frozen != getattr(decision, "cls", None)
@@ -104,7 +104,9 @@ def test_decided_choices_stay() -> None:
 def test_rings_have_no_tables() -> None:
     mesh = MeshShape(("data", "model"), (2, 2)).with_diagonals(["data~model"])
     game = game_of_model("transformer-tiny", 512, mesh, MACHINES["tpu_v5e"])
-    assert exact_moves(game, [("nothing", ())], 4) == []
+    found = exact_moves(game, [("nothing", ())], 4)
+    assert not found.moves
+    assert found.bound is None
 
 
 @pytest.mark.devices

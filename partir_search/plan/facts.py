@@ -23,6 +23,7 @@ from partir_search.plan.context import PlanContext
 from partir_search.plan.emission import emission
 from partir_search.plan.explain import conflicts, why_replicated
 from partir_search.plan.pass_record import PassRecord, PassRecords
+from partir_search.plan.plan_bound import PlanBound
 from partir_search.plan.planned import Planned, SearchReport
 from partir_search.plan.remedy import Remedy
 from partir_search.plan.rewrites import Rewrites, Rewritten
@@ -82,6 +83,21 @@ class PlanFacts(Layouts, Rewritten):
     def proven(self) -> bool:
         """True if every search enumerated its space: the plan is optimal under the cost model."""
         return bool(self.searches) and all(s.proven for s in self.searches)
+
+    @functools.cached_property
+    def bound(self) -> PlanBound | None:
+        """Lower bound of the seconds of all plans of the space of the only search; None without.
+
+        A search on a program with recomputation or microbatches of the planner's bounds no plan
+        without them, and says nothing.
+        """
+        if not self.searches:
+            return self._planned.saved_bound
+        report = self.searches[0]
+        rewritten = self.rewrites.remat or self.rewrites.microbatches > 1
+        if len(self.searches) > 1 or report.bound is None or rewritten:
+            return None
+        return PlanBound(report.bound, report.cost.seconds)
 
     def ir(self, scope: str | None = None, *, full: bool = False) -> str:
         """Text of the program as tile and sum loops.

@@ -44,6 +44,9 @@ class Plan(PlanFacts, SavedInstead):
       rewrites: rewrites applied before the actions; the fields `remat`, `padding`, `microbatches`
         and `attention` are attributes of the plan, too.
       memory_limit: bytes per device allowed by the goals.
+      bound: lower bound of the seconds of all plans of the search's space; None without a search
+        over all axes at once, for rewritten programs whose search saw another form, and where costs
+        are not pairwise (rings).
       basis: the plan of earlier argument shapes from which this plan was derived; None after a full
         search.
     """
@@ -175,6 +178,7 @@ class Plan(PlanFacts, SavedInstead):
             actions=self.actions,
             rewrites=self.rewrites,
             arguments=arguments_of(self.module),
+            bound=self.bound,
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from partir_search.mcts.game import Move, Score
 from partir_search.mcts.tree import Tree
 from partir_search.messages.renamed import warn_renamed
 from partir_search.plan.pass_record import PassRecord
+from partir_search.plan.plan_bound import PlanBound
 from partir_search.propagation.actions import Action, Enter, tilings
 from partir_search.propagation.apply import apply_all, apply_compatible
 from partir_search.propagation.graph import Graph
@@ -40,6 +41,8 @@ class SearchReport:
       history: (episode, score) at each improvement.
       tree: the search tree; moves are decisions on the folded program.
       moves: text of each move in the tree.
+      bound: lower bound of the seconds of all plans of the space, on the folded program; None if
+        costs are not pairwise, or seconds are no goal.
     """
 
     axes: tuple[str, ...]
@@ -51,6 +54,7 @@ class SearchReport:
     history: tuple[tuple[int, Score], ...]
     tree: Tree
     moves: Mapping[Move, str]
+    bound: float | None = None
 
     @property
     def experts(self) -> tuple[tuple[str, Cost], ...]:
@@ -73,6 +77,7 @@ class Planned:
       seconds: wall time of planning, by phase.
       model: the cost model.
       searched: records of the passes from the fold to the unfolded actions.
+      saved_bound: bound of the search that found the replayed actions.
     """
 
     graph: Graph
@@ -84,6 +89,7 @@ class Planned:
     seconds: dict[str, float]
     model: CostModel
     searched: tuple[PassRecord, ...] = ()
+    saved_bound: PlanBound | None = None
 
     @functools.cached_property
     def state(self) -> State:

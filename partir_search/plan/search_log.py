@@ -34,6 +34,7 @@ def search_record(report: SearchReport) -> dict[str, Any]:
     return {
         "axes": list(report.axes),
         "proven": report.proven,
+        "bound": report.bound,
         "episodes": report.episodes,
         "states": report.states,
         "known": {n: {"seconds": c.seconds, "bytes": c.peak_bytes} for n, c in report.known},

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from partir_search.ir.mesh import MeshShape
 from partir_search.plan.json_entries import typed_entry
+from partir_search.plan.plan_bound import PlanBound
 from partir_search.plan.rewrites import Rewrites, Rewritten
 from partir_search.propagation.actions import Action, action_from_json
 
@@ -24,6 +25,7 @@ class PlanSpec(Rewritten):
       actions: decisions in order.
       rewrites: rewrites of the program before the actions.
       arguments: type of each argument, by path.
+      bound: lower bound of all plans' seconds, found by the search; None without one.
       on_change: behavior for a changed function: "raise", or "apply" the decisions that still hold.
     """
 
@@ -34,6 +36,7 @@ class PlanSpec(Rewritten):
     actions: tuple[Action, ...]
     rewrites: Rewrites = dataclasses.field(default_factory=Rewrites)
     arguments: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    bound: PlanBound | None = dataclasses.field(default=None, compare=False)
     on_change: Literal["raise", "apply"] = dataclasses.field(default="raise", compare=False)
 
     def to_json(self) -> dict[str, Any]:
@@ -64,6 +67,16 @@ class _Entry:
 
 def _text(name: str) -> _Entry:
     return _Entry(name, lambda spec: {name: getattr(spec, name)}, lambda data: str(data[name]))
+
+
+def _write_bound(spec: PlanSpec) -> dict[str, Any]:
+    return {"bound": spec.bound.to_json()} if spec.bound else {}
+
+
+def _read_bound(data: Mapping[str, Any]) -> PlanBound | None:
+    if "bound" not in data:
+        return None
+    return PlanBound.from_json(typed_entry(data, "bound", dict, "seconds of the bound and found"))
 
 
 def _write_mesh(spec: PlanSpec) -> dict[str, Any]:
@@ -101,6 +114,7 @@ _ENTRIES = (
             map(action_from_json, typed_entry(data, "actions", list, "a list of actions"))
         ),
     ),
+    _Entry("bound", _write_bound, _read_bound),
     _Entry(
         "arguments",
         lambda spec: {"arguments": {path: {"type": t} for path, t in spec.arguments.items()}},

@@ -26,11 +26,13 @@ from partir_search.mcts.game import Move, Score, play, rewind
 from partir_search.planning.assignments import Assign, decisions_to
 from partir_search.planning.game import PlanningGame
 from partir_search.simulator.cost import Cost
+from partir_search.simulator.tables.bound import Bound, bound_below
 from partir_search.simulator.tables.tables import CostTables
 
 MAX_LABELS = (
     60_000  # of all variables; more axes or dims make tables that take longer than searches
 )
+MAX_BOUNDED = 60_000  # labels times orders of axes, for a bound
 MAX_ENTRIES = 2_000_000  # of one table of elimination
 STARTS = 3  # strategies from which exact steps start
 ROUNDS = 4  # turns of each axis
@@ -159,6 +161,46 @@ class ExactSteps:
                 cost = self._costs[key] = self.game.model.evaluate(program)
         return cost
 
+    def bound(self, found: Sequence[Found]) -> Bound | None:
+        """Lower bound of the seconds of all assignments.
+
+        Args:
+          found: some assignments.
+
+        Returns:
+          The bound; None if seconds are no goal, or the tables are too large.
+        """
+        allowed, tables = self._allowed(), self.tables
+        orders = len(tables.orders if allowed else tables.orders_from(tables.orders[0]))
+        if orders * sum(tables.variables.sizes) > MAX_BOUNDED:
+            return None
+        labels = min((each.labels for each in found), key=lambda x: self._cost(x).seconds)
+        seconds = self._cost(labels).seconds
+        if self._score(labels).objective != seconds:
+            return None
+        with self._assigned(labels) as partition:
+            return bound_below(tables, partition, seconds, allowed=allowed)
+
+    def _allowed(self) -> list[Ints] | None:
+        """[variables] labels that assignments may have; None if all may."""
+        game, state, variables = self.game, self.game.state, self.tables.variables
+        given = {a for name in game.axes for a in game.mesh.axes(name)}
+        found = [np.arange(n, dtype=np.int64) for n in variables.sizes]
+
+        def keep(x: int, axis: int, code: int) -> None:
+            codes = np.maximum(variables.sets[x].codes[found[x], axis], NONE)
+            found[x] = found[x][codes == code]
+
+        for axis in range(len(game.mesh.sizes)):
+            for c, x in enumerate(variables.of_class.tolist()):
+                code = state.tiles[axis][c]
+                if x >= 0 and (axis not in given or c in state.frozen or code != NONE):
+                    keep(x, axis, code)
+            for q, n in zip(variables.of_op.tolist(), game.graph.node_of, strict=True):
+                if q >= 0 and n >= 0 and (axis not in given or state.loops[axis][n] != NONE):
+                    keep(q, axis, state.loops[axis][n])
+        return None if list(map(len, found)) == variables.sizes else found
+
     @functools.cached_property
     def _blocks(self) -> Blocks:
         """Per axis of the game, groups of labels equal on all further axes.
@@ -203,10 +245,28 @@ def _ranked(found: Sequence[Found]) -> list[Found]:
     return sorted(found, key=lambda each: each.score.rank())
 
 
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class ExactAnswer:
+    """Results of exact steps.
+
+    Attributes:
+      moves: the best assignments as moves, best first.
+      fits: the best is within all limits.
+      bound: no assignment takes fewer seconds, on the folded program; None if unknown.
+    """
+
+    moves: Sequence[Move] = ()
+    fits: bool = False
+    bound: float | None = None
+
+
 def exact_moves(
     game: PlanningGame, starts: Sequence[tuple[str, Sequence[Move]]], count: int
-) -> list[Assign]:
-    """The best assignments by exact steps, as moves, best first.
+) -> ExactAnswer:
+    """The best assignments by exact steps, and a lower bound of all.
+
+    The assignment of least energy under the bound is a further start: near the optimum if the bound
+    is tight, and far from all known strategies.
 
     Args:
       game: in its first state.
@@ -215,7 +275,8 @@ def exact_moves(
       count: most assignments.
 
     Returns:
-      At most `count` moves; none for a program without pairwise costs (rings, kept copies).
+      At most `count` moves; none for a program without pairwise costs (rings, kept copies). No
+      bound either, then.
     """
     try:
         steps = ExactSteps(game)
@@ -225,7 +286,7 @@ def exact_moves(
             scored.setdefault(game.score(), (name, steps.labels_here()))
             rewind(game, played)
     except ValueError:
-        return []
+        return ExactAnswer()
     first = min(scored, key=Score.rank)
     others = sorted(scored.keys() - {first}, key=lambda score: score.objective)
     found: dict[bytes, tuple[Found, str]] = {}
@@ -233,10 +294,16 @@ def exact_moves(
         name, labels = scored[score]
         best = steps.improve(labels)[0]
         found.setdefault(best.labels.tobytes(), (best, name))
+    bound = steps.bound([best for best, _ in found.values()])
+    if bound is not None:
+        best = steps.improve(bound.labels)[0]
+        found.setdefault(best.labels.tobytes(), (best, "bound"))
     if all(steps.exceeds_memory(best) for best, _ in found.values()):
         nearest = sorted(found.values(), key=lambda each: each[0].score.scalar())[:FITTED]
         for best, name in nearest:
             fitted = steps.fit(best)[0]
             found.setdefault(fitted.labels.tobytes(), (fitted, name))
     ranked = sorted(found.values(), key=lambda each: each[0].score.rank())
-    return [steps.move(best.labels, name) for best, name in ranked[:count]]
+    paths: list[Move] = [steps.move(best.labels, name) for best, name in ranked[:count]]
+    fits = ranked[0][0].score.excess == 0.0
+    return ExactAnswer(paths, fits, bound.seconds if bound else None)

@@ -102,7 +102,7 @@ def fit_by_remat(
     else:
         best, chosen = _fewest_scans(with_some, full, segments, target_bytes)
     if best is not full:  # the search proved nothing about fewer segments
-        reports = tuple(dataclasses.replace(r, proven=False) for r in full.reports)
+        reports = tuple(dataclasses.replace(r, proven=False, bound=None) for r in full.reports)
         best = with_search(best, full, reports)
     return best, chosen
 

@@ -240,11 +240,10 @@ class Planner:
             starts.append((TileStacks(self.mesh.axes("+".join(given))), *starts[-1]))
         with self._clock.timed("exact steps"):
             named = zip(("hints", "stacked hints"), starts[len(known) :], strict=False)
-            exact = [(move,) for move in exact_moves(game, [*known, *named], FINALISTS)]
+            exact = exact_moves(game, [*known, *named], FINALISTS)
         with self._clock.timed("search"):
-            paths = [*starts, *exact]
-            settled = bool(exact) and not self._folded(game, exact[0])[0].excess
-            result = search_noted(game, episodes, seed, paths, progress, settled=settled)
+            paths = [*starts, *((move,) for move in exact.moves)]
+            result = search_noted(game, episodes, seed, paths, progress, settled=exact.fits)
         found = [game.describe(move) for move in result.best.path]
         self._clock.record("search", small, small, lambda: "\n".join(found))
         game.clear_caches()
@@ -260,6 +259,7 @@ class Planner:
             history=result.history,
             tree=result.tree,
             moves={m: game.describe(m) for moves in result.tree.children for m in moves},
+            bound=exact.bound,
         )
         return path, report
 

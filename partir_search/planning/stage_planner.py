@@ -304,7 +304,7 @@ def _default(options: Options) -> list[Tactic]:
 
 def _replay(planner: Planner, spec: PlanSpec) -> Planned:
     try:
-        return planner.replay(spec.actions)
+        replayed = planner.replay(spec.actions)
     except ValueError as error:
         if spec.mesh.user == planner.mesh.user:
             raise
@@ -312,3 +312,4 @@ def _replay(planner: Planner, spec: PlanSpec) -> Planned:
             f"the saved plan is for mesh<{spec.mesh}>, this is mesh<{planner.mesh}>, where it"
             f" does not hold: {error}; plan again with schedule=None"
         ) from error
+    return dataclasses.replace(replayed, saved_bound=spec.bound)

@@ -60,6 +60,7 @@ def report_page(plan: PlanFacts, timeline: Timeline) -> str:
         f" {escape(plan.machine.name)}; fingerprint {plan.fingerprint}</p>",
         f"<p class=note>{escape(plan.basis.describe(plan.cost.seconds))}</p>" if plan.basis else "",
         _cards(plan),
+        f"<p class=note>The plan is {escape(str(plan.bound))}.</p>" if plan.bound else "",
         _section("The step", timeline_chart(timeline), TIMELINE_NOTE),
         _section("Memory of a device", memory_chart(timeline, plan.memory_limit)),
         _live(timeline),
@@ -106,6 +107,10 @@ def _cards(plan: PlanFacts) -> str:
         (str(sum(plan.collective_counts.values())), "collectives", False),
         (f"{c.flops / 1e12:.3g}", "TFLOP on a device", False),
     ]
+    if plan.bound and not plan.bound.optimal:
+        cards.append((f"within {plan.bound.percent}", "of the best plan's seconds", False))
+    elif plan.bound:
+        cards.append(("optimal", "no plan takes fewer seconds", False))
     if plan.proven:
         cards.append(("proven", "no plan of the space costs less", False))
     boxes = (

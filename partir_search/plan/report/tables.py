@@ -80,6 +80,9 @@ def figures_table(plan: PlanFacts) -> Table:
     table.add_column("")
     table.add_column("simulated", justify="right")
     table.add_row("milliseconds", f"{c.seconds * 1e3:.3f}")
+    if plan.bound:
+        near = "optimal" if plan.bound.optimal else f"within {plan.bound.percent}"
+        table.add_row("lower bound of all plans", f"{plan.bound.seconds * 1e3:.3f}: {near}")
     table.add_row("of them exposed collectives", f"{c.collective_seconds * 1e3:.3f}")
     limit = f" of {amount(plan.memory_limit)}" if math.isfinite(plan.memory_limit) else ""
     table.add_row("peak memory", f"{amount(c.peak_bytes)}{limit}")
@@ -92,6 +95,8 @@ def figures_table(plan: PlanFacts) -> Table:
         table.add_row(f"equal programs, the first of {stack.values[0]}", count)
     if plan.microbatches > 1:
         table.add_row("microbatches", str(plan.microbatches))
+    if plan.bound:
+        table.caption = str(plan.bound)
     if plan.basis:
         table.caption = plan.basis.describe(c.seconds)
     if plan.proven:

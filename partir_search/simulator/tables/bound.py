@@ -28,6 +28,8 @@ LEAST_GAIN = 1e-4  # of a message pass, relative
 LEAST_REMOVED = 0.03  # fraction of the labels, for another round
 ROUNDS = 4  # of removal
 MAX_ENTRIES = 10_000_000  # of one table of elimination
+EFFORT = 2.0  # nominal seconds of message passes
+PAIR_SECONDS, ENTRY_SECONDS = 1.4e-5, 2.5e-8  # of a pass, nominal: per table, and per entry
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -52,7 +54,9 @@ def bound_below(
     partition: Partition,
     upper: float,
     *,
+    allowed: Sequence[Ints] | None = None,
     max_entries: int = MAX_ENTRIES,
+    effort: float = EFFORT,
     should_continue: Callable[[], bool] = lambda: True,
 ) -> Bound:
     """Bounds the seconds of all partitions.
@@ -62,12 +66,18 @@ def bound_below(
     Args:
       partition: plan at which the tables are tight where they can be.
       upper: seconds of a known plan; the bound is not above.
+      allowed: [variables] labels that partitions may have, by default all.
+      max_entries: limit of a table of exact elimination.
+      effort: limit of message passes in nominal seconds, the same on every machine.
       should_continue: called between passes; False ends the computation after one pass per order.
     """
     labels = tables.labels_of(partition)
+    orders = tables.orders_from(partition.order) if allowed is None else tables.orders
     started = [
-        _OrderBound(tables.ordered(order), labels, upper, should_continue)
-        for order in tables.orders_from(partition.order)
+        _OrderBound(
+            tables.ordered(order), labels, upper, allowed, effort / len(orders), should_continue
+        )
+        for order in orders
     ]
     for each in started:
         each.remove_labels(1)
@@ -96,14 +106,19 @@ class _OrderBound:
         tables: OrderedTables,
         labels: Ints,
         upper: float,
+        allowed: Sequence[Ints] | None,
+        effort: float,
         should_continue: Callable[[], bool],
     ) -> None:
         self.tables, self.seconds, self.best = tables, -np.inf, labels
         self.finished = self.exact = False
         self._limit = upper * (1.0 + ROUNDING)
-        self._should_continue = should_continue
+        self._should_continue, self._effort = should_continue, effort
         self._at = labels
         self._kept = [np.arange(n, dtype=np.int64) for n in tables.sizes]
+        if allowed is not None:
+            self.tables, self._kept = tables.restricted(allowed), list(allowed)
+            self._at = _places(allowed, labels, [np.zeros(n) for n in tables.sizes])
         self._messages: dict[Pair, Floats] = {}
         self._rounds = 0
         self._settled = False  # removal of labels has ended
@@ -113,11 +128,13 @@ class _OrderBound:
         if not self._settled:
             self.remove_labels(SWEEPS)
             return
+        model = self._model()
         proof = prove(
-            self._model(),
+            model,
             self._limit,
             max_entries=max_entries,
-            should_continue=self._should_continue,
+            messages=self._messages,
+            should_continue=self._budget(model),
         )
         self.seconds = max(self.seconds, proof.bound)
         self.exact, self.finished = proof.exact, True
@@ -126,10 +143,11 @@ class _OrderBound:
 
     def remove_labels(self, sweeps: int) -> None:
         """Passes messages, and removes labels with a bound above the limit."""
-        tree = TreeBound(self._model(), messages=self._messages)
+        model = self._model()
+        tree, more = TreeBound(model, messages=self._messages), self._budget(model)
         for _ in range(sweeps):
             before = tree.value
-            if tree.sweep() - before <= LEAST_GAIN * abs(tree.value) or not self._should_continue():
+            if tree.sweep() - before <= LEAST_GAIN * abs(tree.value) or not more():
                 break
         self.seconds = max(self.seconds, tree.value)
         self._rounds += 1
@@ -140,11 +158,23 @@ class _OrderBound:
             return
         self._messages = tree.messages(left)
         removed = 1.0 - sum(map(len, left)) / sum(map(len, self._kept))
-        self._settled = (removed < LEAST_REMOVED and sweeps > 1) or self._rounds > ROUNDS
+        few = removed < LEAST_REMOVED and sweeps > 1
+        self._settled = few or self._rounds > ROUNDS or self._effort <= 0.0
         if removed:
             self.tables = self.tables.restricted(left)
             self._at = _places(left, self._at, costs)
             self._kept = [kept[x] for kept, x in zip(self._kept, left, strict=True)]
+
+    def _budget(self, model: PairwiseModel) -> Callable[[], bool]:
+        """Function called after each message pass, True while effort is left."""
+        entries = sum(table.size for table in model.pairs.values())
+        seconds = PAIR_SECONDS * len(model.pairs) + ENTRY_SECONDS * entries
+
+        def more() -> bool:
+            self._effort -= seconds
+            return self._effort > 0.0 and self._should_continue()
+
+        return more
 
     def _model(self) -> PairwiseModel:
         stakes = JOINT * self._limit if self._rounds > 1 else np.inf

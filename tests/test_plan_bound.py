@@ -1,0 +1,113 @@
+"""`plan.bound`: below every plan, met where elimination is exact, printed, saved and loaded."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+import jax
+import pytest
+from jax.sharding import AbstractMesh
+
+import partir_search as ps
+from experiments.random_states import game_of_model
+from models.catalog import MODELS
+from partir_search.ir.mesh import MeshShape
+from partir_search.lowering.localize import localize
+from partir_search.mcts.game import play, rewind
+from partir_search.plan.plan import Plan
+from partir_search.plan.plan_bound import PlanBound
+from partir_search.plan.report import report_page
+from partir_search.planning.exact_steps import exact_moves
+from partir_search.simulator.target.machine import MACHINES
+from partir_search.strategies.catalogue import named_strategies
+from tests.support import floats_of
+
+GRID = MeshShape(("data", "model"), (4, 2))
+ZOO = {
+    "transformer-tiny": 512,
+    "dlrm-tiny": 8192,
+    "graph-net-tiny": 64,
+    "gpt-scan-tiny": 512,
+    "moe-tiny": 1024,
+    "t5-tiny": 512,
+    "mixer-tiny": 512,
+}
+
+
+def pair(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
+    return jax.numpy.tanh(x @ w) @ v
+
+
+ARGS = floats_of((4096, 512), (512, 2048), (2048, 512))
+
+
+def plan_of(sizes: tuple[int, ...] = (4,), **options: Any) -> Plan:
+    mesh = AbstractMesh(sizes, ("data", "model")[: len(sizes)])
+    step = ps.auto_partition(mesh, machine="tpu_v5e", episodes=50, **options)(pair)
+    return step.plan(*ARGS)
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_no_plan_of_the_zoo_is_below_its_bound(name: str) -> None:
+    """Neither the known strategies, nor what exact steps find; and the gap is small."""
+    game = game_of_model(name, ZOO[name], GRID, MACHINES["tpu_v5e"])
+    known = named_strategies(game.mesh, game.axes, game.targets)
+    found = exact_moves(game, known, 4)
+    assert found.bound is not None
+    seconds = []
+    for path in [*(moves for _, moves in known), *((move,) for move in found.moves)]:
+        played = len(list(play(game, path)))
+        seconds.append(game.model.evaluate(localize(game.state.partition())).seconds)
+        rewind(game, played)
+    assert found.bound <= min(seconds) * (1.0 + 1e-6)
+    assert min(seconds) <= 1.3 * found.bound
+
+
+def test_one_axis_is_planned_optimally() -> None:
+    plan = plan_of()
+    assert plan.bound is not None
+    assert plan.bound.optimal
+    assert plan.bound.seconds == pytest.approx(plan.searches[0].cost.seconds)
+    assert "optimal" in str(plan.bound)
+
+
+def test_a_gap_is_in_reports_and_files(tmp_path: pathlib.Path) -> None:
+    """Loaded, the bound is that of the saved plan; files without a bound load as before."""
+    plan = plan_of((4, 2))
+    bound = PlanBound(0.97 * plan.cost.seconds, plan.cost.seconds)
+    plan.__dict__["bound"] = bound
+    assert str(bound).startswith("within 3.1 % of the best plan of this space (all tilings")
+    text = ps.report.figures_table(plan)
+    assert f"{bound.seconds * 1e3:.3f}: within 3.1 %" in str(list(text.columns[1].cells))
+    assert str(text.caption) == str(bound)
+    assert "within 3.1 %" in report_page(plan, plan.timeline)
+    plan.save(tmp_path / "plan.json")
+    loaded = ps.load_plan(tmp_path / "plan.json")
+    assert loaded.bound == bound
+    assert plan_of((4, 2), schedule=loaded).bound == bound
+    data = json.loads((tmp_path / "plan.json").read_text())
+    del data["bound"]
+    (tmp_path / "old.json").write_text(json.dumps(data))
+    assert ps.load_plan(tmp_path / "old.json").bound is None
+    (tmp_path / "bad.json").write_text(json.dumps({**data, "bound": {"seconds": "few"}}))
+    with pytest.raises(ValueError, match="seconds"):
+        ps.load_plan(tmp_path / "bad.json")
+
+
+def test_searches_without_a_bound() -> None:
+    """Two searches, goals without seconds, and rings."""
+    apart = [ps.AutomaticPartition(axes=("data",)), ps.AutomaticPartition(axes=("model",))]
+    assert plan_of((4, 2), schedule=apart).bound is None
+    assert plan_of((4, 2), schedule=[]).bound is None
+
+
+def test_gap_beyond_the_space_counts_as_optimal() -> None:
+    assert PlanBound(1.0, 0.9).optimal
+    assert not PlanBound(1.0, 1.0 + 1e-4).optimal
+    assert PlanBound(1.0, 1.0001).percent == "0.01 %"
+
+
+def test_models_are_of_the_catalog() -> None:
+    assert ZOO.keys() <= MODELS.keys()
