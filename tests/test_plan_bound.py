@@ -45,7 +45,7 @@ ARGS = floats_of((4096, 512), (512, 2048), (2048, 512))
 
 def plan_of(sizes: tuple[int, ...] = (4,), **options: Any) -> Plan:
     mesh = AbstractMesh(sizes, ("data", "model")[: len(sizes)])
-    step = ps.auto_partition(mesh, machine="tpu_v5e", episodes=50, **options)(pair)
+    step = ps.auto_partition(mesh, machine="tpu_v5e", episodes=300, **options)(pair)
     return step.plan(*ARGS)
 
 

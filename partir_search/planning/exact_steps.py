@@ -29,12 +29,12 @@ from partir_search.simulator.cost import Cost
 from partir_search.simulator.tables.bound import Bound, bound_below
 from partir_search.simulator.tables.tables import CostTables
 
-MAX_LABELS = (
-    60_000  # of all variables; more axes or dims make tables that take longer than searches
-)
+MAX_LABELS = 25_000  # of all variables; tables with more take longer than a search
+MAX_CHOICES = 150  # labels of one variable: a table of two variables has their product
 MAX_BOUNDED = 60_000  # labels times orders of axes, for a bound
 MAX_ENTRIES = 2_000_000  # of one table of elimination
-STARTS = 3  # strategies from which exact steps start
+EPISODES_PER_START = 300  # of the search, for exact steps from one more strategy
+STARTS = 3  # most strategies from which exact steps start
 ROUNDS = 4  # turns of each axis
 LEAST_GAIN = 1e-4  # in log cost: axes without it after one turn each end the steps
 FIRST_PRICE, PRICE_GROWTH = 0.1, 3.0  # of all bytes at the peak, in seconds of the step
@@ -67,9 +67,9 @@ class ExactSteps:
         """
         self.game = game
         self.tables = CostTables(game.graph, game.model, game.mesh, game.state)
-        labels = sum(self.tables.variables.sizes)
-        if labels > MAX_LABELS:
-            raise ValueError(f"{labels} labels make tables larger than a search takes")
+        sizes = self.tables.variables.sizes
+        if sum(sizes) > MAX_LABELS or max(sizes, default=0) > MAX_CHOICES:
+            raise ValueError(f"tables of {sum(sizes)} labels take longer than a search")
         self._start = game.state.key()
         self._costs: dict[bytes, Cost] = {}
 
@@ -213,16 +213,8 @@ class ExactSteps:
 
     def _groups(self, axis: int) -> list[Ints]:
         state, variables = self.game.state, self.tables.variables
-        free = [
-            np.unique(
-                np.concatenate(
-                    [np.delete(s.codes, axis, axis=1), np.delete(s.deferred, axis, axis=1)], axis=1
-                ),
-                axis=0,
-                return_inverse=True,
-            )[1].ravel()
-            for s in variables.sets
-        ]
+        known = {id(s): s.groups(axis) for s in variables.sets}
+        free = [known[id(s)] for s in variables.sets]
         for c, x in enumerate(variables.of_class.tolist()):
             if x >= 0 and (c in state.frozen or state.tiles[axis][c] != NONE):
                 free[x] = np.arange(len(free[x]))
@@ -261,7 +253,10 @@ class ExactAnswer:
 
 
 def exact_moves(
-    game: PlanningGame, starts: Sequence[tuple[str, Sequence[Move]]], count: int
+    game: PlanningGame,
+    starts: Sequence[tuple[str, Sequence[Move]]],
+    count: int,
+    episodes: int = STARTS * EPISODES_PER_START,
 ) -> ExactAnswer:
     """The best assignments by exact steps, and a lower bound of all.
 
@@ -273,11 +268,14 @@ def exact_moves(
       starts: names of strategies and their moves. Steps start from the best by score, and from the
         next by objective, as steps also keep limits.
       count: most assignments.
+      episodes: of the search; with fewer than `EPISODES_PER_START` the answer is empty.
 
     Returns:
       At most `count` moves; none for a program without pairwise costs (rings, kept copies). No
       bound either, then.
     """
+    if episodes < EPISODES_PER_START:
+        return ExactAnswer()
     try:
         steps = ExactSteps(game)
         scored: dict[Score, tuple[str, Ints]] = {}
@@ -290,7 +288,7 @@ def exact_moves(
     first = min(scored, key=Score.rank)
     others = sorted(scored.keys() - {first}, key=lambda score: score.objective)
     found: dict[bytes, tuple[Found, str]] = {}
-    for score in (first, *others)[:STARTS]:
+    for score in (first, *others)[: min(STARTS, episodes // EPISODES_PER_START)]:
         name, labels = scored[score]
         best = steps.improve(labels)[0]
         found.setdefault(best.labels.tobytes(), (best, name))

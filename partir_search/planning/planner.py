@@ -240,7 +240,7 @@ class Planner:
             starts.append((TileStacks(self.mesh.axes("+".join(given))), *starts[-1]))
         with self._clock.timed("exact steps"):
             named = zip(("hints", "stacked hints"), starts[len(known) :], strict=False)
-            exact = exact_moves(game, [*known, *named], FINALISTS)
+            exact = exact_moves(game, [*known, *named], FINALISTS, episodes)
         with self._clock.timed("search"):
             paths = [*starts, *((move,) for move in exact.moves)]
             result = search_noted(game, episodes, seed, paths, progress, settled=exact.fits)

@@ -60,6 +60,12 @@ class LabelSet:
     def __len__(self) -> int:
         return len(self.codes)
 
+    def groups(self, axis: int) -> Ints:
+        """[labels] equal numbers for labels that are equal on all axes but one."""
+        rest = np.hstack((np.delete(self.codes, axis, 1), np.delete(self.deferred, axis, 1)))
+        found: Ints = np.unique(rest, axis=0, return_inverse=True)[1].ravel()
+        return found
+
 
 def class_labels(extents: Sequence[Shape], sizes: Sequence[int]) -> LabelSet:
     """All tilings of a class that divide its dims.
