@@ -172,7 +172,7 @@ class ExactSteps:
         """
         allowed, tables = self._allowed(), self.tables
         orders = len(tables.orders if allowed else tables.orders_from(tables.orders[0]))
-        if orders * sum(tables.variables.sizes) > MAX_BOUNDED:
+        if orders * sum(tables.variables.sizes) > MAX_BOUNDED or not all(map(len, allowed or ())):
             return None
         labels = min((each.labels for each in found), key=lambda x: self._cost(x).seconds)
         seconds = self._cost(labels).seconds
@@ -189,7 +189,7 @@ class ExactSteps:
 
         def keep(x: int, axis: int, code: int) -> None:
             codes = np.maximum(variables.sets[x].codes[found[x], axis], NONE)
-            found[x] = found[x][codes == code]
+            found[x] = found[x][codes == max(code, NONE)]
 
         for axis in range(len(game.mesh.sizes)):
             for c, x in enumerate(variables.of_class.tolist()):

@@ -25,6 +25,7 @@ PACKAGE = pathlib.Path(ps.__file__).parent
 BOUNDS = {
     "CODE_BITS",
     "EDGE_REPEATS",
+    "EFFORT",
     "FIRST_PASS",
     "JOINT",
     "LARGE_COPIES",
