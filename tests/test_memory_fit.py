@@ -170,7 +170,7 @@ def test_predicted_peaks_and_seconds() -> None:
     assert peaks is not None
     for some in ((), segments[:1], segments[:2], segments[-1:], segments):
         cost = replay(rematerialize(module, some) if some else module, []).cost
-        assert peaks.peak(some) == pytest.approx(cost.peak_bytes, rel=0.05)
+        assert peaks.peak(some) == pytest.approx(cost.peak_bytes, rel=0.08)
         assert full.cost.seconds - peaks.saved(some) == pytest.approx(cost.seconds, rel=0.05)
     assert peaks.peak(segments[:2]) < peaks.peak(segments[:1]) < peaks.peak(())
 
