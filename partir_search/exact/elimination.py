@@ -94,7 +94,7 @@ def eliminate(model: PairwiseModel, order: Order | None = None) -> Labelling:
         scope = sorted(order.scopes[i], key=at.__getitem__)
         if not scope:
             total = model.unary[u] + sum(table for _, table in tables[i])
-            energy += float(np.minimum.reduce(total))
+            energy += float(np.min(total))
             continue
         place = {v: axis for axis, v in enumerate((u, *scope))}
         total = np.empty([model.sizes[v] for v in place])
@@ -104,14 +104,14 @@ def eliminate(model: PairwiseModel, order: Order | None = None) -> Labelling:
             for v in own:
                 shape[place[v]] = model.sizes[v]
             total += table.reshape(shape)  # a table's variables are in order of elimination
-        least = np.minimum.reduce(total, axis=0)
+        least = np.min(total, axis=0)
         tables[at[scope[0]]].append((tuple(scope), least))
     labels = np.zeros(len(model.sizes), dtype=np.int64)
     for i, u in reversed([*enumerate(order.variables)]):
         costs = model.unary[u].copy()
         for own, table in tables[i]:  # its own label comes first
             costs += table[(slice(None), *(labels[v] for v in own[1:]))]
-        labels[u] = costs.argmin()
+        labels[u] = int(np.argmin(costs))
     return Labelling(energy, labels)
 
 

@@ -91,19 +91,18 @@ class TreeBound:
             self._constant,
             self.value,
         )
-        smallest = np.minimum.reduce
         for u in order:
             own = received[u]
-            costs = np.add.reduce(own, axis=0)
+            costs = np.sum(own, axis=0)
             costs += unary[u]
-            least = smallest(costs)
+            least = float(np.min(costs))
             costs -= least
             np.maximum(self.label_bounds[u], before + costs, out=self.label_bounds[u])
             bound += least
             costs *= self._weights[u]
             for v, i, j, table in targets[u]:
-                message = smallest((costs - own[i])[:, None] + table, axis=0)
-                low = smallest(message)
+                message = np.min((costs - own[i])[:, None] + table, axis=0)
+                low = float(np.min(message))
                 bound += low
                 np.subtract(message, low, out=received[v][j])
         self.value = max(before, float(bound))

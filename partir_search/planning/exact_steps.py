@@ -131,7 +131,7 @@ class ExactSteps:
                 cost = simulated.cost
                 excess = self.game.goal(cost).excess
                 if excess:
-                    over = simulated.live > simulated.live.max() * math.exp(-excess)
+                    over = simulated.live > float(np.max(simulated.live)) * math.exp(-excess)
                     highest = np.argsort(-simulated.live, kind="stable")[:PRICED_ROWS]
                     rows.update(r for r in highest.tolist() if over[r])
                 for row in sorted(rows):

@@ -43,7 +43,7 @@ def read_peak(
     positions = memory.curve.positions_of(row)
     held = temporaries.bytes_at[positions]
     builder = ModelBuilder(shares.variables.sizes)
-    builder.constant = besides + float(held.max())
+    builder.constant = besides + float(np.max(held))
     ops = model.module.body.ops
     at_row = int(memory.curve.position[row])
     if at_row < len(ops) and ops[at_row].regions:
@@ -54,7 +54,9 @@ def read_peak(
         scope, share = shares.value(v)
         builder.add(scope, share * (float(per_value[v]) * float(memory.nbytes[v])))
     # Any of the positions with large copies would be the next to hold the peak.
-    large = positions[(held >= LARGE_COPIES * held.max()) & (held > 0.0) & (positions < len(ops))]
+    large = positions[
+        (held >= LARGE_COPIES * float(np.max(held))) & (held > 0.0) & (positions < len(ops))
+    ]
     for position in large.tolist():
         for scope, copies in _copies(shares, ops[position]):
             builder.add(scope, copies)
