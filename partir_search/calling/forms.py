@@ -122,7 +122,7 @@ class Adapter:
         kwargs: dict[str, Any],
         donated: frozenset[str],
     ) -> tuple[Callable[..., Any], Any, Executables]:
-        """Builds a function of arrays, its `jax.jit`, and its Executables."""
+        """Builds a function of arrays alone, the function under `jax.jit`, and `Executables`."""
         names = (*call.names, *call.kwargs)
         flags = tuple(n in donated for n in names)
         places = call.places(args)

@@ -91,7 +91,7 @@ class Partition:
         return True
 
     def _drop(self, broken: Sequence[tuple[int, int]]) -> None:
-        """Removes loops of ops; copies the rows first, which other states share."""
+        """Removes loops of ops, on copies of the rows: states share rows."""
         self.axes = list(self.axes)
         for axis in {axis for axis, _ in broken}:
             loops, tiles = self.axes[axis].loops[:], self.axes[axis].tiles[:]

@@ -188,7 +188,7 @@ class OpRule:
 
     @property
     def is_indexed_update(self) -> bool:
-        """True if the op writes its second operand into its first at indices."""
+        """True for an update at indices: of operand 0, with operand 1."""
         return self.kind is Kind.UPDATE and bool(self.indexed)
 
     @property

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from partir_search.ir.core import Literal, Module, Op, Operand, Region, Shape, Value
 from partir_search.ir.reducers import identity
 from partir_search.ir.rule import NONE, OpRule
+from partir_search.passes.fresh_names import FreshNames
 from partir_search.passes.pad_choice import DimClasses, Pad
 from partir_search.passes.rewriter import Rewriter
 from partir_search.rules.construct import (
@@ -105,15 +106,7 @@ class _Rewriter(Rewriter):
     def __init__(self, module: Module, rules: Sequence[OpRule], classes: DimClasses) -> None:
         super().__init__(module)
         self.rules, self.classes = rules, classes
-        self._names = {v.name for v in module.values}
-
-    def fresh(self, name: str) -> str:
-        """Returns an unused name of a value, from a stem."""
-        unique, n = name, 1
-        while unique in self._names:
-            unique, n = f"{name}_{n}", n + 1
-        self._names.add(unique)
-        return unique
+        self.fresh = FreshNames(module)
 
     def zeros_beyond(self, x: Operand, dim: int) -> bool:
         """True if the padded form of `x` is made here, by padding with zeros, and not by an op."""

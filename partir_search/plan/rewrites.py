@@ -39,7 +39,7 @@ class Rewrites:
     remat: tuple[Range, ...] = _entry((), "pairs of positions")
 
     def to_json(self) -> dict[str, Any]:
-        """Fields by name as values of JSON, without those that have their default."""
+        """JSON values by field name, defaults omitted."""
         fields = dataclasses.fields(self)
         changed = {f.name for f in fields if getattr(self, f.name) != f.default}
         return {name: x for name, x in dataclasses.asdict(self).items() if name in changed}

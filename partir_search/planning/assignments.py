@@ -32,13 +32,6 @@ class Assign:
     source: str
     decisions: tuple[Decision, ...]
 
-    def is_legal(self, state: State) -> bool:
-        """True if `state` admits all decisions."""
-        before = state.key()
-        played = all(decision.decide(state) for decision in self.decisions)
-        state.restore(before)
-        return played
-
     def apply(self, targets: object, state: State) -> Sequence[Decision]:
         """Applies the decisions; none at all if one is illegal."""
         before = state.key()
@@ -68,7 +61,7 @@ def decisions_to(state: State, tiles: Rows, loops: Rows) -> list[Decision]:
             before = state.key()
             decisions = _fix(state, axis, fixed)
             played, wrong = _play(state, axis, tiles[axis], loops[axis])
-            if not wrong:
+            if fixed.keys() >= set(wrong):  # none, or no loop that can be fixed
                 break
             fixed |= {n: loops[axis][n] for n in wrong}
             state.restore(before)
@@ -102,7 +95,7 @@ def _play(
             if len(wrong):
                 return played, wrong.tolist()
             over = np.flatnonzero((now >= 0) & (now != wanted))
-            if not len(over):
+            if barriers.issuperset(over.tolist()):  # none, or decided before
                 played.append(move)
                 break
             barriers.update(over.tolist())

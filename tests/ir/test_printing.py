@@ -21,7 +21,7 @@ from models.catalog import MODELS
 from partir_search.ir.core import Op
 from partir_search.ir.printer import print_partition
 from partir_search.ir.printing.names import printed_as
-from partir_search.ir.printing.text import WIDTH, fitted
+from partir_search.ir.printing.text import WIDTH
 from tests.support import (
     check_partition,
     floats_of,
@@ -189,28 +189,6 @@ def test_print_window(golden: Callable[[str], None]) -> None:
 @pytest.mark.parametrize("name", sorted(PROGRAMS))
 def test_lines_fit(name: str, full: bool) -> None:
     assert max(map(len, plan_of(name).ir(full=full).splitlines())) <= WIDTH
-
-
-def test_long_lines_break_at_commas_and_types() -> None:
-    words = ", ".join(f"%value_{i}" for i in range(20))
-    lines = fitted(f"    %x = concatenate[dimension=0] {words} : f32[8]{{batch:0, model:1}}")
-    assert max(map(len, lines)) <= WIDTH
-    assert all(line.startswith("        %") for line in lines[1:])
-    assert all(line.endswith(",") for line in lines[:-1])
-    assert fitted("short") == ["short"]
-
-
-def test_long_words_stay_whole() -> None:
-    """A word that no indent leaves room for goes to the margin; a longer one breaks at a comma."""
-    name = "%" + "layer_10." * 9
-    lines = fitted(f"{' ' * 60}%x = add {name}, {name} : f32[8]")
-    assert max(map(len, lines)) <= WIDTH
-    assert all(lines)
-    assert sum(name in line for line in lines) == 2
-    numbers = ",".join(map(str, range(100)))
-    lines = fitted(f"  %x = gather[sizes=({numbers})] %y : f32[8]")
-    assert max(map(len, lines)) <= WIDTH
-    assert all(line.endswith(",") for line in lines[1:-1])
 
 
 def statements(text: str) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from partir_search.ir.core import Module, Op, Region, Value
 from partir_search.ir.rule import OpRule
+from partir_search.passes.fresh_names import FreshNames
 from partir_search.passes.rewriter import Rewriter
 from partir_search.passes.stacks.batched import SUFFIX, Grafter, batched_module, captured
 from partir_search.passes.stacks.find import Stack, names_of, stackable
@@ -40,7 +41,7 @@ class _Stacker(Rewriter):
     def __init__(self, module: Module, rules: Sequence[OpRule], chosen: Chosen) -> None:
         super().__init__(module)
         self._rules, self._chosen = rules, chosen
-        self._names = {v.name for v in module.values}
+        self._fresh = FreshNames(module)
         self._constants: dict[int, tuple[Value, Any]] = {}
         self._stacks: dict[tuple[tuple[Value, ...], int], Value] = {}  # of the current region
 
@@ -94,14 +95,6 @@ class _Stacker(Rewriter):
             assert isinstance(made, Value)
             after.append(unstacked(made, [self.value(v) for v in values], near))
         return [*before, *inside, *after]
-
-    def _fresh(self, name: str) -> str:
-        """Returns an unused name of a value, from a stem."""
-        unique, n = name, 1
-        while unique in self._names:
-            unique, n = f"{name}_{n}", n + 1
-        self._names.add(unique)
-        return unique
 
 
 def _order(region: Region, owner: Mapping[int, int]) -> list[int]:

@@ -93,7 +93,7 @@ class Widening:
         return True
 
     def _alike(self, row: Row) -> bool:
-        """True if chains may take in these ops, equal but for the values that they read."""
+        """True if the ops of a row, one per chain, are alike and free to join the chains."""
         ops = [self.group.region.ops[i] for i in row]
         free = all(i in self._allowed and i not in self._taken for i in row)
         plain = not any(op.effect or op.regions for op in ops)

@@ -18,6 +18,7 @@ import numpy as np
 from partir_search.ir.boundaries import ZERO
 from partir_search.ir.core import Literal, Module, Op, Operand, Region, Value, walk_regions
 from partir_search.ir.role import Role
+from partir_search.passes.fresh_names import FreshNames
 from partir_search.passes.rewriter import Rewriter
 from partir_search.passes.views.along import write_gather
 from partir_search.passes.views.constant_arrays import ConstantArrays
@@ -40,7 +41,7 @@ from partir_search.passes.views.view import (
     zero_filled,
     zeros_only,
 )
-from partir_search.passes.views.write import Names, Writer
+from partir_search.passes.views.write import Writer
 from partir_search.rules.registry import role_of
 
 MOVE_ROLES = frozenset(
@@ -76,7 +77,7 @@ class _Rewriter(Rewriter):
 
     def __init__(self, module: Module, small_constants: SmallConstants) -> None:
         super().__init__(module)
-        self.names = Names({v.name for v in module.values})
+        self.names = FreshNames(module)
         self.small_constants = small_constants
         self.arrays: dict[int, tuple[Value, Any]] = {}
         arrays = module.constants.items()

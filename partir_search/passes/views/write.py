@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from partir_search.ir.core import Literal, Op, Operand, Shape, Value
+from partir_search.passes.fresh_names import FreshNames
 from partir_search.passes.views.maps import Shift
 from partir_search.passes.views.view import View
 from partir_search.rules.boundaries import SHIFT
@@ -29,24 +30,10 @@ from partir_search.rules.construct import (
 )
 
 
-class Names:
-    """Names of a module's values; a call returns an unused name from a stem."""
-
-    def __init__(self, taken: set[str]) -> None:
-        self._taken = taken
-
-    def __call__(self, stem: str) -> str:
-        name, n = stem, 1
-        while name in self._taken:
-            name, n = f"{stem}_{n}", n + 1
-        self._taken.add(name)
-        return name
-
-
 class Writer:
     """Ops of one region in program order; shifts and flags written before are reused."""
 
-    def __init__(self, names: Names) -> None:
+    def __init__(self, names: FreshNames) -> None:
         self.names = names
         self.ops: list[Op] = []
         self._known: dict[tuple[Any, ...], Value] = {}  # values written before, by op and arguments

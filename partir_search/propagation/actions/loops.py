@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import ClassVar
 
 from partir_search.ir.rule import NONE, REPLICATED
 from partir_search.propagation.actions.action import FoldedNames
-from partir_search.propagation.actions.tilings import Tiling, alike_text
+from partir_search.propagation.actions.tilings import TilingAlike, alike_text
 from partir_search.propagation.contradictions import IllegalAction, value_named
 from partir_search.propagation.state import State
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
-class FixLoop(Tiling):
+class FixLoop(TilingAlike):
     """Loop the op of the result `value` over factor `factor` on mesh axis `axis`.
 
     Operands are redistributed to the loop, and results from the loop to their tilings. Propagation
@@ -30,10 +29,6 @@ class FixLoop(Tiling):
     factor: int
     axis: str
     also: tuple[str, ...] = ()
-
-    @property
-    def values(self) -> tuple[str, ...]:
-        return (self.value, *self.also)
 
     @property
     def mark(self) -> str:
@@ -56,9 +51,6 @@ class FixLoop(Tiling):
         axes, nodes = state.mesh.axes(self.axis), [_node(state, name) for name in self.values]
         fixed = REPLICATED if self.factor < 0 else self.factor
         return all(state.loops[a][n] == fixed for a in axes for n in nodes)
-
-    def single(self) -> Sequence[FixLoop]:
-        return tuple(dataclasses.replace(self, value=name, also=()) for name in self.values)
 
     def __str__(self) -> str:
         loop = "no loop" if self.factor < 0 else f"factor={self.factor}"

@@ -43,8 +43,27 @@ class Tiling(Action):
             raise IllegalAction(f"{self.value}: {value.type} has no dim {dim}")
 
 
+class TilingAlike(Tiling):
+    """An action on several values alike.
+
+    Attributes:
+      also: names of the values after the first.
+    """
+
+    __slots__ = ()
+    also: Any
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        return (self.value, *self.also)
+
+    def single(self) -> Sequence[Self]:
+        alone = {"also": ()}
+        return [dataclasses.replace(self, value=v, **alone) for v in self.values]  # type: ignore[type-var]
+
+
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
-class Tile(Tiling):
+class Tile(TilingAlike):
     """Tile dim `dim` of the value named `value` on mesh axis `axis`.
 
     Attributes:
@@ -60,10 +79,6 @@ class Tile(Tiling):
     axis: str
     also: tuple[str, ...] = ()
     barriers: tuple[str, ...] = ()
-
-    @property
-    def values(self) -> tuple[str, ...]:
-        return (self.value, *self.also)
 
     @property
     def mark(self) -> str:
@@ -104,9 +119,6 @@ class Tile(Tiling):
         axes = state.mesh.axes(self.axis)
         return all(state.tiles[a][c] == self.dim for a in axes for c in self._classes(state))
 
-    def single(self) -> tuple[Tile, ...]:
-        return tuple(dataclasses.replace(self, value=name, also=()) for name in self.values)
-
     def nearest(self, state: State) -> Iterator[Tile]:
         """Replacements for a tiling that does not divide: on the whole axis, then on sub-axes, most
         devices first. Padded forms of the values may take the place of the values.
@@ -141,7 +153,7 @@ class Tile(Tiling):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
-class Replicate(Tiling):
+class Replicate(TilingAlike):
     """Keep the value named `value` replicated along mesh axis `axis` (PartIR's `atomic`).
 
     Attributes:
@@ -152,10 +164,6 @@ class Replicate(Tiling):
     value: str
     axis: str
     also: tuple[str, ...] = ()
-
-    @property
-    def values(self) -> tuple[str, ...]:
-        return (self.value, *self.also)
 
     @property
     def mark(self) -> str:
@@ -177,9 +185,6 @@ class Replicate(Tiling):
     def is_applied(self, state: State) -> bool:
         axes = state.mesh.axes(self.axis)
         return all(state.tiles[a][c] == REPLICATED for a in axes for c in self._classes(state))
-
-    def single(self) -> tuple[Replicate, ...]:
-        return tuple(dataclasses.replace(self, value=name, also=()) for name in self.values)
 
     def __str__(self) -> str:
         return f"Replicate(value={self.value!r}{alike_text(self.also)}, axis={self.axis!r})"

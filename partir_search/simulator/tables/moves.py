@@ -273,5 +273,5 @@ def spec_layout(spec: Spec, mesh: MeshShape) -> Layout:
 
 
 def _windows_alone(way: Way) -> Way:
-    """The windows of a way, from where it leads to; nothing without windows."""
+    """The halo exchanges of a way alone, from the target layout; no move without windows."""
     return way if way.windows else Way(way.target, (), way.target, ())

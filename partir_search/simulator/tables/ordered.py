@@ -160,7 +160,7 @@ class OrderedTables:
 
     @functools.cached_property
     def _deferred(self) -> list[int]:
-        """[kernels] region of a kernel that is deferred as a whole, else NONE."""
+        """[kernels] number of the region deferred as a whole around the kernel, or NONE."""
         runs, region_of = self.model.time.deferred_runs, dict[int, int]()
         trips = trips_of(self.model)
         for number, region in enumerate(self.regions):

@@ -1,4 +1,4 @@
-"""Prices of redistributions, by the functions that lower and price them in programs."""
+"""Prices of redistributions: lowered and priced as in a device-local program."""
 
 from __future__ import annotations
 
