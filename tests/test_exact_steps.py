@@ -14,10 +14,12 @@ import partir_search as ps
 from experiments.random_states import game_of_model
 from experiments.small_programs import enumerated, game_of, module_of
 from partir_search.ir.mesh import MeshShape
+from partir_search.lowering.localize import localize
 from partir_search.mcts.game import play, rewind
 from partir_search.mcts.goals import scorer
 from partir_search.planning.exact_steps import exact_moves
 from partir_search.planning.game import PlanningGame
+from partir_search.planning.planner import Planner
 from partir_search.simulator.target.machine import MACHINES
 from partir_search.strategies.catalogue import named_strategies
 from tests.support import ROUND
@@ -92,13 +94,39 @@ def test_decided_choices_stay() -> None:
     known = named_strategies(GRID, ("data",), game.targets)
     start = state.key()
     before = [row[:] for row in game.state.tiles], [row[:] for row in game.state.loops]
-    for move in exact_moves(game, known, 2).moves:
+    found = exact_moves(game, known, 2)
+    assert found.moves
+    assert found.bound is not None
+    for move in found.moves:
         for decision in move.apply(None, game.state):
             assert decision.axes == (0,)
             assert frozen != getattr(decision, "cls", None)
         assert game.state.tiles[1] == before[0][1]
         assert game.state.loops[1] == before[1][1]
+        program = localize(game.state.partition())
+        assert found.bound <= game.model.evaluate(program).seconds * (1.0 + 1e-6)
         game.state.restore(start)
+    for _, moves in known:  # propagation reaches the excluded class
+        played = len(list(play(game, moves)))
+        assert found.bound <= game.cost().seconds * (1.0 + 1e-6)
+        rewind(game, played)
+
+
+def test_actions_by_path_hold_in_the_fold() -> None:
+    """An action on an argument by its path, before a search, is in the game's first state."""
+    module = game_of_model("transformer-tiny", 512, GRID, MACHINES["tpu_v5e"]).graph.module
+    planner = Planner(module, GRID, MACHINES["tpu_v5e"])
+    path = next(
+        p
+        for p, v in zip(module.arg_paths, module.body.args, strict=True)
+        if "/" in p and v.type.shape and v.type.shape[0] % 4 == 0
+    )
+    empty = planner.game(GRID.names)[1].state.key()
+    found = [
+        planner.game(GRID.names, [ps.Tile(name, 0, "data")])[1].state.key()
+        for name in (path, path.replace("/", "."))
+    ]
+    assert found[0] == found[1] != empty
 
 
 def test_rings_have_no_tables() -> None:
@@ -133,6 +161,7 @@ def test_a_plan_of_exact_steps_runs(mesh: Mesh) -> None:
     assert plan.cost.seconds <= min(
         p.cost.seconds for p in partitioned.known_plans(state, x).values()
     )
+    assert any(isinstance(action, ps.FixLoop) for action in plan.actions)
     got, value = partitioned(state, x)
     want, wanted = step(state, x)
     np.testing.assert_allclose(value, wanted, rtol=1e-4)

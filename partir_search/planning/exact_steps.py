@@ -172,7 +172,7 @@ class ExactSteps:
         """
         allowed, tables = self._allowed(), self.tables
         orders = len(tables.orders if allowed else tables.orders_from(tables.orders[0]))
-        if orders * sum(tables.variables.sizes) > MAX_BOUNDED or not all(map(len, allowed or ())):
+        if orders * sum(tables.variables.sizes) > MAX_BOUNDED:
             return None
         labels = min((each.labels for each in found), key=lambda x: self._cost(x).seconds)
         seconds = self._cost(labels).seconds
@@ -181,24 +181,32 @@ class ExactSteps:
         with self._assigned(labels) as partition:
             return bound_below(tables, partition, seconds, allowed=allowed)
 
+    def _decided(self, axis: int, *, all_choices: bool = False) -> Iterator[tuple[int, int]]:
+        """Variables decided along an axis in the game's first state, with the dim or factor.
+
+        Args:
+          all_choices: undecided variables too, with NONE.
+        """
+        state, variables = self.game.state, self.tables.variables
+        for x, code in zip(variables.of_class.tolist(), state.tiles[axis], strict=True):
+            if x >= 0 and (all_choices or code != NONE):
+                yield x, max(code, NONE)
+        for q, n in zip(variables.of_op.tolist(), self.game.graph.node_of, strict=True):
+            if q >= 0 and n >= 0 and (all_choices or state.loops[axis][n] != NONE):
+                yield q, max(state.loops[axis][n], NONE)
+
     def _allowed(self) -> list[Ints] | None:
-        """[variables] labels that assignments may have; None if all may."""
-        game, state, variables = self.game, self.game.state, self.tables.variables
+        """[variables] labels that assignments may have; None if all may.
+
+        Classes excluded from moves keep all labels, as propagation may reach them.
+        """
+        game, variables = self.game, self.tables.variables
         given = {a for name in game.axes for a in game.mesh.axes(name)}
         found = [np.arange(n, dtype=np.int64) for n in variables.sizes]
-
-        def keep(x: int, axis: int, code: int) -> None:
-            codes = np.maximum(variables.sets[x].codes[found[x], axis], NONE)
-            found[x] = found[x][codes == max(code, NONE)]
-
         for axis in range(len(game.mesh.sizes)):
-            for c, x in enumerate(variables.of_class.tolist()):
-                code = state.tiles[axis][c]
-                if x >= 0 and (axis not in given or c in state.frozen or code != NONE):
-                    keep(x, axis, code)
-            for q, n in zip(variables.of_op.tolist(), game.graph.node_of, strict=True):
-                if q >= 0 and n >= 0 and (axis not in given or state.loops[axis][n] != NONE):
-                    keep(q, axis, state.loops[axis][n])
+            for x, code in self._decided(axis, all_choices=axis not in given):
+                codes = np.maximum(variables.sets[x].codes[found[x], axis], NONE)
+                found[x] = found[x][codes == code]
         return None if list(map(len, found)) == variables.sizes else found
 
     @functools.cached_property
@@ -212,16 +220,13 @@ class ExactSteps:
         return [self._groups(a) for a in axes]
 
     def _groups(self, axis: int) -> list[Ints]:
-        state, variables = self.game.state, self.tables.variables
+        variables = self.tables.variables
         known = {id(s): s.groups(axis) for s in variables.sets}
         free = [known[id(s)] for s in variables.sets]
-        for c, x in enumerate(variables.of_class.tolist()):
-            if x >= 0 and (c in state.frozen or state.tiles[axis][c] != NONE):
+        fixed = {int(variables.of_class[c]) for c in self.game.state.frozen}
+        for x in fixed.union(x for x, _ in self._decided(axis)):
+            if x >= 0:
                 free[x] = np.arange(len(free[x]))
-        for op_id, n in enumerate(self.game.graph.node_of):
-            q = int(variables.of_op[op_id])
-            if q >= 0 and n >= 0 and state.loops[axis][n] != NONE:
-                free[q] = np.arange(len(free[q]))
         return free
 
     def move(self, labels: Ints, source: str) -> Assign:

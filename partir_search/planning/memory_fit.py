@@ -38,8 +38,13 @@ Replay = Callable[[Module, Sequence[Action]], Planned]
 
 def replay_renamed(module: Module, actions: Sequence[Action], replay: Replay) -> Planned:
     """Applies actions to a program with different segments recomputed than the actions' own."""
+    return replay(module, renamed_for(module, actions))
+
+
+def renamed_for(module: Module, actions: Sequence[Action]) -> list[Action]:
+    """Actions with values renamed to a program's values of different segments recomputed."""
     known = module.value_names()
-    return replay(module, [a.renamed(lambda name: namesake(name, known)) for a in actions])
+    return [a.renamed(lambda name: namesake(name, known)) for a in actions]
 
 
 def fit_by_remat(

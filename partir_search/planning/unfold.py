@@ -9,7 +9,7 @@ from partir_search.mcts.game import Move
 from partir_search.passes.fold.fold import Folded
 from partir_search.planning.game import PlanningGame
 from partir_search.propagation.actions import Action, tilings
-from partir_search.propagation.contradictions import value_named
+from partir_search.propagation.contradictions import find_value, value_named
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.state import State
 from partir_search.strategies.decisions import Decision, decisions_of
@@ -39,10 +39,11 @@ class _Names:
     """Names of values of a module, in the graph of the folded module; unknown ones are left out."""
 
     def __init__(self, folded: Folded, module: Module, graph: Graph) -> None:
-        self._folded, self._known, self._graph = folded, module.value_names(), graph
+        self._folded, self._module, self._graph = folded, module, graph
 
     def values(self, names: Sequence[str]) -> list[int]:
-        values = (self._folded.class_of[self._known[n].id] for n in names if n in self._known)
+        known = (value for n in names if (value := find_value(self._module, n)) is not None)
+        values = (self._folded.class_of[value.id] for value in known)
         return list(dict.fromkeys(v for v in values if v >= 0))
 
     def classes(self, names: Sequence[str]) -> list[int]:

@@ -18,7 +18,7 @@ def apply_all(state: State, actions: Sequence[Action]) -> None:
 def apply_compatible(
     state: State, actions: Sequence[Action]
 ) -> tuple[list[Action], list[tuple[Action, str]]]:
-    """Applies the legal actions.
+    """Applies the legal actions, to the values that the program has.
 
     Returns:
       The applied actions, and (action, reason) for each illegal one. Actions without an effect are
@@ -26,14 +26,15 @@ def apply_compatible(
     """
     played, dropped = list[Action](), list[tuple[Action, str]]()
     for action in actions:
+        some = action.within(state.graph.module) or action
         try:
-            if action.is_applied(state):
+            if some.is_applied(state):
                 continue
-            action.apply(state)
+            some.apply(state)
         except ValueError as error:  # IllegalAction, or an axis that the mesh does not have
             dropped.append((action, str(error)))
         else:
-            played.append(action)
+            played.append(some)
     return played, dropped
 
 

@@ -35,14 +35,19 @@ def already_decided(path: str, now: int, axis: str, requested: str) -> IllegalAc
     return error
 
 
+def find_value(module: Module, name: str) -> Value | None:
+    """Value by its name, arguments also by path; None for an unknown name."""
+    names = module.value_names()
+    return names.get(name) or names.get(name.replace("/", "."))
+
+
 def value_named(module: Module, name: str) -> Value:
     """Value by its name; arguments also by path.
 
     Raises:
       IllegalAction: the program has no value of the name.
     """
-    names = module.value_names()
-    found = names.get(name) or names.get(name.replace("/", "."))
+    found = find_value(module, name)
     if found is None:
         path = as_path(name, module.arg_paths)
         raise IllegalAction(

@@ -19,6 +19,7 @@ from partir_search.passes.pad_choice import Pad, find_pads
 from partir_search.passes.remat import Range, find_segments, rematerialize
 from partir_search.plan.plan import Plan
 from partir_search.plan.planned import Planned
+from partir_search.planning.memory_fit import renamed_for
 from partir_search.planning.options import Options
 from partir_search.planning.planner import Planner
 from partir_search.propagation.actions import Action, Enter
@@ -139,7 +140,7 @@ def _played(
     module, graph = planner.module, planner.graph
     state = State(graph, planner.mesh)
     try:
-        actions, left_out, inexact = play_adapted(state, graph, base.actions)
+        actions, left_out, inexact = play_adapted(state, graph, renamed_for(module, base.actions))
         actions += apply_fixed(state, fixed(module))
     except IllegalAction:
         return None
@@ -191,7 +192,7 @@ def _kept(base: Plan, planned: Planned) -> list[bool]:
 def play_adapted(
     state: State, graph: Graph, actions: Sequence[Action]
 ) -> tuple[list[Action], list[str], bool]:
-    """Applies each action, or the nearest legal variant.
+    """Applies each action to the values that the program has, or the nearest legal variant.
 
     Returns:
       The applied actions, the reasons for actions left out, and True if any action was replaced or
@@ -199,10 +200,12 @@ def play_adapted(
     """
     played, left_out, inexact = list[Action](), list[str](), False
     for action in actions:
+        some = action.within(graph.module) or action
+        inexact |= some != action
         try:
-            if not action.is_applied(state):
-                action.apply(state)
-                played.append(action)
+            if not some.is_applied(state):
+                some.apply(state)
+                played.append(some)
             continue
         except ValueError as error:  # an illegal action, or an axis missing in the mesh
             reason, inexact = str(error), True

@@ -91,6 +91,22 @@ def test_renamed() -> None:
     assert ACTIONS[4].renamed(str.upper) is ACTIONS[4]
 
 
+def test_actions_on_the_values_of_a_program() -> None:
+    """Values that a program lacks are left out; an action without any value is not applied."""
+    module = new_state().graph.module
+    gone = ("gone", "gone_1")
+    tile = ps.Tile(gone[0], 0, "batch", ("a0", gone[1], "a1"), ("a2", gone[0]))
+    assert tile.within(module) == ps.Tile("a0", 0, "batch", ("a1",), ("a2",))
+    assert ps.FixLoop(gone[0], -1, "batch", (DOT,)).within(module) == ps.FixLoop(DOT, -1, "batch")
+    assert ps.Replicate("a0", "batch").within(module) == ps.Replicate("a0", "batch")
+    assert ps.Replicate(gone[0], "batch", gone[1:]).within(module) is None
+    assert ps.AxisOrder("model+batch").within(module) == ps.AxisOrder("model+batch")
+    lost = ps.Close(gone[0], 1, "model")
+    played, dropped = apply_compatible(new_state(), [tile, lost])
+    assert played == [tile.within(module)]
+    assert [action for action, _ in dropped] == [lost]
+
+
 def test_fixed_actions_that_contradict() -> None:
     """A value that `also` would skip is an error where the user fixed it."""
     earlier = ps.Replicate("a1", "batch")

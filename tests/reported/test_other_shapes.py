@@ -174,6 +174,7 @@ def test_options(mesh: Mesh, options: Any) -> None:
         assert same_state(plan, first)
         assert plan.microbatches == first.microbatches
         assert bool(plan.remat) == bool(first.remat)
+        assert size == 6 or not plan.basis.left_out  # 32 divides as 64 does
 
 
 def test_what_does_not_fit_is_searched_with_its_state_fixed(mesh: Mesh) -> None:

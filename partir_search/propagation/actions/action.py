@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Protocol, Self
 
+from partir_search.ir.core import Module
 from partir_search.propagation.state import State
 
 
@@ -66,6 +67,10 @@ class Action(abc.ABC):
 
     def renamed(self, name_of: Callable[[str], str]) -> Self:
         """The action on values renamed by `name_of`."""
+        return self
+
+    def within(self, module: Module) -> Self | None:
+        """The action on the values that a program has; None without any."""
         return self
 
     def with_barriers(self, names: Sequence[str]) -> Self:

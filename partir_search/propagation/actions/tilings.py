@@ -7,10 +7,15 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Self
 
-from partir_search.ir.core import Value
+from partir_search.ir.core import Module, Value
 from partir_search.ir.rule import NONE, REPLICATED
 from partir_search.propagation.actions.action import Action, FoldedNames
-from partir_search.propagation.contradictions import IllegalAction, already_decided, value_named
+from partir_search.propagation.contradictions import (
+    IllegalAction,
+    already_decided,
+    find_value,
+    value_named,
+)
 from partir_search.propagation.state import State
 
 
@@ -33,6 +38,16 @@ class Tiling(Action):
         for field in ("also", "barriers"):
             if names := getattr(self, field, ()):
                 changed[field] = tuple(map(name_of, names))
+        return dataclasses.replace(self, **changed)  # type: ignore[type-var]
+
+    def within(self, module: Module) -> Self | None:
+        values = _found(module, self.values)
+        if not values:
+            return None
+        changed: dict[str, Any] = {"value": values[0]}
+        for field, names in (("also", values[1:]), ("barriers", getattr(self, "barriers", ()))):
+            if getattr(self, field, ()):
+                changed[field] = _found(module, names)
         return dataclasses.replace(self, **changed)  # type: ignore[type-var]
 
     def _classes(self, state: State) -> list[int]:
@@ -223,6 +238,10 @@ class Close(Tiling):
     def is_applied(self, state: State) -> bool:
         axes = state.mesh.axes(self.axis)
         return all(state.is_closed(c, self.dim, axes) for c in self._classes(state))
+
+
+def _found(module: Module, names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(name for name in names if find_value(module, name) is not None)
 
 
 def classes_of(state: State, names: Sequence[str]) -> list[int]:
