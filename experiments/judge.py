@@ -6,6 +6,7 @@ collectives add up, asynchronous ones run behind what is scheduled until their `
 without cycles (custom gathers and scatters, sorts) are priced by bytes; copies between HBM and VMEM
 run behind the rest and are not priced. XLA:GPU writes no cycles at all: every kernel is priced by
 the machine's roofline, so that its judge tells only what the schedule hides and what XLA fuses.
+Bodies of loops count as often as they run, and of a conditional the longest branch.
 """
 
 from __future__ import annotations
@@ -16,16 +17,15 @@ import math
 import re
 from collections.abc import Iterable
 
-from partir_search.aot.hlo import (
-    FUSED_SCATTER,
-    CompiledCollective,
+from partir_search.aot.computations import (
     Computation,
     array_sizes,
-    axes_of,
     called,
     computations,
-    trip_count,
+    instruction,
 )
+from partir_search.aot.hlo import FUSED_SCATTER, CompiledCollective, axes_of, collectives_of
+from partir_search.aot.loops import Loops
 from partir_search.ir.mesh import MeshShape
 from partir_search.simulator.target.machine import Machine
 from partir_search.simulator.time.collectives import collective_seconds
@@ -38,10 +38,6 @@ KERNELS = (*UNPRICED, "custom-call", "copy", "dot", "convolution", "reduce", "tr
 DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
 UNKNOWN = 1 << 62  # so many cycles stand for "not known"
 
-_LINE = re.compile(
-    r"^\s+(?:ROOT )?%?(?P<name>[\w.-]+) = "
-    r"(?P<type>.*?)(?P<op>[a-z][\w-]*)\((?P<args>%?(?P<first>[\w.-]*)[^)]*)"
-)
 _DOT = re.compile(
     r" = (?P<type>\S+) dot\(%?(?P<lhs>[\w.-]+),.*?lhs_contracting_dims=\{(?P<dims>[\d,]*)\}"
 )
@@ -53,10 +49,15 @@ _COLLECTIVE = re.compile(
 
 @dataclasses.dataclass(slots=True)
 class Judged:
-    """Seconds of one step: of kernels, and of all with what collectives leave exposed."""
+    """Seconds of one step: of kernels, and of all with what collectives leave exposed.
+
+    Attributes:
+      unknown: loops of unknown trip count, judged as one run.
+    """
 
     compute: float = 0.0
     total: float = 0.0
+    unknown: int = 0
 
     def work(self, seconds: float) -> None:
         self.compute += seconds
@@ -68,6 +69,7 @@ class _Program:
         self.mesh, self.machine = mesh, machine
         self.hz = CLOCK_HZ[machine.name] if machine.torus else 0.0  # TPUs are on a torus
         parts = computations(text)
+        self.loops = Loops(parts)
         self.computations = {part.name: part for part in parts}
         self.entry = next(part.name for part in parts if part.entry)
 
@@ -83,7 +85,7 @@ class _Program:
         """Seconds of a kernel that moves so many bytes, with the products in it."""
         product_seconds = 0.0
         for part in inside:
-            types = {m["name"]: m["type"] for m in map(_LINE.match, part.lines) if m}
+            types = {m.name: m.type for m in map(instruction, part.lines) if m}
             for dot in filter(None, map(_DOT.search, part.lines)):
                 of = types[dot["lhs"]]
                 sides = [int(n) for n in of[of.index("[") + 1 : of.index("]")].split(",")]
@@ -114,11 +116,11 @@ class _Program:
         nbytes: dict[str, int] = {}
         part = self.computations[name]
         for line in part.lines:
-            match = _LINE.match(line)
+            match = instruction(line)
             if not match:
                 continue
-            op, label = match["op"], match["name"]
-            nbytes[label] = sum(n * size for n, size in array_sizes(match["type"]))
+            op, label = match.op, match.name
+            nbytes[label] = sum(n * size for n, size in array_sizes(match.type))
             found = _CYCLES.search(line)
             cycles = int(found[1]) if found else UNKNOWN
             if cycles < UNKNOWN:
@@ -127,26 +129,34 @@ class _Program:
             if label.startswith("async-collective-done"):
                 done(flying[0][0] if flying else "")
             elif label.startswith("async-collective-start") and inside:
-                start(label, self.seconds_of(inside[0].collectives()))
+                start(label, self.seconds_of(collectives_of(inside[0])))
             elif op == "fusion" and inside and inside[0].name.startswith(FUSED_SCATTER):
-                spent.total += self.seconds_of(inside[0].collectives())
+                spent.total += self.seconds_of(collectives_of(inside[0]))
             elif _COLLECTIVE.search(line) and op != "fusion":
                 if op.endswith("-done"):
-                    done(match["first"])
+                    done(match.operands[0])
                     continue
-                seconds = self.seconds_of(dataclasses.replace(part, lines=(line,)).collectives())
+                seconds = self.seconds_of(collectives_of(dataclasses.replace(part, lines=(line,))))
                 if op.endswith("-start"):
                     start(label, seconds)
                 else:
                     spent.total += seconds
             elif op in ("while", "call") and inside:
                 inner = self.run(inside[0].name)
-                n = (trip_count(line) or 1) if op == "while" else 1
+                trips = self.loops.trips(line) if op == "while" else 1
+                n = 1 if trips is None else trips
                 spent.compute += n * inner.compute
                 spent.total += n * inner.total
+                spent.unknown += inner.unknown + (trips is None)
+            elif op == "conditional" and inside:
+                branches = [self.run(each.name) for each in inside]
+                longest = max(branches, key=lambda each: each.total)
+                spent.compute += longest.compute
+                spent.total += longest.total
+                spent.unknown += sum(each.unknown for each in branches)
             elif op in (UNPRICED if self.hz else KERNELS) and cycles >= UNKNOWN:
                 made = nbytes[label]
-                read = [nbytes.get(x, 0) for x in re.findall(r"%([\w.-]+)", match["args"])]
+                read = [nbytes.get(x, 0) for x in match.operands]
                 if self.hz:  # a gather reads no more of a table than it takes
                     moved = made + sum(min(n, made) for n in read)
                     spent.work(moved / self.machine.attained_hbm_bytes_per_s)

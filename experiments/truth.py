@@ -129,7 +129,7 @@ def row_of(plan: ps.Plan, target: str, model: str, known: dict[str, Any]) -> dic
         return known | row
     if not FLAGS.compile:
         return None
-    found = plan.verify(target)
+    found = plan.verify(target, cycles=True)
     row |= {
         "plan_actions": _actions(plan),
         "compiled_peak": found.peak_bytes[1],

@@ -23,10 +23,14 @@ WORDS = {
     "complex": ("ir/core.py",),  # stem of a dtype
     "gather": ("ir/kind.py",),  # categories of ops
     "scatter": ("ir/kind.py",),
-    "name": ("aot/hlo.py", "ir/core.py", "ir/printing/"),  # field of an object
+    "name": ("aot/", "ir/core.py", "ir/printing/"),  # field of an object
     "pad": ("plan/pass_record.py", "planning/"),  # name of a pass and of an option
     "slice": ("ir/printing/", "lowering/"),  # word of the printed IR, local step of a reshard
     "stack": ("plan/pass_record.py", "planning/"),  # name of a pass and of an option
+    "add": ("aot/loops.py",),  # opcodes of compiled programs
+    "copy": ("aot/loops.py",),
+    "reshape": ("aot/loops.py",),
+    "while": ("aot/loops.py",),
     "tile": ("ir/halos.py", "ir/printing/", "propagation/"),  # of loops and actions
 }
 

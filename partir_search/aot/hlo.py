@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import functools
 import itertools
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
+from partir_search.aot.computations import Computation, array_sizes, computations
+from partir_search.aot.loops import runs
 from partir_search.ir.mesh import MeshShape
 from partir_search.lowering.reshard_steps import COLLECTIVES
 from partir_search.messages.wording import shown
@@ -24,8 +25,6 @@ _HLO = re.compile(
     r"(?P<kind>all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)"
     r"(?P<start>-start)?\((?P<operands>[^)]*)\)(?P<attributes>.*)"
 )
-_COMPUTATION = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.-]+) \((?P<args>.*)\) -> ")
-_ARRAY = re.compile(r"\b(?P<dtype>[a-z]+\d*\w*)\[(?P<dims>[\d,]*)\]")
 _GROUPS = re.compile(
     r"replica_groups=(?P<groups>\{\{.*?\}\}|\[[\d,]+\]<=\[[\d,]+\](?:T\([\d,]+\))?"
     r"|mesh\[[^\]]*\]\s*\{[^}]*\})"
@@ -33,8 +32,6 @@ _GROUPS = re.compile(
 _PAIRS = re.compile(r"source_target_pairs=\{(?P<pairs>.*?)\}\}")
 _AGAIN = re.compile(r"^\s*(?:ROOT )?%?[\w.-]+\.remat\d*(?:\.[\w.-]+)? =")
 _CHAIN = re.compile(r'chain_id="(?P<chain>\d+)"')
-_CALLED = re.compile(r"\b(?:body|calls|to_apply|computation)=%?(?P<name>[\w.-]+)")
-_TRIPS = re.compile(r'"known_trip_count":\{"n":"(?P<n>\d+)"')
 FUSED_SCATTER = "all-reduce-scatter"  # XLA:TPU's fusion of an all_reduce and a slice
 
 Groups = frozenset[frozenset[int]]
@@ -50,7 +47,7 @@ class CompiledCollective:
       itemsize: bytes of an element.
       groups: participants by position in the mesh; None for one group of all devices.
       padded: a reduce_scatter with tiles padded by the compiler.
-      times: runs per step; 0 if unknown, inside of a loop without a trip count in the text.
+      times: runs per step; None if unknown, inside of a loop of unknown trip count.
       again: rematerialized by the compiler, to save memory.
     """
 
@@ -59,7 +56,7 @@ class CompiledCollective:
     itemsize: int
     groups: Groups | None
     padded: bool = False
-    times: int = 1
+    times: int | None = 1
     again: bool = False
 
     @property
@@ -98,103 +95,51 @@ def hlo_collectives(text: str) -> list[CompiledCollective]:
     """
     chains: set[tuple[str, str]] = set()
     found = computations(text)
-    times = _runs(found)
-    return [c for each in found for c in each.collectives(chains, times.get(each.name, 1))]
+    times = runs(found)
+    return [c for each in found for c in collectives_of(each, chains, times[each.name])]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Computation:
-    """One computation of HLO text: name, text of the arguments, a line per instruction."""
+def collectives_of(
+    computation: Computation,
+    chains: set[tuple[str, str]] | None = None,
+    times: int | None = 1,
+) -> Iterator[CompiledCollective]:
+    """Collective operands in the lines of a computation.
 
-    name: str
-    arguments: str
-    lines: tuple[str, ...]
-    entry: bool = False
-
-    def collectives(
-        self, chains: set[tuple[str, str]] | None = None, times: int = 1
-    ) -> Iterator[CompiledCollective]:
-        """Collective operands in the lines.
-
-        Args:
-          chains: (kind, chain id) of collectives seen already, skipped here; extended in place.
-          times: runs of the computation per step.
-        """
-        chains = set() if chains is None else chains
-        for line in self.lines:
-            match = _HLO.search(line)
-            if not match:
+    Args:
+      chains: (kind, chain id) of collectives seen already, skipped here; extended in place.
+      times: runs of the computation per step; None if unknown.
+    """
+    chains = set() if chains is None else chains
+    for line in computation.lines:
+        match = _HLO.search(line)
+        if not match:
+            continue
+        chain = _CHAIN.search(match["attributes"])
+        if chain:
+            key = (match["kind"], chain["chain"])
+            if key in chains:
                 continue
-            chain = _CHAIN.search(match["attributes"])
-            if chain:
-                key = (match["kind"], chain["chain"])
-                if key in chains:
-                    continue
-                chains.add(key)
-            padded = False
-            kind, groups = match["kind"].replace("-", "_"), _groups(match["attributes"])
-            if kind == "all_reduce" and self.name.startswith(FUSED_SCATTER):
-                kind, whole = "reduce_scatter", list(array_sizes(match["type"]))
-                arrays = list(array_sizes(self.arguments))
-                padded = whole != arrays
-            else:
-                arrays = _payloads(match, groups)
-            again = _AGAIN.match(line) is not None
-            for n, size in arrays:
-                yield CompiledCollective(
-                    kind=kind,
-                    elements=n,
-                    itemsize=size,
-                    groups=groups,
-                    padded=padded,
-                    times=times,
-                    again=again,
-                )
-
-
-def computations(text: str) -> list[Computation]:
-    """Computations of HLO text, in the order of the text."""
-    found: list[tuple[re.Match[str], list[str]]] = []
-    lines: list[str] = []
-    for line in text.splitlines():
-        header = None if line.startswith(" ") else _COMPUTATION.match(line)
-        if header:
-            lines = []
-            found.append((header, lines))
-        elif line.startswith(" "):
-            lines.append(line)
-    return [
-        Computation(h["name"], h["args"], tuple(body), h["entry"] is not None) for h, body in found
-    ]
-
-
-def called(line: str) -> list[str]:
-    """Names of the computations called by an instruction."""
-    return [m["name"] for m in _CALLED.finditer(line)]
-
-
-def trip_count(line: str) -> int:
-    """Runs of a while loop's body; 0 if the text has no trip count."""
-    found = _TRIPS.search(line)
-    return int(found["n"]) if found else 0
-
-
-def _runs(program: Sequence[Computation]) -> dict[str, int]:
-    """Runs per step of each called computation; 0 if unknown for lack of a trip count."""
-    callers: dict[str, list[tuple[str, int]]] = collections.defaultdict(list)
-    for computation in program:
-        for line in computation.lines:
-            trips = trip_count(line) if " while(" in line else 1
-            for name in called(line):
-                callers[name].append((computation.name, trips))
-
-    @functools.cache
-    def runs(computation: str) -> int:
-        return sum(runs(by) * n for by, n in callers.get(computation, ())) or (
-            0 if computation in callers else 1
-        )
-
-    return {computation: runs(computation) for computation in callers}
+            chains.add(key)
+        padded = False
+        kind, groups = match["kind"].replace("-", "_"), _groups(match["attributes"])
+        if kind == "all_reduce" and computation.name.startswith(FUSED_SCATTER):
+            kind, whole = "reduce_scatter", list(array_sizes(match["type"]))
+            arrays = list(array_sizes(computation.arguments))
+            padded = whole != arrays
+        else:
+            arrays = _payloads(match, groups)
+        again = _AGAIN.match(line) is not None
+        for n, size in arrays:
+            yield CompiledCollective(
+                kind=kind,
+                elements=n,
+                itemsize=size,
+                groups=groups,
+                padded=padded,
+                times=times,
+                again=again,
+            )
 
 
 def _payloads(match: re.Match[str], groups: Groups | None) -> list[tuple[int, int]]:
@@ -211,14 +156,6 @@ def _payloads(match: re.Match[str], groups: Groups | None) -> list[tuple[int, in
         participants = len(next(iter(groups))) if groups else 1
         arrays = [(n * participants, size) for n, size in arrays]
     return arrays
-
-
-def array_sizes(text: str) -> Iterator[tuple[int, int]]:
-    """(elements, itemsize) of each array type in the text."""
-    for m in _ARRAY.finditer(text):
-        dims = [int(d) for d in m["dims"].split(",") if d]
-        bits = re.search(r"\d+", m["dtype"])
-        yield math.prod(dims), max(1, int(bits.group()) // 8) if bits else 1
 
 
 def _groups(attributes: str) -> Groups | None:

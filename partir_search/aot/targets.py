@@ -21,7 +21,7 @@ from partir_search.messages.wording import did_you_mean, shown
 from partir_search.simulator.target.machine import MACHINES, Machine
 
 # Without these libtpu queries the cloud's metadata server and refuses to load in a second process.
-_LIBTPU = {
+LIBTPU = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
@@ -99,6 +99,11 @@ class Target:
         """Options of XLA: no autotuning on GPUs, for lack of a device to time kernels on."""
         return {"xla_gpu_autotune_level": 0} if self.name in GPUS else {}
 
+    @property
+    def topology_name(self) -> str:
+        """The compiler's name of a TPU slice, ``v5e:2x4``."""
+        return f"{self.name.removeprefix('tpu_')}:{self.topology}"
+
     def devices(self) -> list[Any]:
         """Device descriptions of the slice, to compile programs for.
 
@@ -123,10 +128,8 @@ class Target:
                 return topologies.get_topology_desc(
                     "", platform="cuda", topology=shape, target_config=GPUS[self.name][1]
                 )
-        with _environment(_LIBTPU):
-            return topologies.get_topology_desc(
-                platform="tpu", topology_name=f"{self.name.removeprefix('tpu_')}:{self.topology}"
-            )
+        with _environment(LIBTPU):
+            return topologies.get_topology_desc(platform="tpu", topology_name=self.topology_name)
 
     def mesh(self, shape: MeshShape) -> Mesh:
         """Mesh of a shape over the slice, laid out on the torus by `jax.make_mesh`.

@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import pathlib
-import tempfile
+import math
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
 
+from partir_search.aot.compile import compiled_program
 from partir_search.aot.hlo import CompiledCollective, axes_of, hlo_collectives
-from partir_search.aot.targets import TPUS, Target
+from partir_search.aot.targets import Target
 from partir_search.aot.xla_changes import (
     UNKNOWN,
     Key,
@@ -35,16 +33,12 @@ from partir_search.aot.xla_changes import (
     unrolled,
     whole_reductions,
 )
-from partir_search.ir.core import Module
 from partir_search.ir.mesh import MeshShape
 from partir_search.lowering.halo import crossed
 from partir_search.lowering.local_ir import LocalProgram, Reshard
 from partir_search.lowering.reshard_steps import COLLECTIVES, HaloPermute, Permute, ReshardStep
-from partir_search.lowering.scheduling.schedule import schedule_for
-from partir_search.lowering.shard_map import argument_specs, lifted_specs, result_specs, sharded
 from partir_search.messages.console import new_console, new_table
 from partir_search.simulator.simulator import CostModel
-from partir_search.simulator.target.traits import traits_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -79,7 +73,8 @@ class Verification:
       peak_bytes / argument_bytes / flops: (predicted, compiled) on one device; compiled flops are
         NaN if the compiler gives none.
       compile_seconds: wall time of the compilation.
-      hlo: text of the optimized program.
+      complete: code was generated; else compilation ended with the buffer assignment.
+      hlo: text of the optimized program, with cycles of kernels if complete, on TPUs.
     """
 
     target: str
@@ -90,6 +85,7 @@ class Verification:
     argument_bytes: tuple[float, float]
     flops: tuple[float, float]
     compile_seconds: float
+    complete: bool
     hlo: str = dataclasses.field(repr=False)
 
     @property
@@ -110,7 +106,8 @@ class Verification:
             ("peak bytes", self.peak_bytes, "{:,.0f}"),
             ("flops", self.flops, "{:.4g}"),
         ):
-            table.add_row(name, "", "", "", what.format(a), what.format(b))
+            told = "" if math.isnan(b) else what.format(b)
+            table.add_row(name, "", "", "", what.format(a), told)
         return table
 
     def __str__(self) -> str:
@@ -126,8 +123,14 @@ class Verification:
         return capture.get()
 
 
-def verify(program: LocalProgram, model: CostModel, target: Target) -> Verification:
+def verify(
+    program: LocalProgram, model: CostModel, target: Target, *, cycles: bool = False
+) -> Verification:
     """Compiles `program` for `target` and compares the result with predictions of `model`.
+
+    Args:
+      cycles: generate code too, for cycles of kernels in the text and the compiler's flops; takes
+        ten times as long or more on TPUs.
 
     If machine and target store dot operands in different types, predicted bytes of collectives
     assume the types of the program.
@@ -139,65 +142,25 @@ def verify(program: LocalProgram, model: CostModel, target: Target) -> Verificat
     """
     mesh = target.mesh(program.partition.mesh)
     begin = time.perf_counter()
-    compiled, text = _compile(program, mesh, target)
+    compiled = compiled_program(program, mesh, target, cycles=cycles)
     compile_seconds = time.perf_counter() - begin
-    memory = compiled.memory_analysis()
-    analysis = compiled.cost_analysis() or {}
     widths = (m.traits.f32_dot_operand_bytes for m in (model.machine, target.machine))
     alike = len(set(widths)) == 1
     width = model.width if alike else as_written
-    rows, changes, unexplained = compare(program, hlo_collectives(text), width)
+    rows, changes, unexplained = compare(program, hlo_collectives(compiled.text), width)
     cost = model.evaluate(program)
     return Verification(
         target=str(target),
         rows=rows,
         changes=changes,
         unexplained=unexplained,
-        peak_bytes=(cost.peak_bytes, memory.peak_memory_in_bytes),
-        argument_bytes=(cost.argument_bytes, memory.argument_size_in_bytes),
-        flops=(cost.flops, analysis.get("flops", float("nan"))),
+        peak_bytes=(cost.peak_bytes, compiled.peak_bytes),
+        argument_bytes=(cost.argument_bytes, compiled.argument_bytes),
+        flops=(cost.flops, compiled.flops),
         compile_seconds=compile_seconds,
-        hlo=text,
+        complete=compiled.complete,
+        hlo=compiled.text,
     )
-
-
-def _compile(program: LocalProgram, mesh: Mesh, target: Target) -> tuple[Any, str]:
-    """Compiled program and its text.
-
-    jaxlib cannot print some programs of libtpu for v5p (gathers on the SparseCore); their text is
-    read from the compiler's dump.
-    """
-    if target.name not in TPUS:
-        compiled = compile_for(program, mesh, target.compiler_options)
-        return compiled, compiled.as_text()
-    with tempfile.TemporaryDirectory() as folder:
-        compiled = compile_for(program, mesh, target.compiler_options | {"xla_dump_to": folder})
-        try:
-            return compiled, compiled.as_text()
-        except jax.errors.JaxRuntimeError:
-            found = sorted(pathlib.Path(folder).glob("*.jit_run.*.after_codegen.txt"))
-            if not found:
-                raise
-            return compiled, found[-1].read_text()
-
-
-def compile_for(program: LocalProgram, mesh: Mesh, options: dict[str, Any] | None = None) -> Any:
-    """`jax.stages.Compiled` of the program over flat arguments on `mesh`."""
-    module: Module = program.partition.module
-    results = tuple(NamedSharding(mesh, s) for s in result_specs(program))
-    jitted = jax.jit(
-        sharded(schedule_for(program, traits_of(mesh)), mesh),
-        donate_argnums=tuple(sorted(module.donated)),
-        keep_unused=True,
-        out_shardings=results,
-    )
-    values = [*module.body.args, *(module.values[i] for i in program.lifted)]
-    specs = [*argument_specs(program), *lifted_specs(program)]
-    structs = [
-        jax.ShapeDtypeStruct(v.type.shape, v.type.dtype, sharding=NamedSharding(mesh, s))
-        for v, s in zip(values, specs, strict=True)
-    ]
-    return jitted.lower(*structs).compile(compiler_options=options or None)
 
 
 def as_written(_: Reshard) -> float:

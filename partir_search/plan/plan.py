@@ -154,16 +154,18 @@ class Plan(PlanFacts, SavedInstead):
         specs = {path: spec for path, _, spec in self.arguments()}
         return logical_axis_rules(specs, paths_of(self.module, argument, names))
 
-    def verify(self, target: str) -> Verification:
+    def verify(self, target: str, *, cycles: bool = False) -> Verification:
         """Compiles the plan with the target's compiler, and compares with the simulation.
 
-        No hardware is needed.
+        No hardware is needed. Compilation for TPUs ends with the schedule and the buffer assignment
+        unless cycles are asked for.
 
         Args:
           target: machine and topology with as many devices as the mesh, for example
             ``tpu_v5e:4x4``.
+          cycles: generate code too, for the compiler's flops and cycles of kernels in `hlo`.
         """
-        return verify(self.program, self._planned.model, Target.parse(target))
+        return verify(self.program, self._planned.model, Target.parse(target), cycles=cycles)
 
     # Files -------------------------------------------------------------------------------------
 

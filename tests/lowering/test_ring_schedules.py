@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from partir_search.aot.hlo import called, computations
+from partir_search.aot.compile import compile_for
+from partir_search.aot.computations import called, computations
 from partir_search.aot.targets import Target
-from partir_search.aot.verify import compile_for
 from partir_search.ir.axis_options import Modes
 from partir_search.ir.mesh import MeshShape
 from partir_search.lowering.local_ir import LocalProgram
