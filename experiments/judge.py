@@ -113,14 +113,20 @@ class _Program:
                 del flying[at]
                 spent.total = max(spent.total, end)
 
-        nbytes: dict[str, int] = {}
+        nbytes: dict[str, list[int]] = {}  # of an instruction's arrays
+
+        def bytes_of(operand: str) -> int:
+            whole, _, index = operand.partition("#")
+            arrays = nbytes.get(whole, [])
+            return arrays[int(index)] if index.isdecimal() and arrays else sum(arrays)
+
         part = self.computations[name]
         for line in part.lines:
             match = instruction(line)
             if not match:
                 continue
             op, label = match.op, match.name
-            nbytes[label] = sum(n * size for n, size in array_sizes(match.type))
+            nbytes[label] = [n * size for n, size in array_sizes(match.type)]
             found = _CYCLES.search(line)
             cycles = int(found[1]) if found else UNKNOWN
             if cycles < UNKNOWN:
@@ -155,8 +161,8 @@ class _Program:
                 spent.total += longest.total
                 spent.unknown += sum(each.unknown for each in branches)
             elif op in (UNPRICED if self.hz else KERNELS) and cycles >= UNKNOWN:
-                made = nbytes[label]
-                read = [nbytes.get(x, 0) for x in match.operands]
+                made = sum(nbytes[label])
+                read = [bytes_of(x) for x in match.operands]
                 if self.hz:  # a gather reads no more of a table than it takes
                     moved = made + sum(min(n, made) for n in read)
                     spent.work(moved / self.machine.attained_hbm_bytes_per_s)

@@ -40,6 +40,17 @@ ENTRY %main (x: f32[500]) -> f32[1000] {
 """
 
 
+def test_elements_of_tuples_are_priced_alone() -> None:
+    """A gather without cycles that reads an element of a tuple: 400 bytes of 40,400."""
+    tuples = '  %pair = (f32[100], f32[10000]) custom-call(), custom_call_target="x"\n  %fusion.2'
+    text = SCHEDULE.replace("  %fusion.2", tuples).replace(
+        "f32[100] fusion(%x), kind=kCustom", "f32[1000] fusion(%pair#0), kind=kCustom"
+    )
+    assert text.count("%pair") == 2
+    found, plain = (judge(each, MESH, MACHINE).compute for each in (text, SCHEDULE))
+    assert found - plain == pytest.approx(4.4e-3 - 0.4e-3)
+
+
 def test_schedule_by_hand() -> None:
     """1 ms of kernel hides half of the 2 ms gather; 4 ms of all_reduce are not hidden; a gather
     without cycles writes 400 bytes at 1 MB/s (its operand is no op of the schedule); unknown

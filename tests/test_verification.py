@@ -86,7 +86,7 @@ def test_runs_per_step_are_read() -> None:
     assert [(c.elements, c.times) for c in hlo_collectives(LOOPS)] == [
         (8, 3),
         (2, 3),
-        (4, 0),
+        (4, None),
         (8, 1),
     ]
 
@@ -103,14 +103,14 @@ def test_iterations_taken_out_of_a_loop_are_named() -> None:
     assert one.times == 5
     n = one.bytes // 4
 
-    def compiled(*times: int) -> list[CompiledCollective]:
+    def compiled(*times: int | None) -> list[CompiledCollective]:
         return [CompiledCollective(one.kind, n, 4, None, times=t) for t in times]
 
     changes, rest = compare(plan.program, compiled(4, 1))[1:]
     assert "1 reduce_scatter along batch became 2: iterations were taken out" in changes[0]
     assert not rest
     assert compare(plan.program, compiled(4, 2))[2]
-    assert compare(plan.program, compiled(4, 0))[2]
+    assert compare(plan.program, compiled(4, None))[2]
 
 
 def test_groups_of_no_axis() -> None:
@@ -262,9 +262,8 @@ def test_wrong_size(small_plan: ps.Plan) -> None:
 def test_small_plan_is_confirmed(small_plan: ps.Plan, target: str) -> None:
     found = small_plan.verify(target)
     assert found.confirmed, str(found)
+    assert found.complete == target.startswith("gpu")
     assert found.argument_bytes[0] == found.argument_bytes[1]
-    if target.startswith("tpu"):  # XLA:GPU tells no flops
-        assert found.flops[0] == pytest.approx(found.flops[1], rel=0.1)
     compiled = {r.kind: r.compiled for r in found.rows if r.compiled}
     if not target.startswith("tpu_v5p"):
         assert compiled == {"all_gather": 1, "reduce_scatter": 1}

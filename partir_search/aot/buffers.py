@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 BUFFER_ASSIGNMENT = 3  # of HloProto
 LOGICAL_BUFFERS, ALLOCATIONS, TRACES = 1, 3, 4  # of BufferAssignmentProto
 ID, SIZE = 1, 2  # of LogicalBufferProto, and of BufferAllocationProto
 THREAD_LOCAL, PARAMETER, LIVE_OUT, CONSTANT = 3, 5, 7, 12  # of BufferAllocationProto
 EVENTS = 1  # of HeapSimulatorTrace
-KIND, BUFFER = 1, 2  # of HeapSimulatorTrace.Event
-FREE = 1  # kind of event; the others begin the use of a buffer, new or shared
+KIND, BUFFER, SHARED = 1, 2, 5  # of HeapSimulatorTrace.Event
+FREED, SHARED_WITH = 1, 2  # kinds of events; 0: a new buffer
 
 _VARINT, _BYTES = 0, 2  # wire types
 FIXED_SIZES = {1: 8, 5: 4}  # wire types and bytes of fixed-size values
@@ -55,14 +55,32 @@ def buffer_sizes(data: bytes) -> BufferSizes:
             arguments += size
         if any(_number(allocation, kind) for kind in (PARAMETER, LIVE_OUT, CONSTANT)):
             fixed += size
-    temporary = 0
-    for each in assignment[TRACES]:
-        held = 0
-        for event in map(_message, _message(each)[EVENTS]):
-            size = sizes[_number(event, BUFFER)]
-            held += -size if _number(event, KIND) == FREE else size
-            temporary = max(temporary, held)
+    traces = (_message(each)[EVENTS] for each in assignment[TRACES])
+    temporary = max((_highest(map(_message, events), sizes) for events in traces), default=0)
     return BufferSizes(fixed + temporary, arguments)
+
+
+def _highest(events: Iterable[Fields], sizes: Mapping[int, int]) -> int:
+    """Most bytes live at once in a trace.
+
+    A buffer is live until it and all that share it (a loop's carried values) are freed.
+    """
+    owner: dict[int, int] = {}
+    users = collections.Counter[int]()
+    live = highest = 0
+    for event in events:
+        buffer, kind = _number(event, BUFFER), _number(event, KIND)
+        if kind == FREED:
+            first = owner[buffer]
+            users[first] -= 1
+            live -= 0 if users[first] else sizes[first]
+            continue
+        named = _number(event, SHARED) if kind == SHARED_WITH else buffer
+        first = owner[buffer] = owner.get(named, named) if kind == SHARED_WITH else buffer
+        live += 0 if users[first] else sizes[first]
+        users[first] += 1
+        highest = max(highest, live)
+    return highest
 
 
 def _message(data: int | bytes) -> Fields:

@@ -77,7 +77,7 @@ class Instruction:
 
     @property
     def operands(self) -> list[str]:
-        """Names of the operands."""
+        """Names of the operands; ``name#1`` is an element of a tuple."""
         return [each.strip(" %") for each in _COMMENT.sub("", self.arguments).split(",") if each]
 
 

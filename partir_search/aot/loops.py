@@ -141,6 +141,9 @@ class Loops:
 
     def _value(self, scope: _Scope, name: str | None) -> Affine | None:
         """An integer by the name of its instruction; None if unknown."""
+        tuple_name, _, index_text = (name or "").rpartition("#")
+        if tuple_name:  # XLA's short form of get-tuple-element
+            return self._element(scope, tuple_name, int(index_text))
         found = self._find(scope, name)
         if found is None:
             return None

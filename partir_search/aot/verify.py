@@ -9,7 +9,7 @@ import collections
 import dataclasses
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
@@ -19,16 +19,15 @@ from partir_search.aot.compile import compiled_program
 from partir_search.aot.hlo import CompiledCollective, axes_of, hlo_collectives
 from partir_search.aot.targets import Target
 from partir_search.aot.xla_changes import (
-    UNKNOWN,
     Key,
     Rest,
-    Runs,
     combined,
     complex_parts,
     halos,
     merged,
     narrowed,
     rematerialized,
+    run_differences,
     surplus,
     unrolled,
     whole_reductions,
@@ -50,7 +49,8 @@ class Row:
 
     Attributes:
       predicted / compiled: number of operands.
-      predicted_bytes / compiled_bytes: payload on one device.
+      predicted_bytes / compiled_bytes: payload of a step on one device, with all iterations of
+        loops; compiled bytes are None if one of the loops has an unknown trip count.
     """
 
     kind: str
@@ -58,7 +58,7 @@ class Row:
     predicted: int
     compiled: int
     predicted_bytes: int
-    compiled_bytes: int
+    compiled_bytes: int | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -99,7 +99,8 @@ class Verification:
             table.add_column(column, justify="right" if "ed" in column else "left")
         for row in self.rows:
             numbers = (row.predicted, row.compiled, row.predicted_bytes, row.compiled_bytes)
-            table.add_row(row.kind, ", ".join(row.axes), *(f"{n:,}" for n in numbers))
+            cells = ("unknown" if n is None else f"{n:,}" for n in numbers)
+            table.add_row(row.kind, ", ".join(row.axes), *cells)
         table.add_section()
         for name, (a, b), what in (
             ("argument bytes", self.argument_bytes, "{:,.0f}"),
@@ -184,40 +185,44 @@ def compare(
     """
     mesh = program.partition.mesh
     planned: dict[Key, list[tuple[int, int]]] = collections.defaultdict(list)
-    runs: Runs = collections.defaultdict(lambda: [0, 0])
+    runs: dict[Key, list[tuple[int, int]]] = collections.defaultdict(list)
     pairs: Rest = collections.defaultdict(collections.Counter)  # of complex numbers
+
+    def plan(key: Key, elements: int, itemsize: int, times: int) -> None:
+        planned[key].append((elements, itemsize))
+        runs[key].append((elements, times))
+
     for reshard, times in program.reshards():
         if reshard.step.communicates:
             axes = tuple(mesh.names[a] for a in _axes(reshard.step, mesh) if mesh.sizes[a] > 1)
             size = reshard.source.value.type.itemsize
-            carried = round(size * width(reshard))
-            planned[reshard.step.kind, axes].append((reshard.payload_bytes // size, carried))
+            elements = reshard.payload_bytes // size
+            plan((reshard.step.kind, axes), elements, round(size * width(reshard)), times)
             if jnp.issubdtype(reshard.source.value.type.dtype, np.complexfloating):
-                pairs[reshard.step.kind, axes][reshard.payload_bytes // size] += 1
-            runs[reshard.step.kind, axes][0] += reshard.payload_bytes // size * times
+                pairs[reshard.step.kind, axes][elements] += 1
     for own, _, times in program.own_collectives():
         axes = tuple(n for n in mesh.whole if n in own.axes and mesh.as_dict()[n] > 1)
-        planned[own.kind, axes].append((own.nbytes // own.itemsize, own.itemsize))
-        runs[own.kind, axes][0] += own.nbytes // own.itemsize * times
+        plan((own.kind, axes), own.nbytes // own.itemsize, own.itemsize, times)
     compiled: dict[Key, list[tuple[int, int]]] = collections.defaultdict(list)
+    compiled_runs: dict[Key, list[tuple[int, int | None]]] = collections.defaultdict(list)
     for c in found:
         key = c.kind, axes_of(c.groups, mesh) or ("?",)
         compiled[key].append((c.elements, c.itemsize))
-        runs[key][1] += c.elements * c.times if c.times else UNKNOWN
+        compiled_runs[key].append((c.elements, c.times))
     order = sorted({*planned, *compiled}, key=lambda k: (COLLECTIVES.index(k[0]), k[1]))
     rows = tuple(
         Row(
             *key,
             len(planned[key]),
             len(compiled[key]),
-            sum(n * size for n, size in planned[key]),
-            sum(n * size for n, size in compiled[key]),
+            _bytes(planned[key], runs[key]) or 0,
+            _bytes(compiled[key], compiled_runs[key]),
         )
         for key in order
     )
     missing = {k: surplus(planned[k], compiled[k]) for k in order}
     extra = {k: surplus(compiled[k], planned[k]) for k in order}
-    changes = [*complex_parts(extra, pairs), *unrolled(missing, extra, runs, planned, compiled)]
+    changes = [*complex_parts(extra, pairs), *unrolled(missing, extra, runs, compiled_runs)]
     changes += [*whole_reductions(missing, extra), *halos(extra, found, mesh)]
     changes += combined(missing, extra, compiled)
     changes += [*merged(missing, extra, compiled), *combined(missing, extra, compiled)]
@@ -226,13 +231,25 @@ def compare(
         f"{n} {kind} along {', '.join(axes)} move narrower elements than predicted"
         for (kind, axes), n in narrowed(planned, compiled).items()
     ]
+    moved, others = run_differences(runs, compiled_runs)
+    changes += moved
     unexplained = [
         f"{n} {kind} of {elements:,} elements along {', '.join(axes)} {what}"
         for rest, what in ((missing, "predicted, not compiled"), (extra, "compiled, not predicted"))
         for (kind, axes), counts in rest.items()
         for elements, n in sorted(counts.items())
     ]
-    return rows, tuple(changes), tuple(unexplained)
+    return rows, tuple(changes), (*unexplained, *others)
+
+
+def _bytes(sizes: Sequence[tuple[int, int]], runs: Sequence[tuple[int, int | None]]) -> int | None:
+    """Bytes of a step, of (elements, itemsize) and (elements, runs) of equal collectives."""
+    total = 0
+    for (elements, itemsize), (_, times) in zip(sizes, runs, strict=True):
+        if times is None:
+            return None
+        total += elements * itemsize * times
+    return total
 
 
 def _axes(step: ReshardStep, mesh: MeshShape) -> tuple[int, ...]:

@@ -7,15 +7,15 @@ predicted match. A function removes the collectives that it explains, and yields
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from partir_search.aot.hlo import CompiledCollective, axes_of
 from partir_search.ir.mesh import MeshShape
 
 Key = tuple[str, tuple[str, ...]]  # kind and axes
 Rest = dict[Key, "collections.Counter[int]"]  # unmatched collectives by number of elements
-Runs = dict[Key, list[int]]  # elements per step, predicted and compiled
-UNKNOWN = -(10**18)  # elements per step in a loop of unknown trip count
+# (elements, runs per step) of each collective; None in a loop of unknown trip count.
+Runs = Mapping[Key, Sequence[tuple[int, int | None]]]
 
 
 def surplus(a: list[tuple[int, int]], b: list[tuple[int, int]]) -> collections.Counter[int]:
@@ -36,15 +36,15 @@ def complex_parts(extra: Rest, pairs: Rest) -> Iterator[str]:
 def unrolled(
     missing: Rest,
     extra: Rest,
-    runs: Runs,
-    planned: dict[Key, list[tuple[int, int]]],
-    compiled: dict[Key, list[tuple[int, int]]],
+    planned: Runs,
+    compiled: Runs,
 ) -> Iterator[str]:
     """XLA:GPU peels iterations off loops: more collectives in the text, equal elements per step."""
     for key in list(missing):
-        wanted, got = runs[key]
-        looped = sum(n for n, _ in planned[key]) < wanted
-        if not looped or not compiled[key] or not (missing[key] or extra[key]):
+        wanted, got = _elements(planned.get(key, ())), _elements(compiled.get(key, ()))
+        if wanted is None or not got or not (missing[key] or extra[key]):
+            continue
+        if sum(n for n, _ in planned[key]) >= wanted:  # none in a loop
             continue
         spare = wanted - got
         merged = spare > 0 and sum(n == spare for n, _ in planned[key]) >= 2
@@ -56,6 +56,46 @@ def unrolled(
                 f"{len(planned[key])} {kind} along {', '.join(axes)} became {len(compiled[key])}:"
                 f" iterations were taken out of loops; {got:,} elements a step, {same}"
             )
+
+
+def _elements(runs: Sequence[tuple[int, int | None]]) -> int | None:
+    """Elements per step; None with a loop of unknown trip count."""
+    if any(times is None for _, times in runs):
+        return None
+    return sum(n * (times or 0) for n, times in runs)
+
+
+def run_differences(planned: Runs, compiled: Runs) -> tuple[list[str], list[str]]:
+    """Collectives as many as predicted, of equal sizes, that run more or less often in a step.
+
+    Returns:
+      Known changes (fewer runs: XLA moves collectives out of loops; unknown trip counts), and
+      unexplained differences (more runs).
+    """
+    changes, unexplained = [], []
+    for key in planned.keys() & compiled.keys():
+        sizes: dict[int, tuple[list[int | None], list[int | None]]] = {}
+        for side, runs in enumerate((planned[key], compiled[key])):
+            for n, times in runs:
+                sizes.setdefault(n, ([], []))[side].append(times)
+        along = f"{key[0]} along {', '.join(key[1])}"
+        for n, (wanted, got) in sorted(sizes.items()):
+            known = [times for times in got if times is not None]
+            if len(wanted) != len(got):
+                continue
+            if len(known) < len(got):
+                changes.append(
+                    f"{len(got) - len(known)} {along} of {n:,} elements: in a loop of unknown"
+                    " trip count, its runs are not checked"
+                )
+                continue
+            total, compiled_total = sum(t or 0 for t in wanted), sum(known)
+            told = f"{len(got)} {along} of {n:,} elements: {compiled_total} runs a step"
+            if compiled_total < total:
+                changes.append(f"{told}, not {total}: taken out of a loop")
+            elif compiled_total > total:
+                unexplained.append(f"{told}, {total} predicted")
+    return sorted(changes), sorted(unexplained)
 
 
 def whole_reductions(missing: Rest, extra: Rest) -> Iterator[str]:
