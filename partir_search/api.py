@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
-from jax.sharding import AbstractMesh, AxisType, Mesh
+from jax.sharding import AbstractMesh, AxisType
 
 from partir_search.arguments.abstract_values import abstract
 from partir_search.arguments.axes import AnyMesh, within
 from partir_search.calling.callables import (
+    CallSplitter,
     Marks,
     are_several,
     copy_names,
@@ -22,8 +23,9 @@ from partir_search.calling.callables import (
     user_function,
     without_self,
 )
-from partir_search.calling.executables import Executables
-from partir_search.calling.forms import Adapter, Form, FrontEndCache, InitialState
+from partir_search.calling.executables import Executables, check_runnable
+from partir_search.calling.fast_calls import FastCalls
+from partir_search.calling.forms import Adapter, Form, FrontEndCache, InitialState, has_objects
 from partir_search.calling.plain_calls import is_plain, plain_calls
 from partir_search.calling.traced_calls import TracedCalls
 from partir_search.mcts.goals import Goal
@@ -37,7 +39,7 @@ from partir_search.plan.plan import Plan, spec_of
 from partir_search.planning.checks import options as checks
 from partir_search.planning.options import Options, Remat, Schedule, Stacking, machine_of
 from partir_search.planning.planner import DEFAULT_EPISODES, Progress
-from partir_search.planning.trace import ClosesOverTraced, split_call
+from partir_search.planning.trace import Call, ClosesOverTraced
 from partir_search.simulator.cost import Cost
 from partir_search.simulator.target.machine import Machine
 
@@ -203,6 +205,7 @@ class AutoPartitioned(Unpickled):
         self._adapter = Adapter(user.inner, self.__name__, options)
         self._traced_calls, self._front_ends = TracedCalls(self.__name__), FrontEndCache()
         self._methods: dict[int, tuple[Any, AutoPartitioned]] = {}
+        self._splitter, self._fast = CallSplitter(fun, static), FastCalls()
 
     def __get__(self, instance: Any, owner: type | None = None) -> AutoPartitioned:
         """The method bound to an object.
@@ -232,28 +235,26 @@ class AutoPartitioned(Unpickled):
     # Stages ------------------------------------------------------------------------------------
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        form = self._form(args, kwargs)
+        call = self._splitter((*self._given, *args), kwargs)
+        may_be_fast = not (self._user.fronts or is_plain() or has_objects(call))
+        if may_be_fast and (run := self._fast.find(call, self._options.here)):
+            return run()
+        form = self._form(args, kwargs, call)
         leaves = form.call.leaves()
         traced = any(isinstance(x, jax.core.Tracer) for x in leaves)
         if is_plain() or (traced and self._traced_calls.plain(leaves)):
             return form.direct()
-        if any(isinstance(x, jax.ShapeDtypeStruct) for x in leaves):
-            raise TypeError(
-                f"{self.__name__} was called with a ShapeDtypeStruct; use .plan(...) or .lower(...)"
-                " for abstract arguments, and arrays to run"
-            )
-        if not isinstance(self._options.mesh, Mesh):
-            raise ValueError(
-                f"{self.__name__} is partitioned over an AbstractMesh, which has no devices to run"
-                " on; use .plan(...), or a mesh from jax.make_mesh"
-            )
+        mesh = check_runnable(self.__name__, self._options.mesh, leaves)
         if traced:
-            return self._traced_calls.call(form, leaves, self._options.mesh)
+            return self._traced_calls.call(form, leaves, mesh)
         try:
             entry = form.executables.entry(form.call, form.args, form.kwargs)
         except ClosesOverTraced:
             return self._traced_calls.closing(form)
-        return form.finish(entry.run(form.call, form.settle(leaves, entry.shardings)))
+        out = entry.run(form.settle(leaves, entry.shardings))
+        if form.call is call:  # no front end has changed the arguments
+            self._fast.add(call, self._options.here, entry)
+        return form.finish(out)
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """Plans a call without compiling; arguments may be arrays or `jax.ShapeDtypeStruct`s."""
@@ -287,7 +288,7 @@ class AutoPartitioned(Unpickled):
         several = are_several(self._fun, self._given, initial.shapes, args, kwargs)
         first = initial.shapes if several else (initial.shapes,)
         plan = self.plan(*first, *args, **kwargs)
-        given = len(split_call(self._fun, self._given, {}, *self._static).args)
+        given = len(self._splitter(self._given, {}).args)
         wanted = jax.tree.leaves(plan.in_shardings[0][given : given + len(first)])
         with within(plan.mesh):
             found = initial.arrays(wanted)
@@ -378,13 +379,14 @@ class AutoPartitioned(Unpickled):
         self._plain.clear_cache()
         self._executables.clear()
         self._adapter.clear()
+        self._fast.clear()
         self._methods.clear()
 
     # Inside ------------------------------------------------------------------------------------
 
-    def _form(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Form:
+    def _form(self, args: Sequence[Any], kwargs: dict[str, Any], call: Call | None = None) -> Form:
         args = (*self._given, *args)
-        call = split_call(self._fun, args, kwargs, *self._static)
+        call = call or self._splitter(args, kwargs)
         fronts = self._user.fronts or self._front_ends.fronts(call)
         if fronts:
             return self._adapter.form(fronts, call, args, kwargs, self._user.donated)

@@ -11,8 +11,6 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import jax
-
 from partir_search.arguments.abstract_values import is_array
 
 
@@ -45,9 +43,9 @@ class Returned:
     def __init__(self) -> None:
         self._refs: list[weakref.ref[Any]] = []
 
-    def note(self, results: Any) -> None:
+    def note(self, references: list[weakref.ref[Any]]) -> None:
         """Replaces the references by references to the results of a call."""
-        self._refs = list(map(weakref.ref, jax.tree.leaves(results)))
+        self._refs = references
 
     def ids(self) -> set[int]:
         """`id` of each returned array still alive."""
@@ -97,10 +95,21 @@ class Buffers:
             same_size = sorted({j for i in candidates for j in self._rivals[i]})
             self._check_same(leaves, same_size, pointers)
 
-    def returned(self, results: Any) -> None:
-        """Remembers the results of a call."""
-        if self._rivals:
-            self._returned.note(results)
+    def check_changed(self, leaves: Sequence[Any], changed: Iterable[int]) -> None:
+        """Checks as `check` does, after a checked call.
+
+        Args:
+          leaves: flat arguments.
+          changed: positions of the leaves that are neither arguments nor results of that call.
+        """
+        if any(i in self._rivals for i in changed):
+            self.check(leaves)
+
+    def returned(self, results: Iterable[Any]) -> list[weakref.ref[Any]]:
+        """Remembers the flat results of a call; returns weak references to them."""
+        references = list(map(weakref.ref, results))
+        self._returned.note(references)
+        return references
 
     def _check_same(
         self,

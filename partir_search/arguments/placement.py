@@ -20,11 +20,22 @@ def struct_of(x: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=concrete, weak_type=x.weak_type)
 
 
+def is_placed(x: Any, sharding: NamedSharding) -> bool:
+    """True for an array with the plan's sharding, on a mesh with the plan's axis names and types.
+
+    The type of an array on Explicit axes names its mesh, and the program expects the plan's mesh.
+    """
+    if not is_array(x):
+        return False
+    now = x.sharding
+    if now == sharding:
+        return True
+    same = now.mesh == sharding.mesh if isinstance(now, NamedSharding) else False
+    return bool(same and now.is_equivalent_to(sharding, x.ndim))
+
+
 def place(x: Any, sharding: NamedSharding) -> Any:
     """Moves a leaf to the plan's sharding; returns a leaf already there without a copy.
-
-    Equal shards on a mesh with different axis names or types are moved as well: the type of an
-    array on Explicit axes names its mesh, and the program expects the plan's mesh.
 
     Raises:
       RuntimeError: the array was deleted.
@@ -32,11 +43,7 @@ def place(x: Any, sharding: NamedSharding) -> Any:
     if is_array(x):
         if x.is_deleted():
             raise RuntimeError("array has been deleted")
-        now = x.sharding
-        if now == sharding:
-            return x
-        same = now.mesh == sharding.mesh if isinstance(now, NamedSharding) else False
-        if same and now.is_equivalent_to(sharding, x.ndim):
+        if is_placed(x, sharding):
             return x
         if not x.is_fully_addressable:
             return jax.device_put(x, sharding)

@@ -12,6 +12,7 @@ import jax
 from partir_search.frontends.protocol import FrontEnd, Unwrapped
 from partir_search.frontends.registry import claimed, unwrapped
 from partir_search.ir.argument_paths import parameter_names
+from partir_search.planning.trace import Call, split_call
 
 Marks = tuple[tuple[int, ...], tuple[str, ...]]
 
@@ -86,6 +87,21 @@ def user_function(fun: Callable[..., Any], static: Marks, donate: Marks) -> User
     return UserFunction(
         fun, (given,), _shifted(static, 1), _shifted(donate, 1), fronts, jit_options
     )
+
+
+class CallSplitter:
+    """Separates static from dynamic arguments of a function's calls; reads the signature once."""
+
+    def __init__(self, fun: Callable[..., Any], static: Marks) -> None:
+        self._fun, self._static = fun, static
+        self._names: dict[int, list[str]] = {}
+
+    def __call__(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Call:
+        """Dynamic arguments of a call, and the values of static ones."""
+        names = self._names.get(len(args))
+        if names is None:
+            names = self._names[len(args)] = parameter_names(self._fun, len(args))
+        return split_call(self._fun, args, kwargs, *self._static, names)
 
 
 def without_self(marks: Marks) -> Marks:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import warnings
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from partir_search.arguments import Buffers, Moves, Returned, check_alive
 from partir_search.arguments.axes import AnyMesh, within
 from partir_search.arguments.placement import place, struct_of
+from partir_search.calling.leaves import FlatArguments, Leaves, dynamic_signature, keys_of
 from partir_search.calling.plain_calls import plain_calls
 from partir_search.frontends.refs import value, written
 from partir_search.lowering.local_ir import LocalProgram
@@ -47,6 +49,8 @@ class Entry:
       plan: the plan.
       traced: the traced call.
       jitted: the partitioned function under `jax.jit`.
+      flat: `jitted` with one `Leaves` per argument, and `Leaves` as the result.
+      arguments: converter of flat leaves to the arguments of `flat`.
       shardings: sharding of each flat argument.
       lifted: large closed-over arrays, as the first argument of `jitted`; () without any.
       paths: path of each flat argument.
@@ -58,6 +62,8 @@ class Entry:
     plan: Plan
     traced: Traced
     jitted: Any
+    flat: Any
+    arguments: FlatArguments
     shardings: tuple[NamedSharding, ...]
     lifted: tuple[list[Any], ...]
     paths: tuple[str, ...]
@@ -80,7 +86,7 @@ class Entry:
         """Results of the program, with weak types restored."""
         return [weakened(x) if w else x for x, w in zip(out, self.traced.weak, strict=True)]
 
-    def run(self, call: Call, leaves: Sequence[Any]) -> Any:
+    def run(self, leaves: Sequence[Any]) -> Any:
         """Places the leaves of a call and runs the executable."""
         try:
             placed = list(map(place, leaves, self.shardings))
@@ -89,11 +95,29 @@ class Entry:
             raise
         self.buffers.check(leaves)
         self.moves.note(id(self), leaves, placed, self.paths)
-        args, kwargs = jax.tree.unflatten(call.flat[1], placed)
+        results = self.execute(placed)
+        self.buffers.returned(x for x in results if x is not None)
+        return self.traced.out_tree.unflatten(results)
+
+    def check(self, leaves: Sequence[Any], changed: Iterable[int], deleted: bool) -> None:
+        """Checks the leaves of a call after a checked call, and forgets what that call moved.
+
+        Args:
+          leaves: flat arguments.
+          changed: positions of leaves that are neither arguments nor results of the earlier call.
+          deleted: True if an array among the leaves was deleted.
+        """
+        if deleted:
+            check_alive(self.name, leaves, self.paths)
+        self.buffers.check_changed(leaves, changed)
+        self.moves.note(id(self), (), (), ())
+
+    def execute(self, leaves: Sequence[Any]) -> Sequence[Any]:
+        """Flat results of the executable for placed leaves."""
+        args, kwargs = self.arguments(leaves)
         with within(self.plan.mesh):
-            results = self.jitted(*self.lifted, *args, **kwargs)
-        self.buffers.returned(results)
-        return results
+            out: Leaves = self.flat(*self.lifted, *args, **kwargs)
+        return out.leaves
 
     def structs(self, call: Call) -> Any:
         """The call's arguments as ShapeDtypeStructs with the plan's shardings."""
@@ -124,7 +148,7 @@ class Executables:
             object was recreated), by signature. New plans are added.
         """
         self._similar = {} if similar is None else similar
-        self._name, self._options = name, options
+        self._fun, self._name, self._options = fun, name, options
         self._pipeline = ShapesPipeline(fun, plain, name, options)
         self._moves, self._returned = Moves(name), Returned()
         self._plans: dict[Hashable, tuple[Plan, Traced]] = {}
@@ -190,7 +214,7 @@ class Executables:
             with (
                 jax.ensure_compile_time_eval()
             ):  # cached values must not belong to an enclosing trace
-                entry = self.entries[key] = self._build(plan, traced)
+                entry = self.entries[key] = self._build(plan, traced, [n for n, _ in call.statics])
         return entry
 
     def clear(self) -> None:
@@ -213,7 +237,7 @@ class Executables:
             raise DoesNotFit(message)
         warnings.warn(message, stacklevel=2)
 
-    def _build(self, plan: Plan, traced: Traced) -> Entry:
+    def _build(self, plan: Plan, traced: Traced, statics: Sequence[str]) -> Entry:
         self._check_fit(plan)
         mesh = plan.mesh
         check_agreement(plan, mesh)
@@ -223,31 +247,42 @@ class Executables:
         if plan.program.lifted:
             lifted = (_lifted(plan.program, mesh),)
 
-        def partitioned(*args: Any, **kwargs: Any) -> Any:
+        def partitioned(*args: Any, **kwargs: Any) -> list[Any]:
             own, args = args[: len(lifted)], args[len(lifted) :]
             leaves = jax.tree.leaves((args, kwargs))
             out = mapped(*map(value, leaves), *jax.tree.leaves(own))
             out = [weakened(x) if w else x for x, w in zip(out, traced.weak, strict=True)]
-            return jax.tree.unflatten(traced.out_tree, written(leaves, plan.module.ties, out))
+            return written(leaves, plan.module.ties, out)
 
-        partitioned.__name__ = partitioned.__qualname__ = self._name
         flags = jax.tree.unflatten(traced.in_tree, traced.donated)
         donate = [i + len(lifted) for i, a in enumerate(flags[0]) if _all(a)]
         donate_names = [k for k, a in flags[1].items() if _all(a)]
-        shardings = jax.tree.unflatten(traced.out_tree, plan.flat_out_shardings())
-        jitted = jax.jit(
-            without_context(partitioned),
-            donate_argnums=donate or None,
-            donate_argnames=donate_names or None,
-            out_shardings=None if isinstance(mesh, AbstractMesh) else shardings,
-            keep_unused=True,
-        )
+        signature = dynamic_signature(self._fun, statics, ["constants"][: len(lifted)])
+
+        def jitted(make: Callable[[Sequence[Any]], Any]) -> Any:
+            def run(*args: Any, **kwargs: Any) -> Any:
+                return make(partitioned(*args, **kwargs))
+
+            run.__name__ = run.__qualname__ = self._name
+            run.__signature__ = signature  # type: ignore[attr-defined]
+            shardings = None if isinstance(mesh, AbstractMesh) else make(plan.flat_out_shardings())
+            return jax.jit(
+                without_context(run),
+                donate_argnums=donate or None,
+                donate_argnames=donate_names or None,
+                out_shardings=shardings,
+                keep_unused=True,
+            )
+
+        results = keys_of(traced.out_tree.unflatten(range(traced.out_tree.num_leaves)))
         arguments, paths = plan.module.body.args, plan.module.arg_paths
         return Entry(
             name=self._name,
             plan=plan,
             traced=traced,
-            jitted=jitted,
+            jitted=jitted(traced.out_tree.unflatten),
+            flat=jitted(functools.partial(Leaves, results)),
+            arguments=FlatArguments(traced.in_tree),
             shardings=tuple(plan.flat_in_shardings()),
             lifted=lifted,
             paths=paths,
@@ -260,6 +295,26 @@ class Executables:
             ),
             moves=self._moves,
         )
+
+
+def check_runnable(name: str, mesh: AnyMesh, leaves: Sequence[Any]) -> Mesh:
+    """The mesh of a call of the function `name` with arrays.
+
+    Raises:
+      TypeError: a leaf is a ShapeDtypeStruct.
+      ValueError: the mesh has no devices.
+    """
+    if any(isinstance(x, jax.ShapeDtypeStruct) for x in leaves):
+        raise TypeError(
+            f"{name} was called with a ShapeDtypeStruct; use .plan(...) or .lower(...)"
+            " for abstract arguments, and arrays to run"
+        )
+    if not isinstance(mesh, Mesh):
+        raise ValueError(
+            f"{name} is partitioned over an AbstractMesh, which has no devices to run"
+            " on; use .plan(...), or a mesh from jax.make_mesh"
+        )
+    return mesh
 
 
 def _lifted(program: LocalProgram, mesh: AnyMesh) -> list[Any]:

@@ -166,17 +166,23 @@ class FrontEndCache:
     def fronts(self, call: Call) -> tuple[FrontEnd, ...]:
         """Front ends of the objects among the arguments of a call."""
         values = (*call.args, *call.kwargs.values())
-        kinds = set(map(type, values))
-        for value in values:
-            if type(value) in (tuple, list, dict):
-                kinds.update(map(type, value.values() if type(value) is dict else value))
-        if any(map(claims, kinds)):  # cyclic objects cannot be flattened
+        if has_objects(call):  # cyclic objects cannot be flattened
             return claimed(values)
         leaves, tree = call.flat
         key = tree, frozenset(map(type, leaves)), len(imported()), have_refs(leaves)
         if key not in self._known:
             self._known[key] = claimed(values)
         return self._known[key]
+
+
+def has_objects(call: Call) -> bool:
+    """True if an argument of a call, or an entry of an argument, is an object of a library."""
+    values = (*call.args, *call.kwargs.values())
+    kinds = set(map(type, values))
+    for value in values:
+        if type(value) in (tuple, list, dict):
+            kinds.update(map(type, value.values() if type(value) is dict else value))
+    return any(map(claims, kinds))
 
 
 def returned(

@@ -94,9 +94,17 @@ def split_call(
     kwargs: dict[str, Any],
     static_argnums: Sequence[int],
     static_argnames: Sequence[str],
+    names: Sequence[str] | None = None,
 ) -> Call:
-    """Separates static from dynamic arguments, as `jax.jit` does."""
-    names = parameter_names(fun, len(args))
+    """Separates static from dynamic arguments, as `jax.jit` does.
+
+    Args:
+      fun: the function.
+      args, kwargs: all arguments.
+      static_argnums, static_argnames: positions and names of static arguments.
+      names: names of the positional arguments; None to read the signature of `fun`.
+    """
+    names = parameter_names(fun, len(args)) if names is None else names
     static = {i % len(args) for i in static_argnums if -len(args) <= i < len(args)}
     static |= {i for i, n in enumerate(names) if n in static_argnames}
     static_kw = set(static_argnames)

@@ -1,0 +1,171 @@
+"""Calls with the signature and placement of an earlier call, straight to jax's compiled function.
+
+Per leaf, such a call costs an identity comparison beside jax's own dispatch: a leaf that is the
+argument of the last call, or the result for it, was checked by the last call.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from partir_search.arguments.abstract_values import SCALARS, is_array, leaf_key
+from partir_search.arguments.axes import AnyMesh
+from partir_search.arguments.placement import is_placed, place
+from partir_search.calling.executables import Entry
+from partir_search.planning.trace import Call
+
+
+class FastCalls:
+    """Executables of one function by static arguments, latest first."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, list[FastCall]] = {}
+
+    def find(self, call: Call, mesh: AnyMesh) -> Callable[[], Any] | None:
+        """Function that runs a call; None unless an earlier call had its signature and placement.
+
+        Args:
+          call: the dynamic arguments.
+          mesh: mesh of the arguments and results of the call.
+        """
+        if not self._known:
+            return None
+        try:
+            known = self._known.get(call.statics)
+        except TypeError:  # a static argument that is not hashable: planning names it
+            return None
+        for fast in known or ():
+            leaves = fast.leaves(call) if fast.mesh == mesh else None
+            changed = None if leaves is None else fast.changed(leaves)
+            if leaves is not None and changed is not None:
+                return functools.partial(fast.run, leaves, changed)
+        return None
+
+    def add(self, call: Call, mesh: AnyMesh, entry: Entry) -> None:
+        """Records a call that ran.
+
+        Args:
+          call, mesh: as in `find`.
+          entry: the executable of the call.
+        """
+        if all(map(_is_fast, map(type, call.leaves()))):
+            known = self._known.setdefault(call.statics, [])
+            known[:] = [f for f in known if f.entry is not entry]
+            known.insert(0, FastCall(entry, mesh, call))
+
+    def clear(self) -> None:
+        """Removes all records."""
+        self._known.clear()
+
+
+class FastCall:
+    """Calls of one executable.
+
+    Attributes:
+      entry: the executable.
+      mesh: mesh of arguments and results.
+    """
+
+    def __init__(self, entry: Entry, mesh: AnyMesh, call: Call) -> None:
+        """Calls like `call`."""
+        self.entry, self.mesh = entry, mesh
+        leaves, self._tree = call.flat
+        self._types, self._keys = list(map(type, leaves)), list(map(leaf_key, leaves))
+        self._arrays = [
+            (kind.is_deleted, [i for i, other in enumerate(self._types) if other is kind])
+            for kind in set(self._types)
+            if issubclass(kind, jax.Array)
+        ]
+        # Per leaf, a function that returns the array known to be right, or None.
+        self._expected = _references(leaves, map(is_placed, leaves, entry.shardings))
+        results = dict(entry.traced.module.ties)
+        count, self._tied = len(leaves), bool(results)
+        self._order = [count + results[i] if i in results else i for i in range(count)]
+
+    def leaves(self, call: Call) -> list[Any] | None:
+        """Flat arguments of a call; None if their tree structure differs."""
+        try:
+            found: list[Any] = self._tree.flatten_up_to((call.args, call.kwargs))
+        except (TypeError, ValueError):
+            return None
+        return found
+
+    def changed(self, leaves: Sequence[Any]) -> dict[int, Any] | None:
+        """Leaves that are neither arguments of the last call nor results for them, placed.
+
+        Returns:
+          Placed leaves by position. None if a type differs, or if a committed array must move.
+        """
+        same = map(operator.is_, map(operator.call, self._expected), leaves)
+        found: dict[int, Any] = {}
+        for i in [i for i, known in enumerate(same) if not known]:
+            x, sharding = leaves[i], self.entry.shardings[i]
+            if self._types[i] is not type(x) or leaf_key(x) != self._keys[i]:
+                return None
+            stays = is_placed(x, sharding)
+            if not stays and _noted(x):
+                return None
+            found[i] = x if stays else place(x, sharding)
+        return found
+
+    def run(self, leaves: list[Any], changed: dict[int, Any]) -> Any:
+        """Runs a call.
+
+        Args:
+          leaves: the flat arguments.
+          changed: leaves found by `changed`.
+        """
+        entry = self.entry
+        entry.check(leaves, changed, self._any_deleted(leaves))
+        moved = [i for i, x in changed.items() if x is not leaves[i]]
+        placed = list(leaves)
+        for i in moved:
+            placed[i] = changed[i]
+        results = entry.execute(placed)
+        out = entry.traced.out_tree.unflatten(results)
+        if not all(map(_is_fast, set(map(type, results)))):  # within a trace
+            return out
+        references = entry.buffers.returned(results)
+        if not (changed or self._tied):
+            return out
+        expected = list(self._expected)
+        new = _references([leaves[i] for i in changed], (i not in moved for i in changed))
+        for i, reference in zip(changed, new, strict=True):
+            expected[i] = reference
+        both: list[Any] = [*expected, *references]
+        self._expected = [both[i] for i in self._order]
+        return out
+
+    def _any_deleted(self, leaves: list[Any]) -> bool:
+        return any(
+            any(map(is_deleted, map(leaves.__getitem__, positions)))
+            for is_deleted, positions in self._arrays
+        )
+
+
+def _references(leaves: Sequence[Any], placed: Iterable[bool]) -> list[Callable[[], Any]]:
+    return [weakref.ref(x) if p else _nothing for x, p in zip(leaves, placed, strict=True)]
+
+
+def _noted(x: Any) -> bool:
+    """True for arrays whose move, or use after deletion, is noted by a call that is not fast."""
+    return is_array(x) and (x.committed or x.is_deleted())
+
+
+def _nothing() -> None:
+    return None
+
+
+@functools.cache
+def _is_fast(kind: Hashable) -> bool:
+    """True for types of concrete arrays and scalars; False for tracers, shapes and refs."""
+    if not isinstance(kind, type) or issubclass(kind, jax.core.Tracer):
+        return False
+    return issubclass(kind, (jax.Array, np.ndarray, np.generic, *SCALARS))
