@@ -21,6 +21,7 @@ from partir_search.mcts.game import rewind
 from partir_search.mcts.goals import is_monotone, scorer
 from partir_search.passes.remat import Window, find_segments, rematerialize
 from partir_search.plan.planned import Planned
+from partir_search.planning.known_strategies import known_actions
 from partir_search.planning.memory_fit import PROBES, _fewest, _fewest_scans, _worth, fit_by_remat
 from partir_search.planning.planner import Planner
 from partir_search.planning.segment_peaks import SegmentPeaks, predict_segments
@@ -212,7 +213,7 @@ def test_no_plan_peaks_below_the_least(name: str) -> None:
     mesh, machine = MeshShape(("data", "model"), (4, 2)), ps.MACHINES["tpu_v5e"]
     planner = Planner(module, mesh, machine)
     least = planner.model.least_peak(8)
-    peaks = [planner.replay(a).cost.peak_bytes for a in planner.known_actions().values()]
+    peaks = [planner.replay(a).cost.peak_bytes for _, a in known_actions(planner)]
     folded, game = planner.game(planner.names)
     rng = random.Random(0)
     for _ in range(5):

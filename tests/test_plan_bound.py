@@ -80,7 +80,7 @@ def test_a_gap_is_in_reports_and_files(tmp_path: pathlib.Path) -> None:
     plan.__dict__["bound"] = bound
     assert str(bound).startswith("within 3.1 % of the best plan of this space (all tilings")
     text = ps.report.figures_table(plan)
-    assert f"{bound.seconds * 1e3:.3f}: within 3.1 %" in str(list(text.columns[1].cells))
+    assert f"{bound.seconds * 1e3:.3f} ms: within 3.1 %" in str(list(text.columns[1].cells))
     assert str(text.caption) == str(bound)
     assert "within 3.1 %" in report_page(plan, plan.timeline)
     plan.save(tmp_path / "plan.json")

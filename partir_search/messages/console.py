@@ -10,10 +10,14 @@ if TYPE_CHECKING:
 
 
 def new_table(*headers: str, **options: Any) -> Table:
-    """An empty `rich.table.Table`."""
+    """An empty `rich.table.Table` without vertical lines, which take room from narrow terminals."""
+    from rich import box
     from rich.table import Table
 
-    return Table(*headers, **options)
+    return Table(*headers, **{**_STYLE, "box": box.SIMPLE_HEAD, **options})
+
+
+_STYLE: dict[str, Any] = {"show_edge": False, "pad_edge": False, "padding": (0, 1, 0, 0)}
 
 
 def new_console(**options: Any) -> Console:

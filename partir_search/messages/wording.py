@@ -71,6 +71,11 @@ def duration(seconds: float) -> str:
     return f"{seconds / 1e-9:.3g} ns" if seconds else "0"
 
 
+def milliseconds(seconds: float) -> str:
+    """Seconds in milliseconds with three decimals, the form of all seconds per step."""
+    return f"{seconds * 1e3:.3f} ms"
+
+
 def multiples(size: int, by: int) -> str:
     """The multiples of `by` next to `size`: ``4000 or 4002``."""
     below = size - size % by

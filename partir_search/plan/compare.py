@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from partir_search.messages.console import grouped, new_console, new_table
-from partir_search.messages.wording import shown
+from partir_search.messages.wording import amount, milliseconds, shown
 from partir_search.plan.facts import PlanFacts
 from partir_search.propagation.actions import Action
 
@@ -89,16 +89,16 @@ class Comparison(Shown):
         for column in ("before", "after", "difference"):
             table.add_column(column, justify="right")
         a, b = self.before.cost, self.after.cost
-        rows = [
-            ("ms", a.seconds * 1e3, b.seconds * 1e3),
-            ("ms of exposed collectives", a.collective_seconds * 1e3, b.collective_seconds * 1e3),
-            ("peak GB", a.peak_bytes / 1e9, b.peak_bytes / 1e9),
-            ("GFLOP", a.flops / 1e9, b.flops / 1e9),
-            ("GB sent", self.before.sent_bytes / 1e9, self.after.sent_bytes / 1e9),
+        rows: list[tuple[str, float, float, Callable[[float], str]]] = [
+            ("a step", a.seconds, b.seconds, milliseconds),
+            ("exposed collectives", a.collective_seconds, b.collective_seconds, milliseconds),
+            ("peak", a.peak_bytes, b.peak_bytes, amount),
+            ("TFLOP", a.flops, b.flops, lambda flops: f"{flops / 1e12:.3f}"),
+            ("sent", self.before.sent_bytes, self.after.sent_bytes, amount),
         ]
-        for name, x, y in rows:
+        for name, x, y, text in rows:
             change = f"{y / x - 1:+.1%}" if x else ("" if x == y else "new")
-            table.add_row(name, f"{x:.4g}", f"{y:.4g}", change)
+            table.add_row(name, text(x), text(y), change)
         return table
 
     def _details(self) -> Iterator[RenderableType]:

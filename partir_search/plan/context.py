@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from partir_search.ir.core import Module
+from partir_search.plan.alternatives import Alternative, Change
 from partir_search.plan.pass_record import PassRecord
 from partir_search.plan.remedy import Remedy
 from partir_search.simulator.target.machine import Machine
@@ -26,6 +27,8 @@ class PlanContext:
       memory_limit: bytes per device allowed by the goals.
       remedies: function from a plan over the limit to remedies.
       passes: records of the passes before the search.
+      alternatives: function from a plan to known strategies.
+      changes: function from a plan to changes by the user.
     """
 
     mesh: Any
@@ -37,3 +40,5 @@ class PlanContext:
     memory_limit: float = math.inf
     remedies: Callable[[Any], list[Remedy]] = lambda plan: []
     passes: tuple[PassRecord, ...] = ()
+    alternatives: Callable[[Any], tuple[Alternative, ...]] = lambda plan: ()
+    changes: Callable[[Any], tuple[Change, ...]] = lambda plan: ()

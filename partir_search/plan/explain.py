@@ -61,16 +61,19 @@ def _explain(planned: Planned, path: str, value: Value) -> list[str]:
 
 def why_replicated(planned: Planned, value: Value) -> str:
     """Why no axis tiles a value."""
-    state, found = planned.state, []
+    state, axes_of = planned.state, dict[str, list[str]]()
     cls = planned.graph.class_of[value.id]
     for axis, name in enumerate(state.mesh.names):
         if state.tiles[axis][cls] == REPLICATED:
-            found.append(f"{name}: replicated by an action")
+            why = "replicated by an action"
         elif all(n % state.mesh.sizes[axis] for n in value.type.shape):
-            found.append(f"{name}: no dim divides by {state.mesh.sizes[axis]}")
+            why = f"no dim divides by {state.mesh.sizes[axis]}"
         else:
-            found.append(f"{name}: nothing reached it")
-    return "; ".join(found)
+            why = "nothing reached it"
+        axes_of.setdefault(why, []).append(name)
+    if len(axes_of) == 1:
+        return next(iter(axes_of))
+    return "; ".join(f"{', '.join(axes)}: {why}" for why, axes in axes_of.items())
 
 
 def conflicts(planned: Planned) -> list[str]:

@@ -17,6 +17,7 @@ from partir_search.lowering.reshard_steps import COLLECTIVES
 from partir_search.messages import validators
 from partir_search.messages.renamed import warn_renamed
 from partir_search.messages.wording import shown
+from partir_search.plan.alternatives import Alternative, Change
 from partir_search.plan.basis import Basis
 from partir_search.plan.collectives import Collective, collectives_of
 from partir_search.plan.context import PlanContext
@@ -35,6 +36,8 @@ from partir_search.simulator.lower_bounds import products_bytes
 from partir_search.simulator.simulator import Simulation
 from partir_search.simulator.target.machine import Machine
 from partir_search.simulator.timeline import Timeline, timeline
+
+MOST_LIVE = 100_000  # values at the peak that a timeline lists
 
 
 class PlanFacts(Layouts, Rewritten):
@@ -172,7 +175,7 @@ class PlanFacts(Layouts, Rewritten):
     @functools.cached_property
     def timeline(self) -> Timeline:
         """Timeline of the simulated step: compute, collectives per axis, and live memory."""
-        return timeline(self._planned.model, self.program)
+        return timeline(self._planned.model, self.program, MOST_LIVE)
 
     def conflicts(self) -> list[str]:
         """Conflicts as text: the op, the mesh axis, and each operand with its requested factor."""
@@ -214,6 +217,22 @@ class PlanFacts(Layouts, Rewritten):
     @property
     def fits(self) -> bool:
         return self.cost.peak_bytes <= self.memory_limit
+
+    @functools.cached_property
+    def alternatives(self) -> tuple[Alternative, ...]:
+        """Known strategies on this plan's form of the program, best first; () without a search.
+
+        The first access costs them on the whole program, as the plan is.
+        """
+        return self._context.alternatives(self)
+
+    @functools.cached_property
+    def changes(self) -> tuple[Change, ...]:
+        """Five changes by the user with figures, the fewest seconds per example first.
+
+        The first access costs other mesh shapes, batches, types and options. No search runs.
+        """
+        return self._context.changes(self)
 
     def remedies(self) -> list[Remedy]:
         """Remedies for a plan over the memory limit, cheapest first."""

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from partir_search.messages.console import new_table
-from partir_search.messages.wording import amount, did_you_mean
+from partir_search.messages.wording import amount, did_you_mean, milliseconds
 from partir_search.plan.compare import Shown
+from partir_search.plan.legend import legend
 from partir_search.plan.plan import Plan
 
 if TYPE_CHECKING:
@@ -40,15 +41,20 @@ class KnownStrategies(Shown, Mapping[str, Plan]):
 
     def __rich__(self) -> RenderableType:
         machine = next(iter(self.plans.values())).machine.name if self.plans else "?"
-        table = new_table(title=f"known strategies, simulated on {machine}", title_justify="left")
-        table.add_column("strategy")
-        for column in ("ms", "of them collectives", "peak", "fits", "collectives"):
+        table = new_table(
+            title=f"known strategies, simulated on {machine}",
+            title_justify="left",
+            caption=f"as the program is, without recomputation. {legend(self)}",
+            caption_justify="left",
+        )
+        table.add_column("strategy", overflow="fold")
+        for column in ("a step", "exposed", "peak", "fits", "collectives"):
             table.add_column(column, justify="right")
         by_figures: dict[tuple[str, ...], list[str]] = {}  # names by table row
         for name in self:
             plan = self.plans[name]
             c, counts = plan.cost, plan.collective_counts
-            numbers = f"{c.seconds * 1e3:.3f}", f"{c.collective_seconds * 1e3:.3f}"
+            numbers = milliseconds(c.seconds), milliseconds(c.collective_seconds)
             fits = "yes" if plan.fits else "no"
             figures = (*numbers, amount(c.peak_bytes), fits, str(sum(counts.values())))
             by_figures.setdefault(figures, []).append(name)

@@ -43,6 +43,8 @@ class SearchReport:
       moves: text of each move in the tree.
       bound: lower bound of the seconds of all plans of the space, on the folded program; None if
         costs are not pairwise, or seconds are no goal.
+      before: actions applied before the search.
+      exclude: globs of arguments excluded from the search.
     """
 
     axes: tuple[str, ...]
@@ -55,6 +57,8 @@ class SearchReport:
     tree: Tree
     moves: Mapping[Move, str]
     bound: float | None = None
+    before: tuple[Action, ...] = ()
+    exclude: tuple[str, ...] = ()
 
     @property
     def experts(self) -> tuple[tuple[str, Cost], ...]:

@@ -18,6 +18,7 @@ from partir_search.passes.remat import Range, find_segments, namesake, remateria
 from partir_search.plan.facts import PlanFacts
 from partir_search.plan.planned import Planned, with_search
 from partir_search.plan.remedy import Remedy
+from partir_search.planning.known_strategies import known_costs
 from partir_search.planning.planner import Planner
 from partir_search.planning.segment_peaks import SegmentPeaks, predict_segments
 from partir_search.propagation.actions import Action
@@ -255,7 +256,7 @@ def _more_devices(module: Module, mesh: MeshShape, machine: Machine, limit: floa
 
 def _tightest(module: Module, mesh: MeshShape, machine: Machine) -> Cost:
     """Cost of the known strategy with the lowest peak memory."""
-    costs = Planner(module, mesh, machine).known_costs()
+    costs = known_costs(Planner(module, mesh, machine))
     return min((c for _, c in costs), key=lambda c: c.peak_bytes)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -23,14 +24,19 @@ from partir_search.passes.group_arguments import with_groups
 from partir_search.plan.context import PlanContext
 from partir_search.plan.multihost import plan_first, spans_processes
 from partir_search.plan.plan import Plan, spec_of
+from partir_search.plan.report.progress import show_planned
 from partir_search.plan.rewrites import Rewrites
 from partir_search.plan.serialization import changes, check_mesh
 from partir_search.plan.spec import PlanSpec
+from partir_search.planning.alternatives import Forms, alternatives_of
+from partir_search.planning.changes import changes_of
 from partir_search.planning.checks.batch import warn_uneven
+from partir_search.planning.known_strategies import known_actions
 from partir_search.planning.memory_fit import remedies_of
 from partir_search.planning.microbatch import accumulate, of_dynamic
 from partir_search.planning.notices import warn_constants, warn_opaque
 from partir_search.planning.options import Options
+from partir_search.planning.other_batch import with_batch
 from partir_search.planning.parallelism import ContextParallel
 from partir_search.planning.planner import Planner
 from partir_search.planning.reused_layouts import reused_layouts
@@ -39,6 +45,9 @@ from partir_search.planning.stage_planner import StagePlan, StagePlanner
 from partir_search.planning.trace import Call, Traced, donated_leaves, own_shardings, trace_call
 from partir_search.propagation.actions import Action
 from partir_search.rules.registry import RuleTable
+from partir_search.simulator.cost import Cost
+
+MAX_OPS_TWICE = 6000  # of a program that is traced again for the figures of another batch
 
 
 class PlanPipeline:
@@ -90,7 +99,7 @@ class PlanPipeline:
         limit = planner.memory_limit
         return {
             name: self.plan(traced, (stage, planner.replay(actions)), limit)
-            for name, actions in planner.known_actions().items()
+            for name, actions in known_actions(planner)
         }
 
     # One call ----------------------------------------------------------------------------------
@@ -139,6 +148,8 @@ class PlanPipeline:
             if fits:
                 break
         assert best is not None
+        if best[0].searches:
+            show_planned(self._options.progress, self._name, best[0].cost)
         warn_uneven(best[0], self._options)
         return best
 
@@ -166,6 +177,10 @@ class PlanPipeline:
     def plan(self, traced: Traced, stage_plan: StagePlan, limit: float) -> Plan:
         """Plan of a form of the program with applied actions."""
         o, (stage, planned) = self._options, stage_plan
+        base = stage.module if stage.base is None else stage.base
+        forms = Forms(
+            base, self.planner_of, o.remat == "auto", functools.partial(self._twice, traced)
+        )
         context = PlanContext(
             mesh=o.here,
             machine=o.machine,
@@ -176,8 +191,26 @@ class PlanPipeline:
             memory_limit=limit,
             remedies=remedies_of,
             passes=stage.passes,
+            alternatives=functools.partial(alternatives_of, forms=forms),
+            changes=functools.partial(changes_of, forms=forms),
         )
         return Plan(planned, stage.rewrites, context)
+
+    def _twice(self, traced: Traced, spec: PlanSpec) -> Cost | None:
+        """Cost of a plan's actions and rewrites with twice the batch.
+
+        None without a batch, if the actions do not hold, and for large programs.
+        """
+        if traced.twice is None or len(traced.module.ops) > MAX_OPS_TWICE:
+            return None
+        try:
+            twice = traced.twice()
+            stages = StagePlanner(self._options, lambda module: [], self.planner_of)
+            stage = self.forms(twice, spec.rewrites.microbatches, spec)[0]
+            stage = dataclasses.replace(stage, module=without_ties(stage.module, spec.actions))
+            return stages.replayed(stage, spec)[1].cost
+        except (TypeError, ValueError):  # shapes that the function or the actions do not admit
+            return None
 
     # Stages of the pipeline --------------------------------------------------------------------
 
@@ -199,7 +232,12 @@ class PlanPipeline:
         """
         traced = self._traced(call, args, kwargs, microbatches, donated)
         groups = self._options.groups
-        return traced.run("group_arguments", lambda module: with_groups(module, groups))
+        traced = traced.run("group_arguments", lambda module: with_groups(module, groups))
+        other = with_batch(call, args, kwargs, (i for i, _ in traced.module.ties), 2)
+        if other is None:
+            return traced
+        twice = functools.partial(self.trace, *other, microbatches, traced.donated)
+        return dataclasses.replace(traced, twice=twice)
 
     def _traced(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import copy
 import dataclasses
 import functools
 import math
@@ -260,6 +261,8 @@ class Planner:
             tree=result.tree,
             moves={m: game.describe(m) for moves in result.tree.children for m in moves},
             bound=exact.bound,
+            before=tuple(before),
+            exclude=tuple(tactic.exclude),
         )
         return path, report
 
@@ -268,33 +271,13 @@ class Planner:
         """Bytes per device allowed by the goals; infinite without a `Fit` goal."""
         return min((g.bytes for g in self.goals if isinstance(g, Fit)), default=math.inf)
 
-    def known_costs(self) -> list[tuple[str, Cost]]:
-        """(name, cost) of the known strategies on all axes, on the folded program."""
-        _, game = self.game(self.names)
-        known = named_strategies(self.mesh, self.names, game.targets, self.streams)
-        return [(n, self._folded(game, moves)[1]) for n, moves in known]
-
-    def known_plan(self, fixed: Sequence[Action] = ()) -> Planned:
-        """Plan of the best known strategy on all axes, after the actions `fixed`.
-
-        The folded program decides which strategy is the best.
-        """
-        state, actions = begin(self.graph, self.mesh, self.memo, fixed, ())
-        folded, game = self.game(self.names, actions)
-        known = named_strategies(self.mesh, self.names, game.targets, self.streams)
-        paths = [tuple(moves) for _, moves in known]
-        best = min(paths, key=lambda path: self._rank(game, path), default=())
-        actions += lift_to_module(folded, game, game.decisions(best), state)
-        return self.finish(state, actions)
-
-    def known_actions(self) -> dict[str, list[Action]]:
-        """Actions of the known strategies on all axes, on the unfolded program."""
-        folded, game = self.game(self.names)
-        found = {}
-        for name, moves in named_strategies(self.mesh, self.names, game.targets, self.streams):
-            state = State(self.graph, self.mesh, memo=self.memo)
-            found[name] = lift_to_module(folded, game, game.decisions(moves), state)
-        return found
+    def on_mesh(self, mesh: MeshShape) -> Planner:
+        """Planner of the program on another mesh, with the same graph, analyses and fold."""
+        other = copy.copy(self)
+        other.mesh = split_into_sub_axes(self.graph, mesh)
+        other.cache, other.memo = LocalCache(self.machine.traits), {}
+        other._clock, other._last = Clock(), collections.deque(maxlen=FINALISTS + 1)
+        return other
 
     def game(
         self, axes: Sequence[str], before: Sequence[Action] = (), exclude: Sequence[str] = ()

@@ -23,11 +23,13 @@ class Stage:
       module: the rewritten program.
       rewrites: the applied rewrites.
       passes: records of all passes so far, in order.
+      base: the program before recomputation; None for `module`.
     """
 
     module: Module
     rewrites: Rewrites
     passes: tuple[PassRecord, ...]
+    base: Module | None = None
 
     def run(
         self,

@@ -14,8 +14,9 @@ from partir_search.passes.pad_choice import Pad, find_pads
 from partir_search.passes.remat import Range, find_segments, rematerialize
 from partir_search.passes.stacks import Stack, find_stacks, stack_module
 from partir_search.plan.planned import Planned
-from partir_search.plan.report.tables import search_progress
+from partir_search.plan.report.progress import search_progress
 from partir_search.plan.spec import PlanSpec
+from partir_search.planning.known_strategies import known_plan
 from partir_search.planning.memory_fit import fit_by_remat, replay_renamed
 from partir_search.planning.notices import warn_changed
 from partir_search.planning.options import Options
@@ -198,7 +199,7 @@ class StagePlanner:
         if not segments:
             return None
         recomputed = rematerialize(stage.module, segments)
-        known = self.planner(recomputed).known_plan(self.fixed(recomputed))
+        known = known_plan(self.planner(recomputed), self.fixed(recomputed))
         start = replay_renamed(stage.module, known.actions, self._replayed)
         found = self._fitted(stage, start, segments, recomputed)
         return found if found[1].reports else None
@@ -274,11 +275,13 @@ class StagePlanner:
                     fixed=fixed,
                     episodes=math.ceil(share * o.episodes),
                     seed=o.seed,
-                    progress=progress,
+                    progress=progress.watch,
                     hints=hints,
                 )
 
-            return plan_unwatched(planner, self.fixed(planner.module), run, self.planner_of)
+            planned = plan_unwatched(planner, self.fixed(planner.module), run, self.planner_of)
+            progress.planned(planned.cost)
+            return planned
 
 
 def rematerialized(stage: Stage, remat: tuple[Range, ...], known: Module | None = None) -> Stage:
@@ -291,11 +294,12 @@ def rematerialized(stage: Stage, remat: tuple[Range, ...], known: Module | None 
     """
     if not remat:
         return stage
-    return stage.run(
+    recomputed = stage.run(
         "rematerialize",
         lambda module: known or rematerialize(module, remat),
         dataclasses.replace(stage.rewrites, remat=remat),
     )
+    return dataclasses.replace(recomputed, base=stage.module)
 
 
 def _default(options: Options) -> list[Tactic]:

@@ -128,6 +128,7 @@ class Traced:
       donated: per flat argument, True if its buffer may be reused.
       weak: per flat result, True for a weak type (`shard_map` makes all types strong).
       passes: records of the trace and of the passes on the traced program.
+      twice: function that traces the call with twice the batch; None without a batch.
     """
 
     module: Module
@@ -136,6 +137,7 @@ class Traced:
     donated: tuple[bool, ...]
     weak: tuple[bool, ...]
     passes: tuple[PassRecord, ...]
+    twice: Callable[[], Traced] | None = None
 
     def run(self, name: str, rewrite: Callable[[Module], Module]) -> Traced:
         """Runs a pass on the traced program."""

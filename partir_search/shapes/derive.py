@@ -9,7 +9,7 @@ from partir_search.mcts.goals import scorer
 from partir_search.plan.basis import Basis, changed_arguments
 from partir_search.plan.plan import Plan
 from partir_search.plan.planned import with_search
-from partir_search.plan.report.tables import search_progress
+from partir_search.plan.report.progress import search_progress
 from partir_search.planning.options import Options
 from partir_search.planning.tactics import AutomaticPartition
 from partir_search.shapes.adapt import Adapted, Fixed, MakePlanner, adapt, entered
@@ -65,7 +65,7 @@ def _searched(
             fixed=fixed(planner.module),
             episodes=episodes,
             seed=options.seed,
-            progress=progress,
+            progress=progress.watch,
             hints=found.planned.actions,
         )
     planned = entered(base, planner, free.actions)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from partir_search.messages.wording import amount
+from partir_search.messages.wording import amount, milliseconds
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Cost:
 
     def __str__(self) -> str:
         return (
-            f"{self.seconds * 1e3:.3f} ms ({self.collective_seconds * 1e3:.3f} ms exposed"
+            f"{milliseconds(self.seconds)} ({milliseconds(self.collective_seconds)} exposed"
             f" communication), peak {amount(self.peak_bytes)}"
         )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
@@ -10,12 +9,14 @@ from typing import TYPE_CHECKING
 from partir_search.messages.wording import amount, duration
 from partir_search.plan.facts import PlanFacts
 from partir_search.plan.report import tables
+from partir_search.plan.report.argument_tables import argument_rows
 from partir_search.plan.report.charts import (
     memory_chart,
     progress_chart,
     timeline_chart,
 )
 from partir_search.plan.report.shards import shards_picture
+from partir_search.plan.report.summary import headlines, summary
 from partir_search.simulator.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ svg{width:100%;height:auto}svg.shards{width:auto}
 svg.shards rect{stroke:#fff;stroke-width:.5}
 svg text{font:12px system-ui,sans-serif;fill:#4b5563}
 .lane{fill:#f3f4f6}.axis{stroke:#9ca3af}.mark{stroke:#6b7280;stroke-dasharray:4 3}
+dl{display:grid;grid-template-columns:max-content 1fr;gap:4px 16px;margin:16px 0}
+dt{color:#6b7280}dd{margin:0}.warn{color:#dc2626;font-weight:600}
 p.note{color:#6b7280;font-size:13px;margin:4px 0}
 pre{background:#f8f9fb;border:1px solid #e5e7eb;border-radius:8px;padding:12px;overflow-x:auto;
 font-size:12px;max-height:480px}
@@ -58,15 +61,17 @@ def report_page(plan: PlanFacts, timeline: Timeline) -> str:
     sections = [
         f"<h1>{name}</h1><p class=sub>mesh&lt;{mesh}&gt;, simulated on"
         f" {escape(plan.machine.name)}; fingerprint {plan.fingerprint}</p>",
-        f"<p class=note>{escape(plan.basis.describe(plan.cost.seconds))}</p>" if plan.basis else "",
         _cards(plan),
-        f"<p class=note>The plan is {escape(str(plan.bound))}.</p>" if plan.bound else "",
+        _answers(plan),
         _section("The step", timeline_chart(timeline), TIMELINE_NOTE),
-        _section("Memory of a device", memory_chart(timeline, plan.memory_limit)),
-        _live(timeline),
-        _section("Arguments", _arguments(plan), SHARDS_NOTE),
+        _section("What if", _table(tables.changes_table(plan))),
+        _section("Kernels by seconds", _table(tables.kernels_table(plan))),
         _section("Collectives by source line", _table(tables.collective_lines_table(plan))),
-        _section("Communication", _table(tables.collectives_table(plan, {})), _bound(plan)),
+        _section("Memory of a device", memory_chart(timeline, plan.memory_limit)),
+        _section("Memory at the peak", _table(tables.peak_table(plan))),
+        _section("Live at the peak", _table(tables.live_table(plan, 15)), LIVE_NOTE),
+        _section("Arguments", _arguments(plan), SHARDS_NOTE),
+        _section("Communication", _table(tables.collectives_table(plan, {}))),
         _section("Loops whose trip count depends on data", _table(tables.loops_table(plan))),
         _section("Replicated arguments", _table(tables.not_tiled_table(plan))),
         *_searches(plan),
@@ -86,8 +91,19 @@ TIMELINE_NOTE = (
 )
 SHARDS_NOTE = (
     "Each picture is an argument, cut into its tiles; hover for the devices that hold a tile."
-    " Arguments that differ in numbers only (layers) share a row."
+    " Arguments that differ in numbers only (layers) share a row. Optimizer state of a parameter's"
+    " shape is listed beside the parameter."
 )
+
+
+LIVE_NOTE = "Besides the arguments, largest first."
+
+
+def _answers(plan: PlanFacts) -> str:
+    """Warnings, and the answers in words."""
+    bad = "".join(f"<p class=warn>{escape(line)}</p>" for line in headlines(plan))
+    words = "".join(f"<dt>{escape(q)}</dt><dd>{escape(a)}</dd>" for q, a in summary(plan))
+    return f"{bad}<dl>{words}</dl>"
 
 
 def _section(title: str, body: str, note: str = "") -> str:
@@ -152,61 +168,29 @@ def _plain(x: object) -> str:
 
 
 def _arguments(plan: PlanFacts) -> str:
-    rows: dict[tuple[str, str, str, str, str], int] = {}
-    for (path, value, spec), local in zip(plan.arguments(), plan.program.body.args, strict=True):
-        picture = ""
-        if value.type.shape:
-            picture = shards_picture(value.type.shape, local.layout, plan.mesh_shape)
-        name = re.sub(r"\d+", "#", path)
-        key = (picture, name, str(value.type), str(spec), str(list(local.shape)))
-        rows[key] = rows.get(key, 0) + 1
-    table = [
-        (picture, f"{name} (x{n})" if n > 1 else name, *rest)
-        for (picture, name, *rest), n in rows.items()
-    ]
-    head = [(t, False) for t in ("", "argument", "type", "tiling", "local shape")]
-    return _rows(table, head, raw=0)
-
-
-def _live(timeline: Timeline) -> str:
-    rows = [(v.name, v.type, amount(v.bytes), v.source) for v in timeline.live[:15]]
-    head = [("value", False), ("type", False), ("on a device", True), ("made at", False)]
-    note = "Besides the arguments, largest first."
-    return _section("Live at the peak", _rows(rows, head) if rows else "", note)
-
-
-def _bound(plan: PlanFacts) -> str:
-    bound = plan.bound_bytes
-    if not bound:
-        return "On one device nothing has to be sent."
-    return (
-        f"A device sends {amount(plan.sent_bytes)} in a step. If no block of an operand lay on two"
-        f" devices, products alone would need {amount(bound)} (arXiv 2205.13407): "
-        f"{plan.sent_bytes / bound:.2f} of that bound."
-    )
+    values, slots = plan.module.body.args, plan.program.body.args
+    table = []
+    for row in argument_rows(plan):
+        shape, n = values[row.positions[0]].type.shape, len(row.positions)
+        layout = slots[row.positions[0]].layout
+        picture = shards_picture(shape, layout, plan.mesh_shape) if shape else ""
+        label = f"{row.label} (x{n})" if n > 1 else row.label
+        table.append((picture, label, row.type, row.tiling, row.local_shape, row.moments))
+    head = ("", "argument", "type", "tiling", "local shape", "moments")
+    return _rows(table, [(t, False) for t in head], raw=0)
 
 
 def _searches(plan: PlanFacts) -> list[str]:
-    out = []
+    out = [_section("Alternatives", _table(tables.strategies_table(plan)))] if plan.searches else []
     for search in plan.searches:
-        best = search.cost.seconds
-        close = sorted(search.known, key=lambda e: e[1].seconds)[:8]
-        rows = [
-            (
-                name,
-                duration(c.seconds),
-                f"{c.seconds / best - 1:+.1%}" if best else "",
-                amount(c.peak_bytes),
-                duration(c.collective_seconds),
-            )
-            for name, c in [("chosen", search.cost), *close]
-        ]
-        head = [("strategy", False), ("a step", True), ("against the plan", True), ("peak", True)]
-        out.append(_section("Alternatives", _rows(rows, [*head, ("exposed collectives", True)])))
         history = [(at, score.objective) for at, score in search.history if score.excess <= 0]
         if history and search.episodes:
             title = f"Search over {', '.join(search.axes)}"
-            note = f"{search.states} strategies looked at in {search.episodes} episodes."
+            note = (
+                f"{search.states} strategies looked at in {search.episodes} episodes; seconds of"
+                " the program with equal layers folded, which differ by a few percent from those"
+                " of the whole program above."
+            )
             out.append(_section(title, progress_chart(history, search.episodes), note))
     return out
 

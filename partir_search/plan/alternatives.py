@@ -1,0 +1,54 @@
+"""Known strategies and changes by the user beside a plan, with figures of the same simulator."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from partir_search.simulator.cost import Cost
+
+Recomputed = Literal["none", "as the plan", "all"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Alternative:
+    """Known strategy beside a plan, on the plan's form of the program.
+
+    Attributes:
+      name: name of the strategy, such as "BP(data)+MP(model)+Z3".
+      cost: simulated cost per step on one device, of the whole program.
+      fits: True if the peak is within the memory limit.
+      recomputed: segments of the forward pass computed again.
+    """
+
+    name: str
+    cost: Cost
+    fits: bool
+    recomputed: Recomputed = "none"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Change:
+    """Change by the user beside a plan, with the figures of a step after the change.
+
+    Attributes:
+      what: the change in words.
+      how: option, mesh or shapes that make the change.
+      plan: decisions behind the figures: this plan's actions or a known strategy's name.
+      seconds: simulated seconds per step.
+      relative: seconds per example divided by the plan's.
+      peak_bytes: peak bytes per device.
+      fits: True if the peak is within the memory limit.
+    """
+
+    what: str
+    how: str
+    plan: str
+    seconds: float
+    relative: float
+    peak_bytes: float
+    fits: bool
+
+    def __str__(self) -> str:
+        fits = "" if self.fits else ", does not fit"
+        return f"{self.what} ({self.how}): {self.relative - 1:+.1%} per example{fits}"

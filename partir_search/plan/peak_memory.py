@@ -1,0 +1,94 @@
+"""Memory of a device at the peak of a step: arguments by role, live values by origin."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from partir_search.ir.analysis.def_use import def_use
+from partir_search.ir.core import Op, Value
+from partir_search.messages.number_groups import number_groups
+from partir_search.plan.facts import PlanFacts
+from partir_search.strategies.argument_roles import find_roles
+
+PARAMETERS, MOMENTS, DATA = "parameters", "optimizer state", "data"
+STATE, CONSTANTS = "other arguments", "closed-over arrays"
+ACTIVATIONS, GRADIENTS, BACKWARD = "activations", "gradients", "values of the backward pass"
+GATHERED = "gathered copies and temporaries"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LiveRow:
+    """Values live at the peak that differ in numbers only (layers).
+
+    Attributes:
+      label: name with the numbers of all values.
+      count: number of values.
+      type: global shape and dtype.
+      part: origin, such as "activations".
+      bytes: bytes of all values on one device.
+      source: file and line of the user's code.
+    """
+
+    label: str
+    count: int
+    type: str
+    part: str
+    bytes: float
+    source: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PeakMemory:
+    """Memory at the peak.
+
+    Attributes:
+      parts: bytes on one device by role or origin; they add up to the peak.
+      live: values besides the arguments, largest first.
+    """
+
+    parts: Mapping[str, float]
+    live: tuple[LiveRow, ...]
+
+
+def argument_parts(plan: PlanFacts) -> dict[int, str]:
+    """Role of each argument, by value id."""
+    roles, names = find_roles(plan.module), dict[int, str]()
+    for part, ids in ((PARAMETERS, roles.parameters), (MOMENTS, roles.optimizer)):
+        names.update(dict.fromkeys(ids, part))
+    names.update(dict.fromkeys(roles.data, DATA))
+    return {v.id: names.get(v.id, STATE) for v in plan.module.body.args}
+
+
+def peak_memory(plan: PlanFacts) -> PeakMemory:
+    """Splits the peak of a plan."""
+    parts = dict.fromkeys((PARAMETERS, MOMENTS, DATA, STATE), 0.0)
+    part_of = argument_parts(plan)
+    for value, slot in zip(plan.module.body.args, plan.program.body.args, strict=True):
+        parts[part_of[value.id]] += slot.nbytes
+    rest = plan.cost.argument_bytes - sum(parts.values())
+    parts[CONSTANTS] = max(rest, 0.0)
+
+    module, makers = plan.module, def_use(plan.module).makers
+    by_name = module.value_names()
+    shapes = {v.type.shape for v in module.body.args if part_of[v.id] == PARAMETERS}
+    live = plan.timeline.live
+
+    def origin(value: Value | None) -> str:
+        maker: Op | None = makers[value.id] if value else None
+        if value is None or maker is None or not maker.backward:
+            return ACTIVATIONS
+        return GRADIENTS if value.type.shape in shapes else BACKWARD
+
+    keys = [(v.type, origin(by_name.get(v.name)), v.source) for v in live]
+    rows = []
+    for label, at, (kind, part, source) in number_groups(
+        (v.name, key) for v, key in zip(live, keys, strict=True)
+    ):
+        total = sum(live[i].bytes for i in at)
+        rows.append(LiveRow(label, len(at), kind, part, total, source))
+        parts[part] = parts.get(part, 0.0) + total
+    rest = plan.cost.peak_bytes - sum(parts.values())
+    parts[GATHERED] = max(rest, 0.0)
+    rows.sort(key=lambda r: -r.bytes)
+    return PeakMemory({k: b for k, b in parts.items() if b > 0}, tuple(rows))

@@ -1,0 +1,123 @@
+"""Progress of a search: a bar on a terminal, lines in a log otherwise."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from partir_search.mcts.game import Record
+from partir_search.messages.console import new_console
+from partir_search.messages.wording import duration
+from partir_search.simulator.cost import Cost
+
+LOG = logging.getLogger("partir_search")
+LOG_SECONDS = 10.0  # between lines of a log
+
+Watch = Callable[[Record], None]
+
+
+class Progress:
+    """Progress of one search.
+
+    Attributes:
+      watch: callback with the search's record after each episode; None to watch nothing.
+    """
+
+    def __init__(self, watch: Watch | None, end: Callable[[Cost], None] | None = None) -> None:
+        self.watch, self._end = watch, end
+
+    def planned(self, cost: Cost) -> None:
+        """Shows the cost of the plan found: of the whole program, as everywhere else."""
+        if self._end is not None:
+            self._end(cost)
+
+
+@contextlib.contextmanager
+def search_progress(wanted: bool | Watch | None, episodes: int) -> Iterator[Progress]:
+    """Progress of a search: the user's own callback, a bar on stderr, or lines.
+
+    Args:
+      wanted: option `progress` of `auto_partition`. None gives a bar on a terminal and lines in the
+        log `partir_search` without one; True gives lines on stderr without a terminal.
+      episodes: most episodes of the search.
+    """
+    if callable(wanted):
+        yield Progress(wanted)
+    elif wanted is False:
+        yield Progress(None)
+    elif sys.stderr.isatty():
+        with _bar(episodes) as progress:
+            yield progress
+    else:
+        logged = LOG.info if LOG.isEnabledFor(logging.INFO) else None
+        write = _to_stderr if wanted else logged
+        yield Progress(None) if write is None else _lines(episodes, write)
+
+
+def show_planned(wanted: bool | Watch | None, name: str, cost: Cost) -> None:
+    """Shows the cost of a plan after its last search, where `search_progress` shows the search."""
+    if callable(wanted) or wanted is False:
+        return
+    line = f"plan of {name}: {cost}"
+    if wanted or sys.stderr.isatty():
+        _to_stderr(line)
+    else:
+        LOG.info(line)
+
+
+@contextlib.contextmanager
+def _bar(episodes: int) -> Iterator[Progress]:
+    from rich import progress as rich
+
+    columns = (
+        rich.TextColumn("[bold]search"),
+        rich.BarColumn(),
+        rich.MofNCompleteColumn(),
+        rich.TimeElapsedColumn(),
+        rich.TextColumn("{task.fields[best]}"),
+    )
+    with rich.Progress(*columns, console=new_console(stderr=True)) as bar:
+        task = bar.add_task("search", total=episodes, best="")
+
+        def show(record: Record) -> None:
+            if record.episodes % 10 == 0 or record.exhausted:
+                done = min(record.episodes, episodes)
+                bar.update(task, completed=done, best=_best(record))
+
+        yield Progress(show, lambda cost: bar.update(task, best=_found(cost)))
+
+
+def _lines(episodes: int, write: Callable[[str], Any]) -> Progress:
+    """Progress as a line every ten seconds, and one for the plan found."""
+    begin = last = time.monotonic()
+
+    def show(record: Record) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= LOG_SECONDS:
+            last = now
+            write(f"search {record.episodes}/{episodes}, {now - begin:.0f} s: {_best(record)}")
+
+    def end(cost: Cost) -> None:
+        write(f"search ended after {time.monotonic() - begin:.1f} s: {_found(cost)}")
+
+    return Progress(show, end)
+
+
+def _to_stderr(line: str) -> None:
+    print(f"partir_search: {line}", file=sys.stderr, flush=True)
+
+
+def _best(record: Record) -> str:
+    """Best score so far; seconds by the default goals, of the program with equal layers folded."""
+    best = record.best.score
+    excess = " (does not fit yet)" if best.excess > 0 else ""
+    return f"best so far {duration(best.objective)}, layers folded{excess}"
+
+
+def _found(cost: Cost) -> str:
+    return f"found {duration(cost.seconds)} a step"
