@@ -8,7 +8,6 @@ dropped: the partition decides all layouts.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -32,8 +31,7 @@ def bind(op: Op, params: Mapping[str, Any], args: Sequence[Any]) -> Sequence[Any
         if name in params:
             params[name] = None
     primitive = op.handle
-    with jax.named_scope(op.scope) if op.scope else contextlib.nullcontext():
-        out = primitive.bind(*args, **primitive.get_bind_params(params))
+    out = primitive.bind(*args, **primitive.get_bind_params(params))
     return out if primitive.multiple_results else (out,)
 
 

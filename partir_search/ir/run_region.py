@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from partir_search.ir.core import Literal, Op, Operand, Region, Value
 from partir_search.ir.data_flow import Emit
+from partir_search.ir.source_names import located
 
 RunOp = Callable[[Op, Sequence[Any]], Sequence[Any]]
 OnValue = Callable[[Value, Any], Any]
@@ -37,15 +38,18 @@ def run_region(
     def read(x: Operand) -> Any:
         return jnp.asarray(x.value, x.type.dtype) if isinstance(x, Literal) else env[x]
 
+    def outs_of(op: Op, ins: Sequence[Any]) -> Sequence[Any]:
+        if not op.regions:
+            return run_op(op, ins)
+        bodies = [
+            lambda *inner, r=r: run_region(r, inner, outer, run_op, emit_of, on_value)
+            for r in op.regions
+        ]
+        return emit_of(op)(op, bodies, ins)
+
     for op in region.ops:
         ins = [read(x) for x in op.operands]
-        if op.regions:
-            bodies = [
-                lambda *inner, r=r: run_region(r, inner, outer, run_op, emit_of, on_value)
-                for r in op.regions
-            ]
-            outs = emit_of(op)(op, bodies, ins)
-        else:
-            outs = run_op(op, ins)
-        env.update((r, on_value(r, o)) for r, o in zip(op.results, outs, strict=True))
+        with located(op.origin, op.scope):
+            outs = outs_of(op, ins)
+            env.update((r, on_value(r, o)) for r, o in zip(op.results, outs, strict=True))
     return [read(r) for r in region.results]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import pathlib
 import re
 import sysconfig
+from collections.abc import Iterator
 from typing import Any
 
+import jax
 from jax.extend import source_info_util
 
 _WRAPPER = re.compile(r"\w+\(([^()]*)\)")
@@ -31,6 +34,19 @@ def source_line(info: Any) -> str:
             continue
         return f"{frame.file_name}:{frame.line_num} ({frame.function_name})"
     return str(source_info_util.summarize(info))
+
+
+@contextlib.contextmanager
+def located(origin: Any, scope: str) -> Iterator[None]:
+    """Context in which new jax equations have the source lines and the scope of an op.
+
+    Args:
+      origin: jax's source info of the op; None keeps the lines of the calling code.
+      scope: the op's name stack, appended to the current one.
+    """
+    lines = source_info_util.user_context(origin.traceback) if origin else contextlib.nullcontext()
+    with lines, jax.named_scope(scope) if scope else contextlib.nullcontext():
+        yield
 
 
 @functools.lru_cache(maxsize=4096)

@@ -7,6 +7,7 @@ partitioner.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -21,6 +22,7 @@ from partir_search.ir.core import Literal
 from partir_search.ir.halos import joined
 from partir_search.ir.local_op import run_local
 from partir_search.ir.partition import Partition
+from partir_search.ir.source_names import located
 from partir_search.lowering.device import Device, Effects, Shardings
 from partir_search.lowering.emit_blocks import block_turn
 from partir_search.lowering.emit_steps import run_step
@@ -79,22 +81,28 @@ def _run_region(
     for local, arg in zip(body.args, args, strict=True):
         env[local.id] = arg
     for item in body.steps:
-        order = item.scheduling
-        if order.operands_after:
-            read = (item.source,) if isinstance(item, Reshard) else item.ins
-            operands = (x for x in read if isinstance(x, LocalValue))
-            add_dependency([*order.operands_after, *operands], env)
-        if isinstance(item, Reshard):
-            env[item.target.id] = _run_reshard(partition, item, env)
-        else:
-            outs = _run_op(partition, item, env, effects)
-            env.update((local.id, out) for local, out in zip(item.outs, outs, strict=True))
-        if order.before is not None:
-            add_dependency([*item.outs, *order.before], env)
-        for local in order.row_major:
-            rows = Layout(tuple(range(env[local.id].ndim)))
-            env[local.id] = with_layout_constraint(env[local.id], rows)
+        op = item.op
+        with located(op.origin, op.scope) if op else contextlib.nullcontext():
+            _run_item(partition, item, env, effects)
     return [_read(r, env) for r in body.results]
+
+
+def _run_item(partition: Partition, item: Reshard | LocalOp, env: Env, effects: Effects) -> None:
+    order = item.scheduling
+    if order.operands_after:
+        read = (item.source,) if isinstance(item, Reshard) else item.ins
+        operands = (x for x in read if isinstance(x, LocalValue))
+        add_dependency([*order.operands_after, *operands], env)
+    if isinstance(item, Reshard):
+        env[item.target.id] = _run_reshard(partition, item, env)
+    else:
+        outs = _run_op(partition, item, env, effects)
+        env.update((local.id, out) for local, out in zip(item.outs, outs, strict=True))
+    if order.before is not None:
+        add_dependency([*item.outs, *order.before], env)
+    for local in order.row_major:
+        rows = Layout(tuple(range(env[local.id].ndim)))
+        env[local.id] = with_layout_constraint(env[local.id], rows)
 
 
 def _read(source: Source, env: Env) -> Any:
