@@ -171,7 +171,9 @@ def test_predicted_peaks_and_seconds() -> None:
     assert peaks is not None
     for some in ((), segments[:1], segments[:2], segments[-1:], segments):
         cost = replay(rematerialize(module, some) if some else module, []).cost
-        assert peaks.peak(some) == pytest.approx(cost.peak_bytes, rel=0.08)
+        # The value between two segments is freed with both: a prediction for the first alone is low.
+        near = 0.08 if some == segments[:1] else 0.05
+        assert peaks.peak(some) == pytest.approx(cost.peak_bytes, rel=near)
         assert full.cost.seconds - peaks.saved(some) == pytest.approx(cost.seconds, rel=0.05)
     assert peaks.peak(segments[:2]) < peaks.peak(segments[:1]) < peaks.peak(())
 
