@@ -171,7 +171,7 @@ def test_predicted_peaks_and_seconds() -> None:
     assert peaks is not None
     for some in ((), segments[:1], segments[:2], segments[-1:], segments):
         cost = replay(rematerialize(module, some) if some else module, []).cost
-        # The value between two segments is freed with both: a prediction for the first alone is low.
+        # The value between two segments is freed with both: too low for the first alone.
         near = 0.08 if some == segments[:1] else 0.05
         assert peaks.peak(some) == pytest.approx(cost.peak_bytes, rel=near)
         assert full.cost.seconds - peaks.saved(some) == pytest.approx(cost.seconds, rel=0.05)
