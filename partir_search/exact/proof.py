@@ -1,7 +1,8 @@
 """Lower bounds of a pairwise model's minimum, with removal of labels.
 
-Each round removes labels ruled out by dead-end elimination or by a label's own bound. With fewer
-labels the bound rises, or exact elimination fits in memory.
+Variables with at most two neighbours are eliminated first. Each round then removes labels ruled out
+by dead-end elimination or by a label's own bound. With fewer labels the bound rises, or exact
+elimination fits in memory.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from partir_search.exact.pairwise import (
     PairwiseModel,
     lift_labelling,
 )
+from partir_search.exact.reduction import reduce
 from partir_search.exact.tree_bound import TreeBound
 
 ROUNDING = 1e-9  # tolerance of the upper bound, relative
@@ -64,10 +66,29 @@ def prove(
       messages: first messages by sender and receiver (`TreeBound`).
       should_continue: called between sweeps; False ends the proof early.
     """
+    reduction = reduce(model)
+    found = _prove(
+        reduction.model, upper, max_entries, sweeps, rounds, messages or {}, should_continue
+    )
+    return Proof(
+        found.bound, reduction.lift(found.best), found.exact, reduction.lift_kept(found.kept)
+    )
+
+
+def _prove(
+    model: PairwiseModel,
+    upper: float,
+    max_entries: int,
+    sweeps: int,
+    rounds: int,
+    messages: Mapping[Pair, Floats],
+    should_continue: Callable[[], bool],
+) -> Proof:
+    """Bounds the minimum of a reduced model."""
     limit = upper + ROUNDING * abs(upper) if np.isfinite(upper) else np.inf
     kept, bound = without_dead_ends(model), -np.inf
     best: Labelling | None = None
-    first = {(u, v): m[kept[v]] for (u, v), m in (messages or {}).items()}
+    first = {(u, v): m[kept[v]] for (u, v), m in messages.items()}
     for _ in range(rounds):
         rest = model.restricted(kept)
         order = elimination_order(rest)

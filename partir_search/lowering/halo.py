@@ -18,6 +18,7 @@ import numpy as np
 from partir_search.ir.boundaries import Run, runs
 from partir_search.ir.partition import Layout, Partial, Window
 from partir_search.ir.skewed_schedule import Edge
+from partir_search.lowering.matching import maximum_matching
 from partir_search.lowering.reshard_steps import (
     Halo,
     HaloGather,
@@ -149,14 +150,14 @@ def _groups(
     """
     if not around:
         sides = {(source, target): side for source, target, side in wanted}
-        return [[(s, t, sides[s, t]) for s, t in g] for g in _rounds(sorted(sides), tiles)]
+        return [[(s, t, sides[s, t]) for s, t in g] for g in _rounds(sorted(sides))]
     apart: dict[tuple[int, int], list[SidedEdge]] = collections.defaultdict(list)
     for source, target, side in sorted(wanted):
         apart[side, (source - target) % tiles].append((source, target, side))
     return [apart[key] for key in sorted(apart)]
 
 
-def _rounds(edges: Sequence[Edge], tiles: int) -> list[list[Edge]]:
+def _rounds(edges: Sequence[Edge]) -> list[list[Edge]]:
     """Edges in groups, one permute per group: each device sends and receives at most once.
 
     Edges of equal distance form a group, for equal spans on all devices. If distances make more
@@ -171,16 +172,9 @@ def _rounds(edges: Sequence[Edge], tiles: int) -> list[list[Edge]]:
     receives = collections.Counter(t for _, t in edges)
     if len(apart) <= 2 * max(*sends.values(), *receives.values()):
         return [apart[d] for d in sorted(apart)]
-    from scipy.sparse import csr_array  # slow to import, and rarely needed
-    from scipy.sparse.csgraph import maximum_bipartite_matching
-
-    rounds = []
-    left = set(edges)
+    rounds, left = [], set(edges)
     while left:
-        rows, columns = np.array(sorted(left)).T
-        graph = csr_array((np.ones(len(rows)), (rows, columns)), shape=(tiles, tiles))
-        match = maximum_bipartite_matching(graph, perm_type="column").tolist()
-        rounds.append([(s, t) for s, t in enumerate(match) if t >= 0])
+        rounds.append(maximum_matching(left))
         left.difference_update(rounds[-1])
     return rounds
 

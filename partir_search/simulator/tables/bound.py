@@ -15,6 +15,7 @@ import numpy as np
 
 from partir_search.exact.pairwise import Floats, Pair, PairwiseModel
 from partir_search.exact.proof import prove
+from partir_search.exact.reduction import reduce
 from partir_search.exact.tree_bound import TreeBound
 from partir_search.ir.partition import Partition
 from partir_search.simulator.arrays import Ints
@@ -28,7 +29,7 @@ LEAST_GAIN = 1e-4  # of a message pass, relative
 LEAST_REMOVED = 0.03  # fraction of the labels, for another round
 ROUNDS = 4  # of removal
 MAX_ENTRIES = 10_000_000  # of one table of elimination
-EFFORT = 2.0  # nominal seconds of message passes
+EFFORT = 1.0  # nominal seconds of message passes
 PAIR_SECONDS, ENTRY_SECONDS = 1.4e-5, 2.5e-8  # of a pass, nominal: per table, and per entry
 
 
@@ -144,14 +145,16 @@ class _OrderBound:
     def remove_labels(self, sweeps: int) -> None:
         """Passes messages, and removes labels with a bound above the limit."""
         model = self._model()
-        tree, more = TreeBound(model, messages=self._messages), self._budget(model)
+        reduction = reduce(model)
+        tree = TreeBound(reduction.model, messages=self._messages)
+        more = self._budget(reduction.model)
         for _ in range(sweeps):
             before = tree.value
             if tree.sweep() - before <= LEAST_GAIN * abs(tree.value) or not more():
                 break
         self.seconds = max(self.seconds, tree.value)
         self._rounds += 1
-        costs = tree.label_bounds[: len(self._kept)]
+        costs = reduction.label_bounds(tree.label_bounds, tree.value)[: len(self._kept)]
         left = [np.flatnonzero(each <= self._limit) for each in costs]
         if not all(map(len, left)):  # no labelling is within the limit
             self.seconds, self.finished, self._settled = self._limit, True, True
