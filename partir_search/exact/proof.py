@@ -1,8 +1,8 @@
 """Lower bounds of a pairwise model's minimum, with removal of labels.
 
-Variables with at most two neighbours are eliminated first. Each round then removes labels ruled out
-by dead-end elimination or by a label's own bound. With fewer labels the bound rises, or exact
-elimination fits in memory.
+Variables with at most two neighbours are eliminated first. Each round then removes labels with a
+bound of their own above the upper bound. With fewer labels the bound rises, or exact elimination
+fits in memory.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from partir_search.exact.dead_ends import without_dead_ends
 from partir_search.exact.elimination import eliminate, elimination_order
 from partir_search.exact.pairwise import (
     Floats,
@@ -86,16 +85,15 @@ def _prove(
 ) -> Proof:
     """Bounds the minimum of a reduced model."""
     limit = upper + ROUNDING * abs(upper) if np.isfinite(upper) else np.inf
-    kept, bound = without_dead_ends(model), -np.inf
+    kept, bound = model.all_labels(), -np.inf
     best: Labelling | None = None
-    first = {(u, v): m[kept[v]] for (u, v), m in messages.items()}
     for _ in range(rounds):
         rest = model.restricted(kept)
         order = elimination_order(rest)
         if order.largest <= max_entries:
             best = lift_labelling(eliminate(rest, order), kept)
             return Proof(max(bound, min(best.energy, limit)), best, best.energy <= limit, kept)
-        tree = TreeBound(rest, order.variables, first)
+        tree = TreeBound(rest, order.variables, messages)
         for _ in range(sweeps):
             before = tree.value
             if tree.sweep() - before <= 1e-5 * abs(tree.value) or not should_continue():
@@ -109,11 +107,9 @@ def _prove(
         left = [k[costs <= limit] for k, costs in zip(kept, tree.label_bounds, strict=True)]
         if not all(map(len, left)):  # no labelling is below the upper bound
             return Proof(min(upper, best.energy), best, best.energy <= upper, kept)
-        fewer = without_dead_ends(model, left)
-        if sum(map(len, fewer)) == sum(map(len, kept)) or not should_continue():
-            kept = fewer
+        if sum(map(len, left)) == sum(map(len, kept)) or not should_continue():
             break
-        first = tree.messages([k.searchsorted(f) for k, f in zip(kept, fewer, strict=True)])
-        kept = fewer
+        places = [k.searchsorted(some) for k, some in zip(kept, left, strict=True)]
+        messages, kept = tree.messages(places), left
     assert best is not None
     return Proof(bound, best, False, kept)

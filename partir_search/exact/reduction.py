@@ -124,4 +124,3 @@ def reduce(model: PairwiseModel, max_entries: int = MAX_ENTRIES) -> Reduction:
         near.pop(u, None)
         waiting.extend(scope)
     return Reduction(rest.model(), steps)
-

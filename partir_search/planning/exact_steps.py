@@ -66,10 +66,14 @@ class ExactSteps:
           ValueError: the costs of the game are not pairwise, or the tables are too large.
         """
         self.game = game
-        self.tables = CostTables(game.graph, game.model, game.mesh, game.state)
-        sizes = self.tables.variables.sizes
-        if sum(sizes) > MAX_LABELS or max(sizes, default=0) > MAX_CHOICES:
-            raise ValueError(f"tables of {sum(sizes)} labels take longer than a search")
+        self.tables = CostTables(
+            game.graph,
+            game.model,
+            game.mesh,
+            game.state,
+            max_labels=MAX_LABELS,
+            max_choices=MAX_CHOICES,
+        )
         self._start = game.state.key()
         self._costs: dict[bytes, Cost] = {}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import copy
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Hashable, Sequence
@@ -26,6 +25,7 @@ from partir_search.planning.axis_modes import choose_modes
 from partir_search.planning.checks.schedule import check_schedule
 from partir_search.planning.clock import Clock
 from partir_search.planning.exact_steps import exact_moves
+from partir_search.planning.finalists import choose_finalist
 from partir_search.planning.fold_models import FoldModels, fold_models
 from partir_search.planning.game import PlanningGame
 from partir_search.planning.interruption import search_noted
@@ -51,8 +51,6 @@ from partir_search.strategies.targets import StrategyTargets
 
 DEFAULT_EPISODES = 1000
 FINALISTS = 4  # answers of the folded search evaluated on the unfolded program, at most
-MAX_FOLD_DIFFERENCE = 0.1  # of folded and unfolded score, below which folded ranks are trusted
-FOLD_ERROR = 1.08  # most that folded seconds are too high, as a factor; worse answers are skipped
 
 Progress = Callable[[Record], None]
 Kept = collections.deque[tuple[bytes, Modes, LocalProgram, Cost]]
@@ -332,32 +330,20 @@ class Planner:
     ) -> tuple[Cost, list[Action]]:
         """Evaluates the best answers of a search on the unfolded program.
 
-        Folded costs are a few percent off, and more if unequal layers were folded. The best answer
-        always competes with the best known strategy; further answers compete while the folded costs
-        are off.
-
         Returns:
           Folded cost of the winner, and its actions on the unfolded program.
         """
         paths = [e.path for e in result.elites[: 1 if result.proven else FINALISTS]]
-        best = result.best.score
         if not result.proven:
-            known = min(map(tuple, starts), key=lambda p: self._rank(game, p))
-            paths.insert(1, known)
-        limit = dataclasses.replace(best, objective=best.objective * FOLD_ERROR)
-        paths = [p for p in paths if not limit < self._folded(game, p)[0]]
+            paths.insert(1, min(map(tuple, starts), key=lambda p: self._rank(game, p)))
         if self.streams:  # rings may hide the gathers of context parallelism
             contexts = [p for p in map(tuple, starts) if any(isinstance(m, TileContext) for m in p)]
             paths += sorted(contexts, key=lambda p: self._rank(game, p))[:1]
         state = State(self.graph, self.mesh, memo=self.memo)
         for action in before:
             action.apply(state)
-        found: list[tuple[Score, int, tuple[Move, ...], list[Action]]] = []
-        paths = list(dict.fromkeys(paths))
-        for rank, path in enumerate(paths):
-            close = rank > 1 and _close(found[0][0], self._folded(game, paths[0])[0])
-            if close and not self.streams:
-                break
+
+        def unfold(path: Sequence[Move]) -> tuple[Score, list[Action]]:
             start, modes = state.key(), state.modes
             actions = lift_to_module(folded, game, game.decisions(path), state)
             if self.streams:
@@ -365,8 +351,14 @@ class Planner:
             cost = self._costed(state)[1]
             state.restore(start)
             state.modes = modes
-            found.append((game.goal(cost), rank, path, actions))
-        _, _, path, actions = min(found, key=lambda f: (f[0].rank(), f[1]))
+            return game.goal(cost), actions
+
+        path, actions = choose_finalist(
+            list(dict.fromkeys(paths)),
+            lambda path: self._folded(game, path)[0],
+            unfold,
+            trust_ranks=not self.streams,
+        )
         return self._folded(game, path)[1], actions
 
     def _rank(self, game: PlanningGame, path: Sequence[Move]) -> tuple[bool, float]:
@@ -377,7 +369,3 @@ class Planner:
         cost = game.cost()
         rewind(game, len(taken))
         return game.goal(cost), cost
-
-
-def _close(whole: Score, folded: Score) -> bool:
-    return abs(whole.scalar() - folded.scalar()) <= MAX_FOLD_DIFFERENCE

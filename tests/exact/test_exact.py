@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partir_search.exact.alternation import alternate, improve
-from partir_search.exact.dead_ends import without_dead_ends
 from partir_search.exact.elimination import (
     eliminate,
     elimination_order,
@@ -50,24 +49,6 @@ def test_restriction_keeps_energies(seed: int) -> None:
     labels = random_labels(rest, seed)
     whole = np.array([k[x] for k, x in zip(kept, labels, strict=True)])
     assert rest.energy(labels) == pytest.approx(model.energy(whole), abs=NEAR)
-
-
-@given(SEEDS)
-@settings(max_examples=200, deadline=None)
-def test_a_minimum_survives_dead_end_elimination(seed: int) -> None:
-    model = random_model(seed)
-    kept = without_dead_ends(model)
-    assert all(map(len, kept))
-    best = eliminate(model.restricted(kept)).energy
-    assert best == pytest.approx(enumerated(model).energy, abs=NEAR)
-
-
-def test_dead_ends_are_found() -> None:
-    built = ModelBuilder([3, 2])
-    built.add((0,), np.array([0.0, 5.0, 0.0]))
-    built.add((0, 1), np.array([[0.0, 1.0], [0.0, 1.0], [0.0, 1.0]]))
-    kept = without_dead_ends(built.model())
-    assert [k.tolist() for k in kept] == [[0], [0]]
 
 
 @given(SEEDS)

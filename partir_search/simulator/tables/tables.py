@@ -8,6 +8,7 @@ simulator's cost for every partition that nests axes in one order.
 from __future__ import annotations
 
 import itertools
+import math
 
 from partir_search.exact.pairwise import PairwiseModel
 from partir_search.ir.mesh import MeshShape
@@ -31,18 +32,30 @@ class CostTables:
     """
 
     def __init__(
-        self, graph: Graph, model: CostModel, mesh: MeshShape, start: State | None = None
+        self,
+        graph: Graph,
+        model: CostModel,
+        mesh: MeshShape,
+        start: State | None = None,
+        *,
+        max_labels: float = math.inf,
+        max_choices: float = math.inf,
     ) -> None:
         """Tables of a cost model's module.
 
         Args:
           graph: of the module; contracted or not.
           start: state whose closed dims no label tiles.
+          max_labels: limit of the labels of all variables.
+          max_choices: limit of the labels of one variable.
 
         Raises:
-          ValueError: the mesh has diagonals: rings are not pairwise.
+          ValueError: the mesh has diagonals (rings are not pairwise), or the program more labels
+            than allowed.
         """
-        self.variables = variables_of(graph, mesh, start)
+        self.variables = variables_of(
+            graph, mesh, start, max_labels=max_labels, max_choices=max_choices
+        )
         self.model = model
         self._ordered: dict[tuple[int, ...], OrderedTables] = {}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
@@ -129,14 +130,23 @@ class Variables:
         return code, stays
 
 
-def variables_of(graph: Graph, mesh: MeshShape, start: State | None = None) -> Variables:
+def variables_of(
+    graph: Graph,
+    mesh: MeshShape,
+    start: State | None = None,
+    *,
+    max_labels: float = math.inf,
+    max_choices: float = math.inf,
+) -> Variables:
     """Variables of a graph.
 
     Args:
       start: state whose closed dims no label tiles.
+      max_labels: limit of the labels of all variables.
+      max_choices: limit of the labels of one variable.
 
     Raises:
-      ValueError: the mesh has diagonals.
+      ValueError: the mesh has diagonals, or the program more labels than allowed.
     """
     if mesh.triples:
         raise ValueError("rings are not pairwise: tables are of meshes without diagonals")
@@ -148,13 +158,22 @@ def variables_of(graph: Graph, mesh: MeshShape, start: State | None = None) -> V
     of_op = np.full(len(module.ops), NONE, dtype=np.int64)
     own_loops = np.zeros(len(module.ops), dtype=np.bool_)
     axes = range(len(mesh.sizes))
+    total = 0
+
+    def add(labels: LabelSet) -> int:
+        nonlocal total
+        total += len(labels)
+        if total > max_labels or len(labels) > max_choices:
+            raise ValueError(f"{total} labels or more, {len(labels)} of one variable")
+        sets.append(labels)
+        return len(sets) - 1
+
     for c, extents in enumerate(graph.extents):
         if extents:
             each = tuple(start.shapes[a][c] if start else extents for a in axes)
             if each not in known:
                 known[each] = class_labels(each, mesh.sizes)
-            of_class[c] = len(sets)
-            sets.append(known[each])
+            of_class[c] = add(known[each])
     for op in module.ops:
         own = graph.node_of[op.id] >= 0
         passes = deferrals.passes.get(op.id, ())
@@ -165,6 +184,5 @@ def variables_of(graph: Graph, mesh: MeshShape, start: State | None = None) -> V
         key = (id(rule), own, deferrable, tuple(p.ends for p in passes))
         if key not in known:
             known[key] = op_labels(rule, mesh.sizes, own, deferrable, key[3])
-        of_op[op.id], own_loops[op.id] = len(sets), own
-        sets.append(known[key])
+        of_op[op.id], own_loops[op.id] = add(known[key]), own
     return Variables(graph, mesh, sets, of_class, of_op, own_loops, deferrals)

@@ -1,0 +1,57 @@
+"""Choice among the best answers of a search on the folded program, by the unfolded program.
+
+Folded costs are a few percent off, and more if unequal layers were folded. The best answer always
+competes with the second, the best known strategy; further answers compete while folded costs are
+off.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from partir_search.mcts.game import Score
+
+MAX_FOLD_DIFFERENCE = 0.1  # of folded and unfolded score, below which folded ranks are trusted
+FOLD_ERROR = 1.08  # most that folded seconds are too high, as a factor; worse answers are skipped
+
+Answer = TypeVar("Answer")
+Found = TypeVar("Found")
+
+
+def choose_finalist(
+    answers: Sequence[Answer],
+    folded: Callable[[Answer], Score],
+    unfold: Callable[[Answer], tuple[Score, Found]],
+    *,
+    trust_ranks: bool = True,
+) -> tuple[Answer, Found]:
+    """The answer of the best unfolded score, with the result of `unfold`.
+
+    Args:
+      answers: the best by folded score, the best known strategy, and further answers.
+      folded: score of an answer on the folded program.
+      unfold: score of an answer on the unfolded program, and a result to return. Called for few
+        answers: none whose folded score is beyond a better answer's by more than `FOLD_ERROR`.
+      trust_ranks: end after two answers if the first's scores agree.
+    """
+    found: list[tuple[Score, Answer, Found]] = []
+    for number, answer in enumerate(answers):
+        if number > 1 and trust_ranks and _close(found[0][0], folded(answers[0])):
+            break
+        if found and _far(min(score for score, _, _ in found), folded(answer)):
+            continue
+        score, result = unfold(answer)
+        found.append((score, answer, result))
+    _, answer, result = min(found, key=lambda each: each[0].rank())
+    return answer, result
+
+
+def _close(whole: Score, folded: Score) -> bool:
+    return abs(whole.scalar() - folded.scalar()) <= MAX_FOLD_DIFFERENCE
+
+
+def _far(best: Score, folded: Score) -> bool:
+    """True if a folded score is not of a better answer than `best`, whatever the fold's error."""
+    return dataclasses.replace(best, objective=best.objective * FOLD_ERROR) < folded
