@@ -234,6 +234,11 @@ class PlanFacts(Layouts, Rewritten):
         """
         return self._context.changes(self)
 
+    @property
+    def peak_without_remat(self) -> float | None:
+        """Peak bytes of the same decisions with no segment recomputed; None if unknown."""
+        return self._planned.peak_without_remat
+
     def remedies(self) -> list[Remedy]:
         """Remedies for a plan over the memory limit, cheapest first."""
         return self._context.remedies(self)

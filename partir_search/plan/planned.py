@@ -82,6 +82,7 @@ class Planned:
       model: the cost model.
       searched: records of the passes from the fold to the unfolded actions.
       saved_bound: bound of the search that found the replayed actions.
+      peak_without_remat: peak of the same actions with no segment recomputed; None if unknown.
     """
 
     graph: Graph
@@ -94,6 +95,7 @@ class Planned:
     model: CostModel
     searched: tuple[PassRecord, ...] = ()
     saved_bound: PlanBound | None = None
+    peak_without_remat: float | None = None
 
     @functools.cached_property
     def state(self) -> State:

@@ -26,7 +26,7 @@ from partir_search.simulator.cost import Cost
 from partir_search.simulator.target.machine import Machine
 
 PROBES = 5  # plans made to find the fewest segments, at most
-MIN_GAIN = 0.001  # of a step's seconds, predicted for a further plan with fewer segments
+MIN_GAIN = 0.003  # of a step's seconds, predicted for a further plan with fewer segments
 MAX_DEVICE_FACTOR = 64  # largest mesh tried as a remedy, in multiples of the user's mesh
 
 
@@ -110,6 +110,8 @@ def fit_by_remat(
     if best is not full:  # the search proved nothing about fewer segments
         reports = tuple(dataclasses.replace(r, proven=False, bound=None) for r in full.reports)
         best = with_search(best, full, reports)
+    if chosen:
+        best = dataclasses.replace(best, peak_without_remat=without.cost.peak_bytes)
     return best, chosen
 
 

@@ -54,7 +54,7 @@ class Adapted:
 
 
 def adapt(
-    base: Plan, module: Module, fixed: Fixed, planner_of: MakePlanner, options: Options
+    base: Plan, module: Module, fixed: Fixed, planner_of: MakePlanner, options: Options, work: float
 ) -> Adapted | None:
     """Best form of `module` under the actions of `base`; None if no form preserves the layouts.
 
@@ -64,13 +64,18 @@ def adapt(
       fixed: function from a form of the program to the actions fixed by the user.
       planner_of: function from a form of the program to its planner.
       options: options of `auto_partition`.
+      work: elements of the largest changed argument, relative to `base`.
     """
     planner = planner_of(module)
+    rules, paddings = planner.graph.rules, _paddings(base, module, planner, options)
+    if paddings == [base.padding] and _stored_bytes(base, work) > planner.memory_limit:
+        padded = pad_module(module, rules, base.padding) if base.padding else module
+        return _recomputed(base, padded, base.padding, fixed, planner_of, planner.memory_limit)
     found = [
-        _played(base, planner_of(pad_module(module, planner.graph.rules, pads)), fixed, pads, ())
+        _played(base, planner_of(pad_module(module, rules, pads)), fixed, pads, ())
         if pads
         else _played(base, planner, fixed, (), ())
-        for pads in _paddings(base, module, planner, options)
+        for pads in paddings
     ]
     score = scorer(planner.goals)
     best = min((f for f in found if f), key=lambda f: score(f.planned.cost).rank(), default=None)
@@ -78,17 +83,37 @@ def adapt(
         return best
     if options.remat is not True and best.planned.cost.peak_bytes <= planner.memory_limit:
         return best
-    return _recomputed(base, best, fixed, planner_of, planner.memory_limit)
+    limit = planner.memory_limit
+    return _recomputed(base, best.module, best.padding, fixed, planner_of, limit) or best
+
+
+def _stored_bytes(base: Plan, work: float) -> float:
+    """Approximate peak bytes of the actions of `base` with no segment recomputed; 0 if unknown."""
+    stored, arguments = base.peak_without_remat, base.cost.argument_bytes
+    return arguments + (stored - arguments) * work if stored is not None else 0.0
 
 
 def _recomputed(
-    base: Plan, found: Adapted, fixed: Fixed, planner_of: MakePlanner, limit: float
-) -> Adapted:
-    """The plan with the recomputed segments of `base`, or with all segments if it must."""
-    plain, everything = found.module, tuple(find_segments(found.module))
-    for segments in (base.remat, everything) if found.padding == base.padding else (everything,):
+    base: Plan,
+    plain: Module,
+    padding: tuple[Pad, ...],
+    fixed: Fixed,
+    planner_of: MakePlanner,
+    limit: float,
+) -> Adapted | None:
+    """The plan with the recomputed segments of `base`, or with all segments if it must.
+
+    Args:
+      plain: the program with padded dims and no segment recomputed.
+      limit: bytes per device.
+
+    Returns:
+      None if no form preserves the layouts of `base`.
+    """
+    found, everything = None, tuple(find_segments(plain))
+    for segments in (base.remat, everything) if padding == base.padding else (everything,):
         planner = planner_of(rematerialize(plain, segments))
-        tried = _played(base, planner, fixed, found.padding, segments)
+        tried = _played(base, planner, fixed, padding, segments)
         if tried is not None:
             found = tried
             if found.planned.cost.peak_bytes <= limit:

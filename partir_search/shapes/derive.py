@@ -34,8 +34,8 @@ def derive(
     Returns:
       The adapted plan, or None if actions of `base` do not preserve its layouts; and its origin.
     """
-    found = adapt(base, module, fixed, planner_of, options)
     basis = Basis(changed_arguments(base.module, module), base.cost.seconds)
+    found = adapt(base, module, fixed, planner_of, options, basis.work)
     if found is None:
         return None, dataclasses.replace(basis, episodes=options.episodes)
     basis = dataclasses.replace(basis, left_out=found.left_out)
