@@ -50,7 +50,8 @@ def test_chains_and_trees_reduce_to_a_constant() -> None:
     chain = grid(0, 1, 9, 4)
     for each in (model, chain):
         reduction = reduce(each)
-        assert set(reduction.model.sizes) == {1} and not reduction.model.pairs
+        assert set(reduction.model.sizes) == {1}
+        assert not reduction.model.pairs
         least = eliminate(each)
         assert reduction.model.energy(np.zeros(len(each.sizes), dtype=int)) == pytest.approx(
             least.energy

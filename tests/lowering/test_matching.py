@@ -20,7 +20,9 @@ def is_matching(edges: tuple[tuple[int, int], ...]) -> bool:
 @settings(max_examples=100, deadline=None)
 def test_matchings_are_maximum(edges: set[tuple[int, int]]) -> None:
     found = maximum_matching(edges)
-    assert set(found) <= edges and is_matching(tuple(found)) and found == sorted(found)
+    assert set(found) <= edges
+    assert is_matching(tuple(found))
+    assert found == sorted(found)
     more = itertools.combinations(edges, len(found) + 1)
     assert not any(is_matching(some) for some in more)
 
