@@ -13,7 +13,7 @@ PACKAGE = ROOT / "partir_search"
 ROOMS = (
     *("messages", "mcts", "exact", "ir", "frontends", "arguments", "rules", "passes"),
     *("propagation", "constraints", "lowering", "simulator", "machine", "aot", "strategies"),
-    *("plan", "planning", "shapes", "calling", "api", "known", "cli", "__init__"),
+    *("plan", "planning", "shapes", "calling", "api", "known", "commands", "cli", "__init__"),
 )
 FILES = {".".join(p.relative_to(ROOT).with_suffix("").parts): p for p in PACKAGE.rglob("*.py")}
 

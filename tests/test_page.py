@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html.parser
-import json
 import pathlib
 import re
 import shutil
@@ -15,7 +14,6 @@ from jax.sharding import AbstractMesh
 
 import partir_search as ps
 from models.catalog import MODELS
-from partir_search import cli
 from partir_search.plan.report.argument_tables import argument_rows
 
 MESH = AbstractMesh((2, 4), ("batch", "model"))
@@ -129,61 +127,3 @@ def test_page_opens_in_a_browser(plan: ps.Plan, tmp_path: pathlib.Path) -> None:
     pictures, drawn, width = map(int, found.groups())
     assert pictures == drawn == page.count("<svg")
     assert width <= 1140
-
-
-# The command line ------------------------------------------------------------------------------
-
-
-def example_args() -> tuple[Any, ...]:
-    """What `--args` names here."""
-    return tuple(MODELS["transformer-tiny"].abstract_args(8))
-
-
-def example_step(state: Any, batch: Any) -> Any:
-    return MODELS["transformer-tiny"].step(state, batch)
-
-
-NAMES = ["tests.test_page:example_step", "--args=tests.test_page:example_args"]
-WHERE = ["--mesh=batch:2,model:4", "--machine=tpu_v5e"]
-
-
-def test_command_plans(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    more = ["--episodes=30", "--donate", "0", f"--out={tmp_path / 'out'}"]
-    assert cli.main(["plan", *NAMES, *WHERE, *more]) == 0
-    said = capsys.readouterr().out
-    assert "arguments on mesh<batch:2, model:4>" in said
-    files = {p.name for p in (tmp_path / "out").iterdir()}
-    assert {"plan.json", "plan.ir", "report.html", "search.json", "search.svg"} <= files
-    text = (tmp_path / "out" / "plan.ir").read_text()
-    assert " elementwise" in text
-    assert cli.main(["plan", *NAMES, *WHERE, *more, "--full-ir"]) == 0
-    full = (tmp_path / "out" / "plan.ir").read_text()
-    assert " elementwise" not in full
-    assert len(full.splitlines()) > 4 * len(text.splitlines())
-    saved = json.loads((tmp_path / "out" / "plan.json").read_text())
-    assert saved["function"] == "example_step"
-    assert ps.load_plan(tmp_path / "out" / "plan.json").fingerprint == saved["fingerprint"]
-
-
-@pytest.mark.parametrize("command", ["strategies", "experts"])
-def test_command_lists_strategies(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([command, *NAMES, *WHERE]) == 0
-    assert "known strategies, simulated on" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["no_colon", NAMES[1], *WHERE], "write it as package.module:function"),
-        (["no.such:step", NAMES[1], *WHERE], "'no.such' cannot be imported from"),
-        (["tests.test_page:nothing", NAMES[1], *WHERE], "has no 'nothing'; it has plan_of, "),
-        ([NAMES[0], "--args=tests.test_page:NAMES", *WHERE], "must both be functions"),
-        ([NAMES[0], NAMES[1], "--mesh=2x4", WHERE[1]], "write it as batch:2,model:4"),
-        ([NAMES[0], NAMES[1], WHERE[0], "--machine=abacus"], "abacus"),
-    ],
-)
-def test_command_refuses(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(["plan", *words]) == 2
-    assert message in capsys.readouterr().err

@@ -83,31 +83,22 @@ def collective_rows(plan: PlanFacts) -> list[CollectiveRow]:
         key = (c.kind, "+".join(c.axes), c.source)
         runs[key] = runs.get(key, 0) + c.times
         volume[key] = volume.get(key, 0.0) + float(c.bytes) * c.times
-    seconds = dict.fromkeys(runs, 0.0)
-    exposed = dict.fromkeys(runs, 0.0)
-    whole = plan.mesh_shape
+    seconds, exposed = dict.fromkeys(runs, 0.0), dict.fromkeys(runs, 0.0)
     for e in plan.timeline.events:
-        if e.lane == COMPUTE:
-            continue
-        key = (e.kind, e.lane, e.source)
-        if key not in runs:  # the lane of sub-axes is named by the user's axis
-            near = [k for k in runs if (k[0], k[2]) == (e.kind, e.source)]
-            key = next(
-                (k for k in near if _axis_label(k[1], whole.names, whole.whole) == e.lane),
-                near[0] if near else key,
-            )
-        runs.setdefault(key, 0)
-        volume.setdefault(key, 0.0)
-        seconds[key] = seconds.get(key, 0.0) + e.seconds
-        exposed[key] = exposed.get(key, 0.0) + e.exposed
-    rows = [CollectiveRow(*k, runs[k], seconds[k], exposed[k], volume[k]) for k in runs]
+        if e.lane != COMPUTE:
+            key = (e.kind, joined_axes(e.lane), e.source)
+            seconds[key] = seconds.get(key, 0.0) + e.seconds
+            exposed[key] = exposed.get(key, 0.0) + e.exposed
+    rows = [
+        CollectiveRow(*k, runs.get(k, 0), seconds[k], exposed[k], volume.get(k, 0.0))
+        for k in seconds
+    ]
     return sorted(rows, key=lambda r: (-r.exposed, -r.seconds, -r.bytes))
 
 
-def _axis_label(axes: str, names: tuple[str, ...], whole: tuple[str, ...]) -> str:
-    """Names of the user's axes behind names of sub-axes joined by "+"."""
-    user = dict(zip(names, whole, strict=True))
-    return "+".join(dict.fromkeys(user.get(axis, axis) for axis in axes.split("+")))
+def joined_axes(lane: str) -> str:
+    """Mesh axes of a lane of the timeline, joined by "+"."""
+    return "+".join(part.strip() for part in lane.split(","))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -141,7 +132,8 @@ def step_seconds(plan: PlanFacts) -> StepSeconds:
     links: dict[str, float] = {}
     for e in plan.timeline.events:
         if e.lane != COMPUTE:
-            links[e.lane] = links.get(e.lane, 0.0) + e.exposed
+            axes = joined_axes(e.lane)
+            links[axes] = links.get(axes, 0.0) + e.exposed
     return StepSeconds(compute, links)
 
 
