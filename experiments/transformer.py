@@ -2,9 +2,9 @@
 
     python -m experiments.transformer --mesh=batch:2,model:4 --schedule=auto
 
-Prints the chosen tilings, one layer's attention and MLP in the plan's IR, the collectives and
-memory predicted and compiled, and both runs' losses. Exits with 1 when the losses differ by more
-than float rounding.
+Prints what was planned and why, the tilings, collectives predicted and compiled, the peak by the
+target's compiler, the time of a step beside `jax.jit` with the same shardings, and both runs'
+losses. Exits with 1 when the losses differ by more than float rounding.
 On several hosts the same command runs on each, with `--cluster` or `--coordinator=host:port
 --num_processes=N --process_id=I`. `--checkpoint=DIR` keeps the state and goes on from it.
 """
@@ -24,15 +24,21 @@ use_cpu_devices()
 
 import jax  # noqa: E402  (the devices must be set before jax starts)
 import jax.numpy as jnp  # noqa: E402
-import numpy as np  # noqa: E402
 import orbax.checkpoint as ocp  # noqa: E402
 from absl import app, flags, logging  # noqa: E402
 from rich.console import Console  # noqa: E402
-from rich.table import Table  # noqa: E402
 
 import partir_search as ps  # noqa: E402
 from experiments import planning_flags  # noqa: E402
 from experiments.cluster import is_first, join_cluster  # noqa: E402
+from experiments.demo_output import (  # noqa: E402
+    NEXT,
+    show_compiled,
+    show_losses,
+    show_plan,
+    show_speed,
+    show_target,
+)
 from experiments.schedules import schedule  # noqa: E402
 from experiments.text import batches, read_bytes  # noqa: E402
 from models.transformer import (  # noqa: E402
@@ -80,35 +86,11 @@ def make_mesh(text: str) -> Any:
     return jax.make_mesh(shape.sizes, shape.names, devices=jax.devices()[: shape.devices])
 
 
-def show_plan(console: Console, plan: ps.Plan, lowered: Any, compiled: Any, scope: str) -> None:
-    console.print(ps.report.arguments_table(plan))
-    if plan.searches:
-        console.print(ps.report.strategies_table(plan))
-    console.rule(f"{scope} of the plan: attention and MLP")
-    console.print(plan.ir(f"forward of {scope}"), markup=False, highlight=False, soft_wrap=True)
-    console.rule()
-    found = {
-        "emitted (StableHLO)": ps.stablehlo_counts(lowered.as_text()),
-        "compiled (XLA, operands)": ps.hlo_counts(compiled.as_text()),
-    }
-    if found["compiled (XLA, operands)"] != plan.collective_counts:
-        # XLA:CPU drops optimization barriers early and then merges gathers that the plan makes
-        # twice on purpose; TPU and GPU keep them. Without that pass CPU keeps them too.
-        options = {"xla_disable_hlo_passes": "cse_barrier_expander"}
-        kept = lowered.compile(compiler_options=options)
-        found["compiled, barriers kept"] = ps.hlo_counts(kept.as_text())
-    console.print(ps.report.collectives_table(plan, found))
-    caption = "XLA:CPU keeps 2 to 4 times the temporaries of XLA:TPU; a TPU's are predicted"
-    console.print(ps.report.memory_table(plan, compiled.memory_analysis(), caption))
-    for prim, (n, where) in plan.opaque().items():
-        console.print(f"no rule for {prim} ({n} uses, first at {where}): replicated")
-
-
 def main(argv: list[str]) -> None:
     del argv
     join_cluster()
     logging.set_verbosity(logging.WARNING)  # orbax tells a lot
-    console = Console(width=140, quiet=not is_first())
+    console = Console(width=100, quiet=not is_first())
     config = TransformerConfig(
         layers=FLAGS.layers,
         d_model=FLAGS.d_model,
@@ -144,10 +126,12 @@ def main(argv: list[str]) -> None:
 
     begin = time.perf_counter()
     plan = partitioned.plan(jax.eval_shape(new_state), inputs[0], key)
-    console.print(f"planned in {time.perf_counter() - begin:.1f} s: {plan}")
+    console.print(f"planned in {time.perf_counter() - begin:.1f} s")
+    show_plan(console, plan, "layers" if config.scan else "layer_0")
     lowered = partitioned.lower(*plan.abstract_args[0])
-    compiled = lowered.compile()
-    show_plan(console, plan, lowered, compiled, "layers" if config.scan else "layer_0")
+    show_compiled(console, plan, lowered, lowered.compile())
+    if is_first():
+        show_target(console, plan)
 
     with checkpoints() as saver:
         first = (saver.latest_step() if saver else None) or 0
@@ -157,13 +141,19 @@ def main(argv: list[str]) -> None:
             many = saver.restore(first, args=into)
         else:
             many = partitioned.init(new_state, inputs[0], key)
-        found = {}
+        found, seconds = {}, []
         for i in range(first, FLAGS.steps):
             tokens = plan.make_global_batch(inputs[i])  # each process keeps the rows that it needs
+            begin = time.perf_counter()
             many, loss = partitioned(many, tokens, key)
             found[i] = float(loss)
+            seconds.append(time.perf_counter() - begin)
             if saver and (i + 1) % FLAGS.save_every == 0:
                 saver.save(i + 1, args=ocp.args.StandardSave(many))
+    alone = jax.process_count() == 1
+    show_speed(
+        console, seconds[1:], jitted(plan, train_step, new_state, inputs, key) if alone else None
+    )
     worst = show_losses(console, found, one_device(train_step, new_state, inputs, key))
     if FLAGS.out and is_first():
         write(pathlib.Path(FLAGS.out), plan, found)
@@ -171,6 +161,7 @@ def main(argv: list[str]) -> None:
         console.print(f"[bold red]losses differ by {worst:.1e}, more than {TOLERANCE:.0e}")
         sys.exit(1)
     console.print(f"losses agree within {worst:.1e} over {len(found)} steps")
+    console.print(NEXT, highlight=False)
 
 
 def checkpoints() -> Any:
@@ -181,6 +172,20 @@ def checkpoints() -> Any:
     return ocp.CheckpointManager(os.path.abspath(FLAGS.checkpoint), options=options)
 
 
+def jitted(plan: ps.Plan, step: Any, new_state: Any, inputs: list[Any], key: Any) -> list[float]:
+    """Seconds of each step but the first under `jax.jit` with the plan's shardings."""
+    given, results = plan.in_shardings[0], plan.out_shardings
+    many = jax.jit(new_state, out_shardings=given[0])()
+    run = jax.jit(step, in_shardings=given, out_shardings=results, donate_argnums=0)
+    seconds = []
+    for tokens in inputs:
+        begin = time.perf_counter()
+        many, loss = run(many, tokens, key)
+        float(loss)
+        seconds.append(time.perf_counter() - begin)
+    return seconds[1:]
+
+
 def one_device(step: Any, new_state: Any, inputs: list[Any], key: Any) -> list[float]:
     """Losses of the plain step on this process's first device."""
     with jax.default_device(jax.local_devices()[0]):
@@ -189,20 +194,6 @@ def one_device(step: Any, new_state: Any, inputs: list[Any], key: Any) -> list[f
             state, loss = plain(state, jnp.asarray(tokens), key)
             losses.append(float(loss))
     return losses
-
-
-def show_losses(console: Console, found: dict[int, float], expected: list[float]) -> float:
-    """Prints both runs' losses; the largest relative difference."""
-    table = Table(title="losses", title_justify="left")
-    for column in ("step", "partitioned", "one device", "relative difference"):
-        table.add_column(column, justify="right")
-    worst = 0.0
-    for i, a in found.items():
-        difference = abs(a - expected[i]) / max(abs(expected[i]), 1e-9)
-        worst = max(worst, difference) if np.isfinite(a) else float("inf")
-        table.add_row(str(i), f"{a:.6f}", f"{expected[i]:.6f}", f"{difference:.1e}")
-    console.print(table)
-    return worst
 
 
 def write(folder: pathlib.Path, plan: ps.Plan, losses: dict[int, float]) -> None:

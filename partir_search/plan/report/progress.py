@@ -11,7 +11,7 @@ from typing import Any
 
 from partir_search.mcts.game import Record
 from partir_search.messages.console import new_console
-from partir_search.messages.wording import duration
+from partir_search.messages.wording import milliseconds
 from partir_search.simulator.cost import Cost
 
 LOG = logging.getLogger("partir_search")
@@ -116,8 +116,8 @@ def _best(record: Record) -> str:
     """Best score so far; seconds by the default goals, of the program with equal layers folded."""
     best = record.best.score
     excess = " (does not fit yet)" if best.excess > 0 else ""
-    return f"best so far {duration(best.objective)}, layers folded{excess}"
+    return f"best so far {milliseconds(best.objective)}, layers folded{excess}"
 
 
 def _found(cost: Cost) -> str:
-    return f"found {duration(cost.seconds)} a step"
+    return f"found {milliseconds(cost.seconds)} a step"
