@@ -15,6 +15,9 @@ from jax.sharding import AbstractMesh
 import partir_search as ps
 from models.catalog import MODELS
 from partir_search.plan.report.argument_tables import argument_rows
+from partir_search.plan.report.charts import _drawn, round_ticks
+from partir_search.plan.report.shards import ShardsPictures
+from partir_search.simulator.timeline import Event
 
 MESH = AbstractMesh((2, 4), ("batch", "model"))
 
@@ -88,7 +91,7 @@ def test_page_says_what_the_plan_is(plan: ps.Plan, tmp_path: pathlib.Path) -> No
     tags = _Tags()
     tags.feed(page)
     assert not tags.open
-    assert not re.search(r"""(src|href)=|@import|url\(|<script""", page)  # needs nothing else
+    assert not re.search(r"""src=|href="[^#]|@import|url\(|<script""", page)  # needs nothing else
     text = re.sub(r"<[^>]+>", " ", page)
     for title in (
         "The step",
@@ -104,6 +107,38 @@ def test_page_says_what_the_plan_is(plan: ps.Plan, tmp_path: pathlib.Path) -> No
         assert row.label in text
     for collective in plan.collectives[:3]:
         assert collective.source.split(" ")[0] in text
+
+
+def test_ticks_are_round_numbers() -> None:
+    assert round_ticks(1.17) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1.0])
+    assert round_ticks(94.4e9, 4) == pytest.approx([0, 50e9])
+    assert round_ticks(100.0, 4) == pytest.approx([0, 50, 100])
+    assert round_ticks(0.0) == [0.0]
+
+
+def test_tiles_are_all_drawn_or_counted() -> None:
+    """Equal tilings share one drawing."""
+    mesh = ps.MeshShape(("x", "y"), (128, 2))
+    pictures = ShardsPictures(mesh)
+    first = pictures.picture((256, 64), ((0,), (1,)))
+    assert first.count("<rect") == 64 * 2
+    assert "128 of 256 tiles" in first
+    assert "tile 63, 1: devices 127" in first
+    again = pictures.picture((512, 8), ((0,), (1,)))
+    assert "<rect" not in again
+    assert 'href="#tiles0"' in again
+    assert "of" not in pictures.picture((8, 64), ((), (1,))).rpartition("</svg>")[2]
+
+
+def test_short_events_are_merged() -> None:
+    """A lane of a thousand events keeps its ends and its exposed seconds, in few shapes."""
+    events = [Event("x", "all_gather", i * 1e-3, 5e-4, 2e-4, "a.py:1") for i in range(1000)]
+    drawn = _drawn(events, 900 / 1.0)
+    assert len(drawn) < 300
+    assert drawn[0].start == 0
+    assert drawn[-1].start + drawn[-1].seconds == pytest.approx(0.9995)
+    assert sum(e.exposed for e in drawn) == pytest.approx(0.2)
+    assert re.fullmatch(r"\d all_gather", drawn[0].kind)
 
 
 def test_page_opens_in_a_browser(plan: ps.Plan, tmp_path: pathlib.Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import math
 from collections.abc import Sequence
 from html import escape
 
@@ -10,8 +12,8 @@ from partir_search.simulator.timeline import COMPUTE, Event, Timeline
 
 WIDTH, LEFT, RIGHT = 1040, 130, 16
 COLORS = ("#c2410c", "#0f766e", "#7c3aed", "#be185d", "#1d4ed8", "#4d7c0f")
-BLUE, FAINT = "#2563eb", "#93b4f5"
-MIN_EVENT_PIXELS = 0.35  # pixels: shorter events are merged
+BLUE = "#2563eb"
+MERGED_PIXELS = 4.0  # pixels over which neighbouring events are merged into one
 
 
 def _svg(height: float, body: str, label: str) -> str:
@@ -23,13 +25,23 @@ def _text(x: float, y: float, text: str, anchor: str = "start", style: str = "")
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" {style}>{escape(text)}</text>'
 
 
+def round_ticks(most: float, count: int = 6) -> list[float]:
+    """Multiples of 1, 2 or 5 times a power of ten from 0 to `most`, about `count` of them."""
+    if most <= 0:
+        return [0.0]
+    power = 10.0 ** math.floor(math.log10(most / count))
+    step = next(n * power for n in (1, 2, 5, 10) if most / (n * power) <= count)
+    return [i * step for i in range(int(most / step * (1 + 1e-9)) + 1)]
+
+
 def _axis(y: float, seconds: float) -> str:
-    """A time axis with five labels."""
+    """A time axis with labels at round numbers."""
     out = [f'<line x1="{LEFT}" y1="{y}" x2="{WIDTH - RIGHT}" y2="{y}" class="axis"/>']
-    for i in range(6):
-        x = LEFT + (WIDTH - LEFT - RIGHT) * i / 5
-        anchor = "end" if i == 5 else "middle"
-        out.append(_text(x, y + 16, duration(seconds * i / 5), anchor))
+    for tick in round_ticks(seconds):
+        x = LEFT + (WIDTH - LEFT - RIGHT) * tick / max(seconds, 1e-12)
+        out.append(f'<line x1="{x:.1f}" y1="{y}" x2="{x:.1f}" y2="{y + 4}" class="axis"/>')
+        anchor = "end" if x > WIDTH - RIGHT - 20 else "middle"
+        out.append(_text(x, y + 17, duration(tick), anchor))
     return "".join(out)
 
 
@@ -72,53 +84,75 @@ def _bar(e: Event, y: float, scale: float, color: str) -> str:
 
 
 def _drawn(events: Sequence[Event], scale: float) -> list[Event]:
-    """Events of one lane, with runs of events shorter than MIN_EVENT_PIXELS merged."""
-    out: list[Event] = []
-    for e in events:
-        last = out[-1] if out else None
-        short = e.seconds * scale < MIN_EVENT_PIXELS
-        if last and short and last.kind.startswith("several") and last.seconds * scale < 4:
-            end = max(last.start + last.seconds, e.start + e.seconds)
-            exposed = last.exposed + e.exposed
-            out[-1] = Event(e.lane, last.kind, last.start, end - last.start, exposed, "")
-        elif short:
-            kind = "several short ones" if e.lane == COMPUTE else f"several, {e.kind} first"
-            out.append(Event(e.lane, kind, e.start, e.seconds, e.exposed, ""))
+    """Events of one lane in order of start, with neighbours too short to see merged."""
+    out: list[list[Event]] = []
+    for e in sorted(events, key=lambda e: e.start):
+        first = out[-1][0] if out else None
+        if first and (e.start + e.seconds - first.start) * scale < MERGED_PIXELS:
+            out[-1].append(e)
         else:
-            out.append(e)
-    return out
+            out.append([e])
+    return [_merged(group) for group in out]
+
+
+def _merged(group: Sequence[Event]) -> Event:
+    """One event in place of several, with the seconds of each kind as its own."""
+    if len(group) == 1:
+        return group[0]
+    counts = collections.Counter(e.kind for e in group)
+    kinds = [f"{n} {kind}" for kind, n in counts.most_common(3)]
+    more = ["..."] if len(counts) > 3 else []
+    start, end = group[0].start, max(e.start + e.seconds for e in group)
+    exposed = min(sum(e.exposed for e in group), end - start)
+    return Event(group[0].lane, ", ".join(kinds + more), start, end - start, exposed, "")
 
 
 def memory_chart(timeline: Timeline, limit: float) -> str:
     """Live bytes over the step, with lines for the peak, the arguments and the limit."""
     if not timeline.memory:
         return ""
-    height, scale = 190.0, (WIDTH - LEFT - RIGHT) / max(timeline.seconds, 1e-12)
+    height, scale = 210, (WIDTH - LEFT - RIGHT) / max(timeline.seconds, 1e-12)
     most = max(b for _, b in timeline.memory)
     shown = limit if most * 0.4 < limit < most * 2.5 else most * 1.12
 
     def y(nbytes: float) -> float:
-        return 10 + (height - 10) * (1 - nbytes / max(shown, most, 1))
+        return 24 + (height - 24) * (1 - nbytes / max(shown, most, 1))
 
     points = [f"{LEFT},{height}"]
     before = timeline.memory[0][1]
-    for seconds, nbytes in timeline.memory:
-        x = LEFT + min(seconds, timeline.seconds) * scale
-        points += [f"{x:.1f},{y(before):.1f}", f"{x:.1f},{y(nbytes):.1f}"]
-        before = nbytes
-    points += [f"{WIDTH - RIGHT},{y(before):.1f}", f"{WIDTH - RIGHT},{height}"]
+    for x, low, high, last in _by_pixel(timeline, scale):
+        points += [f"{x},{y(before):.0f}", f"{x},{y(low):.0f}", f"{x},{y(high):.0f}"]
+        before = last
+    points += [f"{WIDTH - RIGHT},{y(before):.0f}", f"{WIDTH - RIGHT},{height}"]
+    top = max(shown, most)
+    out: list[str] = []
+    for tick in round_ticks(top, 4):
+        at = y(tick)
+        ends = f'x1="{LEFT}" y1="{at:.1f}" x2="{WIDTH - RIGHT}" y2="{at:.1f}"'
+        out += [f'<line {ends} class="grid"/>', _text(LEFT - 8, at + 4, amount(tick), "end")]
+    out.append(f'<polygon points="{" ".join(points)}" class="filled"/>')
     lines = [(most, f"peak {amount(most)}"), (timeline.argument_bytes, "arguments")]
     lines += [(limit, f"limit {amount(limit)}")] if limit <= shown else []
-    out = [f'<polygon points="{" ".join(points)}" fill="{FAINT}" stroke="{BLUE}"/>']
-    for nbytes, name in lines:
+    taken: list[float] = []
+    for nbytes, name in sorted(lines, reverse=True):
         at = y(nbytes)
-        out.append(
-            f'<line x1="{LEFT}" y1="{at:.1f}" x2="{WIDTH - RIGHT}" y2="{at:.1f}" class="mark"/>'
-        )
-        out.append(_text(LEFT - 8, at + 4, name, "end"))
+        label = max([at - 3, *(other + 13 for other in taken)])
+        taken.append(label)
+        line = f'<line x1="{LEFT}" y1="{at:.1f}" x2="{WIDTH - RIGHT}" y2="{at:.1f}" class="mark"/>'
+        out += [line, _text(WIDTH - RIGHT - 4, label, name, "end")]
     return _svg(
         height + 26, "".join(out) + _axis(height, timeline.seconds), "live memory of a step"
     )
+
+
+def _by_pixel(timeline: Timeline, scale: float) -> list[tuple[int, float, float, float]]:
+    """(x, lowest, highest, last bytes) of each pixel at which the live bytes change."""
+    found: dict[int, tuple[float, float, float]] = {}
+    for seconds, nbytes in timeline.memory:
+        x = round(LEFT + min(seconds, timeline.seconds) * scale)
+        low, high, _ = found.get(x, (nbytes, nbytes, nbytes))
+        found[x] = min(low, nbytes), max(high, nbytes), nbytes
+    return [(x, *of) for x, of in found.items()]
 
 
 def progress_chart(history: Sequence[tuple[int, float]], episodes: int) -> str:

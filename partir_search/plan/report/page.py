@@ -15,7 +15,7 @@ from partir_search.plan.report.charts import (
     progress_chart,
     timeline_chart,
 )
-from partir_search.plan.report.shards import shards_picture
+from partir_search.plan.report.shards import ShardsPictures
 from partir_search.plan.report.summary import headlines, summary
 from partir_search.simulator.timeline import Timeline
 
@@ -24,28 +24,34 @@ if TYPE_CHECKING:
 
 
 STYLE = """
-:root{color-scheme:light}
-body{font:15px/1.5 system-ui,sans-serif;margin:0 auto;max-width:1080px;padding:24px;color:#1f2937}
-h1{font-size:24px;margin:0}h2{font-size:18px;margin:36px 0 8px}
-.sub{color:#6b7280;margin:2px 0 20px}
+:root{color-scheme:light dark;--back:#fff;--text:#1f2937;--soft:#6b7280;--line:#e5e7eb;
+--panel:#f3f4f6;--bad:#dc2626;--fill:#93b4f5;--edge:#2563eb;--grid:#e5e7eb}
+@media(prefers-color-scheme:dark){:root{--back:#111827;--text:#e5e7eb;--soft:#9ca3af;--line:#374151;
+--panel:#1f2937;--bad:#f87171;--fill:#1e3a8a;--edge:#60a5fa;--grid:#374151}}
+body{font:15px/1.5 system-ui,sans-serif;margin:0 auto;max-width:1080px;padding:24px;
+color:var(--text);background:var(--back)}
+h1{font-size:24px;margin:0;overflow-wrap:break-word}h2{font-size:18px;margin:36px 0 8px}
+.sub{color:var(--soft);margin:2px 0 20px}
 .cards{display:flex;flex-wrap:wrap;gap:12px}
-.card{border:1px solid #e5e7eb;border-radius:8px;padding:10px 16px;min-width:120px}
-.card b{display:block;font-size:20px}.card span{color:#6b7280;font-size:13px}
-.bad{border-color:#dc2626}.bad b{color:#dc2626}
+.card{border:1px solid var(--line);border-radius:8px;padding:10px 16px;min-width:120px}
+.card b{display:block;font-size:20px}.card span{color:var(--soft);font-size:13px}
+.bad{border-color:var(--bad)}.bad b{color:var(--bad)}
 table{border-collapse:collapse;width:100%;font-size:13px}
-th{text-align:left;border-bottom:2px solid #d1d5db;padding:4px 10px 4px 0;font-weight:600}
-td{border-bottom:1px solid #eef0f3;padding:4px 10px 4px 0;vertical-align:middle}
-td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}
-td{overflow-wrap:anywhere}.wide{overflow-x:auto}
+th{text-align:left;border-bottom:2px solid var(--line);padding:4px 10px 4px 0;font-weight:600}
+td{border-bottom:1px solid var(--line);padding:4px 10px 4px 0;vertical-align:middle}
+td.n,th.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
+.wide{overflow-x:auto}.wide>svg{min-width:720px}
 svg{width:100%;height:auto}svg.shards{width:auto}
-svg.shards rect{stroke:#fff;stroke-width:.5}
-svg text{font:12px system-ui,sans-serif;fill:#4b5563}
-.lane{fill:#f3f4f6}.axis{stroke:#9ca3af}.mark{stroke:#6b7280;stroke-dasharray:4 3}
+svg.shards rect{stroke:var(--back);stroke-width:.5;vector-effect:non-scaling-stroke}
+svg text{font:12px system-ui,sans-serif;fill:var(--soft)}
+.lane{fill:var(--panel)}.axis{stroke:var(--soft)}.grid{stroke:var(--grid)}
+.mark{stroke:var(--soft);stroke-dasharray:4 3}.filled{fill:var(--fill);stroke:var(--edge)}
 dl{display:grid;grid-template-columns:max-content 1fr;gap:4px 16px;margin:16px 0}
-dt{color:#6b7280}dd{margin:0}.warn{color:#dc2626;font-weight:600}
-p.note{color:#6b7280;font-size:13px;margin:4px 0}
-pre{background:#f8f9fb;border:1px solid #e5e7eb;border-radius:8px;padding:12px;overflow-x:auto;
-font-size:12px;max-height:480px}
+dt{color:var(--soft)}dd{margin:0}.warn{color:var(--bad);font-weight:600}
+p.note{color:var(--soft);font-size:13px;margin:4px 0}
+pre{background:var(--panel);border:1px solid var(--line);border-radius:8px;padding:12px;
+overflow-x:auto;font-size:12px;max-height:480px}
+@media(max-width:600px){body{padding:12px}dl{grid-template-columns:1fr}dd{margin-bottom:8px}}
 """
 IR_LINES = 400  # lines of the program on the page
 
@@ -63,8 +69,9 @@ def report_page(plan: PlanFacts, timeline: Timeline) -> str:
         f" {escape(plan.machine.name)}; fingerprint {plan.fingerprint}</p>",
         _cards(plan),
         _answers(plan),
-        _section("The step", timeline_chart(timeline), TIMELINE_NOTE),
+        _section("Alternatives", _table(tables.strategies_table(plan)) if plan.searches else ""),
         _section("What if", _table(tables.changes_table(plan))),
+        _section("The step", timeline_chart(timeline), TIMELINE_NOTE),
         _section("Kernels by seconds", _table(tables.kernels_table(plan))),
         _section("Collectives by source line", _table(tables.collective_lines_table(plan))),
         _section("Memory of a device", memory_chart(timeline, plan.memory_limit)),
@@ -102,7 +109,7 @@ LIVE_NOTE = "Besides the arguments, largest first."
 def _answers(plan: PlanFacts) -> str:
     """Warnings, and the answers in words."""
     bad = "".join(f"<p class=warn>{escape(line)}</p>" for line in headlines(plan))
-    words = "".join(f"<dt>{escape(q)}</dt><dd>{escape(a)}</dd>" for q, a in summary(plan))
+    words = "".join(f"<dt>{escape(q)}</dt><dd>{escape(a)}</dd>" for q, a in summary(plan)[1:])
     return f"{bad}<dl>{words}</dl>"
 
 
@@ -169,11 +176,11 @@ def _plain(x: object) -> str:
 
 def _arguments(plan: PlanFacts) -> str:
     values, slots = plan.module.body.args, plan.program.body.args
-    table = []
+    table, pictures = [], ShardsPictures(plan.mesh_shape)
     for row in argument_rows(plan):
         shape, n = values[row.positions[0]].type.shape, len(row.positions)
         layout = slots[row.positions[0]].layout
-        picture = shards_picture(shape, layout, plan.mesh_shape) if shape else ""
+        picture = pictures.picture(shape, layout) if shape else ""
         label = f"{row.label} (x{n})" if n > 1 else row.label
         table.append((picture, label, row.type, row.tiling, row.local_shape, row.moments))
     head = ("", "argument", "type", "tiling", "local shape", "moments")
@@ -181,7 +188,7 @@ def _arguments(plan: PlanFacts) -> str:
 
 
 def _searches(plan: PlanFacts) -> list[str]:
-    out = [_section("Alternatives", _table(tables.strategies_table(plan)))] if plan.searches else []
+    out = []
     for search in plan.searches:
         history = [(at, score.objective) for at, score in search.history if score.excess <= 0]
         if history and search.episodes:

@@ -3,44 +3,64 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import Layout
 
-SIDE, MAX_TILES = 60.0, 16  # pixels of the longer side; tiles drawn per dim
+SIDE, MAX_TILES = 60.0, 64  # pixels of the longer side; tiles drawn per dim
+MAX_LISTED = 8  # devices named on a tile
 HUES = 330
 
 
-def shards_picture(shape: Sequence[int], layout: Layout, mesh: MeshShape) -> str:
-    """SVG of an argument as a rectangle of its two most tiled dims.
+class ShardsPictures:
+    """Pictures of arguments' tiles; equal tilings share their drawing."""
 
-    Colors number the tiles; a tile's title lists its devices (positions in the mesh, row-major).
-    """
-    sizes = [mesh.size(axes) for axes in layout]
-    ranked = sorted(range(len(shape)), key=lambda d: (-sizes[d], -shape[d]))[:2]
-    down, across = sorted(ranked) if len(ranked) > 1 else (-1, ranked[0])
-    rows = sizes[down] if down >= 0 else 1
-    cols = sizes[across]
-    width, height = _extent(shape[across], shape[down] if down >= 0 else 1)
-    shown_rows, shown_cols = min(rows, MAX_TILES), min(cols, MAX_TILES)
-    holders = _holders(layout, mesh, down, across)
-    out = []
-    for r, c in itertools.product(range(shown_rows), range(shown_cols)):
-        devices = holders.get((r, c), [])
-        hue = (r * cols + c) * HUES / max(rows * cols, 1)
-        names = ", ".join(map(str, devices[:16])) + (" ..." if len(devices) > 16 else "")
-        title = f"tile {r}, {c}: devices {names}"
-        x, y = c * width / shown_cols, r * height / shown_rows
-        out.append(
-            f'<rect x="{x:.1f}" y="{y:.1f}" width="{width / shown_cols:.1f}"'
-            f' height="{height / shown_rows:.1f}" fill="hsl({hue:.0f} 60% 72%)">'
-            f"<title>{escape(title)}</title></rect>"
+    def __init__(self, mesh: MeshShape) -> None:
+        self._mesh = mesh
+        self._drawn: dict[tuple[object, ...], int] = {}
+
+    def picture(self, shape: Sequence[int], layout: Layout) -> str:
+        """SVG of an argument as a rectangle of its two most tiled dims.
+
+        Colors number the tiles; a tile's title lists its devices (positions in the mesh,
+        row-major). Beyond 64 tiles on a dim, the first 64 are drawn, and a caption says so.
+        """
+        sizes = [self._mesh.size(axes) for axes in layout]
+        ranked = sorted(range(len(shape)), key=lambda d: (-sizes[d], -shape[d]))[:2]
+        down, across = sorted(ranked) if len(ranked) > 1 else (-1, ranked[0])
+        rows, cols = sizes[down] if down >= 0 else 1, sizes[across]
+        shown_rows, shown_cols = min(rows, MAX_TILES), min(cols, MAX_TILES)
+        width, height = _extent(shape[across], shape[down] if down >= 0 else 1)
+        key = (layout[down] if down >= 0 else (), layout[across])
+        if key in self._drawn:
+            body = f'<use href="#tiles{self._drawn[key]}"/>'
+        else:
+            self._drawn[key] = len(self._drawn)
+            tiles = "".join(self._tiles(layout, down, across, shown_rows, shown_cols))
+            body = f'<g id="tiles{self._drawn[key]}">{tiles}</g>'
+        drawn, total = shown_rows * shown_cols, rows * cols
+        label = f"{total} tiles"
+        caption = f"<p class=note>{drawn} of {total} tiles</p>" if drawn < total else ""
+        return (
+            f'<svg class="shards" width="{width:.0f}" height="{height:.0f}" viewBox="0 0'
+            f' {shown_cols} {shown_rows}" preserveAspectRatio="none" role="img"'
+            f' aria-label="{label}">{body}</svg>{caption}'
         )
-    size = f'width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}"'
-    label = f"{rows * cols} tiles"
-    return f'<svg class="shards" {size} role="img" aria-label="{label}">{"".join(out)}</svg>'
+
+    def _tiles(self, layout: Layout, down: int, across: int, rows: int, cols: int) -> Iterator[str]:
+        """Rectangles of unit size with their devices."""
+        holders = _holders(layout, self._mesh, down, across)
+        for r, c in itertools.product(range(rows), range(cols)):
+            devices = holders.get((r, c), [])
+            more = " ..." if len(devices) > MAX_LISTED else ""
+            names = ", ".join(map(str, devices[:MAX_LISTED])) + more
+            hue = (r * cols + c) * HUES / max(rows * cols, 1)
+            yield (
+                f'<rect x="{c}" y="{r}" width="1" height="1" fill="hsl({hue:.0f} 60% 72%)">'
+                f"<title>{escape(f'tile {r}, {c}: devices {names}')}</title></rect>"
+            )
 
 
 def _extent(across: int, down: int) -> tuple[float, float]:
