@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from partir_search.ir.analysis.def_use import def_use
 from partir_search.ir.core import Op, Value
+from partir_search.ir.source_names import scope_path
 from partir_search.messages.number_groups import number_groups
 from partir_search.plan.facts import PlanFacts
 from partir_search.strategies.argument_roles import find_roles
@@ -80,7 +81,13 @@ def peak_memory(plan: PlanFacts) -> PeakMemory:
             return ACTIVATIONS
         return GRADIENTS if value.type.shape in shapes else BACKWARD
 
-    keys = [(v.type, origin(by_name.get(v.name)), v.source) for v in live]
+    def place(name: str, source: str) -> str:
+        """Source line, or the scope of a value made by a library alone."""
+        value = by_name.get(name)
+        maker = makers[value.id] if value else None
+        return source or ("/".join(scope_path(maker.scope)) if maker else "")
+
+    keys = [(v.type, origin(by_name.get(v.name)), place(v.name, v.source)) for v in live]
     rows = []
     for label, at, (kind, part, source) in number_groups(
         (v.name, key) for v, key in zip(live, keys, strict=True)
