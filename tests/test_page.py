@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html.parser
+import itertools
 import pathlib
 import re
 import shutil
@@ -15,9 +16,9 @@ from jax.sharding import AbstractMesh
 import partir_search as ps
 from models.catalog import MODELS
 from partir_search.plan.report.argument_tables import argument_rows
-from partir_search.plan.report.charts import _drawn, round_ticks
+from partir_search.plan.report.charts import _drawn, memory_chart, round_ticks
 from partir_search.plan.report.shards import ShardsPictures
-from partir_search.simulator.timeline import Event
+from partir_search.simulator.timeline import Event, Timeline
 
 MESH = AbstractMesh((2, 4), ("batch", "model"))
 
@@ -128,6 +129,17 @@ def test_tiles_are_all_drawn_or_counted() -> None:
     assert "<rect" not in again
     assert 'href="#tiles0"' in again
     assert "of" not in pictures.picture((8, 64), ((), (1,))).rpartition("</svg>")[2]
+
+
+def test_memory_is_a_staircase() -> None:
+    """Live bytes change at instants: no edge is slanted, also where several changes share a pixel."""
+    steps = [(0.0, 1e6), (0.1, 4e6), (0.1001, 2e6), (0.5, 3e6), (0.9, 1e6)]
+    chart = memory_chart(Timeline(1.0, (), tuple(steps), (), 1e6), 1e9)
+    found = re.search(r'polygon points="([^"]+)"', chart)
+    assert found
+    points = [tuple(map(float, p.split(","))) for p in found[1].split()]
+    assert all(x1 == x2 or y1 == y2 for (x1, y1), (x2, y2) in itertools.pairwise(points))
+    assert min(y for _, y in points) < sorted({y for _, y in points})[1]
 
 
 def test_short_events_are_merged() -> None:

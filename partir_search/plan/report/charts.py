@@ -121,7 +121,9 @@ def memory_chart(timeline: Timeline, limit: float) -> str:
     points = [f"{LEFT},{height}"]
     before = timeline.memory[0][1]
     for x, low, high, last in _by_pixel(timeline, scale):
-        points += [f"{x},{y(before):.0f}", f"{x},{y(low):.0f}", f"{x},{y(high):.0f}"]
+        levels = dict.fromkeys(f"{y(nbytes):.0f}" for nbytes in (before, low, high))
+        points += [f"{x},{level}" for level in levels]
+        points.append(f"{x},{y(last):.0f}")
         before = last
     points += [f"{WIDTH - RIGHT},{y(before):.0f}", f"{WIDTH - RIGHT},{height}"]
     top = max(shown, most)
