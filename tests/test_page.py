@@ -132,7 +132,7 @@ def test_tiles_are_all_drawn_or_counted() -> None:
 
 
 def test_memory_is_a_staircase() -> None:
-    """Live bytes change at instants: no edge is slanted, also where several changes share a pixel."""
+    """Live bytes change at instants: no edge is slanted, with several changes at a pixel too."""
     steps = [(0.0, 1e6), (0.1, 4e6), (0.1001, 2e6), (0.5, 3e6), (0.9, 1e6)]
     chart = memory_chart(Timeline(1.0, (), tuple(steps), (), 1e6), 1e9)
     found = re.search(r'polygon points="([^"]+)"', chart)
