@@ -23,7 +23,7 @@ WORDS = {
     "complex": ("ir/core.py",),  # stem of a dtype
     "gather": ("ir/kind.py",),  # categories of ops
     "scatter": ("ir/kind.py",),
-    "name": ("aot/", "ir/core.py", "ir/printing/"),  # field of an object
+    "name": ("aot/", "ir/core.py", "ir/printing/", "plan/report/data.py"),  # field of an object
     "pad": ("plan/pass_record.py", "planning/"),  # name of a pass and of an option
     "slice": ("ir/printing/", "lowering/"),  # word of the printed IR, local step of a reshard
     "stack": ("plan/pass_record.py", "planning/"),  # name of a pass and of an option

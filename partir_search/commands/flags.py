@@ -78,11 +78,11 @@ def schedule_of(name: str, known: KnownStrategies) -> Plan:
 
     Args:
       name: a full name, ``BP(data)+MP(model)+Z3``, or codes without axes, ``bp+z3``: the fastest
-        strategy of these codes, one that fits first.
+        strategy of the codes, fitting ones first.
       known: strategies of the step.
 
     Raises:
-      UsageError: there is no such strategy.
+      UsageError: no strategy has the name.
     """
     if name in known:
         return known[name]
@@ -99,7 +99,7 @@ def schedule_of(name: str, known: KnownStrategies) -> Plan:
 
 
 def tactics(name: str) -> list[Any]:
-    """Tactics named ``package.module:name``: a list, or a function that returns one."""
+    """Tactics named ``package.module:name``: a list, or a function returning one."""
     found = named_object(name)
     found = found() if callable(found) else found
     if not isinstance(found, list | tuple):

@@ -56,7 +56,7 @@ def named_object(name: str) -> Any:
     """Imports the object named ``module:attribute``.
 
     Raises:
-      UsageError: a name in the path does not exist; the message says which.
+      UsageError: a name in the path does not exist; named in the message.
     """
     module, colon, attribute = name.partition(":")
     if not colon or not attribute:

@@ -69,7 +69,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _add(commands: Any, name: str, about: str, **options: Any) -> argparse.ArgumentParser:
-    """Subcommand on a step and its arguments."""
+    """Subcommand on a step with arguments."""
     command: argparse.ArgumentParser = commands.add_parser(
         name,
         help=about,
@@ -138,7 +138,7 @@ def _add_plan(commands: Any) -> None:
 
 
 def _add_completion(parser: argparse.ArgumentParser) -> None:
-    """Option that prints completion scripts by shtab, or how to install shtab."""
+    """Option for completion scripts by shtab, or for the installation of shtab."""
     try:
         import shtab
     except ImportError:

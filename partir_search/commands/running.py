@@ -30,7 +30,7 @@ DOES_NOT_FIT = 3
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs a subcommand; returns its exit status."""
+    """Runs a subcommand; returns the exit status."""
     if args.command == "schema":
         print(json.dumps(REPORT_SCHEMA, indent=1))
         return 0
@@ -83,7 +83,7 @@ def _plan(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace, plan: Plan) -> None:
-    """Prints a plan, and writes its files to `--out`."""
+    """Prints a plan, and writes the files of `--out`."""
     if args.json:
         print(json.dumps(report_data(plan), indent=1))
     else:

@@ -1,4 +1,4 @@
-"""Grouping of names that differ in numbers only, such as layers, with the numbers of each group."""
+"""Grouping of names with different numbers (layers), with the numbers of each group."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST_LISTED = 6  # numbers of a group that are no full grid
 
 
 def number_groups(items: Iterable[tuple[str, _K]]) -> list[tuple[str, list[int], _K]]:
-    """Groups names that differ in numbers only and have equal keys.
+    """Groups names of equal keys, different in numbers only.
 
     Args:
       items: (name, key).
@@ -38,7 +38,7 @@ def number_groups(items: Iterable[tuple[str, _K]]) -> list[tuple[str, list[int],
 
 
 def _label(pattern: str, members: Sequence[tuple[int, ...]]) -> str:
-    """Pattern with the numbers of its members in place of `#`."""
+    """Pattern with the numbers of all members in place of `#`."""
     slots = [sorted(set(column)) for column in zip(*members, strict=True)]
     distinct = set(members)
     if math.prod(map(len, slots)) == len(distinct):

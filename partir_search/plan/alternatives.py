@@ -15,7 +15,7 @@ class Alternative:
     """Known strategy beside a plan, on the plan's form of the program.
 
     Attributes:
-      name: name of the strategy, such as "BP(data)+MP(model)+Z3".
+      name: name of the strategy, "BP(data)+MP(model)+Z3".
       cost: simulated cost per step on one device, of the whole program.
       fits: True if the peak is within the memory limit.
       recomputed: segments of the forward pass computed again.
@@ -33,7 +33,7 @@ class Change:
 
     Attributes:
       what: the change in words.
-      how: option, mesh or shapes that make the change.
+      how: option, mesh or shapes behind the change.
       plan: decisions behind the figures: this plan's actions or a known strategy's name.
       seconds: simulated seconds per step.
       relative: seconds per example divided by the plan's.

@@ -26,6 +26,6 @@ LEGEND = {
 
 
 def legend(names: Iterable[str]) -> str:
-    """Meaning of the codes in names of strategies, such as "BP(data)+MP(model, head)+Z3"."""
+    """Meaning of the codes in names of strategies, "BP(data)+MP(model, head)+Z3"."""
     words = {word for name in names for found in _CODE.findall(name) for word in found}
     return "; ".join(f"{code} {meaning}" for code, meaning in LEGEND.items() if code in words)

@@ -20,13 +20,13 @@ GATHERED = "gathered copies and temporaries"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LiveRow:
-    """Values live at the peak that differ in numbers only (layers).
+    """Values live at the peak, different in numbers only (layers).
 
     Attributes:
       label: name with the numbers of all values.
       count: number of values.
       type: global shape and dtype.
-      part: origin, such as "activations".
+      part: origin, "activations" for instance.
       bytes: bytes of all values on one device.
       source: file and line of the user's code.
     """
@@ -44,7 +44,7 @@ class PeakMemory:
     """Memory at the peak.
 
     Attributes:
-      parts: bytes on one device by role or origin; they add up to the peak.
+      parts: bytes on one device by role or origin; the peak in total.
       live: values besides the arguments, largest first.
     """
 

@@ -44,7 +44,7 @@ class CollectiveRow:
       axes: mesh axes, joined by "+".
       source: file and line of the user's code.
       runs: runs per step.
-      seconds / exposed: seconds per step, and those that no compute hides.
+      seconds / exposed: seconds per step, in all and not hidden by compute.
       bytes: payload on one device per step.
     """
 
@@ -107,7 +107,7 @@ class StepSeconds:
 
     Attributes:
       compute: seconds of kernels, by the limit of each kernel: matrix units, vector units, memory
-        traffic or its start; and seconds of copies.
+        traffic or start; and seconds of copies.
       links: exposed seconds of collectives by mesh axes.
     """
 
@@ -122,7 +122,7 @@ class StepSeconds:
 
 
 def step_seconds(plan: PlanFacts) -> StepSeconds:
-    """Seconds of a plan's step by limit; they add up to the seconds of the step."""
+    """Seconds of a plan's step by limit; the seconds of the step in total."""
     compute = _limits(plan.simulation.load.roofline)
     rest = plan.cost.compute_seconds - sum(compute.values())
     if rest < 0:  # kernels that attention skips
@@ -148,7 +148,7 @@ def _limits(found: Roofline) -> dict[str, float]:
 
 
 def matrix_rate(plan: PlanFacts) -> float:
-    """Share of the peak matrix rate that a step attains, 0 to 1 (its FLOPs over seconds)."""
+    """Share of the peak matrix rate attained by a step, 0 to 1."""
     rates = plan.machine.flops_per_s
     peak = rates.get("bfloat16", rates["default"])
     return plan.cost.flops / (plan.cost.seconds * peak) if plan.cost.seconds else 0.0

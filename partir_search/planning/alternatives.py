@@ -22,11 +22,11 @@ MOST_STRATEGIES = 6  # strategies beside a plan, the best by folded costs
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Forms:
-    """Forms of a plan's program that differ in the segments computed again.
+    """Forms of a plan's program with different segments computed again.
 
     Attributes:
       base: the program without recomputation.
-      make_planner: function from a form to its planner.
+      make_planner: function from a form to a planner.
       free: True if the planner chooses the segments (`remat="auto"`).
       twice: function from a plan's decisions to their cost with twice the batch, or None.
     """
@@ -57,7 +57,7 @@ class Forms:
         return rematerialize(self.base, self.segments) if self.segments else None
 
     def of(self, plan: PlanFacts) -> dict[Recomputed, Module]:
-        """Forms in which known strategies are costed, those with less recomputation first."""
+        """Forms for the costs of known strategies, less recomputation first."""
         if not plan.remat:
             return {"none": plan.module}
         if not self.free:
@@ -72,7 +72,7 @@ def alternatives_of(plan: PlanFacts, forms: Forms) -> tuple[Alternative, ...]:
     """Best known strategies by the searches of a plan, costed as the plan is: on the whole program.
 
     Each strategy has the plan's padding, stacks and microbatches. Beside a plan with recomputed
-    segments, a strategy recomputes no segments, those of the plan or all: the first that fits.
+    segments, a strategy recomputes none, the same or all: the least within the limit.
     """
     found: dict[str, Alternative] = {}
     modules = forms.of(plan)
@@ -103,13 +103,13 @@ def _of_search(
 def _folded_rank(
     known: dict[Recomputed, KnownMoves], name: str, limit: float
 ) -> tuple[bool, float]:
-    """Rank of a strategy by its fastest form that fits, on folded programs."""
+    """Rank of a strategy by the fastest fitting form, on folded programs."""
     costs = [form.costs[name] for form in known.values() if name in form.costs]
     return min((c.peak_bytes > limit, c.seconds) for c in costs)
 
 
 def _costed(plan: PlanFacts, known: dict[Recomputed, KnownMoves], name: str) -> Alternative:
-    """A strategy in the form with the least recomputation that fits, or with the lowest peak."""
+    """A strategy in the form with the least fitting recomputation, or with the lowest peak."""
     found: list[Alternative] = []
     for recomputed, form in known.items():
         if name not in form.costs:

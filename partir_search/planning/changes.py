@@ -1,7 +1,7 @@
-"""Changes by the user beside a plan, with figures: other meshes, batches, types and options.
+"""Changes by the user beside a plan, with figures: meshes, batches, types and options.
 
-No search runs. Changes on the plan's mesh are costed with the plan's actions, other meshes with
-their best known strategy, which a search may improve.
+No search runs. Changes on the plan's mesh are costed with the plan's actions, further meshes with
+the best known strategy, possibly improved by a search.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SAME = "this plan's actions"
 
 
 def changes_of(plan: Plan, forms: Forms) -> tuple[Change, ...]:
-    """Five changes by the user, the fewest seconds per example first; those that fit come first."""
+    """Five changes by the user, fitting changes first, then by seconds per example."""
     found = [
         *_other_meshes(plan, forms),
         *_other_batch(plan, forms),
@@ -47,7 +47,7 @@ def _change(plan: Plan, what: str, how: str, by: str, cost: Cost, examples: floa
     """Change with the figures of a cost.
 
     Args:
-      examples: examples of a step after the change divided by those before.
+      examples: examples of a step after the change, relative to the plan.
     """
     return Change(
         what=what,
@@ -64,7 +64,7 @@ def _change(plan: Plan, what: str, how: str, by: str, cost: Cost, examples: floa
 
 
 def _other_meshes(plan: Plan, forms: Forms) -> Iterator[Change]:
-    """The two best other shapes of the mesh, by their best known strategies."""
+    """The two best further shapes of the mesh, by their best known strategies."""
     user = plan.mesh_shape.user
     shapes = _shapes(user, plan.machine)
     if not shapes or not plan.searches:
@@ -87,9 +87,9 @@ def _other_meshes(plan: Plan, forms: Forms) -> Iterator[Change]:
 
 
 def _shapes(mesh: MeshShape, machine: Machine) -> list[MeshShape]:
-    """Other shapes with as many devices and axes, the most even first.
+    """Further shapes with as many devices and axes, the most even first.
 
-    Orders of equal sizes differ where axes have links of their own.
+    Orders of equal sizes differ if axes have own links.
     """
     own = set(machine.axis_bytes_per_s) | set(machine.axis_hop_seconds)
     ordered = bool(own & set(mesh.names))
@@ -123,7 +123,7 @@ def _other_batch(plan: Plan, forms: Forms) -> Iterator[Change]:
 
 
 def _other_remat(plan: Plan, forms: Forms) -> Iterator[Change]:
-    """Without recomputation, or with all of it where memory is tight."""
+    """Without recomputation, or with all of it if memory is tight."""
     found: list[tuple[Module | None, str, str]] = []
     if plan.remat:
         found.append((forms.base, "no segment computed again", "remat=False"))

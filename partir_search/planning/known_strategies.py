@@ -79,7 +79,7 @@ def known_costs(planner: Planner) -> list[tuple[str, Cost]]:
 def known_plan(planner: Planner, fixed: Sequence[Action] = ()) -> Planned:
     """Plan of the best known strategy on all axes, after the actions `fixed`.
 
-    The folded program decides which strategy is the best.
+    The best by costs on the folded program.
     """
     state, actions = begin(planner.graph, planner.mesh, planner.memo, fixed, ())
     known = KnownMoves(planner, before=actions)

@@ -20,7 +20,7 @@ def with_batch(
     """A call of ShapeDtypeStructs with `times` the batch; None for a call without a batch.
 
     The batch is the leading dim of the first array of rank two or more outside the train state.
-    Further arrays with the leading dim have it multiplied as well.
+    Further arrays with the leading dim are multiplied as well.
 
     Args:
       call: the dynamic arguments.

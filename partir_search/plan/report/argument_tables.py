@@ -23,7 +23,7 @@ Argument = tuple[str, Value, PartitionSpec]  # path, value, tiling
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Moment:
-    """Optimizer state of a parameter: its name (`mu`), type and tiling."""
+    """Optimizer state of a parameter: name (`mu`), type and tiling."""
 
     name: str
     type: str
@@ -32,7 +32,7 @@ class Moment:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ArgumentRow:
-    """Arguments that differ in numbers only.
+    """Arguments different in numbers only.
 
     Attributes:
       label: path with the numbers of all arguments.
@@ -40,7 +40,7 @@ class ArgumentRow:
       type: global shape and dtype.
       tiling: PartitionSpec.
       local_shape: shape on one device.
-      moments: optimizer state of the same shape, in words; "" for other arguments.
+      moments: optimizer state of the same shape, in words; "" without any.
     """
 
     label: str
@@ -52,7 +52,7 @@ class ArgumentRow:
 
 
 def argument_rows(plan: PlanFacts) -> list[ArgumentRow]:
-    """Rows of a plan's arguments, each parameter with its optimizer state."""
+    """Rows of a plan's arguments, each parameter with optimizer state."""
     arguments = plan.arguments()
     moments = moments_of(plan, arguments)
     taken = {at for each in moments.values() for at in each}
@@ -76,7 +76,7 @@ def argument_rows(plan: PlanFacts) -> list[ArgumentRow]:
 def moments_of(plan: PlanFacts, arguments: Sequence[Argument]) -> dict[int, list[int]]:
     """Positions of each parameter's optimizer state, by position of the parameter.
 
-    State belongs to the parameter of the same shape with the longest common end of its path.
+    State belongs to the parameter of the same shape with the longest common end of the path.
     """
     parts = argument_parts(plan)
     by_end: dict[tuple[tuple[int, ...], str], list[int]] = {}
@@ -98,7 +98,7 @@ def moments_of(plan: PlanFacts, arguments: Sequence[Argument]) -> dict[int, list
 
 
 def _moment(parameter: str, argument: Argument) -> Moment:
-    """Optimizer state, named by its path's last key before the parameter's."""
+    """Optimizer state, named by the path's last key before the parameter's."""
     path, value, spec = argument
     own, keys = parameter.split("/"), path.split("/")
     while own and keys and own[-1] == keys[-1]:
@@ -108,7 +108,7 @@ def _moment(parameter: str, argument: Argument) -> Moment:
 
 
 def moments_in_words(kind: str, tiling: str, moments: Sequence[Moment]) -> str:
-    """Text of a parameter's optimizer state: "mu, nu alike", or tilings where they differ."""
+    """Text of a parameter's optimizer state: "mu, nu alike", or tilings if different."""
     groups: dict[str, list[str]] = {}
     for moment in moments:
         dtype = "" if moment.type == kind else f"{moment.type.partition('[')[0]} "
@@ -118,7 +118,7 @@ def moments_in_words(kind: str, tiling: str, moments: Sequence[Moment]) -> str:
 
 
 def arguments_table(plan: PlanFacts) -> Table:
-    """Arguments with their tilings; arguments that differ in numbers only (layers) share a row."""
+    """Arguments with their tilings; arguments different in numbers only (layers) share a row."""
     rows = argument_rows(plan)
     moments = {row.moments for row in rows if row.moments}
     notes = [
@@ -147,7 +147,7 @@ def arguments_table(plan: PlanFacts) -> Table:
 def not_tiled_table(plan: PlanFacts) -> Table:
     """Replicated arguments (scalars excepted), with the reason.
 
-    Optimizer state is left out where its parameter is listed.
+    Optimizer state of listed parameters is left out.
     """
     table = new_table(title="replicated arguments", title_justify="left")
     table.add_column("argument", min_width=MIN_PATH)

@@ -1,4 +1,4 @@
-"""Table cells that stay readable in narrow columns: paths shortened in the middle."""
+"""Table cells for narrow columns: paths shortened in the middle."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def shortened(text: str, width: int) -> str:
 
 
 def local_source(source: str) -> str:
-    """``file:line (function)`` relative to the working folder, or with its last three folders."""
+    """``file:line (function)`` relative to the working folder, or with the last three folders."""
     name, _, rest = source.partition(":")
     inside = name.removeprefix(os.getcwd() + os.sep)
     parts = inside.split(os.sep)

@@ -26,7 +26,7 @@ def _text(x: float, y: float, text: str, anchor: str = "start", style: str = "")
 
 
 def round_ticks(most: float, count: int = 6) -> list[float]:
-    """Multiples of 1, 2 or 5 times a power of ten from 0 to `most`, about `count` of them."""
+    """Multiples of 1, 2 or 5 times a power of ten from 0 to `most`, about `count` in number."""
     if most <= 0:
         return [0.0]
     power = 10.0 ** math.floor(math.log10(most / count))
@@ -148,7 +148,7 @@ def memory_chart(timeline: Timeline, limit: float) -> str:
 
 
 def _by_pixel(timeline: Timeline, scale: float) -> list[tuple[int, float, float, float]]:
-    """(x, lowest, highest, last bytes) of each pixel at which the live bytes change."""
+    """(x, lowest, highest, last bytes) of each pixel with changes of the live bytes."""
     found: dict[int, tuple[float, float, float]] = {}
     for seconds, nbytes in timeline.memory:
         x = round(LEFT + min(seconds, timeline.seconds) * scale)

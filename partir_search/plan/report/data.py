@@ -86,7 +86,7 @@ def _arguments(plan: PlanFacts) -> list[dict[str, Any]]:
 
 
 def spec_data(spec: PartitionSpec) -> list[list[str]]:
-    """Mesh axes of each dim, major to minor; trailing dims without axes may be left out."""
+    """Mesh axes of each dim, major to minor; trailing dims without axes may be missing."""
     return [
         [] if entry is None else [entry] if isinstance(entry, str) else list(entry)
         for entry in tuple(spec)

@@ -31,7 +31,7 @@ class Progress:
         self.watch, self._end = watch, end
 
     def planned(self, cost: Cost) -> None:
-        """Shows the cost of the plan found: of the whole program, as everywhere else."""
+        """Shows the cost of the plan found: of the whole program."""
         if self._end is not None:
             self._end(cost)
 
@@ -59,7 +59,7 @@ def search_progress(wanted: bool | Watch | None, episodes: int) -> Iterator[Prog
 
 
 def show_planned(wanted: bool | Watch | None, name: str, cost: Cost) -> None:
-    """Shows the cost of a plan after its last search, where `search_progress` shows the search."""
+    """Shows the cost of a plan after the last search, beside `search_progress`."""
     if callable(wanted) or wanted is False:
         return
     line = f"plan of {name}: {cost}"

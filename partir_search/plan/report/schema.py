@@ -9,7 +9,7 @@ COUNT = {"type": "integer", "minimum": 0}
 
 
 def _record(about: str = "", /, **fields: Any) -> dict[str, Any]:
-    """Schema of an object with exactly these fields."""
+    """Schema of an object with exactly the given fields."""
     found = {
         "type": "object",
         "properties": fields,

@@ -25,7 +25,7 @@ class ShardsPictures:
         """SVG of an argument as a rectangle of its two most tiled dims.
 
         Colors number the tiles; a tile's title lists its devices (positions in the mesh,
-        row-major). Beyond 64 tiles on a dim, the first 64 are drawn, and a caption says so.
+        row-major). Beyond 64 tiles on a dim, the first 64 are drawn, as a caption says.
         """
         sizes = [self._mesh.size(axes) for axes in layout]
         ranked = sorted(range(len(shape)), key=lambda d: (-sizes[d], -shape[d]))[:2]

@@ -1,4 +1,4 @@
-"""First lines of a report: why this plan, where seconds go, what bounds them, what to change."""
+"""First lines of a report: reasons for the plan, seconds by cause, bounds, changes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def summary(plan: PlanFacts) -> list[tuple[str, str]]:
 
 
 def headlines(plan: PlanFacts) -> list[str]:
-    """Warnings that belong before all figures: a plan that does not fit, or tiles nothing."""
+    """Warnings before all figures: a plan over the limit, or without tilings."""
     return list(_headlines(plan))
 
 
@@ -69,7 +69,7 @@ def tiles_nothing(plan: PlanFacts) -> bool:
 
 
 def untiled_batch(plan: PlanFacts) -> list[str]:
-    """Batch dims that no axis of the mesh divides, in a sentence each."""
+    """Batch dims divided by no axis of the mesh, in a sentence each."""
     tied = {i for i, _ in plan.module.ties}
     user, found = plan.mesh_shape.user, dict[int, str]()
     if not tied or user.devices == 1:

@@ -61,7 +61,7 @@ def plan_tables(plan: PlanFacts) -> Group:
 
 
 def summary_text(plan: PlanFacts) -> Text:
-    """Warnings and answers in words: why this plan, what bounds it, what to change."""
+    """Warnings, and answers in words."""
     from rich.text import Text
 
     text = Text(f"{plan.module.name} on mesh<{plan.mesh_shape.user}>\n", style="bold")
