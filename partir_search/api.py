@@ -101,9 +101,9 @@ def auto_partition(
       stack: equal programs on several matrices (Newton-Schulz iterations of Muon, decompositions of
         Shampoo) computed once, on a stack whose matrices are spread over devices: "auto" if a
         search finds it better, True wherever some axis divides a stack, False never.
-      microbatches: number of microbatches over which gradients are accumulated, or several
-        numbers, of which the first with a fitting plan is used. Requires a loss that is a mean over
-        independent examples (see `microbatched`).
+      microbatches: number of parts of the batch computed one after the other, with equal results,
+        or several numbers, of which the first with a fitting plan is used. A step that needs the
+        whole batch at once (batch normalisation) is refused (see `microbatched`).
       rings: True lets searches partition in time as well: on two mesh axes of equal size (see
         `SpatialTemporal`), by collective matmuls (see `CollectiveMatmul`) and by ring attention
         (see `ContextParallel`). Programs with attention are planned twice, unchanged and with each

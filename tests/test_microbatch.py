@@ -1,9 +1,10 @@
-"""Gradient accumulation: the same step, in less memory."""
+"""Microbatches: the same step as a loop over parts of the batch, in less memory."""
 
 from __future__ import annotations
 
 import dataclasses
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,7 +15,11 @@ from jax.sharding import AbstractMesh
 
 import partir_search as ps
 from models.catalog import MODELS
-from tests.support import assert_same
+from partir_search.ir.printer import print_partition
+from partir_search.ir.verify import verify
+from partir_search.planning.microbatch import in_time
+from partir_search.planning.stage import print_module
+from tests.support import assert_same, module_of
 
 ENTRY = MODELS["llama-tiny"]
 ABSTRACT = AbstractMesh((2, 4), ("batch", "model"))
@@ -30,9 +35,193 @@ def test_accumulated_step_equals_plain(jitted: bool, mesh: jax.sharding.Mesh) ->
     plan = step.plan(*args)
     assert plan.microbatches == 4
     assert any(op.prim == "scan" and op.params["length"] == 4 for op in plan.module.ops)
+    assert "time<mb:4>" in plan.passes["microbatches"].text()
     assert bool(plan.module.donated) == jitted
     got = step(*jax.tree.map(jnp.copy, args))
     assert_same(jax.tree.leaves(got), jax.tree.leaves(want), tolerance=1e-4)
+
+
+X = np.linspace(-1.0, 1.0, 32, dtype=np.float32).reshape(8, 4)
+Y = np.linspace(2.0, -1.0, 16, dtype=np.float32).reshape(8, 2)
+W = np.linspace(-0.5, 1.0, 8, dtype=np.float32).reshape(4, 2)
+SQUARE = np.linspace(-0.5, 0.5, 48, dtype=np.float32).reshape(3, 4, 4)
+TOKENS = np.arange(40, dtype=np.int32).reshape(8, 5) % 8
+KEY = jax.random.key(3)
+
+
+def regression(w: Any, x: Any, y: Any) -> tuple[Any, Any]:
+    loss, grad = jax.value_and_grad(lambda w: jnp.mean((x @ w - y) ** 2))(w)
+    return w - 0.1 * grad, loss
+
+
+def dropped(w: Any, x: Any, key: Any) -> Any:
+    """The mask is returned, to be compared bit for bit."""
+    mask = jax.random.bernoulli(key, 0.8, x.shape)
+
+    def loss(w: Any) -> Any:
+        return jnp.mean((jnp.where(mask, x, 0.0) @ w) ** 2)
+
+    return *jax.value_and_grad(loss)(w), mask
+
+
+def masked_mean(w: Any, x: Any, y: Any) -> Any:
+    weight = (y[:, 0] > 0.2).astype(jnp.float32)
+
+    def loss(w: Any) -> Any:
+        return jnp.sum(weight * jnp.sum((x @ w - y) ** 2, 1)) / weight.sum()
+
+    return jax.value_and_grad(loss)(w)
+
+
+def tied_embedding(w: Any, tokens: Any) -> Any:
+    def loss(table: Any) -> Any:
+        logits = jnp.take(table, tokens[:, :-1], axis=0).sum(1) @ table.T
+        found = jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[:, -1:], axis=1)
+        return -jnp.mean(found)
+
+    return jax.value_and_grad(loss)(w)
+
+
+def several_losses(w: Any, x: Any, y: Any) -> Any:
+    """A sum, a maximum, counts, flags, and a row per example."""
+
+    def loss(w: Any) -> Any:
+        out = x @ w
+        hits = (out > y).sum(), (out > 9.0).any(), (jnp.abs(out) < 9.0).all()
+        return jnp.mean(out**2) + 0.1 * jnp.mean(jnp.abs(out - y)), (out.max(), *hits, out)
+
+    return jax.value_and_grad(loss, has_aux=True)(w)
+
+
+def layers(ws: Any, x: Any, key: Any) -> Any:
+    """Scanned and rematerialized layers with dropout; gradients leave the scan as sums."""
+
+    @jax.checkpoint
+    def layer(h: Any, given: Any) -> Any:
+        w, key = given
+        h = jnp.tanh(h @ w)
+        return jnp.where(jax.random.bernoulli(key, 0.7, h.shape), h, 0.0), None
+
+    def loss(ws: Any) -> Any:
+        out, _ = jax.lax.scan(layer, x, (ws, jax.random.split(key, 3)))
+        return jnp.mean(out**2)
+
+    return jax.value_and_grad(loss)(ws)
+
+
+def shared_layer(w: Any, x: Any) -> Any:
+    """The gradient of a weight used by every iteration is summed in the scan's carry."""
+
+    def loss(w: Any) -> Any:
+        out, _ = jax.lax.scan(lambda h, _: (jnp.sin(h @ w[0]), None), x, length=3)
+        return jnp.mean(out)
+
+    return jax.value_and_grad(loss)(w)
+
+
+def loops_and_branches(w: Any, x: Any, n: Any) -> Any:
+    y = jax.lax.cond(n > 2, lambda x: x @ w, lambda x: -x @ w, x)
+    y = jax.lax.while_loop(lambda c: c[0] < n, lambda c: (c[0] + 1, c[1] * 0.5), (0, y))[1]
+    return y, y.sum()
+
+
+def norm_of_data(w: Any, x: Any) -> Any:
+    """What data alone determine is known before the loop, gathers too."""
+    x = (x - x.mean(0)) / jnp.sort(x, 0)[-1]
+    return jax.value_and_grad(lambda w: jnp.mean((x @ w) ** 2))(w)
+
+
+def after_the_loop(w: Any, x: Any, y: Any) -> Any:
+    """Clipping and metrics of the whole batch need no part."""
+    loss, grad = jax.value_and_grad(lambda w: jnp.mean((x @ w - y) ** 2))(w)
+    scores = (x @ w).sum(1)
+    return w - grad / jnp.maximum(1.0, jnp.linalg.norm(grad)), loss, jax.lax.top_k(scores, 3)
+
+
+def whole_arguments(w: Any, x: Any, z: Any) -> Any:
+    """An array with another leading dim is no data of the batch."""
+    return jax.value_and_grad(lambda w: jnp.mean((x @ w).sum(1) * z.mean()))(w)
+
+
+EXACT: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "plain": (regression, (W, X, Y)),
+    "dropout": (dropped, (W, X, KEY)),
+    "dropout of a raw key": (dropped, (W, X, jax.random.PRNGKey(5))),
+    "dropout of another generator": (dropped, (W, X, jax.random.key(5, impl="rbg"))),
+    "masked mean": (masked_mean, (W, X, Y)),
+    "tied embedding": (tied_embedding, (X, TOKENS)),
+    "several losses": (several_losses, (W, X, Y)),
+    "layers": (layers, (SQUARE, X, KEY)),
+    "shared layer": (shared_layer, (SQUARE, X)),
+    "loops and branches": (loops_and_branches, (W, X, np.int32(3))),
+    "norm of data": (norm_of_data, (W, X)),
+    "after the loop": (after_the_loop, (W, X, Y)),
+    "whole arguments": (whole_arguments, (W, X, np.ones((6, 3), np.float32))),
+    "no gradient": (lambda w, x: (w * 2.0 + x.mean(), x @ w), (W, X)),
+    "gradient of one example": (
+        lambda w, x: jax.grad(lambda w: (x @ w)[:1].sum())(w),
+        (W, X),
+    ),
+    "narrow": (regression, (W.astype(jnp.bfloat16), X.astype(jnp.bfloat16), Y)),
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_a_step_in_parts_equals_the_step(name: str) -> None:
+    fun, args = EXACT[name]
+    want = jax.jit(fun)(*args)
+    got = jax.jit(ps.microbatched(fun, 4))(*args)
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert (x.shape, x.dtype) == (y.shape, y.dtype)
+        if jnp.issubdtype(x.dtype, jnp.floating):
+            tolerance = 1e-2 if name == "narrow" else 1e-6
+            np.testing.assert_allclose(
+                np.asarray(x, np.float32), np.asarray(y, np.float32), tolerance, tolerance
+            )
+        else:
+            np.testing.assert_array_equal(x, y)
+
+
+def step_of_all(state: Any, x: Any, y: Any, key: Any) -> Any:
+    """Dropout, a masked mean and a tied matrix, in one step."""
+    keep = jax.random.bernoulli(key, 0.8, (x.shape[0], 16))
+    weight = (y[:, 0] > 0.2).astype(jnp.float32)
+
+    def loss(w: Any) -> Any:
+        h = jnp.where(keep, jnp.tanh(x @ w["in"]), 0.0)
+        out = jnp.tanh(h @ w["tied"]) @ w["tied"].T
+        return jnp.sum(weight * (out**2).sum(1)) / weight.sum()
+
+    value, grad = jax.value_and_grad(loss)(state)
+    return jax.tree.map(lambda w, g: w - 0.1 * g, state, grad), value
+
+
+STATE = {
+    "in": np.linspace(-1, 1, 64, dtype=np.float32).reshape(4, 16),
+    "tied": np.linspace(1, -1, 256, dtype=np.float32).reshape(16, 16),
+}
+ALL = STATE, X, Y, KEY
+
+
+@pytest.mark.devices
+def test_parts_on_devices_with_data_and_model_axes(mesh: jax.sharding.Mesh) -> None:
+    tactics = [
+        ps.ManualPartition({"x": 0, "y": 0}, axis="batch"),
+        ps.ManualPartition({"state/in": 1}, axis="model"),
+    ]
+    step = ps.auto_partition(mesh, machine="tpu_v5e", schedule=tactics, microbatches=4)(step_of_all)
+    want = jax.jit(step_of_all)(*ALL)
+    assert_same(jax.tree.leaves(step(*ALL)), jax.tree.leaves(want), tolerance=1e-6)
+    assert step.plan(*ALL).partition_specs[0][0]["in"] == jax.sharding.PartitionSpec(None, "model")
+
+
+def test_print_in_time(golden: Callable[[str], None]) -> None:
+    """Tiles and sums on the time axis, and the loop that they become."""
+    module = module_of(masked_mean, W, X, Y)
+    found = in_time(module, 4)
+    verify(found.module)
+    golden(print_partition(found.partition) + "\n\n" + print_module(found.module))
 
 
 @pytest.mark.devices
@@ -80,38 +269,71 @@ def test_plans_keep_the_number(tmp_path: pathlib.Path) -> None:
     assert again.plan(*ENTRY.abstract_args(8)).cost == known.cost
 
 
-def regression(w: Any, x: Any, y: Any) -> tuple[Any, Any]:
-    loss, grad = jax.value_and_grad(lambda w: jnp.mean((x @ w - y) ** 2))(w)
-    return w - 0.1 * grad, loss
+def normalised(w: Any, x: Any) -> Any:
+    def loss(w: Any) -> Any:
+        h = x @ w
+        return jnp.mean(jnp.tanh((h - h.mean(0)) / jnp.sqrt(h.var(0) + 1e-5)))
+
+    return jax.value_and_grad(loss)(w)
 
 
-X = np.ones((8, 4), np.float32)
-Y = np.ones((8, 2), np.float32)
-W = np.ones((4, 2), np.float32)
+def contrasted(w: Any, x: Any) -> Any:
+    def loss(w: Any) -> Any:
+        h = x @ w
+        return -jnp.mean(jnp.diag(jax.nn.log_softmax(h @ h.T)))
+
+    return jax.value_and_grad(loss)(w)
 
 
-@pytest.mark.parametrize(
-    "fun,args,message",
-    [
-        (regression, (W, X[:7], Y[:7]), "divide by 2"),
-        (
-            lambda w, x, z: (regression(w, x, Y[:1])[0], z.mean()),
-            (W, X, np.ones((6, 3), np.float32)),
-            "must be the batch's",
-        ),
-        (lambda w, x: w + x.mean(), (W, X), "takes no gradient"),
-        (lambda w: jax.grad(lambda w: (w**2).sum())(w), (W,), "but the train state"),
-        (lambda w, x: (regression(w, x, Y[:1])[0], x @ w), (W, X), "one row per example"),
-        (
-            lambda w, x: (regression(w, x, Y[:1])[0], jnp.argmax(x.sum(0) @ w)),
-            (W, X),
-            "cannot be averaged",
-        ),
-    ],
-)
-def test_what_cannot_be_accumulated_is_refused(fun: Any, args: Any, message: str) -> None:
+def normalised_layers(ws: Any, x: Any) -> Any:
+    def layer(h: Any, w: Any) -> Any:
+        h = h @ w
+        return h - h.mean(0), None
+
+    return jax.value_and_grad(lambda ws: (jax.lax.scan(layer, x, ws)[0] ** 2).mean())(ws)
+
+
+def neighbours(w: Any, x: Any) -> Any:
+    return jax.value_and_grad(lambda w: jnp.mean((x @ w) * jnp.roll(x @ w, 1, axis=0)))(w)
+
+
+REFUSED: dict[str, tuple[Any, tuple[Any, ...], str]] = {
+    "batch": (regression, (W, X[:7], Y[:7]), "divide by 2; 6 or 8 would divide"),
+    "no batch": (lambda w: jax.grad(lambda w: (w**2).sum())(w), (W,), "but the train state"),
+    "batch normalisation": (
+        normalised,
+        (W, X),
+        r"sub at .*test_microbatch.py:\d+ \(normalised.* needs all microbatches at once:"
+        r" %.*, made by reduce_sum at .*test_microbatch.py:\d+ \(normalised.*Normalise over"
+        " features",
+    ),
+    "contrastive loss": (contrasted, (W, X), r"needs all microbatches at once: .*contrasted"),
+    "inside of a scan": (
+        normalised_layers,
+        (SQUARE, X),
+        r"sub at .*normalised_layers.*: %.*reduce_sum at",
+    ),
+    "first example": (
+        lambda w, x: jax.value_and_grad(lambda w: (x @ w)[:1].sum())(w),
+        (W, X),
+        "slice at .*needs all microbatches at once",
+    ),
+    "neighbours": (neighbours, (W, X), "needs all microbatches at once"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_split_is_refused(name: str) -> None:
+    fun, args, message = REFUSED[name]
     with pytest.raises(ValueError, match=message):
         jax.eval_shape(ps.microbatched(fun, 2), *args)
+
+
+def test_batch_statistics_of_a_network_are_named() -> None:
+    entry = MODELS["resnet-tiny"]
+    partitioned = ps.auto_partition(ABSTRACT, machine="tpu_v5e", microbatches=2, episodes=1)
+    with pytest.raises(ValueError, match=r"%ResNet.stem_norm.*reduce_sum at .*models/resnet.py:"):
+        partitioned(entry.step).plan(*entry.abstract_args(8))
 
 
 def test_former_name_of_the_number() -> None:

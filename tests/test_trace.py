@@ -15,6 +15,7 @@ from jax.sharding import AbstractMesh
 
 import partir_search as ps
 from partir_search.planning import pipeline
+from partir_search.planning.trace import read_call
 
 MESH = AbstractMesh((2,), ("batch",))
 TACTICS = [ps.ManualPartition({"x": 0}, axis="batch")]
@@ -87,11 +88,18 @@ def test_equal_literals_are_one() -> None:
 
 
 def test_microbatches_do_not_trace_the_whole_step_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is donated is known of the step in one part, whose trace is gone."""
-    monkeypatch.setattr(pipeline, "donated_leaves", None)
+    """Every number of microbatches is a rewrite of one trace."""
+    calls: list[str] = []
+
+    def read(jitted: Any, call: Any, args: Any, kwargs: Any, name: str, *rest: Any) -> Any:
+        calls.append(name)
+        return read_call(jitted, call, args, kwargs, name, *rest)
+
+    monkeypatch.setattr(pipeline, "read_call", read)
     machine = dataclasses.replace(ps.MACHINES["cpu"], hbm_bytes=100)
     partitioned = ps.auto_partition(
         MESH, machine=machine, microbatches=(1, 2), episodes=1, on_overflow="warn"
     )(jax.jit(lambda w, x: w - jax.grad(lambda w: ((x @ w) ** 2).mean())(w), donate_argnums=0))
     plan = partitioned.plan(np.ones((4, 4), "f4"), np.ones((8, 4), "f4"))
     assert plan.module.donated == {0}
+    assert len(calls) == 1

@@ -2,7 +2,8 @@
 
 Grammar (what the printer writes; loops come from a `Partition`, see `ir/partition.py`)::
 
-    module  = "func" name "(" arg ("," arg)* ")" "mesh<" axis ":" size ... ">" "{" line* return "}"
+    module  = "func" name "(" arg ("," arg)* ")" mesh "{" line* return "}"
+    mesh    = "mesh<" axis ":" size ... ">" [ "time<" axis ":" size ... ">" ]  -- see ir/mesh.py
     arg     = "%" name ":" type [ "x" count ]          -- arguments alike but for a number
     type    = dtype "[" dims "]" [ "{" axis ":" (dim | monoid) ... "}" ]
     line    = stmt | run | block
@@ -10,7 +11,8 @@ Grammar (what the printer writes; loops come from a `Partition`, see `ir/partiti
     run     = "..." (count kind)* "ops" [ "in" loops ] ":" results ":" type
     stmt    = results "=" (prim attributes operands ":" types [ "{" region* "}" ]
                            | loop ("," loop)* "{" slice* line* yield "}")
-    loop    = ("tile" dim | monoid) axis "(" index ":" "range<" size ">" ")"
+    loop    = ("tile" dim | monoid) axis "(" index ":" ("range<" | "parts<") size ">" ")"
+                                       -- parts of a time axis, in sequence
             | "ring" axis axis "(" index "," index "," "%t" ":" "steps<" size ">" ")"
                                        -- a factor sliced over time (ir/skewed_schedule.py)
             | "pass" ["zigzag"] axis "(" index "," "%t" ":" "steps<" size ">" ")"

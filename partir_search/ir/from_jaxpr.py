@@ -8,7 +8,7 @@ step). jax 0.11 merged ClosedJaxpr into Jaxpr and gave `scan` flat trees for its
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -108,6 +108,29 @@ def read_module(
     number(module, reader.constant_values)
     set_trips(module, reader.counted, trip_counts)
     return module
+
+
+class FunctionReader:
+    """Reads functions of arrays into ops, for passes that write in jax.
+
+    Attributes:
+      constants: (value, array) of the arrays that the functions contain, by `id` of the array.
+    """
+
+    def __init__(self, ruled: Iterable[str]) -> None:
+        """A reader that keeps primitives named in `ruled` as ops."""
+        self._reader = _Reader()
+        self._reader.bodies = Bodies({*ruled, *INLINED, *REGIONS, *OWN, *READ})
+        self.constants: dict[int, tuple[Value, Any]] = self._reader.constant_values
+
+    def read(
+        self, fun: Callable[..., Sequence[Any]], operands: Sequence[Operand]
+    ) -> tuple[list[Op], list[Operand]]:
+        """Ops of `fun(*arrays)`, and the operands that stand for the results."""
+        ops: list[Op] = []
+        types = (jax.ShapeDtypeStruct(x.type.shape, x.type.dtype) for x in operands)
+        inner, env = self._reader.run(jax.make_jaxpr(fun)(*types), operands, ops, prefix="")
+        return ops, [self._reader.read(env, v) for v in inner.outvars]
 
 
 def tensor_type(aval: Any) -> TensorType:

@@ -40,6 +40,9 @@ class _Iteration:
     def tile_index(self, factor: int) -> Any:
         return jnp.int32(self.tile.get(factor, 0))
 
+    def is_first(self, factor: int) -> Any:
+        return self.tile_index(factor) == 0
+
     def tiles(self, factor: int) -> int:
         return self.count.get(factor, 1)
 

@@ -18,6 +18,9 @@ class LocalContext(Protocol):
     def tile_index(self, factor: int) -> Any:
         """Index of this device's tile along `factor`: int32 scalar, traced or concrete."""
 
+    def is_first(self, factor: int) -> Any:
+        """True for one tile along `factor`, for what a sum over tiles must contain once."""
+
     def tiles(self, factor: int) -> int:
         """Number of tiles along `factor`; 1 without a loop."""
 

@@ -7,6 +7,9 @@ Planning treats each sub-axis as an axis.
 Two axes r and c of equal size n have a *diagonal*, `r~c`, with device coordinate (r + c) mod n. Any
 two of the three identify a device, and a value may be tiled on two of them. An op that loops over
 all three, one of them a sum, runs as a ring (see `ir/skewed_schedule.py`).
+
+A *time axis* has parts in place of devices: the parts of a tiled value exist one after the other, a
+tile is one microbatch, a sum over the axis is an accumulation (see `lowering/time/`).
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ class MeshShape:
       diagonals: (axis, axis) of each diagonal; diagonals come last among the axes.
       skewed_state: train state tiled on a diagonal keeps the order of blocks on devices between
         steps, instead of the order of the array.
+      time_axes: number of time axes; they come last, after the diagonals.
       triples: (axis, axis, diagonal) of each diagonal.
     """
 
@@ -43,6 +47,7 @@ class MeshShape:
     whole: tuple[str, ...] = ()
     diagonals: tuple[tuple[int, int], ...] = ()
     skewed_state: bool = False
+    time_axes: int = 0
     triples: tuple[tuple[int, int, int], ...] = dataclasses.field(init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -59,7 +64,7 @@ class MeshShape:
         for name, size in zip(self.names, self.sizes, strict=True):
             if whole_number(f"the size of mesh axis {name!r}", size) < 1:
                 raise ValueError(f"mesh axis {name!r} has size {size}; it must be at least 1")
-        first = len(self.names) - len(self.diagonals)
+        first = len(self.names) - len(self.diagonals) - self.time_axes
         triples = tuple((r, c, first + i) for i, (r, c) in enumerate(self.diagonals))
         object.__setattr__(self, "triples", triples)
 
@@ -88,16 +93,24 @@ class MeshShape:
 
     @property
     def device_names(self) -> tuple[str, ...]:
-        """Names of all axes but diagonals."""
-        return self.names[: len(self.names) - len(self.diagonals)]
+        """Names of all axes but diagonals and time axes."""
+        return self.names[: len(self.names) - len(self.diagonals) - self.time_axes]
 
     @property
     def device_sizes(self) -> tuple[int, ...]:
-        return self.sizes[: len(self.names) - len(self.diagonals)]
+        return self.sizes[: len(self.device_names)]
 
     @property
     def diagonal_names(self) -> tuple[str, ...]:
-        return self.names[len(self.device_names) :]
+        return self.names[len(self.device_names) : len(self.names) - self.time_axes]
+
+    @property
+    def time_names(self) -> tuple[str, ...]:
+        return self.names[len(self.names) - self.time_axes :]
+
+    def is_time(self, axis: int) -> bool:
+        """True if an axis is a time axis."""
+        return axis >= len(self.names) - self.time_axes
 
     def triple(self, axis: int) -> tuple[int, ...]:
         """Two axes and their diagonal if `axis` is one of the three, or ()."""
@@ -265,3 +278,10 @@ class MeshShape:
     def __str__(self) -> str:
         pairs = zip(self.device_names, self.device_sizes, strict=True)
         return ", ".join(f"{n}:{s}" for n, s in pairs)
+
+    @property
+    def text(self) -> str:
+        """The mesh in printed programs: `mesh<stage:4, data:2> time<mb:8>`."""
+        times = zip(self.time_names, self.sizes[len(self.sizes) - self.time_axes :], strict=True)
+        each = ", ".join(f"{n}:{s}" for n, s in times)
+        return f"mesh<{self}>" + (f" time<{each}>" if each else "")

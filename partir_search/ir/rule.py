@@ -30,6 +30,7 @@ Dims = tuple[int, ...]  # factor of each dim (the most major one of several), or
 
 Localize = Callable[[Mapping[str, Any], Sequence[Shape], Sequence[Shape]], dict[str, Any]]
 LocalForm = Callable[[LocalContext, Op, Sequence[Any]], Sequence[Any]]
+AtPositions = Callable[[Op, Sequence[Any], Sequence[Any]], Sequence[Any]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -112,6 +113,9 @@ class OpRule:
       elementwise: a compiler fuses the op into its users and need not store the result.
       localize: rewrites params with shapes to local shapes; None if no param has any.
       local: the op on one tile if rewritten params do not suffice; None: bind the primitive.
+      at_positions: (op, operands, positions) to the elements at some positions of the result, of an
+        op that makes elements from their positions. Positions are an int32 vector per result dim,
+        None for all.
       reads: windows of operand dims read by tiles of their factors instead of the dim's own tile: a
         convolution's image with its halo, a reversed dim. Needed only under loops.
       indexed: factors indexed by an operand's values; no element beyond their extent is read.
@@ -144,6 +148,7 @@ class OpRule:
     elementwise: bool = False
     localize: Localize | None = None
     local: LocalForm | None = None
+    at_positions: AtPositions | None = None
     reads: tuple[InputWindow, ...] = ()
     indexed: frozenset[int] = frozenset()
     manual: Manual | None = None

@@ -61,6 +61,9 @@ class Device:
             index = index * mesh.sizes[axis] + coordinate(mesh, axis)
         return index
 
+    def is_first(self, factor: int) -> Any:
+        return self.tile_index(factor) == 0
+
     def once(self, run: Callable[[], Sequence[Any]]) -> Sequence[Any]:
         names = self.partition.mesh.device_names
         first = lax.axis_index(names) == 0

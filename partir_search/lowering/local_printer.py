@@ -46,7 +46,7 @@ def print_local(program: LocalProgram) -> str:
     partition = program.partition
     printer = _Printer(partition.mesh)
     body = program.body
-    lines = [f"def {partition.module.name} on mesh<{partition.mesh}> {{"]
+    lines = [f"def {partition.module.name} on {partition.mesh.text} {{"]
     lines += [f"{INDENT}{printer.declared(local)}" for local in body.args]
     lines += [f"{INDENT}constant {printer.declared(x)}" for x in program.constants.values()]
     lines += printer.region(body, 1, dict(program.results_after))

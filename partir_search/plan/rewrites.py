@@ -23,7 +23,7 @@ class Rewrites:
     """Rewrites of a traced program, in order of application.
 
     Attributes:
-      microbatches: number of microbatches, over which gradients are accumulated.
+      microbatches: number of parts of the batch computed one after the other.
       attention: True if each attention is one op and its scores are recomputed in the backward
         pass.
       stacks: equal programs (Newton-Schulz iterations of several matrices) computed once, on a
@@ -90,7 +90,7 @@ class Rewritten:
 
     @property
     def microbatches(self) -> int:
-        """Number of microbatches, over which gradients are accumulated."""
+        """Number of microbatches, parts of the batch computed one after the other."""
         return self.rewrites.microbatches
 
     @property

@@ -1,48 +1,114 @@
-"""Gradient accumulation: a train step over a batch as a scan over microbatches.
+"""Microbatches: a step over a batch as a loop over parts of the batch, with equal results.
 
-The step is traced on one microbatch and cut after its backward pass. Ops before the cut with a
-dependency on the data run once per microbatch, values across the cut (gradients, the loss) are
-averaged, and the optimizer runs once. The result equals the plain step if the loss is a mean over
-the batch and examples are independent (no batch normalisation); the user asserts both by asking for
-microbatches.
+The batch is tiled on a time axis, the rules of the ops propagate the tiling, and the program is
+cut at the loop over parts (`lowering/time/`). Sums over the batch are accumulated, random bits are
+those of the whole batch. A step whose parts meet before the end of the loop, such as one with batch
+normalisation, is refused with the op and its line.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax import lax
-from jax.extend.core import Literal, Var, jaxpr_as_fun
 
-from partir_search.arguments.abstract_values import abstract
-from partir_search.frontends.protocol import Returned
-from partir_search.ir.argument_paths import leaf_path, parameter_names
-from partir_search.ir.equations import innermost, is_backward, run_equations, subset
+from partir_search.ir.analysis.def_use import def_use
+from partir_search.ir.core import Module, Operand, Value
+from partir_search.ir.interpreter import interpret, run_whole
+from partir_search.ir.mesh import MeshShape
+from partir_search.ir.partition import Partition
+from partir_search.ir.printer import print_partition
+from partir_search.lowering.localize import localize
+from partir_search.lowering.time.cut import PartsMeet, TimeCut, cut_in_time
+from partir_search.lowering.time.kinds import Meeting
+from partir_search.lowering.time.loop import looped_in_time
 from partir_search.messages.renamed import renamed_option
 from partir_search.messages.validators import whole_number
 from partir_search.messages.wording import multiples, shown
-from partir_search.planning.trace import Call, bound
+from partir_search.planning.trace import Traced, read_call, split_call
+from partir_search.propagation.graph import Graph
+from partir_search.propagation.state import State
+from partir_search.rules import RULES
+from partir_search.rules.registry import RuleTable
+from partir_search.rules.unruled import UNRULED
+
+T = TypeVar("T", bound=Operand)
+
+AXIS = "mb"  # name of the time axis
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class InTime:
+    """A program as a loop over microbatches.
+
+    Attributes:
+      module: the program with the loop, equal to the original.
+      partition: the original on the time axis: a tile is one microbatch, a sum is accumulated.
+      cut: the original, before, in and after the loop.
+    """
+
+    module: Module
+    partition: Partition
+    cut: TimeCut
+
+
+def in_time(module: Module, count: int) -> InTime:
+    """A module as a loop over microbatches.
+
+    Args:
+      count: number of microbatches.
+
+    Raises:
+      ValueError: `count` does not divide the batch, or an op needs the whole batch; the message
+        names the op, its line and a remedy.
+    """
+    batch = _batch_arguments(module, count)
+    graph = Graph(module, RuleTable(), contract=True)
+    state = State(graph, MeshShape((AXIS,), (count,), time_axes=1))
+    for value in batch:
+        cls = graph.class_of[value.id]
+        if state.may_tile(cls, 0, (0,)):
+            state.tile(cls, 0, (0,))
+    partition = state.partition()
+    try:
+        cut = cut_in_time(localize(partition), 0, _data_alone(module, partition))
+        return InTime(looped_in_time(cut, (*RULES, *UNRULED)), partition, cut)
+    except PartsMeet as error:
+        raise ValueError(_refusal(module, count, error.meeting)) from None
+
+
+def with_microbatches(traced: Traced, count: int) -> Traced:
+    """A traced call as a loop over microbatches; the pass prints the call on the time axis."""
+    found: list[InTime] = []
+
+    def rewrite(module: Module) -> Module:
+        found.append(in_time(module, count))
+        return found[0].module
+
+    return traced.run(
+        "microbatches", rewrite, lambda: print_partition(found[0].partition, full=True)
+    )
 
 
 def microbatched(
     fun: Callable[..., Any], microbatches: int | None = None, *, parts: int | None = None
 ) -> Callable[..., Any]:
-    """Train step equal to `fun`, computed over equal microbatches in sequence.
+    """Function equal to `fun`, computed over equal microbatches in sequence.
 
     Arguments returned with equal types (the train state), keys and scalars are passed to every
-    microbatch unchanged; the leading dim of every remaining array is the batch.
+    microbatch unchanged; the leading dim of the data is the batch. Random numbers, masked means and
+    results with a row per example are those of `fun`.
 
     Args:
       microbatches: number of microbatches.
       parts: deprecated name of `microbatches`.
 
     Raises:
-      ValueError: `microbatches` does not divide the batch, the step has no backward pass, or a
-        value other than a floating-point mean is used after the backward pass.
+      ValueError: `microbatches` does not divide the batch, or an op needs the whole batch.
     """
     if not callable(fun):
         raise TypeError(f"microbatched takes a train step, not {shown(fun)}")
@@ -53,122 +119,67 @@ def microbatched(
 
     @functools.wraps(fun)
     def accumulated(*args: Any, **kwargs: Any) -> Any:
-        return accumulate(fun, count, parameter_names(fun, len(args)), args, kwargs)
+        call = split_call(fun, args, kwargs, (), ())
+        traced = read_call(jax.jit(fun), call, args, kwargs, getattr(fun, "__name__", "step"))
+        module, table = in_time(traced.module, count).module, RuleTable()
+        rules = [table(op) for op in module.ops]
+        leaves = map(jnp.asarray, jax.tree.leaves((call.args, call.kwargs)))
+        results = interpret(
+            module, rules, list(leaves), lambda op, ins: run_whole(rules[op.id], op, ins)
+        )
+        return jax.tree.unflatten(traced.out_tree, results)
 
     return accumulated
 
 
-def accumulate(
-    fun: Callable[..., Any],
-    count: int,
-    names: Sequence[str],
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-) -> Any:
-    """Results of a train step computed over microbatches.
-
-    Args:
-      fun: the train step.
-      count: number of microbatches.
-      names: names of positional arguments, for messages.
-      args, kwargs: pytrees of arrays.
-
-    Raises:
-      ValueError: see `microbatched`.
-    """
-    leaves, tree = jax.tree.flatten((tuple(args), kwargs))
-    out = jax.eval_shape(fun, *args, **kwargs)
-    data = _data_leaves(args, kwargs, out, count, [*names, *sorted(kwargs)])
-
-    def flat(*leaves: Any) -> Any:
-        new_args, new_kwargs = jax.tree.unflatten(tree, leaves)
-        return fun(*new_args, **new_kwargs)
-
-    types = map(abstract, leaves)
-    shapes = [_microbatch(x, count) if i in data else x for i, x in enumerate(types)]
-    closed, small = jax.make_jaxpr(flat, return_shape=True)(*shapes)
-    for x, y in zip(jax.tree.leaves(out), jax.tree.leaves(small), strict=True):
-        if x.shape != y.shape:
-            raise ValueError(
-                f"microbatches={count}: a result of shape {x.shape} has one row per example;"
-                " only means over the batch can be accumulated: return its mean"
-            )
-    results = _run(closed, leaves, data, count)
-    return jax.tree.unflatten(jax.tree.structure(out), results)
-
-
-def of_dynamic(
-    fun: Callable[..., Any], call: Call, args: Sequence[Any], kwargs: dict[str, Any]
-) -> Callable[..., Any]:
-    """Function of a call's dynamic arguments, with the static arguments bound.
-
-    Args:
-      fun: the function of all arguments.
-      call: the dynamic arguments.
-      args, kwargs: all arguments.
-    """
-    static = {k: v for k, v in kwargs.items() if k not in call.kwargs}
-
-    def run(*dynamic: Any, **named: Any) -> Any:
-        return fun(*bound(call, args, dynamic), **named, **static)
-
-    return run
-
-
-def _microbatch(x: Any, count: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct((x.shape[0] // count, *x.shape[1:]), x.dtype)
-
-
-def _data_leaves(args: Any, kwargs: Any, out: Any, count: int, names: Sequence[str]) -> set[int]:
-    """Positions of the leaves with a batch dim.
-
-    Args:
-      args, kwargs: all arguments.
-      out: shapes of the results.
-      count: number of microbatches.
-      names: names of the arguments.
-    """
-
-    def signature(tree: Any) -> Any:
-        leaves, structure = jax.tree.flatten(tree)
-        return structure, tuple((abstract(x).shape, abstract(x).dtype) for x in leaves)
-
-    changed: tuple[Any, ...] = ()
-    if isinstance(out, Returned):
-        changed, out = tuple(out.updates.values()), out.out
-    returned = {signature(x) for x in (*changed, *(out if isinstance(out, tuple) else (out,)))}
-    found: set[int] = set()
-    first_leaf = 0
-    batch, first = None, ""
-    arguments = (*args, *(kwargs[k] for k in sorted(kwargs)))
-    for name, argument in zip(names, arguments, strict=True):
-        flat = jax.tree_util.tree_leaves_with_path(argument)
-        leaves = [x for _, x in flat]
-        if signature(argument) not in returned:
-            for i, x in enumerate(map(abstract, leaves)):
-                key = x.shape == (2,) and x.dtype == jnp.uint32
-                if not x.shape or key or jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-                    continue
-                batch = x.shape[0] if batch is None else batch
-                path = leaf_path(name, flat[i][0])
-                if x.shape[0] != batch:
-                    raise ValueError(
-                        f"microbatches={count}: the leading dim of {path} of shape {x.shape} must"
-                        f" be the batch's, {batch} as of {first}: close over {path}, or give"
-                        " it such a dim"
-                    )
-                first = first or path
-                if batch % count:
-                    raise ValueError(
-                        f"microbatches={count}: {path} has shape {x.shape}: its leading dim, the"
-                        f" batch of {batch}, does not divide by {count};"
-                        f" {multiples(batch, count)} would divide, or use {_divisors(batch)}"
-                    )
-                found.add(first_leaf + i)
-        first_leaf += len(leaves)
-    if not found:
+def _batch_arguments(module: Module, count: int) -> list[Value]:
+    """Arguments whose leading dim is the batch: data as long as the first array of data."""
+    data = [(path, v) for path, v in _data(module) if v.type.shape and not _is_key(v)]
+    if not data:
         raise ValueError(f"microbatches={count}: no argument but the train state has a batch")
-    return found
+    path, first = next(((p, v) for p, v in data if len(v.type.shape) > 1), data[0])
+    batch = first.type.shape[0]
+    if not batch or batch % count:
+        raise ValueError(
+            f"microbatches={count}: {path} has shape {first.type.shape}: its leading dim, the batch"
+            f" of {batch}, does not divide by {count}; {multiples(batch, count)} would divide, or"
+            f" use {_divisors(batch)}"
+        )
+    return [v for _, v in data if v.type.shape[0] == batch]
+
+
+def _data(module: Module) -> list[tuple[str, Value]]:
+    """(path, leaf) of the arguments without the train state.
+
+    State is tied to results, or an entry of the results has its types.
+    """
+    tied = {a for a, _ in module.ties}
+    args = enumerate(zip(module.arg_paths, module.body.args, strict=True))
+    groups = _entries([(path, v) for i, (path, v) in args if i not in tied])
+    returned = _entries(list(zip(module.result_paths, module.body.results, strict=True)))
+    types = [_types(entry) for entry in returned]
+    whole = [kind for entry in types for kind in entry]
+    return [leaf for group in groups if _types(group) not in (*types, whole) for leaf in group]
+
+
+def _entries(leaves: Sequence[tuple[str, T]]) -> list[list[tuple[str, T]]]:
+    """Leaves grouped by the first component of their paths."""
+    found: dict[str, list[tuple[str, T]]] = {}
+    for path, leaf in leaves:
+        found.setdefault(path.split("/")[0], []).append((path, leaf))
+    return list(found.values())
+
+
+def _types(leaves: Sequence[tuple[str, Operand]]) -> list[tuple[Any, ...]]:
+    return [(x.type.shape, x.type.dtype) for _, x in leaves]
+
+
+def _is_key(value: Value) -> bool:
+    """True for a key of the random number generator, or an array of keys."""
+    kind = value.type
+    if jnp.issubdtype(kind.dtype, jax.dtypes.prng_key):
+        return True
+    return kind.shape == (2,) and kind.dtype == jnp.uint32
 
 
 def _divisors(batch: int) -> str:
@@ -177,60 +188,30 @@ def _divisors(batch: int) -> str:
     return f"microbatches of {', '.join(map(str, found))}" if found else "microbatches=1"
 
 
-def _run(closed: Any, leaves: Sequence[Any], data: set[int], count: int) -> list[Any]:
-    jaxpr, consts = innermost(closed)
-    cut = max((i for i, e in enumerate(jaxpr.eqns) if is_backward(e)), default=-1) + 1
-    if not cut:
-        raise ValueError(f"microbatches={count}: the step takes no gradient; nothing to accumulate")
-    data_dependent = {v for i, v in enumerate(jaxpr.invars) if i in data}
-    data_free, per_microbatch = [], []
-    for eqn in jaxpr.eqns[:cut]:
-        if any(isinstance(v, Var) and v in data_dependent for v in eqn.invars):
-            data_dependent.update(eqn.outvars)
-            per_microbatch.append(eqn)
-        else:
-            data_free.append(eqn)
-    after = []
-    direct = {v for i, v in enumerate(jaxpr.invars) if i in data}
-    for eqn in jaxpr.eqns[cut:]:  # metrics of the data, per microbatch as well
-        if any(isinstance(v, Var) and v in direct for v in eqn.invars):
-            direct.update(eqn.outvars)
-            per_microbatch.append(eqn)
-        else:
-            after.append(eqn)
-    made = {v: e for e in per_microbatch for v in e.outvars}
-    averaged = dict.fromkeys(
-        v
-        for v in (*(v for e in after for v in e.invars), *jaxpr.outvars)
-        if isinstance(v, Var) and v in made
+def _data_alone(module: Module, partition: Partition) -> frozenset[int]:
+    """Ids of values that depend on data, keys, scalars and constants alone."""
+    tied = {a for a, _ in module.ties}
+    found = set(module.constants)
+    for i, v in enumerate(module.body.args):
+        plain = i not in tied and (not v.type.shape or _is_key(v))
+        if plain or partition.tiles[0][v.id] >= 0:
+            found.add(v.id)
+    for op in module.body.ops:
+        if not op.effect and all(v.id in found for _, v in op.inputs()):
+            found.update(r.id for r in op.results)
+    return frozenset(found)
+
+
+def _refusal(module: Module, count: int, meeting: Meeting) -> str:
+    """Message for a place where microbatches meet."""
+    maker = def_use(module).makers[meeting.source.id]
+    made = f"%{meeting.source.name}"
+    if maker is not None:
+        made += f", made by {maker.prim}" + (f" at {maker.source}" if maker.source else "")
+    reader = "a result of the program"
+    if meeting.op is not None:
+        reader = meeting.op.prim + (f" at {meeting.op.source}" if meeting.op.source else "")
+    return (
+        f"microbatches={count}: {reader} needs all microbatches at once: {made}. Normalise over"
+        " features instead of the batch, keep examples apart, or use microbatches=1"
     )
-    types: list[Any] = [v.aval for v in averaged]
-    for v, aval in zip(averaged, types, strict=True):
-        if not jnp.issubdtype(aval.dtype, jnp.floating):
-            raise ValueError(
-                f"microbatches={count}: {aval} leaves the gradient computation (made by"
-                f" {made[v].primitive}) and cannot be averaged over microbatches"
-            )
-    env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
-    env |= zip(jaxpr.invars, leaves, strict=True)
-    run_equations(jaxpr, data_free, env)
-    data_vars = [v for i, v in enumerate(jaxpr.invars) if i in data]
-    shared = [v for v in env if v not in data_vars]
-    program = jaxpr_as_fun(subset(jaxpr, per_microbatch, [*shared, *data_vars], list(averaged)))
-    shared_values = [env[v] for v in shared]
-
-    def body(total: list[Any], examples: list[Any]) -> tuple[list[Any], None]:
-        found = program(*shared_values, *examples)
-        return [t + x.astype(t.dtype) / count for t, x in zip(total, found, strict=True)], None
-
-    # Microbatch i has every `count`-th example, to be tiled as the batch is.
-    stacked = [_stack(env[v], count) for v in data_vars]
-    zeros = [jnp.zeros(t.shape, jnp.promote_types(t.dtype, jnp.float32)) for t in types]
-    total, _ = lax.scan(body, zeros, stacked)
-    env |= {v: x.astype(t.dtype) for v, x, t in zip(averaged, total, types, strict=True)}
-    run_equations(jaxpr, after, env)
-    return [v.val if isinstance(v, Literal) else env[v] for v in jaxpr.outvars]
-
-
-def _stack(x: Any, count: int) -> Any:
-    return jnp.swapaxes(x.reshape(x.shape[0] // count, count, *x.shape[1:]), 0, 1)

@@ -21,6 +21,7 @@ from partir_search.ir.mesh import MeshShape
 from partir_search.passes.attention import with_attention
 from partir_search.passes.block_scans import with_block_scans
 from partir_search.passes.group_arguments import with_groups
+from partir_search.passes.views import with_views
 from partir_search.plan.context import PlanContext
 from partir_search.plan.multihost import plan_first, spans_processes
 from partir_search.plan.plan import Plan, spec_of
@@ -33,7 +34,7 @@ from partir_search.planning.changes import changes_of
 from partir_search.planning.checks.batch import warn_uneven
 from partir_search.planning.known_strategies import known_actions
 from partir_search.planning.memory_fit import remedies_of
-from partir_search.planning.microbatch import accumulate, of_dynamic
+from partir_search.planning.microbatch import with_microbatches
 from partir_search.planning.notices import warn_constants, warn_opaque
 from partir_search.planning.options import Options
 from partir_search.planning.other_batch import with_batch
@@ -42,7 +43,7 @@ from partir_search.planning.planner import Planner
 from partir_search.planning.reused_layouts import reused_layouts
 from partir_search.planning.stage import Stage
 from partir_search.planning.stage_planner import StagePlan, StagePlanner
-from partir_search.planning.trace import Call, Traced, donated_leaves, own_shardings, trace_call
+from partir_search.planning.trace import Call, Traced, own_shardings, read_call
 from partir_search.propagation.actions import Action
 from partir_search.rules.registry import RuleTable
 from partir_search.simulator.cost import Cost
@@ -133,10 +134,14 @@ class PlanPipeline:
     ) -> tuple[Plan, Traced]:
         """Best plan over the numbers of microbatches and the forms of the program."""
         best: tuple[Plan, Traced] | None = None
-        for count in (spec.rewrites.microbatches,) if spec else self._options.microbatches:
+        whole: Traced | None = None
+        counts = (spec.rewrites.microbatches,) if spec else self._options.microbatches
+        for count in counts:
             begin = time.perf_counter()
-            donated = best[1].donated if best else None
-            traced = traces.get(count) or self.trace(call, args, kwargs, count, donated)
+            traced = traces.get(count)
+            if traced is None:
+                whole = whole or self._traced(call, args, kwargs)
+                traced = self.trace(call, args, kwargs, count, whole)
             spent = time.perf_counter() - begin
             fits = False
             for stage in self.forms(traced, count, spec):
@@ -220,7 +225,7 @@ class PlanPipeline:
         args: Sequence[Any],
         kwargs: dict[str, Any],
         microbatches: int,
-        donated: tuple[bool, ...] | None = None,
+        whole: Traced | None = None,
     ) -> Traced:
         """Traces a call.
 
@@ -228,9 +233,12 @@ class PlanPipeline:
           call: the dynamic arguments.
           args, kwargs: all arguments.
           microbatches: number of microbatches.
-          donated: see `Traced`; None to ask the jitted function.
+          whole: the traced call before all passes, if known.
         """
-        traced = self._traced(call, args, kwargs, microbatches, donated)
+        traced = whole or self._traced(call, args, kwargs)
+        if microbatches > 1:
+            traced = with_microbatches(traced, microbatches)
+        traced = traced.run("views", with_views)
         groups = self._options.groups
         traced = traced.run("group_arguments", lambda module: with_groups(module, groups))
         other = with_batch(call, args, kwargs, (i for i, _ in traced.module.ties), 2)
@@ -239,27 +247,12 @@ class PlanPipeline:
         twice = functools.partial(self.trace, *other, microbatches, traced.donated)
         return dataclasses.replace(traced, twice=twice)
 
-    def _traced(
-        self,
-        call: Call,
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        microbatches: int,
-        donated: tuple[bool, ...] | None,
-    ) -> Traced:
+    def _traced(self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> Traced:
         trip_counts = self._options.trip_counts
-        if microbatches == 1:
-            if isinstance(self._fun, jax.stages.Wrapped):  # before `trace_call` drops jax's trace
-                self._own = own_shardings(self._plain, call, args, kwargs)
-            return trace_call(
-                self._plain, call, args, kwargs, self._name, None, trip_counts, self._region_axes
-            )
-        dynamic = of_dynamic(self._fun, call, args, kwargs)
-        split = jax.jit(lambda *a, **k: accumulate(dynamic, microbatches, call.names, a, k))
-        if donated is None:
-            donated = donated_leaves(self._plain, call, args, kwargs)
-        return trace_call(
-            split, call, call.args, call.kwargs, self._name, donated, trip_counts, self._region_axes
+        if isinstance(self._fun, jax.stages.Wrapped):  # before `read_call` drops jax's trace
+            self._own = own_shardings(self._plain, call, args, kwargs)
+        return read_call(
+            self._plain, call, args, kwargs, self._name, None, trip_counts, self._region_axes
         )
 
     def _region_axes(self, region: Any, names: Sequence[str]) -> AxisNames:

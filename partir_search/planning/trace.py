@@ -139,9 +139,22 @@ class Traced:
     passes: tuple[PassRecord, ...]
     twice: Callable[[], Traced] | None = None
 
-    def run(self, name: str, rewrite: Callable[[Module], Module]) -> Traced:
-        """Runs a pass on the traced program."""
+    def run(
+        self,
+        name: str,
+        rewrite: Callable[[Module], Module],
+        text: Callable[[], str] | None = None,
+    ) -> Traced:
+        """Runs a pass on the traced program.
+
+        Args:
+          name: a key of PIPELINE.
+          rewrite: the pass.
+          text: function that prints the result; default: the new program without loops.
+        """
         module, record = recorded(name, rewrite, self.module)
+        if text is not None:
+            record = dataclasses.replace(record, text=text)
         return dataclasses.replace(self, module=module, passes=(*self.passes, record))
 
 
@@ -150,6 +163,21 @@ class ClosesOverTraced(ValueError):
 
 
 def trace_call(
+    jitted: Any,
+    call: Call,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    name: str,
+    donated: tuple[bool, ...] | None = None,
+    trip_counts: Mapping[str, int] = MappingProxyType({}),
+    region_axes: RegionAxes | None = None,
+) -> Traced:
+    """Traces a call with `read_call`, and runs the pass `views`."""
+    found = read_call(jitted, call, args, kwargs, name, donated, trip_counts, region_axes)
+    return found.run("views", with_views)
+
+
+def read_call(
     jitted: Any,
     call: Call,
     args: Sequence[Any],
@@ -208,15 +236,7 @@ def trace_call(
     weak = tuple(bool(getattr(x, "weak_type", False)) for _, x in out_leaves)
     _forget(jitted)
     out_tree = jax.tree.structure(traced.out_info)
-    found = Traced(module, in_tree, out_tree, donated, weak, (record,))
-    return found.run("views", with_views)
-
-
-def donated_leaves(
-    jitted: Any, call: Call, args: Sequence[Any], kwargs: dict[str, Any]
-) -> tuple[bool, ...]:
-    """Per flat argument, True if `jitted` donates its buffer."""
-    return _donated(_trace(jitted, call, args, kwargs))
+    return Traced(module, in_tree, out_tree, donated, weak, (record,))
 
 
 def _forget(jitted: Any) -> None:
@@ -289,18 +309,6 @@ def own_shardings(
         alone = len(eqns) == 1 and len(given) == len(leaves)
         eqns = eqns[0].params["jaxpr"].jaxpr.eqns if alone else []
     return (), ()
-
-
-def bound(call: Call, args: Sequence[Any], dynamic: Sequence[Any]) -> list[Any]:
-    """All positional arguments, with dynamic ones replaced by `dynamic`."""
-    positional, at = list[Any](), 0
-    for given in args:
-        if at < len(call.args) and given is call.args[at]:
-            positional.append(dynamic[at])
-            at += 1
-        else:
-            positional.append(given)
-    return positional
 
 
 def find_ties(call: Call, out_info: Any, donated: Sequence[bool]) -> list[tuple[int, int]]:

@@ -111,6 +111,9 @@ class _Inside:
             return jnp.int32(self.where[label][0])
         return self.outer.tile_index(label) if self.outer else jnp.int32(0)
 
+    def is_first(self, factor: int) -> Any:
+        return self.tile_index(factor) == 0
+
     def once(self, run: Callable[[], Sequence[Any]]) -> Sequence[Any]:
         raise NotImplementedError("members have no effects")
 

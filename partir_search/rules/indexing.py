@@ -259,7 +259,7 @@ def local_scatter(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
     params = dict(op.params)
     summed = [f for f, r in enumerate(rule.reducers) if r == "sum" and ctx.tiles(f) > 1]
     for f in summed:  # the sum must contain the operand once
-        operand = jnp.where(ctx.tile_index(f) == 0, operand, jnp.zeros((), operand.dtype))
+        operand = jnp.where(ctx.is_first(f), operand, jnp.zeros((), operand.dtype))
     bounds = _bounds(op)
     tiled = [d for d in dn.inserted_window_dims if rule.operands[0][d] >= 0]
     tiled = [

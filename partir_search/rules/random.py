@@ -57,10 +57,28 @@ def keys(op: Op) -> OpRule:
     )
 
 
-@register("threefry2x32", "rng_bit_generator")
+@register("rng_bit_generator")
 def generators(op: Op) -> OpRule:
-    """Raw generators on raw keys run replicated."""
+    """Generators whose bits depend on the order of the draws run replicated."""
     return whole(op, Kind.RANDOM)
+
+
+@register("threefry2x32")
+def threefry(op: Op) -> OpRule:
+    """The threefry hash of two words of a key and two of a counter, element by element."""
+    result = result_shape(op)
+    if any(x.type.shape != result for x in op.operands):
+        return whole(op, Kind.RANDOM)
+    dims = tuple(range(len(result)))
+    return OpRule(
+        Kind.RANDOM,
+        sizes=result,
+        operands=(dims,) * len(op.operands),
+        results=(dims,) * len(op.results),
+        reducers=("",) * len(result),
+        flops_per_point=60.0,
+        elementwise=True,
+    )
 
 
 def is_threefry(dtype: Any) -> bool:
@@ -103,12 +121,12 @@ def random_bits(op: Op) -> OpRule:
         elementwise=False,
         localize=_localize,
         local=local_bits,
+        at_positions=_drawn_at if is_threefry(op.operands[0].type.dtype) else None,
     )
 
 
 def local_bits(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
     """Tile of the global random bits."""
-    (key,) = args
     result, rank = result_shape(op), len(shape_of(op, 0))
     shape = tuple(n // ctx.tiles(d) for d, n in enumerate(result))
     drawn = range(rank, len(result))
@@ -122,11 +140,39 @@ def local_bits(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
         (every,) = bind(op, _without_mark(op.params), args)
         keep = [jnp.int32(0)] * rank + starts
         return [lax.dynamic_slice(every, keep, shape)]
-    counter = jnp.zeros(shape[rank:], jnp.uint32)
-    for i, d in enumerate(drawn):
-        stride = math.prod(result[d + 1 :])
-        at = lax.broadcasted_iota(jnp.uint32, shape[rank:], i) + starts[i].astype(jnp.uint32)
-        counter = counter + at * jnp.uint32(stride)
+    rows = [
+        lax.broadcasted_iota(jnp.uint32, shape[rank:], i) + start.astype(jnp.uint32)
+        for i, start in enumerate(starts)
+    ]
+    return [_bits_at(op, args[0], rows)]
+
+
+def _drawn_at(op: Op, args: Sequence[Any], positions: Sequence[Any]) -> Sequence[Any]:
+    """Bits of the whole array at some positions, from one tile of the keys."""
+    result, rank = result_shape(op), len(shape_of(op, 0))
+    pairs = zip(positions, result, strict=True)
+    shape = tuple(n if at is None else at.shape[0] for at, n in pairs)
+    if all(at is None for at in positions[rank:]):
+        return bind(op, _localize(op.params, [], [shape]), args)
+    rows = [
+        lax.broadcasted_iota(jnp.uint32, shape[rank:], i)
+        if at is None
+        else lax.broadcast_in_dim(at.astype(jnp.uint32), shape[rank:], (i,))
+        for i, at in enumerate(positions[rank:])
+    ]
+    return [_bits_at(op, args[0], rows)]
+
+
+def _bits_at(op: Op, key: Any, rows: Sequence[Any]) -> Any:
+    """Threefry bits of the whole array at some positions.
+
+    Args:
+      rows: uint32 positions along each drawn dim, of the shape to draw.
+    """
+    drawn, rank = op.params["shape"], len(shape_of(op, 0))
+    counter = jnp.zeros(rows[0].shape, jnp.uint32)
+    for i, at in enumerate(rows):
+        counter = counter + at * jnp.uint32(math.prod(drawn[i + 1 :]))
 
     def draw(data: jax.Array) -> jax.Array:
         high = jnp.zeros_like(counter)
@@ -143,4 +189,4 @@ def local_bits(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
     data = jax.random.key_data(key)
     for _ in range(rank):
         draw = jax.vmap(draw)
-    return [draw(data)]
+    return draw(data)

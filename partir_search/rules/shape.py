@@ -60,7 +60,7 @@ def broadcast_in_dim(op: Op) -> OpRule:
 @register("iota", role=Role.INDEX_GRID)
 def iota(op: Op) -> OpRule:
     """Counts from the tile's offset."""
-    return _without_operands(op, localize=_local_shape, local=local_iota)
+    return _without_operands(op, localize=_local_shape, local=local_iota, at_positions=_counted_at)
 
 
 @register("empty", "empty2")
@@ -91,6 +91,17 @@ def local_iota(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
     if ctx.tiles(dim) == 1:
         return [counted]
     return [counted + lax.convert_element_type(ctx.tile_index(dim) * shape[dim], dtype)]
+
+
+def _counted_at(op: Op, args: Sequence[Any], positions: Sequence[Any]) -> Sequence[Any]:
+    """Elements of an `iota` at some positions."""
+    pairs = zip(positions, result_shape(op), strict=True)
+    shape = tuple(n if at is None else at.shape[0] for at, n in pairs)
+    dim, dtype = op.params["dimension"], op.params["dtype"]
+    if positions[dim] is None:
+        return [lax.broadcasted_iota(dtype, shape, dim)]
+    counted = lax.convert_element_type(positions[dim], dtype)
+    return [lax.broadcast_in_dim(counted, shape, (dim,))]
 
 
 Factors = tuple[tuple[int, ...], tuple[int, ...], list[int], list[tuple[int, ...]]]

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.extend.random import threefry2x32_p
 from jax.ad_checkpoint import checkpoint_name
 from jax.interpreters import ad
 
@@ -346,6 +347,11 @@ CASES: dict[str, Case] = {
         "random_wrap",
         lambda data: jax.vmap(jax.random.uniform)(jax.random.wrap_key_data(data)),
         (jax.random.key_data(jax.random.split(jax.random.key(0), 4)),),
+    ),
+    "threefry": (
+        "threefry2x32",
+        lambda k, x: threefry2x32_p.bind(k, k + 1, x, x + 2),
+        (np.arange(24, dtype=np.uint32).reshape(4, 6), np.full((4, 6), 7, np.uint32)),
     ),
     "reduce": (
         "reduce",

@@ -138,7 +138,14 @@ def test_every_rule_is_tested() -> None:
         for p in (
             *("random_bits", "scan", "while", "cond", "checkpoint", "optimization_barrier"),
             *("sharding_constraint", "shard_alike", "debug_print"),
-            *("platform_index", "threefry2x32", "ruled_call", "shard_map", "attention", "check"),
+            *(
+                "platform_index",
+                "rng_bit_generator",
+                "ruled_call",
+                "shard_map",
+                "attention",
+                "check",
+            ),
             *("inspect_sharding", "shift", "remap", "banded", "scan_blocks"),
             *("stack_arrays", "unstack_arrays"),
         )

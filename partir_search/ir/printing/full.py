@@ -47,7 +47,7 @@ def print_full(partition: Partition, keep: Keep | None = None) -> str:
         + (layout_text(partition, v, enters[i]) if i in enters else type_text(partition, v))
         for i, v in enumerate(module.body.args)
     ]
-    begin, end = f"func {module.name}(", f") mesh<{partition.mesh}> {{"
+    begin, end = f"func {module.name}(", f") {partition.mesh.text} {{"
     head = listed(begin, args if keep is None else ["..."], end)
     ops = [op for op in module.body.ops if keep is None or keep(op)]
     lines = printer.ops(ops, 0, used_outside(module.body, ops), {})

@@ -26,7 +26,7 @@ def arguments(partition: Partition, *, whole: bool) -> list[str]:
         f"%{_common(names)}: {text}" + (f" x {len(names)}" if len(names) > 1 else "")
         for (_, text), names in groups.items()
     ]
-    begin, end = f"func {module.name}(", f") mesh<{partition.mesh}> {{"
+    begin, end = f"func {module.name}(", f") {partition.mesh.text} {{"
     return listed(begin, args if whole else ["..."], end)
 
 

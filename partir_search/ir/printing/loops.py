@@ -99,7 +99,8 @@ def head_text(partition: Partition, loop: Loop) -> str:
         name, size = mesh.label(loop.axes), mesh.size(loop.axes)
         return f'{loop.kind} "{name}" (%{name}, %t: steps<{size}>)'
     name, size = mesh.names[loop.axes[0]], mesh.sizes[loop.axes[0]]
-    return f'{loop.kind} "{name}" (%{name}: range<{size}>)'
+    places = "parts" if mesh.is_time(loop.axes[0]) else "range"
+    return f'{loop.kind} "{name}" (%{name}: {places}<{size}>)'
 
 
 def pieces(partition: Partition, op: Op, position: int, local: Local) -> list[Piece]:
