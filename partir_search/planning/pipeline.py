@@ -244,7 +244,7 @@ class PlanPipeline:
         other = with_batch(call, args, kwargs, (i for i, _ in traced.module.ties), 2)
         if other is None:
             return traced
-        twice = functools.partial(self.trace, *other, microbatches, traced.donated)
+        twice = functools.partial(self.trace, *other, microbatches)
         return dataclasses.replace(traced, twice=twice)
 
     def _traced(self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> Traced:
