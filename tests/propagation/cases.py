@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.random import threefry2x32_p
 from jax.ad_checkpoint import checkpoint_name
+from jax.extend.random import threefry2x32_p
 from jax.interpreters import ad
 
 from tests.propagation.linalg_cases import LINALG_CASES
