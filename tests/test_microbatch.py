@@ -204,16 +204,56 @@ STATE = {
 ALL = STATE, X, Y, KEY
 
 
+BY_DATA_AND_MODEL = [
+    ps.ManualPartition({"x": 0, "y": 0}, axis="batch"),
+    ps.ManualPartition({"state/in": 1}, axis="model"),
+]
+TILED_SUMS = [
+    ps.ManualPartition({"x": 0, "y": 0}, axis="batch"),
+    ps.ManualPartition({"state/tied": 0}, axis="batch"),
+]
+
+
+def reductions(plan: ps.Plan) -> dict[str, tuple[int, int]]:
+    """Reductions along the batch axis by kind: in the loop over parts, and outside of it."""
+    found: dict[str, list[int]] = {}
+    for line in plan.local_ir().splitlines():
+        for kind in ("all_reduce", "reduce_scatter"):
+            if f"= {kind}(" in line and '"batch"' in line:
+                found.setdefault(kind, [0, 0])[line.startswith("  %")] += 1
+    return {kind: (inside, outside) for kind, (inside, outside) in found.items()}
+
+
 @pytest.mark.devices
-def test_parts_on_devices_with_data_and_model_axes(mesh: jax.sharding.Mesh) -> None:
-    tactics = [
-        ps.ManualPartition({"x": 0, "y": 0}, axis="batch"),
-        ps.ManualPartition({"state/in": 1}, axis="model"),
-    ]
-    step = ps.auto_partition(mesh, machine="tpu_v5e", schedule=tactics, microbatches=4)(step_of_all)
+@pytest.mark.parametrize("narrow", [False, True])
+def test_gradients_are_reduced_once_after_the_loop(narrow: bool, mesh: jax.sharding.Mesh) -> None:
+    """On data and model axes; partial sums of devices stay in the accumulators."""
+    kind = jnp.bfloat16 if narrow else jnp.float32
+    args = (jax.tree.map(lambda w: w.astype(kind), STATE), *ALL[1:])
+    step = ps.auto_partition(mesh, machine="tpu_v5e", schedule=BY_DATA_AND_MODEL, microbatches=4)(
+        step_of_all
+    )
+    want = jax.jit(step_of_all)(*args)
+    assert_same(
+        jax.tree.leaves(step(*args)), jax.tree.leaves(want), tolerance=5e-2 if narrow else 1e-6
+    )
+    plan = step.plan(*args)
+    assert plan.partition_specs[0][0]["in"] == jax.sharding.PartitionSpec(None, "model")
+    assert reductions(plan) == {"all_reduce": (0, 4 if narrow else 3)}  # loss, two matrices
+
+
+@pytest.mark.devices
+def test_tiled_gradients_are_scattered_in_the_loop(mesh: jax.sharding.Mesh) -> None:
+    """ZeRO-2: the accumulator is a tile, at a reduce_scatter for every part."""
+    step = ps.auto_partition(mesh, machine="tpu_v5e", schedule=TILED_SUMS, microbatches=4)(
+        step_of_all
+    )
     want = jax.jit(step_of_all)(*ALL)
     assert_same(jax.tree.leaves(step(*ALL)), jax.tree.leaves(want), tolerance=1e-6)
-    assert step.plan(*ALL).partition_specs[0][0]["in"] == jax.sharding.PartitionSpec(None, "model")
+    found = reductions(step.plan(*ALL))
+    assert found["reduce_scatter"][0] > 0
+    by_kind = step.plan(*ALL).cost.bytes_by_kind
+    assert by_kind["reduce_scatter"] > by_kind["all_reduce"]
 
 
 def test_print_in_time(golden: Callable[[str], None]) -> None:

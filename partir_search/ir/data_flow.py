@@ -87,6 +87,7 @@ class DataFlowEdges:
     Attributes:
       trip_counts: runs of each region per run of the op; an estimate if the count depends on data.
       examples: set for a loop over examples with trip counts of their own.
+      accumulates: True for a loop over microbatches: partial sums may stay unfinished in carries.
     """
 
     inputs: tuple[InputEdge, ...] = ()
@@ -96,6 +97,7 @@ class DataFlowEdges:
     shared: tuple[SharedEdge, ...] = ()
     trip_counts: tuple[int, ...] = ()
     examples: ExampleLoop | None = None
+    accumulates: bool = False
 
 
 NO_EDGES = DataFlowEdges()

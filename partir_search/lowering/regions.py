@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from partir_search.ir.core import Op
-from partir_search.ir.partition import Layout
+from partir_search.ir.partition import Layout, Partial
 from partir_search.lowering.cache import OpPlan, RegionBoundary
 from partir_search.lowering.codes import codes_at
 from partir_search.lowering.home_layouts import HomeLayouts
@@ -77,9 +77,11 @@ def _crossing(owner: HomeLayouts, op: Op) -> RegionBoundary:
         made[out] = ((),) * stacked + layout[stacked:] if stacked else layout
     for r, i, to, j in edges.carries:
         targets[r][i] = args[to][j].layout
+    left: list[Partial] = [()] * len(made)
     for r, j, out in edges.finals:
-        made[out] = args[r][j].layout
-    outs = tuple(owner.local(v, layout, ()) for v, layout in zip(op.results, made, strict=True))
+        made[out], left[out] = args[r][j].layout, args[r][j].partial
+    each = zip(op.results, made, left, strict=True)
+    outs = tuple(owner.local(v, layout, partial) for v, layout, partial in each)
     ins = owner.all_home(op.operands)
     moved = tuple(
         i

@@ -29,7 +29,9 @@ from partir_search.rules.registry import register, whole
 
 KNOWN_EDGES = 1024  # cached signatures: layers and steps repeat them
 
-_TOLD = frozenset({"differentiated", "prevent_cse", "unroll"})  # no effect on results
+ACCUMULATES = "accumulates"  # parameter of a scan over microbatches
+
+_TOLD = frozenset({ACCUMULATES, "differentiated", "prevent_cse", "unroll"})  # no effect on results
 
 
 def region_op(op: Op, data_flow: DataFlowEdges, emit: Emit) -> OpRule:
@@ -41,18 +43,22 @@ def region_op(op: Op, data_flow: DataFlowEdges, emit: Emit) -> OpRule:
 def scan(op: Op) -> OpRule:
     """Constants, carries and stacked inputs to carries and stacked outputs."""
     counts = op.params["num_consts"], op.params["num_carry"]
-    edges = _scan_edges(*counts, len(op.operands), len(op.results), trips_of(op))
+    sizes = len(op.operands), len(op.results), trips_of(op)
+    edges = _scan_edges(*counts, *sizes, bool(op.params.get(ACCUMULATES)))
     return region_op(op, edges, _emit_scan)
 
 
 @functools.lru_cache(KNOWN_EDGES)
-def _scan_edges(consts: int, carries: int, args: int, results: int, trips: int) -> DataFlowEdges:
+def _scan_edges(
+    consts: int, carries: int, args: int, results: int, trips: int, accumulates: bool
+) -> DataFlowEdges:
     return DataFlowEdges(
         inputs=tuple(InputEdge(i, 0, i, int(i >= consts + carries)) for i in range(args)),
         outputs=tuple(OutputEdge(0, j, j, 1) for j in range(carries, results)),
         carries=tuple(CarryEdge(0, j, 0, consts + j) for j in range(carries)),
         finals=tuple(FinalEdge(0, consts + j, j) for j in range(carries)),
         trip_counts=(trips,),
+        accumulates=accumulates,
     )
 
 

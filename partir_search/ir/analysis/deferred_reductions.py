@@ -5,6 +5,9 @@ A partial result is finished right after its op, or deferred past its only use i
 second partial operand: gradients are added first and reduced once. If two sums of one parameter
 would each be scattered and then added tile by tile (ZeRO with tied weights), the ops in between
 lose their loop and their values lose their tile, and the total is scattered.
+
+Sums added to an accumulator that the axis does not tile stay partial over the whole loop, and are
+finished at its result.
 """
 
 from __future__ import annotations
@@ -60,19 +63,29 @@ def defer_reductions(
     ]
     waiting = set(queue)
 
-    def record(site: ReductionSite, deferral: _Deferral) -> None:
-        for r in site.results:
+    def record(results: tuple[int, ...], deferral: _Deferral) -> None:
+        for r in results:
             deferrals[r] = deferral
             user = consumer[r]
             if user >= 0 and user not in waiting:
                 waiting.add(user)
                 heapq.heappush(queue, user)
 
+    def rest(deferral: _Deferral) -> None:
+        """Leaves the values of a deferral partial."""
+        for op in deferral.dropped_loops:
+            loops[op.id] = NONE
+            values = {v.id: deferral.monoid for _, v in op.inputs() if v.id in deferrals}
+            partial_at_rest.update(values)
+        for v in deferral.untiled:
+            tiles[v] = NONE
+        partial_at_rest.update((v, deferral.monoid) for v in deferral.partial_at_rest)
+
     while queue:
         site = analysis.site(heapq.heappop(queue))
         f = loops[site.op.id]
         if f >= 0 and site.reduces and site.rule.reducers[f] in DEFERRABLE:
-            record(site, _STARTED[site.rule.reducers[f]])
+            record(site.results, _STARTED[site.rule.reducers[f]])
             continue
         partial = tuple([v for v in site.single if v in deferrals and tiles[v] != REPLICATED])
         if not partial:
@@ -80,8 +93,16 @@ def defer_reductions(
         monoid = deferrals[partial[0]].monoid
         if len(partial) > 1 and any(deferrals[v].monoid != monoid for v in partial):
             continue
+        kept = analysis.accumulators.get(site.op.id)
+        if kept is not None:
+            if f < 0 and monoid == "sum" and tiles[kept.argument] < 0:
+                rest(deferrals[kept.added])
+                partial_at_rest |= dict.fromkeys((kept.argument, kept.added, kept.total), monoid)
+                record(kept.finals, _STARTED[monoid])
+            continue
         growth = _growth(analysis, site, monoid, partial)
-        if growth is None or growth > 0:
+        widens = site.op.id in analysis.widening
+        if growth is None or (growth > 0 and not widens):
             continue
         before = [deferrals[v] for v in partial]
         deferral = _Deferral(
@@ -91,16 +112,15 @@ def defer_reductions(
             + tuple(v for d in before for v in d.untiled),
             partial + tuple(v for d in before for v in d.partial_at_rest),
         )
-        if len(partial) == 1 and (deferral.dropped_loops or deferral.untiled or not growth):
-            record(site, deferral)  # saves bytes only with a second partial operand further on
+        if len(partial) == 1 and (
+            widens or deferral.dropped_loops or deferral.untiled or not growth
+        ):
+            record(
+                site.results, deferral
+            )  # saves bytes only with a second partial operand further on
             continue
-        for op in deferral.dropped_loops:
-            loops[op.id] = NONE
-            partial_at_rest.update((v.id, monoid) for _, v in op.inputs() if v.id in deferrals)
-        for v in deferral.untiled:
-            tiles[v] = NONE
-        partial_at_rest.update((v, monoid) for v in deferral.partial_at_rest)
-        record(site, _STARTED[monoid])
+        rest(deferral)
+        record(site.results, _STARTED[monoid])
     return partial_at_rest
 
 

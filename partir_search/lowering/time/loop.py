@@ -29,7 +29,7 @@ from partir_search.lowering.reshard_steps import AllGather, Slice
 from partir_search.lowering.time.cut import PartsMeet, TimeCut
 from partir_search.lowering.time.kinds import PENDING, TILE, Meeting
 from partir_search.lowering.time.part import PartWriter
-from partir_search.rules.control_flow import with_constant
+from partir_search.rules.control_flow import ACCUMULATES, with_constant
 
 NUMBER = TensorType((), np.dtype(np.int32), 4)
 COMBINE = {
@@ -306,6 +306,7 @@ class _Writer:
             "length": self.parts.count,
             "num_consts": len(consts),
             "num_carry": len(carries),
+            ACCUMULATES: True,
         }
         operands = [x for x, _ in consts] + [x for x, _, _ in carries] + [x for x, _ in stacked]
         scan = template.with_parts(tuple(operands), (*finals, *outs), (body,))

@@ -146,10 +146,13 @@ def variables_of(
       max_choices: limit of the labels of one variable.
 
     Raises:
-      ValueError: the mesh has diagonals, or the program more labels than allowed.
+      ValueError: the mesh has diagonals, the program more labels than allowed, or a loop keeps
+        partial sums.
     """
     if mesh.triples:
         raise ValueError("rings are not pairwise: tables are of meshes without diagonals")
+    if graph.analysis.accumulators:
+        raise ValueError("sums that a loop accumulates are not pairwise")
     module, rules = graph.module, graph.rules
     deferrals = find_deferrals(module, rules, graph.analysis)
     sets: list[LabelSet] = []

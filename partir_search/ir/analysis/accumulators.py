@@ -1,0 +1,87 @@
+"""Accumulators: carries of a loop over microbatches that start at zero and are only added to.
+
+A partial sum of devices may stay unfinished in an accumulator: it is added up over the loop, and
+finished once, after it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+
+from partir_search.ir.analysis.def_use import DefUse
+from partir_search.ir.analysis.reductions import is_zero
+from partir_search.ir.core import Module, Op, Value
+from partir_search.ir.rule import OpRule
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Accumulator:
+    """One carry.
+
+    Attributes:
+      argument: id of the region's argument: the sum so far.
+      added: id of the value added.
+      total: id of the region's result: the new sum.
+      finals: ids of the loop's results: the sum of all.
+    """
+
+    argument: int
+    added: int
+    total: int
+    finals: tuple[int, ...]
+
+
+def find_accumulators(
+    module: Module, rules: Sequence[OpRule], uses: DefUse, zeros: frozenset[int]
+) -> Mapping[int, Accumulator]:
+    """Accumulators by id of the op that adds.
+
+    Args:
+      rules: per op id.
+      zeros: ids of values known to be zero.
+    """
+    loops = [op for op in module.ops if op.regions and rules[op.id].data_flow.accumulates]
+    return {at: found for op in loops for at, found in _in_loop(op, rules, uses, zeros)}
+
+
+def _in_loop(
+    op: Op, rules: Sequence[OpRule], uses: DefUse, zeros: frozenset[int]
+) -> Iterator[tuple[int, Accumulator]]:
+    edges = rules[op.id].data_flow
+    starts = {(e.region, e.argument): op.operands[e.operand] for e in edges.inputs}
+    for at, result, to, place in edges.carries:
+        region, argument = op.regions[at], op.regions[to].args[place]
+        total = region.results[result]
+        add = uses.makers[total.id] if isinstance(total, Value) else None
+        if add is None or not isinstance(total, Value):
+            continue
+        others = [x for x in add.operands if x is not argument]
+        if (
+            len(add.operands) == 2
+            and len(others) == 1
+            and isinstance(others[0], Value)
+            and any(set(group) == {0, 1} for group in rules[add.id].linear)
+            and uses.counts[argument.id] == uses.counts[others[0].id] == 1
+            and not uses.users[total.id]
+            and is_zero(starts[to, place], zeros)
+        ):
+            finals = [
+                op.results[e.op_result].id
+                for e in edges.finals
+                if op.regions[e.region].args[e.argument] is argument
+            ]
+            yield add.id, Accumulator(argument.id, others[0].id, total.id, tuple(finals))
+
+
+def widening_ops(
+    module: Module,
+    rules: Sequence[OpRule],
+    uses: DefUse,
+    accumulators: Mapping[int, Accumulator],
+) -> frozenset[int]:
+    """Ids of linear ops on one value, whose only reader adds the result to an accumulator."""
+    makers = (uses.makers[a.added] for a in accumulators.values())
+    return frozenset(
+        op.id for op in makers if op is not None and len(op.inputs()) == 1 and rules[op.id].linear
+    )
