@@ -111,14 +111,14 @@ def read_module(
 
 
 class FunctionReader:
-    """Reads functions of arrays into ops, for passes that write in jax.
+    """Reads functions of arrays into ops, for passes written in jax.
 
     Attributes:
-      constants: (value, array) of the arrays that the functions contain, by `id` of the array.
+      constants: (value, array) of the arrays in the functions, by `id` of the array.
     """
 
     def __init__(self, ruled: Iterable[str]) -> None:
-        """A reader that keeps primitives named in `ruled` as ops."""
+        """A reader to keep primitives named in `ruled` as ops."""
         self._reader = _Reader()
         self._reader.bodies = Bodies({*ruled, *INLINED, *REGIONS, *OWN, *READ})
         self.constants: dict[int, tuple[Value, Any]] = self._reader.constant_values
@@ -126,7 +126,7 @@ class FunctionReader:
     def read(
         self, fun: Callable[..., Sequence[Any]], operands: Sequence[Operand]
     ) -> tuple[list[Op], list[Operand]]:
-        """Ops of `fun(*arrays)`, and the operands that stand for the results."""
+        """Ops of `fun(*arrays)`, and the operands in place of the results."""
         ops: list[Op] = []
         types = (jax.ShapeDtypeStruct(x.type.shape, x.type.dtype) for x in operands)
         inner, env = self._reader.run(jax.make_jaxpr(fun)(*types), operands, ops, prefix="")

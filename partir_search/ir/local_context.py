@@ -19,7 +19,7 @@ class LocalContext(Protocol):
         """Index of this device's tile along `factor`: int32 scalar, traced or concrete."""
 
     def is_first(self, factor: int) -> Any:
-        """True for one tile along `factor`, for what a sum over tiles must contain once."""
+        """True for one tile along `factor`, for operands to be counted once in a sum over tiles."""
 
     def tiles(self, factor: int) -> int:
         """Number of tiles along `factor`; 1 without a loop."""

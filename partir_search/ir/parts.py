@@ -1,4 +1,4 @@
-"""Parts of a batch, one after the other in time: which rows are in which part.
+"""Parts of a batch in sequence, and the rows of each part.
 
 A dim of extent E is read as [blocks, count, E / (blocks * count)], and part j is [:, j, :] with the
 outer two dims joined. Each of `blocks` devices along the dim thus has rows of every part.

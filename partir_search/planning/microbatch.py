@@ -2,7 +2,7 @@
 
 The batch is tiled on a time axis, the rules of the ops propagate the tiling, and the program is
 cut at the loop over parts (`lowering/time/`). Sums over the batch are accumulated, random bits are
-those of the whole batch. A step whose parts meet before the end of the loop, such as one with batch
+the whole batch's. A step whose parts meet before the end of the loop, such as one with batch
 normalisation, is refused with the op and its line.
 """
 
@@ -101,7 +101,7 @@ def microbatched(
 
     Arguments returned with equal types (the train state), keys and scalars are passed to every
     microbatch unchanged; the leading dim of the data is the batch. Random numbers, masked means and
-    results with a row per example are those of `fun`.
+    results with a row per example are equal to the results of `fun`.
 
     Args:
       microbatches: number of microbatches.
@@ -189,7 +189,7 @@ def _divisors(batch: int) -> str:
 
 
 def _data_alone(module: Module, partition: Partition) -> frozenset[int]:
-    """Ids of values that depend on data, keys, scalars and constants alone."""
+    """Ids of values computed from data, keys, scalars and constants alone."""
     tied = {a for a, _ in module.ties}
     found = set(module.constants)
     for i, v in enumerate(module.body.args):

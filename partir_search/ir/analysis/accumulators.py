@@ -1,7 +1,7 @@
-"""Accumulators: carries of a loop over microbatches that start at zero and are only added to.
+"""Accumulators: carries of a loop over microbatches with zeros at first, and sums later.
 
-A partial sum of devices may stay unfinished in an accumulator: it is added up over the loop, and
-finished once, after it.
+A partial sum of devices may stay unfinished in an accumulator over the whole loop, to be
+finished once, after the loop.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Accumulator:
     """One carry.
 
     Attributes:
-      argument: id of the region's argument: the sum so far.
+      argument: id of the region's argument: the sum before.
       added: id of the value added.
       total: id of the region's result: the new sum.
       finals: ids of the loop's results: the sum of all.
@@ -35,7 +35,7 @@ class Accumulator:
 def find_accumulators(
     module: Module, rules: Sequence[OpRule], uses: DefUse, zeros: frozenset[int]
 ) -> Mapping[int, Accumulator]:
-    """Accumulators by id of the op that adds.
+    """Accumulators by id of the adding op.
 
     Args:
       rules: per op id.

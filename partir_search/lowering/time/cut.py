@@ -1,10 +1,10 @@
 """Cut of a device-local program on a time axis: before, in and after the loop over parts.
 
-An op is in the loop if it loops over the axis, in its regions too. An op that reads a reduction
-over the axis runs after the loop, once, on the accumulated value. Further ops run before the loop
-if the loop needs them, and after it otherwise. A reduction of values that depend on data alone may
-be taken before the loop over the whole batch (`early`). A program whose loop needs any other
-reduction or gather over the axis cannot be cut.
+Ops with a loop over the axis, in their regions too, are in the loop. Readers of a reduction over
+the axis run after the loop, once, on the accumulated value. Further ops run before the loop if
+needed in the loop, and after the loop otherwise. A reduction of data alone may be taken before the
+loop, over the whole batch (`early`). A program whose loop needs a further reduction or gather over
+the axis cannot be cut.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class TimeCut:
     Attributes:
       axis: the time axis.
       before / inside / after: instructions in order. Slices before the loop cut a whole value into
-        parts; reductions and gathers after it finish an accumulation or a stack of parts. An op
-        that loops and runs before the loop makes the whole value, to be cut into parts.
+        parts; reductions and gathers after the loop finish an accumulation or a stack of parts. A
+        looping op before the loop makes the whole value, to be cut into parts.
       kinds: kind of each local value made in the loop: TILE, the monoid of a pending reduction, or
         WHOLE for the same value in every part.
       early: by id of a local value, the module's value computed whole before the loop instead.
@@ -47,7 +47,7 @@ class TimeCut:
 
     @property
     def crossing(self) -> list[LocalValue]:
-        """Values made in the loop and read after it, or returned."""
+        """Values made in the loop and read later, or returned."""
         made = {out.id for item in self.inside for out in item.outs}
         read: list[Source] = [x for item in self.after for x in sources(item)]
         every = (*read, *self.program.body.results)
@@ -76,8 +76,8 @@ def cut_in_time(program: LocalProgram, axis: int, data: Set[int]) -> TimeCut:
     """Cuts a program localized on a time axis alone.
 
     Args:
-      data: ids of the values that depend on data alone; reductions of these are taken before the
-        loop if the program cannot be cut otherwise.
+      data: ids of the values computed from data alone, with reductions before the loop if the
+        program cannot be cut otherwise.
 
     Raises:
       PartsMeet: the loop needs a value of all parts.

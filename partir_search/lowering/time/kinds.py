@@ -1,8 +1,8 @@
 """Kinds of local values on a time axis, inside of regions too.
 
 A value is WHOLE (the same for every part), TILE (rows of one part), ZERO, or a pending reduction,
-named by its monoid. A pending reduction is finished after the loop over parts alone: inside of a
-region it passes linear ops, carries and results.
+named by its monoid. A pending reduction is finished after the loop over parts alone, and passes
+linear ops, carries and results inside of regions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Meeting:
     """Place where the parts of a batch meet: a value of all parts is read by one part.
 
     Attributes:
-      op: the op that reads; None for a result of the program.
+      op: the reader; None for a result of the program.
       source: the value of all parts.
     """
 
@@ -61,11 +61,11 @@ class Kinds:
         )
 
     def follow(self, made: LocalValue, source: LocalValue) -> None:
-        """Records that a value is computed from a pending or finished reduction."""
+        """Records a value computed from a pending or finished reduction."""
         self.roots[made.id] = self.roots.get(source.id, source.value)
 
     def meet(self, op: Op | None, source: LocalValue) -> None:
-        """Records that an op in the loop reads a value of all parts."""
+        """Records a reader, in the loop, of a value of all parts."""
         self.meetings.append(Meeting(op, self.roots.get(source.id, source.value)))
 
     def tiled(self, local: LocalValue) -> bool:
@@ -87,7 +87,7 @@ class Kinds:
         return isinstance(item.step, Slice) or empty
 
     def made(self, item: LocalOp) -> None:
-        """Sets the kinds of the results of an op that loops, without regions."""
+        """Sets the kinds of the results of a looping op without regions."""
         for out in item.outs:
             pending = dict(out.partial).get(self.axis)
             self.of[out.id] = TILE if self.tiled(out) else pending or WHOLE
@@ -144,7 +144,7 @@ class Kinds:
             self.meet(op, local)
 
     def _decide(self, item: LocalOp, edges: DataFlowEdges) -> None:
-        """Records pending reductions that decide which region runs, or how often.
+        """Records pending reductions read to choose a region, or its number of runs.
 
         In a loop over examples a part stops when its own examples have finished.
         """

@@ -42,7 +42,7 @@ COMBINE = {
 
 
 def parts_of(cut: TimeCut) -> Parts:
-    """Split of dims with the most blocks that all loops over the time axis allow."""
+    """Split of dims with the most blocks allowed by all loops over the time axis."""
     partition, axis = cut.program.partition, cut.axis
     count = partition.mesh.sizes[axis]
     sizes = [
@@ -62,7 +62,7 @@ def looped_in_time(cut: TimeCut, ruled: Iterable[str]) -> Module:
       ruled: primitives kept as ops where a rule's local form is written in others.
 
     Raises:
-      PartsMeet: an op cannot run on rows that are no stretch of a dim.
+      PartsMeet: an op runs on stretches of a dim only.
     """
     return _Writer(cut, parts_of(cut), FunctionReader(ruled)).module()
 
