@@ -17,6 +17,7 @@ from partir_search.passes.group_arguments import Group, group
 from partir_search.plan.check import Check
 from partir_search.plan.collectives import Collective
 from partir_search.plan.compare import Comparison, compare
+from partir_search.plan.front import Front, FrontPoint
 from partir_search.plan.known_strategies import KnownStrategies
 from partir_search.plan.multihost import PlansDiffer
 from partir_search.plan.plan import Plan
@@ -85,7 +86,9 @@ __all__ = [
     "FewestBytes",
     "Fit",
     "FixLoop",
+    "Front",
     "FrontEnd",
+    "FrontPoint",
     "Goal",
     "Group",
     "IllegalAction",

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 from partir_search.mcts.anneal import anneal
 from partir_search.mcts.exact import best_first, enumerate_states
@@ -52,6 +52,7 @@ class Result:
       states: distinct states evaluated.
       history: (distinct states, score) at each improvement.
       tree: tree of the search; empty if the space was enumerated.
+      paths: by key of a scored state, the moves that led to the state first.
     """
 
     elites: tuple[Elite, ...]
@@ -60,6 +61,7 @@ class Result:
     states: int
     history: tuple[tuple[int, Score], ...]
     tree: Tree
+    paths: Mapping[Hashable, tuple[Move, ...]]
 
     @property
     def best(self) -> Elite:
@@ -111,6 +113,7 @@ def search(
         record.episodes,
         tuple(record.history),
         tree,
+        record.paths,
     )
 
 

@@ -7,27 +7,15 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from partir_search.messages.console import grouped, new_console, new_table
+from partir_search.messages.console import grouped, new_table
 from partir_search.messages.wording import amount, milliseconds, shown
 from partir_search.plan.facts import PlanFacts
+from partir_search.plan.shown import Shown
 from partir_search.propagation.actions import Action
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
-
-
-class Shown:
-    """Base of results with a rich rendering, for terminals and as the text of `str`."""
-
-    def __rich__(self) -> RenderableType:
-        raise NotImplementedError
-
-    def __str__(self) -> str:
-        console = new_console(width=140, force_terminal=False, color_system=None)
-        with console.capture() as capture:
-            console.print(self)
-        return capture.get().rstrip()
 
 
 @dataclasses.dataclass(frozen=True)

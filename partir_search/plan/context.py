@@ -9,6 +9,7 @@ from typing import Any
 
 from partir_search.ir.core import Module
 from partir_search.plan.alternatives import Alternative, Change
+from partir_search.plan.front import Front
 from partir_search.plan.pass_record import PassRecord
 from partir_search.plan.remedy import Remedy
 from partir_search.simulator.target.machine import Machine
@@ -26,6 +27,7 @@ class PlanContext:
       seed: seed of the search.
       memory_limit: bytes per device allowed by the goals.
       remedies: function from a plan over the limit to remedies.
+      front: function from a plan to its front.
       passes: records of the passes before the search.
       alternatives: function from a plan to known strategies.
       changes: function from a plan to changes by the user.
@@ -39,6 +41,7 @@ class PlanContext:
     seed: int = 0
     memory_limit: float = math.inf
     remedies: Callable[[Any], list[Remedy]] = lambda plan: []
+    front: Callable[[Any], Front[Any]]
     passes: tuple[PassRecord, ...] = ()
     alternatives: Callable[[Any], tuple[Alternative, ...]] = lambda plan: ()
     changes: Callable[[Any], tuple[Change, ...]] = lambda plan: ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 from collections.abc import Mapping
+from typing import Any
 
 from partir_search.ir.argument_paths import nearest
 from partir_search.ir.core import Module, Op, Value
@@ -23,11 +24,13 @@ from partir_search.plan.collectives import Collective, collectives_of
 from partir_search.plan.context import PlanContext
 from partir_search.plan.emission import emission
 from partir_search.plan.explain import conflicts, why_replicated
+from partir_search.plan.front import Front
 from partir_search.plan.pass_record import PassRecord, PassRecords
 from partir_search.plan.plan_bound import PlanBound
 from partir_search.plan.planned import Planned, SearchReport
 from partir_search.plan.remedy import Remedy
 from partir_search.plan.rewrites import Rewrites, Rewritten
+from partir_search.plan.search_space import SearchSpace
 from partir_search.plan.serialization import fingerprint
 from partir_search.plan.shardings import Layouts
 from partir_search.propagation.actions import Action
@@ -54,6 +57,7 @@ class PlanFacts(Layouts, Rewritten):
         self.searches: tuple[SearchReport, ...] = planned.reports
         self.seconds: dict[str, float] = planned.seconds
         self.basis: Basis | None = None
+        self.known_front: Front[Any] | None = None  # once found
 
     @property
     def passes(self) -> PassRecords:
@@ -101,6 +105,23 @@ class PlanFacts(Layouts, Rewritten):
         if len(self.searches) > 1 or report.bound is None or rewritten:
             return None
         return PlanBound(report.bound, report.cost.seconds)
+
+    @property
+    def space(self) -> SearchSpace | None:
+        """Space of the search; None if a schedule decided all tilings."""
+        if self.searches:
+            return self.searches[-1].space
+        return self._planned.saved_space
+
+    @property
+    def planned(self) -> Planned:
+        """The program with the plan's actions applied."""
+        return self._planned
+
+    @property
+    def rewrite_passes(self) -> tuple[PassRecord, ...]:
+        """Records of the passes from the trace to the last rewrite."""
+        return self._context.passes
 
     def ir(self, scope: str | None = None, *, full: bool = False) -> str:
         """Text of the program as tile and sum loops.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import os
@@ -22,9 +23,12 @@ from partir_search.plan.compare import Comparison
 from partir_search.plan.explain import explain, with_sharding
 from partir_search.plan.export import constrained, logical_axis_rules, paths_of
 from partir_search.plan.facts import PlanFacts
+from partir_search.plan.front import Front
+from partir_search.plan.pass_record import PassRecord
 from partir_search.plan.pickling import SavedInstead
 from partir_search.plan.planned import Planned
 from partir_search.plan.report import report_page, tables
+from partir_search.plan.rewrites import Rewrites
 from partir_search.plan.search_log import save_search
 from partir_search.plan.serialization import FORMAT, arguments_of
 from partir_search.plan.spec import PlanSpec
@@ -81,12 +85,37 @@ class Plan(PlanFacts, SavedInstead):
         planned, dropped = with_sharding(self._planned, path, spec)
         return Comparison(self, self._with(planned), dropped)
 
+    def front(self) -> Front[Plan]:
+        """Plans of the program from the fastest to the smallest in memory; each is a point.
+
+        No point is as fast and as small as another. Points beyond the memory limit do not fit, and
+        say so. Decisions of the schedule before the search stay; the search's own, and segments
+        computed again, vary. The first call takes one to three times as long as the
+        search; the front is kept, and shown by `report`, `save_report` and `to_json` from then on.
+        """
+        if self.known_front is None:
+            self.known_front = self._context.front(self)
+        return self.known_front
+
+    def in_form(self, planned: Planned, rewrites: Rewrites, passes: tuple[PassRecord, ...]) -> Plan:
+        """Plan of the same call with different actions, in another form of the program.
+
+        Args:
+          planned: the form with applied actions.
+          rewrites: rewrites that lead to the form.
+          passes: records of the passes from the trace to the form.
+        """
+        return Plan(planned, rewrites, dataclasses.replace(self._context, passes=passes))
+
     def _with(self, planned: Planned) -> Plan:
         """Plan of the same program with different actions."""
         return Plan(planned, self.rewrites, self._context)
 
     def report(self, console: Console | None = None) -> None:
-        """Prints tables of arguments, strategies, collectives and memory to the terminal."""
+        """Prints tables of arguments, strategies, collectives and memory to the terminal.
+
+        A front found before (`front`) is shown as well.
+        """
         from rich.console import Console
 
         if console is not None and not isinstance(console, Console):
@@ -97,7 +126,10 @@ class Plan(PlanFacts, SavedInstead):
         (console or Console()).print(tables.plan_tables(self))
 
     def save_report(self, path: str | os.PathLike[str]) -> None:
-        """Writes the report with charts as one self-contained HTML page."""
+        """Writes the report with charts as one self-contained HTML page.
+
+        A front found before (`front`) is shown as well.
+        """
         make_folder(pathlib.Path(validators.path("path", path)).parent, "path")
         write_text(path, report_page(self, self.timeline))
 
@@ -181,6 +213,7 @@ class Plan(PlanFacts, SavedInstead):
             rewrites=self.rewrites,
             arguments=arguments_of(self.module),
             bound=self.bound,
+            space=self.space,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -190,7 +223,8 @@ class Plan(PlanFacts, SavedInstead):
             data["arguments"][path]["spec"] = str(spec)
         figures = {"seconds": self.cost.seconds, "peak_bytes": self.cost.peak_bytes}
         versions = {"partir_search": VERSION, "jax": jax.__version__}
-        return {**data, **figures, "versions": versions}
+        front = {"front": self.known_front.to_json()} if self.known_front else {}
+        return {**data, **figures, **front, "versions": versions}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the plan as readable JSON, for `load_plan`."""
@@ -204,7 +238,7 @@ class Plan(PlanFacts, SavedInstead):
 
     def __copy__(self) -> Plan:
         other = self._with(self._planned)
-        other.basis = self.basis
+        other.basis, other.known_front = self.basis, self.known_front
         return other
 
     def __repr__(self) -> str:

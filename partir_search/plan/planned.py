@@ -19,6 +19,7 @@ from partir_search.mcts.tree import Tree
 from partir_search.messages.renamed import warn_renamed
 from partir_search.plan.pass_record import PassRecord
 from partir_search.plan.plan_bound import PlanBound
+from partir_search.plan.search_space import NOTHING_VISITED, SearchSpace, Visited
 from partir_search.propagation.actions import Action, Enter, tilings
 from partir_search.propagation.apply import apply_all, apply_compatible
 from partir_search.propagation.graph import Graph
@@ -45,6 +46,8 @@ class SearchReport:
         costs are not pairwise, or seconds are no goal.
       before: actions applied before the search.
       exclude: globs of arguments excluded from the search.
+      space: the space of the search; None if later tactics build on the answer.
+      visited: nondominated states of the search.
     """
 
     axes: tuple[str, ...]
@@ -59,6 +62,8 @@ class SearchReport:
     bound: float | None = None
     before: tuple[Action, ...] = ()
     exclude: tuple[str, ...] = ()
+    space: SearchSpace | None = None
+    visited: Visited = NOTHING_VISITED
 
     @property
     def experts(self) -> tuple[tuple[str, Cost], ...]:
@@ -81,7 +86,7 @@ class Planned:
       seconds: wall time of planning, by phase.
       model: the cost model.
       searched: records of the passes from the fold to the unfolded actions.
-      saved_bound: bound of the search that found the replayed actions.
+      saved_bound / saved_space: bound and space of the search that found the replayed actions.
       peak_without_remat: peak of the same actions with no segment recomputed; None if unknown.
     """
 
@@ -95,6 +100,7 @@ class Planned:
     model: CostModel
     searched: tuple[PassRecord, ...] = ()
     saved_bound: PlanBound | None = None
+    saved_space: SearchSpace | None = None
     peak_without_remat: float | None = None
 
     @functools.cached_property
@@ -181,6 +187,8 @@ def varied(planned: Planned, first: Sequence[Action]) -> tuple[Planned, tuple[Ac
         reports=(),
         seconds={},
         searched=(),
+        saved_bound=None,
+        saved_space=None,
     )
     return changed, tuple(action for action, _ in dropped)
 

@@ -10,6 +10,7 @@ from partir_search.ir.mesh import MeshShape
 from partir_search.plan.json_entries import typed_entry
 from partir_search.plan.plan_bound import PlanBound
 from partir_search.plan.rewrites import Rewrites, Rewritten
+from partir_search.plan.search_space import SearchSpace
 from partir_search.propagation.actions import Action, action_from_json
 
 
@@ -26,6 +27,7 @@ class PlanSpec(Rewritten):
       rewrites: rewrites of the program before the actions.
       arguments: type of each argument, by path.
       bound: lower bound of all plans' seconds, found by the search; None without one.
+      space: the space of the search, which a front varies; None if a schedule decided everything.
       on_change: behavior for a changed function: "raise", or "apply" the decisions that still hold.
     """
 
@@ -37,6 +39,7 @@ class PlanSpec(Rewritten):
     rewrites: Rewrites = dataclasses.field(default_factory=Rewrites)
     arguments: Mapping[str, str] = dataclasses.field(default_factory=dict)
     bound: PlanBound | None = dataclasses.field(default=None, compare=False)
+    space: SearchSpace | None = dataclasses.field(default=None, compare=False)
     on_change: Literal["raise", "apply"] = dataclasses.field(default="raise", compare=False)
 
     def to_json(self) -> dict[str, Any]:
@@ -79,6 +82,16 @@ def _read_bound(data: Mapping[str, Any]) -> PlanBound | None:
     return PlanBound.from_json(typed_entry(data, "bound", dict, "seconds of the bound and found"))
 
 
+def _write_space(spec: PlanSpec) -> dict[str, Any]:
+    return {"searched": spec.space.to_json()} if spec.space else {}
+
+
+def _read_space(data: Mapping[str, Any]) -> SearchSpace | None:
+    if "searched" not in data:
+        return None
+    return SearchSpace.from_json(typed_entry(data, "searched", dict, "axes and actions before"))
+
+
 def _write_mesh(spec: PlanSpec) -> dict[str, Any]:
     mesh = spec.mesh
     found = {
@@ -115,6 +128,7 @@ _ENTRIES = (
         ),
     ),
     _Entry("bound", _write_bound, _read_bound),
+    _Entry("space", _write_space, _read_space),
     _Entry(
         "arguments",
         lambda spec: {"arguments": {path: {"type": t} for path, t in spec.arguments.items()}},

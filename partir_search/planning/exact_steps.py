@@ -81,6 +81,13 @@ class ExactSteps:
         """Labels of the game's current state."""
         return self.tables.labels_of(self.game.state.partition(self.game.cache.rows))
 
+    def labels_after(self, moves: Sequence[Move]) -> Ints:
+        """Labels of the state after some moves; the game's state is restored."""
+        played = len(list(play(self.game, moves)))
+        labels = self.labels_here()
+        rewind(self.game, played)
+        return labels
+
     def improve(self, labels: Ints) -> list[Found]:
         """All assignments visited by exact steps from an assignment, best first."""
         return self._alternate(labels, 0.0, set())

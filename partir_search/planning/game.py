@@ -13,7 +13,7 @@ from collections.abc import Hashable, Sequence
 from partir_search.ir.mesh import MeshShape
 from partir_search.lowering.cache import LocalCache
 from partir_search.lowering.localize import localize
-from partir_search.mcts.game import Move, Score
+from partir_search.mcts.game import Move, Score, play, rewind
 from partir_search.mcts.goals import Scorer
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.state import State
@@ -218,6 +218,13 @@ class PlanningGame:
 
     def score(self) -> Score:
         return self.goal(self.cost())
+
+    def costed(self, path: Sequence[Move]) -> tuple[Score, Cost]:
+        """Score and cost after the moves of a path; the state is restored."""
+        taken = list(play(self, path))
+        cost = self.cost()
+        rewind(self, len(taken))
+        return self.goal(cost), cost
 
     def clear_caches(self) -> None:
         """Clears the caches of localized ops, propagation and legal moves, to free memory."""

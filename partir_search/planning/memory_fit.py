@@ -103,7 +103,7 @@ def fit_by_remat(
     if without.cost.peak_bytes <= target_bytes:
         best, chosen = without, tuple[Range, ...]()
     elif peaks := predict_segments(module, segments, without, full):
-        kinds = _kinds(module, segments)
+        kinds = kinds_of(module, segments)
         best, chosen = _fewest(with_some, full, peaks, kinds, target_bytes, objective)
     else:
         best, chosen = _fewest_scans(with_some, full, segments, target_bytes)
@@ -132,7 +132,7 @@ def _worth(
     return [Spare(limit, spent / freed, spent)] if freed > 0 and spent > 0 else []
 
 
-def _kinds(module: Module, segments: Sequence[Range]) -> dict[Range, tuple[str, ...]]:
+def kinds_of(module: Module, segments: Sequence[Range]) -> dict[Range, tuple[str, ...]]:
     """Kind of each segment: segments with the same ops are of one kind."""
     ops = module.body.ops
     return {s: tuple(op.prim for op in ops[slice(*s)]) for s in segments}

@@ -14,7 +14,7 @@ import jax
 
 from partir_search.constraints.ends import without_ties
 from partir_search.constraints.region_axes import region_axes
-from partir_search.constraints.shardings import fixed_actions, fixed_mesh, warn_of_constraints
+from partir_search.constraints.shardings import fixed_actions, warn_of_constraints
 from partir_search.ir.core import Module
 from partir_search.ir.manual import AxisNames
 from partir_search.ir.mesh import MeshShape
@@ -32,6 +32,7 @@ from partir_search.plan.spec import PlanSpec
 from partir_search.planning.alternatives import Forms, alternatives_of
 from partir_search.planning.changes import changes_of
 from partir_search.planning.checks.batch import warn_uneven
+from partir_search.planning.front.front import FrontFinder
 from partir_search.planning.known_strategies import known_actions
 from partir_search.planning.memory_fit import remedies_of
 from partir_search.planning.microbatch import with_microbatches
@@ -40,6 +41,7 @@ from partir_search.planning.options import Options
 from partir_search.planning.other_batch import with_batch
 from partir_search.planning.parallelism import ContextParallel
 from partir_search.planning.planner import Planner
+from partir_search.planning.planner_maker import PlannerMaker
 from partir_search.planning.reused_layouts import reused_layouts
 from partir_search.planning.stage import Stage
 from partir_search.planning.stage_planner import StagePlan, StagePlanner
@@ -195,6 +197,7 @@ class PlanPipeline:
             seed=o.seed,
             memory_limit=limit,
             remedies=remedies_of,
+            front=self._front_finder(stage),
             passes=stage.passes,
             alternatives=functools.partial(alternatives_of, forms=forms),
             changes=functools.partial(changes_of, forms=forms),
@@ -216,6 +219,11 @@ class PlanPipeline:
             return stages.replayed(stage, spec)[1].cost
         except (TypeError, ValueError):  # shapes that the function or the actions do not admit
             return None
+
+    def _front_finder(self, stage: Stage) -> FrontFinder:
+        """Function from a plan of a form of the program to the plan's front."""
+        plain = stage.base if stage.rewrites.remat else stage.module
+        return FrontFinder(plain, self._options.remat, self.planners)
 
     # Stages of the pipeline --------------------------------------------------------------------
 
@@ -299,15 +307,18 @@ class PlanPipeline:
         tied = dataclasses.replace(module, ties=traced.module.ties)
         return fixed_actions(tied, self.mesh(module), o.mesh, *leaves, reused, self._own)
 
+    @property
+    def planners(self) -> PlannerMaker:
+        """Function from a form of the program to its planner, without the call's arrays."""
+        return PlannerMaker(self._options, self._own)
+
     def planner_of(self, module: Module) -> Planner:
         """Planner of a form of the program."""
-        o = self._options
-        return Planner(module, self.mesh(module), o.machine, goals=o.goals, streams=o.rings)
+        return self.planners(module)
 
     def mesh(self, module: Module) -> MeshShape:
         """The mesh, with axes split as required by fixed shardings on further meshes."""
-        o = self._options
-        return fixed_mesh(module, o.shape, o.mesh, (o.in_shardings, o.out_shardings, self._own))
+        return self.planners.mesh(module)
 
     def stage_planner(self, call: Call, traced: Traced) -> StagePlanner:
         """Planner of the forms of a traced program."""

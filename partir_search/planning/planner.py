@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Hashable, Sequence
@@ -16,17 +17,19 @@ from partir_search.ir.printer import print_partition
 from partir_search.lowering.cache import LocalCache
 from partir_search.lowering.local_ir import LocalProgram
 from partir_search.lowering.localize import localize
-from partir_search.mcts.game import Move, Record, Score, play, rewind
+from partir_search.mcts.game import Move, Record, Score
 from partir_search.mcts.goals import Fastest, Fit, Goal, scorer
 from partir_search.mcts.search import Result
 from partir_search.passes.fold.fold import Folded
 from partir_search.plan.planned import Planned, SearchReport
+from partir_search.plan.search_space import SearchSpace
 from partir_search.planning.axis_modes import choose_modes
 from partir_search.planning.checks.schedule import check_schedule
 from partir_search.planning.clock import Clock
 from partir_search.planning.exact_steps import exact_moves
 from partir_search.planning.finalists import choose_finalist
 from partir_search.planning.fold_models import FoldModels, fold_models
+from partir_search.planning.front.visited import visited_states
 from partir_search.planning.game import PlanningGame
 from partir_search.planning.interruption import search_noted
 from partir_search.planning.spreading import begin
@@ -156,6 +159,8 @@ class Planner:
                 actions += found
             else:
                 actions += tactic.actions(self.graph, state, targets)
+        if reports and not isinstance(schedule[-1], AutomaticPartition):
+            reports[-1] = dataclasses.replace(reports[-1], space=None)  # later tactics depend on it
         if self.streams and reports:
             actions += choose_modes(state, self.graph.rules, self._scored)
         return self.finish(state, actions, reports)
@@ -232,7 +237,7 @@ class Planner:
         self._clock.record("fold", ops, small, lambda: print_module(folded.module))
         known = named_strategies(self.mesh, names, game.targets, self.streams)
         with self._clock.timed("known strategies"):
-            costs = [(name, self._folded(game, moves)[1]) for name, moves in known]
+            costs = [(name, game.costed(moves)[1]) for name, moves in known]
         starts = [*(moves for _, moves in known), project_to_fold(hints, folded, self.module, game)]
         if starts[-1] and game.targets.stacks:
             given = (n for n in names if n not in self.mesh.diagonal_names)
@@ -245,6 +250,7 @@ class Planner:
             result = search_noted(game, episodes, seed, paths, progress, settled=exact.fits)
         found = [game.describe(move) for move in result.best.path]
         self._clock.record("search", small, small, lambda: "\n".join(found))
+        visited = visited_states(game, result.paths, ops)
         game.clear_caches()
         with self._clock.timed("finalists"):
             best, path = self._finalist(game, folded, before, result, starts)
@@ -261,6 +267,8 @@ class Planner:
             bound=exact.bound,
             before=tuple(before),
             exclude=tuple(tactic.exclude),
+            space=SearchSpace(tuple(names), tuple(before), tuple(tactic.exclude)),
+            visited=visited,
         )
         return path, report
 
@@ -335,37 +343,44 @@ class Planner:
         """
         paths = [e.path for e in result.elites[: 1 if result.proven else FINALISTS]]
         if not result.proven:
-            paths.insert(1, min(map(tuple, starts), key=lambda p: self._rank(game, p)))
+            paths.insert(1, min(map(tuple, starts), key=lambda p: game.costed(p)[0].rank()))
         if self.streams:  # rings may hide the gathers of context parallelism
             contexts = [p for p in map(tuple, starts) if any(isinstance(m, TileContext) for m in p)]
-            paths += sorted(contexts, key=lambda p: self._rank(game, p))[:1]
+            paths += sorted(contexts, key=lambda p: game.costed(p)[0].rank())[:1]
         state = State(self.graph, self.mesh, memo=self.memo)
         for action in before:
             action.apply(state)
 
         def unfold(path: Sequence[Move]) -> tuple[Score, list[Action]]:
-            start, modes = state.key(), state.modes
-            actions = lift_to_module(folded, game, game.decisions(path), state)
-            if self.streams:
-                choose_modes(state, self.graph.rules, self._scored)
-            cost = self._costed(state)[1]
-            state.restore(start)
-            state.modes = modes
+            actions, _, cost = self.lifted(folded, game, path, state)
             return game.goal(cost), actions
 
         path, actions = choose_finalist(
             list(dict.fromkeys(paths)),
-            lambda path: self._folded(game, path)[0],
+            lambda path: game.costed(path)[0],
             unfold,
             trust_ranks=not self.streams,
         )
-        return self._folded(game, path)[1], actions
+        return game.costed(path)[1], actions
 
-    def _rank(self, game: PlanningGame, path: Sequence[Move]) -> tuple[bool, float]:
-        return self._folded(game, path)[0].rank()
+    def lifted(
+        self, folded: Folded, game: PlanningGame, path: Sequence[Move], state: State
+    ) -> tuple[list[Action], list[Action], Cost]:
+        """Lifts a path of moves to the unfolded program.
 
-    def _folded(self, game: PlanningGame, path: Sequence[Move]) -> tuple[Score, Cost]:
-        taken = list(play(game, path))
-        cost = game.cost()
-        rewind(game, len(taken))
-        return game.goal(cost), cost
+        Args:
+          folded, game: the fold, and a game on its program.
+          path: moves from the game's first state.
+          state: state of the unfolded program after the decisions before the game; restored.
+
+        Returns:
+          Actions of the moves, modes that improve the score after the actions, and the cost.
+        """
+        start, before = state.key(), state.modes
+        actions, modes = lift_to_module(folded, game, game.decisions(path), state), list[Action]()
+        if self.streams:
+            modes = choose_modes(state, self.graph.rules, self._scored)
+        cost = self._costed(state)[1]
+        state.restore(start)
+        state.modes = before
+        return actions, modes, cost

@@ -72,5 +72,7 @@ def _searched(
     score = scorer(planner.goals)
     if planned is None or not score(planned.cost) < score(found.planned.cost):
         return None
-    reports = tuple(dataclasses.replace(r, proven=False, bound=None) for r in free.reports)
+    reports = tuple(
+        dataclasses.replace(r, proven=False, bound=None, space=None) for r in free.reports
+    )
     return dataclasses.replace(found, planned=with_search(planned, free, reports))

@@ -16,13 +16,20 @@ BLUE = "#2563eb"
 MERGED_PIXELS = 4.0  # pixels over which neighbouring events are merged into one
 
 
-def _svg(height: float, body: str, label: str) -> str:
+def svg(height: float, body: str, label: str) -> str:
+    """An SVG picture of the page's width."""
     box = f"0 0 {WIDTH} {height:.0f}"
     return f'<svg viewBox="{box}" role="img" aria-label="{escape(label)}">{body}</svg>'
 
 
-def _text(x: float, y: float, text: str, anchor: str = "start", style: str = "") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" {style}>{escape(text)}</text>'
+def text(x: float, y: float, words: str, anchor: str = "start", style: str = "") -> str:
+    """Text of a picture."""
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" {style}>{escape(words)}</text>'
+
+
+def titled(words: str, shapes: str) -> str:
+    """Shapes of a picture with a text shown on hover."""
+    return f"<g><title>{escape(words)}</title>{shapes}</g>"
 
 
 def round_ticks(most: float, count: int = 6) -> list[float]:
@@ -41,7 +48,7 @@ def _axis(y: float, seconds: float) -> str:
         x = LEFT + (WIDTH - LEFT - RIGHT) * tick / max(seconds, 1e-12)
         out.append(f'<line x1="{x:.1f}" y1="{y}" x2="{x:.1f}" y2="{y + 4}" class="axis"/>')
         anchor = "end" if x > WIDTH - RIGHT - 20 else "middle"
-        out.append(_text(x, y + 17, duration(tick), anchor))
+        out.append(text(x, y + 17, duration(tick), anchor))
     return "".join(out)
 
 
@@ -55,7 +62,7 @@ def timeline_chart(timeline: Timeline) -> str:
     out = []
     for row, lane in enumerate(lanes):
         y = 6 + 34 * row
-        out.append(_text(LEFT - 8, y + 18, lane, "end"))
+        out.append(text(LEFT - 8, y + 18, lane, "end"))
         out.append(
             f'<rect x="{LEFT}" y="{y}" width="{WIDTH - LEFT - RIGHT}" height="26" class="lane"/>'
         )
@@ -63,7 +70,7 @@ def timeline_chart(timeline: Timeline) -> str:
         for event in _drawn([e for e in timeline.events if e.lane == lane], scale):
             out.append(_bar(event, y, scale, color))
     bottom = 10 + 34 * len(lanes)
-    return _svg(bottom + 22, "".join(out) + _axis(bottom, timeline.seconds), "timeline of a step")
+    return svg(bottom + 22, "".join(out) + _axis(bottom, timeline.seconds), "timeline of a step")
 
 
 def _bar(e: Event, y: float, scale: float, color: str) -> str:
@@ -131,7 +138,7 @@ def memory_chart(timeline: Timeline, limit: float) -> str:
     for tick in round_ticks(top, 4):
         at = y(tick)
         ends = f'x1="{LEFT}" y1="{at:.1f}" x2="{WIDTH - RIGHT}" y2="{at:.1f}"'
-        out += [f'<line {ends} class="grid"/>', _text(LEFT - 8, at + 4, amount(tick), "end")]
+        out += [f'<line {ends} class="grid"/>', text(LEFT - 8, at + 4, amount(tick), "end")]
     out.append(f'<polygon points="{" ".join(points)}" class="filled"/>')
     lines = [(most, f"peak {amount(most)}"), (timeline.argument_bytes, "arguments")]
     lines += [(limit, f"limit {amount(limit)}")] if limit <= shown else []
@@ -141,10 +148,8 @@ def memory_chart(timeline: Timeline, limit: float) -> str:
         label = max([at - 3, *(other + 13 for other in taken)])
         taken.append(label)
         line = f'<line x1="{LEFT}" y1="{at:.1f}" x2="{WIDTH - RIGHT}" y2="{at:.1f}" class="mark"/>'
-        out += [line, _text(WIDTH - RIGHT - 4, label, name, "end")]
-    return _svg(
-        height + 26, "".join(out) + _axis(height, timeline.seconds), "live memory of a step"
-    )
+        out += [line, text(WIDTH - RIGHT - 4, label, name, "end")]
+    return svg(height + 26, "".join(out) + _axis(height, timeline.seconds), "live memory of a step")
 
 
 def _by_pixel(timeline: Timeline, scale: float) -> list[tuple[int, float, float, float]]:
@@ -173,10 +178,10 @@ def progress_chart(history: Sequence[tuple[int, float]], episodes: int) -> str:
         before = seconds
     points.append(f"{WIDTH - RIGHT},{y(before):.1f}")
     out = [f'<polyline points="{" ".join(points)}" fill="none" stroke="{BLUE}" stroke-width="2"/>']
-    out.append(_text(LEFT - 8, y(best) + 4, duration(best), "end"))
+    out.append(text(LEFT - 8, y(best) + 4, duration(best), "end"))
     if worst > best:
-        out.append(_text(LEFT - 8, y(worst) + 4, duration(worst), "end"))
+        out.append(text(LEFT - 8, y(worst) + 4, duration(worst), "end"))
     out.append(f'<line x1="{LEFT}" y1="{height}" x2="{WIDTH - RIGHT}" y2="{height}" class="axis"/>')
-    out.append(_text(LEFT, height + 16, "0"))
-    out.append(_text(WIDTH - RIGHT, height + 16, f"{episodes} episodes", "end"))
-    return _svg(height + 24, "".join(out), "progress of the search")
+    out.append(text(LEFT, height + 16, "0"))
+    out.append(text(WIDTH - RIGHT, height + 16, f"{episodes} episodes", "end"))
+    return svg(height + 24, "".join(out), "progress of the search")

@@ -15,6 +15,7 @@ from partir_search.plan.report.charts import (
     progress_chart,
     timeline_chart,
 )
+from partir_search.plan.report.front_chart import front_chart
 from partir_search.plan.report.shards import ShardsPictures
 from partir_search.plan.report.summary import headlines, summary
 from partir_search.simulator.timeline import Timeline
@@ -82,6 +83,7 @@ def report_page(plan: PlanFacts, timeline: Timeline) -> str:
         _section("Loops whose trip count depends on data", _table(tables.loops_table(plan))),
         _section("Replicated arguments", _table(tables.not_tiled_table(plan))),
         *_searches(plan),
+        _front(plan),
         _conflicts(plan),
         _section("The program", _ir(plan)),
     ]
@@ -200,6 +202,15 @@ def _searches(plan: PlanFacts) -> list[str]:
             )
             out.append(_section(title, progress_chart(history, search.episodes), note))
     return out
+
+
+def _front(plan: PlanFacts) -> str:
+    front = plan.known_front
+    if front is None:
+        note = "plan.front() before plan.save_report(...) adds the plans from fastest to smallest."
+        return f"<p class=note>{escape(note)}</p>" if plan.searches else ""
+    note = "Each point is a plan; hover for its figures. Points beyond the limit do not fit."
+    return _section("Seconds against memory", front_chart(front) + _table(front.table()), note)
 
 
 def _conflicts(plan: PlanFacts) -> str:
