@@ -27,7 +27,7 @@ from partir_search.planning.planner import Planner
 from partir_search.planning.segment_peaks import SegmentPeaks, predict_segments
 from partir_search.planning.trace import split_call, trace_call
 from partir_search.planning.unfold import lift_to_module
-from partir_search.propagation.actions import Action
+from partir_search.propagation.actions import Action, Replicate
 from partir_search.propagation.state import State
 from partir_search.simulator.target.machine import find_machine
 from tests.support import module_of
@@ -83,6 +83,31 @@ def test_searched_again_only_where_segments_free_memory(rows: int) -> None:
     else:
         assert searched == [recomputed]
         assert found.cost.peak_bytes < planned.cost.peak_bytes
+
+
+def test_fewer_segments_by_decisions_that_hold() -> None:
+    """Decisions on recomputed values hold with all segments only; a known strategy with any."""
+    module = deep_module(4096)
+    segments = find_segments(module)
+    recomputed = rematerialize(module, segments)
+    planned, known = replay(module, []), replay(recomputed, [])
+    again = next(n for n in recomputed.value_names() if n.endswith("_again"))
+    both = [Replicate(again.removesuffix("_again"), "data"), Replicate(again, "data")]
+    full = replay(recomputed, both)
+    assert len(full.actions) == 2
+    limit = 0.5 * (planned.cost.peak_bytes + full.cost.peak_bytes)
+
+    def fitted(*more: Any) -> tuple[Planned, Sequence[Any]]:
+        given = module, recomputed, segments, planned, limit, lambda *_: full, replay
+        return fit_by_remat(*given, lambda cost: cost.seconds, *more)
+
+    alone, all_segments = fitted()
+    assert alone.cost == full.cost
+    assert all_segments == tuple(segments)
+    found, some = fitted(lambda rewritten: known)
+    assert 0 < len(some) < len(segments)
+    assert found.cost.peak_bytes <= limit
+    assert found.cost.seconds < full.cost.seconds
 
 
 def layers(heads: Sequence[float], rest: Sequence[float]) -> SegmentPeaks:

@@ -57,6 +57,7 @@ def fit_by_remat(
     plan: Callable[[Module, Sequence[Action], Sequence[Goal[Cost]]], Planned],
     replay: Replay,
     objective: Callable[[Cost], float],
+    known: Callable[[Module], Planned] | None = None,
 ) -> tuple[Planned, tuple[Range, ...]]:
     """Fits a plan into memory by recomputing segments of the forward pass.
 
@@ -73,6 +74,8 @@ def fit_by_remat(
         actions and goals.
       replay: function (module, actions) that applies the compatible actions to a rewritten module.
       objective: the quantity minimised by the goals.
+      known: function from a rewritten module to the plan of the best known strategy, with decisions
+        that hold for any segments. Exact steps also decide on recomputed values, by name.
 
     Returns:
       The plan with the fewest recomputed segments within the limit, or the plan with the lowest
@@ -96,22 +99,35 @@ def fit_by_remat(
     if full.cost.peak_bytes > target_bytes:
         return full, tuple(segments)
 
-    def with_some(some: Sequence[Range]) -> Planned:
-        return played(rematerialize(module, some) if some else module, full.actions)
+    def reduced(start: Planned) -> tuple[Planned, tuple[Range, ...], float | None]:
+        """Decisions of a plan that fits, with the fewest segments, and the peak without any."""
 
-    without = with_some(())
-    if without.cost.peak_bytes <= target_bytes:
-        best, chosen = without, tuple[Range, ...]()
-    elif peaks := predict_segments(module, segments, without, full):
-        kinds = kinds_of(module, segments)
-        best, chosen = _fewest(with_some, full, peaks, kinds, target_bytes, objective)
-    else:
-        best, chosen = _fewest_scans(with_some, full, segments, target_bytes)
+        def with_some(some: Sequence[Range]) -> Planned:
+            return played(rematerialize(module, some) if some else module, start.actions)
+
+        without = with_some(())
+        peak = without.cost.peak_bytes
+        if len(without.actions) < len(start.actions):
+            return start, tuple(segments), None  # decisions on recomputed values do not hold
+        if peak <= target_bytes:
+            return without, (), peak
+        if peaks := predict_segments(module, segments, without, start):
+            kinds = kinds_of(module, segments)
+            return *_fewest(with_some, start, peaks, kinds, target_bytes, objective), peak
+        return *_fewest_scans(with_some, start, segments, target_bytes), peak
+
+    best, chosen, peak = reduced(full)
+    if best is full and known is not None:
+        start = known(recomputed)
+        if start.cost.peak_bytes <= target_bytes:
+            other = reduced(start)
+            if objective(other[0].cost) < objective(best.cost):
+                best, chosen, peak = other
     if best is not full:  # the search proved nothing about fewer segments
         reports = tuple(dataclasses.replace(r, proven=False, bound=None) for r in full.reports)
         best = with_search(best, full, reports)
     if chosen:
-        best = dataclasses.replace(best, peak_without_remat=without.cost.peak_bytes)
+        best = dataclasses.replace(best, peak_without_remat=peak)
     return best, chosen
 
 

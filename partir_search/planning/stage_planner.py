@@ -236,8 +236,13 @@ class StagePlanner:
             search,
             self._replayed,
             lambda cost: score(cost).objective,
+            self._known if self._options.schedule is None else None,
         )
         return rematerialized(stage, remat, planned.graph.module), planned
+
+    def _known(self, module: Module) -> Planned:
+        """Plan of the best known strategy."""
+        return known_plan(self.planner(module), self.fixed(module))
 
     def _replayed(self, module: Module, actions: Sequence[Action]) -> Planned:
         return self.planner(module).replay_compatible(actions)[0]
