@@ -82,6 +82,17 @@ def tied_embedding(w: Any, tokens: Any) -> Any:
     return jax.value_and_grad(loss)(w)
 
 
+def numbered_rows(w: Any, x: Any, y: Any) -> Any:
+    """Rows read by number, as in a loss of integer labels or of the values of actions."""
+    labels, n = (y[:, 0] > 0.2).astype(jnp.int32), x.shape[0]
+
+    def loss(w: Any) -> Any:
+        pairs = jnp.tanh(x[:, None, :] @ w)
+        return jnp.mean((x @ w)[jnp.arange(n), labels] ** 2 + pairs[jnp.arange(n), 0, labels])
+
+    return jax.value_and_grad(loss)(w)
+
+
 def several_losses(w: Any, x: Any, y: Any) -> Any:
     """A sum, a maximum, counts, flags, and a row per example."""
 
@@ -150,6 +161,7 @@ EXACT: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "dropout of another generator": (dropped, (W, X, jax.random.key(5, impl="rbg"))),
     "masked mean": (masked_mean, (W, X, Y)),
     "tied embedding": (tied_embedding, (X, TOKENS)),
+    "numbered rows": (numbered_rows, (W, X, Y)),
     "several losses": (several_losses, (W, X, Y)),
     "layers": (layers, (SQUARE, X, KEY)),
     "shared layer": (shared_layer, (SQUARE, X)),

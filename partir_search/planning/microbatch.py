@@ -29,6 +29,7 @@ from partir_search.lowering.time.loop import looped_in_time
 from partir_search.messages.renamed import renamed_option
 from partir_search.messages.validators import whole_number
 from partir_search.messages.wording import multiples, shown
+from partir_search.passes.row_lookups import with_row_lookups
 from partir_search.planning.trace import Traced, read_call, split_call
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.state import State
@@ -66,6 +67,7 @@ def in_time(module: Module, count: int) -> InTime:
       ValueError: `count` does not divide the batch, or an op needs the whole batch; the message
         names the op, its line and a remedy.
     """
+    module = with_row_lookups(module)
     batch = _batch_arguments(module, count)
     graph = Graph(module, RuleTable(), contract=True)
     state = State(graph, MeshShape((AXIS,), (count,), time_axes=1))
