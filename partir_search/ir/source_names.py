@@ -23,6 +23,12 @@ _LIBRARIES = (
 )
 
 
+@functools.lru_cache(maxsize=4096)
+def _is_library(file: str) -> bool:
+    """True for a file of the standard library, this package or an installed package."""
+    return file.startswith("<") or any(part in file for part in _LIBRARIES)
+
+
 def source_line(info: Any) -> str:
     """``file:line (function)`` of the innermost frame in the user's code, or "".
 
@@ -30,7 +36,7 @@ def source_line(info: Any) -> str:
     summary names a line of flax or optax for most models.
     """
     for frame in info.traceback.frames if info.traceback else ():
-        if frame.file_name.startswith("<") or any(p in frame.file_name for p in _LIBRARIES):
+        if _is_library(frame.file_name):
             continue
         return f"{frame.file_name}:{frame.line_num} ({frame.function_name})"
     return str(source_info_util.summarize(info))

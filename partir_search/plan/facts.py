@@ -186,6 +186,10 @@ class PlanFacts(Layouts, Rewritten):
 
     def breakdown(self) -> tuple[OpCost, ...]:
         """Simulated seconds of each kernel and collective, most expensive first."""
+        return self._breakdown
+
+    @functools.cached_property
+    def _breakdown(self) -> tuple[OpCost, ...]:
         return self._planned.model.breakdown(self._planned.sketch)
 
     @functools.cached_property
