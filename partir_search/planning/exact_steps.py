@@ -29,9 +29,9 @@ from partir_search.simulator.cost import Cost
 from partir_search.simulator.tables.bound import Bound, bound_below
 from partir_search.simulator.tables.tables import CostTables
 
-MAX_LABELS = 25_000  # of all variables; tables with more take longer than a search
+MAX_LABELS = 30_000  # of all variables; tables with more take longer than a search
 MAX_CHOICES = 150  # labels of one variable: a table of two variables has their product
-MAX_BOUNDED = 60_000  # labels times orders of axes, for a bound
+MAX_BOUNDED = 50_000  # labels times orders of axes, for a bound
 MAX_ENTRIES = 2_000_000  # of one table of elimination
 EPISODES_PER_START = 300  # of the search, for exact steps from one more strategy
 STARTS = 3  # most strategies from which exact steps start

@@ -53,6 +53,7 @@ from partir_search.strategies.moves import TileContext, TileStacks
 from partir_search.strategies.targets import StrategyTargets
 
 DEFAULT_EPISODES = 1000
+EXACT_STARTS = 2  # of the search, from the best results of exact steps, at most
 FINALISTS = 4  # answers of the folded search evaluated on the unfolded program, at most
 
 Progress = Callable[[Record], None]
@@ -244,7 +245,7 @@ class Planner:
             starts.append((TileStacks(self.mesh.axes("+".join(given))), *starts[-1]))
         with self._clock.timed("exact steps"):
             named = zip(("hints", "stacked hints"), starts[len(known) :], strict=False)
-            exact = exact_moves(game, [*known, *named], FINALISTS, episodes)
+            exact = exact_moves(game, [*known, *named], EXACT_STARTS, episodes)
         with self._clock.timed("search"):
             paths = [*starts, *((move,) for move in exact.moves)]
             result = search_noted(game, episodes, seed, paths, progress, settled=exact.fits)
