@@ -21,6 +21,7 @@ from partir_search.plan.front import Front, FrontPoint
 from partir_search.plan.known_strategies import KnownStrategies
 from partir_search.plan.multihost import PlansDiffer
 from partir_search.plan.plan import Plan
+from partir_search.plan.profiles import TraceComparison, compare_trace
 from partir_search.plan.remedy import Remedy
 from partir_search.plan.report import tables as report
 from partir_search.plan.serialization import load_plan
@@ -112,12 +113,14 @@ __all__ = [
     "Target",
     "TensorParallel3D",
     "Tile",
+    "TraceComparison",
     "Verification",
     "Weighted",
     "WindowedEinsum",
     "XlaTraits",
     "auto_partition",
     "compare",
+    "compare_trace",
     "group",
     "hlo_counts",
     "known_strategies",

@@ -15,10 +15,19 @@ def write_text(path: str | os.PathLike[str], content: str) -> None:
     Raises:
       OSError: the file cannot be written; the message names the path.
     """
+    write_bytes(path, content.encode())
+
+
+def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
+    """Writes a file, creating missing folders.
+
+    Raises:
+      OSError: the file cannot be written; the message names the path.
+    """
     file = pathlib.Path(as_path("path", path))
     make_folder(file.parent, "path")
     try:
-        file.write_text(content)
+        file.write_bytes(content)
     except OSError as error:
         what = "it is a folder; give the path of a file" if file.is_dir() else f"{error.strerror}"
         raise type(error)(f"cannot write {file}: {what}") from error

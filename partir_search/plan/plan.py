@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from partir_search.aot.targets import Target
 from partir_search.aot.verify import Verification, verify
 from partir_search.messages import validators
-from partir_search.messages.files import make_folder, write_text
+from partir_search.messages.files import make_folder, write_bytes, write_text
 from partir_search.messages.version import VERSION
 from partir_search.messages.wording import shown
 from partir_search.plan.check import Check
@@ -27,6 +27,7 @@ from partir_search.plan.front import Front
 from partir_search.plan.pass_record import PassRecord
 from partir_search.plan.pickling import SavedInstead
 from partir_search.plan.planned import Planned
+from partir_search.plan.profiles.trace_events import encoded, trace_events
 from partir_search.plan.report import report_page, tables
 from partir_search.plan.rewrites import Rewrites
 from partir_search.plan.search_log import save_search
@@ -229,6 +230,19 @@ class Plan(PlanFacts, SavedInstead):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the plan as readable JSON, for `load_plan`."""
         write_text(path, json.dumps(self.to_json(), indent=1) + "\n")
+
+    def save_trace(self, path: str | os.PathLike[str]) -> None:
+        """Writes the simulated step as trace events, for ui.perfetto.dev and xprof.
+
+        One track of compute, tracks for the links of each mesh axis, and a counter of live memory.
+        `compare_trace` compares the simulation with a measured profile.
+
+        Args:
+          path: the file, compressed if its name ends in `.gz`.
+        """
+        file = pathlib.Path(validators.path("path", path))
+        name = f"{self.module.name} on {self.machine.name} (simulated)"
+        write_bytes(file, encoded(trace_events(self.timeline, name), file.suffix == ".gz"))
 
     def save_search(self, folder: str | os.PathLike[str]) -> None:
         """Writes the search of each automatic tactic as `search.json` and `search.svg`."""

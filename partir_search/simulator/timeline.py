@@ -25,6 +25,7 @@ class Event:
       seconds: duration.
       exposed: seconds of a collective not hidden by compute; all seconds of compute.
       source: file and line of the op in the user's program.
+      scope: name stack of the op.
     """
 
     lane: str
@@ -33,6 +34,7 @@ class Event:
     seconds: float
     exposed: float
     source: str
+    scope: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -82,8 +84,8 @@ def timeline(model: CostModel, program: LocalProgram, most: int = 40) -> Timelin
     for item in program.body.steps:
         for each in found.overlap.records.get(id(item), ()):
             start = max(0.0, now - (each.seconds - each.exposed))
-            event = Event(each.axes, each.kind, start, each.seconds, each.exposed, each.source)
-            events.append(event)
+            where = each.source, each.scope
+            events.append(Event(each.axes, each.kind, start, each.seconds, each.exposed, *where))
             now += each.exposed
         if isinstance(item, LocalOp):
             at = int(position[item.op.id])
@@ -91,8 +93,8 @@ def timeline(model: CostModel, program: LocalProgram, most: int = 40) -> Timelin
             turns = item.turns if isinstance(item, RingTurn) else 1
             seconds = seconds_of.get(item.op.id, 0.0) / turns
             if seconds:
-                event = Event(COMPUTE, item.op.prim, now, seconds, seconds, item.op.source)
-                events.append(event)
+                where = item.op.source, item.op.scope
+                events.append(Event(COMPUTE, item.op.prim, now, seconds, seconds, *where))
             now += seconds
     copied = cost.seconds - now
     if copied > 1e-12:  # the simulator does not attribute copies to ops

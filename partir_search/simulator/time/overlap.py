@@ -49,6 +49,7 @@ class CollectiveRecord:
     seconds: float
     exposed: float
     source: str
+    scope: str = ""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -169,8 +170,9 @@ class _Builder:
     ) -> None:
         """Records a collective, if `record` was asked for."""
         if self._record:
-            source = source.source if isinstance(source, Op) else source or ""
-            found = CollectiveRecord(kind, axes, seconds, exposed, source)
+            scope = source.scope if isinstance(source, Op) else ""
+            line = source.source if isinstance(source, Op) else source or ""
+            found = CollectiveRecord(kind, axes, seconds, exposed, line, scope)
             self.records.setdefault(self._at if at is None else at, []).append(found)
 
     def region(self, scheduled: ScheduledRegion, times: float) -> None:
