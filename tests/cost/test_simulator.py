@@ -178,8 +178,9 @@ def test_fold_costs_what_the_whole_costs(name: str, remat: bool, machine: Machin
 
 
 def test_machines_name_their_sources() -> None:
-    wanted = {*("tpu_v3", "tpu_v4", "tpu_v5e", "tpu_v5p", "tpu_v6e"), "cpu"}
-    wanted |= {"a100", "a100_40gb", "h100", "h200", "v100", "v100_16gb"}
+    wanted = {*("tpu_v3", "tpu_v4", "tpu_v5e", "tpu_v5p", "tpu_v6e", "tpu_v7x"), "cpu"}
+    wanted |= {"a100", "a100_40gb", "h100", "h200", "b200", "gb200", "v100", "v100_16gb"}
+    wanted |= {"l4", "l40s", "mi300x"}
     assert set(MACHINES) == wanted
     for machine in MACHINES.values():
         assert machine.sources
@@ -188,5 +189,19 @@ def test_machines_name_their_sources() -> None:
     assert machine_of_kind("TPU v5 lite").name == "tpu_v5e"
     assert machine_of_kind("NVIDIA H100 80GB HBM3").name == "h100"
     assert machine_of_kind("cpu").name == "cpu"
+    assert machine_of_kind("TPU7x").name == machine_of_kind("TPU v7x").name == "tpu_v7x"
     with pytest.raises(ValueError, match="no figures for device kind 'Gaudi'"):
         machine_of_kind("Gaudi")
+
+
+def test_axes_across_hosts() -> None:
+    """Axes have the host network's figures, all others the links'."""
+    machine = MACHINES["h100"].across_hosts("hosts", "data")
+    for axis in ("hosts", "data"):
+        assert machine.axis_bandwidth(axis) == 50e9
+        assert machine.axis_hop(axis) == 5e-6
+    assert machine.axis_bandwidth("model") == MACHINES["h100"].link_bytes_per_s
+    assert MACHINES["tpu_v7x"].dcn_bytes_per_s == 100e9 / 8 / 2  # of a chip, whose half it is
+    with pytest.raises(ValueError, match=r"across_hosts: no host network is known for tpu_v4;"):
+        MACHINES["tpu_v4"].across_hosts("hosts")
+    assert find_machine("b200").matmul_flops_per_s("float8_e4m3fn") == pytest.approx(0.7 * 4500e12)

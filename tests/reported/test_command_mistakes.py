@@ -22,6 +22,11 @@ from tests.reported.mistakes import (
         ("NVIDIA H100 80GB HBM3", "h100", 80),
         ("NVIDIA H100 64GB", "h100_64gb", 64),
         ("NVIDIA H200", "h200", 141),
+        ("NVIDIA B200", "b200", 180),
+        ("NVIDIA GB200", "gb200", 186),
+        ("NVIDIA L4", "l4", 24),
+        ("NVIDIA L40S", "l40s", 48),
+        ("AMD Instinct MI300X", "mi300x", 192),
     ],
 )
 def test_memory_in_a_device_kind(kind: str, name: str, gb: int) -> None:
@@ -32,10 +37,11 @@ def test_memory_in_a_device_kind(kind: str, name: str, gb: int) -> None:
 @pytest.mark.parametrize(
     ("kind", "near"),
     [
-        ("NVIDIA B200", "h200"),
-        ("NVIDIA GH200 480GB", "h200"),
-        ("TPU7x", "tpu_v6e, tpu_v5p"),
-        ("AMD Instinct MI300X", ""),
+        ("NVIDIA GB300", "gb200"),
+        ("NVIDIA GH200 480GB", ""),
+        ("NVIDIA L40", "l4"),
+        ("TPU v8p", "tpu_v5p"),
+        ("AMD Instinct MI355X", "mi300x"),
     ],
 )
 def test_unknown_device_kinds(kind: str, near: str) -> None:

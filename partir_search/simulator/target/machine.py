@@ -1,4 +1,4 @@
-"""Machines: figures of chips and networks, each with its source."""
+"""Known machines, each with the sources of its figures, and machines by name, file or device."""
 
 from __future__ import annotations
 
@@ -8,156 +8,28 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from partir_search.messages import validators
-from partir_search.messages.files import read_text, write_text
+from partir_search.messages.files import read_text
 from partir_search.messages.wording import did_you_mean, shown
 from partir_search.simulator.target import moved_traits
 from partir_search.simulator.target.device_kinds import machine_name, memory_of, nearest_names
-from partir_search.simulator.target.traits import UNKNOWN, XlaTraits, traits_named
-
-GB = 1e9
-GIB = 2**30
-TERA = 1e12
-
-
-@moved_traits.accept_former_fields
-@dataclasses.dataclass(frozen=True, slots=True)
-class Machine:
-    """Figures of one device and its links, and the traits of its compiler.
-
-    Former fields that are traits now remain as deprecated arguments and properties.
-
-    Attributes:
-      flops_per_s: peak dense matrix rate by dtype name; "default" for dtypes without an entry.
-      hbm_bytes: memory available to a program.
-      hbm_bytes_per_s: peak memory bandwidth.
-      link_bytes_per_s: bandwidth of one device in a ring along one mesh axis, both directions.
-      hop_seconds: latency (alpha) of one step of a collective.
-      kernel_seconds: fixed seconds of one kernel.
-      matmul_efficiency / hbm_efficiency: attained fraction of the peaks.
-      vector_bytes: bytes of a vector unit's element (docs/simulator.md); 0 if memory alone limits
-        elementwise kernels.
-      vmem_bytes: memory on the chip for short-lived values (TPU's VMEM); 0 if none.
-      vmem_bytes_per_s: attained bandwidth of elementwise kernels from memory on the chip; 0 for
-        the bandwidth of main memory.
-      torus: True for links between neighbours along each axis, False for a switch.
-      sources: datasheets and measurements of the figures.
-      axis_bytes_per_s / axis_hop_seconds: overrides of `link_bytes_per_s` and `hop_seconds` by mesh
-        axis name, e.g. for an axis across hosts (see `with_axis`).
-      traits: behaviour of the compiler.
-    """
-
-    name: str
-    flops_per_s: Mapping[str, float]
-    hbm_bytes: int
-    hbm_bytes_per_s: float
-    link_bytes_per_s: float
-    hop_seconds: float = 1e-6
-    kernel_seconds: float = 2e-6
-    matmul_efficiency: float = 0.9
-    hbm_efficiency: float = 0.75
-    vector_bytes: int = 0
-    vmem_bytes: float = 0.0
-    vmem_bytes_per_s: float = 0.0
-    torus: bool = False
-    sources: tuple[str, ...] = ()
-    axis_bytes_per_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    axis_hop_seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    traits: XlaTraits = UNKNOWN
-
-    def __post_init__(self) -> None:
-        def named(field: str) -> str:
-            return f"Machine({self.name!r}): {field}"
-
-        validators.text("Machine: name", self.name, "'my_chip'")
-        for field in ("flops_per_s", "axis_bytes_per_s"):
-            validators.rates(named(field), getattr(self, field))
-        if "default" not in self.flops_per_s:
-            raise ValueError(
-                f"{named('flops_per_s')} has no 'default' rate, for types without one of their own:"
-                f" it has {sorted(self.flops_per_s)}"
-            )
-        for field in _ABOVE_ZERO:
-            validators.number(named(field), getattr(self, field), above=0)
-        for field in _NOT_NEGATIVE:
-            validators.number(named(field), getattr(self, field))
-        for field in ("matmul_efficiency", "hbm_efficiency"):
-            if getattr(self, field) > 1:
-                raise ValueError(
-                    f"{named(field)} is a share of the peak, at most 1, not {getattr(self, field)}"
-                )
-        validators.names(named("sources"), self.sources, "('a datasheet',)")
-        if not isinstance(self.axis_hop_seconds, Mapping):
-            raise TypeError(f"{named('axis_hop_seconds')} maps axes to seconds")
-        for axis, seconds in self.axis_hop_seconds.items():
-            validators.number(named(f"axis_hop_seconds[{axis!r}]"), seconds)
-        validators.flag(named("torus"), self.torus)
-        if not isinstance(self.traits, XlaTraits):
-            raise TypeError(f"{named('traits')} is an XlaTraits, not {shown(self.traits)}")
-
-    def __getattr__(self, name: str) -> Any:
-        return moved_traits.read_former_field(self, name)
-
-    def matmul_flops_per_s(self, dtype: str) -> float:
-        """Attained matrix rate for operands of `dtype` (a numpy dtype name)."""
-        peak = self.flops_per_s.get(dtype, self.flops_per_s["default"])
-        return peak * self.matmul_efficiency
-
-    @property
-    def attained_hbm_bytes_per_s(self) -> float:
-        """Attained memory bandwidth."""
-        return self.hbm_bytes_per_s * self.hbm_efficiency
-
-    def axis_bandwidth(self, axis: str) -> float:
-        """Bytes per second of one device in a ring along a mesh axis."""
-        return self.axis_bytes_per_s.get(axis, self.link_bytes_per_s)
-
-    def axis_hop(self, axis: str) -> float:
-        """Seconds of latency of one step of a collective along a mesh axis."""
-        return self.axis_hop_seconds.get(axis, self.hop_seconds)
-
-    def with_axis(self, axis: str, bytes_per_s: float, hop_seconds: float) -> Machine:
-        """Machine with a mesh axis on links of its own: DCN, InfiniBand, a slower torus dimension.
-
-        Args:
-          axis: name of the mesh axis.
-          bytes_per_s: bandwidth of one device in a ring along the axis; a host's bandwidth divided
-            by the number of devices that share the host's link.
-          hop_seconds: latency of one step of a collective.
-        """
-        validators.text("with_axis: axis", axis, "'hosts'")
-        validators.number("with_axis: bytes_per_s", bytes_per_s, above=0)
-        validators.number("with_axis: hop_seconds", hop_seconds)
-        return dataclasses.replace(
-            self,
-            axis_bytes_per_s={**self.axis_bytes_per_s, axis: bytes_per_s},
-            axis_hop_seconds={**self.axis_hop_seconds, axis: hop_seconds},
-        )
-
-    def with_traits(self, **changes: Any) -> Machine:
-        """Machine with some traits of its compiler replaced, by name of the `XlaTraits` field."""
-        return dataclasses.replace(self, traits=dataclasses.replace(self.traits, **changes))
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the figures as JSON; `find_machine` reads them from a path."""
-        write_text(path, json.dumps(dataclasses.asdict(self), indent=1) + "\n")
-
-
-_ABOVE_ZERO = (
-    *("hbm_bytes", "hbm_bytes_per_s", "link_bytes_per_s"),
-    *("matmul_efficiency", "hbm_efficiency"),
-)
-_NOT_NEGATIVE = ("hop_seconds", "kernel_seconds", "vector_bytes", "vmem_bytes", "vmem_bytes_per_s")
-
+from partir_search.simulator.target.figures import GB, GIB, TERA
+from partir_search.simulator.target.figures import Machine as Machine
+from partir_search.simulator.target.traits import XlaTraits, traits_named
 
 _EFFICIENCY = (
     "matmul 0.9, HBM 0.81 of peak (v5p 0.69), 2 us per kernel: XLA:TPU's own cycle estimates",
 )
+_FP8 = ("float8_e4m3fn", "float8_e5m2")
 _TPU_DOCS = "https://cloud.google.com/tpu/docs/"
 _RING = (
     "one-way link rates: https://jax-ml.github.io/scaling-book (chapter 2);"
     " a ring along one axis uses one link each way, so twice that"
 )
+
+
+_DGX = "host network: one adapter per GPU of a DGX {}, {} Gb/s"
+_BLACKWELL = "Not confirmed: efficiencies and traits (those of H100)"
+_PCIE = "no NVLink: PCIe Gen4 x16 one-way rate, with no other device on the way to the switch"
 
 
 def _tpu(
@@ -171,10 +43,13 @@ def _tpu(
     hbm_efficiency: float = 0.81,
     vmem_mib: float = 0.0,
     vmem_gb_per_s: float = 0.0,
+    dcn_gbit_per_s: float = 0.0,
+    fp8_tflops: float = 0.0,
     note: str = "",
 ) -> Machine:
     # XLA:TPU multiplies f32 operands at the bf16 rate unless a higher precision is asked for.
     rates = {"default": bf16_tflops * TERA}
+    rates |= dict.fromkeys(_FP8, fp8_tflops * TERA) if fp8_tflops else {}
     return Machine(
         name=name,
         flops_per_s=rates,
@@ -186,8 +61,14 @@ def _tpu(
         vmem_bytes=vmem_mib * 2**20,
         vmem_bytes_per_s=vmem_gb_per_s * GB,
         torus=True,
-        sources=(_TPU_DOCS + name.removeprefix("tpu_"), _RING, *_EFFICIENCY, note),
+        sources=(
+            _TPU_DOCS + name.removeprefix("tpu_"),
+            _RING,
+            *_EFFICIENCY,
+            *filter(None, (note,)),
+        ),
         traits=traits_named(name),
+        dcn_bytes_per_s=dcn_gbit_per_s / 8 * GB,
     )
 
 
@@ -198,7 +79,13 @@ def _gpu(
     hbm_gb_per_s: float,
     link_gb_per_s: float,
     source: str,
+    *,
+    dcn_gbit_per_s: float = 0.0,
+    link: str = "NVLink one-way rate",
+    fp8_tflops: float = 0.0,
+    notes: tuple[str, ...] = (),
 ) -> Machine:
+    tflops = {**tflops, **(dict.fromkeys(_FP8, fp8_tflops) if fp8_tflops else {})}
     return Machine(
         name=name,
         flops_per_s={dtype: rate * TERA for dtype, rate in tflops.items()},
@@ -211,10 +98,13 @@ def _gpu(
         hbm_efficiency=0.8,
         sources=(
             source,
-            "NVLink one-way rate; XLA:GPU runs every collective as start/done",
+            f"{link}; XLA:GPU runs every collective as start/done",
             "matmul 0.7 of peak: the efficiency that AutoParallel assumes for H100 and A100",
+            *notes,
         ),
         traits=traits_named(name),
+        dcn_bytes_per_s=dcn_gbit_per_s / 8 * GB,
+        dcn_hop_seconds=5e-6,
     )
 
 
@@ -229,10 +119,21 @@ MACHINES: Mapping[str, Machine] = {
             *(197, 15.75, 819, 45),
             vmem_mib=128,
             vmem_gb_per_s=1100,
+            dcn_gbit_per_s=25,
             note="VMEM 1.1 TB/s: XLA:TPU's cycles of Adam's updates on arrays that are there",
         ),
-        _tpu("tpu_v5p", 459, 94.75, 2765, 90, hbm_efficiency=0.69),
-        _tpu("tpu_v6e", 918, 31.75, 1640, 90, vector_bytes=2),
+        _tpu("tpu_v5p", 459, 94.75, 2765, 90, hbm_efficiency=0.69, dcn_gbit_per_s=50),
+        _tpu("tpu_v6e", 918, 31.75, 1640, 90, vector_bytes=2, dcn_gbit_per_s=100),
+        _tpu(
+            "tpu_v7x",
+            *(2307 / 2, 95.75, 7380 / 2, 50),
+            vector_bytes=2,
+            fp8_tflops=4614 / 2,
+            dcn_gbit_per_s=50,
+            note="Ironwood: https://docs.cloud.google.com/tpu/docs/tpu7x (2026); a device is one of"
+            " a chip's two TensorCores, with half of its figures; links: 1200 GB/s per chip over 3"
+            " axes, both ways. Not confirmed: efficiencies, vector unit and traits (those of v6e)",
+        ),
         _gpu(
             "a100",
             {"default": 312, "float32": 156},
@@ -240,6 +141,8 @@ MACHINES: Mapping[str, Machine] = {
             2039,
             300,
             "https://www.nvidia.com/en-us/data-center/a100/ (80 GB SXM; f32 as TF32)",
+            dcn_gbit_per_s=200,
+            notes=(_DGX.format("A100", "200"),),
         ),
         _gpu(
             "a100_40gb",
@@ -248,6 +151,8 @@ MACHINES: Mapping[str, Machine] = {
             1555,
             300,
             "NVIDIA A100 Tensor Core GPU datasheet of 2021 (40 GB SXM, HBM2; f32 as TF32)",
+            dcn_gbit_per_s=200,
+            notes=(_DGX.format("A100", "200"),),
         ),
         _gpu(
             "h100",
@@ -256,6 +161,9 @@ MACHINES: Mapping[str, Machine] = {
             3350,
             450,
             "https://www.nvidia.com/en-us/data-center/h100/ (SXM; dense; f32 as TF32)",
+            dcn_gbit_per_s=400,
+            fp8_tflops=1979,
+            notes=(_DGX.format("H100", "400"),),
         ),
         _gpu(
             "h200",
@@ -264,6 +172,67 @@ MACHINES: Mapping[str, Machine] = {
             4800,
             450,
             "https://www.nvidia.com/en-us/data-center/h200/ (SXM; dense; f32 as TF32)",
+            dcn_gbit_per_s=400,
+            fp8_tflops=1979,
+            notes=(_DGX.format("H200", "400"),),
+        ),
+        _gpu(
+            "b200",
+            {"default": 2250, "float32": 1100},
+            180,
+            8000,
+            900,
+            "NVIDIA DGX B200 and HGX B200 datasheets (1,440 GB per 8; dense; f32 as TF32)",
+            dcn_gbit_per_s=400,
+            fp8_tflops=4500,
+            notes=(_DGX.format("B200", "400"), _BLACKWELL),
+        ),
+        _gpu(
+            "gb200",
+            {"default": 2500, "float32": 1250},
+            186,
+            8000,
+            900,
+            "NVIDIA GB200 NVL72 datasheet (per GPU of 72 in one NVLink domain; dense; f32 as TF32)",
+            dcn_gbit_per_s=400,
+            fp8_tflops=5000,
+            notes=("host network: one ConnectX-7 of 400 Gb/s per GPU, between racks", _BLACKWELL),
+        ),
+        _gpu(
+            "l4",
+            {"default": 121, "float32": 60},
+            24,
+            300,
+            32,
+            "https://www.nvidia.com/en-us/data-center/l4/ (dense; f32 as TF32)",
+            link=_PCIE,
+            fp8_tflops=242.5,
+        ),
+        _gpu(
+            "l40s",
+            {"default": 362, "float32": 183},
+            48,
+            864,
+            32,
+            "https://www.nvidia.com/en-us/data-center/l40s/ (dense; f32 as TF32)",
+            link=_PCIE,
+            fp8_tflops=733,
+        ),
+        _gpu(
+            "mi300x",
+            {"default": 1307.4, "float32": 653.7},
+            192,
+            5300,
+            448,
+            "AMD Instinct MI300X data sheet (dense; f32 as TF32)",
+            link="7 Infinity Fabric links of 64 GB/s one way, one to each of 7 devices: an axis of"
+            " fewer than 8 devices has fewer of them",
+            dcn_gbit_per_s=400,
+            fp8_tflops=2614.9,
+            notes=(
+                "host network: one adapter of 400 Gb/s per device, as in usual servers of 8",
+                "Not confirmed: efficiencies and traits (those of NVIDIA's devices)",
+            ),
         ),
         _gpu(
             "v100",

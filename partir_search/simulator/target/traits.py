@@ -273,11 +273,11 @@ TRAITS: Mapping[str, XlaTraits] = {
     "tpu_v4": _TPU,
     "tpu_v5e": _V5E,
     "tpu_v5p": dataclasses.replace(_TPU, materializes_softmax=True),
-    "tpu_v6e": dataclasses.replace(_TPU, async_all_gather="since_source"),
-    "v100": _GPU,
-    "a100": _GPU,
-    "h100": _GPU,
-    "h200": _GPU,
+    **dict.fromkeys(
+        ("tpu_v6e", "tpu_v7x"), dataclasses.replace(_TPU, async_all_gather="since_source")
+    ),
+    **dict.fromkeys(("v100", "a100", "h100", "h200", "b200", "gb200"), _GPU),
+    **dict.fromkeys(("l4", "l40s", "mi300x"), _GPU),
     "cpu": _CPU,
 }
 """Traits by name of the machine."""
