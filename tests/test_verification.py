@@ -218,6 +218,17 @@ def test_what_is_made_again_is_named(small_plan: ps.Plan) -> None:
     assert "1 all_gather of 9 elements along batch compiled, not predicted" in rest
 
 
+def test_collectives_without_elements_are_not_expected() -> None:
+    """An associative scan has empty slices; XLA gathers none."""
+    tactics = [ps.ManualPartition({"x": 1}, axis="batch"), ps.ManualPartition({"y": 0}, "batch")]
+    step = ps.auto_partition(AbstractMesh((8,), ("batch",)), schedule=tactics, machine="h100")(
+        lambda x, y: (x[:0] @ y, jnp.tanh(y))
+    )
+    plan = step.plan(*(jax.ShapeDtypeStruct(s, jnp.float32) for s in ((8, 64), (64, 64))))
+    assert {c.bytes for c in plan.collectives} == {0}
+    assert compare(plan.program, []) == ((), (), ())
+
+
 def test_what_is_not_known_is_said(small_plan: ps.Plan) -> None:
     kind = small_plan.collectives[0].kind
     _, _, rest = compare(small_plan.program, compiled_as(small_plan, (kind, "", 4)))

@@ -21,6 +21,7 @@ from partir_search.simulator.memory.region_summaries import (
     summarize_folded_regions,
     summarize_regions,
 )
+from partir_search.simulator.memory.tile_padding import tile_padding
 from partir_search.simulator.memory.weight_casts import fuse_weight_casts
 from partir_search.simulator.printing import table
 from partir_search.simulator.program_analysis import ProgramAnalysis
@@ -103,6 +104,7 @@ def model_program(
         regions=summarize_regions(buffers, machine),
         argument_counts=_with_constants(counts, module),
         live_values=buffers.ranges.value,
+        padding=tile_padding(module, rules, machine.traits),
     )
     return Models(facts, memory, _time_model(facts, rules, kernels, width, machine))
 
@@ -140,6 +142,7 @@ def model_fold(
         regions=summarize_folded_regions(buffers, folded, rules, inner, machine),
         argument_counts=_with_constants(counts, module),
         live_values=live[live >= 0],
+        padding=tile_padding(module, rules, traits),
     )
     return Models(facts, memory, _time_model(facts, rules, kernels, width, machine))
 

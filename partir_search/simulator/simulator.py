@@ -141,6 +141,7 @@ class CostModel:
             memory.width,
             partition,
             self.machine,
+            memory.padding,
         )
         arguments = float(memory.argument_counts @ found.nbytes)
         return DeviceLoad(partition, found, arguments, memory.live_bytes(found.nbytes))

@@ -79,11 +79,26 @@ def tied(table: Any, w: Any, tokens: Any) -> Any:
     return table - grads[0], w - grads[1]
 
 
+def crossed(table: Any, rows: Any, head: Any) -> Any:
+    """Products of the rows of one example with each other, and the gradient of the table."""
+
+    def loss(table: Any) -> Any:
+        x = table[rows]
+        pairs = jnp.einsum("bif,bjf->bij", x, x)
+        return jnp.mean((pairs.reshape(len(x), -1) @ head) ** 2)
+
+    return table - jax.grad(loss)(table)
+
+
 I32 = jax.ShapeDtypeStruct((4096,), jnp.int32)
 OWN: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "scanned": (scanned, (f32(4, 1024, 1024), f32(4096, 1024), f32(1024))),
     "looped": (looped, (f32(512, 512), f32(2048, 512), jax.ShapeDtypeStruct((), jnp.int32))),
     "convolved": (convolved, (f32(3, 3, 64, 128), f32(64, 32, 32, 64), f32(128, 256))),
+    "crossed": (
+        crossed,
+        (f32(8192, 128), jax.ShapeDtypeStruct((4096, 12), jnp.int32), f32(144, 8)),
+    ),
     "tied": (tied, (f32(8192, 512), f32(512, 512), I32)),
 }
 

@@ -11,6 +11,7 @@ import numpy as np
 from partir_search.simulator.arrays import Floats, Ints
 from partir_search.simulator.memory.curve import Curve
 from partir_search.simulator.memory.region_summaries import RegionSummaries
+from partir_search.simulator.memory.tile_padding import TilePadding
 from partir_search.simulator.memory.weight_casts import FusedCasts
 from partir_search.simulator.printing import table
 
@@ -28,6 +29,7 @@ class MemoryModel:
       argument_counts: [values] number of arguments and constants behind a value: several in a
         quotient, 0 for values of ops.
       live_values: ids of values with live ranges in the body.
+      padding: of values that fill no tiles.
     """
 
     nbytes: Floats
@@ -37,6 +39,7 @@ class MemoryModel:
     regions: RegionSummaries
     argument_counts: Floats
     live_values: Ints
+    padding: TilePadding
 
     def __str__(self) -> str:
         rows = [

@@ -183,7 +183,7 @@ class _Builder:
         """Seconds to move a value once."""
         found = self._moves.get(v)
         if found is None:
-            scope, share = self._shares.value(v)
+            scope, share = self._shares.stored(v)
             stored = float(self._memory.nbytes[v]) * float(self._memory.width[v]) * share
             found = self._moves[v] = scope, move_seconds(stored, self._machine)
         return found

@@ -52,7 +52,7 @@ class OrderedTables:
     def of(cls, variables: Variables, model: CostModel, order: Sequence[int]) -> OrderedTables:
         """Tables of a model's module."""
         pricer = Pricer(model, variables.mesh)
-        kernels = kernel_tables(model, Shares(variables))
+        kernels = kernel_tables(model, Shares(variables, model.memory.padding))
         moves = MoveTables(variables, pricer, order)
         uses, wrong = find_uses(moves), list(inconsistent_pairs(variables))
         return cls(variables, model, tuple(order), kernels, uses, wrong, variables.sizes)

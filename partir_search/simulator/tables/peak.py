@@ -51,7 +51,7 @@ def read_peak(
         per_value[: len(inner)] += inner
         builder.constant -= float(inner @ nbytes[: len(inner)])
     for v in np.flatnonzero(per_value).tolist():
-        scope, share = shares.value(v)
+        scope, share = shares.stored(v)
         builder.add(scope, share * (float(per_value[v]) * float(memory.nbytes[v])))
     # Any of the positions with large copies would be the next to hold the peak.
     large = positions[

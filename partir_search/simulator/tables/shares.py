@@ -8,6 +8,7 @@ import numpy as np
 
 from partir_search.ir.rule import NONE
 from partir_search.simulator.arrays import Bools, Floats, Ints
+from partir_search.simulator.memory.tile_padding import TilePadding
 from partir_search.simulator.tables.label_sets import LabelSet
 from partir_search.simulator.tables.sums import Scope
 from partir_search.simulator.tables.variables import Variables
@@ -31,8 +32,8 @@ def loops_of(tiles: LabelSet, passes: LabelSet) -> Ints:
 class Shares:
     """Shares of values and ops, cached by label sets."""
 
-    def __init__(self, variables: Variables) -> None:
-        self.variables = variables
+    def __init__(self, variables: Variables, padding: TilePadding) -> None:
+        self.variables, self._padding = variables, padding
         self._sizes = np.array(variables.mesh.sizes, dtype=np.float64)
         self._known: dict[tuple[int, ...], Floats] = {}
 
@@ -42,7 +43,7 @@ class Shares:
         return found
 
     def value(self, v: int) -> tuple[Scope, Floats]:
-        """Fraction of a value's bytes on one device in its home layout, and the table's variables.
+        """Fraction of a value's elements on one device in its home layout, and the variables.
 
         The variables are the tiling of the value's class and, for a value that may be partial, the
         loops of the defining op.
@@ -61,6 +62,20 @@ class Shares:
             codes = effective_tiles(tiles.codes[:, None, :], made.deferred[None, :, :])
             found = self._known[key] = self.of_codes(codes)
         return (x, maker), found
+
+    def stored(self, v: int) -> tuple[Scope, Floats]:
+        """Fraction of a value's bytes on one device, with padding, and the table's variables."""
+        scope, share = self.value(v)
+        if v not in self._padding.minor:
+            return scope, share
+        if not scope:
+            codes = np.full((1,), NONE)
+        else:
+            codes = self.variables.sets[scope[0]].codes
+        if len(scope) > 1:
+            made = self.variables.sets[scope[1]]
+            codes = effective_tiles(codes[:, None, :], made.deferred[None, :, :])
+        return scope, share * self._padding.of_codes(v, codes, self._sizes)
 
     def op(self, op_id: int) -> tuple[Scope, Floats]:
         """Share of an op's work."""

@@ -119,7 +119,9 @@ class CostTables:
         """
         simulated = simulated or self.model.simulate(program)
         labels = self.labels_of(program.partition)
-        return read_peak(self.model, Shares(self.variables), simulated, labels, row)
+        return read_peak(
+            self.model, Shares(self.variables, self.model.memory.padding), simulated, labels, row
+        )
 
     def below(self, partition: Partition) -> PairwiseModel:
         """Lower bounds of the costs of all partitions with the order of one.

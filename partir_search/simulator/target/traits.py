@@ -185,6 +185,20 @@ class XlaTraits(LoweringTraits):
         "The gradient of T5's relative bias is a kernel of its own, gradients of other biases are"
         " not, in programs compiled for TPUs.",
     )
+    tile_lanes: int = trait(
+        1,
+        "elements",
+        "Multiple to which the innermost dim of batched dots and of scatters is padded in memory.",
+        "DLRM on v5e with embeddings of 128 numbers tiled 8-fold: slices f32[65536,1,16] of a"
+        " batched dot take 128 times their bytes, gradients f32[500000,16] of tables 8 times."
+        " Without the trait 3.6 GB are predicted of 15.7, and 22 ms of the judge's 137.",
+    )
+    tile_sublanes: int = trait(
+        1,
+        "elements",
+        "Multiple to which the second dim of these values is padded.",
+        "See `tile_lanes`.",
+    )
     memory_fragmentation_fraction: float = trait(
         0.05,
         "fraction of the memory limit",
@@ -252,6 +266,8 @@ _TPU = XlaTraits(
     pins_update_layouts=True,
     pins_lookup_layouts=True,
     delays_regathers=True,
+    tile_lanes=128,
+    tile_sublanes=8,
 )
 _GPU = XlaTraits(
     materializes_dot_operands=True,

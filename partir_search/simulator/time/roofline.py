@@ -17,6 +17,7 @@ import numpy as np
 
 from partir_search.ir.partition import Partition
 from partir_search.simulator.arrays import Floats
+from partir_search.simulator.memory.tile_padding import TilePadding
 from partir_search.simulator.printing import table
 from partir_search.simulator.target.machine import Machine
 from partir_search.simulator.time.kernels import Kernels
@@ -46,11 +47,12 @@ class Roofline:
     """Operations, bytes and seconds of K kernels on one device.
 
     Attributes:
-      nbytes: [values] local bytes of each value in its home layout.
+      nbytes: [values] local bytes of each value in its home layout, with padding.
       width: [values] stored bytes as a multiple of the type's.
       flops / moved: [K] operations and bytes of traffic per step.
       seconds: [K] seconds per step; of a fused kernel in total, at the leader.
       components: components of the seconds.
+      padding: of values that fill no tiles.
     """
 
     machine: Machine
@@ -60,6 +62,7 @@ class Roofline:
     moved: Floats
     seconds: Floats
     components: Components
+    padding: TilePadding
 
     def __str__(self) -> str:
         p = self.components
@@ -94,6 +97,7 @@ def roofline(
     width: Floats,
     partition: Partition,
     machine: Machine,
+    padding: TilePadding,
 ) -> Roofline:
     """Computes the roofline of a module's K kernels under a partition.
 
@@ -101,6 +105,7 @@ def roofline(
       rates: [K] attained matrix rate of each kernel, flops per second.
       nbytes: [values] unpartitioned bytes.
       width: [values] stored bytes as a multiple of the type's.
+      padding: of values that fill no tiles.
     """
     k = kernels
     n, ops, sizes = len(k.op), len(partition.module.ops), partition.mesh.sizes
@@ -109,7 +114,7 @@ def roofline(
         values, loops = rows.tiles_of(size)
         of_value /= values
         of_op /= loops
-    local: Floats = nbytes * of_value
+    local = padding.padded(nbytes * of_value, partition)
     share_of_op = of_op[k.op]
     runs = k.times * _turns(partition, ops)[k.op]
     flops: Floats = k.flops * (share_of_op * runs)
@@ -141,6 +146,7 @@ def roofline(
         moved=moved,
         seconds=seconds,
         components=components,
+        padding=padding,
     )
 
 

@@ -1,0 +1,167 @@
+"""Padding of stored values whose minor dims fill no tile of the memory (`XlaTraits.tile_lanes`).
+
+XLA:TPU stores arrays in tiles of 8 x 128 elements of the two minor dims, and mostly chooses an
+order of dims without padding (a batch innermost). Two kinds of results have fixed minor dims:
+
+- of a batched dot, the dims of the two matrices, the larger one innermost;
+- of a scatter into rows, the last dims; the first reader copies them into an order without padding.
+
+Slices of a dot's result and elementwise results keep the order of the dims.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence, Set
+
+import numpy as np
+
+from partir_search.ir.core import Module, Op, Region, Value
+from partir_search.ir.kind import Kind
+from partir_search.ir.partition import Partition
+from partir_search.ir.role import Role
+from partir_search.ir.rule import NONE, OpRule
+from partir_search.simulator.arrays import Floats, Ints
+from partir_search.simulator.printing import table
+from partir_search.simulator.target.traits import XlaTraits
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MinorDim:
+    """A minor dim of a value: the dim, its size, and the elements of a tile along the dim."""
+
+    dim: int
+    size: int
+    unit: int
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class TilePadding:
+    """Values with minor dims of their own, by id."""
+
+    minor: Mapping[int, tuple[MinorDim, ...]]
+    ids: Ints
+    dims: Ints  # [2, ids]
+    sizes: Floats  # [2, ids]
+    tiles: Floats  # [2, ids]
+
+    def __str__(self) -> str:
+        rows = [(v, ", ".join(map(str, dims))) for v, dims in self.minor.items()]
+        return table("TilePadding", ("value", "minor dims"), rows)
+
+    def padded(self, nbytes: Floats, partition: Partition) -> Floats:
+        """Local bytes with padding.
+
+        Args:
+          nbytes: [values] local bytes without padding; changed in place.
+        """
+        if len(self.ids):
+            split = np.ones(self.dims.shape)
+            for rows, size in zip(partition.axes, partition.mesh.sizes, strict=True):
+                split[self.dims == rows.tile_row[self.ids]] *= size
+            nbytes[self.ids] *= _padding(self.sizes / split, self.tiles).prod(axis=0)
+        return nbytes
+
+    def of_codes(self, v: int, codes: Ints, mesh_sizes: Floats) -> Floats:
+        """[...] padded bytes over bytes of a value tiled by [..., axes] codes."""
+        found = np.ones(codes.shape[:-1])
+        for minor in self.minor[v]:
+            split = np.prod(np.where(codes == minor.dim, mesh_sizes, 1.0), axis=-1)
+            found *= _padding(minor.size / split, np.float64(minor.unit))
+        return found
+
+
+def _padding(local: Floats, tiles: Floats | np.float64) -> Floats:
+    found: Floats = np.ceil(local / tiles) * tiles / local
+    return found
+
+
+def tile_padding(module: Module, rules: Sequence[OpRule], traits: XlaTraits) -> TilePadding:
+    """Values of a module with minor dims of their own.
+
+    Args:
+      rules: per op id.
+    """
+    minor: dict[int, tuple[MinorDim, ...]] = {}
+    if traits.tile_lanes > 1:
+        _find(module.body, rules, traits, minor, set())
+    held = [(v, m) for v, m in minor.items() if module.values[v].type.nbytes]
+
+    def column(name: str, number: int) -> list[int]:
+        return [getattr(m[number], name) for _, m in held]
+
+    dims, sizes, tiles = (
+        np.array([column(name, 0), column(name, 1)]) for name in ("dim", "size", "unit")
+    )
+    return TilePadding(
+        minor=dict(held),
+        ids=np.array([v for v, _ in held], dtype=np.int64),
+        dims=dims.astype(np.int64),
+        sizes=sizes.astype(np.float64),
+        tiles=tiles.astype(np.float64),
+    )
+
+
+def _find(
+    region: Region,
+    rules: Sequence[OpRule],
+    traits: XlaTraits,
+    minor: dict[int, tuple[MinorDim, ...]],
+    scattered: set[int],
+) -> None:
+    """Adds the values of a region and of all regions inside; `scattered` are copied by readers."""
+    for op in region.ops:
+        rule = rules[op.id]
+        for inner in op.regions:
+            _find(inner, rules, traits, minor, scattered)
+        for result, dims in zip(op.results, rule.results, strict=False):
+            shape = result.type.shape
+            own = _own_dims(op, rule, dims, shape)
+            lane, sublane = own or _kept(op, rule, result, minor, scattered)
+            if own and rule.role is Role.SCATTER:
+                scattered.add(result.id)
+            if lane != NONE:
+                minor[result.id] = (
+                    MinorDim(lane, shape[lane], traits.tile_lanes),
+                    MinorDim(sublane, shape[sublane], traits.tile_sublanes),
+                )
+
+
+def _own_dims(
+    op: Op, rule: OpRule, dims: Sequence[int], shape: Sequence[int]
+) -> tuple[int, int] | None:
+    """Innermost and second dim of a batched dot's or a scatter's result."""
+    if rule.role is Role.SCATTER and dims and shape[-1] > 1:
+        rows = dims[-1] >= 0 and dims[-1] in rule.operands[-1]  # of the updates
+        return (len(shape) - 1, len(shape) - 2) if rows and len(shape) > 1 else None
+    if rule.role is not Role.DOT or len(op.operands) == 1:
+        return None
+    shared = set.intersection(*map(set, rule.operands))
+    summed = shared - set(dims)  # an outer product is no kernel of its own
+    free = sorted((d for d, f in enumerate(dims) if f not in shared), key=lambda d: -shape[d])
+    match free:
+        case [large, small] if summed and len(dims) > len(free):
+            return large, small
+    return None
+
+
+def _kept(
+    op: Op,
+    rule: OpRule,
+    result: Value,
+    minor: Mapping[int, tuple[MinorDim, ...]],
+    scattered: Set[int],
+) -> tuple[int, int]:
+    """Innermost and second dim of the first operand of the same rank that has its own."""
+    if rule.kind is Kind.ELEMENTWISE or rule.role is Role.SLICE:
+        for operand in _operands(op):
+            if operand.id not in minor or operand.id in scattered:
+                continue
+            if len(operand.type.shape) == len(result.type.shape):
+                lane, sublane = minor[operand.id]
+                return lane.dim, sublane.dim
+    return NONE, NONE
+
+
+def _operands(op: Op) -> Iterator[Value]:
+    return (x for x in op.operands if isinstance(x, Value))

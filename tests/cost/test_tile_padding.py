@@ -1,0 +1,106 @@
+"""Padding of batched dots and of scattered rows to whole tiles of the memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from partir_search.simulator.simulator import CostModel
+from partir_search.simulator.target.machine import MACHINES
+from tests.support import ROUND, cost_of, module_of, state_of, tile_arg
+
+TILED = ROUND.with_traits(tile_lanes=128, tile_sublanes=8)
+
+
+def f32(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def peaks(fn: Any, *args: Any, tiled: tuple[int, int] | None = None) -> list[float]:
+    """Peak bytes beyond the arguments, as written and in tiles; the 4-way axis tiles a dim."""
+    found = []
+    for machine in (ROUND, TILED):
+        state = state_of(module_of(fn, *args))
+        if tiled is not None:
+            tile_arg(state, *tiled, "model")
+        cost = cost_of(state, machine)
+        found.append(cost.peak_bytes - cost.argument_bytes)
+    return found
+
+
+def pairs(x: Any, y: Any) -> Any:
+    return jnp.einsum("bif,bjf->bij", x, y)
+
+
+def test_matrices_of_a_batched_dot() -> None:
+    """f32[512, 27, 16]: 27 fills 32 sublanes or 128 lanes. The larger dim is innermost."""
+    written, stored = peaks(pairs, f32(512, 27, 40), f32(512, 16, 40))
+    assert written == 512 * 27 * 16 * 4
+    assert stored == 512 * 128 * 16 * 4
+
+
+def test_matrices_that_fill_tiles() -> None:
+    written, stored = peaks(pairs, f32(64, 256, 40), f32(64, 16, 40))
+    assert written == stored
+
+
+def test_tiling_leaves_less_of_a_tile() -> None:
+    """A quarter of 256 lanes fills half of a tile: on each device half of all bytes."""
+    whole = peaks(pairs, f32(64, 256, 40), f32(64, 16, 40))
+    quarter = peaks(pairs, f32(64, 256, 40), f32(64, 16, 40), tiled=(0, 1))
+    assert [a / b for a, b in zip(quarter, whole, strict=True)] == [0.25, 0.5]
+
+
+def test_slices_keep_the_order_of_their_dot() -> None:
+    """f32[512, 1, 16] of f32[512, 27, 16]: one of 128 lanes."""
+
+    def f(x: Any, y: Any) -> Any:
+        each = pairs(x, y)
+        return each[:, 3:4], each[:, 4:5], each.sum()
+
+    written, stored = peaks(f, f32(512, 27, 40), f32(512, 16, 40))
+    slices = 2 * 512 * 16 * 4
+    assert written == 512 * 27 * 16 * 4 + slices + 4
+    assert stored == 512 * 128 * 16 * 4 + 128 * slices + 4
+
+
+def test_rows_of_a_scatter() -> None:
+    """Rows of 32 numbers take 128; what reads them does not."""
+
+    def f(table: Any, rows: Any, updates: Any) -> Any:
+        return jnp.zeros_like(table).at[rows].add(updates)
+
+    args = (f32(4096, 32), jax.ShapeDtypeStruct((64,), jnp.int32), f32(64, 32))
+    written, stored = peaks(f, *args)
+    assert stored - written == pytest.approx(4096 * 96 * 4, rel=0.01)
+    doubled = peaks(lambda *a: 2.0 * f(*a), *args)
+    assert doubled[1] - doubled[0] <= stored - written
+
+
+def test_products_without_a_batch_or_a_sum() -> None:
+    """XLA orders their dims without padding: plain products, outer products."""
+    for fn, shapes in (
+        (lambda x, y: x @ y, ((512, 40), (40, 16))),
+        (lambda x, y: jnp.einsum("bi,bj->bij", x, y), ((512, 27), (512, 16))),
+    ):
+        written, stored = peaks(fn, *(f32(*shape) for shape in shapes))
+        assert written == stored
+
+
+def test_seconds_grow_with_the_bytes() -> None:
+    """And only on machines with tiles: TPUs, not GPUs."""
+    module = module_of(pairs, f32(65536, 27, 40), f32(65536, 16, 40))
+    state = state_of(module)
+    rules = list(state.partition().rules)
+    seconds = {}
+    for name in ("tpu_v5e", "h100"):
+        for lanes in (1, 128):
+            machine = MACHINES[name].with_traits(tile_lanes=lanes)
+            seconds[name, lanes] = CostModel(module, rules, machine).load(state.partition())
+    tiles = {key: load.roofline.seconds.sum() for key, load in seconds.items()}
+    assert tiles["tpu_v5e", 128] > 1.5 * tiles["tpu_v5e", 1]
+    assert MACHINES["tpu_v5p"].traits.tile_lanes == 128
+    assert MACHINES["h100"].traits.tile_lanes == 1
