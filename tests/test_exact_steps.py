@@ -68,7 +68,7 @@ def test_layers(machine: str) -> None:
 
 def test_limits_are_kept() -> None:
     """Steps that are over the memory limit go on with a price for bytes."""
-    game = game_of_model("transformer-small", 64, GRID, MACHINES["tpu_v5e"])
+    game = game_of_model("transformer-small", 8, GRID, MACHINES["tpu_v5e"])
     known = named_strategies(game.mesh, game.axes, game.targets)
     (free, *_) = exact_moves(game, known, 1).moves
     game.step(free)

@@ -123,7 +123,7 @@ def test_search_pads_where_it_pays(tmp_path: pathlib.Path) -> None:
     want = jax.jit(_narrow)(*args)
     for a, b in zip(step(*args), want, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
-    assert "dim 0 of x to 16384" in str(ps.report.arguments_table(plan).caption)
+    assert "dim 0 of x padded to 16384" in str(ps.report.arguments_table(plan).caption)
     plan.save(tmp_path / "plan.json")
     saved = ps.load_plan(tmp_path / "plan.json")
     assert saved.padding == plan.padding

@@ -6,6 +6,8 @@ import gzip
 import itertools
 import json
 import pathlib
+import subprocess
+import sys
 from typing import Any
 
 import jax
@@ -109,23 +111,36 @@ def test_rows(scope: str, measured: bool, row: str) -> None:
     assert row_of(scope, None, measured) == row
 
 
-@pytest.fixture(scope="module")
-def profiled(mesh: jax.sharding.Mesh, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The plan, the folder of a profile of three steps, and the compiled text."""
+def record(folder: str) -> None:
+    """Writes a profile of three steps, and the compiled text as `step.hlo`."""
+    mesh = jax.make_mesh((2, 4), ("batch", "model"), devices=jax.devices()[:8])
     f = partitioned(mesh, machine="cpu", donate_argnums=0)
     batch = jnp.ones(BATCH.shape)
-    plan = f.plan(STATE, batch)
     state = f.init(lambda: jax.tree.map(lambda x: jnp.ones(x.shape), STATE), batch)
     text = f.lower(state, batch).compile().as_text()
+    (pathlib.Path(folder) / "step.hlo").write_text(text)
     state = jax.block_until_ready(f(state, batch))
-    folder = tmp_path_factory.mktemp("profile")
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0
     with jax.profiler.trace(folder, profiler_options=options):
         for _ in range(3):
             state = f(state, batch)
         jax.block_until_ready(state)
-    return plan, folder, text
+
+
+@pytest.fixture(scope="module")
+def profiled(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The plan, the folder of a profile of three steps, and the compiled text.
+
+    Recorded in a process of its own: the profiler crashes in one that has loaded libtpu.
+    """
+    folder = tmp_path_factory.mktemp("profile")
+    code = "import sys; from tests.test_traces import record; record(sys.argv[1])"
+    root = pathlib.Path(__file__).parents[1]
+    subprocess.run([sys.executable, "-c", code, str(folder)], cwd=root, check=True, timeout=240)
+    mesh = AbstractMesh((2, 4), ("batch", "model"))
+    plan = partitioned(mesh, machine="cpu", donate_argnums=0).plan(STATE, BATCH)
+    return plan, folder, (folder / "step.hlo").read_text()
 
 
 @pytest.mark.devices

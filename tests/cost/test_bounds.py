@@ -51,5 +51,6 @@ def test_a_plan_says_both() -> None:
     plan = step.plan(params, jax.ShapeDtypeStruct((512, 64), jnp.float32))
     assert plan.sent_bytes == 2 * 3 / 4 * 512 * 64 * 4
     assert plan.bound_bytes > 0
-    text = ps.report.collectives_table(plan, {}).caption
-    assert f"{plan.bound_bytes:,.0f}" in str(text)
+    text = str(ps.report.collectives_table(plan, {}).caption)
+    assert f"{plan.sent_bytes / 1e3:.0f} kB a step" in text
+    assert f"would need {plan.bound_bytes / 1e3:.0f} kB" in text

@@ -11,11 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from partir_search.lowering.localize import localize
+from partir_search.propagation.actions.loops import FixLoop
 from partir_search.simulator.memory.dtypes import assign_dtypes
 from partir_search.simulator.program_analysis import analyse_program
 from partir_search.simulator.simulator import CostModel
 from partir_search.simulator.target.machine import MACHINES
-from tests.support import ROUND, TPU_TRAITS, cost_of, module_of, ones, state_of
+from tests.support import ROUND, TPU_TRAITS, cost_of, module_of, ones, state_of, tile_arg
 
 TPU = dataclasses.replace(ROUND, traits=TPU_TRAITS).with_traits(
     in_place_elementwise=True, recomputes_dot_operands=True
@@ -233,3 +235,19 @@ def test_gradients_of_scores(machine: str, masked: bool, held: int) -> None:
     machine_without_vmem = dataclasses.replace(MACHINES[machine], vmem_bytes=0)
     peak = cost_of(state, machine_without_vmem).peak_bytes
     assert peak / (4 * 8 * 512 * 512 * 2) == pytest.approx(held, abs=0.3)
+
+
+def test_slices_of_what_consumers_recompute_are_not_copies() -> None:
+    """Sines without a loop along the tiled dim: a device computes its slice inside of the sum."""
+
+    def f(a: Any, b: Any) -> Any:
+        return jnp.sin(b) + a
+
+    state = state_of(module_of(f, ones(512, 64), ones(512, 64)))
+    sines = state.graph.module.ops[0].results[0].name
+    FixLoop(sines, -1, "batch").apply(state)
+    tile_arg(state, 0, 0, "batch")
+    moves = [type(move.step).__name__ for move, _ in localize(state.partition()).reshards()]
+    assert moves == ["Slice"]
+    cost = cost_of(state, TPU)
+    assert cost.peak_bytes - cost.argument_bytes == 512 * 64 * 4 / 2

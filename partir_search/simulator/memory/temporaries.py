@@ -167,7 +167,9 @@ class _Builder:
             if reshard.regather and self._traits.async_all_gather != "never":
                 self._wait(reshard, reshard.op, cost, at)
         if reshard.to_home or isinstance(step, ReduceScatter):
-            if target.nbytes != source.nbytes:
+            # Consumers that recompute a value recompute the slice that they read.
+            recomputed = not step.communicates and not self._memory.stored[source.value.id]
+            if target.nbytes != source.nbytes and not recomputed:
                 self.extra[at - 1] += (
                     source.nbytes * together
                 )  # the source and the value are live at once

@@ -58,16 +58,19 @@ def read_peak(
         (held >= LARGE_COPIES * float(np.max(held))) & (held > 0.0) & (positions < len(ops))
     ]
     for position in large.tolist():
-        for scope, copies in _copies(shares, ops[position]):
+        for scope, copies in _copies(shares, ops[position], memory.stored):
             builder.add(scope, copies)
             builder.constant -= float(copies[tuple(labels[x] for x in scope)])
     return builder.model()
 
 
-def _copies(shares: Shares, op: Op) -> Iterator[tuple[Scope, Floats]]:
+def _copies(shares: Shares, op: Op, stored: Sequence[int]) -> Iterator[tuple[Scope, Floats]]:
     """Bytes of the copies of an op's operands and results in the layouts of the op's loops.
 
-    Zero for values tiled like the loops.
+    Zero for values tiled like the loops, and for slices of results that consumers recompute.
+
+    Args:
+      stored: [values] the value is stored.
     """
     variables = shares.variables
     q = int(variables.of_op[op.id])
@@ -75,11 +78,16 @@ def _copies(shares: Shares, op: Op) -> Iterator[tuple[Scope, Floats]]:
         return
     rule = variables.graph.rules[op.id]
     operands = [(x, rule.operands[i]) for i, x in op.inputs()]
+    made = {r.id for r in op.results}
     for value, dims in (*operands, *zip(op.results, rule.results, strict=True)):
         x = variables.of_value(value.id)
         if x >= 0:
-            needed = _tiles(rule, variables.sets[q].codes, dims)
-            differs = (needed[:, None, :] != variables.sets[x].codes[None, :, :]).any(axis=2)
+            codes = variables.sets[q].codes
+            needed = _tiles(rule, codes, dims)
+            differing = needed[:, None, :] != variables.sets[x].codes[None, :, :]
+            if value.id in made and not stored[value.id]:  # consumers recompute slices
+                differing &= (codes >= 0)[:, None, :]
+            differs = differing.any(axis=2)
             bytes_of = shares.of_codes(needed) * float(value.type.nbytes)
             yield (q, x), np.where(differs, bytes_of[:, None], 0.0)
 
