@@ -1,14 +1,16 @@
 """Sizes of a compiled program's buffers, from XLA's dumped buffer assignment.
 
-The dump is an `HloProto` in protobuf's wire format (xla/service/hlo.proto). Only the fields named
-here are read, by their numbers.
+The dump is an `HloProto` message (xla/service/hlo.proto). Only the fields named here are read, by
+their numbers.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+
+from partir_search.aot.protobuf import Message
 
 BUFFER_ASSIGNMENT = 3  # of HloProto
 LOGICAL_BUFFERS, ALLOCATIONS, TRACES = 1, 3, 4  # of BufferAssignmentProto
@@ -17,10 +19,6 @@ THREAD_LOCAL, PARAMETER, LIVE_OUT, CONSTANT = 3, 5, 7, 12  # of BufferAllocation
 EVENTS = 1  # of HeapSimulatorTrace
 KIND, BUFFER, SHARED = 1, 2, 5  # of HeapSimulatorTrace.Event
 FREED, SHARED_WITH = 1, 2  # kinds of events; 0: a new buffer
-
-_VARINT, _BYTES = 0, 2  # wire types
-FIXED_SIZES = {1: 8, 5: 4}  # wire types and bytes of fixed-size values
-Fields = dict[int, list[int | bytes]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -40,27 +38,27 @@ def buffer_sizes(data: bytes) -> BufferSizes:
     Raises:
       ValueError: the data has no buffer assignment, or another format.
     """
-    assignment = _message(_only(_message(data), BUFFER_ASSIGNMENT))
-    sizes: dict[int, int] = {}
-    for each in assignment[LOGICAL_BUFFERS]:
-        buffer = _message(each)
-        sizes[_number(buffer, ID)] = _number(buffer, SIZE)
+    found = Message(data).messages(BUFFER_ASSIGNMENT)
+    if len(found) != 1:
+        raise ValueError(f"{len(found)} messages stand in field {BUFFER_ASSIGNMENT}, not one")
+    (assignment,) = found
+    buffers = assignment.messages(LOGICAL_BUFFERS)
+    sizes = {buffer.number(ID): buffer.number(SIZE) for buffer in buffers}
     fixed = arguments = 0
-    for each in assignment[ALLOCATIONS]:
-        allocation = _message(each)
-        if _number(allocation, THREAD_LOCAL):
+    for allocation in assignment.messages(ALLOCATIONS):
+        if allocation.number(THREAD_LOCAL):
             continue
-        size = _number(allocation, SIZE)
-        if _number(allocation, PARAMETER):
+        size = allocation.number(SIZE)
+        if allocation.number(PARAMETER):
             arguments += size
-        if any(_number(allocation, kind) for kind in (PARAMETER, LIVE_OUT, CONSTANT)):
+        if any(allocation.number(kind) for kind in (PARAMETER, LIVE_OUT, CONSTANT)):
             fixed += size
-    traces = (_message(each)[EVENTS] for each in assignment[TRACES])
-    temporary = max((_highest(map(_message, events), sizes) for events in traces), default=0)
+    traces = (trace.messages(EVENTS) for trace in assignment.messages(TRACES))
+    temporary = max((_highest(events, sizes) for events in traces), default=0)
     return BufferSizes(fixed + temporary, arguments)
 
 
-def _highest(events: Iterable[Fields], sizes: Mapping[int, int]) -> int:
+def _highest(events: Iterable[Message], sizes: Mapping[int, int]) -> int:
     """Most bytes live at once in a trace.
 
     A buffer is live until it and all that share it (a loop's carried values) are freed.
@@ -69,75 +67,15 @@ def _highest(events: Iterable[Fields], sizes: Mapping[int, int]) -> int:
     users = collections.Counter[int]()
     live = highest = 0
     for event in events:
-        buffer, kind = _number(event, BUFFER), _number(event, KIND)
+        buffer, kind = event.number(BUFFER), event.number(KIND)
         if kind == FREED:
             first = owner[buffer]
             users[first] -= 1
             live -= 0 if users[first] else sizes[first]
             continue
-        named = _number(event, SHARED) if kind == SHARED_WITH else buffer
+        named = event.number(SHARED) if kind == SHARED_WITH else buffer
         first = owner[buffer] = owner.get(named, named) if kind == SHARED_WITH else buffer
         live += 0 if users[first] else sizes[first]
         users[first] += 1
         highest = max(highest, live)
     return highest
-
-
-def _message(data: int | bytes) -> Fields:
-    """Values of a message by field number."""
-    if not isinstance(data, bytes):
-        raise ValueError("a number stands where a message should")
-    found: Fields = collections.defaultdict(list)
-    for number, value in _fields(data):
-        found[number].append(value)
-    return found
-
-
-def _only(fields: Fields, number: int) -> bytes:
-    values = fields[number]
-    if len(values) != 1 or not isinstance(values[0], bytes):
-        raise ValueError(f"{len(values)} messages stand in field {number}, not one")
-    return values[0]
-
-
-def _number(fields: Fields, number: int) -> int:
-    """Value of an integer field; 0 if absent."""
-    value = fields[number][-1] if fields[number] else 0
-    if not isinstance(value, int):
-        raise ValueError(f"field {number} has bytes, not a number")
-    return value
-
-
-def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Field numbers and values of a message, in order."""
-    at = 0
-    while at < len(data):
-        key, at = _varint(data, at)
-        wire = key & 7
-        if wire == _VARINT:
-            value, at = _varint(data, at)
-            yield key >> 3, value
-            continue
-        if wire == _BYTES:
-            size, at = _varint(data, at)
-        elif wire in FIXED_SIZES:
-            size = FIXED_SIZES[wire]
-        else:
-            raise ValueError(f"wire type {wire} at byte {at}")
-        if at + size > len(data):
-            raise ValueError("the data ends early")
-        yield key >> 3, data[at : at + size]
-        at += size
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A variable-length integer and the position behind it."""
-    value = shift = 0
-    while at < len(data):
-        byte = data[at]
-        at += 1
-        value |= (byte & 127) << shift
-        shift += 7
-        if byte < 128:
-            return value, at
-    raise ValueError("the data ends early")
