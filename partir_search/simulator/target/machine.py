@@ -28,7 +28,8 @@ _RING = (
 
 
 _DGX = "host network: one adapter per GPU of a DGX {}, {} Gb/s"
-_BLACKWELL = "Not confirmed: efficiencies and traits (those of H100)"
+_AS_H100 = "Not confirmed: efficiencies and traits (those of H100)"
+_QUOTED = "Not confirmed: figures of the datasheet as other pages quote them"
 _PCIE = "no NVLink: PCIe Gen4 x16 one-way rate, with no other device on the way to the switch"
 
 
@@ -185,7 +186,7 @@ MACHINES: Mapping[str, Machine] = {
             "NVIDIA DGX B200 and HGX B200 datasheets (1,440 GB per 8; dense; f32 as TF32)",
             dcn_gbit_per_s=400,
             fp8_tflops=4500,
-            notes=(_DGX.format("B200", "400"), _BLACKWELL),
+            notes=(_DGX.format("B200", "400"), _AS_H100, _QUOTED),
         ),
         _gpu(
             "gb200",
@@ -196,7 +197,11 @@ MACHINES: Mapping[str, Machine] = {
             "NVIDIA GB200 NVL72 datasheet (per GPU of 72 in one NVLink domain; dense; f32 as TF32)",
             dcn_gbit_per_s=400,
             fp8_tflops=5000,
-            notes=("host network: one ConnectX-7 of 400 Gb/s per GPU, between racks", _BLACKWELL),
+            notes=(
+                "host network: one ConnectX-7 of 400 Gb/s per GPU, between racks",
+                _AS_H100,
+                _QUOTED,
+            ),
         ),
         _gpu(
             "l4",
@@ -207,6 +212,7 @@ MACHINES: Mapping[str, Machine] = {
             "https://www.nvidia.com/en-us/data-center/l4/ (dense; f32 as TF32)",
             link=_PCIE,
             fp8_tflops=242.5,
+            notes=(_AS_H100, _QUOTED),
         ),
         _gpu(
             "l40s",
@@ -217,6 +223,7 @@ MACHINES: Mapping[str, Machine] = {
             "https://www.nvidia.com/en-us/data-center/l40s/ (dense; f32 as TF32)",
             link=_PCIE,
             fp8_tflops=733,
+            notes=(_AS_H100, _QUOTED),
         ),
         _gpu(
             "mi300x",
@@ -231,7 +238,8 @@ MACHINES: Mapping[str, Machine] = {
             fp8_tflops=2614.9,
             notes=(
                 "host network: one adapter of 400 Gb/s per device, as in usual servers of 8",
-                "Not confirmed: efficiencies and traits (those of NVIDIA's devices)",
+                _AS_H100,
+                _QUOTED,
             ),
         ),
         _gpu(
