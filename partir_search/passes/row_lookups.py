@@ -51,7 +51,7 @@ class _Rewriter(Rewriter):
     def _within_rows(
         self, op: Op, arrays: ConstantArrays, makers: dict[Value, Op]
     ) -> list[Op] | None:
-        """The op in its new form, after its indices; None for other ops."""
+        """Ops of the indices within rows and of the look-up by them; None for any other op."""
         gathers = role_of(op) is Role.GATHER
         if not gathers and role_of(op) is not Role.SCATTER:
             return None

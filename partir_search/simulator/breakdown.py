@@ -184,7 +184,7 @@ class _KernelTraits:
     def _of_values(
         self, op: Op, values: Sequence[int], analysis: ProgramAnalysis, traits: XlaTraits
     ) -> Iterator[str]:
-        """Names of the traits that decide which of the kernel's values and operands are stored."""
+        """Names of traits by which the compiler stores or fuses a kernel's operands and values."""
         dtypes, rule = analysis.dtypes, self._rules[op.id]
         if any(v in dtypes.materialized for v in values):
             if traits.materializes_dot_operands:

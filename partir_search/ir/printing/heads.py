@@ -48,7 +48,10 @@ def shown_results(partition: Partition) -> list[int]:
 
 
 def returned(partition: Partition, names: BlockNames) -> list[str]:
-    """`return %loss, ... 198 more`, with the layouts that differ from those at rest."""
+    """Lines of the return statement, with layouts of results that differ from those at rest.
+
+    For example `return %loss, ... 198 more`.
+    """
     results, leaves = partition.module.body.results, dict(partition.modes.result_layouts)
     shown = shown_results(partition)
     texts = []

@@ -55,7 +55,11 @@ class Widening:
             changed = any(self._append(values, leaving) for values in leaving)
 
     def _take(self, values: tuple[Value, ...]) -> bool:
-        """Takes in the maker of an entering value, or the maker and what prepares its operands."""
+        """Adds the maker of an entering value to the group, with makers of operands as needed.
+
+        Returns:
+          False if bytes that enter the group would grow beyond the limit.
+        """
         rows: list[Row] = []
         todo = [values]
         while todo and len(rows) < MAX_OPS:
@@ -73,7 +77,12 @@ class Widening:
         return False
 
     def _append(self, values: tuple[Value, ...], leaving: list[tuple[Value, ...]]) -> bool:
-        """Takes in the only user of a leaving value, if it reads nothing else from outside."""
+        """Adds the only user of a leaving value to the group.
+
+        Returns:
+          False if there are more users, if the user reads other values from outside of the group,
+          or if bytes that leave the group would grow.
+        """
         row = []
         for places, v in zip(self.group.members, values, strict=True):
             users = {i for i in self._users.get(v.id, ()) if i not in places}

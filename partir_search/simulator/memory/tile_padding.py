@@ -152,7 +152,10 @@ def _kept(
     minor: Mapping[int, tuple[MinorDim, ...]],
     scattered: Set[int],
 ) -> tuple[int, int]:
-    """Innermost and second dim of the first operand of the same rank that has its own."""
+    """(innermost, second innermost) dim in memory of an elementwise op's or a slice's result.
+
+    Those of the first operand of equal rank with known ones; NONE otherwise.
+    """
     if rule.kind is Kind.ELEMENTWISE or rule.role is Role.SLICE:
         for operand in _operands(op):
             if operand.id not in minor or operand.id in scattered:

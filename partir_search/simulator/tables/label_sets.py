@@ -99,7 +99,7 @@ def op_labels(
     deferrable: bool,
     passes: Sequence[bool],
 ) -> LabelSet:
-    """All loops of an op, and all ways in which its reductions are deferred.
+    """Labels of an op: each choice of a loop per axis, with reductions finished or deferred.
 
     Args:
       sizes: of the mesh's axes.

@@ -177,7 +177,10 @@ class MoveTables:
     def _needs(
         self, op: Op, rule: OpRule, i: int, v: Value, q: int, x: int
     ) -> tuple[Picked[Way], Picked[Way] | None]:
-        """Ways of an operand to the op, and the windows that the op reads there."""
+        """Redistributions of an operand for the op: to the loops' layout, and of windows alone.
+
+        The second is None if the op reads no windows of the operand.
+        """
         sets, own = self.variables.sets, bool(self.variables.own_loops[op.id])
         through, shape = self._through(op, v, sets[q]), v.type.shape
         reads = any(r.operand == i for r in rule.reads)
