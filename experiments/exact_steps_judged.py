@@ -3,7 +3,7 @@
     python -m experiments.exact_steps_judged --target=tpu_v5e:2x4 --rows=judged.jsonl
 
 An optimiser finds what its model gets wrong. Four-layer programs are planned twice, compiled in
-full and judged (`experiments/judge.py`): seconds and peak memory, predicted and compiled. Rows are
+full and judged (`aot/judge.py`): seconds and peak memory, predicted and compiled. Rows are
 added to a file, and what is there already is not compiled again. A case with a path reads a file
 with `make(**sizes)`, which returns step, state and the other arguments' shapes.
 """
@@ -30,8 +30,8 @@ from rich.table import Table
 
 import partir_search as ps
 from experiments import planning_flags
-from experiments.judge import judge
 from models.catalog import MODELS
+from partir_search.aot.judge import judge
 from partir_search.planning import planner
 from partir_search.planning.exact_steps import ExactAnswer
 

@@ -4,7 +4,7 @@
 
 Matrices, momenta and gradients of a transformer's blocks lie in slices of their shorter dim on all
 devices, but for the replicated form and plans of searches. "judged" are seconds of the compiled
-program by XLA's cycles (`experiments/judge.py`); "rows" is written by hand with `jax.shard_map`,
+program by XLA's cycles (`aot/judge.py`); "rows" is written by hand with `jax.shard_map`,
 "XLA" is `jax.jit` with the shardings of "rows".
 """
 
@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 
 import partir_search as ps
 from experiments import planning_flags
-from experiments.judge import judge
+from partir_search.aot.judge import judge
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("layers", 4, "Transformer blocks.")

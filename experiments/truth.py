@@ -4,7 +4,7 @@
 
 For each model and target the known strategies and the found plan are taken, spread evenly from the
 fastest to the slowest, and compiled ahead of time (half a minute each). Prints per model the
-errors of peak memory, the rank correlation of seconds with the judge (`experiments/judge.py`) and
+errors of peak memory, the rank correlation of seconds with the judge (`aot/judge.py`) and
 their ratio. Rows are added to a file; what is compiled there already is only predicted again.
 """
 
@@ -31,8 +31,8 @@ from scipy.stats import spearmanr
 
 import partir_search as ps
 from experiments import planning_flags
-from experiments.judge import judge
 from models.catalog import MODELS
+from partir_search.aot.judge import judge
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list("models", None, "Cases to compile; default: all.")

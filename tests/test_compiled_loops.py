@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import pytest
 
 import partir_search as ps
-from experiments.judge import judge
 from partir_search.aot.computations import computations
 from partir_search.aot.hlo import hlo_collectives
+from partir_search.aot.judge import judge
 from partir_search.aot.loops import Loops, runs
 
 X = jax.ShapeDtypeStruct((16, 16), jnp.float32)

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 import partir_search as ps
-from experiments.judge import judge
+from partir_search.aot.judge import judge
 from tests.support import ROUND
 
 MESH = ps.MeshShape(("data", "model"), (2, 4))
