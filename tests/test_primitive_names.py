@@ -21,16 +21,19 @@ WORDS = {
     "or": ("",),
     "check": ("plan/plan.py",),  # name of a method
     "complex": ("ir/core.py",),  # stem of a dtype
-    "gather": ("ir/kind.py",),  # categories of ops
-    "scatter": ("ir/kind.py",),
+    "gather": ("ir/kind.py", "aot/judge.py"),  # categories of ops, opcodes of compiled programs
+    "scatter": ("ir/kind.py", "aot/judge.py"),
     "name": ("aot/", "ir/core.py", "ir/printing/", "plan/report/data.py", "plan/profiles/"),
     "pad": ("plan/pass_record.py", "planning/"),  # name of a pass and of an option
     "slice": ("ir/printing/", "lowering/"),  # word of the printed IR, local step of a reshard
     "stack": ("plan/pass_record.py", "planning/"),  # name of a pass and of an option
     "add": ("aot/loops.py",),  # opcodes of compiled programs
-    "copy": ("aot/loops.py",),
+    "copy": ("aot/loops.py", "aot/judge.py"),
     "reshape": ("aot/loops.py",),
-    "while": ("aot/loops.py", "plan/profiles/"),
+    "reduce": ("aot/judge.py",),
+    "sort": ("aot/judge.py",),
+    "transpose": ("aot/judge.py",),
+    "while": ("aot/loops.py", "aot/judge.py", "plan/profiles/"),
     "cond": ("plan/profiles/",),  # words of the name stacks in compiled programs
     "shard_map": ("plan/profiles/",),
     "tile": ("ir/halos.py", "ir/printing/", "propagation/"),  # of loops and actions
