@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import AbstractMesh
 
 import partir_search as ps
-from partir_search.aot import early_stop
+from partir_search.aot import process
 from partir_search.aot.buffers import buffer_sizes
 
 
@@ -111,5 +111,5 @@ def test_without_dumps_the_compilation_goes_on(monkeypatch: pytest.MonkeyPatch) 
     plan = step.plan(jax.ShapeDtypeStruct((64, 128), jnp.float32))
     for name in ("WORKER", "TEXT"):
         with monkeypatch.context() as patched:
-            patched.setattr(early_stop, name, "/no/such/file")
+            patched.setattr(process, name, "/no/such/file")
             assert plan.verify("tpu_v5e:2x4").complete

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
 import tempfile
 from typing import Any
@@ -10,33 +9,13 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding
 
-from partir_search.aot.early_stop import scheduled
+from partir_search.aot.process import NOT_GIVEN, CompiledProgram, scheduled
 from partir_search.aot.targets import TPUS, Target
 from partir_search.ir.core import Module
 from partir_search.lowering.local_ir import LocalProgram
 from partir_search.lowering.scheduling.schedule import schedule_for
 from partir_search.lowering.shard_map import argument_specs, lifted_specs, result_specs, sharded
 from partir_search.simulator.target.traits import traits_of
-
-NOT_GIVEN = float("nan")
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class CompiledProgram:
-    """Figures of a compiled program, on one device.
-
-    Attributes:
-      text: optimized and scheduled program.
-      peak_bytes / argument_bytes: as of the compiler's memory analysis.
-      flops: NaN if the compiler gives none.
-      complete: code was generated; else the text has no cycles, and flops are not given.
-    """
-
-    text: str
-    peak_bytes: int
-    argument_bytes: int
-    flops: float
-    complete: bool
 
 
 def compiled_program(
@@ -56,8 +35,7 @@ def compiled_program(
         donated = tuple(sorted(program.partition.module.donated))
         early = scheduled(*jitted_for(program, mesh), donated, target, mesh)
         if early is not None:
-            sizes = early.sizes
-            return CompiledProgram(early.text, sizes.peak, sizes.arguments, NOT_GIVEN, False)
+            return early
     compiled, text = _compile(program, mesh, target)
     memory, analysis = compiled.memory_analysis(), compiled.cost_analysis() or {}
     return CompiledProgram(

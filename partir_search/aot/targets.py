@@ -100,9 +100,24 @@ class Target:
         return {"xla_gpu_autotune_level": 0} if self.name in GPUS else {}
 
     @property
-    def topology_name(self) -> str:
-        """The compiler's name of a TPU slice, ``v5e:2x4``."""
-        return f"{self.name.removeprefix('tpu_')}:{self.topology}"
+    def topology_arguments(self) -> dict[str, Any]:
+        """Arguments of `topologies.get_topology_desc`."""
+        if self.name in GPUS:
+            hosts = _hosts(int(self.topology))
+            shape = f"1x{hosts}x{int(self.topology) // hosts}"
+            return {
+                "topology_name": "",
+                "platform": "cuda",
+                "topology": shape,
+                "target_config": GPUS[self.name][1],
+            }
+        name = f"{self.name.removeprefix('tpu_')}:{self.topology}"  # the compiler's, v5e:2x4
+        return {"platform": "tpu", "topology_name": name}
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Environment variables of a process that compiles, if unset."""
+        return _CUDA if self.name in GPUS else LIBTPU
 
     def devices(self) -> list[Any]:
         """Device descriptions of the slice, to compile programs for.
@@ -121,15 +136,8 @@ class Target:
             ) from error
 
     def _topology(self) -> Any:
-        if self.name in GPUS:
-            hosts = _hosts(int(self.topology))
-            shape = f"1x{hosts}x{int(self.topology) // hosts}"
-            with _environment(_CUDA):
-                return topologies.get_topology_desc(
-                    "", platform="cuda", topology=shape, target_config=GPUS[self.name][1]
-                )
-        with _environment(LIBTPU):
-            return topologies.get_topology_desc(platform="tpu", topology_name=self.topology_name)
+        with _environment(self.environment):
+            return topologies.get_topology_desc(**self.topology_arguments)
 
     def mesh(self, shape: MeshShape) -> Mesh:
         """Mesh of a shape over the slice, laid out on the torus by `jax.make_mesh`.
