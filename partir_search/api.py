@@ -1,5 +1,6 @@
 """`auto_partition`, the decorator, and the partitioned function."""
 
+# mypy: disable-error-code="no-any-return"
 from __future__ import annotations
 
 import copy
@@ -7,7 +8,7 @@ import dataclasses
 import os
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, overload
 
 import jax
 from jax.sharding import AbstractMesh, AxisType
@@ -23,6 +24,7 @@ from partir_search.calling.callables import (
     user_function,
     without_self,
 )
+from partir_search.calling.check_options import check_options
 from partir_search.calling.executables import Executables, check_runnable
 from partir_search.calling.fast_calls import FastCalls
 from partir_search.calling.forms import Adapter, Form, FrontEndCache, InitialState, has_objects
@@ -33,7 +35,7 @@ from partir_search.messages.files import make_folder
 from partir_search.messages.renamed import renamed_option
 from partir_search.passes.group_arguments import Group
 from partir_search.plan.cache import PlanCache
-from partir_search.plan.check import Check, compared, concrete, cpu_mesh
+from partir_search.plan.check import Check, compared, concrete
 from partir_search.plan.pickling import Unpickled
 from partir_search.plan.plan import Plan, spec_of
 from partir_search.planning.checks import options as checks
@@ -42,6 +44,11 @@ from partir_search.planning.planner import DEFAULT_EPISODES, Progress
 from partir_search.planning.trace import Call, ClosesOverTraced
 from partir_search.simulator.cost import Cost
 from partir_search.simulator.target.machine import Machine
+
+P = ParamSpec("P")  # arguments of the user's function, and R its result
+Q = ParamSpec("Q")  # arguments of a method, and T its object
+R = TypeVar("R")
+T = TypeVar("T")
 
 
 def auto_partition(
@@ -74,7 +81,7 @@ def auto_partition(
     on_overflow: Literal["raise", "warn"] = "raise",
     progress: bool | Progress | None = None,
     follow: Plan | None = None,
-) -> Callable[[Callable[..., Any]], AutoPartitioned]:
+) -> Callable[[Callable[P, R]], AutoPartitioned[P, R]]:
     """Partitions a function written for one device over `mesh`.
 
     Args:
@@ -134,7 +141,8 @@ def auto_partition(
       follow: deprecated name of `shardings_like`.
 
     Returns:
-      A decorator for plain or jitted functions; see `AutoPartitioned`.
+      A decorator for plain or jitted functions; see `AutoPartitioned`. Type checkers see the
+        function's own signature.
     """
     mesh = checks.mesh_of(mesh)
     options = Options(
@@ -166,14 +174,14 @@ def auto_partition(
     static = checks.chosen("static", static_argnums, static_argnames)
     donate = checks.chosen("donate", donate_argnums, donate_argnames)
 
-    def partition(fun: Callable[..., Any]) -> AutoPartitioned:
+    def partition(fun: Callable[P, R]) -> AutoPartitioned[P, R]:
         checks.check_function(fun, static, donate)
         return AutoPartitioned(fun, options, static, donate)
 
     return partition
 
 
-class AutoPartitioned(Unpickled):
+class AutoPartitioned(Unpickled, Generic[P, R]):
     """A partitioned function, called like the original.
 
     The first call of each signature traces, searches, lowers and compiles; plan and executable are
@@ -181,33 +189,37 @@ class AutoPartitioned(Unpickled):
     well; under differentiation or batching (`jax.grad`, `jax.vmap`), the plain function runs.
     """
 
-    def __init__(
-        self, fun: Callable[..., Any], options: Options, static: Marks, donate: Marks
-    ) -> None:
+    def __init__(self, fun: Callable[P, R], options: Options, static: Marks, donate: Marks) -> None:
         user = user_function(fun, static, donate)
         copy_names(self, fun)
         self.__name__: str
         self._user, self._options = user, options
-        fun, static, donate = user.fun, user.static, user.donate
-        self._fun, self._static, self._given = fun, static, user.given
+        inner, static, donate = user.fun, user.static, user.donate
+        self._fun, self._static, self._given = inner, static, user.given
         self._plain: Any = (
-            fun
-            if isinstance(fun, jax.stages.Wrapped) and not any(donate)
+            inner
+            if isinstance(inner, jax.stages.Wrapped) and not any(donate)
             else jax.jit(
-                fun,
+                inner,
                 static_argnums=static[0] or None,
                 static_argnames=static[1] or None,
                 donate_argnums=donate[0] or None,
                 donate_argnames=donate[1] or None,
             )
         )
-        self._executables = Executables(fun, self._plain, self.__name__, options)
+        self._executables = Executables(inner, self._plain, self.__name__, options)
         self._adapter = Adapter(user.inner, self.__name__, options)
         self._traced_calls, self._front_ends = TracedCalls(self.__name__), FrontEndCache()
-        self._methods: dict[int, tuple[Any, AutoPartitioned]] = {}
-        self._splitter, self._fast = CallSplitter(fun, static), FastCalls()
+        self._methods: dict[int, tuple[Any, AutoPartitioned[..., Any]]] = {}
+        self._splitter, self._fast = CallSplitter(inner, static), FastCalls()
 
-    def __get__(self, instance: Any, owner: type | None = None) -> AutoPartitioned:
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> AutoPartitioned[P, R]: ...
+    @overload
+    def __get__(
+        self: AutoPartitioned[Concatenate[T, Q], R], instance: T, owner: type | None = None
+    ) -> AutoPartitioned[Q, R]: ...
+    def __get__(self, instance: Any, owner: type | None = None) -> AutoPartitioned[..., Any]:
         """The method bound to an object.
 
         The object is an argument if it is a pytree or static (`static_argnums=0`); otherwise the
@@ -234,7 +246,7 @@ class AutoPartitioned(Unpickled):
 
     # Stages ------------------------------------------------------------------------------------
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         call = self._splitter((*self._given, *args), kwargs)
         may_be_fast = not (self._user.fronts or is_plain() or has_objects(call))
         if may_be_fast and (run := self._fast.find(call, self._options.here)):
@@ -310,18 +322,7 @@ class AutoPartitioned(Unpickled):
           **kwargs: keyword arguments of the step.
         """
         saved = spec_of(self.plan(*args, **kwargs) if plan is None else plan)
-        user = saved.mesh.user
-        straight = user.split(saved.mesh.sub_axes()).with_diagonals(saved.mesh.diagonal_names)
-        options = dataclasses.replace(
-            self._options,
-            mesh=cpu_mesh(user.names, user.sizes),
-            schedule=dataclasses.replace(saved, mesh=straight, on_change="apply"),
-            skewed_state=False,
-            on_overflow="warn",
-            shardings_like=None,
-            cache=None,
-            dump_dir=None,
-        )
+        options = check_options(self._options, saved)
         form = self._form(args, kwargs)
         other = AutoPartitioned(form.fun, options, form.static, ((), ()))
 

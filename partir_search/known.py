@@ -14,7 +14,7 @@ from partir_search.simulator.target.machine import Machine
 
 
 def known_strategies(
-    step: Callable[..., Any] | AutoPartitioned,
+    step: Callable[..., Any] | AutoPartitioned[..., Any],
     mesh: AnyMesh,
     *args: Any,
     machine: Machine | str | None = None,

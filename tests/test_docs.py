@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+import partir_search
+
 pytestmark = pytest.mark.devices
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -110,6 +112,9 @@ def test_site_builds(tmp_path: pathlib.Path) -> None:
     page = (tmp_path / "site" / "api" / "index.html").read_text()
     assert "donate_argnums" in page
     assert "what_if" in page
+    found = "".join(p.read_text() for p in (tmp_path / "site").rglob("index.html"))
+    described = set(re.findall(r'id="partir_search\.(\w+)"', found))
+    assert not set(partir_search.__all__) - described, "public names that no page describes"
     assert "<span style" in (tmp_path / "site" / "rules" / "index.html").read_text()  # coloured
 
 

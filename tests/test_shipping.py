@@ -41,7 +41,7 @@ print(ps.__file__, plan.collective_counts["all_reduce"])
 def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, pathlib.Path]:
     """Wheel and source archive, built of a copy with the setuptools that is installed."""
     out, copy = tmp_path_factory.mktemp("dist"), tmp_path_factory.mktemp("source")
-    for name in ("pyproject.toml", "setup.cfg", "README.md", "CHANGELOG.md"):
+    for name in ("pyproject.toml", "setup.cfg", "README.md", "CHANGELOG.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
     shutil.copytree(
         ROOT / "partir_search",
@@ -60,6 +60,11 @@ def test_what_is_shipped(archives: tuple[pathlib.Path, pathlib.Path]) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     ours = {str(p.relative_to(ROOT)) for p in (ROOT / "partir_search").rglob("*.py")}
     assert ours | {"partir_search/py.typed"} <= names
+    (about,) = (n for n in names if n.endswith("/METADATA"))
+    metadata = zipfile.ZipFile(wheel).read(about).decode()
+    for line in ("Project-URL: Changelog", "Author: ", "Keywords: jax", "Classifier: Typing"):
+        assert f"\n{line}" in metadata
+    assert {"tpu", "cuda", "examples"} <= set(re.findall(r"\nProvides-Extra: (\w+)", metadata))
     folders = {n.split("/")[0] for n in names}
     assert {f for f in folders if "dist-info" not in f} == {"partir_search"}
     with tarfile.open(source) as archive:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, Self
 
 import jax
@@ -22,6 +23,8 @@ from partir_search.lowering.shard_map import (
 )
 from partir_search.plan.context import PlanContext
 from partir_search.plan.planned import Planned
+
+ArgumentTrees = tuple[tuple[Any, ...], dict[str, Any]]  # of positional and keyword arguments
 
 
 class Layouts:
@@ -55,19 +58,17 @@ class Layouts:
         return self._planned.sketch.partition.mesh
 
     @property
-    def partition_specs(self) -> Any:
-        """(args, kwargs) pytree of PartitionSpecs."""
-        return jax.tree.unflatten(
-            self._context.in_tree, argument_specs(self._planned.sketch, user=True)
-        )
+    def partition_specs(self) -> ArgumentTrees:
+        """(args, kwargs) with a pytree of PartitionSpecs for each argument."""
+        return self._by_argument(argument_specs(self._planned.sketch, user=True))
 
     @property
-    def in_shardings(self) -> Any:
-        """(args, kwargs) pytree of NamedShardings on the user's mesh.
+    def in_shardings(self) -> ArgumentTrees:
+        """(args, kwargs) with a pytree of NamedShardings on the user's mesh for each argument.
 
         An argument tiled on a sub-axis has a NamedSharding on the mesh with the axis split.
         """
-        return jax.tree.unflatten(self._context.in_tree, self.flat_in_shardings())
+        return self._by_argument(self.flat_in_shardings())
 
     @property
     def out_shardings(self) -> Any:
@@ -82,11 +83,11 @@ class Layouts:
         return found
 
     @property
-    def abstract_args(self) -> Any:
-        """(args, kwargs) pytree of ShapeDtypeStructs with the plan's shardings."""
+    def abstract_args(self) -> ArgumentTrees:
+        """(args, kwargs) with pytrees of ShapeDtypeStructs with the plan's shardings."""
         args = zip(self.module.body.args, self.flat_in_shardings(), strict=True)
         structs = [struct_of(jax.ShapeDtypeStruct(v.type.shape, v.type.dtype), s) for v, s in args]
-        return jax.tree.unflatten(self._context.in_tree, structs)
+        return self._by_argument(structs)
 
     @property
     def abstract_state(self) -> Any:
@@ -119,6 +120,10 @@ class Layouts:
             f" {[str(_dtype(x)) for x in leaves][:4]}; pass what this process has of a whole"
             " argument"
         )
+
+    def _by_argument(self, leaves: Sequence[Any]) -> ArgumentTrees:
+        args, kwargs = jax.tree.unflatten(self._context.in_tree, leaves)
+        return args, kwargs
 
     def flat_out_shardings(self) -> list[NamedSharding]:
         specs = result_specs(self._planned.sketch, user=True)

@@ -46,6 +46,8 @@ REPLICATED = Special.REPLICATED
 """Replicate along the axis (PartIR's `atomic`)."""
 
 Dim = Union[int, Special, None]
+"""Number of a dim, `FIRST_DIVISIBLE_DIM`, `REPLICATED`, or None for no decision."""
+
 DimOrFn = Union[Dim, Callable[[str, tuple[int, ...]], Dim]]
 
 
@@ -142,6 +144,8 @@ class AutomaticPartition:
 
 
 Tactic = Union[ManualPartition, AutomaticPartition, Parallelism]
+"""Entry of `schedule=`."""
+
 TACTICS = (ManualPartition, AutomaticPartition, *PARALLELISM)
 
 

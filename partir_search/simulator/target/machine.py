@@ -274,6 +274,7 @@ MACHINES: Mapping[str, Machine] = {
         ),
     )
 }
+"""Machines by name, for `machine=`."""
 
 
 def find_machine(machine: Machine | str | os.PathLike[str]) -> Machine:
