@@ -12,8 +12,9 @@ PACKAGE = ROOT / "partir_search"
 # Lowest first. A file may import from its own room and from those before it, for annotations too.
 ROOMS = (
     *("messages", "mcts", "exact", "ir", "frontends", "arguments", "rules", "passes"),
-    *("propagation", "constraints", "lowering", "simulator", "machine", "aot", "strategies"),
-    *("plan", "planning", "shapes", "calling", "api", "known", "commands", "cli", "__init__"),
+    *("propagation", "constraints", "lowering", "simulator", "machine", "theory", "aot"),
+    *("strategies", "plan", "planning", "shapes", "calling", "api", "known", "commands", "cli"),
+    "__init__",
 )
 FILES = {".".join(p.relative_to(ROOT).with_suffix("").parts): p for p in PACKAGE.rglob("*.py")}
 

@@ -1,0 +1,365 @@
+"""Closed forms of the theory against the simulator: links, FSDP, tensor parallelism, memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AbstractMesh
+
+import partir_search as ps
+from models.catalog import MODELS
+from partir_search.ir.mesh import MeshShape
+from partir_search.passes.attention import with_attention
+from partir_search.planning.planner import Planner
+from partir_search.rules.registry import RuleTable
+from partir_search.simulator.time.collectives import collective_seconds
+from partir_search.theory import fsdp, links, memory, tensor, training
+from partir_search.theory.model_sizes import MODEL_SIZES, ModelSizes, find_model
+
+H100 = ps.MACHINES["h100"]
+
+
+# Links -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["h100", "tpu_v5e"])
+@pytest.mark.parametrize("devices", [2, 3, 8, 64, 1024])
+def test_collectives_take_the_simulators_seconds(name: str, devices: int) -> None:
+    machine = ps.MACHINES[name].across_hosts("far")
+    for axis, link in (
+        ("near", links.link_inside(machine)),
+        ("far", links.link_between(machine)),
+    ):
+        assert link
+        mesh = MeshShape((axis,), (devices,))
+        for nbytes in (1e3, 1e6, 1e9):
+            found = functools.partial(
+                collective_seconds, payload_bytes=nbytes, axes=(0,), mesh=mesh, machine=machine
+            )
+            gathered = links.all_gather_seconds(nbytes, devices, link)
+            assert gathered == pytest.approx(found("all_gather"), rel=1e-12)
+            assert gathered == pytest.approx(found("reduce_scatter"), rel=1e-12)
+            reduced = links.all_reduce_seconds(nbytes, devices, link)
+            assert reduced == pytest.approx(found("all_reduce"), rel=1e-12)
+            sent = links.permute_seconds(nbytes, link)
+            assert sent == pytest.approx(found("collective_permute"), rel=1e-12)
+
+
+def test_no_link_between_where_none_is_known() -> None:
+    assert links.link_between(ps.MACHINES["v100"]) is None
+
+
+# FSDP --------------------------------------------------------------------------------------------
+
+GROUPS, WIDTH, RATE = 16, 256, 1e12
+LINK = links.Link("test", 1e9, 2e-6)
+ALL_F32 = fsdp.Pass("backward, all f32", 4, 4, 4)
+BF16, F32 = jnp.bfloat16, jnp.float32
+
+
+def _loss(weights: list[Any], x: Any, *, dtype: Any, remat: bool) -> Any:
+    """Loss of the lecture's linear network; with a tanh per layer where layers run again."""
+    y = x
+    for w in weights:
+        layer = jax.checkpoint(lambda y, w: jnp.tanh(y @ w)) if remat else jnp.matmul
+        y = layer(y, w.astype(dtype))
+    return jnp.sum(y.astype(F32) ** 2)
+
+
+def _layer(tokens: int, weight: Any, dtype: Any, *, remat: bool = False, step: bool = True) -> Any:
+    """Seconds of a further layer under ZeRO 3: exposed, on links, of compute.
+
+    Products and links alone take time.
+
+    Args:
+      tokens: of a group.
+      weight / dtype: of weights as arguments, and in products.
+      step: the whole step; without, the loss alone.
+    """
+    machine = dataclasses.replace(
+        H100,
+        flops_per_s={"default": RATE},
+        matmul_efficiency=1.0,
+        hbm_bytes_per_s=1e18,
+        link_bytes_per_s=LINK.bytes_per_s,
+        hop_seconds=LINK.hop_seconds,
+        kernel_seconds=0.0,
+    )
+    loss = functools.partial(_loss, dtype=dtype, remat=remat)
+
+    def update(weights: list[Any], x: Any) -> list[Any]:
+        found = jax.grad(loss)(weights, x)
+        return [w - (0.1 * g).astype(w.dtype) for w, g in zip(weights, found, strict=True)]
+
+    found = []
+    for layers in (6, 12):
+        weights = [jax.ShapeDtypeStruct((WIDTH, WIDTH), weight)] * layers
+        x = jax.ShapeDtypeStruct((tokens * GROUPS, WIDTH), dtype)
+        made = ps.auto_partition(
+            AbstractMesh((GROUPS,), ("data",)),
+            machine=machine,
+            donate_argnums=0 if step else None,
+            remat=False,
+            schedule=[ps.ManualPartition({each: 0}, axis="data") for each in ("x", "weights")],
+            progress=False,
+            on_overflow="warn",
+        )(update if step else loss)
+        plan = made.known_plans(weights, x)["BP(data)+Z3"] if step else made.plan(weights, x)
+        sent = sum(e.seconds for e in plan.timeline.events if e.lane != "compute")
+        found.append((plan.cost.collective_seconds, sent, plan.cost.compute_seconds))
+    return [(many - few) / 6 for few, many in zip(*found, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "of"), [(BF16, fsdp.FORWARD), (F32, fsdp.FORWARD_F32)], ids=["bf16", "f32"]
+)
+@pytest.mark.parametrize("share", [0.4, 0.8, 1.05])
+def test_forward_passes_of_fsdp_expose_the_excess(dtype: Any, of: fsdp.Pass, share: float) -> None:
+    """The excess of collectives over products, and nothing beyond the threshold."""
+    n = WIDTH * WIDTH
+    needed = fsdp.tokens_needed(LINK, RATE, of, groups=GROUPS, parameters=n)
+    tokens = int(share * needed)
+    excess = fsdp.excess_seconds(n, tokens, GROUPS, LINK, RATE, of)
+    assert (excess > 0) == (share < 1)
+    exposed, sent, computed = _layer(tokens, dtype, dtype, step=False)
+    assert exposed == pytest.approx(max(0.0, excess), rel=1e-6, abs=1e-12)
+    assert sent == pytest.approx(fsdp.weight_seconds(n, GROUPS, LINK, of), rel=1e-6)
+    assert computed == pytest.approx(fsdp.product_seconds(n, tokens, RATE, of), rel=1e-2)
+
+
+STEPS = [
+    (BF16, BF16, False, (fsdp.FORWARD, fsdp.BACKWARD)),
+    (F32, F32, False, (fsdp.FORWARD_F32, ALL_F32)),
+    (F32, BF16, False, (fsdp.FORWARD, fsdp.BACKWARD)),
+    (BF16, BF16, True, (fsdp.FORWARD, fsdp.BACKWARD_REMAT)),
+]
+
+
+@pytest.mark.parametrize(("weight", "dtype", "remat", "passes"), STEPS)
+def test_steps_of_fsdp(weight: Any, dtype: Any, remat: bool, passes: tuple[fsdp.Pass, ...]) -> None:
+    """Seconds on links and of products; nothing exposed from the threshold of arguments on."""
+    n = WIDTH * WIDTH
+    needed = [fsdp.tokens_needed(LINK, RATE, of, groups=GROUPS, parameters=n) for of in passes]
+    for share in (0.8, 1.1):
+        tokens = int(share * max(needed))
+        exposed, sent, computed = _layer(tokens, weight, dtype, remat=remat)
+        wanted = sum(fsdp.weight_seconds(n, GROUPS, LINK, of) for of in passes)
+        assert sent == pytest.approx(wanted, rel=1e-6)
+        wanted = sum(fsdp.product_seconds(n, tokens, RATE, of) for of in passes)
+        assert computed == pytest.approx(wanted, rel=1e-2)
+        # A layer that runs again gathers weights behind a barrier, and XLA:GPU gathers arguments
+        # early but no casts.
+        if weight == dtype and not remat:
+            assert (exposed > 1e-9) == (share < 1)
+
+
+def test_thresholds_of_the_lecture() -> None:
+    """B of about 10 sequences in the lecture; 30,000 tokens of its figures are 3.7 of 8,192."""
+    lecture = links.Link("InfiniBand", 50e9, 1e-6)
+    assert fsdp.tokens_needed(lecture, 1500e12) == pytest.approx(30_000)
+    assert fsdp.tokens_needed(lecture, 989e12) == pytest.approx(19_780)
+    between = links.link_between(H100)
+    assert between
+    attained = H100.matmul_flops_per_s("bfloat16")
+    assert fsdp.tokens_needed(between, attained) == pytest.approx(13_846)
+    assert fsdp.tokens_needed(links.link_inside(H100), attained) == pytest.approx(1_538, rel=1e-3)
+    of_passes = [fsdp.tokens_needed(between, attained, of) / 13_846 for of in fsdp.PASSES]
+    assert of_passes == pytest.approx([1, 2, 1, 1.5, 2 / 3])
+    groups = fsdp.groups_at_most(2**24, between, attained)
+    assert groups == pytest.approx(1_212, abs=1)
+    assert 8 * groups == pytest.approx(9_694, abs=1)
+    # Exactly at the threshold collectives and products take equally long.
+    n, p = 3.19e9 / 8, 1024
+    tokens = fsdp.tokens_needed(between, attained, groups=p, parameters=n)
+    assert fsdp.excess_seconds(n, tokens, p, between, attained) == pytest.approx(0, abs=1e-12)
+
+
+# A language model --------------------------------------------------------------------------------
+
+SMALL = ModelSizes(2, 512, 8, 8, 2048, 512, sequence=512)
+
+
+@functools.cache
+def _known(
+    layers: int,
+    mesh: tuple[int, ...],
+    batch: int,
+    sequence: int = SMALL.sequence,
+    dtype: Any = BF16,
+) -> Any:
+    """Plans of known strategies of a small LLaMA."""
+    config = {"d_model": SMALL.width, "d_ff": SMALL.ffn, "heads": SMALL.heads}
+    entry = MODELS["llama3-405b"].resized(
+        **config,
+        layers=layers,
+        kv_heads=SMALL.kv_heads,
+        vocab=SMALL.vocab,
+        seq=sequence,
+        dtype=dtype,
+    )
+    step = ps.auto_partition(
+        AbstractMesh(mesh, ("data", "model")[: len(mesh)]),
+        machine=dataclasses.replace(H100, hop_seconds=0.0),
+        donate_argnums=0,
+        remat=False,
+        schedule=[],
+        progress=False,
+        on_overflow="warn",
+    )(entry.step)
+    return step.known_plans(*entry.abstract_args(batch))
+
+
+@pytest.mark.parametrize("name", ["llama2-7b", "llama2-70b", "llama3-8b", "llama3-405b"])
+def test_parameters_of_models(name: str) -> None:
+    params = MODELS[name].resized(layers=1).abstract_args(1)[0].params
+    count = sum(x.size for x in jax.tree.leaves(params))
+    assert dataclasses.replace(MODEL_SIZES[name], layers=1).parameters == count
+
+
+def test_parameters_of_published_models() -> None:
+    per_layer = MODEL_SIZES["llama3-405b"].layer_parameters / 16384**2
+    assert per_layer == pytest.approx(11.875, rel=1e-4)  # 10 in the lecture
+    billions = {"gpt3-175b": 175, "opt-175b": 175, "bloom-176b": 176, "llama3-405b": 405.85}
+    for name, wanted in billions.items():
+        assert MODEL_SIZES[name].parameters == pytest.approx(wanted * 1e9, rel=0.01)
+
+
+def test_flops_of_a_layer() -> None:
+    """6 n T, and attention's scores, here without a skipped half."""
+    batch = 4
+    tokens = batch * SMALL.sequence
+    few, many = (_known(layers, (2,), batch)["BP(data)"].cost.flops for layers in (2, 4))
+    wanted = training.step_flops(SMALL.layer_parameters, tokens)
+    wanted += 2 * training.attention_flops(1, SMALL.width, SMALL.sequence, tokens)
+    assert (many - few) / 2 * 2 == pytest.approx(wanted, rel=0.02)
+
+
+def test_state_of_a_layer_by_zero_stage() -> None:
+    """Few tokens: at the peak all gradients are there, and hardly more than the state."""
+    n = SMALL.layer_parameters
+    for stage, name in ((0, "BP(data)"), (2, "BP(data)+Z2"), (3, "BP(data)+Z3")):
+        few, many = (_known(n, (2,), 8, 16, F32)[name].cost.peak_bytes for n in (2, 4))
+        wanted = memory.state_bytes(n, 2, stage, memory.FLOAT32)
+        assert (many - few) / 2 == pytest.approx(wanted, rel=2e-3)
+    assert memory.state_bytes(100, 4, 1) == 100 * (2 + 4 + 12 / 4)
+
+
+def test_collectives_of_tensor_parallelism() -> None:
+    """Ten of a layer's activations: four forward, six backward."""
+    mesh, batch = (2, 4), 4
+    few, many = (_known(n, mesh, batch)["BP(data)+MP(model, head)+SP"] for n in (2, 4))
+    tokens = batch / mesh[0] * SMALL.sequence
+
+    def seconds(plan: Any) -> float:
+        return sum(e.seconds for e in plan.timeline.events if e.lane == "model")
+
+    link = dataclasses.replace(links.link_inside(H100), hop_seconds=0.0)
+    wanted = sum(
+        tensor.activation_seconds(tokens, SMALL.width, mesh[1], link, collectives=count)
+        for count in (tensor.FORWARD_COLLECTIVES, tensor.BACKWARD_COLLECTIVES)
+    )
+    assert (seconds(many) - seconds(few)) / 2 == pytest.approx(wanted, rel=1e-3)
+
+
+def test_devices_of_tensor_parallelism() -> None:
+    """At the limit products and collectives of a block take equally long."""
+    model, link = MODEL_SIZES["llama3-405b"], links.Link("fast", 450e9, 0.0)
+    rate, tokens = 692e12, 8192
+    most = tensor.devices_at_most(model.layer_parameters, model.width, link, rate)
+    assert 30 < most < 35  # four times a node of 8
+    n, d = model.layer_parameters, model.width
+    for devices, slower in ((int(most), False), (int(most) + 1, True)):
+        products = fsdp.product_seconds(n / devices, tokens, rate)
+        sent = tensor.activation_seconds(tokens, d, devices, link)
+        assert (sent > products) == slower
+
+
+def _peak_of_a_layer(model: ModelSizes, batch: int, *, remat: bool) -> float:
+    """Peak bytes per further layer of a simulated step on one device, attention as one op."""
+    found = []
+    for layers in (2, 4):
+        entry = MODELS["llama3-405b"].resized(
+            layers=layers,
+            d_model=model.width,
+            d_ff=model.ffn,
+            heads=model.heads,
+            kv_heads=model.kv_heads,
+            vocab=model.vocab,
+            seq=model.sequence,
+            remat=remat,
+        )
+        step = ps.auto_partition(
+            AbstractMesh((1,), ("x",)),
+            machine=H100,
+            donate_argnums=0,
+            remat=False,
+            schedule=[],
+            progress=False,
+            on_overflow="warn",
+        )(entry.step)
+        module, _ = with_attention(step.plan(*entry.abstract_args(batch)).module, RuleTable())
+        planner = Planner(module, MeshShape(("x",), (1,)), H100)
+        found.append(planner.run([]).cost.peak_bytes)
+    return (found[1] - found[0]) / 2
+
+
+def test_activations_of_a_layer() -> None:
+    """All that is kept: the formula, half of rotated queries and keys, sums of norms and softmax.
+
+    The rotation's result is two halves of which the simulator keeps one besides its operand, and
+    of each softmax the reciprocal of the sum.
+    """
+    model, batch = ModelSizes(2, 256, 4, 2, 1024, 256, sequence=256), 64
+    n, tokens = model.layer_parameters, batch * model.sequence
+    arguments = memory.StateBytes(4, 0, 8)  # gradients are made after the peak
+    state = memory.state_bytes(n, per_parameter=arguments)
+    more = tokens * (model.width + model.kv_width + 4 * model.heads + 2 * 4)
+    casts = 2 * n  # of weights
+    wanted = memory.activation_bytes(model, tokens) + more + casts + state
+    assert _peak_of_a_layer(model, batch, remat=False) == pytest.approx(wanted, rel=1e-3)
+    wanted = memory.activation_bytes(model, tokens, memory.OPERAND) + state
+    assert _peak_of_a_layer(model, batch, remat=True) == pytest.approx(wanted, rel=1e-3)
+    assert memory.activation_bytes(MODEL_SIZES["llama3-405b"], 1) / 16384 == pytest.approx(31.8125)
+    plain = ModelSizes(1, 64, 4, 4, 256, 100, gated=False)
+    assert memory.activation_bytes(plain, 1) == 2 * (8 * 64 + 2 * 256) + 8 * 4
+
+
+# Whole runs --------------------------------------------------------------------------------------
+
+
+def test_serial_steps_and_utilization() -> None:
+    model = MODEL_SIZES["llama3-405b"]
+    n, tokens = model.parameters, 2**24
+    assert training.serial_steps(n, tokens) == pytest.approx(20 * n / 2**24)
+    # Llama 3's table 4: 430 TFLOP/s of a device are 43 % of the peak.
+    seconds = training.step_flops(n, tokens) / (8192 * 430e12)
+    assert training.utilization(n, tokens, 8192, seconds, 989e12) == pytest.approx(0.43, abs=0.005)
+
+
+def test_models_of_the_command() -> None:
+    given = find_model("layers:32,width:4096,heads:32,kv_heads:8,ffn:14336,vocab:128256")
+    assert given.parameters == MODEL_SIZES["llama3-8b"].parameters
+    assert find_model("layers:1,width:8,heads:2,ffn:32,vocab:10,gated:0,tied:1") == ModelSizes(
+        1, 8, 2, 2, 32, 10, gated=False, tied=True
+    )
+
+
+MISTAKES = [
+    ("llama3-405", r"unknown model 'llama3-405'; .*did you mean 'llama3-405b'"),
+    ("layers:1,with:8", r"a model has no size 'with'; did you mean 'width'\?"),
+    ("layers:x", r"size 'layers:x' of a model is no integer"),
+    ("layers:1,width:8", r"sizes of the model are missing: heads, ffn, vocab"),
+    ("layers:1,width:9,heads:2,ffn:8,vocab:8", r"width 9 of a model must split into 2 heads"),
+    ("layers:0,width:8,heads:2,ffn:8,vocab:8", r"layers of a model is at least 1, not 0"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), MISTAKES)
+def test_mistakes_in_models(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        find_model(text)

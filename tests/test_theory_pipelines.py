@@ -1,0 +1,117 @@
+"""Closed forms of pipelines against their tables, tick by tick."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from partir_search.ir.pipeline_schedule import SCHEDULES, PipelineSchedule
+from partir_search.ir.pipeline_table import pipeline_table
+from partir_search.theory import pipelines
+from partir_search.theory.pipelines import StageBytes, StageSeconds
+
+SIZES = [
+    *itertools.product((2, 3, 4, 8), (1, 5, 8, 24), (1,)),
+    *((p, k * p, v) for p in (2, 3, 4, 8) for k in (1, 2, 3) for v in (2, 4)),
+]
+ALL = [
+    PipelineSchedule(p, m, v, schedule, split)
+    for p, m, v in SIZES
+    for schedule in SCHEDULES
+    for split in (False, True)
+]
+# Hidden permutes, exposed ones, permutes that wait for one another, no accumulation.
+STAGES = [
+    StageSeconds(1.0, 2.0),
+    StageSeconds(1.1, 1.3, 0.9, 0.05, 0.2, 0.01, 0.01),
+    StageSeconds(1.1, 1.3, 0.9, 0.3, 0.2, 0.1, 0.4),
+    StageSeconds(1.0, 0.5, 0.5, 0.1, 0.7, 0.9, 0.2),
+    StageSeconds(1.0, 0.5, 0.2, 0.0, 0.1, 3.0, 2.0),
+]
+
+
+def _counted(schedule: PipelineSchedule, stage: StageSeconds) -> float:
+    """Seconds by events: clocks of devices and links, tick by tick.
+
+    A device runs the kinds of work that any device has in a tick, and begins the next tick when its
+    results are sent and its operands are there.
+    """
+    table = pipeline_table(schedule)
+    p, v = schedule.stages, schedule.chunks
+    heads, last = table.heads(), schedule.kinds[-1]
+    own = {"F": stage.forward / v, "B": stage.backward / v, "W": stage.weights / v}
+    sent = {"F": stage.send_forward, "B": stage.send_backward, "W": 0.0}
+    clock = [0.0] * p
+    for tick in range(schedule.ticks):
+        begin, arrived = list(clock), list(clock)
+        for device in range(p):
+            now = link = begin[device]
+            for kind in schedule.kinds:
+                if kind == "B" and tick in heads:
+                    now += stage.head
+                if not any(table.item(kind, d, tick) for d in range(p)):
+                    continue
+                now += own[kind] + (stage.accumulate / v if kind == last else 0.0)
+                if sent[kind]:
+                    # The results of B are there before they are added to the sums.
+                    ready = now - (stage.accumulate / v if kind == last else 0.0)
+                    link = max(link, ready) + sent[kind]
+                    for source, target in schedule.pairs(kind):
+                        if source == device:
+                            arrived[target] = max(arrived[target], link)
+            arrived[device] = max(arrived[device], now, link)
+        clock = arrived
+        assert max(clock) == pytest.approx(min(clock)), "in lockstep"
+    return max(clock)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_seconds_by_events(stage: StageSeconds) -> None:
+    for schedule in ALL:
+        closed = pipelines.pipeline_seconds(schedule, stage)
+        assert closed == pytest.approx(_counted(schedule, stage), rel=1e-9), schedule
+
+
+def test_seconds_without_sends() -> None:
+    """(m + (p - 1) / v) (F + B) + m head, and the bubble vanishes as v m grows."""
+    stage = StageSeconds(1.0, 2.0, head=0.25)
+    for p, m, v in SIZES:
+        found = pipelines.pipeline_seconds(PipelineSchedule(p, m, v), stage)
+        assert found == pytest.approx((m + (p - 1) / v) * 3.0 + m * 0.25, rel=1e-12)
+    alone = [
+        pipelines.pipeline_seconds(PipelineSchedule(4, m, v), stage) / m
+        for m, v in ((4, 1), (8, 2), (64, 4), (512, 8))
+    ]
+    assert alone == sorted(alone, reverse=True)
+    assert alone[-1] == pytest.approx(3.25, rel=1e-3)
+
+
+def test_bytes_by_slots() -> None:
+    """Kept activations are slots times bytes of a chunk; GPipe keeps all microbatches."""
+    stage = StageBytes(state=1e9, kept=4e6, constant=1e5, working=1e6)
+    for schedule in ALL:
+        slots = pipeline_table(schedule).residuals.count
+        wanted = 1e9 + slots * 4e6 / schedule.chunks + 1e5 + 1e6
+        assert pipelines.pipeline_bytes(schedule, stage) == pytest.approx(wanted, rel=1e-12)
+
+
+def test_fractions_of_the_lecture() -> None:
+    """Idle p / (p + k) and a serial factor of 3 in the lecture."""
+    for (p, k, v), exact in {
+        (4, 12, 1): 0.2,  # 0.25
+        (16, 32, 1): 0.319,  # 0.333
+        (16, 32, 4): 0.105,
+        (16, 16, 1): 0.484,  # 0.5
+        (16, 16, 4): 0.190,
+    }.items():
+        found = pipelines.idle_fraction(p, k, v)
+        assert found == pytest.approx(exact, abs=1e-3)
+        assert found == pytest.approx(PipelineSchedule(p, k, v).idle_fraction())
+    assert pipelines.serial_factor(4, 12) == pytest.approx(4 - 1 / 4)
+    for p, k in ((4, 12), (8, 3)):
+        ticks = PipelineSchedule(p, k, schedule="gpipe").phases()[0].ticks
+        assert pipelines.serial_factor(p, k) == ticks / p
+    assert pipelines.in_flight(16, 32) == 31
+    assert pipelines.in_flight(16, 32, 4) == pytest.approx(16 + 15 / 4)
+    assert pipelines.in_flight(16, 32, schedule="gpipe") == 32
