@@ -21,6 +21,7 @@ from partir_search.plan.front import Front, FrontPoint
 from partir_search.plan.known_strategies import KnownStrategies
 from partir_search.plan.multihost import PlansDiffer
 from partir_search.plan.plan import Plan
+from partir_search.plan.planned_array import PlannedArray
 from partir_search.plan.profiles import TraceComparison, compare_trace
 from partir_search.plan.remedy import Remedy
 from partir_search.plan.report import tables as report
@@ -101,6 +102,7 @@ __all__ = [
     "MeshShape",
     "Plan",
     "PlanSpec",
+    "PlannedArray",
     "PlansDiffer",
     "Remedy",
     "Replicate",

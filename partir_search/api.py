@@ -136,8 +136,8 @@ def auto_partition(
         further signatures are written to subfolders.
       on_overflow: behavior of a call whose plan exceeds the memory allowed by the goals: "raise"
         `DoesNotFit` with remedies, or "warn". A plan from a schedule without a search only warns.
-      progress: True or False for a progress bar (default: on a terminal), or a callback with the
-        search's record after each episode.
+      progress: True or False for a progress bar (default: on a terminal or in a notebook), or a
+        callback with the search's record after each episode.
       follow: deprecated name of `shardings_like`.
 
     Returns:

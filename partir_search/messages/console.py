@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
+
+from partir_search.messages.html import notebook_html, renderable_html
 
 if TYPE_CHECKING:
     from rich.console import Console, Group, RenderableType
@@ -12,9 +15,24 @@ if TYPE_CHECKING:
 def new_table(*headers: str, **options: Any) -> Table:
     """An empty `rich.table.Table` without vertical lines, which take room from narrow terminals."""
     from rich import box
+
+    return _table_class()(*headers, **{**_STYLE, "box": box.SIMPLE_HEAD, **options})
+
+
+@functools.cache
+def _table_class() -> type[Table]:
     from rich.table import Table
 
-    return Table(*headers, **{**_STYLE, "box": box.SIMPLE_HEAD, **options})
+    class NotebookTable(Table):
+        """Table that notebooks show as HTML: rich shows text of fixed width there."""
+
+        def _repr_html_(self) -> str:
+            return notebook_html(renderable_html(self))
+
+        def _repr_mimebundle_(self, *args: Any, **kwargs: Any) -> dict[str, str]:
+            return {"text/plain": text_of(self), "text/html": self._repr_html_()}
+
+    return NotebookTable
 
 
 _STYLE: dict[str, Any] = {"show_edge": False, "pad_edge": False, "padding": (0, 1, 0, 0)}
@@ -25,6 +43,14 @@ def new_console(**options: Any) -> Console:
     from rich.console import Console
 
     return Console(**options)
+
+
+def text_of(renderable: RenderableType, width: int = 140) -> str:
+    """Text of a renderable, without colors; nothing is shown, in notebooks neither."""
+    console = new_console(width=width, force_terminal=False, force_jupyter=False, color_system=None)
+    with console.capture() as capture:
+        console.print(renderable)
+    return capture.get().rstrip()
 
 
 def grouped(*renderables: RenderableType) -> Group:

@@ -41,7 +41,7 @@ class LeafCheck:
     ok: bool
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Check(Shown):
     """Result of `Plan.check`; printing shows a table of the worst leaves."""
 

@@ -27,7 +27,7 @@ class CollectiveGroup:
     source: str
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Comparison(Shown):
     """Differences between the plans `before` and `after`; printing shows tables.
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class KnownStrategies(Shown, Mapping[str, Plan]):
     """The known strategies of a step as plans, by name, the fastest that fit first."""
 

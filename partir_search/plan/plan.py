@@ -29,6 +29,7 @@ from partir_search.plan.pickling import SavedInstead
 from partir_search.plan.planned import Planned
 from partir_search.plan.profiles.trace_events import encoded, trace_events
 from partir_search.plan.report import report_page, tables
+from partir_search.plan.report.notebook import plan_html
 from partir_search.plan.rewrites import Rewrites
 from partir_search.plan.search_log import save_search
 from partir_search.plan.serialization import FORMAT, arguments_of
@@ -254,6 +255,16 @@ class Plan(PlanFacts, SavedInstead):
         other = self._with(self._planned)
         other.basis, other.known_front = self.basis, self.known_front
         return other
+
+    def _repr_html_(self) -> str:
+        return plan_html(self)
+
+    def __treescope_repr__(self, path: str | None, subtree_renderer: Any) -> Any:
+        """The arguments as trees; a picture of an argument's tiles opens on a click."""
+        from treescope.repr_lib import render_object_constructor
+
+        shown = {"mesh": self.mesh, "planned_arrays": self.planned_arrays}
+        return render_object_constructor(Plan, shown, path, subtree_renderer)
 
     def __repr__(self) -> str:
         return f"Plan({self.module.name}, mesh<{self.mesh_shape}>, {self.cost})"

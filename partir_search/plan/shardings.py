@@ -23,6 +23,7 @@ from partir_search.lowering.shard_map import (
 )
 from partir_search.plan.context import PlanContext
 from partir_search.plan.planned import Planned
+from partir_search.plan.planned_array import planned_array
 
 ArgumentTrees = tuple[tuple[Any, ...], dict[str, Any]]  # of positional and keyword arguments
 
@@ -61,6 +62,20 @@ class Layouts:
     def partition_specs(self) -> ArgumentTrees:
         """(args, kwargs) with a pytree of PartitionSpecs for each argument."""
         return self._by_argument(argument_specs(self._planned.sketch, user=True))
+
+    @property
+    def planned_arrays(self) -> ArgumentTrees:
+        """(args, kwargs) with pytrees of `PlannedArray`s, which print their type and tiling.
+
+        treescope draws them: ``treescope.show(plan)``.
+        """
+        mesh, slots = self.mesh_shape, self._planned.sketch.body.args
+        return self._by_argument(
+            [
+                planned_array(value, spec, slot.layout, mesh)
+                for (_, value, spec), slot in zip(self.arguments(), slots, strict=True)
+            ]
+        )
 
     @property
     def in_shardings(self) -> ArgumentTrees:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from partir_search.messages.console import new_console
+from partir_search.messages.console import text_of
+from partir_search.messages.html import notebook_html, renderable_html
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
 class Shown:
-    """Base of results with a rich rendering, for terminals and as the text of `str`."""
+    """Base of results with a rich rendering: in terminals, as text, and as HTML in notebooks."""
 
     def __rich__(self) -> RenderableType:
         raise NotImplementedError
 
     def __str__(self) -> str:
-        console = new_console(width=140, force_terminal=False, color_system=None)
-        with console.capture() as capture:
-            console.print(self)
-        return capture.get().rstrip()
+        return text_of(self)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        return notebook_html(renderable_html(self.__rich__()))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from html import escape
-from typing import TYPE_CHECKING
 
+from partir_search.messages.html import rows_html, table_html
 from partir_search.messages.wording import amount, duration
 from partir_search.plan.facts import PlanFacts
 from partir_search.plan.report import tables
@@ -19,10 +18,6 @@ from partir_search.plan.report.front_chart import front_chart
 from partir_search.plan.report.shards import ShardsPictures
 from partir_search.plan.report.summary import headlines, summary
 from partir_search.simulator.timeline import Timeline
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
 
 STYLE = """
 :root{color-scheme:light dark;--back:#fff;--text:#1f2937;--soft:#6b7280;--line:#e5e7eb;
@@ -70,18 +65,20 @@ def report_page(plan: PlanFacts, timeline: Timeline) -> str:
         f" {escape(plan.machine.name)}; fingerprint {plan.fingerprint}</p>",
         _cards(plan),
         _answers(plan),
-        _section("Alternatives", _table(tables.strategies_table(plan)) if plan.searches else ""),
-        _section("What if", _table(tables.changes_table(plan))),
+        _section(
+            "Alternatives", table_html(tables.strategies_table(plan)) if plan.searches else ""
+        ),
+        _section("What if", table_html(tables.changes_table(plan))),
         _section("The step", timeline_chart(timeline), TIMELINE_NOTE),
-        _section("Kernels by seconds", _table(tables.kernels_table(plan))),
-        _section("Collectives by source line", _table(tables.collective_lines_table(plan))),
+        _section("Kernels by seconds", table_html(tables.kernels_table(plan))),
+        _section("Collectives by source line", table_html(tables.collective_lines_table(plan))),
         _section("Memory of a device", memory_chart(timeline, plan.memory_limit)),
-        _section("Memory at the peak", _table(tables.peak_table(plan))),
-        _section("Live at the peak", _table(tables.live_table(plan, 15)), LIVE_NOTE),
+        _section("Memory at the peak", table_html(tables.peak_table(plan))),
+        _section("Live at the peak", table_html(tables.live_table(plan, 15)), LIVE_NOTE),
         _section("Arguments", _arguments(plan), SHARDS_NOTE),
-        _section("Communication", _table(tables.collectives_table(plan, {}))),
-        _section("Loops whose trip count depends on data", _table(tables.loops_table(plan))),
-        _section("Replicated arguments", _table(tables.not_tiled_table(plan))),
+        _section("Communication", table_html(tables.collectives_table(plan, {}))),
+        _section("Loops whose trip count depends on data", table_html(tables.loops_table(plan))),
+        _section("Replicated arguments", table_html(tables.not_tiled_table(plan))),
         *_searches(plan),
         _front(plan),
         _conflicts(plan),
@@ -145,37 +142,6 @@ def _cards(plan: PlanFacts) -> str:
     return f"<div class=cards>{''.join(boxes)}</div>"
 
 
-def _rows(rows: Sequence[Sequence[str]], head: Sequence[tuple[str, bool]], raw: int = -1) -> str:
-    """HTML table with numbers aligned right; column `raw` holds HTML and is not escaped."""
-    top = "".join(f"<th{' class=n' * n}>{escape(t)}</th>" for t, n in head)
-    body = "".join(
-        "<tr>"
-        + "".join(
-            f"<td{' class=n' * n}>{x if i == raw else escape(x)}</td>"
-            for i, (x, (_, n)) in enumerate(zip(row, head, strict=True))
-        )
-        + "</tr>"
-        for row in rows
-    )
-    return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _table(table: Table) -> str:
-    """HTML of a rich table; "" for a table without rows."""
-    if not table.row_count:
-        return ""
-    head = [(_plain(c.header), c.justify == "right") for c in table.columns]
-    columns = [[_plain(x) for x in c.cells] for c in table.columns]
-    caption = f"<p class=note>{escape(_plain(table.caption))}</p>" if table.caption else ""
-    return _rows(list(zip(*columns, strict=True)), head) + caption
-
-
-def _plain(x: object) -> str:
-    from rich.text import Text
-
-    return Text.from_markup(x).plain if isinstance(x, str) else str(x)
-
-
 def _arguments(plan: PlanFacts) -> str:
     values, slots = plan.module.body.args, plan.program.body.args
     table, pictures = [], ShardsPictures(plan.mesh_shape)
@@ -186,7 +152,7 @@ def _arguments(plan: PlanFacts) -> str:
         label = f"{row.label} (x{n})" if n > 1 else row.label
         table.append((picture, label, row.type, row.tiling, row.local_shape, row.moments))
     head = ("", "argument", "type", "tiling", "local shape", "moments")
-    return _rows(table, [(t, False) for t in head], raw=0)
+    return rows_html(table, [(t, False) for t in head], raw=0)
 
 
 def _searches(plan: PlanFacts) -> list[str]:
@@ -210,7 +176,7 @@ def _front(plan: PlanFacts) -> str:
         note = "plan.front() before plan.save_report(...) adds the plans from fastest to smallest."
         return f"<p class=note>{escape(note)}</p>" if plan.searches else ""
     note = "Each point is a plan; hover for its figures. Points beyond the limit do not fit."
-    return _section("Seconds against memory", front_chart(front) + _table(front.table()), note)
+    return _section("Seconds against memory", front_chart(front) + table_html(front.table()), note)
 
 
 def _conflicts(plan: PlanFacts) -> str:

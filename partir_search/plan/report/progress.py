@@ -1,4 +1,4 @@
-"""Progress of a search: a bar on a terminal, lines in a log otherwise."""
+"""Progress of a search: a bar on a terminal or in a notebook, lines in a log otherwise."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 from partir_search.mcts.game import Record
 from partir_search.messages.console import new_console
 from partir_search.messages.wording import milliseconds
+from partir_search.plan.report.progress_cell import in_notebook, progress_cell
 from partir_search.simulator.cost import Cost
 
 LOG = logging.getLogger("partir_search")
@@ -38,11 +39,12 @@ class Progress:
 
 @contextlib.contextmanager
 def search_progress(wanted: bool | Watch | None, episodes: int) -> Iterator[Progress]:
-    """Progress of a search: the user's own callback, a bar on stderr, or lines.
+    """Progress of a search: the user's own callback, a bar, or lines.
 
     Args:
-      wanted: option `progress` of `auto_partition`. None gives a bar on a terminal and lines in the
-        log `partir_search` without one; True gives lines on stderr without a terminal.
+      wanted: option `progress` of `auto_partition`. None gives a bar on a terminal (stderr) and in
+        a notebook, and lines in the log `partir_search` without both; True gives lines on stderr
+        instead of the log.
       episodes: most episodes of the search.
     """
     if callable(wanted):
@@ -52,6 +54,8 @@ def search_progress(wanted: bool | Watch | None, episodes: int) -> Iterator[Prog
     elif sys.stderr.isatty():
         with _bar(episodes) as progress:
             yield progress
+    elif in_notebook():
+        yield _cell(episodes)
     else:
         logged = LOG.info if LOG.isEnabledFor(logging.INFO) else None
         write = _to_stderr if wanted else logged
@@ -89,6 +93,15 @@ def _bar(episodes: int) -> Iterator[Progress]:
                 bar.update(task, completed=done, best=_best(record))
 
         yield Progress(show, lambda cost: bar.update(task, best=_found(cost)))
+
+
+def _cell(episodes: int) -> Progress:
+    """Progress as a bar in a notebook's output."""
+    show = progress_cell(episodes)
+    return Progress(
+        lambda record: show(record.episodes, _best(record), record.exhausted),
+        lambda cost: show(episodes, _found(cost), True),
+    )
 
 
 def _lines(episodes: int, write: Callable[[str], Any]) -> Progress:

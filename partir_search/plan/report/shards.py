@@ -8,6 +8,7 @@ from html import escape
 
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import Layout
+from partir_search.plan.planned_array import tile_index
 
 SIDE, MAX_TILES = 60.0, 64  # pixels of the longer side; tiles drawn per dim
 MAX_LISTED = 8  # devices named on a tile
@@ -75,12 +76,6 @@ def _holders(
     """Devices by (row, column) of the tile they hold in the dims `down` and `across`."""
     found: dict[tuple[int, int], list[int]] = {}
     for device, place in enumerate(itertools.product(*map(range, mesh.device_sizes))):
-
-        def tile(dim: int, place: tuple[int, ...] = place) -> int:
-            index = 0
-            for axis in layout[dim] if dim >= 0 else ():
-                index = index * mesh.sizes[axis] + mesh.coordinate(axis, place)
-            return index
-
-        found.setdefault((tile(down), tile(across)), []).append(device)
+        tile = tile_index(layout, mesh, place)
+        found.setdefault((tile[down] if down >= 0 else 0, tile[across]), []).append(device)
     return found
