@@ -17,6 +17,7 @@ from partir_search.passes.group_arguments import Group, group
 from partir_search.plan.check import Check
 from partir_search.plan.collectives import Collective
 from partir_search.plan.compare import Comparison, compare
+from partir_search.plan.confirmation import Confirmation, Finalist
 from partir_search.plan.front import Front, FrontPoint
 from partir_search.plan.known_strategies import KnownStrategies
 from partir_search.plan.multihost import PlansDiffer
@@ -27,6 +28,7 @@ from partir_search.plan.remedy import Remedy
 from partir_search.plan.report import tables as report
 from partir_search.plan.serialization import load_plan
 from partir_search.plan.spec import PlanSpec
+from partir_search.planning.confirm.request import Confirm
 from partir_search.planning.memory_fit import DoesNotFit
 from partir_search.planning.microbatch import microbatched
 from partir_search.planning.parallelism import (
@@ -79,6 +81,8 @@ __all__ = [
     "Collective",
     "CollectiveMatmul",
     "Comparison",
+    "Confirm",
+    "Confirmation",
     "ContextParallel",
     "Cost",
     "Dim",
@@ -86,6 +90,7 @@ __all__ = [
     "Enter",
     "Fastest",
     "FewestBytes",
+    "Finalist",
     "Fit",
     "FixLoop",
     "Front",

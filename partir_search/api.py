@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, overload
 
 import jax
-from jax.sharding import AbstractMesh, AxisType
 
 from partir_search.arguments.abstract_values import abstract
 from partir_search.arguments.axes import AnyMesh, within
@@ -25,7 +24,7 @@ from partir_search.calling.callables import (
     without_self,
 )
 from partir_search.calling.check_options import check_options
-from partir_search.calling.executables import Executables, check_runnable
+from partir_search.calling.executables import Executables, check_lowerable, check_runnable
 from partir_search.calling.fast_calls import FastCalls
 from partir_search.calling.forms import Adapter, Form, FrontEndCache, InitialState, has_objects
 from partir_search.calling.plain_calls import is_plain, plain_calls
@@ -39,6 +38,7 @@ from partir_search.plan.check import Check, compared, concrete
 from partir_search.plan.pickling import Unpickled
 from partir_search.plan.plan import Plan, spec_of
 from partir_search.planning.checks import options as checks
+from partir_search.planning.confirm.request import Confirm, confirm_of
 from partir_search.planning.options import Options, Remat, Schedule, Stacking, machine_of
 from partir_search.planning.planner import DEFAULT_EPISODES, Progress
 from partir_search.planning.trace import Call, ClosesOverTraced
@@ -78,6 +78,7 @@ def auto_partition(
     explicit_results: bool | None = None,
     trip_counts: Mapping[str, int] | None = None,
     dump_dir: str | os.PathLike[str] | None = None,
+    confirm: Confirm | str | bool | None = None,
     on_overflow: Literal["raise", "warn"] = "raise",
     progress: bool | Progress | None = None,
     follow: Plan | None = None,
@@ -134,6 +135,10 @@ def auto_partition(
         loops, or the program's own limit if smaller.
       dump_dir: folder for the program after each pass, `00_trace.ir` to `21_emit.ir`; plans of
         further signatures are written to subfolders.
+      confirm: machine and topology whose compiler chooses the plan, ``tpu_v5e:2x4``, or True for
+        the machine's usual topology. After the search, finalists within 10 % of its plan are
+        compiled ahead of time, and the best by the compiler's cycles and memory is the plan
+        (`plan.confirmed`). A `Confirm` sets limits of the compilations, or memory alone.
       on_overflow: behavior of a call whose plan exceeds the memory allowed by the goals: "raise"
         `DoesNotFit` with remedies, or "warn". A plan from a schedule without a search only warns.
       progress: True or False for a progress bar (default: on a terminal or in a notebook), or a
@@ -144,11 +149,11 @@ def auto_partition(
       A decorator for plain or jitted functions; see `AutoPartitioned`. Type checkers see the
         function's own signature.
     """
-    mesh = checks.mesh_of(mesh)
+    mesh, figures = checks.mesh_of(mesh), machine_of(checks.mesh_of(mesh), machine)
     options = Options(
         mesh=mesh,
         schedule=schedule,
-        machine=machine_of(mesh, machine),
+        machine=figures,
         goals=goals,
         episodes=episodes,
         seed=seed,
@@ -169,6 +174,7 @@ def auto_partition(
         explicit_results=explicit_results,
         trip_counts=checks.counts_of_trips(trip_counts),
         dump_dir=None if dump_dir is None else make_folder(dump_dir, "dump_dir"),
+        confirm=confirm_of(confirm, mesh, figures, plan_on),
     )
     checks.check_options(options)
     static = checks.chosen("static", static_argnums, static_argnames)
@@ -345,13 +351,7 @@ class AutoPartitioned(Unpickled, Generic[P, R]):
 
         If the function closes over large arrays, a list of the arrays precedes the arguments.
         """
-        mesh = self._options.here
-        if isinstance(mesh, AbstractMesh) and AxisType.Explicit in mesh.axis_types:
-            raise ValueError(
-                f"{self.__name__} cannot be lowered with explicit_results over an AbstractMesh, as"
-                " jax asks for its devices; use .plan(...), a mesh from jax.make_mesh, or"
-                " explicit_results=False"
-            )
+        mesh = check_lowerable(self.__name__, self._options.here)
         form = self._form(args, kwargs)
         entry = form.executables.entry(form.call, form.args, form.kwargs)
         new_args, new_kwargs = entry.structs(form.call)

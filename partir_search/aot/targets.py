@@ -31,6 +31,27 @@ LIBTPU = {
 _CUDA = {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
 TPUS = ("tpu_v3", "tpu_v5e", "tpu_v5p", "tpu_v6e")  # v4 topologies come without megacores
 
+# Slices by number of devices, as sold: https://docs.cloud.google.com/tpu/docs (v5e, v5p, v6e).
+_SQUARE = dict(
+    zip(
+        (1, 4, 8, 16, 32, 64, 128, 256),
+        ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16"),
+        strict=True,
+    )
+)
+_CUBE = dict(
+    zip(
+        (4, 8, 16, 32, 64, 128, 256, 512),
+        ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8"),
+        strict=True,
+    )
+)
+TOPOLOGIES: Mapping[str, Mapping[int, str]] = {
+    "tpu_v5e": _SQUARE,
+    "tpu_v6e": _SQUARE,
+    "tpu_v5p": _CUBE,
+}
+
 GPUS_PER_HOST = 8
 # `GpuTargetConfigProto`, device properties for XLA:GPU. Sources: NVIDIA's H100 SXM datasheet; CUDA
 # programming guide, table of compute capability 9.0.
@@ -148,8 +169,8 @@ class Target:
         devices = self.devices()
         if len(devices) != shape.devices:
             raise ValueError(
-                f"mesh<{shape}> has {shape.devices} devices, {self} has {len(devices)}: verify on"
-                " a slice of the mesh's size"
+                f"mesh<{shape}> has {shape.devices} devices, {self} has {len(devices)}: compile"
+                " for a slice of the mesh's size"
             )
         types = (AxisType.Auto,) * len(shape.device_names)
         return jax.make_mesh(
@@ -158,6 +179,12 @@ class Target:
 
     def __str__(self) -> str:
         return f"{self.name}:{self.topology}"
+
+
+def target_of(machine: str, devices: int) -> Target | None:
+    """The usual slice of a TPU machine with a number of devices; None if there is none."""
+    topology = TOPOLOGIES.get(machine, {}).get(devices)
+    return None if topology is None else Target.parse(f"{machine}:{topology}")
 
 
 def _hosts(gpus: int) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
 from partir_search.arguments import Buffers, Moves, Returned, check_alive
 from partir_search.arguments.axes import AnyMesh, within
@@ -232,7 +232,8 @@ class Executables:
         """
         if plan.fits:
             return
-        message = oom_message(plan.memory_limit, plan.cost, plan.remedies())
+        cost = dataclasses.replace(plan.cost, peak_bytes=plan.peak_bytes)
+        message = oom_message(plan.memory_limit, cost, plan.remedies())
         if self._options.on_overflow == "raise" and plan.searches:
             raise DoesNotFit(message)
         warnings.warn(message, stacklevel=2)
@@ -313,6 +314,20 @@ def check_runnable(name: str, mesh: AnyMesh, leaves: Sequence[Any]) -> Mesh:
         raise ValueError(
             f"{name} is partitioned over an AbstractMesh, which has no devices to run"
             " on; use .plan(...), or a mesh from jax.make_mesh"
+        )
+    return mesh
+
+
+def check_lowerable(name: str, mesh: AnyMesh) -> AnyMesh:
+    """The mesh on which the function `name` is lowered.
+
+    Raises:
+      ValueError: an AbstractMesh with Explicit axes, for which jax asks for devices.
+    """
+    if isinstance(mesh, AbstractMesh) and AxisType.Explicit in mesh.axis_types:
+        raise ValueError(
+            f"{name} cannot be lowered with explicit_results over an AbstractMesh, as jax asks for"
+            " its devices; use .plan(...), a mesh from jax.make_mesh, or explicit_results=False"
         )
     return mesh
 

@@ -12,6 +12,7 @@ from partir_search.mcts.goals import Fastest, FewestBytes, Fit
 from partir_search.messages.wording import did_you_mean
 from partir_search.plan.known_strategies import KnownStrategies
 from partir_search.plan.plan import Plan
+from partir_search.planning.confirm.request import Confirm
 
 POSITIONS = re.compile(r"-?\d+(,-?\d+)*")
 UNITS = {"": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30}
@@ -71,6 +72,13 @@ def remat(text: str) -> bool | Literal["auto"]:
     if text not in known:
         raise argparse.ArgumentTypeError(f"{text!r} is none of auto, always, never")
     return known[text]
+
+
+def confirm(target: str | None, memory: bool) -> Any:
+    """Option `confirm` of ``--confirm`` and ``--confirm-memory``."""
+    if target is None and not memory:
+        return None
+    return Confirm(target=None if target == "own" else target, cycles=not memory)
 
 
 def schedule_of(name: str, known: KnownStrategies) -> Plan:

@@ -29,6 +29,7 @@ PLAN_EXAMPLES = """examples:
   --schedule=train:tactics         a list of tactics
   --goals=fit=12GB,fastest         a tighter limit of memory
   --microbatches=1,2,4             the first number that fits
+  --confirm=tpu_v5e:4x4            the best finalist by the compiler's cycles and memory
 """
 OUTPUTS = "plan.json, plan.ir, report.html, report.json and the search"
 
@@ -132,6 +133,17 @@ def _add_plan(commands: Any) -> None:
     plan.add_argument("--rings", action="store_true", help="partition in time as well")
     plan.add_argument("--cache", help="folder of plans; later runs load the plan")
     plan.add_argument("--dump-dir", help="folder for the program after each pass")
+    plan.add_argument(
+        "--confirm",
+        metavar="TARGET",
+        help="compile the finalists and choose by the compiler: tpu_v5e:4x4, or own for the"
+        " machine's usual topology",
+    )
+    plan.add_argument(
+        "--confirm-memory",
+        action="store_true",
+        help="confirm by peak memory alone, in a tenth of the time",
+    )
     plan.add_argument("--verify", help="compile for a target and compare: tpu_v5e:4x4")
     plan.add_argument("--full-ir", action="store_true", help="every op and attribute in plan.ir")
     plan.add_argument("--out", help=f"folder for {OUTPUTS}")

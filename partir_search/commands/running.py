@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh
 
 from partir_search.aot.targets import Target
 from partir_search.api import auto_partition
-from partir_search.commands.flags import schedule_of, tactics
+from partir_search.commands.flags import confirm, schedule_of, tactics
 from partir_search.commands.named_objects import UsageError, step_and_inputs
 from partir_search.ir.mesh import MeshShape
 from partir_search.known import known_strategies
@@ -72,6 +72,7 @@ def _plan(args: argparse.Namespace) -> int:
         remat=args.remat,
         rings=args.rings,
         cache=args.cache,
+        confirm=confirm(args.confirm, args.confirm_memory),
         dump_dir=args.dump_dir,
     )(step)
     plan = partitioned.plan(*inputs)

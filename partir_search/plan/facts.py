@@ -21,6 +21,7 @@ from partir_search.messages.wording import shown
 from partir_search.plan.alternatives import Alternative, Change
 from partir_search.plan.basis import Basis
 from partir_search.plan.collectives import Collective, collectives_of
+from partir_search.plan.confirmation import Confirmation
 from partir_search.plan.context import PlanContext
 from partir_search.plan.emission import emission
 from partir_search.plan.explain import conflicts, why_replicated
@@ -58,6 +59,7 @@ class PlanFacts(Layouts, Rewritten):
         self.seconds: dict[str, float] = planned.seconds
         self.basis: Basis | None = None
         self.known_front: Front[Any] | None = None  # once found
+        self.confirmed: Confirmation | None = planned.saved_confirmation
 
     @property
     def passes(self) -> PassRecords:
@@ -240,8 +242,15 @@ class PlanFacts(Layouts, Rewritten):
         return self._context.original
 
     @property
+    def peak_bytes(self) -> float:
+        """Peak bytes on one device, by the compiler if the plan is confirmed, else simulated."""
+        found = self.confirmed.chosen.compiled_peak_bytes if self.confirmed else None
+        return self.cost.peak_bytes if found is None else found
+
+    @property
     def fits(self) -> bool:
-        return self.cost.peak_bytes <= self.memory_limit
+        """True if `peak_bytes` are within the limit of memory."""
+        return self.peak_bytes <= self.memory_limit
 
     @functools.cached_property
     def alternatives(self) -> tuple[Alternative, ...]:

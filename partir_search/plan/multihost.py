@@ -61,7 +61,8 @@ def _essence(plan: Plan) -> dict[str, Any]:
     Simulated figures are left out: processors differ in the last bit of a sum.
     """
     data = plan.to_json()
-    del data["seconds"], data["peak_bytes"]
+    for figures in ("seconds", "peak_bytes", "confirmed"):
+        data.pop(figures, None)
     arguments = {f"argument {p}": a["type"] for p, a in data.pop("arguments").items()}
     return {**arguments, **data}
 

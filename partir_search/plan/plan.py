@@ -53,6 +53,8 @@ class Plan(PlanFacts, SavedInstead):
       bound: lower bound of the seconds of all plans of the search's space; None without a search
         over all axes at once, for rewritten programs whose search saw another form, and where costs
         are not pairwise (rings).
+      confirmed: choice of the plan by a compiler (`auto_partition(confirm=)`), also of the saved
+        plan that was replayed; None without.
       basis: the plan of earlier argument shapes from which this plan was derived; None after a full
         search.
     """
@@ -216,6 +218,7 @@ class Plan(PlanFacts, SavedInstead):
             arguments=arguments_of(self.module),
             bound=self.bound,
             space=self.space,
+            confirmed=self.confirmed,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -254,6 +257,7 @@ class Plan(PlanFacts, SavedInstead):
     def __copy__(self) -> Plan:
         other = self._with(self._planned)
         other.basis, other.known_front = self.basis, self.known_front
+        other.confirmed = self.confirmed
         return other
 
     def _repr_html_(self) -> str:

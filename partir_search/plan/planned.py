@@ -17,6 +17,7 @@ from partir_search.lowering.scheduling.schedule import schedule_for
 from partir_search.mcts.game import Move, Score
 from partir_search.mcts.tree import Tree
 from partir_search.messages.renamed import warn_renamed
+from partir_search.plan.confirmation import Confirmation
 from partir_search.plan.pass_record import PassRecord
 from partir_search.plan.plan_bound import PlanBound
 from partir_search.plan.search_space import NOTHING_VISITED, SearchSpace, Visited
@@ -87,6 +88,7 @@ class Planned:
       model: the cost model.
       searched: records of the passes from the fold to the unfolded actions.
       saved_bound / saved_space: bound and space of the search that found the replayed actions.
+      saved_confirmation: choice by a compiler that the replayed actions come from.
       peak_without_remat: peak of the same actions with no segment recomputed; None if unknown.
     """
 
@@ -101,6 +103,7 @@ class Planned:
     searched: tuple[PassRecord, ...] = ()
     saved_bound: PlanBound | None = None
     saved_space: SearchSpace | None = None
+    saved_confirmation: Confirmation | None = None
     peak_without_remat: float | None = None
 
     @functools.cached_property
@@ -189,6 +192,7 @@ def varied(planned: Planned, first: Sequence[Action]) -> tuple[Planned, tuple[Ac
         searched=(),
         saved_bound=None,
         saved_space=None,
+        saved_confirmation=None,
     )
     return changed, tuple(action for action, _ in dropped)
 

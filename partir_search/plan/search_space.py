@@ -14,15 +14,17 @@ from partir_search.simulator.cost import Cost
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Visited:
-    """Nondominated states of a search, by seconds and peak bytes on the folded program.
+    """States of a search, with costs on the folded program.
 
     Attributes:
       ops: number of ops of the searched program, unfolded; recomputation of segments adds ops.
-      states: cost and moves of each state, fastest first.
+      states: cost and moves of each nondominated state, by seconds and peak bytes, fastest first.
+      best: cost and moves of the best states by the goals, unlike in cost, best first.
     """
 
     ops: int = 0
     states: tuple[tuple[Cost, tuple[Move, ...]], ...] = ()
+    best: tuple[tuple[Cost, tuple[Move, ...]], ...] = ()
 
 
 NOTHING_VISITED = Visited()

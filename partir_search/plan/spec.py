@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from partir_search.ir.mesh import MeshShape
+from partir_search.plan.confirmation import Confirmation
 from partir_search.plan.json_entries import typed_entry
 from partir_search.plan.plan_bound import PlanBound
 from partir_search.plan.rewrites import Rewrites, Rewritten
@@ -28,6 +29,7 @@ class PlanSpec(Rewritten):
       arguments: type of each argument, by path.
       bound: lower bound of all plans' seconds, found by the search; None without one.
       space: the space of the search, which a front varies; None if a schedule decided everything.
+      confirmed: choice of the plan by a compiler; None without one.
       on_change: behavior for a changed function: "raise", or "apply" the decisions that still hold.
     """
 
@@ -40,6 +42,7 @@ class PlanSpec(Rewritten):
     arguments: Mapping[str, str] = dataclasses.field(default_factory=dict)
     bound: PlanBound | None = dataclasses.field(default=None, compare=False)
     space: SearchSpace | None = dataclasses.field(default=None, compare=False)
+    confirmed: Confirmation | None = dataclasses.field(default=None, compare=False)
     on_change: Literal["raise", "apply"] = dataclasses.field(default="raise", compare=False)
 
     def to_json(self) -> dict[str, Any]:
@@ -92,6 +95,16 @@ def _read_space(data: Mapping[str, Any]) -> SearchSpace | None:
     return SearchSpace.from_json(typed_entry(data, "searched", dict, "axes and actions before"))
 
 
+def _write_confirmed(spec: PlanSpec) -> dict[str, Any]:
+    return {"confirmed": spec.confirmed.to_json()} if spec.confirmed else {}
+
+
+def _read_confirmed(data: Mapping[str, Any]) -> Confirmation | None:
+    if "confirmed" not in data:
+        return None
+    return Confirmation.from_json(typed_entry(data, "confirmed", dict, "finalists and a target"))
+
+
 def _write_mesh(spec: PlanSpec) -> dict[str, Any]:
     mesh = spec.mesh
     found = {
@@ -129,6 +142,7 @@ _ENTRIES = (
     ),
     _Entry("bound", _write_bound, _read_bound),
     _Entry("space", _write_space, _read_space),
+    _Entry("confirmed", _write_confirmed, _read_confirmed),
     _Entry(
         "arguments",
         lambda spec: {"arguments": {path: {"type": t} for path, t in spec.arguments.items()}},

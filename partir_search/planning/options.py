@@ -17,6 +17,7 @@ from partir_search.passes.group_arguments import Group
 from partir_search.plan.cache import PlanCache
 from partir_search.plan.plan import Plan
 from partir_search.plan.spec import PlanSpec
+from partir_search.planning.confirm.request import Confirm
 from partir_search.planning.planner import Progress
 from partir_search.planning.tactics import Tactic, diagonals
 from partir_search.simulator.cost import Cost
@@ -54,6 +55,7 @@ class Options:
     explicit_results: bool | None = None
     trip_counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
     dump_dir: pathlib.Path | None = None
+    confirm: Confirm | None = None
 
     @property
     def replays(self) -> bool:
@@ -90,6 +92,7 @@ class Options:
             *(self.in_shardings, self.out_shardings, self.pad, self.remat, self.microbatches),
             *(self.stack, self.rings, self.skewed_state, like, self.groups),
             *sorted(self.trip_counts.items()),
+            *([self.confirm] if self.confirm else []),
         ]
 
 

@@ -32,6 +32,7 @@ from partir_search.plan.spec import PlanSpec
 from partir_search.planning.alternatives import Forms, alternatives_of
 from partir_search.planning.changes import changes_of
 from partir_search.planning.checks.batch import warn_uneven
+from partir_search.planning.confirm.confirm import confirmed
 from partir_search.planning.front.front import FrontFinder
 from partir_search.planning.known_strategies import known_actions
 from partir_search.planning.memory_fit import remedies_of
@@ -155,6 +156,9 @@ class PlanPipeline:
             if fits:
                 break
         assert best is not None
+        if spec is None and self._options.confirm:
+            plan = confirmed(best[0], self._options.confirm, self.planners)
+            best = plan, best[1]
         if best[0].searches:
             show_planned(self._options.progress, self._name, best[0].cost)
         warn_uneven(best[0], self._options)
@@ -335,4 +339,4 @@ class PlanPipeline:
 
 
 def _rank(plan: Plan) -> tuple[bool, float]:
-    return not plan.fits, plan.cost.seconds if plan.fits else plan.cost.peak_bytes
+    return not plan.fits, plan.cost.seconds if plan.fits else plan.peak_bytes

@@ -321,4 +321,10 @@ def _replay(planner: Planner, spec: PlanSpec) -> Planned:
             f"the saved plan is for mesh<{spec.mesh}>, this is mesh<{planner.mesh}>, where it"
             f" does not hold: {error}; plan again with schedule=None"
         ) from error
-    return dataclasses.replace(replayed, saved_bound=spec.bound, saved_space=spec.space)
+    same = spec.mesh.user == planner.mesh.user and spec.machine == planner.machine.name
+    return dataclasses.replace(
+        replayed,
+        saved_bound=spec.bound,
+        saved_space=spec.space,
+        saved_confirmation=spec.confirmed if same else None,
+    )

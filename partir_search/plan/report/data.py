@@ -38,6 +38,7 @@ def report_data(plan: PlanFacts) -> dict[str, Any]:
         "limits": step_seconds(plan).limits,
         "bound": {"seconds": bound.seconds, "gap": bound.gap} if bound else None,
         "proven": plan.proven,
+        "confirmed": plan.confirmed.to_json() if plan.confirmed else None,
         "microbatches": plan.microbatches,
         "recomputed_segments": len(plan.remat),
         "alternatives": [

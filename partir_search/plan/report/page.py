@@ -68,6 +68,10 @@ def report_page(plan: PlanFacts, timeline: Timeline) -> str:
         _section(
             "Alternatives", table_html(tables.strategies_table(plan)) if plan.searches else ""
         ),
+        _section(
+            "Finalists by the compiler",
+            table_html(plan.confirmed.table()) if plan.confirmed else "",
+        ),
         _section("What if", table_html(tables.changes_table(plan))),
         _section("The step", timeline_chart(timeline), TIMELINE_NOTE),
         _section("Kernels by seconds", table_html(tables.kernels_table(plan))),

@@ -1,8 +1,9 @@
-"""Progress of a search: a bar on a terminal or in a notebook, lines in a log otherwise."""
+"""Progress of a search, or of steps: a bar on a terminal or in a notebook, lines otherwise."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import sys
 import time
@@ -71,6 +72,54 @@ def show_planned(wanted: bool | Watch | None, name: str, cost: Cost) -> None:
         _to_stderr(line)
     else:
         LOG.info(line)
+
+
+@contextlib.contextmanager
+def step_progress(
+    wanted: bool | Watch | None, what: str, total: int
+) -> Iterator[Callable[[str], None]]:
+    """Progress of steps of some seconds or minutes, as a function to call after each step.
+
+    Args:
+      wanted: as for `search_progress`; with the user's own callback, which takes the record of a
+        search, nothing is shown.
+      what: name of the steps.
+      total: number of steps, at most.
+    """
+    write = _to_stderr if wanted else LOG.info if LOG.isEnabledFor(logging.INFO) else None
+    if callable(wanted) or wanted is False:
+        yield lambda text: None
+    elif sys.stderr.isatty():
+        with _step_bar(what, total) as done:
+            yield done
+    elif in_notebook():
+        show, passed = progress_cell(total, what), itertools.count(1)
+        yield lambda text: show(next(passed), text, True)
+    else:
+        begin, steps = time.monotonic(), itertools.count(1)
+
+        def line(text: str) -> None:
+            if write is not None:
+                spent = time.monotonic() - begin
+                write(f"{what} {next(steps)}/{total}, {spent:.0f} s{': ' * bool(text)}{text}")
+
+        yield line
+
+
+@contextlib.contextmanager
+def _step_bar(what: str, total: int) -> Iterator[Callable[[str], None]]:
+    from rich import progress as rich
+
+    columns = (
+        rich.TextColumn(f"[bold]{what}"),
+        rich.BarColumn(),
+        rich.MofNCompleteColumn(),
+        rich.TimeElapsedColumn(),
+        rich.TextColumn("{task.fields[text]}"),
+    )
+    with rich.Progress(*columns, console=new_console(stderr=True)) as bar:
+        task = bar.add_task(what, total=total, text="")
+        yield lambda text: bar.update(task, advance=1, text=text)
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ def in_notebook() -> bool:
     return hasattr(shell, "kernel")
 
 
-def progress_cell(episodes: int) -> Callable[[int, str, bool], None]:
+def progress_cell(episodes: int, what: str = "search") -> Callable[[int, str, bool], None]:
     """Bar in the output of the running cell.
 
     Returns:
@@ -28,20 +28,20 @@ def progress_cell(episodes: int) -> Callable[[int, str, bool], None]:
 
     begin = time.monotonic()
     last = -SECONDS
-    handle: Any = display(HTML(_bar(0, episodes, 0.0, "")), display_id=True)
+    handle: Any = display(HTML(_bar(what, 0, episodes, 0.0, "")), display_id=True)
 
     def show(done: int, text: str, force: bool) -> None:
         nonlocal last
         elapsed = time.monotonic() - begin
         if force or elapsed - last >= SECONDS:
             last = elapsed
-            handle.update(HTML(_bar(min(done, episodes), episodes, elapsed, text)))
+            handle.update(HTML(_bar(what, min(done, episodes), episodes, elapsed, text)))
 
     return show
 
 
-def _bar(done: int, episodes: int, seconds: float, text: str) -> str:
+def _bar(what: str, done: int, episodes: int, seconds: float, text: str) -> str:
     return (
-        f"<div>search <progress value={done} max={max(episodes, 1)}></progress>"
+        f"<div>{escape(what)} <progress value={done} max={max(episodes, 1)}></progress>"
         f" {done}/{episodes}, {seconds:.0f} s {escape(text)}</div>"
     )

@@ -58,6 +58,28 @@ REPORT_SCHEMA: dict[str, Any] = {
         limits=_map(NUMBER, "seconds by limit: matrix units, memory traffic, links; most first"),
         bound=_or_null(_record("no plan of the space takes fewer", seconds=NUMBER, gap=NUMBER)),
         proven={"description": "every choice was enumerated", **TRUTH},
+        confirmed=_or_null(
+            _record(
+                "choice among finalists by the compiler's figures",
+                target={"description": "machine and topology", **TEXT},
+                cycles={"description": "seconds are judged, not memory alone", **TRUTH},
+                finalists=_list(
+                    _record(
+                        name=TEXT,
+                        seconds={"description": "simulated", **NUMBER},
+                        peak_bytes={"description": "simulated", **NUMBER},
+                        judged_seconds=_or_null(NUMBER),
+                        compiled_peak_bytes=_or_null(NUMBER),
+                        fits=_or_null(TRUTH),
+                        chosen=TRUTH,
+                        note=TEXT,
+                    ),
+                    "the search's plan first, then best first by the simulator",
+                ),
+                why=TEXT,
+                compile_seconds=NUMBER,
+            )
+        ),
         microbatches=COUNT,
         recomputed_segments=COUNT,
         alternatives=_list(

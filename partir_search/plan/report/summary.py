@@ -42,7 +42,7 @@ def _headlines(plan: PlanFacts) -> Iterator[str]:
         remedies = "; ".join(map(str, plan.remedies()))
         helps = f" What would help: {remedies}." if remedies else ""
         yield (
-            f"The plan does not fit: {amount(plan.cost.peak_bytes)} of"
+            f"The plan does not fit: {amount(plan.peak_bytes)} of"
             f" {amount(plan.memory_limit)}.{helps}"
         )
     devices = plan.mesh_shape.user.devices
@@ -108,6 +108,8 @@ def _why(plan: PlanFacts) -> str:
         parts.append("every choice was enumerated: no plan of the space costs less")
     if plan.alternatives:
         parts.append(_against_known(plan))
+    if plan.confirmed:
+        parts.append(f"compiled for {plan.confirmed.target}: {plan.confirmed.why}")
     if plan.basis:
         parts.append(plan.basis.describe(plan.cost.seconds))
     if plan.remat:

@@ -52,6 +52,7 @@ def plan_tables(plan: PlanFacts) -> Group:
     """Text and tables printed by `Plan.report`."""
     tables = [
         *([strategies_table(plan)] if plan.searches else []),
+        *([plan.confirmed.table()] if plan.confirmed else []),
         *([plan.known_front.table()] if plan.known_front else []),
         *(changes_table(plan), arguments_table(plan), kernels_table(plan)),
         *(collective_lines_table(plan), collectives_table(plan, {})),

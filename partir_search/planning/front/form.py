@@ -10,7 +10,7 @@ from partir_search.mcts.game import Move
 from partir_search.plan.search_space import SearchSpace, Visited
 from partir_search.planning.assignments import Assign
 from partir_search.planning.front.memory_steps import memory_moves
-from partir_search.planning.front.visited import figures
+from partir_search.planning.front.visited import figures, moves_in_words
 from partir_search.planning.memory_fit import renamed_for
 from partir_search.planning.planner import Planner
 from partir_search.planning.unfold import project_to_fold
@@ -22,7 +22,6 @@ from partir_search.strategies.catalogue import named_strategies
 
 MAX_CANDIDATES = 12  # of one form, costed on the whole program
 MAX_PORTABLE = 3  # candidates without exact steps among them
-MAX_MOVES_SHOWN = 3  # of a list of moves, in words
 LEAST_GAIN = 1e-7  # of a candidate beside the ends: 0.1 % of the bytes at 0.01 % of the seconds
 
 
@@ -84,7 +83,7 @@ def find_candidates(
     found = [_Folded(game.costed(path)[1], path, name) for name, path in starts]
     if visited.ops == len(planner.module.ops):
         for cost, path in visited.states:
-            found.append(_Folded(cost, path, _words([game.describe(m) for m in path])))
+            found.append(_Folded(cost, path, moves_in_words([game.describe(m) for m in path])))
     fast = nondominated(found, _figures)
     for move, words in memory_moves(game, [(f.strategy, f.path) for f in (fast[0], fast[-1])]):
         found.append(_Folded(game.costed((move,))[1], (move,), words))
@@ -101,10 +100,3 @@ def find_candidates(
 
 def _figures(found: _Folded) -> tuple[float, float]:
     return figures((found.cost, found))
-
-
-def _words(moves: Sequence[str]) -> str:
-    """Text of a list of moves; the first ones of a long list."""
-    more = len(moves) - MAX_MOVES_SHOWN
-    words = ", ".join(moves[:MAX_MOVES_SHOWN]) or "nothing tiled"
-    return f"{words} and {more} moves more" if more > 0 else words

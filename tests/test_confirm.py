@@ -1,0 +1,366 @@
+"""Plans chosen among finalists by a compiler's figures; most compilers here are fakes."""
+
+from __future__ import annotations
+
+import json
+import math
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AbstractMesh
+
+import partir_search as ps
+from partir_search.aot.process import CompiledProgram, NotCompiled
+from partir_search.aot.targets import Target, target_of
+from partir_search.mcts.goals import scorer
+from partir_search.plan.report.data import report_data
+from partir_search.plan.report.summary import summary
+from partir_search.planning.confirm import confirm
+from partir_search.planning.confirm.compilations import Outcome, compile_all
+from partir_search.planning.confirm.confirm import Figures, confirmation, figures_of
+
+LIMIT = 1000.0
+REQUEST = ps.Confirm(target="tpu_v5e:2x4")
+MEMORY = ps.Confirm(target="tpu_v5e:2x4", cycles=False)
+
+
+def cost(seconds: float, peak: float = 500.0) -> ps.Cost:
+    return ps.Cost(seconds, seconds, 0.0, peak, 0.0, 0.0, {}, {})
+
+
+def chosen(found: dict[int, Figures], request: ps.Confirm = REQUEST) -> tuple[str, ps.Confirmation]:
+    finalists = [("searched", cost(1.0)), ("second", cost(1.02)), ("third", cost(1.05))]
+    goals = scorer((ps.Fit(LIMIT), ps.Fastest()))
+    result, at = confirmation(finalists, found, goals, LIMIT, request)
+    assert result.chosen.name == finalists[at][0]
+    return result.chosen.name, result
+
+
+# The choice --------------------------------------------------------------------------------------
+
+
+def test_the_compiler_decides() -> None:
+    name, found = chosen({0: Figures(500, 2.0), 1: Figures(500, 1.5), 2: Figures(600, 1.6)})
+    assert name == "second"
+    assert "25.0% fewer seconds than the search's plan" in found.why
+    assert [each.judged_seconds for each in found.finalists] == [2.0, 1.5, 1.6]
+    name, found = chosen({0: Figures(500, 1.4), 1: Figures(500, 1.5), 2: Figures(600, 1.6)})
+    assert name == "searched"
+    assert found.why == "the search's plan is the best of 3 by the compiler's figures"
+
+
+def test_a_finalist_over_the_limit_is_excluded() -> None:
+    """Fast ones as well: by the compiler, whatever the simulator says."""
+    name, found = chosen({0: Figures(1200, 1.0), 1: Figures(1100, None), 2: Figures(900, 3.0)})
+    assert name == "third"
+    assert [each.fits for each in found.finalists] == [False, False, True]
+    assert "takes 1.2 kB of 1 kB by the compiler" in found.why
+
+
+def test_if_all_are_over_the_limit_the_least_excess_wins() -> None:
+    name, found = chosen({0: Figures(1400), 1: Figures(1300), 2: Figures(1500)})
+    assert name == "second"
+    assert found.why.endswith("; none is within 1 kB")
+
+
+def test_failures_leave_notes_and_the_plan() -> None:
+    late = Figures(500, None, "ended after 9 s without a result")
+    name, found = chosen({0: late, 1: Figures(note="exit status 1"), 2: late})
+    assert name == "searched"
+    assert found.why == "no finalist has figures by the compiler: the search's plan stands"
+    assert [each.note for each in found.finalists] == [late.note, "exit status 1", late.note]
+    name, found = chosen({0: late, 1: Figures(500, 9.0), 2: Figures(500, 8.0)})
+    assert name == "third"
+    assert late.note in found.why
+
+
+def test_memory_alone_takes_the_first_that_fits() -> None:
+    name, found = chosen({0: Figures(1100), 1: Figures(900)}, MEMORY)
+    assert name == "second"
+    assert len(found.finalists) == 2  # the third was not compiled
+    assert "takes 1.1 kB of 1 kB by the compiler" in found.why
+
+
+def test_texts_are_judged_with_their_doubts() -> None:
+    text = """
+ENTRY %main (x: f32[8]) -> f32[8] {
+  %x = f32[8] parameter(0)
+  ROOT %fusion = f32[8] fusion(%x), kind=kLoop, calls=%f, backend_config={"estimated_cycles":"1500"}
+}
+"""
+    mesh, machine = ps.MeshShape(("data",), (8,)), ps.MACHINES["tpu_v5e"]
+
+    def found(text: str, cycles: bool = True) -> Figures:
+        program = CompiledProgram(text, 70, 30, 0.0, True)
+        return figures_of(Outcome(70, program), mesh, machine, cycles)
+
+    assert found(text) == Figures(70, pytest.approx(1e-6))
+    assert found(text, cycles=False) == Figures(70, None)
+    loop = "  %w = f32[8] while(%x), condition=%c, body=%body\n  ROOT"
+    looped = text.replace("ENTRY %main", "%body").replace("ROOT", "") + text.replace("  ROOT", loop)
+    assert found(looped).note == "1 loops of unknown trip count, judged as one run"
+    assert found(looped).seconds == pytest.approx(2e-6)
+    assert "cannot be judged" in found("no program").note
+    assert figures_of(Outcome(note="no"), mesh, machine, True) == Figures(note="no")
+
+
+# Compilations ------------------------------------------------------------------------------------
+
+
+class Fake:
+    """A compilation that is ready after some looks."""
+
+    alive = 0
+    most = 0
+
+    def __init__(self, looks: int, peak: int | None, failure: str = "") -> None:
+        self.looks, self.peak, self.failure = looks, peak, failure
+        Fake.alive += 1
+        Fake.most = max(Fake.most, Fake.alive)
+
+    @property
+    def seconds(self) -> float:
+        return 0.0 if self.looks < 99 else 10.0
+
+    @property
+    def ready(self) -> bool:
+        self.looks -= self.looks < 99
+        return self.looks <= 0
+
+    def peak_bytes(self) -> int | None:
+        return self.peak
+
+    def result(self) -> CompiledProgram:
+        if self.failure:
+            raise NotCompiled(self.failure)
+        assert self.peak is not None
+        return CompiledProgram("text", self.peak, 0, 0.0, True)
+
+    def close(self) -> None:
+        Fake.alive -= 1
+
+
+def run(
+    *starts: Callable[[], Fake], enough: Callable[[Outcome], bool] = lambda outcome: False
+) -> dict[int, Outcome]:
+    Fake.most = 0
+    found = dict(compile_all(starts, seconds=5.0, limit=LIMIT, processes=2, enough=enough))
+    assert Fake.alive == 0
+    assert Fake.most <= 2
+    return found
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    from partir_search.planning.confirm import compilations
+
+    monkeypatch.setattr(compilations, "SECONDS_BETWEEN_LOOKS", 0.0)
+
+
+def test_compilations_end_by_their_limits() -> None:
+    def refused() -> Fake:
+        raise NotCompiled("the program cannot be exported: callbacks")
+
+    found = run(
+        lambda: Fake(5, 700),
+        lambda: Fake(5, 1100),
+        refused,
+        lambda: Fake(99, 700),
+        lambda: Fake(1, None, "exit status 1: unknown flag"),
+    )
+    assert sorted(found) == [0, 1, 2, 3, 4]
+    assert Fake.most == 2
+    assert found[0].program is not None
+    assert (found[1].peak_bytes, found[1].program) == (1100, None)
+    assert "over the limit of 1 kB" in found[1].note
+    assert "callbacks" in found[2].note
+    assert found[3].note == "ended after 5 s without a result"
+    assert found[4].note == "exit status 1: unknown flag"
+
+
+def test_enough_is_enough() -> None:
+    """Later ones are neither started nor waited for; earlier ones are."""
+    started: list[int] = []
+
+    def starter(at: int, looks: int, peak: int) -> Callable[[], Fake]:
+        def start() -> Fake:
+            started.append(at)
+            return Fake(looks, peak)
+
+        return start
+
+    starts = [starter(0, 9, 1200), starter(1, 1, 900), starter(2, 1, 800)]
+    found = run(*starts, enough=lambda o: o.peak_bytes is not None and o.peak_bytes <= LIMIT)
+    assert sorted(found) == [0, 1]
+    assert started == [0, 1]
+
+
+# The option --------------------------------------------------------------------------------------
+
+MESH = AbstractMesh((2, 4), ("data", "model"))
+
+
+def step(state: Mapping[str, jax.Array], x: jax.Array) -> tuple[dict[str, jax.Array], jax.Array]:
+    def loss(w: Mapping[str, jax.Array]) -> jax.Array:
+        return jnp.square(jnp.tanh(x @ w["a"]) @ w["b"]).mean()
+
+    value, grads = jax.value_and_grad(loss)(state)
+    return {k: state[k] - 0.1 * grads[k] for k in state}, value
+
+
+def arguments(n: int = 512) -> tuple[dict[str, jax.ShapeDtypeStruct], jax.ShapeDtypeStruct]:
+    shapes = {"a": (n, 2 * n), "b": (2 * n, n)}
+    state = {k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in shapes.items()}
+    return state, jax.ShapeDtypeStruct((512, n), jnp.float32)
+
+
+def partitioned(mesh: Any = MESH, **options: Any) -> ps.AutoPartitioned:
+    given = {"machine": "tpu_v5e", "episodes": 60, "progress": False, "donate_argnums": 0}
+    return ps.auto_partition(mesh, **{**given, **options})(step)
+
+
+@pytest.fixture
+def second_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler that finds the second finalist a third faster."""
+
+    def figures(plan_at: Any, finalists: Any, limit: float, *_: Any) -> dict[int, Figures]:
+        assert plan_at(0).cost == finalists[0][1]
+        return {
+            at: Figures(100, cost.seconds / (1.5 if at == 1 else 1.0))
+            for at, (_, cost) in enumerate(finalists)
+        }
+
+    monkeypatch.setattr(confirm, "compiled_figures", figures)
+    monkeypatch.setattr(Target, "mesh", lambda self, shape: None)
+
+
+def test_the_plan_is_the_compilers_choice(second_wins: None, tmp_path: pathlib.Path) -> None:
+    devices = jax.make_mesh((2, 4), ("data", "model"), devices=jax.devices()[:8])
+    plain, found = partitioned(devices), partitioned(devices, confirm="tpu_v5e:2x4")
+    searched, plan = plain.plan(*arguments()), found.plan(*arguments())
+    result = plan.confirmed
+    assert searched.confirmed is None
+    assert result is not None
+    first, best, *others = result.finalists
+    assert first.seconds == searched.cost.seconds
+    assert best.chosen
+    assert best.seconds == plan.cost.seconds != searched.cost.seconds
+    names = {each.name for each in (best, *others)}
+    assert names & set(plain.known_plans(*arguments()))
+    assert plan.actions != searched.actions
+    assert len(result.finalists) <= REQUEST.compiles
+    assert all(abs(math.log(o.seconds / first.seconds)) < 0.1 for o in others)
+    assert plan.fits
+    assert plan.peak_bytes == 100
+    assert plan.searches
+
+    report = report_data(plan)
+    assert report["confirmed"] == json.loads(json.dumps(result.to_json()))
+    assert "finalists by the compiler" in str(result)
+    share = 1 - best.seconds / 1.5 / first.seconds
+    assert f"{share:.1%} fewer" in dict(summary(plan))["why this plan"]
+
+    plan.save(tmp_path / "plan.json")
+    again = partitioned(devices, schedule=ps.load_plan(tmp_path / "plan.json"))
+    assert again.plan(*arguments()).confirmed == result
+    assert again.plan(*arguments()).actions == plan.actions
+
+    state, x = arguments()
+    values = {k: np.random.default_rng(0).normal(size=s.shape, scale=0.1) for k, s in state.items()}
+    batch = np.random.default_rng(1).normal(size=x.shape)
+    given = jax.tree.map(lambda v: jnp.asarray(v, jnp.float32), (values, batch))
+    want = jax.jit(step)(*given)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 2e-5, 1e-6), found(*given), want)
+
+
+def test_a_schedule_is_compiled_alone(second_wins: None) -> None:
+    tactics = [ps.ManualPartition({"x": 0}, "data")]
+    plan = partitioned(schedule=tactics, confirm="tpu_v5e:2x4").plan(*arguments())
+    assert plan.confirmed is not None
+    assert [each.name for each in plan.confirmed.finalists] == ["the search's plan"]
+
+
+def test_confirmed_plans_are_cached_by_the_option(
+    second_wins: None, tmp_path: pathlib.Path
+) -> None:
+    one = partitioned(cache=tmp_path, confirm="tpu_v5e:2x4").plan(*arguments())
+    again = partitioned(cache=tmp_path, confirm="tpu_v5e:2x4").plan(*arguments())
+    assert again.confirmed == one.confirmed
+    assert not again.searches
+    assert partitioned(cache=tmp_path).plan(*arguments()).confirmed is None
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "words"),
+    [
+        ("tpu_v5:2x4", {}, "unknown target"),
+        ("tpu_v5p:2x2x2", {}, "the plan is for 'tpu_v5e'"),
+        (7, {}, "confirm is a machine and its topology"),
+        (True, {"machine": "h100"}, "no compiler without hardware is known for 8 devices"),
+        (True, {"machine": "tpu_v6e"}, "the clock of tpu_v6e is not known"),
+        (ps.Confirm(compiles=0), {}, "compiles must be at least 1"),
+        (ps.Confirm(seconds=0), {}, "seconds is a number above 0"),
+    ],
+)
+def test_bad_options_end_before_any_work(given: Any, options: Any, words: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=words):
+        partitioned(confirm=given, **options)
+
+
+@pytest.mark.compilers
+@pytest.mark.parametrize(
+    ("target", "error", "words"),
+    [
+        ("tpu_v5e:4x4", ValueError, "has 8 devices, tpu_v5e:4x4 has 16"),
+        ("tpu_v5e:3x5", RuntimeError, "cannot compile for tpu_v5e:3x5"),
+    ],
+)
+def test_topologies_are_checked_first(target: str, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        partitioned(confirm=target)
+
+
+def test_usual_topologies() -> None:
+    assert str(target_of("tpu_v5e", 8)) == "tpu_v5e:2x4"
+    assert str(target_of("tpu_v5p", 64)) == "tpu_v5p:4x4x4"
+    assert target_of("tpu_v5e", 24) is None
+    assert target_of("h100", 8) is None
+
+
+# The compiler ------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+@pytest.mark.compilers
+@pytest.mark.parametrize("cycles", [False, True])
+def test_xla_confirms(cycles: bool) -> None:
+    request = ps.Confirm(cycles=cycles, compiles=2, processes=1)
+    plan = partitioned(confirm=request).plan(*arguments(4096))
+    assert plan.confirmed is not None
+    assert plan.confirmed.target == "tpu_v5e:2x4"
+    assert len(plan.confirmed.finalists) == (2 if cycles else 1)
+    best = plan.confirmed.chosen
+    assert best.compiled_peak_bytes == plan.verify("tpu_v5e:2x4").peak_bytes[1]
+    if cycles:
+        seconds = [each.judged_seconds for each in plan.confirmed.finalists]
+        assert best.judged_seconds == min(s for s in seconds if s is not None)
+        assert best.judged_seconds == pytest.approx(plan.cost.seconds, rel=0.3)
+
+
+@pytest.mark.compilers
+def test_programs_that_cannot_leave_the_process_keep_their_plan() -> None:
+    def talking(state: Any, x: jax.Array) -> Any:
+        jax.debug.callback(print, x.sum())
+        return step(state, x)
+
+    options = {"machine": "tpu_v5e", "episodes": 60, "progress": False}
+    planned = ps.auto_partition(MESH, confirm=ps.Confirm(compiles=2), **options)(talking)
+    plan = planned.plan(*arguments())
+    assert plan.confirmed is not None
+    assert all(each.note for each in plan.confirmed.finalists)
+    assert "the search's plan stands" in plan.confirmed.why
