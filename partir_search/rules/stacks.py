@@ -21,6 +21,7 @@ from partir_search.ir.rule import NONE, OpRule
 from partir_search.rules.registry import register, result_shape, shape_of
 
 STACK, UNSTACK = "stack_arrays", "unstack_arrays"
+STACK_LAYERS, UNSTACK_LAYERS = "stack_layers", "unstack_layers"  # around a scan over layers
 
 
 def stacked_type(kind: TensorType, size: int) -> TensorType:
@@ -38,6 +39,16 @@ def unstacked(stack: Value, results: Sequence[Value], near: Op) -> Op:
     return _op(UNSTACK, (stack,), tuple(results), near)
 
 
+def stacked_layers(arrays: Sequence[Value], result: Value, near: Op) -> Op:
+    """Stack of the arrays of layers, for a scan over the layers."""
+    return _op(STACK_LAYERS, arrays, (result,), near)
+
+
+def unstacked_layers(stack: Value, results: Sequence[Value], near: Op) -> Op:
+    """Arrays of layers from a stack made by a scan over the layers."""
+    return _op(UNSTACK_LAYERS, (stack,), tuple(results), near)
+
+
 def _op(prim: str, operands: Sequence[Value], results: tuple[Value, ...], near: Op) -> Op:
     return Op(
         id=-1,
@@ -50,7 +61,7 @@ def _op(prim: str, operands: Sequence[Value], results: tuple[Value, ...], near: 
     )
 
 
-@register(STACK, role={STACK: Role.STACK})
+@register(STACK, STACK_LAYERS, role={STACK: Role.STACK})
 def stack_arrays(op: Op) -> OpRule:
     """`[m n], [m n] ... -> [. m n]`: all dims but the new one."""
     part = shape_of(op, 0)
@@ -66,7 +77,7 @@ def stack_arrays(op: Op) -> OpRule:
     )
 
 
-@register(UNSTACK)
+@register(UNSTACK, UNSTACK_LAYERS)
 def unstack_arrays(op: Op) -> OpRule:
     """`[. m n] -> [m n], [m n] ...`: all dims but the removed one."""
     part = result_shape(op)

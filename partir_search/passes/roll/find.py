@@ -1,0 +1,109 @@
+"""Layers of a region: tandem repeats of ops, a value handed from copy to copy."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import numpy as np
+
+from partir_search.ir.core import Op, Region
+from partir_search.passes.fold.fold import MIN_PERIOD, Repeat, find_repeats
+from partir_search.passes.fold.linear import weight
+from partir_search.passes.roll.layers import Layers, Unlike, crossing_bytes, layers_of
+
+MIN_LAYERS = 3
+MAX_CHOICES = 8  # of the first op of a layer
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class Found:
+    """Layers in a region's list of ops: position of the first op, and ops per layer."""
+
+    start: int
+    period: int
+    layers: Layers
+
+    @property
+    def stop(self) -> int:
+        """Position after the last layer."""
+        return self.start + self.period * len(self.layers.ops)
+
+    def clipped(self, first: int, stop: int) -> Found:
+        """The layers from `first` to before `stop`."""
+        start = self.start + first * self.period
+        return Found(start, self.period, self.layers.clipped(first, stop))
+
+
+def find_layers(
+    region: Region, print_of: Callable[[Op], Hashable]
+) -> tuple[list[list[Found]], list[str]]:
+    """Layers of a region in program order, and reasons for repeats left alone.
+
+    Returns:
+      for each repeat, the choices of the first op with the fewest bytes between layers; reasons.
+
+    Args:
+      print_of: function from an op to a fingerprint, equal for equal computations.
+    """
+    ops = region.ops
+    ids: dict[Hashable, int] = {}
+    prints = np.array(
+        [ids.setdefault((print_of(op), op.backward), len(ids)) for op in ops], dtype=np.int64
+    )
+    found: list[list[Found]] = []
+    reasons: list[str] = []
+    for repeat in find_repeats(prints):
+        one = ops[repeat.start : repeat.start + repeat.period]
+        if sum(map(weight, one)) < MIN_PERIOD:
+            continue
+        where = f"{repeat.copies} equal layers at {one[0].scope or 'the top'}"
+        choices, reason = _choices(ops, repeat, _slack(prints, repeat))
+        if any(op.effect for op in one):
+            reason = "they have side effects"
+        elif choices and not _is_chain(choices[0].layers):
+            continue
+        elif choices and repeat.copies < MIN_LAYERS:
+            reason = f"fewer than {MIN_LAYERS}"
+        if reason:
+            reasons.append(f"{where}: {reason}")
+        else:
+            found.append(choices)
+    return found, reasons
+
+
+def _is_chain(layers: Layers) -> bool:
+    """True if layers hand on a value, and read values of their own."""
+    return bool(layers.carries) and any(not given.one for given in layers.given)
+
+
+def _slack(prints: np.ndarray[Any, Any], repeat: Repeat) -> int:
+    """Number of ops by which all copies of a repeat may start later."""
+    slack = 0
+    while (
+        slack < repeat.period - 1
+        and repeat.stop + slack < len(prints)
+        and prints[repeat.stop + slack] == prints[repeat.stop + slack - repeat.period]
+    ):
+        slack += 1
+    return slack
+
+
+def _choices(ops: Sequence[Op], repeat: Repeat, slack: int) -> tuple[list[Found], str]:
+    """Layers of a repeat by first op, the fewest bytes between layers; a reason for none."""
+    period, reason = repeat.period, ""
+    nbytes = {
+        start: crossing_bytes(ops, start, period)
+        for start in range(repeat.start, repeat.start + slack + 1)
+    }
+    found: list[Found] = []
+    for start in sorted(nbytes, key=lambda start: nbytes[start]):
+        if len(found) == MAX_CHOICES or (found and nbytes[start] > nbytes[found[0].start]):
+            break
+        copies = [ops[start + k * period :][:period] for k in range(repeat.copies)]
+        try:
+            found.append(Found(start, period, layers_of(copies)))
+        except Unlike as error:
+            reason = reason or str(error)
+    return found, "" if found else reason

@@ -1,0 +1,165 @@
+"""Copies of one program in a list of ops: layers, and the origins of each layer's operands."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence, Set
+from typing import Union
+
+from partir_search.ir.core import Literal, Op, Operand, Value
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Inner:
+    """Result `result` of op `offset` of the same layer."""
+
+    offset: int
+    result: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Carried:
+    """Result `result` of op `offset` of the layer before; `initial` in the first layer."""
+
+    offset: int
+    result: int
+    initial: Value
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Given:
+    """Values made outside of all layers, one for each layer."""
+
+    values: tuple[Value, ...]
+
+    @property
+    def one(self) -> bool:
+        """True if all layers read one value."""
+        return all(v is self.values[0] for v in self.values)
+
+
+Source = Union[Inner, Carried, Given, Literal]
+
+
+class Unlike(ValueError):
+    """Layers whose operands do not correspond."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class Layers:
+    """Layers in execution order.
+
+    Attributes:
+      ops: ops of each layer; ops at equal positions (offsets) have equal fingerprints.
+      sources: [offset][operand] origin of the operand.
+    """
+
+    ops: tuple[tuple[Op, ...], ...]
+    sources: tuple[tuple[Source, ...], ...]
+
+    @property
+    def first(self) -> tuple[Op, ...]:
+        """Ops of the first layer."""
+        return self.ops[0]
+
+    @property
+    def carries(self) -> list[Carried]:
+        """Distinct values handed from layer to layer, by first use."""
+        found = (s for sources in self.sources for s in sources if isinstance(s, Carried))
+        return list(dict.fromkeys(found))
+
+    @property
+    def given(self) -> list[Given]:
+        """Distinct values from outside, by first use."""
+        found = (s for sources in self.sources for s in sources if isinstance(s, Given))
+        return list({tuple(v.id for v in s.values): s for s in found}.values())
+
+    @property
+    def all_made(self) -> list[tuple[Value, ...]]:
+        """Each result of each op, of each layer."""
+        places = [(o, r) for o, op in enumerate(self.first) for r in range(len(op.results))]
+        return [self.made(*place) for place in places]
+
+    def made(self, offset: int, result: int) -> tuple[Value, ...]:
+        """A result of an op, of each layer."""
+        return tuple([ops[offset].results[result] for ops in self.ops])
+
+    def entering(self, carry: Carried) -> tuple[Value, ...]:
+        """Value of a carry read by each layer."""
+        return carry.initial, *self.made(carry.offset, carry.result)[:-1]
+
+    def clipped(self, start: int, stop: int) -> Layers:
+        """The layers from `start` to before `stop`; values of layers left out come from outside."""
+        return self if len(self.ops) == stop - start else layers_of(self.ops[start:stop])
+
+
+def layers_of(ops: Sequence[Sequence[Op]]) -> Layers:
+    """Layers with the ops of each.
+
+    Raises:
+      Unlike: an operand is made at different places in different layers, or two layers before.
+    """
+    made = {
+        v.id: (k, offset, result)
+        for k, layer in enumerate(ops)
+        for offset, op in enumerate(layer)
+        for result, v in enumerate(op.results)
+    }
+
+    def source(xs: Sequence[Operand]) -> Source:
+        first = xs[0]
+        if isinstance(first, Literal):
+            return first
+        values = [x for x in xs if isinstance(x, Value)]
+        places = [made.get(v.id) for v in values]
+        if all(place is None for place in places):
+            return Given(tuple(values))
+        if (second := places[1]) is not None:
+            _, offset, result = second
+            if places == [(k, offset, result) for k in range(len(values))]:
+                return Inner(offset, result)
+            if places == [None, *((k, offset, result) for k in range(len(values) - 1))]:
+                assert isinstance(first, Value)
+                return Carried(offset, result, first)
+        raise Unlike(f"{values[1].name} is read at a place where other layers read another value")
+
+    return Layers(
+        tuple(map(tuple, ops)),
+        tuple(
+            tuple(source(xs) for xs in zip(*(op.operands for op in column), strict=True))
+            for column in zip(*ops, strict=True)
+        ),
+    )
+
+
+def independent(layers: Layers, late: Set[int] = frozenset()) -> tuple[set[int], set[int]]:
+    """Offsets of ops on common values only, and on a layer's own values as well.
+
+    Args:
+      late: ids of values counted as handed from layer to layer.
+    """
+    common: set[int] = set()
+    own: set[int] = set()
+    for offset, sources in enumerate(layers.sources):
+        shared = True
+        for source in sources:
+            if isinstance(source, Carried):
+                break
+            if isinstance(source, Inner):
+                if source.offset not in common and source.offset not in own:
+                    break
+                shared &= source.offset in common
+            elif isinstance(source, Given):
+                if any(v.id in late for v in source.values):
+                    break
+                shared &= source.one
+        else:
+            (common if shared else own).add(offset)
+    return common, own
+
+
+def crossing_bytes(ops: Sequence[Op], start: int, period: int) -> int:
+    """Bytes of the values read by the second layer from the first, of layers from `start` on."""
+    made = {r.id: r.type.nbytes for op in ops[start : start + period] for r in op.results}
+    read = {v.id for op in ops[start + period : start + 2 * period] for _, v in op.inputs()}
+    return sum(nbytes for i, nbytes in made.items() if i in read)

@@ -1,0 +1,130 @@
+"""Plan of a region: layers to roll, ops run before, values read of single layers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Hashable, Set
+
+from partir_search.ir.core import Op, Region, Value
+from partir_search.ir.kind import Kind
+from partir_search.ir.rule import OpRule
+from partir_search.passes.roll.again import MakeValue, made_again, reading
+from partir_search.passes.roll.find import Found, find_layers
+from partir_search.passes.roll.layers import Layers, layers_of
+from partir_search.passes.roll.outside import split_off
+from partir_search.passes.roll.pairs import paired
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class Rolling:
+    """Layers to write as one scan.
+
+    Attributes:
+      start, stop: positions in the region of the ops to replace.
+      before: ops to keep, before the scan.
+      layers: the ops of the layers, in execution order.
+      reverse: True if the first layer to run is the last of the stacks.
+    """
+
+    start: int
+    stop: int
+    before: tuple[Op, ...]
+    layers: Layers
+    reverse: bool
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class RegionPlan:
+    """Layers of a region to roll.
+
+    Attributes:
+      rollings: in program order.
+      same: value to read in place of an equal value.
+      requested: stacks read by scans, each a tuple of values in the order of the layers.
+      single: values of layers read by ops outside of all layers, or returned.
+    """
+
+    rollings: tuple[Rolling, ...]
+    same: dict[Value, Value]
+    requested: Set[tuple[Value, ...]]
+    single: Set[Value]
+
+
+def plan_region(
+    region: Region,
+    print_of: Callable[[Op], Hashable],
+    rule_of: Callable[[Op], OpRule],
+    make: MakeValue,
+) -> tuple[RegionPlan | None, list[str]]:
+    """Layers of a region to roll, None for nothing, and reasons for repeats left alone.
+
+    Args:
+      print_of: function from an op to a fingerprint, equal for equal computations.
+      rule_of: function from an op to the rule.
+      make: makes a new value.
+    """
+
+    def moves(op: Op) -> bool:
+        return rule_of(op).moves
+
+    def cheap(op: Op) -> bool:
+        return rule_of(op).moves or rule_of(op).kind is Kind.ELEMENTWISE
+
+    found, reasons = find_layers(region, print_of)
+    chosen, more = paired(region, found)
+    reasons += more
+    if not chosen:
+        return None, reasons
+    same: dict[Value, Value] = {}
+    made: set[int] = set()  # ids of values made by scans
+    done: dict[Found, Layers] = {}
+    rollings: list[Rolling] = []
+    for pair in chosen:
+        old = pair.found
+        layers = old.layers
+        if same:
+            layers = layers_of([reading(ops, same) for ops in layers.ops])
+        if pair.forward is not None:
+            layers = made_again(layers, done[pair.forward], cheap, make)
+        others = (*region.ops[: old.start], *region.ops[old.stop :])
+        read = {v for op in others for _, v in op.inputs()}
+        split = split_off(layers, made, read, moves)
+        same |= split.same
+        done[old] = split.layers
+        made |= {r.id for ops in split.layers.ops for op in ops for r in op.results}
+        before, reverse = reading(split.before, same), pair.forward is not None
+        rollings.append(Rolling(old.start, old.stop, before, split.layers, reverse))
+    requested = {
+        given.values[::-1] if rolling.reverse else given.values
+        for rolling in rollings
+        for given in rolling.layers.given
+        if not given.one
+    }
+    return RegionPlan(tuple(rollings), same, requested, _single(region, rollings)), reasons
+
+
+def _single(region: Region, rollings: list[Rolling]) -> set[Value]:
+    """Values of layers read one by one: by further ops, as constants or first carries of scans."""
+    stacks: set[tuple[Value, ...]] = set()
+    found = {x for x in region.results if isinstance(x, Value)}
+    at = 0
+    for rolling in rollings:
+        layers = rolling.layers
+        for op in (*region.ops[at : rolling.start], *rolling.before):
+            found.update(v for _, v in op.inputs())
+        at = rolling.stop
+        for given in layers.given:
+            key = given.values[::-1] if rolling.reverse else given.values
+            if given.one:
+                found.add(given.values[0])
+            elif key not in stacks:
+                found.update(key)
+        found.update(c.initial for c in layers.carries)
+        made = [
+            layers.made(o, r) for o, op in enumerate(layers.first) for r in range(len(op.results))
+        ]
+        made += [layers.entering(c) for c in layers.carries]
+        stacks |= {key[::-1] if rolling.reverse else key for key in made}
+    for op in region.ops[at:]:
+        found.update(v for _, v in op.inputs())
+    return found

@@ -1,0 +1,78 @@
+"""Layers written out in a program become scans over layers."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+from partir_search.ir.core import Module, Region, TensorType, Value, walk_regions
+from partir_search.passes.roll.layer_scans import LayerPair, layer_scans
+from partir_search.passes.roll.plan import RegionPlan, plan_region
+from partir_search.passes.roll.write import Writer
+from partir_search.passes.stacks.fingerprint import Fingerprints
+from partir_search.rules.registry import RuleTable
+
+Path = tuple[tuple[int, int], ...]
+"""Way to a region: (position of an op in its region, number of the op's region), outermost first;
+() for the body of the module."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class Rolled:
+    """A module with layers as scans.
+
+    Attributes:
+      module: the module; the given one if nothing was rolled.
+      pairs: scans over layers, written here or by the user, by way to their region.
+      reasons: why repeats of ops were left alone.
+      layers: number of layers rolled here, forward and backward layers counted apart.
+    """
+
+    module: Module
+    pairs: dict[Path, tuple[LayerPair, ...]]
+    reasons: tuple[str, ...]
+    layers: int
+
+
+def roll(module: Module) -> Rolled:
+    """Rolls equal layers in the body of a module and in the regions of ops."""
+    fingerprints, rules = Fingerprints(module), RuleTable()
+    ids = itertools.count(len(module.values))
+
+    def make(kind: TensorType, name: str) -> Value:
+        return Value(next(ids), kind, name)
+
+    plans: dict[Region, RegionPlan] = {}
+    reasons: list[str] = []
+    for region in walk_regions(module.body):
+        plan, why = plan_region(region, fingerprints, rules, make)
+        reasons += why
+        if plan is not None:
+            plans[region] = plan
+    new = Writer(module, plans).run() if plans else module
+    count = sum(len(r.layers.ops) for plan in plans.values() for r in plan.rollings)
+    return Rolled(new, all_layer_scans(new), tuple(dict.fromkeys(reasons)), count)
+
+
+def all_layer_scans(module: Module) -> dict[Path, tuple[LayerPair, ...]]:
+    """Scans over layers of a module, by way to their region; regions without one are left out."""
+    found: dict[Path, tuple[LayerPair, ...]] = {}
+
+    def visit(region: Region, path: Path) -> None:
+        pairs = layer_scans(region)
+        if pairs:
+            found[path] = pairs
+        for at, op in enumerate(region.ops):
+            for i, inner in enumerate(op.regions):
+                visit(inner, (*path, (at, i)))
+
+    visit(module.body, ())
+    return found
+
+
+def region_at(module: Module, path: Path) -> Region:
+    """The region at the end of a way."""
+    region = module.body
+    for position, number in path:
+        region = region.ops[position].regions[number]
+    return region

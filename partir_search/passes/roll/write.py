@@ -1,0 +1,158 @@
+"""Writes layers as scans: stacks of their values before, and single values after."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from partir_search.ir.core import Literal, Module, Op, Operand, Region, Value
+from partir_search.passes.fresh_names import FreshNames
+from partir_search.passes.remat_copies import RematRewriter
+from partir_search.passes.roll.layers import Carried, Given, Inner
+from partir_search.passes.roll.plan import RegionPlan, Rolling
+from partir_search.rules.scans import scan_of
+from partir_search.rules.stacks import stacked_layers, stacked_type, unstacked_layers
+
+Key = tuple[Value, ...]  # values of the module, in the order of the layers
+
+
+class Writer(RematRewriter):
+    """Copy of a module with some layers as scans.
+
+    Attributes:
+      plans: by region, the layers to roll.
+    """
+
+    def __init__(self, module: Module, plans: dict[Region, RegionPlan]) -> None:
+        super().__init__(module)
+        self._plans = plans
+        self._same = {v: w for plan in plans.values() for v, w in plan.same.items()}
+        self._fresh = FreshNames(module)
+        self._stacks: dict[Key, Value] = {}
+
+    def value(self, old: Value) -> Value:
+        return super().value(self._same.get(old, old))
+
+    def ops(self, old: Region) -> list[Op]:
+        plan = self._plans.get(old)
+        if plan is None:
+            return [self.op(op) for op in old.ops]
+        done: list[Op] = []
+        at = 0
+        for rolling in plan.rollings:
+            done += [self.op(op) for op in old.ops[at : rolling.start]]
+            done += [self.op(op) for op in rolling.before]
+            done += self._scan(rolling, plan)
+            at = rolling.stop
+        return [*done, *(self.op(op) for op in old.ops[at:])]
+
+    def _scan(self, rolling: Rolling, plan: RegionPlan) -> list[Op]:
+        """Ops in place of layers."""
+        layers, near = rolling.layers, rolling.layers.first[0]
+        count = len(layers.ops)
+        before: list[Op] = []
+        inside: dict[int, Value] = {}  # by id of a value of the first layer: in the body
+        consts: list[tuple[Operand, Value]] = []
+        stacked: list[tuple[Operand, Value]] = []
+        arguments: dict[Key, Value] = {}
+        for given in layers.given:
+            first = given.values[0]
+            argument = arguments[given.values] = self._inner(first)
+            if given.one:
+                consts.append((self.value(first), argument))
+            else:
+                key = given.values[::-1] if rolling.reverse else given.values
+                ops, stack = self._stack(key, near)
+                before += ops
+                stacked.append((stack, argument))
+        carries = [(c, self._inner(c.initial)) for c in layers.carries]
+        carried = dict(carries)
+        body: list[Op] = []
+        for op, sources in zip(layers.first, layers.sources, strict=True):
+            body.append(self._layer_op(op, sources, inside, arguments, carried))
+            inside.update((r.id, v) for r, v in zip(op.results, body[-1].results, strict=True))
+        results: list[Operand] = [
+            inside[layers.first[c.offset].results[c.result].id] for c, _ in carries
+        ]
+        finals: list[Value] = []
+        for c, _ in carries:
+            last = layers.made(c.offset, c.result)[-1]
+            again = last in finals or self._known(last)
+            finals.append(
+                Value(-1, last.type, self._fresh(last.name)) if again else self.value(last)
+            )
+        outs: list[Value] = []
+        after: list[Op] = []
+        for carry, argument in carries:
+            key = layers.entering(carry)
+            key = key[::-1] if rolling.reverse else key
+            if key in plan.requested:
+                results.append(argument)
+                outs.append(self._stack_value(key, count))
+        for offset, op in enumerate(layers.first):
+            for r in range(len(op.results)):
+                values = layers.made(offset, r)
+                key = values[::-1] if rolling.reverse else values
+                single = [v for v in values if v in plan.single and not self._known(v)]
+                if key not in plan.requested and not single:
+                    continue
+                results.append(inside[op.results[r].id])
+                outs.append(self._stack_value(key, count))
+                if single:
+                    after.append(unstacked_layers(outs[-1], [self._apart(v) for v in key], near))
+        scan = scan_of(
+            consts,
+            [(self.value(c.initial), argument) for c, argument in carries],
+            stacked,
+            Region((), tuple(body), tuple(results)),
+            (*finals, *outs),
+            length=count,
+            reverse=rolling.reverse,
+            near=near,
+        )
+        return [*before, scan, *after]
+
+    def _layer_op(
+        self,
+        op: Op,
+        sources: Sequence[Inner | Carried | Given | Literal],
+        inside: dict[int, Value],
+        arguments: dict[Key, Value],
+        carried: dict[Carried, Value],
+    ) -> Op:
+        """An op of the first layer, in the scan's body."""
+        read: dict[int, Value] = dict(inside)
+        operands: list[Operand] = []
+        for x, source in zip(op.operands, sources, strict=True):
+            if isinstance(source, Given):
+                operands.append(arguments[source.values])
+            elif isinstance(source, Carried):
+                operands.append(carried[source])
+            else:
+                operands.append(read[x.id] if isinstance(x, Value) else x)
+        copied = self.copy(dataclasses.replace(op, operands=()), {}, "_")
+        results = tuple(Value(-1, r.type, self._fresh(f"{r.name}_layer")) for r in op.results)
+        return copied.with_parts(tuple(operands), results, copied.regions)
+
+    def _inner(self, value: Value) -> Value:
+        return Value(-1, value.type, self._fresh(f"{value.name}_layer"))
+
+    def _known(self, old: Value) -> bool:
+        return self._same.get(old, old) in self.new
+
+    def _apart(self, old: Value) -> Value:
+        """New value for a layer's value; another one if the layer's value is made already."""
+        return Value(-1, old.type, self._fresh(old.name)) if self._known(old) else self.value(old)
+
+    def _stack_value(self, key: Key, count: int) -> Value:
+        kind = stacked_type(key[0].type, count)
+        found = self._stacks[key] = Value(-1, kind, self._fresh(f"{key[0].name}_layers"))
+        return found
+
+    def _stack(self, key: Key, near: Op) -> tuple[list[Op], Value]:
+        """Stack of values, and its op unless the stack exists."""
+        found = self._stacks.get(key)
+        if found is not None:
+            return [], found
+        stack = self._stack_value(key, len(key))
+        return [stacked_layers([self.value(v) for v in key], stack, near)], stack

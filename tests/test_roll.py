@@ -1,0 +1,237 @@
+"""Layers as scans: found, described, and equal to the layers written out."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from models.catalog import MODELS
+from partir_search.ir.core import Module, Value
+from partir_search.ir.mesh import MeshShape
+from partir_search.ir.printer import print_partition
+from partir_search.ir.verify import verify
+from partir_search.passes.roll import (
+    LayerPair,
+    Rolled,
+    layer_scans,
+    operands_behind,
+    region_at,
+    roll,
+)
+from partir_search.planning.trace import read_call, split_call
+from tests.support import (
+    assert_same,
+    check_partition,
+    floats_of,
+    module_of,
+    run_evaluator,
+    state_of,
+    tile_arg,
+)
+
+ONE = MeshShape(("x",), (1,))
+BATCH = 2
+
+
+def step_of(name: str, **sizes: Any) -> tuple[Module, list[Any]]:
+    """A step of gradient descent on a model of the catalog, and its flat arguments."""
+    entry = MODELS[name].resized(**sizes)
+    args = jax.eval_shape(
+        lambda: (
+            entry.init_state(entry.config, optax.sgd(0.1), 0),
+            entry.sample_batch(entry.config, BATCH, 0),
+        )
+    )
+    call = split_call(entry.step, args, {}, (), ())
+    module = read_call(jax.jit(entry.step), call, args, {}, name).module
+    return module, [filled(x) for x in jax.tree.leaves(args)]
+
+
+def filled(kind: Any) -> np.ndarray[Any, Any]:
+    """An array of small numbers."""
+    rng = np.random.default_rng(len(kind.shape))
+    if np.issubdtype(kind.dtype, np.floating):
+        return rng.normal(0.1, 0.1, kind.shape).astype(kind.dtype)
+    return rng.integers(0, 8, kind.shape).astype(kind.dtype)
+
+
+@functools.cache
+def rolled(name: str, layers: int, **sizes: Any) -> tuple[Module, list[Any], Rolled]:
+    module, args = step_of(name, layers=layers, **sizes)
+    found = roll(module)
+    verify(found.module)
+    assert len({v.name for v in found.module.values}) == len(found.module.values)
+    return module, args, found
+
+
+def only_pair(found: Rolled) -> LayerPair:
+    ((path, (pair,)),) = found.pairs.items()
+    assert path == ()
+    return pair
+
+
+CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
+    "llama": ("llama-tiny", 8, {}),
+    "transformer": ("transformer-tiny", 4, {}),
+    "transformer, remat": ("transformer-tiny", 4, {"remat": True}),
+    "vit": ("vit-tiny", 4, {}),
+    "gpt": ("gpt-tiny", 4, {}),
+    "bert": ("bert-tiny", 4, {}),
+    "mixer": ("mixer-tiny", 4, {}),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", CASES)
+def test_rolled_is_unrolled(case: str) -> None:
+    """By the evaluator; forward and backward layers are one scan each, with one carry."""
+    name, layers, sizes = CASES[case]
+    module, args, found = rolled(name, layers, **sizes)
+    pair = only_pair(found)
+    assert pair.backward is not None
+    for scan, reverse in ((pair.forward, False), (pair.backward, True)):
+        assert (scan.layers, scan.reverse, len(scan.carry)) == (layers, reverse, 1)
+    assert found.layers == 2 * layers
+    want, got = (run_evaluator(state_of(m, ONE).partition(), args) for m in (module, found.module))
+    assert_same(got, want, 1e-5)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_description(case: str) -> None:
+    """Residuals go from scan to scan; each parameter has one stack, and each its gradient."""
+    name, layers, sizes = CASES[case]
+    _, _, found = rolled(name, layers, **sizes)
+    pair = only_pair(found)
+    ops = found.module.body.ops
+    assert pair.backward is not None
+    forward, backward = ops[pair.forward.position], ops[pair.backward.position]
+    assert sorted(r for _, r in pair.backward.residuals) == list(pair.forward.stacks)
+    for operand, result in pair.backward.residuals:
+        assert backward.operands[operand] is forward.results[result]
+        assert pair.forward.carry[0] in operands_behind(forward, result)
+    parameters = {forward.operands[i] for i in pair.forward.parameters}
+    assert parameters >= {backward.operands[i] for i in pair.backward.parameters}
+    makers = [op for op in ops if op.prim == "stack_layers"]
+    assert {op.results[0] for op in makers} == parameters
+    single = {r for op in ops if op.prim == "unstack_layers" for r in op.results}
+    assert not any(x in single for op in makers for x in op.operands)
+    assert len(pair.backward.stacks) == len(parameters)
+    if sizes.get("remat"):
+        ((kept, carry),) = pair.forward.carry_stacks
+        assert ([kept], [carry]) == (list(pair.forward.stacks), list(pair.forward.carry))
+
+
+def test_scans_of_the_user() -> None:
+    """A scan over layers and its transposition have the same description."""
+    module, _ = step_of("transformer-tiny", layers=4, scan=True)
+    found = roll(module)
+    assert found.module is module
+    pair = only_pair(found)
+    assert layer_scans(module.body) == (pair,)
+    assert pair.backward is not None
+    assert (pair.forward.layers, pair.forward.reverse, pair.backward.reverse) == (4, False, True)
+    assert len(pair.forward.carry) == len(pair.backward.carry) == 1
+    assert len(pair.backward.residuals) == 32
+    assert len(pair.backward.stacks) == 9
+
+
+@pytest.mark.long
+def test_unequal_first_layer() -> None:
+    """T5's first layers have the bias of relative positions: the others are rolled."""
+    module, args = step_of("t5-tiny", layers=4)
+    found = roll(module)
+    pairs = found.pairs[()]
+    assert [(p.forward.layers, p.backward and p.backward.layers) for p in pairs] == [(3, 3)] * 2
+    want, got = (run_evaluator(state_of(m, ONE).partition(), args) for m in (module, found.module))
+    assert_same(got, want, 1e-5)
+
+
+def test_few_layers_are_left() -> None:
+    module, _ = step_of("llama-tiny")
+    found = roll(module)
+    assert found.module is module
+    assert not found.pairs
+    (forward, backward) = found.reasons
+    assert forward == "2 equal layers at jvp(Llama)/layer_0/norm1: fewer than 3"
+    assert backward.startswith("2 equal layers at transpose(jvp(Llama))")
+
+
+def block(y: Any, w: Any) -> Any:
+    return y + jnp.tanh(jnp.sin(y @ w) @ w.T)
+
+
+def deep(x: Any, table: Any, *weights: Any, layer: Callable[..., Any] = block) -> Any:
+    """Parameters after one step of gradient descent."""
+
+    def loss(table: Any, weights: Any) -> Any:
+        y = x @ table
+        for w in weights:
+            y = layer(y, w)
+        return (y * y).mean()
+
+    grads = jax.tree.leaves(jax.grad(loss, (0, 1))(table, weights))
+    return [w - 0.1 * g for w, g in zip((table, *weights), grads, strict=True)]
+
+
+def deep_args() -> list[jax.Array]:
+    return floats_of((8, 16), (16, 16), *((16, 32),) * 4)
+
+
+@pytest.mark.devices
+@pytest.mark.parametrize("layer", [block, jax.checkpoint(block)], ids=["plain", "remat"])
+def test_train_step_on_devices(layer: Callable[..., Any]) -> None:
+    """Weights and batch tiled: evaluator, emitted program and plain function agree."""
+    args = deep_args()
+    step = functools.partial(deep, layer=layer)
+    found = roll(module_of(step, *args, ties=[(i + 1, i) for i in range(5)]))
+    pair = only_pair(found)
+    assert pair.backward is not None
+    assert pair.forward.layers == 4
+    assert len(pair.backward.residuals) == len(pair.forward.stacks) > 0
+    state = state_of(found.module)
+    tile_arg(state, 0, 0, "batch")
+    tile_arg(state, 2, 1, "model")
+    partition = state.partition()
+    stack = found.module.body.ops[pair.forward.position].operands[pair.forward.parameters[0]]
+    assert isinstance(stack, Value)
+    assert partition.layout(stack) == ((), (), (1,))  # as the weights
+    check_partition(partition, step, args)
+
+
+def test_print_rolled(golden: Any) -> None:
+    """Scans over the layers of a step of gradient descent."""
+    found = roll(module_of(deep, *deep_args()))
+    golden(print_partition(state_of(found.module, ONE).partition(), full=True))
+
+
+def test_forward_layers_alone() -> None:
+    """Weights are read from a stack; values read of each layer are taken from a stack."""
+    x, *weights = floats_of((4, 8), *((8, 8),) * 4)
+
+    def fn(x: Any, *weights: Any) -> Any:
+        scale = jnp.cos(x[0])
+        norms = []
+        for w in weights:
+            x = x + jnp.tanh(jnp.sin(x @ w) * scale) * 0.5
+            norms.append(jnp.abs(x).sum(0))
+        return x, *norms
+
+    module = module_of(fn, x, *weights)
+    found = roll(module)
+    pair = only_pair(found)
+    assert pair.backward is None
+    assert (len(pair.forward.consts), len(pair.forward.parameters)) == (1, 1)
+    scan = found.module.body.ops[pair.forward.position]
+    initial = scan.operands[pair.forward.carry[0]]
+    assert isinstance(initial, Value)
+    assert initial.name == "a0"
+    got = run_evaluator(state_of(found.module, ONE).partition(), [x, *weights])
+    assert_same(got, jax.jit(fn)(x, *weights))
+    assert region_at(found.module, ()) is found.module.body
