@@ -10,11 +10,8 @@ with `make(**sizes)`, which returns step, state and the other arguments' shapes.
 
 from __future__ import annotations
 
-import ast
 import contextlib
-import dataclasses
 import gzip
-import importlib.util
 import json
 import pathlib
 from collections.abc import Iterator
@@ -22,7 +19,6 @@ from typing import Any
 from unittest import mock
 
 import jax
-import jax.numpy as jnp
 from absl import app, flags
 from jax.sharding import AbstractMesh
 from rich.console import Console
@@ -30,7 +26,7 @@ from rich.table import Table
 
 import partir_search as ps
 from experiments import planning_flags
-from models.catalog import MODELS
+from experiments.cases import Program, names_of, program
 from partir_search.aot.judge import judge
 from partir_search.planning import planner
 from partir_search.planning.exact_steps import ExactAnswer
@@ -45,46 +41,6 @@ flags.DEFINE_string("rows", "judged.jsonl", "File of JSON lines, read and added 
 flags.DEFINE_string("hlo", None, "Folder that keeps compiled programs.")
 flags.DEFINE_boolean("compile", True, "Compile what the file lacks; else only plan.")
 planning_flags.define(mesh="data:2,model:4", episodes=planning_flags.EPISODES, seed=0)
-
-_BF16 = jnp.bfloat16
-_SMALL = {"layers": 4, "d_model": 1024, "d_ff": 4096, "dtype": _BF16}
-ZOO: dict[str, tuple[str, int, dict[str, Any]]] = {  # model, batch, sizes
-    "transformer": ("transformer-1b", 32, _SMALL | {"heads": 8, "seq": 1024}),
-    "mixture": ("gshard-10b", 32, _SMALL | {"heads": 16, "seq": 512, "experts": 16}),
-    "dlrm": ("dlrm-criteo", 65536, {"rows": 500_000}),
-}
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Program:
-    """A step and its abstract arguments, the first donated."""
-
-    step: Any
-    args: tuple[Any, ...]
-
-
-def program(name: str) -> Program:
-    for case in FLAGS.file:
-        label, _, rest = case.partition("=")
-        if label == name:
-            path, _, keywords = rest.partition(":")
-            return _from_file(path, keywords)
-    model, batch, sizes = ZOO[name]
-    entry = MODELS[model].resized(**sizes)
-    return Program(entry.step, entry.abstract_args(batch))
-
-
-def _from_file(path: str, keywords: str) -> Program:
-    spec = importlib.util.spec_from_file_location(pathlib.Path(path).stem, path)
-    if spec is None or spec.loader is None:
-        raise ValueError(f"--file: {path} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    call = ast.parse(f"make({keywords})", mode="eval").body
-    assert isinstance(call, ast.Call)
-    sizes = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
-    step, init, others = module.make(**sizes)
-    return Program(step, (jax.eval_shape(init), *others))
 
 
 def answers(case: Program) -> Iterator[tuple[str, ps.Plan]]:
@@ -148,8 +104,8 @@ def main(argv: list[str]) -> None:
     lines = path.read_text().splitlines() if path.exists() else []
     known = {(r["case"], r["target"], r["plan_actions"]): r for r in map(json.loads, lines)}
     rows = []
-    for case in FLAGS.cases or [*ZOO, *(each.partition("=")[0] for each in FLAGS.file)]:
-        for name, plan in answers(program(case)):
+    for case in FLAGS.cases or names_of(FLAGS.file):
+        for name, plan in answers(program(case, FLAGS.file)):
             actions = json.dumps(plan.to_json()["actions"])
             row: dict[str, Any] = {
                 "case": case,

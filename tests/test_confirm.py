@@ -216,7 +216,7 @@ def step(state: Mapping[str, jax.Array], x: jax.Array) -> tuple[dict[str, jax.Ar
 def arguments(n: int = 512) -> tuple[dict[str, jax.ShapeDtypeStruct], jax.ShapeDtypeStruct]:
     shapes = {"a": (n, 2 * n), "b": (2 * n, n)}
     state = {k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in shapes.items()}
-    return state, jax.ShapeDtypeStruct((512, n), jnp.float32)
+    return state, jax.ShapeDtypeStruct((8192, n), jnp.float32)
 
 
 def partitioned(mesh: Any = MESH, **options: Any) -> ps.AutoPartitioned:
