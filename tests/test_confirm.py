@@ -15,6 +15,7 @@ import pytest
 from jax.sharding import AbstractMesh
 
 import partir_search as ps
+from experiments.hand_written import parameter_spec
 from partir_search.aot.process import CompiledProgram, NotCompiled
 from partir_search.aot.targets import Target, target_of
 from partir_search.mcts.goals import scorer
@@ -213,10 +214,10 @@ def step(state: Mapping[str, jax.Array], x: jax.Array) -> tuple[dict[str, jax.Ar
     return {k: state[k] - 0.1 * grads[k] for k in state}, value
 
 
-def arguments(n: int = 512) -> tuple[dict[str, jax.ShapeDtypeStruct], jax.ShapeDtypeStruct]:
+def arguments(n: int = 256) -> tuple[dict[str, jax.ShapeDtypeStruct], jax.ShapeDtypeStruct]:
     shapes = {"a": (n, 2 * n), "b": (2 * n, n)}
     state = {k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in shapes.items()}
-    return state, jax.ShapeDtypeStruct((8192, n), jnp.float32)
+    return state, jax.ShapeDtypeStruct((4096, n), jnp.float32)
 
 
 def partitioned(mesh: Any = MESH, **options: Any) -> ps.AutoPartitioned:
@@ -330,6 +331,26 @@ def test_usual_topologies() -> None:
     assert str(target_of("tpu_v5p", 64)) == "tpu_v5p:4x4x4"
     assert target_of("tpu_v5e", 24) is None
     assert target_of("h100", 8) is None
+
+
+def test_shardings_by_hand() -> None:
+    """FSDP on the "embed" dim, tensor parallelism on heads, hidden units and vocabulary."""
+    devices = jax.make_mesh((2, 4), ("data", "model"), devices=jax.devices()[:8])
+
+    def specs(path: str, *shape: int) -> tuple[jax.P, jax.P]:
+        both = parameter_spec(path, shape, 64, ("data", "model"), "", devices)
+        return both, parameter_spec(path, shape, 64, ("data",), "model", devices)
+
+    both = ("data", "model")
+    assert specs("p/q", 64, 8, 16) == (jax.P(both, None, None), jax.P("data", "model", None))
+    assert specs("p/out/kernel", 8, 8, 64) == (
+        jax.P(None, None, both),
+        jax.P("model", None, "data"),
+    )
+    assert specs("o/mu/emb", 1000, 64) == (jax.P(None, both), jax.P("model", "data"))
+    assert specs("o/mu/o", 64, 64) == (jax.P(None, both), jax.P("model", "data"))
+    assert specs("p/blocks/w1", 4, 64, 256)[1] == jax.P(None, "data", "model")
+    assert specs("p/norm", 64) == (jax.P(), jax.P())
 
 
 # The compiler ------------------------------------------------------------------------------------
