@@ -91,11 +91,11 @@ def paths_of(module: Module, prefix: str, tree: Any) -> dict[str, Any]:
     Raises:
       ValueError: a path is no argument's, or a tuple has the wrong length.
     """
-    from_jax = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: isinstance(x, tuple))
+    from_jax = jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_names)
     found = {}
     for keys, leaf in from_jax:
         inner = jax.tree_util.keystr(keys, simple=True, separator="/")
-        path = f"{prefix}/{inner}" if prefix else inner
+        path = "/".join(filter(None, (prefix, inner)))
         if path not in module.arg_paths:
             near = nearest(path, module.arg_paths)
             raise ValueError(f"no argument {path!r} to give logical names to; near it are: {near}")
@@ -108,3 +108,8 @@ def paths_of(module: Module, prefix: str, tree: Any) -> dict[str, Any]:
             )
         found[path] = leaf
     return found
+
+
+def _is_names(x: Any) -> bool:
+    """True for a tuple of names and Nones; False for a tuple of subtrees, as optax's states."""
+    return isinstance(x, tuple) and bool(x) and all(n is None or isinstance(n, str) for n in x)
