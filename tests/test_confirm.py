@@ -229,11 +229,9 @@ def partitioned(mesh: Any = MESH, **options: Any) -> ps.AutoPartitioned:
 def second_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     """A compiler that finds the second finalist a third faster."""
 
-    def figures(plan_at: Any, finalists: Any, limit: float, *_: Any) -> dict[int, Figures]:
-        assert plan_at(0).cost == finalists[0][1]
+    def figures(plan_at: Any, places: Any, *_: Any) -> dict[int, Figures]:
         return {
-            at: Figures(100, cost.seconds / (1.5 if at == 1 else 1.0))
-            for at, (_, cost) in enumerate(finalists)
+            at: Figures(100, plan_at(at).cost.seconds / (1.5 if at == 1 else 1.0)) for at in places
         }
 
     monkeypatch.setattr(confirm, "compiled_figures", figures)
@@ -277,6 +275,33 @@ def test_the_plan_is_the_compilers_choice(second_wins: None, tmp_path: pathlib.P
     given = jax.tree.map(lambda v: jnp.asarray(v, jnp.float32), (values, batch))
     want = jax.jit(step)(*given)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 2e-5, 1e-6), found(*given), want)
+
+
+def test_smaller_plans_are_compiled_if_none_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler that takes four times the memory of the simulation."""
+    asked: list[list[int]] = []
+
+    def figures(plan_at: Any, places: Any, *_: Any) -> dict[int, Figures]:
+        asked.append(list(places))
+        costs = {at: plan_at(at).cost for at in places}
+        return {at: Figures(int(4 * c.peak_bytes), c.seconds) for at, c in costs.items()}
+
+    monkeypatch.setattr(confirm, "compiled_figures", figures)
+    monkeypatch.setattr(Target, "mesh", lambda self, shape: None)
+    roomy = partitioned(confirm="tpu_v5e:2x4").plan(*arguments(128)).confirmed
+    assert roomy is not None
+    limit = 3.9 * min(each.peak_bytes for each in roomy.finalists)
+    goals = [ps.Fit(limit), ps.Fastest()]
+    plan = partitioned(goals=goals, confirm="tpu_v5e:2x4").plan(*arguments(128))
+    assert plan.confirmed is not None
+    _, first, second = asked
+    assert second[0] == len(first)
+    assert len(plan.confirmed.finalists) == len(first) + len(second) <= REQUEST.compiles
+    assert not any(each.fits for each in plan.confirmed.finalists[: len(first)])
+    assert plan.confirmed.chosen.fits
+    assert plan.fits
+    assert plan.peak_bytes == 4 * plan.cost.peak_bytes <= limit
+    assert f"of {limit / 1e6:.4g} MB by the compiler" in plan.confirmed.why
 
 
 def test_a_schedule_is_compiled_alone(second_wins: None) -> None:

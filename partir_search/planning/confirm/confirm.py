@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from partir_search.aot.compile import jitted_for
 from partir_search.aot.judge import judge
@@ -20,6 +20,7 @@ from partir_search.plan.report.progress import step_progress
 from partir_search.planning.confirm.compilations import Outcome, Running, compile_all
 from partir_search.planning.confirm.contenders import ContenderFinder
 from partir_search.planning.confirm.request import Confirm
+from partir_search.planning.options import Options
 from partir_search.planning.planner_maker import PlannerMaker
 from partir_search.simulator.cost import Cost
 from partir_search.simulator.target.machine import Machine
@@ -52,18 +53,24 @@ def confirmed(plan: Plan, request: Confirm, planner_of: PlannerMaker) -> Plan:
       planner_of: function from a form of the program to its planner.
     """
     begin = time.perf_counter()
-    planner = planner_of(plan.module)
-    finder = ContenderFinder(plan, planner_of)
-    contenders = finder.find(planner, request.compiles - 1) if plan.searches else []
+    finder, limit = ContenderFinder(plan, planner_of), plan.memory_limit
+    contenders = finder.near(request.compiles - 1)
     finalists = [(SEARCHED, plan.cost), *((each.name, each.cost) for each in contenders)]
 
     def plan_at(at: int) -> Plan:
-        return finder.plan_of(contenders[at - 1], planner) if at else plan
+        return finder.plan_of(contenders[at - 1]) if at else plan
 
-    found = compiled_figures(plan_at, finalists, plan.memory_limit, request, planner_of)
-    result, chosen = confirmation(
-        finalists, found, scorer(planner.goals), plan.memory_limit, request
-    )
+    found = compiled_figures(plan_at, range(len(finalists)), limit, request, planner_of.options)
+    below = _smaller_peak(finalists, found, limit)
+    if below is not None:
+        more = finder.smaller(request.compiles - len(found), below)
+        contenders += more
+        first = len(finalists)
+        finalists += [(each.name, each.cost) for each in more]
+        places = range(first, len(finalists))
+        found |= compiled_figures(plan_at, places, limit, request, planner_of.options)
+    score = scorer(finder.planner.goals)
+    result, chosen = confirmation(finalists, found, score, limit, request)
     best = plan_at(chosen)
     spent = time.perf_counter() - begin
     best.confirmed = dataclasses.replace(result, compile_seconds=spent)
@@ -71,12 +78,26 @@ def confirmed(plan: Plan, request: Confirm, planner_of: PlannerMaker) -> Plan:
     return best
 
 
+def _smaller_peak(
+    finalists: Sequence[tuple[str, Cost]], found: Mapping[int, Figures], limit: float
+) -> float | None:
+    """Simulated peak below which plans fit by the compiler, by the least ratio of both peaks.
+
+    None if a finalist fits, or no peak is known.
+    """
+    peaks = {at: each.peak_bytes for at, each in found.items() if each.peak_bytes is not None}
+    if not peaks or min(peaks.values()) <= limit:
+        return None
+    ratio = min(peak / finalists[at][1].peak_bytes for at, peak in peaks.items())
+    return limit / max(ratio, 1.0)
+
+
 def compiled_figures(
     plan_at: Callable[[int], Plan],
-    finalists: Sequence[tuple[str, Cost]],
+    places: Sequence[int],
     limit: float,
     request: Confirm,
-    planner_of: PlannerMaker,
+    options: Options,
 ) -> dict[int, Figures]:
     """Figures by the compiler, by the finalist's position.
 
@@ -84,12 +105,12 @@ def compiled_figures(
 
     Args:
       plan_at: function from a position to the plan.
-      finalists: name and simulated cost of each.
+      places: positions to compile, best first by the simulator.
       limit: bytes per device allowed by the goals.
       request: target, and limits of the compilations.
-      planner_of: holder of the options.
+      options: options of `auto_partition`.
     """
-    target, options = Target.parse(str(request.target)), planner_of.options
+    target = Target.parse(str(request.target))
     alike = options.machine.name == target.machine.name
     machine = options.machine if alike else target.machine
     shape = plan_at(0).program.partition.mesh
@@ -109,15 +130,15 @@ def compiled_figures(
         return fits and not request.cycles
 
     found: dict[int, Figures] = {}
-    with step_progress(options.progress, f"confirm on {target}", len(finalists)) as done:
-        for at, outcome in compile_all(
-            [starter(at) for at in range(len(finalists))],
+    with step_progress(options.progress, f"confirm on {target}", len(places)) as done:
+        for number, outcome in compile_all(
+            [starter(at) for at in places],
             seconds=request.seconds,
             limit=limit,
             processes=request.processes,
             enough=enough,
         ):
-            found[at] = figures_of(outcome, shape, machine, request.cycles)
+            found[places[number]] = figures_of(outcome, shape, machine, request.cycles)
             best = min((f.seconds for f in found.values() if f.seconds is not None), default=None)
             done("" if best is None else f"best {milliseconds(best)}")
     return found

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 
 from partir_search.mcts.game import Move
+from partir_search.mcts.goals import scorer
 from partir_search.passes.debug_ops import find_debug_ops, without_ops
 from partir_search.plan.plan import Plan
 from partir_search.plan.planned import Planned, SearchReport
@@ -22,6 +25,7 @@ from partir_search.simulator.cost import Cost
 from partir_search.strategies.catalogue import named_strategies
 
 MAX_KNOWN = 5  # known strategies among the contenders
+FOLDED_BYTES = 1.1  # most that a folded peak is too high, as a factor
 EXAMINED = 2  # candidates of folded cost per contender, evaluated on the whole program
 
 
@@ -54,7 +58,7 @@ class _Path:
 
 @dataclasses.dataclass(frozen=True)
 class ContenderFinder:
-    """Function from a search's plan to contenders, and to their plans.
+    """Contenders of a search's plan, and their plans.
 
     Attributes:
       plan: the search's plan.
@@ -64,19 +68,58 @@ class ContenderFinder:
     plan: Plan
     planner_of: PlannerMaker
 
-    def find(self, planner: Planner, count: int) -> list[Contender]:
-        """At most `count` contenders, best first by the simulator.
+    @functools.cached_property
+    def planner(self) -> Planner:
+        """Planner of the plan's form of the program."""
+        return self.planner_of(self.plan.module)
 
-        Contenders are within 10 % of the plan, and unlike the plan and each other in cost. Known
-        strategies are at most `MAX_KNOWN` of them; they are never crowded out by states of the
-        search.
+    def near(self, count: int) -> list[Contender]:
+        """At most `count` contenders within 10 % of the plan, best first by the simulator.
+
+        They are unlike the plan and each other in cost. Known strategies are at most `MAX_KNOWN` of
+        them, and are never crowded out by states of the search.
+        """
+        goal, own = scorer(self.planner.goals), self.plan.cost
+
+        def chosen(paths: Sequence[_Path]) -> Iterator[_Path]:
+            best = min((goal(path.cost).scalar() for path in paths), default=0.0)
+            close = [path for path in paths if goal(path.cost).scalar() <= best + WITHIN]
+            known = unlike((path for path in close if path.known), lambda path: path.cost)
+            states = (path for path in close if not path.known)
+            return unlike((*itertools.islice(known, MAX_KNOWN), *states), lambda path: path.cost)
+
+        found = [
+            each
+            for each in self._lifted(chosen, count)
+            if goal(each.cost).scalar() <= goal(own).scalar() + WITHIN and not alike(each.cost, own)
+        ]
+        found.sort(key=lambda each: not each.known)
+        some = list(unlike(found, lambda each: each.cost))[:count]
+        return sorted(some, key=lambda each: goal(each.cost).rank())
+
+    def smaller(self, count: int, peak_bytes: float) -> list[Contender]:
+        """At most `count` contenders with a simulated peak of at most `peak_bytes`, best first."""
+        goal = scorer(self.planner.goals)
+
+        def chosen(paths: Sequence[_Path]) -> Iterator[_Path]:
+            small = (path for path in paths if path.cost.peak_bytes <= FOLDED_BYTES * peak_bytes)
+            return unlike(small, lambda path: path.cost)
+
+        found = [e for e in self._lifted(chosen, count) if e.cost.peak_bytes <= peak_bytes]
+        found.sort(key=lambda each: goal(each.cost).rank())
+        return list(unlike(found, lambda each: each.cost))[:count]
+
+    def _lifted(
+        self, chosen: Callable[[Sequence[_Path]], Iterator[_Path]], count: int
+    ) -> list[Contender]:
+        """Contenders by paths on the folded program.
 
         Args:
-          planner: of the plan's form of the program.
-          count: most contenders.
+          chosen: function from all paths, best first, to those to lift to the whole program.
+          count: most contenders; `EXAMINED` paths are lifted for each.
         """
-        plan, space = self.plan, self.plan.space
-        if space is None or count < 1:
+        plan, planner, space = self.plan, self.planner, self.plan.space
+        if space is None or not plan.searches or count < 1:
             return []
         debugging = find_debug_ops(planner.module, planner.graph.rules)
         searched = planner
@@ -86,29 +129,20 @@ class ContenderFinder:
         state = State(searched.graph, searched.mesh, memo=searched.memo)
         before, _ = apply_compatible(state, renamed_for(searched.module, space.decided))
         folded, game = searched.game(space.axes, before, space.exclude)
-        visited = plan.searches[-1].visited
-        if visited.ops != len(searched.module.ops):
-            visited = Visited()
-        named = named_strategies(searched.mesh, space.axes, game.targets, searched.streams)
-        goal = game.goal
-        worst = goal(plan.cost).scalar() + WITHIN
-        found: list[Contender] = []
-        for path in _ranked(game, visited, named, count):
+        paths = _paths(game, searched, plan.searches[-1].visited, space.axes)
+        found = []
+        for path in itertools.islice(chosen(paths), EXAMINED * count):
             actions, modes, cost = searched.lifted(folded, game, path.moves, state)
             decided = (*before, *actions, *modes)
             if debugging:
                 played = planner.replay_compatible(decided)[0]
                 decided, cost = played.actions, played.cost
-            if goal(cost).scalar() <= worst and not alike(cost, plan.cost):
-                found.append(Contender(path.name, decided, cost, path.cost, path.known))
-        found.sort(key=lambda each: (not each.known, goal(each.cost).rank()))
-        some = list(unlike(found, lambda each: each.cost))[:count]
-        return sorted(some, key=lambda each: goal(each.cost).rank())
+            found.append(Contender(path.name, decided, cost, path.cost, path.known))
+        return found
 
-    def plan_of(self, contender: Contender, planner: Planner) -> Plan:
+    def plan_of(self, contender: Contender) -> Plan:
         """Plan of a contender, with the reports of the search."""
-        given = self.plan
-        planned = planner.replay(contender.actions)
+        given, planned = self.plan, self.planner.replay(contender.actions)
         *earlier, last = given.searches
         reports = (*earlier, dataclasses.replace(last, cost=contender.folded))
         return given.in_form(
@@ -116,32 +150,17 @@ class ContenderFinder:
         )
 
 
-def _ranked(
-    game: PlanningGame,
-    visited: Visited,
-    named: Sequence[tuple[str, Sequence[Move]]],
-    count: int,
-) -> Iterator[_Path]:
-    """Candidates by folded cost, unlike each other: known strategies, then states."""
-    known = [_Path(name, tuple(moves), game.costed(moves)[1], True) for name, moves in named]
-    known.sort(key=lambda path: game.goal(path.cost).rank())
-    states = (
-        _Path(moves_in_words([game.describe(m) for m in moves]), moves, cost, False)
-        for cost, moves in visited.best
-    )
-    best = min((game.goal(p.cost) for p in known), default=None)
-    if visited.best:
-        first = game.goal(visited.best[0][0])
-        best = first if best is None else min(best, first)
-    if best is None:
-        return
-    near = (p for p in known if game.goal(p.cost).scalar() <= best.scalar() + WITHIN)
-    some = list(unlike(near, lambda path: path.cost))[:MAX_KNOWN]
-    both = unlike((*some, *states), lambda path: path.cost)
-    for at, path in enumerate(both):
-        if at >= EXAMINED * count:
-            return
-        yield path
+def _paths(
+    game: PlanningGame, planner: Planner, visited: Visited, axes: Sequence[str]
+) -> list[_Path]:
+    """Known strategies and states of the search, best first by the goals on the folded program."""
+    named = named_strategies(planner.mesh, axes, game.targets, planner.streams)
+    found = [_Path(name, tuple(moves), game.costed(moves)[1], True) for name, moves in named]
+    if visited.ops == len(planner.module.ops):
+        for cost, moves in (*visited.best, *visited.states):
+            name = moves_in_words([game.describe(m) for m in moves])
+            found.append(_Path(name, moves, cost, False))
+    return sorted(found, key=lambda path: game.goal(path.cost).rank())
 
 
 def _with_reports(planned: Planned, given: Planned, reports: Sequence[SearchReport]) -> Planned:
