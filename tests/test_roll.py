@@ -25,6 +25,7 @@ from partir_search.passes.roll import (
     region_at,
     roll,
 )
+from partir_search.planning.microbatch import in_time
 from partir_search.planning.trace import read_call, split_call
 from tests.support import (
     assert_same,
@@ -203,6 +204,40 @@ def test_train_step_on_devices(layer: Callable[..., Any]) -> None:
     assert isinstance(stack, Value)
     assert partition.layout(stack) == ((), (), (1,))  # as the weights
     check_partition(partition, step, args)
+
+
+@pytest.mark.devices
+def test_layers_of_microbatches() -> None:
+    """In the body of a loop over microbatches; parameters are stacked before the loop."""
+    args = deep_args()
+    module = module_of(deep, *args, ties=[(i + 1, i) for i in range(5)])
+    found = roll(in_time(module, 4).module)
+    ((path, (pair,)),) = found.pairs.items()
+    ((position, _),) = path
+    loop = found.module.body.ops[position]
+    body = region_at(found.module, path)
+    assert loop.regions[0] is body
+    assert loop.params["length"] == pair.forward.layers == 4
+    assert pair.backward is not None
+    assert len(pair.backward.residuals) == len(pair.forward.stacks) > 0
+    stacks = [op for op in found.module.ops if op.prim == "stack_layers"]
+    assert all(op in found.module.body.ops for op in stacks)
+    scan = body.ops[pair.forward.position]
+    outside = {a: x for a, x in zip(body.args, loop.operands, strict=True) if isinstance(x, Value)}
+    parameters = {outside[a] for _, a in scan.inputs() if a in outside and len(a.type.shape) == 3}
+    assert parameters == {op.results[0] for op in stacks}  # matrices and their transpositions
+    assert loop.params["num_consts"] == 4  # no single parameter of a layer is left
+    check_partition(state_of(found.module).partition(), deep, args)
+
+
+def test_equal_constants_of_layers() -> None:
+    """Values computed in each layer's own ops from constants alone are one constant."""
+    _, _, found = rolled("llama-tiny", 8)
+    pair = only_pair(found)
+    assert pair.backward is not None
+    ops = found.module.body.ops
+    consts = [ops[pair.forward.position].operands[i] for i in pair.forward.consts]
+    assert sorted(str(x.type) for x in consts) == ["bool[16,16]", *["f32[16,4]"] * 4]
 
 
 def test_print_rolled(golden: Any) -> None:

@@ -26,6 +26,7 @@ class Role(enum.Enum):
       DYNAMIC_SLICE: slice from indices on; DYNAMIC_UPDATE: writes a slice.
       SCAN: a loop with a fixed number of iterations.
       STACK: arrays of one program, stacked to compute the program once.
+      LAYERS: arrays of layers, stacked for a scan over the layers.
     """
 
     ADDITION = "addition"
@@ -58,3 +59,4 @@ class Role(enum.Enum):
     DYNAMIC_UPDATE = "dynamic update"
     SCAN = "counted loop"
     STACK = "stack of arrays"
+    LAYERS = "stack of layers"

@@ -61,7 +61,7 @@ def _op(prim: str, operands: Sequence[Value], results: tuple[Value, ...], near: 
     )
 
 
-@register(STACK, STACK_LAYERS, role={STACK: Role.STACK})
+@register(STACK, STACK_LAYERS, role={STACK: Role.STACK, STACK_LAYERS: Role.LAYERS})
 def stack_arrays(op: Op) -> OpRule:
     """`[m n], [m n] ... -> [. m n]`: all dims but the new one."""
     part = shape_of(op, 0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from partir_search.ir.core import Op, TensorType, Value
-from partir_search.passes.roll.layers import Layers, independent, layers_of
+from partir_search.passes.roll.layers import Layers, independent
 
 MakeValue = Callable[[TensorType, str], Value]
 
@@ -39,7 +39,7 @@ def made_again(
         )
         if found is None:
             return backward
-        backward = layers_of(
+        backward = backward.with_ops(
             [
                 _repeating(theirs[found], ops, make)
                 for theirs, ops in zip(forward.ops[::-1], backward.ops, strict=True)

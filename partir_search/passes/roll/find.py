@@ -32,8 +32,10 @@ class Found:
 
     def clipped(self, first: int, stop: int) -> Found:
         """The layers from `first` to before `stop`."""
-        start = self.start + first * self.period
-        return Found(start, self.period, self.layers.clipped(first, stop))
+        if stop - first == len(self.layers.ops):
+            return self
+        layers = self.layers.with_ops(self.layers.ops[first:stop])
+        return Found(self.start + first * self.period, self.period, layers)
 
 
 def find_layers(

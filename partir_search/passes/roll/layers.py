@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
+from types import MappingProxyType
 from typing import Union
 
 from partir_search.ir.core import Literal, Op, Operand, Value
+
+NO_EQUALS: Mapping[int, Value] = MappingProxyType({})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,10 +55,12 @@ class Layers:
     Attributes:
       ops: ops of each layer; ops at equal positions (offsets) have equal fingerprints.
       sources: [offset][operand] origin of the operand.
+      equals: by value id, the first of all values known to be equal.
     """
 
     ops: tuple[tuple[Op, ...], ...]
     sources: tuple[tuple[Source, ...], ...]
+    equals: Mapping[int, Value]
 
     @property
     def first(self) -> tuple[Op, ...]:
@@ -88,13 +93,16 @@ class Layers:
         """Value of a carry read by each layer."""
         return carry.initial, *self.made(carry.offset, carry.result)[:-1]
 
-    def clipped(self, start: int, stop: int) -> Layers:
-        """The layers from `start` to before `stop`; values of layers left out come from outside."""
-        return self if len(self.ops) == stop - start else layers_of(self.ops[start:stop])
+    def with_ops(self, ops: Sequence[Sequence[Op]]) -> Layers:
+        """Layers with new ops."""
+        return layers_of(ops, self.equals)
 
 
-def layers_of(ops: Sequence[Sequence[Op]]) -> Layers:
+def layers_of(ops: Sequence[Sequence[Op]], equals: Mapping[int, Value] = NO_EQUALS) -> Layers:
     """Layers with the ops of each.
+
+    Args:
+      equals: by value id, the first of all values known to be equal.
 
     Raises:
       Unlike: an operand is made at different places in different layers, or two layers before.
@@ -113,7 +121,8 @@ def layers_of(ops: Sequence[Sequence[Op]]) -> Layers:
         values = [x for x in xs if isinstance(x, Value)]
         places = [made.get(v.id) for v in values]
         if all(place is None for place in places):
-            return Given(tuple(values))
+            found = {equals.get(v.id, v) for v in values}
+            return Given(tuple(values) if len(found) > 1 else (*found,) * len(values))
         if (second := places[1]) is not None:
             _, offset, result = second
             if places == [(k, offset, result) for k in range(len(values))]:
@@ -129,6 +138,7 @@ def layers_of(ops: Sequence[Sequence[Op]]) -> Layers:
             tuple(source(xs) for xs in zip(*(op.operands for op in column), strict=True))
             for column in zip(*ops, strict=True)
         ),
+        equals,
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Set
 
 from partir_search.ir.core import Op, Value
 from partir_search.passes.roll.again import grows, reading
-from partir_search.passes.roll.layers import Inner, Layers, independent, layers_of
+from partir_search.passes.roll.layers import Inner, Layers, independent
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -63,7 +63,7 @@ def split_off(
         for o in once:
             same.update(zip(ops[o].results, layers.first[o].results, strict=True))
     kept = [o for o in range(len(layers.first)) if o not in once and o not in each]
-    remaining = layers_of([reading([ops[o] for o in kept], same) for ops in layers.ops])
+    remaining = layers.with_ops([reading([ops[o] for o in kept], same) for ops in layers.ops])
     return Split(remaining, tuple(before), same)
 
 

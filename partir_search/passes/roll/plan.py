@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable, Set
+from collections.abc import Callable, Hashable, Mapping, Set
 
 from partir_search.ir.core import Op, Region, Value
 from partir_search.ir.kind import Kind
@@ -54,6 +54,7 @@ def plan_region(
     region: Region,
     print_of: Callable[[Op], Hashable],
     rule_of: Callable[[Op], OpRule],
+    equals: Mapping[int, Value],
     make: MakeValue,
 ) -> tuple[RegionPlan | None, list[str]]:
     """Layers of a region to roll, None for nothing, and reasons for repeats left alone.
@@ -61,6 +62,7 @@ def plan_region(
     Args:
       print_of: function from an op to a fingerprint, equal for equal computations.
       rule_of: function from an op to the rule.
+      equals: by value id, the first of all values known to be equal.
       make: makes a new value.
     """
 
@@ -75,15 +77,15 @@ def plan_region(
     reasons += more
     if not chosen:
         return None, reasons
+    inner = {v for pair in chosen for vs in pair.found.layers.all_made for v in vs}
+    outer = {i: v for i, v in equals.items() if v not in inner}
     same: dict[Value, Value] = {}
     made: set[int] = set()  # ids of values made by scans
     done: dict[Found, Layers] = {}
     rollings: list[Rolling] = []
     for pair in chosen:
         old = pair.found
-        layers = old.layers
-        if same:
-            layers = layers_of([reading(ops, same) for ops in layers.ops])
+        layers = layers_of([reading(ops, same) for ops in old.layers.ops], outer)
         if pair.forward is not None:
             layers = made_again(layers, done[pair.forward], cheap, make)
         others = (*region.ops[: old.start], *region.ops[old.stop :])

@@ -7,6 +7,7 @@ import itertools
 
 from partir_search.ir.core import Module, Region, TensorType, Value, walk_regions
 from partir_search.passes.roll.layer_scans import LayerPair, layer_scans
+from partir_search.passes.roll.numbers import first_equals
 from partir_search.passes.roll.plan import RegionPlan, plan_region
 from partir_search.passes.roll.write import Writer
 from partir_search.passes.stacks.fingerprint import Fingerprints
@@ -37,6 +38,7 @@ class Rolled:
 def roll(module: Module) -> Rolled:
     """Rolls equal layers in the body of a module and in the regions of ops."""
     fingerprints, rules = Fingerprints(module), RuleTable()
+    equals = first_equals(module, fingerprints)
     ids = itertools.count(len(module.values))
 
     def make(kind: TensorType, name: str) -> Value:
@@ -45,7 +47,7 @@ def roll(module: Module) -> Rolled:
     plans: dict[Region, RegionPlan] = {}
     reasons: list[str] = []
     for region in walk_regions(module.body):
-        plan, why = plan_region(region, fingerprints, rules, make)
+        plan, why = plan_region(region, fingerprints, rules, equals, make)
         reasons += why
         if plan is not None:
             plans[region] = plan

@@ -6,8 +6,10 @@ import dataclasses
 from collections.abc import Sequence
 
 from partir_search.ir.core import Literal, Module, Op, Operand, Region, Value
+from partir_search.ir.rewriter import RegionRewriter
 from partir_search.passes.fresh_names import FreshNames
 from partir_search.passes.remat_copies import RematRewriter
+from partir_search.passes.roll.invariant import with_stacks_outside
 from partir_search.passes.roll.layers import Carried, Given, Inner
 from partir_search.passes.roll.plan import RegionPlan, Rolling
 from partir_search.rules.scans import scan_of
@@ -33,18 +35,24 @@ class Writer(RematRewriter):
     def value(self, old: Value) -> Value:
         return super().value(self._same.get(old, old))
 
+    def op(self, old: Op) -> Op:
+        return RegionRewriter.op(self, old)
+
     def ops(self, old: Region) -> list[Op]:
         plan = self._plans.get(old)
-        if plan is None:
-            return [self.op(op) for op in old.ops]
+        rollings = plan.rollings if plan else ()
         done: list[Op] = []
         at = 0
-        for rolling in plan.rollings:
-            done += [self.op(op) for op in old.ops[at : rolling.start]]
-            done += [self.op(op) for op in rolling.before]
+        for rolling in rollings:
+            assert plan is not None
+            done += self._others((*old.ops[at : rolling.start], *rolling.before))
             done += self._scan(rolling, plan)
             at = rolling.stop
-        return [*done, *(self.op(op) for op in old.ops[at:])]
+        return [*done, *self._others(old.ops[at:])]
+
+    def _others(self, ops: Sequence[Op]) -> list[Op]:
+        """Ops outside of layers, after stacks of values known before the loops."""
+        return [new for op in ops for new in with_stacks_outside(self.op(op))]
 
     def _scan(self, rolling: Rolling, plan: RegionPlan) -> list[Op]:
         """Ops in place of layers."""
