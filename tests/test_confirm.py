@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import jsonschema
 import numpy as np
 import pytest
 from jax.sharding import AbstractMesh
@@ -18,8 +19,12 @@ import partir_search as ps
 from experiments.hand_written import parameter_spec
 from partir_search.aot.process import CompiledProgram, NotCompiled
 from partir_search.aot.targets import Target, target_of
+from partir_search.commands.flags import confirm as confirm_option
+from partir_search.commands.parser import make_parser
 from partir_search.mcts.goals import scorer
 from partir_search.plan.report.data import report_data
+from partir_search.plan.report.progress import step_progress
+from partir_search.plan.report.schema import REPORT_SCHEMA
 from partir_search.plan.report.summary import summary
 from partir_search.planning.confirm import confirm
 from partir_search.planning.confirm.compilations import Outcome, compile_all
@@ -259,6 +264,7 @@ def test_the_plan_is_the_compilers_choice(second_wins: None, tmp_path: pathlib.P
     assert plan.searches
 
     report = report_data(plan)
+    jsonschema.validate(report, REPORT_SCHEMA)
     assert report["confirmed"] == json.loads(json.dumps(result.to_json()))
     assert "finalists by the compiler" in str(result)
     share = 1 - best.seconds / 1.5 / first.seconds
@@ -349,6 +355,31 @@ def test_bad_options_end_before_any_work(given: Any, options: Any, words: str) -
 def test_topologies_are_checked_first(target: str, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         partitioned(confirm=target)
+
+
+def test_the_commands_flags() -> None:
+    parse = make_parser().parse_args
+    words = ["plan", "train:step", "--args=train:args", "--mesh=data:8", "--machine=tpu_v5e"]
+    for extra, wanted in (
+        ([], None),
+        (["--confirm=tpu_v5e:2x4"], ps.Confirm(target="tpu_v5e:2x4")),
+        (["--confirm=own"], ps.Confirm()),
+        (["--confirm=own", "--confirm-memory"], ps.Confirm(cycles=False)),
+        (["--confirm-memory"], ps.Confirm(cycles=False)),
+    ):
+        args = parse([*words, *extra])
+        assert confirm_option(args.confirm, args.confirm_memory) == wanted
+
+
+def test_progress_in_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    with step_progress(True, "confirm", 2) as done:
+        done("best 3.000 ms")
+        done("")
+    with step_progress(False, "confirm", 2) as done:
+        done("nothing")
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "partir_search: confirm 1/2, 0 s: best 3.000 ms"
+    assert second == "partir_search: confirm 2/2, 0 s"
 
 
 def test_usual_topologies() -> None:
