@@ -220,4 +220,4 @@ def test_version_help_and_completion(capsys: pytest.CaptureFixture[str]) -> None
     assert "3 if the plan does not fit" in text
     assert max(map(len, text.splitlines())) <= 100
     assert "--schedule=bp+z3" in said("plan", "--help")
-    assert "replay compare explain verify schema" in said("--print-completion", "bash")
+    assert "replay compare explain verify theory schema" in said("--print-completion", "bash")

@@ -193,6 +193,7 @@ def test_first_lines_answer(plan: ps.Plan, tight: ps.Plan) -> None:
     assert plan.alternatives[0].name in answers["why this plan"]
     assert re.search(r"\d%", answers["what dominates"])
     assert "of the peak matrix rate" in answers["what bounds it"]
+    assert "if everything overlapped, set by " in answers["in theory"]
     assert plan.changes[0].what in answers["what would change it most"]
     assert "computed again" in dict(summary(tight))["why this plan"]
     first = text_of(plan, 200).splitlines()

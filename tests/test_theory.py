@@ -15,6 +15,8 @@ import partir_search as ps
 from models.catalog import MODELS
 from partir_search.ir.mesh import MeshShape
 from partir_search.passes.attention import with_attention
+from partir_search.plan.report.summary import summary
+from partir_search.plan.theory_bound import LinkSeconds, TheoryBound, theory_bound
 from partir_search.planning.planner import Planner
 from partir_search.rules.registry import RuleTable
 from partir_search.simulator.time.collectives import collective_seconds
@@ -71,16 +73,8 @@ def _loss(weights: list[Any], x: Any, *, dtype: Any, remat: bool) -> Any:
     return jnp.sum(y.astype(F32) ** 2)
 
 
-def _layer(tokens: int, weight: Any, dtype: Any, *, remat: bool = False, step: bool = True) -> Any:
-    """Seconds of a further layer under ZeRO 3: exposed, on links, of compute.
-
-    Products and links alone take time.
-
-    Args:
-      tokens: of a group.
-      weight / dtype: of weights as arguments, and in products.
-      step: the whole step; without, the loss alone.
-    """
+def _plan(tokens: int, layers: int, weight: Any, dtype: Any, *, remat: bool, step: bool) -> Any:
+    """Plan of the network under ZeRO 3, on a machine where products and links alone take time."""
     machine = dataclasses.replace(
         H100,
         flops_per_s={"default": RATE},
@@ -96,20 +90,31 @@ def _layer(tokens: int, weight: Any, dtype: Any, *, remat: bool = False, step: b
         found = jax.grad(loss)(weights, x)
         return [w - (0.1 * g).astype(w.dtype) for w, g in zip(weights, found, strict=True)]
 
+    weights = [jax.ShapeDtypeStruct((WIDTH, WIDTH), weight)] * layers
+    x = jax.ShapeDtypeStruct((tokens * GROUPS, WIDTH), dtype)
+    made = ps.auto_partition(
+        AbstractMesh((GROUPS,), ("data",)),
+        machine=machine,
+        donate_argnums=0 if step else None,
+        remat=False,
+        schedule=[ps.ManualPartition({each: 0}, axis="data") for each in ("x", "weights")],
+        progress=False,
+        on_overflow="warn",
+    )(update if step else loss)
+    return made.known_plans(weights, x)["BP(data)+Z3"] if step else made.plan(weights, x)
+
+
+def _layer(tokens: int, weight: Any, dtype: Any, *, remat: bool = False, step: bool = True) -> Any:
+    """Seconds of a further layer under ZeRO 3: exposed, on links, of compute.
+
+    Args:
+      tokens: of a group.
+      weight / dtype: of weights as arguments, and in products.
+      step: the whole step; without, the loss alone.
+    """
     found = []
     for layers in (6, 12):
-        weights = [jax.ShapeDtypeStruct((WIDTH, WIDTH), weight)] * layers
-        x = jax.ShapeDtypeStruct((tokens * GROUPS, WIDTH), dtype)
-        made = ps.auto_partition(
-            AbstractMesh((GROUPS,), ("data",)),
-            machine=machine,
-            donate_argnums=0 if step else None,
-            remat=False,
-            schedule=[ps.ManualPartition({each: 0}, axis="data") for each in ("x", "weights")],
-            progress=False,
-            on_overflow="warn",
-        )(update if step else loss)
-        plan = made.known_plans(weights, x)["BP(data)+Z3"] if step else made.plan(weights, x)
+        plan = _plan(tokens, layers, weight, dtype, remat=remat, step=step)
         sent = sum(e.seconds for e in plan.timeline.events if e.lane != "compute")
         found.append((plan.cost.collective_seconds, sent, plan.cost.compute_seconds))
     return [(many - few) / 6 for few, many in zip(*found, strict=True)]
@@ -156,6 +161,25 @@ def test_steps_of_fsdp(weight: Any, dtype: Any, remat: bool, passes: tuple[fsdp.
         # early but no casts.
         if weight == dtype and not remat:
             assert (exposed > 1e-9) == (share < 1)
+
+
+@pytest.mark.parametrize("share", [0.3, 0.5, 1.5])
+def test_plans_name_the_bound_of_fsdp(share: float) -> None:
+    """A plan's report names the batch from which weights hide: the formula's tokens."""
+    n = WIDTH * WIDTH
+    needed = fsdp.tokens_needed(LINK, RATE, groups=GROUPS, parameters=n)
+    tokens = int(share * needed)
+    plan = _plan(tokens, 24, BF16, BF16, remat=False, step=True)
+    bound = theory_bound(plan)
+    hidden = bound.batch_that_hides("data")
+    assert hidden
+    assert hidden * tokens == pytest.approx(needed, rel=0.01)
+    assert bound.link == ("data" if share < 1 else None)
+    text = dict(summary(plan))["in theory"]
+    slowest = "links of 'data'" if share < 1 else "matrix units"
+    batch = {0.3: "3.3 times", 0.5: "2 times", 1.5: "0.67 of"}[share]
+    assert f"if everything overlapped, set by {slowest}; computation hides the" in text
+    assert text.endswith(f"collectives of weights along 'data' from {batch} the batch on")
 
 
 def test_thresholds_of_the_lecture() -> None:
@@ -327,6 +351,29 @@ def test_activations_of_a_layer() -> None:
     assert memory.activation_bytes(MODEL_SIZES["llama3-405b"], 1) / 16384 == pytest.approx(31.8125)
     plain = ModelSizes(1, 64, 4, 4, 256, 100, gated=False)
     assert memory.activation_bytes(plain, 1) == 2 * (8 * 64 + 2 * 256) + 8 * 4
+
+
+def test_bounds_in_words() -> None:
+    compute = {"matrix units": 1.0, "memory traffic": 0.5}
+
+    def words(**links: LinkSeconds) -> str:
+        bound = TheoryBound(10.0, compute, links)
+        assert bound.seconds == max(1.0, *(x.total for x in links.values()), 0.0)
+        return str(bound).partition("overlapped, ")[2]
+
+    assert words() == "set by matrix units"
+    assert words(x=LinkSeconds(0.1, 0.1)) == "set by matrix units"  # weights are too little to name
+    assert words(x=LinkSeconds(0.5, 0.25)) == (
+        "set by matrix units; computation hides the collectives of weights along 'x' from 0.33 of"
+        " the batch on"
+    )
+    assert words(x=LinkSeconds(2.0, 1.8)).startswith("set by links of 'x'; computation hides")
+    assert words(x=LinkSeconds(4.0, 1.8)) == (
+        "set by links of 'x': activations, which wider layers or fewer devices on 'x' would hide"
+    )
+    assert words(x=LinkSeconds(4.0, 3.9, 3.0)) == (
+        "set by links of 'x': latency of its collectives, whatever their bytes"
+    )
 
 
 # Whole runs --------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from partir_search.commands import flags
+from partir_search.commands import flags, theory
 from partir_search.messages.version import VERSION
 from partir_search.planning.planner import DEFAULT_EPISODES
 from partir_search.simulator.target.machine import MACHINES
@@ -19,6 +19,7 @@ EXAMPLES = """examples:
   partir-search compare train:step a.json b.json --args=train:example_args
   partir-search explain train:step plans/plan.json 'state/params/**' --args=train:example_args
   partir-search verify train:step plans/plan.json tpu_v5e:4x4 --args=train:example_args
+  partir-search theory --model=llama3-405b --machine=h100 --devices=16384
 
 exit status: 0; 2 after bad input; 3 if the plan does not fit in memory, or if verify finds a
 difference of unknown cause
@@ -64,6 +65,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_saved(verify, "plan")
     verify.add_argument("target", help="machine and topology: tpu_v5e:4x4, gpu_h100:8")
     _add_where(verify, required=False)
+    theory.add_parser(commands)
     schema = commands.add_parser("schema", help="print the JSON schema of --json")
     schema.add_argument("--debug", action="store_true", help=argparse.SUPPRESS)
     return parser

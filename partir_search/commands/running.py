@@ -1,4 +1,4 @@
-"""Subcommands: plan, strategies, replay, compare, explain, verify."""
+"""Subcommands: plan, strategies, replay, compare, explain, verify, theory."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from partir_search.aot.targets import Target
 from partir_search.api import auto_partition
 from partir_search.commands.flags import confirm, schedule_of, tactics
 from partir_search.commands.named_objects import UsageError, step_and_inputs
+from partir_search.commands.theory import run_theory
 from partir_search.ir.mesh import MeshShape
 from partir_search.known import known_strategies
 from partir_search.messages.console import new_console
@@ -205,4 +206,5 @@ _COMMANDS = {
     "compare": _compare,
     "explain": _explain,
     "verify": _verify,
+    "theory": run_theory,
 }

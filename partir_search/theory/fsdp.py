@@ -19,7 +19,7 @@ class Pass:
     """One pass over a layer, per parameter.
 
     Attributes:
-      name: the pass and its types.
+      name: the pass, and types other than bf16.
       gathered / scattered: bytes gathered and scattered per parameter.
       flops: operations per parameter and token.
     """
@@ -30,11 +30,11 @@ class Pass:
     flops: float
 
 
-FORWARD = Pass("forward, bf16 weights", 2, 0, 2)
+FORWARD = Pass("forward", 2, 0, 2)
 FORWARD_F32 = Pass("forward, f32 weights", 4, 0, 2)
-BACKWARD = Pass("backward, bf16 gradients", 2, 2, 4)
+BACKWARD = Pass("backward", 2, 2, 4)
 BACKWARD_F32 = Pass("backward, f32 gradients", 2, 4, 4)
-BACKWARD_REMAT = Pass("backward with recomputation, bf16 gradients", 2, 2, 6)
+BACKWARD_REMAT = Pass("backward, recomputed", 2, 2, 6)
 PASSES = (FORWARD, FORWARD_F32, BACKWARD, BACKWARD_F32, BACKWARD_REMAT)
 
 

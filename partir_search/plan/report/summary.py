@@ -14,6 +14,7 @@ from partir_search.plan.step_seconds import (
     matrix_rate,
     step_seconds,
 )
+from partir_search.plan.theory_bound import theory_bound
 
 MOST_NAMED = 3  # kinds of kernels and limits in a sentence
 SMALL = 0.02  # of a step; smaller shares are not named
@@ -26,6 +27,7 @@ def summary(plan: PlanFacts) -> list[tuple[str, str]]:
         ("why this plan", _why(plan)),
         ("what dominates", _dominates(plan)),
         ("what bounds it", _bounds(plan)),
+        ("in theory", str(theory_bound(plan)) if plan.cost.seconds else ""),
         ("how far from the best", _distance(plan)),
         ("what would change it most", _change(plan)),
     ]
