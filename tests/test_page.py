@@ -15,8 +15,10 @@ from jax.sharding import AbstractMesh
 
 import partir_search as ps
 from models.catalog import MODELS
+from partir_search.plan.report import report_page
 from partir_search.plan.report.argument_tables import argument_rows
 from partir_search.plan.report.charts import _drawn, memory_chart, round_ticks
+from partir_search.plan.report.layers import layers_of, window
 from partir_search.plan.report.shards import ShardsPictures
 from partir_search.simulator.timeline import Event, Timeline
 
@@ -110,6 +112,62 @@ def test_page_says_what_the_plan_is(plan: ps.Plan, tmp_path: pathlib.Path) -> No
         assert collective.source.split(" ")[0] in text
 
 
+def step_of_layers(lengths: list[float]) -> Timeline:
+    """A step whose layers take so many seconds in either pass, with a gather before each."""
+    events, now = [], 0.0
+    for backward in (False, True):
+        for i in range(len(lengths))[:: -1 if backward else 1]:
+            path = ("T5", f"norm_{i}"), ("T5", f"mlp_{i}", "up")
+            for block in path:
+                events.append(Event("data", "all_gather", now, 0.25, 0.25, ""))
+                more = {"path": block, "backward": backward}
+                events.append(Event("compute", "dot", now + 0.25, lengths[i] / 2, 1.0, "", **more))
+                now += 0.25 + lengths[i] / 2
+        events.append(Event("compute", "loss", now, 1.0, 1.0, "", path=("T5",)))
+        now += 1.0
+    memory = tuple((float(t), 100.0 + t) for t in range(int(now)))
+    return Timeline(now, tuple(events), memory, (), 50.0)
+
+
+def test_layers_are_found_by_their_numbers() -> None:
+    """By pass; those of another length apart; the middle one is drawn."""
+    forward, backward = layers_of(step_of_layers([4.0, 4.0, 6.0, 4.0, 4.1]))
+    assert (forward.label, backward.label) == (
+        "forward of T5/*_{0,1,3,4}",
+        "backward of T5/*_{0,1,3,4}",
+    )
+    assert [x.name for x in backward.different] == ["T5/*_2"]
+    assert forward.drawn.name == "T5/*_3"
+    starts = [x.start for x in backward.alike]
+    assert starts == sorted(starts)
+    assert all(x.seconds == pytest.approx(4.25) for x in forward.alike[:3])
+    assert not layers_of(step_of_layers([4.0, 4.0]))
+    assert not layers_of(step_of_layers([1.0, 2.0, 4.0, 8.0]))
+
+
+def test_a_window_is_a_part_of_the_step() -> None:
+    whole = step_of_layers([4.0] * 3)
+    cuts = [0.0, 5.5, 10.5, whole.seconds]
+    parts = [window(whole, *pair) for pair in itertools.pairwise(cuts)]
+    for name in ("seconds", "exposed"):
+        total = sum(getattr(e, name) for e in whole.events)
+        assert sum(getattr(e, name) for p in parts for e in p.events) == pytest.approx(total)
+    for part, start in zip(parts, cuts, strict=False):
+        assert all(0 <= e.start <= e.start + e.seconds <= part.seconds + 1e-9 for e in part.events)
+        assert part.memory[0] == (0.0, 100.0 + int(start))
+        assert "peak" in memory_chart(part, 1e3)
+
+
+def test_a_layer_is_drawn_in_detail(plan: ps.Plan) -> None:
+    """One of five in each pass, to which the bands of all five lead."""
+    page = report_page(plan, step_of_layers([4.0, 4.0, 6.0, 4.0, 4.1]))
+    for i, name in enumerate(("forward", "backward")):
+        assert page.count(f'<a href="#layers{i}">') == page.count(f'id="layers{i}"') == 1
+        assert f"<summary>{name} of T5/*_{{0,1,3,4}} (x4): 4.25 s each</summary>" in page
+    assert page.count('class="band') == 10
+    assert page.count("Of another length: T5/*_2 6.25 s.") == 2
+
+
 def test_ticks_are_round_numbers() -> None:
     assert round_ticks(1.17) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1.0])
     assert round_ticks(94.4e9, 4) == pytest.approx([0, 50e9])
@@ -153,24 +211,36 @@ def test_short_events_are_merged() -> None:
     assert re.fullmatch(r"\d all_gather", drawn[0].kind)
 
 
-def test_page_opens_in_a_browser(plan: ps.Plan, tmp_path: pathlib.Path) -> None:
-    """Headless Chromium lays it out: every picture has a size, nothing is asked of a network."""
+@pytest.mark.parametrize("width", [1280, 400])
+def test_page_opens_in_a_browser(plan: ps.Plan, tmp_path: pathlib.Path, width: int) -> None:
+    """Headless Chromium lays it out: a click on a layer opens its picture, every picture has a
+    size, the page is no wider than the window, and nothing is asked of a network.
+    """
     browser = shutil.which("chromium") or shutil.which("chromium-browser")
     if browser is None:
         pytest.skip("no Chromium here; .ci/run installs it")
-    plan.save_report(tmp_path / "report.html")
-    page = (tmp_path / "report.html").read_text()
-    probe = """<script>window.onload=()=>{const b=[...document.querySelectorAll('svg')].map(
-      s=>s.getBoundingClientRect());document.title='ok '+b.length+' '+b.filter(
-      r=>r.width>5&&r.height>5).length+' '+document.body.scrollWidth}</script>"""
-    (tmp_path / "probed.html").write_text(page.replace("</body>", probe + "</body>"))
+    page = report_page(plan, step_of_layers([4.0, 4.0, 6.0, 4.0, 4.1]))
+    probe = """<script>window.onload=()=>{const all=n=>[...document.querySelectorAll(n)];
+      all('a[href="#layers1"]')[0].dispatchEvent(new MouseEvent('click',{bubbles:true}));
+      setTimeout(()=>{const opened=all('details').map(d=>+d.open).join('');
+      all('details').forEach(d=>d.open=true);
+      const b=all('svg').map(s=>s.getBoundingClientRect());
+      parent.postMessage(['ok',b.length,b.filter(r=>r.width>5&&r.height>5).length,
+      document.documentElement.scrollWidth,opened].join(' '),'*')},200)}</script>"""
+    (tmp_path / "page.html").write_text(page.replace("</body>", probe + "</body>"))
+    # A window of Chromium is no narrower than 500 pixels; a frame is.
+    outer = f"""<script>onmessage=e=>{{document.title=e.data}}</script>
+      <iframe width={width} height=2000 style="border:0" src="page.html"></iframe>"""
+    (tmp_path / "probed.html").write_text(outer)
     flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run"
     flags += " --disable-background-networking --disable-component-update --disable-sync"
     command = [browser, *flags.split(), f"--user-data-dir={tmp_path / 'profile'}"]
-    command += ["--window-size=1140,2000", "--dump-dom", (tmp_path / "probed.html").as_uri()]
+    command += ["--window-size=1400,2000", "--virtual-time-budget=3000", "--dump-dom"]
+    command.append((tmp_path / "probed.html").as_uri())
     dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
-    found = re.search(r"<title>ok (\d+) (\d+) (\d+)</title>", dom)
-    assert found
-    pictures, drawn, width = map(int, found.groups())
+    found = re.search(r"<title>ok (\d+) (\d+) (\d+) (\d+)</title>", dom)
+    assert found, dom[:300]
+    pictures, drawn, wide = map(int, found.groups()[:3])
     assert pictures == drawn == page.count("<svg")
-    assert width <= 1140
+    assert wide <= width
+    assert found[4] == "01"

@@ -8,6 +8,7 @@ import numpy as np
 
 from partir_search.ir.analysis.def_use import def_use
 from partir_search.ir.core import Op, walk_regions
+from partir_search.ir.printing.paths import op_paths
 from partir_search.lowering.local_ir import LocalOp, LocalProgram, RingTurn
 from partir_search.simulator.simulator import CostModel, Simulation
 
@@ -26,6 +27,8 @@ class Event:
       exposed: seconds of a collective not hidden by compute; all seconds of compute.
       source: file and line of the op in the user's program.
       scope: name stack of the op.
+      path: block of an op of compute: scopes, or modules of the weights that it reads.
+      backward: True for an op of compute made by reverse-mode differentiation.
     """
 
     lane: str
@@ -35,6 +38,8 @@ class Event:
     exposed: float
     source: str
     scope: str = ""
+    path: tuple[str, ...] = ()
+    backward: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -78,6 +83,7 @@ def timeline(model: CostModel, program: LocalProgram, most: int = 40) -> Timelin
     cost, live, curve = found.cost, found.live, model.memory.curve
     seconds_of = _seconds_of_ops(model, program, found)
     position = program.partition.def_use.position
+    paths = op_paths(model.module)
     began = np.zeros(len(program.body.region.ops) + 1)
     events: list[Event] = []
     now = 0.0
@@ -93,8 +99,10 @@ def timeline(model: CostModel, program: LocalProgram, most: int = 40) -> Timelin
             turns = item.turns if isinstance(item, RingTurn) else 1
             seconds = seconds_of.get(item.op.id, 0.0) / turns
             if seconds:
-                where = item.op.source, item.op.scope
-                events.append(Event(COMPUTE, item.op.prim, now, seconds, seconds, *where))
+                op = item.op
+                block = tuple(paths[op.id]), op.backward
+                made = op.source, op.scope, *block
+                events.append(Event(COMPUTE, op.prim, now, seconds, seconds, *made))
             now += seconds
     copied = cost.seconds - now
     if copied > 1e-12:  # the simulator does not attribute copies to ops

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import math
 from collections.abc import Sequence
 from html import escape
@@ -13,6 +14,8 @@ from partir_search.simulator.timeline import COMPUTE, Event, Timeline
 WIDTH, LEFT, RIGHT = 1040, 130, 16
 COLORS = ("#c2410c", "#0f766e", "#7c3aed", "#be185d", "#1d4ed8", "#4d7c0f")
 BLUE = "#2563eb"
+WIDE_LETTER = 7.5  # pixels: a bar wider than its text shows it
+GAP = 0.7  # pixels between neighbouring bars
 MERGED_PIXELS = 4.0  # pixels over which neighbouring events are merged into one
 
 
@@ -52,16 +55,26 @@ def _axis(y: float, seconds: float) -> str:
     return "".join(out)
 
 
-def timeline_chart(timeline: Timeline) -> str:
-    """Chart with a lane for compute and a lane for each set of mesh axes.
+@dataclasses.dataclass(frozen=True)
+class Band:
+    """Intervals of a step with a name, drawn above its lanes; a click leads to `target`."""
+
+    name: str
+    target: str
+    intervals: tuple[tuple[str, float, float], ...]  # (name, start, end)
+
+
+def timeline_chart(timeline: Timeline, bands: Sequence[Band] = ()) -> str:
+    """Chart with a lane for compute and a lane for each set of mesh axes, below bands.
 
     Exposed seconds of a collective are opaque, hidden seconds faint.
     """
     lanes = [COMPUTE, *dict.fromkeys(e.lane for e in timeline.events if e.lane != COMPUTE)]
     scale = (WIDTH - LEFT - RIGHT) / max(timeline.seconds, 1e-12)
-    out = []
+    out = [_band(band, scale) for band in bands]
+    top = 30 if bands else 6
     for row, lane in enumerate(lanes):
-        y = 6 + 34 * row
+        y = top + 34 * row
         out.append(text(LEFT - 8, y + 18, lane, "end"))
         out.append(
             f'<rect x="{LEFT}" y="{y}" width="{WIDTH - LEFT - RIGHT}" height="26" class="lane"/>'
@@ -69,25 +82,42 @@ def timeline_chart(timeline: Timeline) -> str:
         color = BLUE if lane == COMPUTE else COLORS[(row - 1) % len(COLORS)]
         for event in _drawn([e for e in timeline.events if e.lane == lane], scale):
             out.append(_bar(event, y, scale, color))
-    bottom = 10 + 34 * len(lanes)
+    bottom = top + 4 + 34 * len(lanes)
     return svg(bottom + 22, "".join(out) + _axis(bottom, timeline.seconds), "timeline of a step")
+
+
+def _band(band: Band, scale: float) -> str:
+    """Alternating rectangles with the band's name over their middle."""
+    out = []
+    for i, (name, start, end) in enumerate(band.intervals):
+        place = f'x="{LEFT + start * scale:.1f}" y="4" width="{(end - start) * scale:.1f}"'
+        shade = "even" if i % 2 else "odd"
+        words = f"{name}: {duration(end - start)}"
+        out.append(titled(words, f'<rect {place} height="18" class="band {shade}"/>'))
+    first, last = band.intervals[0][1], max(end for _, _, end in band.intervals)
+    if (last - first) * scale > WIDE_LETTER * len(band.name):
+        out.append(text(LEFT + (first + last) / 2 * scale, 17, band.name, "middle", 'class="on"'))
+    return f'<a href="#{band.target}">{"".join(out)}</a>'
 
 
 def _bar(e: Event, y: float, scale: float, color: str) -> str:
     x, width = LEFT + e.start * scale, max(e.seconds * scale, 0.4)
+    width -= GAP if width > MERGED_PIXELS else 0.0
     hidden = max(e.seconds - e.exposed, 0.0)
     title = f"{e.kind}: {duration(e.seconds)}"
     title += f", {duration(hidden)} hidden" if hidden > 1e-12 and e.lane != COMPUTE else ""
     title += f"\n{e.source}" if e.source else ""
-    faint = hidden * scale
-    place = f'x="{x:.2f}" y="{y + 2}" width="{width:.2f}" height="22"'
+    faint = min(hidden * scale, width)
+    place = f'x="{x:.1f}" y="{y + 2}" width="{width:.1f}" height="22"'
     shapes = f'<rect {place} fill="{color}" opacity=".35"/>'
     if width - faint > 0:
         shapes += (
-            f'<rect x="{x + faint:.2f}" y="{y + 2}" width="{width - faint:.2f}" height="22"'
+            f'<rect x="{x + faint:.1f}" y="{y + 2}" width="{width - faint:.1f}" height="22"'
             f' fill="{color}"/>'
         )
-    return f"<g><title>{escape(title)}</title>{shapes}</g>"
+    if width > WIDE_LETTER * len(e.kind):
+        shapes += text(x + width / 2, y + 17, e.kind, "middle", 'class="in"')
+    return titled(title, shapes)
 
 
 def _drawn(events: Sequence[Event], scale: float) -> list[Event]:

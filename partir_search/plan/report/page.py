@@ -5,16 +5,19 @@ from __future__ import annotations
 from html import escape
 
 from partir_search.messages.html import rows_html, table_html
+from partir_search.messages.number_groups import number_groups
 from partir_search.messages.wording import amount, duration
 from partir_search.plan.facts import PlanFacts
 from partir_search.plan.report import tables
 from partir_search.plan.report.argument_tables import argument_rows
 from partir_search.plan.report.charts import (
+    Band,
     memory_chart,
     progress_chart,
     timeline_chart,
 )
 from partir_search.plan.report.front_chart import front_chart
+from partir_search.plan.report.layers import Layers, layers_of, window
 from partir_search.plan.report.shards import ShardsPictures
 from partir_search.plan.report.summary import headlines, summary
 from partir_search.simulator.timeline import Timeline
@@ -40,6 +43,9 @@ td.n,th.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
 svg{width:100%;height:auto}svg.shards{width:auto}
 svg.shards rect{stroke:var(--back);stroke-width:.5;vector-effect:non-scaling-stroke}
 svg text{font:12px system-ui,sans-serif;fill:var(--soft)}
+.band{fill:var(--edge);opacity:.5}.band.even{opacity:.3}a:hover .band{opacity:.7}
+svg text.on{fill:var(--text)}svg text.in{fill:#fff;font-size:11px}
+summary{cursor:pointer;padding:4px 0}
 .lane{fill:var(--panel)}.axis{stroke:var(--soft)}.grid{stroke:var(--grid)}
 .mark{stroke:var(--soft);stroke-dasharray:4 3}.filled{fill:var(--fill);stroke:var(--edge)}
 dl{display:grid;grid-template-columns:max-content 1fr;gap:4px 16px;margin:16px 0}
@@ -73,7 +79,7 @@ def report_page(plan: PlanFacts, timeline: Timeline) -> str:
             table_html(plan.confirmed.table()) if plan.confirmed else "",
         ),
         _section("What if", table_html(tables.changes_table(plan))),
-        _section("The step", timeline_chart(timeline), TIMELINE_NOTE),
+        _step(plan, timeline),
         _section("Kernels by seconds", table_html(tables.kernels_table(plan))),
         _section("Collectives by source line", table_html(tables.collective_lines_table(plan))),
         _section("Memory of a device", memory_chart(timeline, plan.memory_limit)),
@@ -99,6 +105,7 @@ TIMELINE_NOTE = (
     "Compute above, collectives below in a lane for the mesh axes that they run along. What compute"
     " hides is faint. Hover for kind, time and source line."
 )
+LAYERS_NOTE = " A click on a layer opens one of its kind, drawn in detail below."
 SHARDS_NOTE = (
     "Each picture is an argument, cut into its tiles; hover for the devices that hold a tile."
     " Arguments that differ in numbers only (layers) share a row. Optimizer state of a parameter's"
@@ -114,6 +121,40 @@ def _answers(plan: PlanFacts) -> str:
     bad = "".join(f"<p class=warn>{escape(line)}</p>" for line in headlines(plan))
     words = "".join(f"<dt>{escape(q)}</dt><dd>{escape(a)}</dd>" for q, a in summary(plan)[1:])
     return f"{bad}<dl>{words}</dl>"
+
+
+def _step(plan: PlanFacts, timeline: Timeline) -> str:
+    """The whole step, and one layer of each kind, which opens on a click."""
+    found = layers_of(timeline)
+    bands = [
+        Band(
+            f"{group.label} (x{len(group.alike)})",
+            f"layers{i}",
+            tuple((x.name, x.start, x.end) for x in (*group.alike, *group.different)),
+        )
+        for i, group in enumerate(found)
+    ]
+    note = TIMELINE_NOTE + (LAYERS_NOTE if found else "")
+    details = (
+        _layer(group, band, timeline, plan.memory_limit)
+        for group, band in zip(found, bands, strict=True)
+    )
+    return _section("The step", timeline_chart(timeline, bands), note) + "".join(details)
+
+
+def _layer(group: Layers, band: Band, timeline: Timeline, limit: float) -> str:
+    drawn = group.drawn
+    part = window(timeline, drawn.start, drawn.end)
+    lengths = [(layer.name, duration(layer.seconds)) for layer in group.different]
+    other = "; ".join(f"{label} {seconds}" for label, _, seconds in number_groups(lengths))
+    note = f"{drawn.name} from {duration(drawn.start)} on, and the memory meanwhile."
+    note += f" Of another length: {other}." if other else ""
+    return (
+        f"<details><summary>{escape(band.name)}: {duration(drawn.seconds)} each</summary>"
+        f'<p class=note id="{band.target}">{escape(note)}</p>'
+        f"<div class=wide>{timeline_chart(part)}</div>"
+        f"<div class=wide>{memory_chart(part, limit)}</div></details>"
+    )
 
 
 def _section(title: str, body: str, note: str = "") -> str:
