@@ -25,6 +25,7 @@ from partir_search.passes.roll import (
     region_at,
     roll,
 )
+from partir_search.passes.roll.min_cut import min_node_cut
 from partir_search.planning.microbatch import in_time
 from partir_search.planning.trace import read_call, split_call
 from tests.support import (
@@ -228,6 +229,49 @@ def test_layers_of_microbatches() -> None:
     assert parameters == {op.results[0] for op in stacks}  # matrices and their transpositions
     assert loop.params["num_consts"] == 4  # no single parameter of a layer is left
     check_partition(state_of(found.module).partition(), deep, args)
+
+
+def test_residuals_are_few() -> None:
+    """Of the activations of a transformer layer, the inputs and results of the products alone."""
+    _, _, found = rolled("gpt-tiny", 4)
+    pair = only_pair(found)
+    assert pair.backward is not None
+    scan = found.module.body.ops[pair.forward.position]
+    types = [str(scan.results[r].type) for _, r in pair.backward.residuals]
+    assert types.count("f32[4,2,4,16,16]") == 1  # scores; 5 such arrays without repeated ops
+    assert len(types) == 13
+    backward = found.module.body.ops[pair.backward.position].regions[0]
+    assert all(op.backward for op in backward.ops)
+
+
+def test_cheapest_cut() -> None:
+    """Of equal sets, the one nearest the targets; by brute force on random graphs."""
+    assert min_node_cut({"a": 2, "b": 2}, [("a", "b")], {"a"}, {"b"}) == {"b"}
+    assert min_node_cut({"a": 2, "b": 1, "c": 1}, [("a", "b"), ("a", "c")], {"a"}, {"b", "c"}) == {
+        "b",
+        "c",
+    }
+    assert min_node_cut({"a": 1, "b": 1}, [("a", "b")], {"a"}, {"a", "b"}) == {"a"}
+    assert min_node_cut({"a": 1, "b": 1}, [], {"a"}, {"b"}) == set()
+    rng = np.random.default_rng(0)
+    for _ in range(30):
+        n = 7
+        cost = {i: int(rng.integers(1, 5)) for i in range(n)}
+        edges = [(i, j) for i in range(n) for j in range(i + 1, n) if rng.random() < 0.35]
+        sources, targets = {0, 1}, {n - 2, n - 1}
+
+        def cuts(chosen: set[int], edges: Any = edges, targets: Any = targets) -> bool:
+            reached = {0, 1} - chosen
+            for a, b in edges:
+                if a in reached and b not in chosen:
+                    reached.add(b)
+            return not reached & targets
+
+        sets = [{i for i in range(n) if bits >> i & 1} for bits in range(2**n)]
+        least = min(sum(cost[i] for i in chosen) for chosen in sets if cuts(chosen))
+        found = min_node_cut(cost, edges, sources, targets)
+        assert cuts(found)
+        assert sum(cost[i] for i in found) == least
 
 
 def test_equal_constants_of_layers() -> None:

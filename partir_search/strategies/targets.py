@@ -140,6 +140,10 @@ class StrategyTargets:
                         origin[op.regions[r].args[j].id] = (cls, dims[stacked:])
                 continue
             rule = graph.rules[op.id]
+            if rule.role is Role.LAYERS and all(v.id in origin for _, v in op.inputs()):
+                stack = op.results[0]  # tiled in place of the parameters
+                origin[stack.id] = graph.class_of[stack.id], tuple(range(len(stack.type.shape)))
+                continue
             inputs = [(i, v) for i, v in op.inputs() if v.type.shape]
             if len(inputs) == len(op.results) == 1 and inputs[0][1].id in origin:
                 (i, x), result = inputs[0], op.results[0]

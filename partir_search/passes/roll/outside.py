@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Callable, Set
 
 from partir_search.ir.core import Op, Value
-from partir_search.passes.roll.again import grows, reading
+from partir_search.passes.roll.again import reading
 from partir_search.passes.roll.layers import Inner, Layers, independent
 
 
@@ -45,7 +45,7 @@ def split_off(
     able: set[int] = set()
     for offset, op in enumerate(layers.first):
         outside = offset in own and _made_outside(layers, offset, once | able)
-        if outside and not moves(op) and not grows(op):
+        if outside and not moves(op) and not _grows(op):
             able.add(offset)
     wanted = {
         o for o in common | own if any(r in read for ops in layers.ops for r in ops[o].results)
@@ -81,3 +81,9 @@ def _with_makers(layers: Layers, offsets: Set[int]) -> set[int]:
 
 def _made_outside(layers: Layers, offset: int, outside: Set[int]) -> bool:
     return all(s.offset in outside for s in layers.sources[offset] if isinstance(s, Inner))
+
+
+def _grows(op: Op) -> bool:
+    """True if the results of an op are larger than the operands."""
+    read = {v.id: v.type.nbytes for _, v in op.inputs()}
+    return sum(r.type.nbytes for r in op.results) > sum(read.values())
