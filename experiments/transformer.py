@@ -90,7 +90,7 @@ def main(argv: list[str]) -> None:
     del argv
     join_cluster()
     logging.set_verbosity(logging.WARNING)  # orbax tells a lot
-    console = Console(width=100, quiet=not is_first())
+    console = Console(width=None if sys.stdout.isatty() else 100, quiet=not is_first())
     config = TransformerConfig(
         layers=FLAGS.layers,
         d_model=FLAGS.d_model,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import re
+import sys
 from typing import Any
 
 import jax
@@ -16,7 +17,7 @@ from rich.console import Console
 import partir_search as ps
 from models.catalog import MODELS
 from partir_search.messages.number_groups import number_groups
-from partir_search.messages.wording import milliseconds
+from partir_search.messages.wording import amount, milliseconds
 from partir_search.plan.legend import legend
 from partir_search.plan.peak_memory import peak_memory
 from partir_search.plan.report import progress, report_page
@@ -226,9 +227,20 @@ def test_reports_keep_what_matters(plan: ps.Plan, width: int) -> None:
     for row in collective_rows(plan)[:15]:
         found = re.search(r"(\w+\.py:\d+)", row.source)
         assert found is None or found[1] in text
+    live = text[text.index("live at the peak") :]
+    for value in peak_memory(plan).live[:8]:
+        assert re.search(rf" {re.escape(amount(value.bytes))} *$", live, re.MULTILINE), live
     for argument in argument_rows(plan):
         assert argument.label[-8:] in text
         assert argument.type in text.replace("\n", "")
+
+
+def test_printed_results_fit_the_terminal(plan: ps.Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = ps.compare(plan, plan.what_if("batch", jax.P("model")).after)
+    assert max(map(len, str(found).splitlines())) > 80
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert max(map(len, str(found).splitlines())) <= 80
 
 
 def test_moments_share_the_row_of_their_parameter(plan: ps.Plan) -> None:

@@ -36,7 +36,7 @@ from partir_search.ir.mesh import MeshShape
 from partir_search.lowering.halo import crossed
 from partir_search.lowering.local_ir import LocalProgram, Reshard
 from partir_search.lowering.reshard_steps import COLLECTIVES, HaloPermute, Permute, ReshardStep
-from partir_search.messages.console import new_console, new_table
+from partir_search.messages.console import grouped, new_table, text_of
 from partir_search.simulator.simulator import CostModel
 
 if TYPE_CHECKING:
@@ -112,16 +112,11 @@ class Verification:
         return table
 
     def __str__(self) -> str:
-        console = new_console(width=110)
-        with console.capture() as capture:
-            console.print(self.table())
-            for change in self.changes:
-                console.print(f"XLA: {change}", highlight=False)
-            for line in self.unexplained:
-                console.print(f"unexplained: {line}", highlight=False)
-            if self.confirmed:
-                console.print("every collective is compiled as predicted, up to what is named")
-        return capture.get()
+        lines = [f"XLA: {change}" for change in self.changes]
+        lines += [f"unexplained: {line}" for line in self.unexplained]
+        if self.confirmed:
+            lines.append("every collective is compiled as predicted, up to what is named")
+        return text_of(grouped(self.table(), *lines))
 
 
 def verify(

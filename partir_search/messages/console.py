@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import shutil
+import sys
 from typing import TYPE_CHECKING, Any
 
 from partir_search.messages.html import notebook_html, renderable_html
@@ -45,8 +47,15 @@ def new_console(**options: Any) -> Console:
     return Console(**options)
 
 
-def text_of(renderable: RenderableType, width: int = 140) -> str:
-    """Text of a renderable, without colors; nothing is shown, in notebooks neither."""
+WIDTH = 140  # characters of text that no terminal shows
+
+
+def text_of(renderable: RenderableType) -> str:
+    """Text of a renderable without colors, as wide as the terminal of stdout but at most WIDTH.
+
+    Nothing is shown, in notebooks neither.
+    """
+    width = min(WIDTH, shutil.get_terminal_size().columns) if sys.stdout.isatty() else WIDTH
     console = new_console(width=width, force_terminal=False, force_jupyter=False, color_system=None)
     with console.capture() as capture:
         console.print(renderable)

@@ -16,7 +16,8 @@ from partir_search.plan.step_seconds import collective_rows, kernel_rows
 if TYPE_CHECKING:
     from rich.table import Table
 
-MIN_SOURCE, MIN_VALUE = 15, 20  # characters of narrow columns
+MIN_SOURCE, MIN_VALUE = 15, 14  # characters of narrow columns
+SHOWN_TERAFLOP = 1e-6  # of a kernel; fewer are left out
 
 
 def strategies_table(plan: PlanFacts) -> Table:
@@ -89,7 +90,8 @@ def kernels_table(plan: PlanFacts, rows: int = 10) -> Table:
     for row in found[:rows]:
         share = f"{row.seconds / plan.cost.seconds:.1%}" if plan.cost.seconds else ""
         figures = (milliseconds(row.seconds), share, f"{row.runs:,.0f}")
-        work = (f"{row.flops / 1e12:.3g}" if row.flops else "", amount(row.bytes))
+        teraflop = row.flops / 1e12
+        work = (f"{teraflop:.3g}" if teraflop >= SHOWN_TERAFLOP else "", amount(row.bytes))
         table.add_row(row.kind, Source(row.source), *figures, *work)
     table.caption = _more(len(found) - rows, sum(r.seconds for r in found[rows:]))
     return table
@@ -173,7 +175,7 @@ def live_table(plan: PlanFacts, rows: int = 8) -> Table:
     for column in ("type", "part"):
         table.add_column(column, overflow="fold")
     table.add_column("made at", min_width=MIN_SOURCE)
-    table.add_column("on a device", justify="right")
+    table.add_column("bytes", justify="right", no_wrap=True)
     found = peak_memory(plan).live
     for row in found[:rows]:
         label = f"{row.label} (x{row.count})" if row.count > 1 else row.label
