@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import pathlib
 
 import pytest
 
+from experiments import pipelines as experiment
 from partir_search.ir.pipeline_schedule import SCHEDULES, PipelineSchedule
 from partir_search.ir.pipeline_table import pipeline_table
-from partir_search.theory import pipelines
+from partir_search.theory import memory, pipelines
+from partir_search.theory.model_sizes import MODEL_SIZES
 from partir_search.theory.pipelines import StageBytes, StageSeconds
 
+ROOT = pathlib.Path(__file__).parent.parent
 SIZES = [
     *itertools.product((2, 3, 4, 8), (1, 5, 8, 24), (1,)),
     *((p, k * p, v) for p in (2, 3, 4, 8) for k in (1, 2, 3) for v in (2, 4)),
@@ -115,3 +119,38 @@ def test_fractions_of_the_lecture() -> None:
     assert pipelines.in_flight(16, 32) == 31
     assert pipelines.in_flight(16, 32, 4) == pytest.approx(16 + 15 / 4)
     assert pipelines.in_flight(16, 32, schedule="gpipe") == 32
+
+
+# Llama 3 405B, as in docs/evidence/pipelines.md --------------------------------------------------
+
+KEPT = experiment.LayerFigures(0.033450, 0.0026098, 552083456.0)  # of the simulator
+AGAIN = experiment.LayerFigures(0.040193, 0.0028708, 67108864.0)
+
+
+def test_rows_of_llama(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Utilization within 10 % of the demands, and the rows of the page."""
+    monkeypatch.setattr(experiment, "layer_figures", lambda again: AGAIN if again else KEPT)
+    page = (ROOT / "docs/evidence/pipelines.md").read_text()
+    rows = {(n, v): experiment.pipeline_row(n, v) for n in (8192, 16384) for v in (1, 2, 4, 8)}
+    for row in rows.values():
+        assert row["fits"]
+        line = f"| {row['devices']:,} | {row['plan']} | {row['recomputed']} | {row['s']:.2f} |"
+        assert line in page, row
+    assert rows[8192, 4]["mfu"] == pytest.approx(0.417, rel=0.1)
+    assert rows[16384, 4]["mfu"] == pytest.approx(0.375, rel=0.1)
+    # Without a pipeline 15.71 and 10.32 s (`--known`): chunks win, and nothing wins without them.
+    assert 1.2 < 15.71 / rows[8192, 4]["s"] < 1.35
+    assert 1.5 < 10.32 / rows[16384, 4]["s"] < 1.65
+    assert rows[8192, 1]["s"] > 15.71
+
+
+@pytest.mark.long
+def test_figures_of_a_layer_of_llama() -> None:
+    for again, wanted in ((False, KEPT), (True, AGAIN)):
+        found = experiment.layer_figures(again)
+        assert found.compute == pytest.approx(wanted.compute, rel=0.05)
+        assert found.exposed == pytest.approx(wanted.exposed, rel=0.1)
+        assert found.nbytes == pytest.approx(wanted.nbytes, rel=0.01)
+    model = MODEL_SIZES["llama3-405b"]
+    formula = memory.activation_bytes(model, model.sequence) / experiment.TENSOR
+    assert formula == pytest.approx(KEPT.nbytes, rel=0.04)  # halves of rotated queries besides
