@@ -69,6 +69,7 @@ def auto_partition(
     remat: Remat = "auto",
     stack: Stacking = "auto",
     microbatches: int | Sequence[int] = 1,
+    scan_layers: Stacking = False,
     rings: bool = False,
     skewed_state: bool = False,
     shardings_like: Plan | None = None,
@@ -112,13 +113,13 @@ def auto_partition(
       microbatches: number of parts of the batch computed one after the other, with equal results,
         or several numbers, of which the first with a fitting plan is used. A step that needs the
         whole batch at once (batch normalisation) is refused (see `microbatched`).
-      rings: True lets searches partition in time as well: on two mesh axes of equal size (see
-        `SpatialTemporal`), by collective matmuls (see `CollectiveMatmul`) and by ring attention
-        (see `ContextParallel`). Programs with attention are planned twice, unchanged and with each
-        attention as one op.
+      scan_layers: True writes equal layers as scans, compiled once instead of once per layer;
+        "auto" if the plan fits and takes at most 10 % more simulated seconds; False never.
+      rings: True lets searches partition in time as well (see `SpatialTemporal`,
+        `CollectiveMatmul` and `ContextParallel`). Programs with attention are planned twice,
+        unchanged and with each attention as one op.
       skewed_state: True stores train state in the block order used by rings, to save a rotation per
-        step. Convert with `plan.skew` before the first step, and with `plan.unskew` for export and
-        checkpoints.
+        step. Convert with `plan.skew` before the first step, with `plan.unskew` for checkpoints.
       shardings_like: the plan of another function (the train step, for an eval step). Arguments
         with the path and type of an argument of the plan get the same layout, and no search runs
         unless `schedule` asks for one. A path may be a suffix: `params/w` of `state/params/w`.
@@ -133,7 +134,7 @@ def auto_partition(
       trip_counts: iterations of data-dependent loops assumed by the simulator, by glob on a loop's
         source line, name stack or name: ``{"*solver.py:41*": 12}``. Default: 100, shared by nested
         loops, or the program's own limit if smaller.
-      dump_dir: folder for the program after each pass, `00_trace.ir` to `21_emit.ir`; plans of
+      dump_dir: folder for the program after each pass, `00_trace.ir` to `23_emit.ir`; plans of
         further signatures are written to subfolders.
       confirm: machine and topology whose compiler chooses the plan, ``tpu_v5e:2x4``, or True for
         the machine's usual topology. After the search, finalists within 10 % of its plan are
@@ -163,6 +164,7 @@ def auto_partition(
         remat=remat,
         stack=stack,
         microbatches=checks.microbatch_numbers(microbatches),
+        scan_layers=scan_layers,
         on_overflow=on_overflow,
         progress=progress,
         rings=rings,

@@ -167,7 +167,7 @@ def test_flags() -> None:
     assert sent == ps.FewestBytes("hosts")
     assert flags.goals("fit=1GiB") == [ps.Fit(2.0**30)]
     assert flags.counts("1,2,4") == (1, 2, 4)
-    assert [flags.remat(x) for x in ("auto", "always", "never")] == ["auto", True, False]
+    assert [flags.three_ways(x) for x in ("auto", "always", "never")] == ["auto", True, False]
     assert cli.joined_positions(["--donate", "0", "2", "m:f"]) == ["--donate=0,2", "m:f"]
     assert cli.joined_positions(["--donate=0", "m:f"]) == ["--donate=0", "m:f"]
 

@@ -79,22 +79,22 @@ def test_dumped(tmp_path: pathlib.Path) -> None:
         "02_views.ir",
         "03_group_arguments.ir",
         "04_block_scans.ir",
-        "09_fold.ir",
-        "10_search.ir",
-        "11_unfold.ir",
-        "12_local.ir",
-        *(f"{at}_{name}.ir" for at, name in enumerate(SCHEDULING, 13)),
-        "22_emit.ir",
+        "10_fold.ir",
+        "11_search.ir",
+        "12_unfold.ir",
+        "13_local.ir",
+        *(f"{at}_{name}.ir" for at, name in enumerate(SCHEDULING, 14)),
+        "23_emit.ir",
         "passes.txt",
     ]
     read = {p.name: p.read_text() for p in (tmp_path / "passes").iterdir()}
     assert read["00_trace.ir"].count("dot_general") > 1
     assert 'tile 0 "batch"' not in read["00_trace.ir"]
-    assert read["11_unfold.ir"] == plan.ir(full=True) + "\n"
-    assert read["21_scatter_tiles_first.ir"] == plan.local_ir() + "\n"
-    assert "shard_map" in read["22_emit.ir"]
+    assert read["12_unfold.ir"] == plan.ir(full=True) + "\n"
+    assert read["22_scatter_tiles_first.ir"] == plan.local_ir() + "\n"
+    assert "shard_map" in read["23_emit.ir"]
     other = train.plan(jax.ShapeDtypeStruct((32, 8), jnp.float32), W)
-    assert (tmp_path / "passes" / other.fingerprint / "12_local.ir").exists()
+    assert (tmp_path / "passes" / other.fingerprint / "13_local.ir").exists()
 
 
 def test_dumps_of_other_static_values(tmp_path: pathlib.Path) -> None:
@@ -120,6 +120,7 @@ def test_spec_is_saved_and_read() -> None:
         rewrites=Rewrites(
             microbatches=2,
             attention=True,
+            scan_layers=True,
             stacks=(Stack(("y", "z"), 4),),
             padding=(Pad("x", 0, 8),),
             remat=((1, 4),),
@@ -131,7 +132,7 @@ def test_spec_is_saved_and_read() -> None:
         assert getattr(spec.rewrites, field.name) != getattr(defaults, field.name)
     data = json.loads(json.dumps(spec.to_json()))
     assert PlanSpec.from_json(data) == spec
-    wanted = {"microbatches", "attention", "stacks", "padding", "remat", "sub_axes"}
+    wanted = {"microbatches", "attention", "scan_layers", "stacks", "padding", "remat", "sub_axes"}
     assert set(data) >= wanted  # of format 2
     former = {**data, "parts": data["sub_axes"]}
     del former["sub_axes"]

@@ -66,8 +66,8 @@ def goals(text: str) -> list[Any]:
     return found
 
 
-def remat(text: str) -> bool | Literal["auto"]:
-    """Parses an option of recomputation."""
+def three_ways(text: str) -> bool | Literal["auto"]:
+    """Parses auto, always or never."""
     known: dict[str, bool | Literal["auto"]] = {"auto": "auto", "always": True, "never": False}
     if text not in known:
         raise argparse.ArgumentTypeError(f"{text!r} is none of auto, always, never")

@@ -127,10 +127,16 @@ def _add_plan(commands: Any) -> None:
     )
     plan.add_argument("--goals", type=flags.goals, help=flags.GOALS)
     plan.add_argument(
-        "--remat", type=flags.remat, default="auto", help="recomputation: auto, always, never"
+        "--remat", type=flags.three_ways, default="auto", help="recomputation: auto, always, never"
     )
     plan.add_argument(
         "--microbatches", type=flags.counts, default=(1,), help="4, or 1,2,4: the first that fits"
+    )
+    plan.add_argument(
+        "--scan-layers",
+        type=flags.three_ways,
+        default=False,
+        help="equal layers as scans, compiled once: auto, always, never",
     )
     plan.add_argument("--rings", action="store_true", help="partition in time as well")
     plan.add_argument("--cache", help="folder of plans; later runs load the plan")

@@ -54,6 +54,7 @@ def _plan(args: argparse.Namespace) -> int:
         "donate_argnums": args.donate,
         "goals": args.goals,
         "microbatches": args.microbatches,
+        "scan_layers": args.scan_layers,
         "progress": True,
     }
     schedule: Any = None

@@ -11,7 +11,7 @@ from partir_search.plan.plan import Plan
 def dump(plan: Plan, folder: pathlib.Path) -> None:
     """Writes the program after each recorded pass to files, with a table of all passes.
 
-    The files are `00_trace.ir` ... `21_emit.ir` and `passes.txt`.
+    The files are `00_trace.ir` ... `23_emit.ir` and `passes.txt`.
 
     Raises:
       OSError: a file cannot be written.

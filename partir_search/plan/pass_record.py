@@ -13,6 +13,7 @@ PIPELINE = {
     "group_arguments": "arguments that the user wants alike",
     "block_scans": "cumulative ops within blocks of a dim, and over blocks",
     "recognize_attention": "each attention as one op",
+    "scan_layers": "equal layers as scans",
     "stack": "equal programs on several arrays, computed once on a stack of the arrays",
     "pad": "dims that do not divide, padded inside the program",
     "rematerialize": "segments of the forward pass, computed again",

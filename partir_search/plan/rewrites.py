@@ -26,6 +26,7 @@ class Rewrites:
       microbatches: number of parts of the batch computed one after the other.
       attention: True if each attention is one op and its scores are recomputed in the backward
         pass.
+      scan_layers: True if equal layers are scans.
       stacks: equal programs (Newton-Schulz iterations of several matrices) computed once, on a
         stack.
       padding: dims padded inside the program, one per class of equal dims.
@@ -34,6 +35,7 @@ class Rewrites:
 
     microbatches: int = _entry(1, "a whole number")
     attention: bool = _entry(False, "true or false")
+    scan_layers: bool = _entry(False, "true or false")
     stacks: tuple[Stack, ...] = _entry((), "a list of stacks of programs")
     padding: tuple[Pad, ...] = _entry((), "a list of padded dims")
     remat: tuple[Range, ...] = _entry((), "pairs of positions")
@@ -107,3 +109,8 @@ class Rewritten:
     def attention(self) -> bool:
         """True if each attention is one op and its scores are recomputed in the backward pass."""
         return self.rewrites.attention
+
+    @property
+    def scan_layers(self) -> bool:
+        """True if equal layers are scans."""
+        return self.rewrites.scan_layers

@@ -46,6 +46,7 @@ class Options:
     microbatches: tuple[int, ...]
     on_overflow: Literal["raise", "warn"]
     progress: bool | Progress | None
+    scan_layers: Stacking = False
     rings: bool = False
     skewed_state: bool = False
     shardings_like: Plan | None = None
@@ -93,6 +94,7 @@ class Options:
             *(self.stack, self.rings, self.skewed_state, like, self.groups),
             *sorted(self.trip_counts.items()),
             *([self.confirm] if self.confirm else []),
+            *([self.scan_layers] if self.scan_layers else []),
         ]
 
 

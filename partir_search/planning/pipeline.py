@@ -35,6 +35,7 @@ from partir_search.planning.checks.batch import warn_uneven
 from partir_search.planning.confirm.confirm import confirmed
 from partir_search.planning.front.front import FrontFinder
 from partir_search.planning.known_strategies import known_actions
+from partir_search.planning.layer_forms import SLOWER, layer_forms
 from partir_search.planning.memory_fit import remedies_of
 from partir_search.planning.microbatch import with_microbatches
 from partir_search.planning.notices import warn_constants, warn_opaque
@@ -98,7 +99,8 @@ class PlanPipeline:
         microbatches = self._options.microbatches[0]
         traced = self.trace(call, args, kwargs, microbatches)
         stages = self.stage_planner(call, traced)
-        stage = stages.aligned(self._stage(traced, microbatches))
+        plain = self._stage(traced, microbatches)
+        stage = stages.aligned(layer_forms(plain, self._options.scan_layers is True)[0])
         planner = stages.planner(stage.module)
         limit = planner.memory_limit
         return {
@@ -278,7 +280,15 @@ class PlanPipeline:
         return stage.run("block_scans", lambda module: with_block_scans(module, shape))
 
     def forms(self, traced: Traced, microbatches: int, spec: PlanSpec | None) -> list[Stage]:
-        """Forms of the program to plan: unchanged, with each attention as one op, or both."""
+        """Forms of the program to plan: with and without each attention as one op, and scans."""
+        wanted = spec.rewrites.scan_layers if spec else self._options.scan_layers
+        forms = self._attention_forms(traced, microbatches, spec)
+        return [form for stage in forms for form in layer_forms(stage, wanted)]
+
+    def _attention_forms(
+        self, traced: Traced, microbatches: int, spec: PlanSpec | None
+    ) -> list[Stage]:
+        """The program unchanged, with each attention as one op, or both."""
         plain, given = self._stage(traced, microbatches), self._options.schedule
         tactics = () if given is None or isinstance(given, Plan | PlanSpec) else given
         wanted = any(isinstance(t, ContextParallel) for t in tactics)
@@ -339,4 +349,5 @@ class PlanPipeline:
 
 
 def _rank(plan: Plan) -> tuple[bool, float]:
-    return not plan.fits, plan.cost.seconds if plan.fits else plan.peak_bytes
+    seconds = plan.cost.seconds / (SLOWER if plan.scan_layers else 1.0)
+    return not plan.fits, seconds if plan.fits else plan.peak_bytes

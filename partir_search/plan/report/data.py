@@ -40,6 +40,7 @@ def report_data(plan: PlanFacts) -> dict[str, Any]:
         "proven": plan.proven,
         "confirmed": plan.confirmed.to_json() if plan.confirmed else None,
         "microbatches": plan.microbatches,
+        "scan_layers": plan.scan_layers,
         "recomputed_segments": len(plan.remat),
         "alternatives": [
             {"name": a.name, **cost_data(a.cost), "fits": a.fits, "recomputed": a.recomputed}

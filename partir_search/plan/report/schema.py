@@ -81,6 +81,7 @@ REPORT_SCHEMA: dict[str, Any] = {
             )
         ),
         microbatches=COUNT,
+        scan_layers=TRUTH,
         recomputed_segments=COUNT,
         alternatives=_list(
             _record(

@@ -119,6 +119,8 @@ def _why(plan: PlanFacts) -> str:
         parts.append(f"{count} of the forward pass computed again, as the memory requires")
     if plan.microbatches > 1:
         parts.append(f"{plan.microbatches} microbatches")
+    if plan.scan_layers:
+        parts.append("equal layers as scans, compiled once")
     if plan.padding:
         padded = ", ".join(f"dim {p.dim} of {p.value} to {p.size}" for p in plan.padding)
         parts.append(f"padded inside of the program: {padded}")

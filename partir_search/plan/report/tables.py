@@ -98,6 +98,8 @@ def figures_table(plan: PlanFacts) -> Table:
         table.add_row(f"equal programs, the first of {stack.values[0]}", count)
     if plan.microbatches > 1:
         table.add_row("microbatches", str(plan.microbatches))
+    if plan.scan_layers:
+        table.add_row("layers", "scanned")
     if plan.bound:
         table.caption = str(plan.bound)
     if plan.basis:

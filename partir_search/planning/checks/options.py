@@ -154,6 +154,7 @@ def check_options(o: Options) -> None:
         ("pad", (True, False)),
         ("remat", ("auto", True, False)),
         ("stack", ("auto", True, False)),
+        ("scan_layers", ("auto", True, False)),
         ("rings", (True, False)),
         ("skewed_state", (True, False)),
         ("plan_on", ("every", "first")),
