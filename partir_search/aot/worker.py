@@ -37,7 +37,7 @@ def main(file: str) -> None:
     program = request["exported"]
 
     def run(*args: Any) -> Any:
-        return program.call(*args)
+        return tuple(jax.tree.leaves(program.call(*args)))
 
     jitted = jax.jit(
         run,
