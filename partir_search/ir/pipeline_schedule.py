@@ -163,7 +163,7 @@ class PipelineSchedule:
         Args:
           of_kind: seconds of one item of each kind; `UNIT_SECONDS` in units of F without.
         """
-        costs = self._costs(of_kind)
+        costs = of_kind or self.unit_seconds
         return sum(p.ticks * sum(costs[k] for k in p.kinds) for p in self.phases())
 
     def idle_fraction(self, of_kind: Mapping[str, float] | None = None) -> float:
@@ -172,11 +172,13 @@ class PipelineSchedule:
         Args:
           of_kind: seconds of one item of each kind; `UNIT_SECONDS` in units of F without.
         """
-        costs = self._costs(of_kind)
+        costs = of_kind or self.unit_seconds
         return 1 - self.items * sum(costs[k] for k in self.kinds) / self.seconds(costs)
 
-    def _costs(self, of_kind: Mapping[str, float] | None) -> Mapping[str, float]:
-        return of_kind or (UNIT_SECONDS_SPLIT if self.split else UNIT_SECONDS)
+    @property
+    def unit_seconds(self) -> Mapping[str, float]:
+        """Seconds of one item of each kind in units of F."""
+        return UNIT_SECONDS_SPLIT if self.split else UNIT_SECONDS
 
     def index(self, kind: str, stage: str = "stage", tick: str = "t") -> str:
         """Item of a kind as text in `%stage` and `%t`, as printed programs show it."""
