@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import pathlib
@@ -29,6 +30,7 @@ from partir_search.plan.report.summary import summary
 from partir_search.planning.confirm import confirm
 from partir_search.planning.confirm.compilations import Outcome, compile_all
 from partir_search.planning.confirm.confirm import Figures, confirmation, figures_of
+from partir_search.planning.front.visited import unlike
 
 LIMIT = 1000.0
 REQUEST = ps.Confirm(target="tpu_v5e:2x4")
@@ -113,6 +115,17 @@ ENTRY %main (x: f32[8]) -> f32[8] {
     assert found(looped).seconds == pytest.approx(2e-6)
     assert "cannot be judged" in found("no program").note
     assert figures_of(Outcome(note="no"), mesh, machine, True) == Figures(note="no")
+
+
+def test_hardly_different_plans_are_not_compiled() -> None:
+    base = ps.Cost(1.0, 0.8, 0.2, 500.0, 0.0, 0.0, {}, {"all_gather": 100.0})
+    others = [
+        dataclasses.replace(base, seconds=1.004, compute_seconds=0.804, peak_bytes=503.0),
+        dataclasses.replace(base, compute_seconds=0.7, collective_seconds=0.3),
+        dataclasses.replace(base, peak_bytes=510.0),
+        dataclasses.replace(base, bytes_by_kind={"all_gather": 80.0, "all_to_all": 10.0}),
+    ]
+    assert list(unlike([base, *others], lambda cost: cost)) == [base, *others[1:]]
 
 
 # Compilations ------------------------------------------------------------------------------------

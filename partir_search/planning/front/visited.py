@@ -17,7 +17,7 @@ MAX_STATES = 16
 MAX_BEST = 30  # states kept for finalists
 MAX_MOVES_SHOWN = 3  # of a list of moves, in words
 WITHIN = math.log(1.1)  # of a finalist's scalar score and the best one
-ALIKE_SECONDS, ALIKE_BYTES = 0.002, 0.01  # relative differences below which costs are alike
+ALIKE_SECONDS, ALIKE_BYTES = 0.005, 0.01  # relative differences below which costs are alike
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ def visited_states(
 
 
 def unlike(items: Iterable[T], cost: Callable[[T], Cost]) -> Iterator[T]:
-    """Items whose costs differ from those of all items before, in seconds or peak bytes."""
+    """Items whose costs differ from those of all items before (`alike`)."""
     kept: list[Cost] = []
     for item in items:
         new = cost(item)
@@ -63,10 +63,14 @@ def unlike(items: Iterable[T], cost: Callable[[T], Cost]) -> Iterator[T]:
 
 
 def alike(a: Cost, b: Cost) -> bool:
-    """True if two costs differ by less than a compiler could tell, in seconds and peak bytes."""
+    """True if two costs hardly differ: in seconds by cause, in peak bytes and in bytes sent."""
+    seconds = abs(a.compute_seconds - b.compute_seconds)
+    seconds += abs(a.collective_seconds - b.collective_seconds)
+    sent, other = (sum(c.bytes_by_kind.values()) for c in (a, b))
     return (
-        abs(a.seconds - b.seconds) <= ALIKE_SECONDS * b.seconds
+        seconds <= ALIKE_SECONDS * b.seconds
         and abs(a.peak_bytes - b.peak_bytes) <= ALIKE_BYTES * b.peak_bytes
+        and abs(sent - other) <= ALIKE_BYTES * other
     )
 
 
