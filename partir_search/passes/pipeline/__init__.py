@@ -1,0 +1,1 @@
+"""Pipelines: a loop over microbatches becomes a loop over the ticks of a lockstep schedule."""

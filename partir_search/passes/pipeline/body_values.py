@@ -1,0 +1,64 @@
+"""Values of a region computed on demand, by jax arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from partir_search.ir.core import Literal, Op, Operand, Region, Value
+from partir_search.ir.data_flow import Emit
+from partir_search.ir.interpreter import run_whole
+from partir_search.ir.run_region import run_region
+from partir_search.rules.registry import RuleTable
+
+Arrays = Mapping[Value, Any]
+
+
+class BodyValues:
+    """Computes values of a region from values that are known.
+
+    Attributes:
+      constants: arrays of the module's constants, read in regions without being passed.
+    """
+
+    def __init__(self, region: Region, constants: Arrays) -> None:
+        self.constants = constants
+        self._table = RuleTable()
+        self._ops = region.ops
+        self._maker = {r: i for i, op in enumerate(region.ops) for r in op.results}
+
+    def compute(self, wanted: Sequence[Operand], known: Arrays) -> list[Any]:
+        """Arrays of `wanted`, by the ops that they need beyond the values `known`."""
+        ops: set[int] = set()
+        todo = [x for x in wanted if isinstance(x, Value)]
+        while todo:
+            x = todo.pop()
+            at = self._maker.get(x)
+            if x in known or at is None or at in ops:
+                continue
+            ops.add(at)
+            todo += [v for _, v in self._ops[at].inputs()]
+        region = Region((), tuple(self._ops[i] for i in sorted(ops)), tuple(wanted))
+        return self._run(region, (), {**self.constants, **known})
+
+    def call(self, region: Region, args: Sequence[Any]) -> list[Any]:
+        """Results of a region of an op on `args`."""
+        return self._run(region, args, self.constants)
+
+    def _run(self, region: Region, args: Sequence[Any], outer: Arrays) -> list[Any]:
+        return run_region(region, args, outer, self._run_op, self._emit_of)
+
+    def _run_op(self, op: Op, ins: Sequence[Any]) -> Sequence[Any]:
+        return run_whole(self._table(op), op, ins)
+
+    def _emit_of(self, op: Op) -> Emit:
+        emit = self._table(op).emit
+        assert emit is not None, op.prim
+        return emit
+
+
+def array_of(x: Literal) -> Any:
+    """A literal as an array."""
+    return jnp.asarray(x.value, x.type.dtype)

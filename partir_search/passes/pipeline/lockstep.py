@@ -1,0 +1,293 @@
+"""Loop over the ticks of a lockstep pipeline, in jax on whole arrays.
+
+Arrays of stages have a dim of stages; tiled on a mesh axis, each device holds its stage, and the
+shift of a carry by one stage is one permute. Every tick computes the same kinds of work for all
+stages. The entry and the head, outside of the layers, are computed once in a tick, for the
+microbatch of the first and of the last stage; their arrays have no dim of stages and may be tiled
+on the same axis in other dims.
+
+A stage without an item in a tick works on data of another tick. Its cotangents are zero, and with
+them all its gradients, and it writes to no slot that is read later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from partir_search.ir.core import Operand, Value
+from partir_search.ir.pipeline_schedule import BACKWARD, FORWARD, Phase
+from partir_search.ir.pipeline_table import PipelineTable
+from partir_search.passes.pipeline.body_values import Arrays, BodyValues
+from partir_search.passes.pipeline.layers import Layers
+from partir_search.passes.pipeline.loop_parts import LoopParts, Part
+from partir_search.passes.pipeline.operands import Operands, fixed_residuals, operands_of
+from partir_search.passes.pipeline.stage_arrays import (
+    at_stage,
+    by_layer,
+    by_stage,
+    empty_slots,
+    masked,
+    read,
+    rows_at,
+    shifted,
+    with_stage,
+    written,
+)
+from partir_search.passes.pipeline.tick_rows import TickRows, tick_rows
+
+Row = Mapping[str, Any]
+State = dict[str, Any]
+
+
+class Lockstep:
+    """Function of the operands of a loop over microbatches, equal to the loop.
+
+    Attributes:
+      parts: the loop.
+      table: items and slots by stage and tick.
+    """
+
+    def __init__(self, parts: LoopParts, table: PipelineTable, constants: Arrays) -> None:
+        self.parts, self.table = parts, table
+        self._values = BodyValues(parts.body, constants)
+        self._stages = table.schedule.stages
+        fixed = fixed_residuals(parts)
+        self._kept = [j for j in sorted(set(parts.residuals.values())) if j not in fixed]
+
+    def __call__(self, *arrays: Any) -> list[Any]:
+        """Results of the loop."""
+        parts, stages = self.parts, self._stages
+        operands = operands_of(parts, self._values, arrays, stages)
+        totals = [
+            by_stage(x, stages) if t.stack is not None else x
+            for t, x in zip(parts.totals, operands.totals, strict=True)
+        ]
+        state: State = {"totals": totals, **self._first(operands)}
+        made: dict[str, list[Any]] = {"head": [], "exit": []}
+        for phase in self.table.schedule.phases():
+            state, rows = self._phase(phase, state, operands)
+            for name, found in rows.items():
+                made[name].append(found)
+        finals = [
+            by_layer(x) if t.stack is not None else x
+            for t, x in zip(parts.totals, state["totals"], strict=True)
+        ]
+        return [*finals, *self._rows(made)]
+
+    def _first(self, operands: Operands) -> State:
+        """State before the first tick: no carry, no cotangent, empty slots."""
+
+        def arriving() -> tuple[list[Any], list[Any], list[Any]]:
+            known = operands.of_microbatch(0)
+            row = {k: jnp.zeros(self._stages, jnp.int32) for k in ("microbatch_F", "slot_F")}
+            carry = self._entering(known)
+            out, stacks = self._layers_forward(
+                [jnp.broadcast_to(x, (self._stages, *x.shape)) for x in carry], row, operands
+            )
+            return out, stacks, self._cotangents(known, [x[0] for x in out])
+
+        out, stacks, cotangents = jax.eval_shape(arriving)
+        zeros = [jnp.zeros(x.shape, x.dtype) for x in out]
+        return {
+            "carry": zeros,
+            "cotangents": [jnp.zeros((self._stages, *x.shape), x.dtype) for x in cotangents],
+            "slots": [empty_slots(self.table.residuals.count, x) for x in stacks],
+        }
+
+    def _phase(
+        self, phase: Phase, state: State, operands: Operands
+    ) -> tuple[State, dict[str, Any]]:
+        """Runs the ticks of a phase; returns the state after it, and rows by tick."""
+        rows = tick_rows(self.table, phase)
+        changed = {"carry", "slots"} if FORWARD in phase.kinds else set()
+        changed |= {"cotangents", "totals"} if BACKWARD in phase.kinds else set()
+        held = {k: v for k, v in state.items() if k not in changed}
+
+        def tick(moving: State, row: Row) -> tuple[State, dict[str, Any]]:
+            now, made = {**moving, **held}, dict[str, Any]()
+            out: Sequence[Any] = ()
+            if FORWARD in phase.kinds:
+                out = self._forward(now, row, rows, operands)
+            if BACKWARD in phase.kinds:
+                made = self._backward(now, row, rows, operands, out)
+            return {k: now[k] for k in moving}, made
+
+        moving = {k: state[k] for k in changed}
+        arrays = {k: jnp.asarray(x) for k, x in (*rows.arrays.items(), *rows.flags.items())}
+        after, made = lax.scan(tick, moving, arrays, length=phase.ticks)
+        return {**held, **after}, made
+
+    # Forward -----------------------------------------------------------------------------------
+
+    def _forward(
+        self, state: State, row: Row, rows: TickRows, operands: Operands
+    ) -> Sequence[Any]:
+        """Runs F of a tick, and returns the carries that leave the stages."""
+        carry = state["carry"]
+        if "entry" in row:
+            entering = self._entering(operands.of_microbatch(row["entry"]))
+            carry = [with_stage(x, 0, new) for x, new in zip(carry, entering, strict=True)]
+        out, stacks = self._layers_forward(carry, row, operands)
+        slots = []
+        for old, new in zip(state["slots"], stacks, strict=True):
+            if "writes" in row:
+                valid = lax.expand_dims(row["writes"], (0, *range(2, new.ndim)))
+                new = jnp.where(valid, new, read(old, row["slot_F"]))
+            slots.append(written(old, new, row["slot_F"]))
+        state["slots"] = slots
+        state["carry"] = [shifted(x, 1, self.table.schedule.chunks > 1) for x in out]
+        return out
+
+    def _entering(self, known: Arrays) -> list[Any]:
+        return self._values.compute(self.parts.forward.carry, known)
+
+    def _layers_forward(
+        self, carry: Sequence[Any], row: Row, operands: Operands
+    ) -> tuple[list[Any], list[Any]]:
+        """Carries after the layers of each stage, and the residuals to keep."""
+        consts, axes = self._consts(self.parts.forward, row["microbatch_F"], operands)
+        out, stacks = self._run(self.parts.forward, consts, axes, carry, operands.forward)
+        return out, [stacks[j] for j in self._kept]
+
+    # Backward ----------------------------------------------------------------------------------
+
+    def _backward(
+        self, state: State, row: Row, rows: TickRows, operands: Operands, out: Sequence[Any]
+    ) -> dict[str, Any]:
+        """Runs head, B and exit of a tick, and returns rows of the loop's results."""
+        parts, last, made = self.parts, self._stages - 1, dict[str, Any]()
+        arriving = state["cotangents"]
+        zeros = [jnp.zeros(x.shape[1:], x.dtype) for x in arriving]
+        if "head" in row:
+            finals = [at_stage(x, last) for x in out]
+            known = operands.of_microbatch(row["head"])
+            known = {**known, **dict(zip(parts.forward.finals, finals, strict=True))}
+            zeros = self._cotangents(known, finals)
+            if "head_valid" in row:
+                zeros = [masked(x, row["head_valid"]) for x in zeros]
+            self._add(state, Part.HEAD, known, row.get("head_valid"))
+            made["head"] = self._values.compute(self._rows_in(Part.HEAD), known)
+        arriving = [with_stage(x, last, new) for x, new in zip(arriving, zeros, strict=True)]
+        consts, axes = self._consts(parts.backward, row["microbatch_B"], operands)
+        kept = dict(zip(self._kept, state["slots"], strict=True))
+        stacked = [
+            operands.backward[i]
+            if i in operands.backward
+            else read(kept[parts.residuals[i]], row["slot_B"])
+            for i in range(len(parts.backward.stacked))
+        ]
+        gone, gradients = self._run(parts.backward, consts, axes, arriving, stacked)
+        state["totals"] = [
+            x if t.stack is None else x + gradients[t.stack].astype(x.dtype)
+            for t, x in zip(parts.totals, state["totals"], strict=True)
+        ]
+        if "exit" in row:
+            finals = [at_stage(x, 0) for x in gone]
+            known = operands.of_microbatch(row["exit"])
+            known = {**known, **dict(zip(parts.backward.finals, finals, strict=True))}
+            self._add(state, Part.EXIT, known, row.get("exit_valid"))
+            made["exit"] = self._values.compute(self._rows_in(Part.EXIT), known)
+        state["cotangents"] = [shifted(x, -1, self.table.schedule.chunks > 1) for x in gone]
+        return made
+
+    def _cotangents(self, known: Arrays, finals: Sequence[Any]) -> list[Any]:
+        """Cotangents of the last layer's results, from the head."""
+        known = {**known, **dict(zip(self.parts.forward.finals, finals, strict=True))}
+        return self._values.compute(self.parts.backward.carry, known)
+
+    def _add(self, state: State, part: Part, known: Arrays, valid: Any) -> None:
+        """Adds a microbatch to the totals of the head or the exit."""
+        totals = list(state["totals"])
+        for i, total in enumerate(self.parts.totals):
+            if total.stack is not None or total.part is not part:
+                continue
+            old = totals[i]
+            if total.added is None:
+                (new,) = self._values.compute([total.new], {**known, total.argument: old})
+                totals[i] = new if valid is None else jnp.where(valid, new, old)
+            else:
+                (new,) = self._values.compute([total.added], known)
+                totals[i] = old + (new if valid is None else masked(new, valid))
+        state["totals"] = totals
+
+    # Both --------------------------------------------------------------------------------------
+
+    def _consts(
+        self, layers: Layers, microbatches: Any, operands: Operands
+    ) -> tuple[list[Any], list[int | None]]:
+        """Operands of every layer, those that differ between microbatches by stage, and axes."""
+        varying = [x for x in layers.consts if self.parts.varies(x)]
+        found: dict[Operand, Any] = {}
+        if varying:
+            values = jax.vmap(
+                lambda number: self._values.compute(varying, operands.of_microbatch(number))
+            )(microbatches)
+            found = dict(zip(varying, values, strict=True))
+        same = [x for x in layers.consts if x not in found]
+        found |= dict(zip(same, self._values.compute(same, operands.known), strict=True))
+        return [found[x] for x in layers.consts], [
+            0 if self.parts.varies(x) else None for x in layers.consts
+        ]
+
+    def _run(
+        self,
+        layers: Layers,
+        consts: Sequence[Any],
+        axes: Sequence[int | None],
+        carry: Sequence[Any],
+        stacked: Sequence[Any],
+    ) -> tuple[list[Any], list[Any]]:
+        """Carries and stacks of the layers of each stage, each on a carry of its own.
+
+        Args:
+          axes: of stages in `consts`.
+        """
+        count = len(carry)
+
+        def stage(consts: Any, carry: Any, stacked: Any) -> Any:
+            def layer(carry: Any, row: Any) -> Any:
+                out = self._values.call(layers.region, [*consts, *carry, *row])
+                return out[:count], out[count:]
+
+            length = layers.count // self._stages
+            return lax.scan(layer, carry, stacked, length=length, reverse=layers.reverse)
+
+        run = jax.vmap(stage, in_axes=(list(axes), 0, 1), out_axes=(0, 1))
+        out, stacks = run(list(consts), list(carry), list(stacked))
+        return out, stacks
+
+    # Rows --------------------------------------------------------------------------------------
+
+    def _rows_in(self, part: Part) -> list[Operand]:
+        """Results of the body with a row for each microbatch that are computed in a part."""
+        return [x for x in self.parts.rows if self._part_of_row(x) is part]
+
+    def _part_of_row(self, x: Operand) -> Part:
+        return Part.EXIT if self.parts.place(x) is Part.EXIT else Part.HEAD
+
+    def _rows(self, made: Mapping[str, Sequence[Sequence[Any]]]) -> list[Any]:
+        """Results of the loop with a row for each microbatch, from rows by tick."""
+        places = {"head": self.table.heads(), "exit": self.table.exits()}
+        found: dict[str, list[Any]] = {}
+        for name, phases in made.items():
+            ticks = self._ticks_with(name)
+            at = {number: ticks.index(t) for t, number in places[name].items()}
+            order = [at[number] for number in range(self.parts.microbatches)]
+            columns = zip(*phases, strict=True)
+            found[name] = [rows_at(column, order) for column in columns]
+        iterators = {name: iter(rows) for name, rows in found.items()}
+        return [next(iterators[self._part_of_row(x).value]) for x in self.parts.rows]
+
+    def _ticks_with(self, name: str) -> list[int]:
+        """Ticks of the phases that have rows of a part."""
+        phases = self.table.schedule.phases()
+        return [
+            t for p in phases if name in tick_rows(self.table, p).arrays
+            for t in range(p.start, p.stop)
+        ]

@@ -1,0 +1,283 @@
+"""Parts of a loop over microbatches with one stack of layers: entry, layers, head and exit.
+
+The body of the loop is one microbatch of a train step. A forward scan runs over the layers, and a
+backward scan over the same layers in reverse reads what the forward scan stacked. Ops before the
+layers are the entry (embedding, masks), ops between the scans the head (loss), ops after the
+backward scan the exit (gradient of the embedding).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Iterable, Mapping
+
+from partir_search.ir.core import Module, Op, Operand, Region, Value
+from partir_search.ir.role import Role
+from partir_search.passes.pipeline.layers import Layers
+from partir_search.rules.control_flow import ACCUMULATES
+from partir_search.rules.registry import role_of
+
+
+class NoPipeline(ValueError):
+    """A program without layers that can run as a pipeline; the message names op and line."""
+
+
+class Part(enum.Enum):
+    """Place of an op in the body of the loop."""
+
+    ENTRY = "entry"
+    HEAD = "head"
+    EXIT = "exit"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Total:
+    """A carry of the loop over microbatches.
+
+    Attributes:
+      argument: the value before a microbatch, an argument of the body.
+      new: the value after it.
+      added: what is added to `argument`; None if `new` is no sum of the two.
+      stack: position of `added` among the stacks of the backward scan, cast or not; None for the
+        other values.
+      part: place where the other values are computed, HEAD or EXIT.
+    """
+
+    argument: Value
+    new: Operand
+    added: Operand | None
+    stack: int | None
+    part: Part
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LoopParts:
+    """A loop over microbatches and the parts of its body.
+
+    Attributes:
+      loop: the scan over microbatches.
+      forward / backward: the scans over layers.
+      part_of: place by id of a value made in the body outside of the layers.
+      varying: ids of the body's values that differ between microbatches.
+      residuals: position among the forward scan's stacks by position among the backward scan's
+        stacked operands.
+      totals: carries of the loop.
+    """
+
+    loop: Op
+    forward: Layers
+    backward: Layers
+    part_of: Mapping[int, Part]
+    varying: frozenset[int]
+    residuals: Mapping[int, int]
+    totals: tuple[Total, ...]
+
+    @property
+    def body(self) -> Region:
+        return self.loop.regions[0]
+
+    @property
+    def microbatches(self) -> int:
+        return int(self.loop.params["length"])
+
+    @property
+    def consts(self) -> tuple[Value, ...]:
+        """Arguments of the body that are the same in every microbatch."""
+        return self.body.args[: int(self.loop.params["num_consts"])]
+
+    @property
+    def data(self) -> tuple[Value, ...]:
+        """Arguments of the body that are one microbatch of data."""
+        return self.body.args[len(self.consts) + len(self.totals) :]
+
+    @property
+    def rows(self) -> tuple[Operand, ...]:
+        """Results of the body that the loop stacks, a row for each microbatch."""
+        return self.body.results[len(self.totals) :]
+
+    def place(self, x: Operand) -> Part:
+        """Place where a value of the body is known; arguments are known in the entry."""
+        return self.part_of.get(x.id, Part.ENTRY) if isinstance(x, Value) else Part.ENTRY
+
+    def varies(self, x: Operand) -> bool:
+        """True if a value of the body differs between microbatches."""
+        return isinstance(x, Value) and x.id in self.varying
+
+
+def microbatch_loop(module: Module) -> tuple[int, Op]:
+    """Position and op of the loop over microbatches.
+
+    Raises:
+      NoPipeline: there is none.
+    """
+    for at, op in enumerate(module.body.ops):
+        if role_of(op) is Role.SCAN and op.params.get(ACCUMULATES):
+            return at, op
+    raise NoPipeline("the program has no loop over microbatches")
+
+
+def loop_parts(loop: Op) -> LoopParts:
+    """Parts of a loop over microbatches.
+
+    Raises:
+      NoPipeline: its body has no stack of layers, or layers that cannot be cut.
+    """
+    body = loop.regions[0]
+    forward, backward = _layers(body)
+    part_of = _parts(body, forward, backward)
+    first = int(loop.params["num_consts"])
+    arguments = body.args[first : first + int(loop.params["num_carry"])]
+    varying = _varying(body, {v.id for v in body.args[first:]})
+    totals = tuple(
+        _total(argument, new, part_of, backward, body)
+        for argument, new in zip(arguments, body.results, strict=False)
+    )
+    at = {r.id: j for j, r in enumerate(forward.stacks)}
+    residuals = {
+        i: at[x.id]
+        for i, x in enumerate(backward.stacked)
+        if isinstance(x, Value) and x.id in at
+    }
+    parts = LoopParts(loop, forward, backward, part_of, varying, residuals, totals)
+    _check_operands(parts)
+    _check_readers(parts)
+    return parts
+
+
+def _layers(body: Region) -> tuple[Layers, Layers]:
+    """The forward and the backward scan over layers with the most ops.
+
+    Raises:
+      NoPipeline: there is no such pair, or another one.
+    """
+    scans = [Layers(op) for op in body.ops if role_of(op) is Role.SCAN]
+    found = [
+        (forward, backward)
+        for i, forward in enumerate(scans)
+        for backward in scans[i + 1 :]
+        if forward.count == backward.count
+        and not forward.reverse
+        and backward.reverse
+        and not set(forward.stacks).isdisjoint(backward.stacked)
+    ]
+    if not found:
+        raise NoPipeline(
+            "the step has no stack of layers: no scan over layers whose gradient is a scan in"
+            " reverse (layers written one by one are rolled by scan_layers=True)"
+        )
+    best = max(found, key=lambda pair: len(pair[0].region.ops))
+    others = [pair for pair in found if pair[0].op is not best[0].op]
+    if others:
+        raise NoPipeline(
+            f"the step has {len(others) + 1} stacks of layers, {named(best[0].op)} and"
+            f" {named(others[0][0].op)}; a pipeline runs one"
+        )
+    return best
+
+
+def _parts(body: Region, forward: Layers, backward: Layers) -> dict[int, Part]:
+    """Place by id of a result of the body's ops.
+
+    Raises:
+      NoPipeline: an op has side effects.
+    """
+    part_of = dict.fromkeys((r.id for r in forward.op.results), Part.HEAD)
+    part_of.update(dict.fromkeys((r.id for r in backward.op.results), Part.EXIT))
+    order = (Part.ENTRY, Part.HEAD, Part.EXIT)
+    for op in body.ops:
+        if op.effect:
+            raise NoPipeline(f"{named(op)} has side effects, once for each microbatch")
+        if op is forward.op or op is backward.op:
+            continue
+        read = [part_of.get(v.id, Part.ENTRY) for _, v in op.inputs()]
+        part = max(read, key=order.index, default=Part.ENTRY)
+        part_of.update(dict.fromkeys((r.id for r in op.results), part))
+    return part_of
+
+
+def _varying(body: Region, first: set[int]) -> frozenset[int]:
+    """Ids of the values computed from those in `first`, and of these."""
+    found = set(first)
+    for op in body.ops:
+        if any(v.id in found for _, v in op.inputs()):
+            found.update(r.id for r in op.results)
+    return frozenset(found)
+
+
+def _total(
+    argument: Value, new: Operand, part_of: Mapping[int, Part], backward: Layers, body: Region
+) -> Total:
+    """Carry of the loop with one argument and its new value."""
+    makers = {r.id: op for op in body.ops for r in op.results}
+    maker = makers.get(new.id) if isinstance(new, Value) else None
+    added: Operand | None = None
+    if maker is not None and role_of(maker) is Role.ADDITION and argument in maker.operands:
+        added = next((x for x in maker.operands if x is not argument), None)
+    stack = None
+    if isinstance(added, Value):
+        cast = makers.get(added.id)
+        source: Operand = added
+        if cast is not None and role_of(cast) is Role.CAST:
+            source = cast.operands[0]
+        stack = next((j for j, r in enumerate(backward.stacks) if r is source), None)
+    place = part_of.get(new.id, Part.ENTRY) if isinstance(new, Value) else Part.ENTRY
+    return Total(argument, new, added, stack, Part.EXIT if place is Part.EXIT else Part.HEAD)
+
+
+def _check_operands(parts: LoopParts) -> None:
+    """Raises NoPipeline for operands of layers that a stage could not know in its tick."""
+    for layers in (parts.forward, parts.backward):
+        for i, x in enumerate(layers.stacked):
+            if layers is parts.backward and i in parts.residuals:
+                continue
+            if parts.varies(x) or parts.place(x) is not Part.ENTRY:
+                raise NoPipeline(
+                    f"the layers at {named(layers.op)} read %{_name(x)}, which is computed for all"
+                    " layers at once from each microbatch; compute it inside of the layer"
+                )
+        for x in layers.consts:
+            if parts.place(x) is not Part.ENTRY:
+                raise NoPipeline(
+                    f"every layer at {named(layers.op)} reads %{_name(x)}, which is known after"
+                    " the last layer"
+                )
+
+
+def _check_readers(parts: LoopParts) -> None:
+    """Raises NoPipeline for values read where a stage would not have them."""
+    residuals = {parts.forward.stacks[j].id for j in parts.residuals.values()}
+    gradients = {r.id for r in parts.backward.stacks}
+    casts = {t.added.id for t in parts.totals if t.stack is not None and isinstance(t.added, Value)}
+    sums = {t.new.id for t in parts.totals if t.stack is not None and isinstance(t.new, Value)}
+    stacks = {r.id for r in parts.forward.stacks} | gradients
+    for op in parts.body.ops:
+        if op is parts.backward.op:
+            continue
+        made = {r.id for r in op.results}
+        for _, v in op.inputs():
+            if v.id in stacks and not made & (casts | sums):
+                raise NoPipeline(f"{named(op)} reads %{v.name}, a row for each layer")
+            if v.id in casts and not made & sums:
+                raise NoPipeline(f"{named(op)} reads %{v.name}, a row for each layer")
+            if parts.place(v) is Part.HEAD and made and parts.place(op.results[0]) is Part.EXIT:
+                raise NoPipeline(
+                    f"{named(op)} reads %{v.name} of the head after the backward pass of all layers"
+                )
+    for x in parts.rows:
+        if isinstance(x, Value) and x.id in stacks | residuals:
+            raise NoPipeline(f"%{x.name}, a row for each layer of each microbatch, is returned")
+
+
+def _name(x: Operand) -> str:
+    return x.name if isinstance(x, Value) else str(x.number)
+
+
+def named(op: Op) -> str:
+    """Primitive and source line of an op, for messages."""
+    return op.prim + (f" at {op.source}" if op.source else "")
+
+
+def operands_of(parts: Iterable[Operand]) -> list[Value]:
+    """Values among operands."""
+    return [x for x in parts if isinstance(x, Value)]

@@ -1,0 +1,99 @@
+"""Rewrite of a module: the loop over microbatches becomes a pipeline over stages of layers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from partir_search.ir.core import Literal, Module, Op, Region, Value
+from partir_search.ir.from_jaxpr import FunctionReader
+from partir_search.ir.numbering import number
+from partir_search.ir.pipeline_schedule import PipelineSchedule
+from partir_search.ir.pipeline_table import pipeline_table
+from partir_search.ir.rewriter import RegionRewriter
+from partir_search.passes.fresh_names import FreshNames
+from partir_search.passes.pipeline.lockstep import Lockstep
+from partir_search.passes.pipeline.loop_parts import (
+    LoopParts,
+    NoPipeline,
+    loop_parts,
+    microbatch_loop,
+    named,
+)
+from partir_search.rules.control_flow import ACCUMULATES
+
+STAGES = "pipeline.carry"  # name of the values with a dim of stages at first, and a number
+
+
+def pipelined(module: Module, schedule: PipelineSchedule, ruled: Iterable[str]) -> Module:
+    """Module with its loop over microbatches run as a pipeline, equal to `module`.
+
+    Args:
+      module: a module with a loop over as many microbatches as `schedule` has.
+      ruled: primitives kept as ops.
+
+    Raises:
+      NoPipeline: the loop has no stack of layers that the stages divide.
+    """
+    at, loop = microbatch_loop(module)
+    parts = loop_parts(loop)
+    _check_layers(parts, schedule)
+    reader = FunctionReader(ruled)
+    copy = RegionRewriter()
+    args = tuple(map(copy.value, module.body.args))
+    before = [copy.op(op) for op in module.body.ops[:at]]
+    constants = [module.values[i] for i in module.constants]
+    operands = [copy.operand(x) for x in loop.operands]
+    lockstep_operands = [*map(copy.value, constants), *operands]
+
+    def run(*arrays: Any) -> list[Any]:
+        outer = dict(zip(constants, arrays, strict=False))
+        return Lockstep(parts, pipeline_table(schedule), outer)(*arrays[len(constants) :])
+
+    ops, results = reader.read(run, lockstep_operands)
+    for op in ops:
+        if op.prim == loop.prim:
+            op.params = {**op.params, ACCUMULATES: True}
+            op.key = None
+    _name(ops, parts)
+    for old, new in zip(loop.results, results, strict=True):
+        if isinstance(new, Literal):
+            raise NoPipeline(f"%{old.name} is a constant")
+        copy.new[old] = new
+    after = [copy.op(op) for op in module.body.ops[at + 1 :]]
+    returned = tuple(map(copy.operand, module.body.results))
+    held: dict[int, tuple[Value, Any]] = {
+        id(a): (copy.value(module.values[i]), a) for i, a in module.constants.items()
+    }
+    new = dataclasses.replace(
+        module,
+        body=Region(args, (*before, *ops, *after), returned),
+        values=[],
+        ops=[],
+        constants={},
+    )
+    number(new, held | reader.constants)
+    return new
+
+
+def _name(ops: Sequence[Op], parts: LoopParts) -> None:
+    """Names the carries that pass from stage to stage, as tactics and printed programs do."""
+    first = next(op for op in ops if op.params.get(ACCUMULATES))
+    carries = first.operands[first.params["num_consts"] :]
+    for i, x in enumerate(carries[: len(parts.forward.finals)]):
+        assert isinstance(x, Value)
+        x.name = f"{STAGES}{i or ''}"
+
+
+def _check_layers(parts: LoopParts, schedule: PipelineSchedule) -> None:
+    """Raises NoPipeline if stages and chunks do not divide the layers."""
+    count, cuts = parts.forward.count, schedule.stages * schedule.chunks
+    if count % cuts:
+        chunks = f" of {schedule.chunks} chunks" if schedule.chunks > 1 else ""
+        raise NoPipeline(
+            f"{schedule.stages} stages{chunks} do not divide the {count} layers at"
+            f" {named(parts.forward.op)}"
+        )
+    if parts.microbatches != schedule.microbatches:
+        raise NoPipeline(f"the loop has {parts.microbatches} microbatches")

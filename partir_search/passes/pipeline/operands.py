@@ -1,0 +1,123 @@
+"""Operands of a loop over microbatches, as a pipeline reads them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from jax import lax
+
+from partir_search.ir.core import Operand, Value
+from partir_search.passes.pipeline.body_values import Arrays, BodyValues
+from partir_search.passes.pipeline.layers import Layers
+from partir_search.passes.pipeline.loop_parts import LoopParts, Part
+from partir_search.passes.pipeline.stage_arrays import by_stage
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class Operands:
+    """Arrays of the loop's operands.
+
+    Attributes:
+      known: values that are the same in every microbatch.
+      data: by argument of the body, an array with a row for each microbatch.
+      totals: the loop's carries before the loop.
+      forward: stacked operands of the forward layers, [layers of a stage, stages, ...].
+      backward: those of the backward layers by position, without residuals of a microbatch.
+    """
+
+    known: Arrays
+    data: Mapping[Value, Any]
+    totals: Sequence[Any]
+    forward: Sequence[Any]
+    backward: Mapping[int, Any]
+
+    def of_microbatch(self, number: Any) -> Arrays:
+        """Values known at the start of a microbatch."""
+        rows = {
+            v: lax.dynamic_index_in_dim(x, number, keepdims=False, allow_negative_indices=False)
+            for v, x in self.data.items()
+        }
+        return {**self.known, **rows}
+
+
+def operands_of(
+    parts: LoopParts, values: BodyValues, arrays: Sequence[Any], stages: int
+) -> Operands:
+    """Operands of the loop from arrays in the order of its op."""
+    first, totals = len(parts.consts), len(parts.totals)
+    consts = dict(zip(parts.consts, arrays[:first], strict=True))
+    data = dict(zip(parts.data, arrays[first + totals :], strict=True))
+    shared = _shared(parts)
+    known = {**consts, **dict(zip(shared, values.compute(shared, consts), strict=True))}
+
+    def stacked(layers: Layers, positions: Sequence[int]) -> dict[int, Any]:
+        wanted = [layers.stacked[i] for i in positions]
+        found = values.compute(wanted, known)
+        return {i: by_stage(x, stages) for i, x in zip(positions, found, strict=True)}
+
+    forward = stacked(parts.forward, range(len(parts.forward.stacked)))
+    given = [i for i in range(len(parts.backward.stacked)) if i not in parts.residuals]
+    backward = stacked(parts.backward, given)
+    fixed = _fixed(parts, values, known, list(forward.values()))
+    backward |= {i: fixed[j] for i, j in parts.residuals.items() if j in fixed}
+    return Operands(
+        known, data, arrays[first : first + totals], list(forward.values()), backward
+    )
+
+
+def _shared(parts: LoopParts) -> list[Value]:
+    """Values of the body that are the same in every microbatch and read by ops that differ."""
+    found: dict[Value, None] = {}
+    for op in parts.body.ops:
+        varies = any(parts.varies(r) for r in op.results)
+        for _, v in op.inputs() if varies else ():
+            if not parts.varies(v) and parts.place(v) is Part.ENTRY:
+                found[v] = None
+    return list(found)
+
+
+def fixed_residuals(parts: LoopParts) -> list[int]:
+    """Positions of the forward stacks that depend on no microbatch, such as casts of weights."""
+    layers = parts.forward
+    consts, carries = len(layers.consts), len(layers.finals)
+    varying = {a.id for a in layers.region.args[consts : consts + carries]}
+    varying |= {
+        a.id
+        for a, x in zip(layers.region.args[:consts], layers.consts, strict=True)
+        if parts.varies(x)
+    }
+    for op in layers.region.ops:
+        if any(v.id in varying for _, v in op.inputs()):
+            varying.update(r.id for r in op.results)
+    results = layers.region.results[carries:]
+    return [
+        j
+        for j in sorted(set(parts.residuals.values()))
+        if isinstance(results[j], Value) and results[j].id not in varying
+    ]
+
+
+def _fixed(
+    parts: LoopParts, values: BodyValues, known: Arrays, stacked: Sequence[Any]
+) -> dict[int, Any]:
+    """Residuals that depend on no microbatch, by position among the forward stacks."""
+    wanted, layers = fixed_residuals(parts), parts.forward
+    if not wanted:
+        return {}
+    args = layers.region.args
+    consts, carries = len(layers.consts), len(layers.finals)
+    same = [(a, x) for a, x in zip(args, layers.consts, strict=False) if not parts.varies(x)]
+    read: list[Operand] = [x for _, x in same]
+    arrays = dict(zip((a for a, _ in same), values.compute(read, known), strict=True))
+    inner = BodyValues(layers.region, values.constants)
+    results = [layers.region.results[carries + j] for j in wanted]
+
+    def one_layer(*rows: Any) -> list[Any]:
+        given = dict(zip(args[consts + carries :], rows, strict=True))
+        return inner.compute(results, {**arrays, **given})
+
+    made = jax.vmap(jax.vmap(one_layer))(*stacked)
+    return dict(zip(wanted, made, strict=True))

@@ -1,0 +1,112 @@
+"""Arrays with a dim of stages: by layer, shifted between stages, and in slots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+
+def by_stage(x: Any, stages: int) -> Any:
+    """[layers, ...] as [layers of a stage, stages, ...]."""
+    return jnp.swapaxes(x.reshape(stages, -1, *x.shape[1:]), 0, 1)
+
+
+def by_layer(x: Any) -> Any:
+    """[layers of a stage, stages, ...] as [layers, ...]."""
+    return jnp.swapaxes(x, 0, 1).reshape(-1, *x.shape[2:])
+
+
+def at_stage(x: Any, stage: int) -> Any:
+    """x[stage] of an array [stages, ...], as a masked sum: of partial sums if stages are tiled."""
+    zero = jnp.zeros((), x.dtype)
+    masked = jnp.where(_is_stage(x, stage), x, zero)
+    if x.dtype == jnp.bool_:
+        return jnp.any(masked, axis=0)
+    return lax.reduce(masked, zero, lax.add, (0,))
+
+
+def with_stage(x: Any, stage: int, row: Any) -> Any:
+    """An array [stages, ...] with `row` in place of x[stage]."""
+    return jnp.where(_is_stage(x, stage), row[None], x)
+
+
+def _is_stage(x: Any, stage: int) -> Any:
+    numbers = lax.iota(jnp.int32, x.shape[0])
+    return lax.expand_dims(numbers == stage, range(1, x.ndim))
+
+
+def shifted(x: Any, by: int, wrap: bool) -> Any:
+    """An array [stages, ...] with each row `by` stages further on.
+
+    Args:
+      by: 1 or -1.
+      wrap: True moves the last row to the first stage; otherwise zeros arrive there.
+    """
+    if wrap:
+        return jnp.roll(x, by, axis=0)
+    padding = [(max(by, 0), max(-by, 0), 0), *[(0, 0, 0)] * (x.ndim - 1)]
+    rows = lax.slice_in_dim(x, max(-by, 0), x.shape[0] - max(by, 0), axis=0)
+    return lax.pad(rows, jnp.zeros((), x.dtype), padding)
+
+
+def empty_slots(count: int, x: Any) -> Any:
+    """Zeros [stages, slots, layers, ...] for `count` arrays x [layers, stages, ...]."""
+    layers, stages, *shape = x.shape
+    return jnp.zeros((stages, count, layers, *shape), x.dtype)
+
+
+def written(slots: Any, x: Any, at: Any) -> Any:
+    """Slots with x [layers, stages, ...] written, each stage at its number in `at` [stages]."""
+    numbers = lax.ScatterDimensionNumbers(
+        update_window_dims=tuple(range(1, x.ndim)),
+        inserted_window_dims=(1,),
+        scatter_dims_to_operand_dims=(1,),
+        operand_batching_dims=(0,),
+        scatter_indices_batching_dims=(0,),
+    )
+    return lax.scatter(
+        slots,
+        lax.expand_dims(at, (1,)),
+        jnp.swapaxes(x, 0, 1),
+        numbers,
+        indices_are_sorted=True,
+        unique_indices=True,
+        mode=lax.GatherScatterMode.PROMISE_IN_BOUNDS,
+    )
+
+
+def read(slots: Any, at: Any) -> Any:
+    """[layers, stages, ...] from slots, each stage at its number in `at` [stages]."""
+    numbers = lax.GatherDimensionNumbers(
+        offset_dims=tuple(range(1, slots.ndim - 1)),
+        collapsed_slice_dims=(1,),
+        start_index_map=(1,),
+        operand_batching_dims=(0,),
+        start_indices_batching_dims=(0,),
+    )
+    found = lax.gather(
+        slots,
+        lax.expand_dims(at, (1,)),
+        numbers,
+        slice_sizes=(1, 1, *slots.shape[2:]),
+        indices_are_sorted=True,
+        unique_indices=True,
+        mode=lax.GatherScatterMode.PROMISE_IN_BOUNDS,
+    )
+    return jnp.swapaxes(found, 0, 1)
+
+
+def masked(x: Any, valid: Any) -> Any:
+    """`x` where `valid`, a scalar, is true, and zeros elsewhere."""
+    return jnp.where(valid, x, jnp.zeros((), x.dtype))
+
+
+def rows_at(rows: Sequence[Any], ticks: Sequence[int]) -> Any:
+    """Rows of arrays [ticks, ...], one after the other, at `ticks`."""
+    joined = rows[0] if len(rows) == 1 else jnp.concatenate(rows)
+    if list(ticks) == list(range(ticks[0], ticks[0] + len(ticks))):
+        return lax.slice_in_dim(joined, ticks[0], ticks[0] + len(ticks))
+    return joined[jnp.asarray(ticks)]

@@ -1,0 +1,79 @@
+"""Numbers that the ticks of a pipeline read: microbatches and slots by tick and stage."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from partir_search.ir.pipeline_schedule import BACKWARD, FORWARD, Phase
+from partir_search.ir.pipeline_table import PipelineTable
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class TickRows:
+    """Numbers of a phase.
+
+    Attributes:
+      arrays: by name, [ticks, stages] or [ticks] numbers: `microbatch_F` and `slot_F` of each stage
+        (likewise B), and the microbatch of the `entry`, the `head` and the `exit`. A tick without
+        an item has the number of another.
+      flags: by name, whether there is an item: `head_valid` and `exit_valid` [ticks] and `writes`
+        [ticks, stages] of F. Absent if all are true; `writes` also if all slots written without an
+        item are free.
+    """
+
+    arrays: Mapping[str, Any]
+    flags: Mapping[str, Any]
+
+
+def tick_rows(table: PipelineTable, phase: Phase) -> TickRows:
+    """Numbers of the ticks of a phase."""
+    ticks = slice(phase.start, phase.stop)
+    arrays: dict[str, Any] = {}
+    flags: dict[str, Any] = {}
+    for kind in (k for k in (FORWARD, BACKWARD) if k in phase.kinds):
+        numbers = table.microbatch(kind)[:, ticks].T
+        arrays[f"microbatch_{kind}"] = np.maximum(numbers, 0)
+        arrays[f"slot_{kind}"] = np.maximum(table.residuals.at[kind][:, ticks].T, 0)
+    places = {"entry": table.entries(), "head": table.heads(), "exit": table.exits()}
+    for name, found in places.items():
+        numbers = np.array([found.get(t, -1) for t in range(phase.start, phase.stop)], np.int32)
+        if (numbers >= 0).any():
+            arrays[name] = np.maximum(numbers, 0)
+            if name != "entry" and (numbers < 0).any():
+                flags[f"{name}_valid"] = numbers >= 0
+    if FORWARD in phase.kinds:
+        slots, overwritten = _written(table)
+        arrays[f"slot_{FORWARD}"] = slots[:, ticks].T
+        if overwritten[:, ticks].any():
+            flags["writes"] = table.microbatch(FORWARD)[:, ticks].T >= 0
+    return TickRows(arrays, flags)
+
+
+def _written(table: PipelineTable) -> tuple[Any, Any]:
+    """Slot that F writes by [stage, tick], and whether it has no item and holds another's rows.
+
+    Without an item, F writes to a slot that is free in its tick, if there is one.
+    """
+    slots = table.residuals.at[FORWARD].copy()
+    overwritten = np.zeros(slots.shape, bool)
+    for stage in range(slots.shape[0]):
+        free = _free_ticks(table, stage)
+        for tick in np.flatnonzero(slots[stage] < 0):
+            places = np.flatnonzero(free[:, tick])
+            slots[stage, tick] = places[0] if len(places) else 0
+            overwritten[stage, tick] = not len(places)
+    return slots, overwritten
+
+
+def _free_ticks(table: PipelineTable, stage: int) -> Any:
+    """Whether each slot of a stage is free, by [slot, tick]."""
+    writes = table.residuals.at[FORWARD][stage]
+    free = np.ones((table.residuals.count, writes.size), bool)
+    items = {item: tick for tick, item in table.work[BACKWARD][stage].items()}
+    for tick, item in table.work[FORWARD][stage].items():
+        free[writes[tick], tick : items[item] + 1] = False
+    return free
