@@ -39,6 +39,7 @@ from partir_search.planning.parallelism import (
     Summa,
     TensorParallel3D,
 )
+from partir_search.planning.pipeline_tactic import Pipeline
 from partir_search.planning.tactics import (
     FIRST_DIVISIBLE_DIM,
     REPLICATED,
@@ -105,6 +106,7 @@ __all__ = [
     "Machine",
     "ManualPartition",
     "MeshShape",
+    "Pipeline",
     "Plan",
     "PlanSpec",
     "PlannedArray",

@@ -8,6 +8,7 @@ from typing import Any, Self, get_args, get_origin, get_type_hints
 
 from partir_search.messages.wording import shown
 from partir_search.passes.pad_choice import Pad
+from partir_search.passes.pipeline.form import PipelineForm
 from partir_search.passes.remat import Range
 from partir_search.passes.stacks import Stack
 from partir_search.plan.json_entries import typed_entry
@@ -24,6 +25,7 @@ class Rewrites:
 
     Attributes:
       microbatches: number of parts of the batch computed one after the other.
+      pipeline: the layers as stages of a pipeline over the microbatches, at most one.
       attention: True if each attention is one op and its scores are recomputed in the backward
         pass.
       scan_layers: True if equal layers are scans.
@@ -34,11 +36,17 @@ class Rewrites:
     """
 
     microbatches: int = _entry(1, "a whole number")
+    pipeline: tuple[PipelineForm, ...] = _entry((), "a list of pipelines")
     attention: bool = _entry(False, "true or false")
     scan_layers: bool = _entry(False, "true or false")
     stacks: tuple[Stack, ...] = _entry((), "a list of stacks of programs")
     padding: tuple[Pad, ...] = _entry((), "a list of padded dims")
     remat: tuple[Range, ...] = _entry((), "pairs of positions")
+
+    @property
+    def loop(self) -> Rewrites:
+        """Rewrites to a loop over microbatches, alone."""
+        return Rewrites(microbatches=self.microbatches, pipeline=self.pipeline)
 
     def to_json(self) -> dict[str, Any]:
         """JSON values by field name, defaults omitted."""
@@ -94,6 +102,11 @@ class Rewritten:
     def microbatches(self) -> int:
         """Number of microbatches, parts of the batch computed one after the other."""
         return self.rewrites.microbatches
+
+    @property
+    def pipeline(self) -> PipelineForm | None:
+        """Layers as stages of a pipeline over the microbatches; None without a pipeline."""
+        return next(iter(self.rewrites.pipeline), None)
 
     @property
     def padding(self) -> tuple[Pad, ...]:

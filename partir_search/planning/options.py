@@ -16,8 +16,10 @@ from partir_search.mcts.goals import Goal
 from partir_search.passes.group_arguments import Group
 from partir_search.plan.cache import PlanCache
 from partir_search.plan.plan import Plan
+from partir_search.plan.rewrites import Rewrites
 from partir_search.plan.spec import PlanSpec
 from partir_search.planning.confirm.request import Confirm
+from partir_search.planning.pipeline_tactic import Pipeline
 from partir_search.planning.planner import Progress
 from partir_search.planning.tactics import Tactic, diagonals
 from partir_search.simulator.cost import Cost
@@ -62,6 +64,19 @@ class Options:
     def replays(self) -> bool:
         """True if the schedule is a plan."""
         return isinstance(self.schedule, Plan | PlanSpec)
+
+    @property
+    def loops(self) -> tuple[Rewrites, ...]:
+        """Loops over microbatches to choose from: with the pipeline of the schedule, if it has one,
+        or else each number of microbatches.
+        """
+        tactics = self.schedule if isinstance(self.schedule, Sequence) else ()
+        for tactic in tactics:
+            if isinstance(tactic, Pipeline):
+                mesh = MeshShape(tuple(self.mesh.axis_names), tuple(self.mesh.axis_sizes))
+                form = tactic.form(mesh.size(mesh.axes(tactic.axis)))
+                return (Rewrites(microbatches=tactic.microbatches, pipeline=(form,)),)
+        return tuple(Rewrites(microbatches=n) for n in self.microbatches)
 
     @property
     def shape(self) -> MeshShape:

@@ -37,7 +37,7 @@ from partir_search.planning.front.front import FrontFinder
 from partir_search.planning.known_strategies import known_actions
 from partir_search.planning.layer_forms import SLOWER, layer_forms
 from partir_search.planning.memory_fit import remedies_of
-from partir_search.planning.microbatch import with_microbatches
+from partir_search.planning.loops import with_loops
 from partir_search.planning.notices import warn_constants, warn_opaque
 from partir_search.planning.options import Options
 from partir_search.planning.other_batch import with_batch
@@ -96,10 +96,9 @@ class PlanPipeline:
         self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> dict[str, Plan]:
         """Plans of the known strategies, by name."""
-        microbatches = self._options.microbatches[0]
-        traced = self.trace(call, args, kwargs, microbatches)
+        traced = self.trace(call, args, kwargs, self._options.loops[0])
         stages = self.stage_planner(call, traced)
-        plain = self._stage(traced, microbatches)
+        plain = self._stage(traced)
         stage = stages.aligned(layer_forms(plain, self._options.scan_layers is True)[0])
         planner = stages.planner(stage.module)
         limit = planner.memory_limit
@@ -117,14 +116,14 @@ class PlanPipeline:
         o = self._options
         if o.replays or not o.cache:
             return self._best(call, args, kwargs, self._given())
-        traced = self.trace(call, args, kwargs, o.microbatches[0])
+        traced = self.trace(call, args, kwargs, o.loops[0])
         path = o.cache.path(traced.module, o.shape, o.facts())
         if saved := o.cache.load(path):
             try:
-                return self._best(call, args, kwargs, saved, {o.microbatches[0]: traced})
+                return self._best(call, args, kwargs, saved, {o.loops[0]: traced})
             except ValueError as error:
                 warnings.warn(f"{path} cannot be replayed: {error}; planned again", stacklevel=2)
-        plan, found = self._best(call, args, kwargs, None, {o.microbatches[0]: traced})
+        plan, found = self._best(call, args, kwargs, None, {o.loops[0]: traced})
         if plan.fits:
             o.cache.store(path, plan)
         return plan, found
@@ -135,21 +134,26 @@ class PlanPipeline:
         args: Sequence[Any],
         kwargs: dict[str, Any],
         spec: PlanSpec | None,
-        traces: Mapping[int, Traced] = MappingProxyType({}),
+        traces: Mapping[Rewrites, Traced] = MappingProxyType({}),
     ) -> tuple[Plan, Traced]:
-        """Best plan over the numbers of microbatches and the forms of the program."""
+        """Best plan over the loops over microbatches and the forms of the program.
+
+        Args:
+          spec: a plan to replay.
+          traces: traced calls, by loop.
+        """
         best: tuple[Plan, Traced] | None = None
         whole: Traced | None = None
-        counts = (spec.rewrites.microbatches,) if spec else self._options.microbatches
-        for count in counts:
+        loops = (spec.rewrites.loop,) if spec else self._options.loops
+        for loop in loops:
             begin = time.perf_counter()
-            traced = traces.get(count)
+            traced = traces.get(loop)
             if traced is None:
                 whole = whole or self._traced(call, args, kwargs)
-                traced = self.trace(call, args, kwargs, count, whole)
+                traced = self.trace(call, args, kwargs, loop, whole)
             spent = time.perf_counter() - begin
             fits = False
-            for stage in self.forms(traced, count, spec):
+            for stage in self.forms(traced, spec):
                 plan = self._planned(call, traced, stage, spec)
                 plan.seconds["trace and import"] = spent
                 fits |= plan.fits and not plan.remat
@@ -220,7 +224,7 @@ class PlanPipeline:
         try:
             twice = traced.twice()
             stages = StagePlanner(self._options, lambda module: [], self.planner_of)
-            stage = self.forms(twice, spec.rewrites.microbatches, spec)[0]
+            stage = self.forms(twice, spec)[0]
             stage = dataclasses.replace(stage, module=without_ties(stage.module, spec.actions))
             return stages.replayed(stage, spec)[1].cost
         except (TypeError, ValueError):  # shapes that the function or the actions do not admit
@@ -238,7 +242,7 @@ class PlanPipeline:
         call: Call,
         args: Sequence[Any],
         kwargs: dict[str, Any],
-        microbatches: int,
+        loop: Rewrites,
         whole: Traced | None = None,
     ) -> Traced:
         """Traces a call.
@@ -246,19 +250,18 @@ class PlanPipeline:
         Args:
           call: the dynamic arguments.
           args, kwargs: all arguments.
-          microbatches: number of microbatches.
+          loop: number of microbatches, and their pipeline.
           whole: the traced call before all passes, if known.
         """
         traced = whole or self._traced(call, args, kwargs)
-        if microbatches > 1:
-            traced = with_microbatches(traced, microbatches)
+        traced = with_loops(traced, loop)
         traced = traced.run("views", with_views)
         groups = self._options.groups
         traced = traced.run("group_arguments", lambda module: with_groups(module, groups))
         other = with_batch(call, args, kwargs, (i for i, _ in traced.module.ties), 2)
         if other is None:
             return traced
-        twice = functools.partial(self.trace, *other, microbatches)
+        twice = functools.partial(self.trace, *other, loop)
         return dataclasses.replace(traced, twice=twice)
 
     def _traced(self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> Traced:
@@ -273,23 +276,21 @@ class PlanPipeline:
         """Axes of the mesh for axes of the mesh of a `shard_map` region inside the function."""
         return region_axes(region, names, self._options.shape, self._options.mesh)
 
-    def _stage(self, traced: Traced, microbatches: int) -> Stage:
+    def _stage(self, traced: Traced) -> Stage:
         """First stage of a traced program, with cumulative ops in blocks for the mesh."""
-        stage = Stage(traced.module, Rewrites(microbatches=microbatches), traced.passes)
+        stage = Stage(traced.module, traced.rewrites, traced.passes)
         shape = self._options.shape
         return stage.run("block_scans", lambda module: with_block_scans(module, shape))
 
-    def forms(self, traced: Traced, microbatches: int, spec: PlanSpec | None) -> list[Stage]:
+    def forms(self, traced: Traced, spec: PlanSpec | None) -> list[Stage]:
         """Forms of the program to plan: with and without each attention as one op, and scans."""
         wanted = spec.rewrites.scan_layers if spec else self._options.scan_layers
-        forms = self._attention_forms(traced, microbatches, spec)
+        forms = self._attention_forms(traced, spec)
         return [form for stage in forms for form in layer_forms(stage, wanted)]
 
-    def _attention_forms(
-        self, traced: Traced, microbatches: int, spec: PlanSpec | None
-    ) -> list[Stage]:
+    def _attention_forms(self, traced: Traced, spec: PlanSpec | None) -> list[Stage]:
         """The program unchanged, with each attention as one op, or both."""
-        plain, given = self._stage(traced, microbatches), self._options.schedule
+        plain, given = self._stage(traced), self._options.schedule
         tactics = () if given is None or isinstance(given, Plan | PlanSpec) else given
         wanted = any(isinstance(t, ContextParallel) for t in tactics)
         if not (spec.rewrites.attention if spec else wanted or self._options.rings):

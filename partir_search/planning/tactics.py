@@ -25,6 +25,7 @@ from partir_search.planning.parallelism import (
     PARALLELISM,
     Parallelism,
 )
+from partir_search.planning.pipeline_tactic import Pipeline
 from partir_search.propagation.actions import Action, Replicate, Tile
 from partir_search.propagation.contradictions import already_decided
 from partir_search.propagation.graph import Graph
@@ -146,7 +147,7 @@ class AutomaticPartition:
 Tactic = Union[ManualPartition, AutomaticPartition, Parallelism]
 """Entry of `schedule=`."""
 
-TACTICS = (ManualPartition, AutomaticPartition, *PARALLELISM)
+TACTICS = (ManualPartition, AutomaticPartition, *PARALLELISM, Pipeline)
 
 
 def check_kind(what: str, dim: Any) -> None:

@@ -21,6 +21,7 @@ from partir_search.ir.from_jaxpr import read_module
 from partir_search.ir.reading.manual import RegionAxes
 from partir_search.passes.views import with_views
 from partir_search.plan.pass_record import PassRecord
+from partir_search.plan.rewrites import Rewrites
 from partir_search.planning.stage import print_module, recorded
 from partir_search.rules import RULES
 from partir_search.rules.unruled import UNRULED
@@ -128,6 +129,7 @@ class Traced:
       donated: per flat argument, True if its buffer may be reused.
       weak: per flat result, True for a weak type (`shard_map` makes all types strong).
       passes: records of the trace and of the passes on the traced program.
+      rewrites: rewrites of the traced program so far, among those of a plan.
       twice: function that traces the call with twice the batch; None without a batch.
     """
 
@@ -137,6 +139,7 @@ class Traced:
     donated: tuple[bool, ...]
     weak: tuple[bool, ...]
     passes: tuple[PassRecord, ...]
+    rewrites: Rewrites = Rewrites()
     twice: Callable[[], Traced] | None = None
 
     def run(

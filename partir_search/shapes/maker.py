@@ -43,24 +43,24 @@ class ShapesPipeline(PlanPipeline):
         """
         base = known or (base if self._searches() else None)
         if base is not None:
-            traced, microbatches = self._trace_like(base, call, args, kwargs)
+            traced = self._trace_like(base, call, args, kwargs)
             if known and fingerprint(traced.module) == known.fingerprint:
-                return self._best(call, args, kwargs, spec_of(known), {microbatches: traced})
+                return self._best(call, args, kwargs, spec_of(known), {traced.rewrites: traced})
             if self._searches() and serves(base.module, traced.module):
-                derived = self._derived(call, args, kwargs, traced, microbatches, base)
+                derived = self._derived(call, args, kwargs, traced, base)
                 if derived is not None:
                     return derived
         return self.make(call, args, kwargs)
 
     def _trace_like(
         self, base: Plan, call: Call, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> tuple[Traced, int]:
+    ) -> Traced:
         """Traces the call in as many microbatches as `base`, or in the next permitted number."""
         error: ValueError | None = None
-        for microbatches in dict.fromkeys((base.microbatches, *self._options.microbatches)):
+        for loop in dict.fromkeys((base.rewrites.loop, *self._options.loops)):
             try:
-                return self.trace(call, args, kwargs, microbatches), microbatches
-            except ValueError as reason:  # `microbatches` does not divide the batch
+                return self.trace(call, args, kwargs, loop)
+            except ValueError as reason:  # the microbatches do not divide the batch
                 error = error or reason
         assert error is not None
         raise error
@@ -71,7 +71,6 @@ class ShapesPipeline(PlanPipeline):
         args: Sequence[Any],
         kwargs: dict[str, Any],
         traced: Traced,
-        microbatches: int,
         base: Plan,
     ) -> tuple[Plan, Traced] | None:
         """Plan derived from `base`; None if the state layouts cannot be preserved."""
@@ -83,7 +82,7 @@ class ShapesPipeline(PlanPipeline):
         )
         pipeline = PlanPipeline(self._fun, self._plain, self._name, options)
         pipeline._own = self._own
-        stage = pipeline.forms(traced, microbatches, spec_of(base))[0]
+        stage = pipeline.forms(traced, spec_of(base))[0]
         stage = pipeline.stage_planner(call, traced).stacked(stage, base.stacks)
         module = without_ties(stage.module, base.actions)
 
@@ -93,7 +92,7 @@ class ShapesPipeline(PlanPipeline):
         made, basis = derive(base, module, fixed, pipeline.planner_of, self._options)
         if made is None:
             try:
-                found = pipeline._best(call, args, kwargs, None, {microbatches: traced})
+                found = pipeline._best(call, args, kwargs, None, {traced.rewrites: traced})
             except IllegalAction:
                 return None
         else:

@@ -1,0 +1,28 @@
+"""Form of a pipeline in saved plans: mesh axis of the stages, chunks and schedule."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from partir_search.ir.pipeline_schedule import ONE_F_ONE_B, PipelineSchedule
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PipelineForm:
+    """Pipeline of the layers of a program over microbatches.
+
+    Attributes:
+      axis: mesh axis of the stages.
+      stages: size of the axis.
+      chunks: parts of the layers on a stage.
+      schedule: one of `ir.pipeline_schedule.SCHEDULES`.
+    """
+
+    axis: str
+    stages: int
+    chunks: int = 1
+    schedule: str = ONE_F_ONE_B
+
+    def timetable(self, microbatches: int) -> PipelineSchedule:
+        """Schedule for a number of microbatches."""
+        return PipelineSchedule(self.stages, microbatches, self.chunks, self.schedule)
