@@ -71,13 +71,14 @@ def _crossing(owner: HomeLayouts, op: Op) -> RegionBoundary:
     targets = [list(map(layout_of, each)) for each in results]
     homes = _local_values(owner.all_home(op.results))
     made = [local.layout for local in homes]
+    left: list[Partial] = [()] * len(made)
     for r, i, out, stacked in edges.outputs:
-        layout = made[out]
+        layout, source = made[out], results[r][i]
+        left[out] = source.partial if isinstance(source, LocalValue) else ()
         targets[r][i] = layout[stacked:] if stacked else layout
         made[out] = ((),) * stacked + layout[stacked:] if stacked else layout
     for r, i, to, j in edges.carries:
         targets[r][i] = args[to][j].layout
-    left: list[Partial] = [()] * len(made)
     for r, j, out in edges.finals:
         made[out], left[out] = args[r][j].layout, args[r][j].partial
     each = zip(op.results, made, left, strict=True)

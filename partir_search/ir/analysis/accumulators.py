@@ -1,13 +1,14 @@
 """Accumulators: carries of a loop over microbatches with zeros at first, and sums later.
 
 A partial sum of devices may stay unfinished in an accumulator over the whole loop, to be
-finished once, after the loop.
+finished once, after the loop, and over a further loop that goes on with the sum. It may also leave
+an inner loop over layers unfinished, as a row for each layer.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 
 from partir_search.ir.analysis.def_use import DefUse
 from partir_search.ir.analysis.reductions import is_zero
@@ -24,12 +25,14 @@ class Accumulator:
       added: id of the value added.
       total: id of the region's result: the new sum.
       finals: ids of the loop's results: the sum of all.
+      start: id of the sum of an earlier loop that the loop begins with; None for zeros.
     """
 
     argument: int
     added: int
     total: int
     finals: tuple[int, ...]
+    start: int | None = None
 
 
 def find_accumulators(
@@ -41,12 +44,22 @@ def find_accumulators(
       rules: per op id.
       zeros: ids of values known to be zero.
     """
-    loops = [op for op in module.ops if op.regions and rules[op.id].data_flow.accumulates]
-    return {at: found for op in loops for at, found in _in_loop(op, rules, uses, zeros)}
+    found: dict[int, Accumulator] = {}
+    sums: set[int] = set()
+    for op in module.ops:
+        if op.regions and rules[op.id].data_flow.accumulates:
+            for at, accumulator in _in_loop(op, rules, uses, zeros, sums):
+                found[at] = accumulator
+                sums.update(accumulator.finals)
+    return found
 
 
 def _in_loop(
-    op: Op, rules: Sequence[OpRule], uses: DefUse, zeros: frozenset[int]
+    op: Op,
+    rules: Sequence[OpRule],
+    uses: DefUse,
+    zeros: frozenset[int],
+    sums: Set[int],
 ) -> Iterator[tuple[int, Accumulator]]:
     edges = rules[op.id].data_flow
     starts = {(e.region, e.argument): op.operands[e.operand] for e in edges.inputs}
@@ -57,6 +70,8 @@ def _in_loop(
         if add is None or not isinstance(total, Value):
             continue
         others = [x for x in add.operands if x is not argument]
+        start = starts[to, place]
+        follows = isinstance(start, Value) and start.id in sums and uses.counts[start.id] == 1
         if (
             len(add.operands) == 2
             and len(others) == 1
@@ -64,14 +79,54 @@ def _in_loop(
             and any(set(group) == {0, 1} for group in rules[add.id].linear)
             and uses.counts[argument.id] == uses.counts[others[0].id] == 1
             and not uses.users[total.id]
-            and is_zero(starts[to, place], zeros)
+            and (follows or is_zero(start, zeros))
         ):
             finals = [
                 op.results[e.op_result].id
                 for e in edges.finals
                 if op.regions[e.region].args[e.argument] is argument
             ]
-            yield add.id, Accumulator(argument.id, others[0].id, total.id, tuple(finals))
+            yield (
+                add.id,
+                Accumulator(
+                    argument.id,
+                    others[0].id,
+                    total.id,
+                    tuple(finals),
+                    start.id if follows and isinstance(start, Value) else None,
+                ),
+            )
+
+
+def leaving_sums(
+    module: Module,
+    rules: Sequence[OpRule],
+    uses: DefUse,
+    accumulators: Mapping[int, Accumulator],
+    widening: Set[int],
+) -> Mapping[int, int]:
+    """Results of inner loops whose rows are added to an accumulator.
+
+    Returns:
+      Id of the inner loop's result by id of its region's result.
+    """
+    found: dict[int, int] = {}
+    todo = [a.added for a in accumulators.values()]
+    while todo:
+        value = todo.pop()
+        maker = uses.makers[value]
+        if maker is None or uses.counts[value] != 1:
+            continue
+        if maker.id in widening:
+            todo += [v.id for _, v in maker.inputs()]
+        outputs = rules[maker.id].data_flow.outputs if maker.regions else ()
+        ends = [e for e in outputs if maker.results[e.op_result].id == value]
+        if len(ends) == 1:
+            row = maker.regions[ends[0].region].results[ends[0].region_result]
+            if isinstance(row, Value) and uses.counts[row.id] == 1:
+                found[row.id] = value
+                todo.append(row.id)
+    return found
 
 
 def widening_ops(

@@ -6,8 +6,8 @@ second partial operand: gradients are added first and reduced once. If two sums 
 would each be scattered and then added tile by tile (ZeRO with tied weights), the ops in between
 lose their loop and their values lose their tile, and the total is scattered.
 
-Sums added to an accumulator that the axis does not tile stay partial over the whole loop, and are
-finished at its result.
+Sums added to an accumulator that the axis does not tile stay partial over the whole loop, in the
+loops over layers inside of it too, and are finished at its result.
 """
 
 from __future__ import annotations
@@ -66,6 +66,10 @@ def defer_reductions(
     def record(results: tuple[int, ...], deferral: _Deferral) -> None:
         for r in results:
             deferrals[r] = deferral
+            out = analysis.leaving.get(r)
+            if out is not None and tiles[r] < 0 and tiles[out] < 0:
+                outside = (*deferral.partial_at_rest, r)
+                record((out,), dataclasses.replace(deferral, partial_at_rest=outside))
             user = consumer[r]
             if user >= 0 and user not in waiting:
                 waiting.add(user)
@@ -95,9 +99,13 @@ def defer_reductions(
             continue
         kept = analysis.accumulators.get(site.op.id)
         if kept is not None:
-            if f < 0 and monoid == "sum" and tiles[kept.argument] < 0:
+            begun = kept.start is None or kept.start in deferrals
+            if f < 0 and monoid == "sum" and tiles[kept.argument] < 0 and begun:
                 rest(deferrals[kept.added])
                 partial_at_rest |= dict.fromkeys((kept.argument, kept.added, kept.total), monoid)
+                if kept.start is not None:
+                    rest(deferrals[kept.start])
+                    partial_at_rest[kept.start] = monoid
                 record(kept.finals, _STARTED[monoid])
             continue
         growth = _growth(analysis, site, monoid, partial)

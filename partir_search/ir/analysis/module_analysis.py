@@ -7,7 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from partir_search.ir.analysis.accumulators import find_accumulators, widening_ops
+from partir_search.ir.analysis.accumulators import (
+    find_accumulators,
+    leaving_sums,
+    widening_ops,
+)
 from partir_search.ir.analysis.def_use import DefUse, def_use
 from partir_search.ir.analysis.ports import ports_of
 from partir_search.ir.analysis.reductions import ReductionSite, zero_values
@@ -36,6 +40,8 @@ class ModuleAnalysis:
       is_minor: [compound, factor + 1] True for factors with major factors on the same dim.
       accumulators: carries in which partial sums may stay, by id of the op that adds to them.
       widening: ids of ops through which partial results may pass to an accumulator and grow.
+      leaving: id of a loop's result by id of its region's result, for sums that may leave the loop
+        unfinished.
       growth: cache of `defer_reductions`: bytes added by a reduction after an op, by op, monoid and
         partial operands.
     """
@@ -46,6 +52,9 @@ class ModuleAnalysis:
         self.zeros = zero_values(module, rules)
         self.accumulators = find_accumulators(module, rules, self.def_use, self.zeros)
         self.widening = widening_ops(module, rules, self.def_use, self.accumulators)
+        self.leaving = leaving_sums(
+            module, rules, self.def_use, self.accumulators, self.widening
+        )
         self.growth: dict[tuple[int, str, tuple[int, ...]], int | None] = {}
         self._module, self._rules = module, rules
         self._sites: dict[int, ReductionSite] = {}

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 
@@ -25,7 +26,7 @@ def at_stage(x: Any, stage: int) -> Any:
     masked = jnp.where(_is_stage(x, stage), x, zero)
     if x.dtype == jnp.bool_:
         return jnp.any(masked, axis=0)
-    return lax.reduce(masked, zero, lax.add, (0,))
+    return lax.reduce_sum(masked, (0,))
 
 
 def with_stage(x: Any, stage: int, row: Any) -> Any:
@@ -47,9 +48,8 @@ def shifted(x: Any, by: int, wrap: bool) -> Any:
     """
     if wrap:
         return jnp.roll(x, by, axis=0)
-    padding = [(max(by, 0), max(-by, 0), 0), *[(0, 0, 0)] * (x.ndim - 1)]
-    rows = lax.slice_in_dim(x, max(-by, 0), x.shape[0] - max(by, 0), axis=0)
-    return lax.pad(rows, jnp.zeros((), x.dtype), padding)
+    padding = [(by, -by, 0), *[(0, 0, 0)] * (x.ndim - 1)]
+    return lax.pad(x, np.zeros((), x.dtype), padding)
 
 
 def empty_slots(count: int, x: Any) -> Any:
