@@ -31,6 +31,7 @@ from partir_search.passes.pipeline.stage_arrays import (
     at_stage,
     by_layer,
     by_stage,
+    chunk_added,
     empty_slots,
     masked,
     read,
@@ -56,16 +57,16 @@ class Lockstep:
     def __init__(self, parts: LoopParts, table: PipelineTable, constants: Arrays) -> None:
         self.parts, self.table = parts, table
         self._values = BodyValues(parts.body, constants)
-        self._stages = table.schedule.stages
+        self._stages, self._chunks = table.schedule.stages, table.schedule.chunks
         fixed = fixed_residuals(parts)
         self._kept = [j for j in sorted(set(parts.residuals.values())) if j not in fixed]
 
     def __call__(self, *arrays: Any) -> list[Any]:
         """Results of the loop."""
         parts, stages = self.parts, self._stages
-        operands = operands_of(parts, self._values, arrays, stages)
+        operands = operands_of(parts, self._values, arrays, stages, self._chunks)
         totals = [
-            by_stage(x, stages) if t.stack is not None else x
+            by_stage(x, stages, self._chunks) if t.stack is not None else x
             for t, x in zip(parts.totals, operands.totals, strict=True)
         ]
         state: State = {"totals": totals, **self._first(operands)}
@@ -75,7 +76,7 @@ class Lockstep:
             for name, found in rows.items():
                 made[name].append(found)
         finals = [
-            by_layer(x) if t.stack is not None else x
+            by_layer(x, self._chunks) if t.stack is not None else x
             for t, x in zip(parts.totals, state["totals"], strict=True)
         ]
         return [*finals, *self._rows(made)]
@@ -85,7 +86,10 @@ class Lockstep:
 
         def arriving() -> tuple[list[Any], list[Any], list[Any]]:
             known = operands.of_microbatch(0)
-            row = {k: jnp.zeros(self._stages, jnp.int32) for k in ("microbatch_F", "slot_F")}
+            row = {
+                name: jnp.zeros(self._stages, jnp.int32)
+                for name in ("microbatch_F", "slot_F", "chunk_F")
+            }
             carry = self._entering(known)
             out, stacks = self._layers_forward(
                 [jnp.broadcast_to(x, (self._stages, *x.shape)) for x in carry], row, operands
@@ -132,7 +136,10 @@ class Lockstep:
         carry = state["carry"]
         if "entry" in row:
             entering = self._entering(operands.of_microbatch(row["entry"]))
-            carry = [with_stage(x, 0, new) for x, new in zip(carry, entering, strict=True)]
+            valid = row.get("entry_valid")
+            carry = [
+                with_stage(x, 0, new, valid) for x, new in zip(carry, entering, strict=True)
+            ]
         out, stacks = self._layers_forward(carry, row, operands)
         slots = []
         for old, new in zip(state["slots"], stacks, strict=True):
@@ -141,7 +148,7 @@ class Lockstep:
                 new = jnp.where(valid, new, read(old, row["slot_F"]))
             slots.append(written(old, new, row["slot_F"]))
         state["slots"] = slots
-        state["carry"] = [shifted(x, 1, self.table.schedule.chunks > 1) for x in out]
+        state["carry"] = [shifted(x, 1, self._chunks > 1) for x in out]
         return out
 
     def _entering(self, known: Arrays) -> list[Any]:
@@ -152,7 +159,8 @@ class Lockstep:
     ) -> tuple[list[Any], list[Any]]:
         """Carries after the layers of each stage, and the residuals to keep."""
         consts, axes = self._consts(self.parts.forward, row["microbatch_F"], operands)
-        out, stacks = self._run(self.parts.forward, consts, axes, carry, operands.forward)
+        given = dict(enumerate(operands.forward))
+        out, stacks = self._run(self.parts.forward, consts, axes, carry, given, {}, row["chunk_F"])
         return out, [stacks[j] for j in self._kept]
 
     # Backward ----------------------------------------------------------------------------------
@@ -168,32 +176,33 @@ class Lockstep:
             finals = [at_stage(x, last) for x in out]
             known = operands.of_microbatch(row["head"])
             known = {**known, **dict(zip(parts.forward.finals, finals, strict=True))}
-            zeros = self._cotangents(known, finals)
-            if "head_valid" in row:
-                zeros = [masked(x, row["head_valid"]) for x in zeros]
-            self._add(state, Part.HEAD, known, row.get("head_valid"))
-            made["head"] = self._values.compute(self._rows_in(Part.HEAD), known)
-        arriving = [with_stage(x, last, new) for x, new in zip(arriving, zeros, strict=True)]
+            zeros, made["head"] = self._part(
+                state, Part.HEAD, parts.backward.carry, known, row.get("head_valid")
+            )
+        # Zeros arrive without an item; with chunks, other chunks of the last stage have cotangents.
+        valid = row.get("last_valid")
+        arriving = [
+            with_stage(x, last, new, valid) for x, new in zip(arriving, zeros, strict=True)
+        ]
         consts, axes = self._consts(parts.backward, row["microbatch_B"], operands)
         kept = dict(zip(self._kept, state["slots"], strict=True))
-        stacked = [
-            operands.backward[i]
-            if i in operands.backward
-            else read(kept[parts.residuals[i]], row["slot_B"])
-            for i in range(len(parts.backward.stacked))
-        ]
-        gone, gradients = self._run(parts.backward, consts, axes, arriving, stacked)
+        rows = {
+            i: read(kept[j], row["slot_B"]) for i, j in parts.residuals.items() if j in kept
+        }
+        gone, gradients = self._run(
+            parts.backward, consts, axes, arriving, operands.backward, rows, row["chunk_B"]
+        )
+        at = row["chunk_B"] if self._chunks > 1 else None
         state["totals"] = [
-            x if t.stack is None else x + gradients[t.stack].astype(x.dtype)
+            x if t.stack is None else chunk_added(x, gradients[t.stack], at)
             for t, x in zip(parts.totals, state["totals"], strict=True)
         ]
         if "exit" in row:
             finals = [at_stage(x, 0) for x in gone]
             known = operands.of_microbatch(row["exit"])
             known = {**known, **dict(zip(parts.backward.finals, finals, strict=True))}
-            self._add(state, Part.EXIT, known, row.get("exit_valid"))
-            made["exit"] = self._values.compute(self._rows_in(Part.EXIT), known)
-        state["cotangents"] = [shifted(x, -1, self.table.schedule.chunks > 1) for x in gone]
+            _, made["exit"] = self._part(state, Part.EXIT, (), known, row.get("exit_valid"))
+        state["cotangents"] = [shifted(x, -1, self._chunks > 1) for x in gone]
         return made
 
     def _cotangents(self, known: Arrays, finals: Sequence[Any]) -> list[Any]:
@@ -201,20 +210,36 @@ class Lockstep:
         known = {**known, **dict(zip(self.parts.forward.finals, finals, strict=True))}
         return self._values.compute(self.parts.backward.carry, known)
 
-    def _add(self, state: State, part: Part, known: Arrays, valid: Any) -> None:
-        """Adds a microbatch to the totals of the head or the exit."""
-        totals = list(state["totals"])
-        for i, total in enumerate(self.parts.totals):
-            if total.stack is not None or total.part is not part:
-                continue
-            old = totals[i]
-            if total.added is None:
-                (new,) = self._values.compute([total.new], {**known, total.argument: old})
+    def _part(
+        self, state: State, part: Part, wanted: Sequence[Operand], known: Arrays, valid: Any
+    ) -> tuple[list[Any], list[Any]]:
+        """Computes head or exit of a microbatch once, and adds it to the totals.
+
+        Args:
+          valid: False for a tick without a microbatch; None if there always is one.
+
+        Returns:
+          The values `wanted`, zeros without a microbatch, and the rows of the loop's results.
+        """
+        totals, parts = list(state["totals"]), self.parts
+        mine = [
+            i for i, t in enumerate(parts.totals) if t.stack is None and t.part is part
+        ]
+        added = [parts.totals[i].added for i in mine]
+        news = [parts.totals[i].new if x is None else x for i, x in zip(mine, added, strict=True)]
+        rows = self._rows_in(part)
+        arguments = {parts.totals[i].argument: totals[i] for i in mine}
+        found = iter(self._values.compute([*wanted, *news, *rows], {**known, **arguments}))
+        values = [next(found) if valid is None else masked(next(found), valid) for _ in wanted]
+        for i, x in zip(mine, added, strict=True):
+            new, old = next(found), totals[i]
+            if x is None:
                 totals[i] = new if valid is None else jnp.where(valid, new, old)
             else:
-                (new,) = self._values.compute([total.added], known)
-                totals[i] = old + (new if valid is None else masked(new, valid))
+                new = new if valid is None else masked(new, valid)
+                totals[i] = old + new.astype(old.dtype)
         state["totals"] = totals
+        return values, list(found)
 
     # Both --------------------------------------------------------------------------------------
 
@@ -241,25 +266,46 @@ class Lockstep:
         consts: Sequence[Any],
         axes: Sequence[int | None],
         carry: Sequence[Any],
-        stacked: Sequence[Any],
+        given: Mapping[int, Any],
+        rows: Mapping[int, Any],
+        chunk: Any,
     ) -> tuple[list[Any], list[Any]]:
         """Carries and stacks of the layers of each stage, each on a carry of its own.
 
         Args:
           axes: of stages in `consts`.
+          given: stacked operands of all layers, by position, as in `by_stage`.
+          rows: stacked operands of the chunk, by position, [layers of a chunk, stages, ...].
+          chunk: number of the chunk, by stage.
         """
-        count = len(carry)
+        count, length = len(carry), layers.count // (self._stages * self._chunks)
+        whole: dict[int, Any] = {}
+        if self._chunks == 1:
+            rows = {**given, **rows}
+        else:
+            whole = {i: x.reshape(x.shape[0], -1, *x.shape[3:]) for i, x in given.items()}
 
-        def stage(consts: Any, carry: Any, stacked: Any) -> Any:
-            def layer(carry: Any, row: Any) -> Any:
-                out = self._values.call(layers.region, [*consts, *carry, *row])
+        def stage(consts: Any, carry: Any, rows: Any, whole: Any, first: Any) -> Any:
+            def layer(carry: Any, step: Any) -> Any:
+                number, found = step
+                found = {
+                    **found,
+                    **{
+                        i: lax.dynamic_index_in_dim(
+                            x, first + number, keepdims=False, allow_negative_indices=False
+                        )
+                        for i, x in whole.items()
+                    },
+                }
+                stacked = [found[i] for i in range(len(layers.stacked))]
+                out = self._values.call(layers.region, [*consts, *carry, *stacked])
                 return out[:count], out[count:]
 
-            length = layers.count // self._stages
-            return lax.scan(layer, carry, stacked, length=length, reverse=layers.reverse)
+            numbers = lax.iota(jnp.int32, length)
+            return lax.scan(layer, carry, (numbers, rows), length=length, reverse=layers.reverse)
 
-        run = jax.vmap(stage, in_axes=(list(axes), 0, 1), out_axes=(0, 1))
-        out, stacks = run(list(consts), list(carry), list(stacked))
+        run = jax.vmap(stage, in_axes=(list(axes), 0, 1, 0, 0), out_axes=(0, 1))
+        out, stacks = run(list(consts), list(carry), rows, whole, chunk * length)
         return out, stacks
 
     # Rows --------------------------------------------------------------------------------------

@@ -38,9 +38,8 @@ class Total:
     Attributes:
       argument: the value before a microbatch, an argument of the body.
       new: the value after it.
-      added: what is added to `argument`; None if `new` is no sum of the two.
-      stack: position of `added` among the stacks of the backward scan, cast or not; None for the
-        other values.
+      added: what is added to `argument`, before a cast; None if `new` is no sum of the two.
+      stack: position of `added` among the stacks of the backward scan; None for other values.
       part: place where the other values are computed, HEAD or EXIT.
     """
 
@@ -214,13 +213,11 @@ def _total(
     added: Operand | None = None
     if maker is not None and role_of(maker) is Role.ADDITION and argument in maker.operands:
         added = next((x for x in maker.operands if x is not argument), None)
-    stack = None
     if isinstance(added, Value):
         cast = makers.get(added.id)
-        source: Operand = added
         if cast is not None and role_of(cast) is Role.CAST:
-            source = cast.operands[0]
-        stack = next((j for j, r in enumerate(backward.stacks) if r is source), None)
+            added = cast.operands[0]
+    stack = next((j for j, r in enumerate(backward.stacks) if r is added), None)
     place = part_of.get(new.id, Part.ENTRY) if isinstance(new, Value) else Part.ENTRY
     return Total(argument, new, added, stack, Part.EXIT if place is Part.EXIT else Part.HEAD)
 
@@ -246,26 +243,25 @@ def _check_operands(parts: LoopParts) -> None:
 
 def _check_readers(parts: LoopParts) -> None:
     """Raises NoPipeline for values read where a stage would not have them."""
-    residuals = {parts.forward.stacks[j].id for j in parts.residuals.values()}
-    gradients = {r.id for r in parts.backward.stacks}
-    casts = {t.added.id for t in parts.totals if t.stack is not None and isinstance(t.added, Value)}
+    stacks = {r.id for r in (*parts.forward.stacks, *parts.backward.stacks)}
     sums = {t.new.id for t in parts.totals if t.stack is not None and isinstance(t.new, Value)}
-    stacks = {r.id for r in parts.forward.stacks} | gradients
+    read = {v.id for op in parts.body.ops if op is not parts.backward.op for _, v in op.inputs()}
     for op in parts.body.ops:
         if op is parts.backward.op:
             continue
         made = {r.id for r in op.results}
+        cast = role_of(op) is Role.CAST and made <= read
         for _, v in op.inputs():
-            if v.id in stacks and not made & (casts | sums):
-                raise NoPipeline(f"{named(op)} reads %{v.name}, a row for each layer")
-            if v.id in casts and not made & sums:
-                raise NoPipeline(f"{named(op)} reads %{v.name}, a row for each layer")
-            if parts.place(v) is Part.HEAD and made and parts.place(op.results[0]) is Part.EXIT:
+            if v.id in stacks and not made & sums:
+                if not cast:
+                    raise NoPipeline(f"{named(op)} reads %{v.name}, a row for each layer")
+                stacks |= made
+            if parts.place(v) is Part.HEAD and parts.place(op.results[0]) is Part.EXIT:
                 raise NoPipeline(
                     f"{named(op)} reads %{v.name} of the head after the backward pass of all layers"
                 )
     for x in parts.rows:
-        if isinstance(x, Value) and x.id in stacks | residuals:
+        if isinstance(x, Value) and x.id in stacks:
             raise NoPipeline(f"%{x.name}, a row for each layer of each microbatch, is returned")
 
 

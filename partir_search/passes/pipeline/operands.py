@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -24,7 +24,7 @@ class Operands:
       known: values that are the same in every microbatch.
       data: by argument of the body, an array with a row for each microbatch.
       totals: the loop's carries before the loop.
-      forward: stacked operands of the forward layers, [layers of a stage, stages, ...].
+      forward: stacked operands of the forward layers, by stage as in `by_stage`.
       backward: those of the backward layers by position, without residuals of a microbatch.
     """
 
@@ -44,9 +44,9 @@ class Operands:
 
 
 def operands_of(
-    parts: LoopParts, values: BodyValues, arrays: Sequence[Any], stages: int
+    parts: LoopParts, values: BodyValues, arrays: Sequence[Any], stages: int, chunks: int
 ) -> Operands:
-    """Operands of the loop from arrays in the order of its op."""
+    """Operands of the loop, for a pipeline, from arrays in the order of its op."""
     first, totals = len(parts.consts), len(parts.totals)
     consts = dict(zip(parts.consts, arrays[:first], strict=True))
     data = dict(zip(parts.data, arrays[first + totals :], strict=True))
@@ -56,12 +56,12 @@ def operands_of(
     def stacked(layers: Layers, positions: Sequence[int]) -> dict[int, Any]:
         wanted = [layers.stacked[i] for i in positions]
         found = values.compute(wanted, known)
-        return {i: by_stage(x, stages) for i, x in zip(positions, found, strict=True)}
+        return {i: by_stage(x, stages, chunks) for i, x in zip(positions, found, strict=True)}
 
     forward = stacked(parts.forward, range(len(parts.forward.stacked)))
     given = [i for i in range(len(parts.backward.stacked)) if i not in parts.residuals]
     backward = stacked(parts.backward, given)
-    fixed = _fixed(parts, values, known, list(forward.values()))
+    fixed = _fixed(parts, values, known, list(forward.values()), 2 if chunks == 1 else 3)
     backward |= {i: fixed[j] for i, j in parts.residuals.items() if j in fixed}
     return Operands(
         known, data, arrays[first : first + totals], list(forward.values()), backward
@@ -101,9 +101,13 @@ def fixed_residuals(parts: LoopParts) -> list[int]:
 
 
 def _fixed(
-    parts: LoopParts, values: BodyValues, known: Arrays, stacked: Sequence[Any]
+    parts: LoopParts, values: BodyValues, known: Arrays, stacked: Sequence[Any], dims: int
 ) -> dict[int, Any]:
-    """Residuals that depend on no microbatch, by position among the forward stacks."""
+    """Residuals that depend on no microbatch, by position among the forward stacks.
+
+    Args:
+      dims: leading dims of `stacked` that number layers.
+    """
     wanted, layers = fixed_residuals(parts), parts.forward
     if not wanted:
         return {}
@@ -119,5 +123,8 @@ def _fixed(
         given = dict(zip(args[consts + carries :], rows, strict=True))
         return inner.compute(results, {**arrays, **given})
 
-    made = jax.vmap(jax.vmap(one_layer))(*stacked)
+    every: Callable[..., list[Any]] = one_layer
+    for _ in range(dims):
+        every = jax.vmap(every)
+    made = every(*stacked)
     return dict(zip(wanted, made, strict=True))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,14 +10,32 @@ import numpy as np
 from jax import lax
 
 
-def by_stage(x: Any, stages: int) -> Any:
-    """[layers, ...] as [layers of a stage, stages, ...]."""
-    return jnp.swapaxes(x.reshape(stages, -1, *x.shape[1:]), 0, 1)
+def by_stage(x: Any, stages: int, chunks: int) -> Any:
+    """Rows of layers [layers, ...] by stage.
+
+    Returns:
+      [layers of a stage, stages, ...] for one chunk, or else [stages, chunks, layers of a chunk,
+      ...]; part c * stages + s of the layers is chunk c of stage s.
+    """
+    parts = x.reshape(chunks, stages, -1, *x.shape[1:])
+    return jnp.swapaxes(parts[0] if chunks == 1 else parts, 0, 1)
 
 
-def by_layer(x: Any) -> Any:
-    """[layers of a stage, stages, ...] as [layers, ...]."""
-    return jnp.swapaxes(x, 0, 1).reshape(-1, *x.shape[2:])
+def by_layer(x: Any, chunks: int) -> Any:
+    """Inverse of `by_stage`."""
+    shape = x.shape[2:] if chunks == 1 else x.shape[3:]
+    return jnp.swapaxes(x, 0, 1).reshape(-1, *shape)
+
+
+def chunk_added(totals: Any, x: Any, at: Any) -> Any:
+    """Totals by stage with x [layers of a chunk, stages, ...] added.
+
+    Args:
+      at: number of the chunk by stage; None for one chunk.
+    """
+    if at is None:
+        return totals + x.astype(totals.dtype)
+    return _scattered(lax.scatter_add, totals, x.astype(totals.dtype), at)
 
 
 def at_stage(x: Any, stage: int) -> Any:
@@ -29,9 +47,14 @@ def at_stage(x: Any, stage: int) -> Any:
     return lax.reduce_sum(masked, (0,))
 
 
-def with_stage(x: Any, stage: int, row: Any) -> Any:
-    """An array [stages, ...] with `row` in place of x[stage]."""
-    return jnp.where(_is_stage(x, stage), row[None], x)
+def with_stage(x: Any, stage: int, row: Any, valid: Any) -> Any:
+    """An array [stages, ...] with `row` in place of x[stage].
+
+    Args:
+      valid: False leaves x[stage] as it is; None always replaces it.
+    """
+    here = _is_stage(x, stage)
+    return jnp.where(here if valid is None else here & valid, row[None], x)
 
 
 def _is_stage(x: Any, stage: int) -> Any:
@@ -60,6 +83,11 @@ def empty_slots(count: int, x: Any) -> Any:
 
 def written(slots: Any, x: Any, at: Any) -> Any:
     """Slots with x [layers, stages, ...] written, each stage at its number in `at` [stages]."""
+    return _scattered(lax.scatter, slots, x, at)
+
+
+def _scattered(scatter: Callable[..., Any], slots: Any, x: Any, at: Any) -> Any:
+    """`scatter` of x [layers, stages, ...] to [stages, slots, ...], a slot `at` each stage."""
     numbers = lax.ScatterDimensionNumbers(
         update_window_dims=tuple(range(1, x.ndim)),
         inserted_window_dims=(1,),
@@ -67,7 +95,7 @@ def written(slots: Any, x: Any, at: Any) -> Any:
         operand_batching_dims=(0,),
         scatter_indices_batching_dims=(0,),
     )
-    return lax.scatter(
+    return scatter(
         slots,
         lax.expand_dims(at, (1,)),
         jnp.swapaxes(x, 0, 1),

@@ -17,12 +17,13 @@ class TickRows:
     """Numbers of a phase.
 
     Attributes:
-      arrays: by name, [ticks, stages] or [ticks] numbers: `microbatch_F` and `slot_F` of each stage
-        (likewise B), and the microbatch of the `entry`, the `head` and the `exit`. A tick without
+      arrays: by name, [ticks, stages] or [ticks] numbers: `microbatch_F`, `chunk_F` and `slot_F` of
+        each stage (likewise B), and the microbatch of the `entry`, the `head` and the `exit`. A tick without
         an item has the number of another.
-      flags: by name, whether there is an item: `head_valid` and `exit_valid` [ticks] and `writes`
-        [ticks, stages] of F. Absent if all are true; `writes` also if all slots written without an
-        item are free.
+      flags: by name, whether there is an item: `entry_valid`, `head_valid` and `exit_valid`
+        [ticks] and `writes` [ticks, stages] of F. Absent if all are true; `writes` also if all
+        slots written without an item are free. `last_valid` [ticks] is false where the last stage
+        has an item of a chunk before its last.
     """
 
     arrays: Mapping[str, Any]
@@ -37,14 +38,20 @@ def tick_rows(table: PipelineTable, phase: Phase) -> TickRows:
     for kind in (k for k in (FORWARD, BACKWARD) if k in phase.kinds):
         numbers = table.microbatch(kind)[:, ticks].T
         arrays[f"microbatch_{kind}"] = np.maximum(numbers, 0)
+        arrays[f"chunk_{kind}"] = np.maximum(table.chunk(kind)[:, ticks].T, 0)
         arrays[f"slot_{kind}"] = np.maximum(table.residuals.at[kind][:, ticks].T, 0)
     places = {"entry": table.entries(), "head": table.heads(), "exit": table.exits()}
     for name, found in places.items():
         numbers = np.array([found.get(t, -1) for t in range(phase.start, phase.stop)], np.int32)
         if (numbers >= 0).any():
             arrays[name] = np.maximum(numbers, 0)
-            if name != "entry" and (numbers < 0).any():
+            if (numbers < 0).any():
                 flags[f"{name}_valid"] = numbers >= 0
+    if BACKWARD in phase.kinds:
+        chunks = table.chunk(BACKWARD)[-1, ticks]
+        earlier = (chunks >= 0) & (chunks < table.schedule.chunks - 1)
+        if earlier.any():
+            flags["last_valid"] = ~earlier
     if FORWARD in phase.kinds:
         slots, overwritten = _written(table)
         arrays[f"slot_{FORWARD}"] = slots[:, ticks].T
