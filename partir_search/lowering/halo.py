@@ -118,7 +118,8 @@ def _demands(
 ) -> tuple[list[list[Span]], dict[SidedEdge, list[Span]]]:
     """Spans of each device in the own tile, and in further tiles by (source, target, side).
 
-    The side is 0 for a span before the device's own elements in the window, 1 for one after.
+    The side is 0 for a span before the device's own elements in the window, 1 for one after, and 0
+    for a window without own elements.
     """
     own: list[list[Span]] = [[] for _ in windows]
     wanted: dict[SidedEdge, list[Span]] = {}
@@ -134,7 +135,7 @@ def _demands(
                     others.append((by, span))
         middle = max(own[to], key=lambda t: t[2], default=EMPTY)[1]
         for by, span in others:
-            side = int(span[1] > middle) if own[to] else int(by > to)
+            side = int(span[1] > middle) if own[to] else 0
             wanted.setdefault((by, to, side), []).append(span)
     return own, wanted
 

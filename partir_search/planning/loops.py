@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 from partir_search.ir.core import Module
-from partir_search.passes.pipeline.loop_parts import NoPipeline
+from partir_search.passes.pipeline.form import PipelineForm
 from partir_search.passes.pipeline.module import pipelined
 from partir_search.plan.rewrites import Rewrites
 from partir_search.planning.microbatch import with_microbatches
@@ -23,13 +24,13 @@ def with_loops(traced: Traced, loop: Rewrites) -> Traced:
     if loop.microbatches > 1:
         traced = with_microbatches(traced, loop.microbatches)
     for form in loop.pipeline:
-        schedule = form.timetable(loop.microbatches)
-
-        def rewrite(module: Module) -> Module:
-            try:
-                return pipelined(module, schedule, (*RULES, *UNRULED))
-            except NoPipeline as error:
-                raise ValueError(f"Pipeline({form.axis!r}): {error}") from None
-
+        rewrite = functools.partial(_pipelined, form=form, microbatches=loop.microbatches)
         traced = traced.run("pipeline", rewrite)
     return dataclasses.replace(traced, rewrites=loop)
+
+
+def _pipelined(module: Module, form: PipelineForm, microbatches: int) -> Module:
+    try:
+        return pipelined(module, form.timetable(microbatches), (*RULES, *UNRULED))
+    except ValueError as error:
+        raise ValueError(f"Pipeline({form.axis!r}): {error}") from None

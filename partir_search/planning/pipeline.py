@@ -36,8 +36,8 @@ from partir_search.planning.confirm.confirm import confirmed
 from partir_search.planning.front.front import FrontFinder
 from partir_search.planning.known_strategies import known_actions
 from partir_search.planning.layer_forms import SLOWER, layer_forms
-from partir_search.planning.memory_fit import remedies_of
 from partir_search.planning.loops import with_loops
+from partir_search.planning.memory_fit import remedies_of
 from partir_search.planning.notices import warn_constants, warn_opaque
 from partir_search.planning.options import Options
 from partir_search.planning.other_batch import with_batch

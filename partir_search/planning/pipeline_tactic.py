@@ -8,7 +8,7 @@ from typing import Literal
 from partir_search.ir.pipeline_schedule import PipelineSchedule
 from partir_search.messages import validators
 from partir_search.passes.pipeline.form import PipelineForm
-from partir_search.passes.pipeline.module import STAGES
+from partir_search.passes.pipeline.module import stage_carries
 from partir_search.planning.parallelism import Parallelism
 from partir_search.propagation.actions import Action, Tile
 from partir_search.propagation.graph import Graph
@@ -61,10 +61,9 @@ class Pipeline(Parallelism):
 def tile_stages(graph: Graph, state: State, axis: str) -> list[Action]:
     """Tiles the stages of a program on an axis; returns the actions."""
     axes, done = state.mesh.axes(axis), list[Action]()
-    for name, value in graph.module.value_names().items():
-        if name.startswith(STAGES):
-            cls = graph.class_of[value.id]
-            if any(state.tiles[a][cls] != 0 for a in axes):
-                done.append(Tile(name, 0, axis))
-                done[-1].apply(state)
+    for value in stage_carries(graph.module.body.ops):
+        cls = graph.class_of[value.id]
+        if any(state.tiles[a][cls] != 0 for a in axes):
+            done.append(Tile(value.name, 0, axis))
+            done[-1].apply(state)
     return done

@@ -75,6 +75,7 @@ class Planner:
         table: RuleTable | None = None,
         goals: Sequence[Goal[Cost]] | None = None,
         streams: bool = False,
+        whole_axes: Sequence[str] = (),
     ) -> None:
         """A planner of `module`.
 
@@ -85,15 +86,16 @@ class Planner:
           table: rules; default: all registered rules.
           goals: limits and objectives; default: fit in memory, then the fewest seconds.
           streams: True lets searches partition in time and choose axis modes at the end.
+          whole_axes: axes never split into sub-axes, such as the stages of a pipeline.
         """
-        self.streams = streams
+        self.streams, self.whole_axes = streams, whole_axes
         self.module, self.machine = module, machine
         self.goals = goals if goals is not None else (Fit(machine.hbm_bytes), Fastest())
         self._clock = Clock()
         self.table = table or RuleTable()
         with self._clock.timed("graph"):
             self.graph = Graph(module, self.table, contract=True)
-            self.mesh = split_into_sub_axes(self.graph, mesh)
+            self.mesh = split_into_sub_axes(self.graph, mesh, whole_axes)
         self.cache = LocalCache(machine.traits)
         self.memo: PropagationMemo = {}
         self._model: CostModel | None = None
@@ -281,7 +283,7 @@ class Planner:
     def on_mesh(self, mesh: MeshShape) -> Planner:
         """Planner of the program on another mesh, with the same graph, analyses and fold."""
         other = copy.copy(self)
-        other.mesh = split_into_sub_axes(self.graph, mesh)
+        other.mesh = split_into_sub_axes(self.graph, mesh, self.whole_axes)
         other.cache, other.memo = LocalCache(self.machine.traits), {}
         other._clock, other._last = Clock(), collections.deque(maxlen=FINALISTS + 1)
         return other

@@ -28,7 +28,15 @@ class PlannerMaker:
     def __call__(self, module: Module) -> Planner:
         """Planner of a form."""
         o = self.options
-        return Planner(module, self.mesh(module), o.machine, goals=o.goals, streams=o.rings)
+        stages = [form.axis for loop in o.loops for form in loop.pipeline]
+        return Planner(
+            module,
+            self.mesh(module),
+            o.machine,
+            goals=o.goals,
+            streams=o.rings,
+            whole_axes=stages,
+        )
 
     def mesh(self, module: Module) -> MeshShape:
         """The mesh, with axes split as required by fixed shardings on further meshes."""

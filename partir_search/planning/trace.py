@@ -139,7 +139,7 @@ class Traced:
     donated: tuple[bool, ...]
     weak: tuple[bool, ...]
     passes: tuple[PassRecord, ...]
-    rewrites: Rewrites = Rewrites()
+    rewrites: Rewrites = dataclasses.field(default_factory=Rewrites)
     twice: Callable[[], Traced] | None = None
 
     def run(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import itertools
 import math
+from collections.abc import Collection
 
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.role import Role
@@ -19,15 +20,22 @@ MAX_SUB_AXES = 3  # per axis: each sub-axis enlarges propagation and search like
 SMALL_VALUE_RATIO = 0.02  # of the largest value's bytes; reshapes of smaller values do not split
 
 
-def split_into_sub_axes(graph: Graph, mesh: MeshShape) -> MeshShape:
+def split_into_sub_axes(
+    graph: Graph, mesh: MeshShape, whole_axes: Collection[str] = ()
+) -> MeshShape:
     """Splits axes whose size shares a proper divisor with a batch or a factor of a reshape.
 
-    Axes of the user's own `shard_map`s, axes with a diagonal and axes split already are not split.
+    Axes of the user's own `shard_map`s, axes with a diagonal, axes split already and `whole_axes`
+    are not split.
 
     Raises:
       ValueError: the user's `shard_map` names an axis missing in the mesh, or of another size.
     """
-    named = _named_axes(graph, mesh) | {mesh.names[a] for pair in mesh.diagonals for a in pair}
+    named = (
+        _named_axes(graph, mesh)
+        | {*whole_axes}
+        | {mesh.names[a] for pair in mesh.diagonals for a in pair}
+    )
     given = mesh.sub_axes()
     whole, mesh = mesh.unsplit, mesh.user
     cuts: dict[str, list[int]] = {name: [] for name in mesh.names}

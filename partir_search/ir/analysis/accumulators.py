@@ -69,14 +69,11 @@ def _in_loop(
         add = uses.makers[total.id] if isinstance(total, Value) else None
         if add is None or not isinstance(total, Value):
             continue
-        others = [x for x in add.operands if x is not argument]
+        others = _added_to(argument, add, rules[add.id])
         start = starts[to, place]
         follows = isinstance(start, Value) and start.id in sums and uses.counts[start.id] == 1
         if (
-            len(add.operands) == 2
-            and len(others) == 1
-            and isinstance(others[0], Value)
-            and any(set(group) == {0, 1} for group in rules[add.id].linear)
+            len(others) == 1
             and uses.counts[argument.id] == uses.counts[others[0].id] == 1
             and not uses.users[total.id]
             and (follows or is_zero(start, zeros))
@@ -96,6 +93,15 @@ def _in_loop(
                     start.id if follows and isinstance(start, Value) else None,
                 ),
             )
+
+
+def _added_to(argument: Value, add: Op, rule: OpRule) -> list[Value]:
+    """Operands that a linear op adds to an argument, to all of it or to some of its rows."""
+    for group in rule.linear:
+        summed = [add.operands[i] for i in group]
+        if len(group) == 2 and argument in summed:
+            return [x for x in summed if isinstance(x, Value) and x is not argument]
+    return []
 
 
 def leaving_sums(

@@ -52,9 +52,7 @@ class ModuleAnalysis:
         self.zeros = zero_values(module, rules)
         self.accumulators = find_accumulators(module, rules, self.def_use, self.zeros)
         self.widening = widening_ops(module, rules, self.def_use, self.accumulators)
-        self.leaving = leaving_sums(
-            module, rules, self.def_use, self.accumulators, self.widening
-        )
+        self.leaving = leaving_sums(module, rules, self.def_use, self.accumulators, self.widening)
         self.growth: dict[tuple[int, str, tuple[int, ...]], int | None] = {}
         self._module, self._rules = module, rules
         self._sites: dict[int, ReductionSite] = {}

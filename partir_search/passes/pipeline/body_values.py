@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax.numpy as jnp
-
-from partir_search.ir.core import Literal, Op, Operand, Region, Value
+from partir_search.ir.core import Op, Operand, Region, Value
 from partir_search.ir.data_flow import Emit
 from partir_search.ir.interpreter import run_whole
 from partir_search.ir.run_region import run_region
@@ -57,8 +55,3 @@ class BodyValues:
         emit = self._table(op).emit
         assert emit is not None, op.prim
         return emit
-
-
-def array_of(x: Literal) -> Any:
-    """A literal as an array."""
-    return jnp.asarray(x.value, x.type.dtype)

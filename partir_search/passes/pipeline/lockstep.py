@@ -12,16 +12,15 @@ them all its gradients, and it writes to no slot that is read later.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
-from partir_search.ir.core import Operand, Value
-from partir_search.ir.pipeline_schedule import BACKWARD, FORWARD, Phase
+from partir_search.ir.core import Operand
+from partir_search.ir.pipeline_schedule import BACKWARD, FORWARD, GPIPE, Phase
 from partir_search.ir.pipeline_table import PipelineTable
 from partir_search.passes.pipeline.body_values import Arrays, BodyValues
 from partir_search.passes.pipeline.layers import Layers
@@ -40,7 +39,7 @@ from partir_search.passes.pipeline.stage_arrays import (
     with_stage,
     written,
 )
-from partir_search.passes.pipeline.tick_rows import TickRows, tick_rows
+from partir_search.passes.pipeline.tick_rows import tick_rows
 
 Row = Mapping[str, Any]
 State = dict[str, Any]
@@ -59,6 +58,8 @@ class Lockstep:
         self._values = BodyValues(parts.body, constants)
         self._stages, self._chunks = table.schedule.stages, table.schedule.chunks
         fixed = fixed_residuals(parts)
+        # Without F in the tick of the head, what leaves the last stage waits beside the residuals.
+        self._waits = table.schedule.schedule == GPIPE
         self._kept = [j for j in sorted(set(parts.residuals.values())) if j not in fixed]
 
     def __call__(self, *arrays: Any) -> list[Any]:
@@ -117,9 +118,9 @@ class Lockstep:
             now, made = {**moving, **held}, dict[str, Any]()
             out: Sequence[Any] = ()
             if FORWARD in phase.kinds:
-                out = self._forward(now, row, rows, operands)
+                out = self._forward(now, row, operands)
             if BACKWARD in phase.kinds:
-                made = self._backward(now, row, rows, operands, out)
+                made = self._backward(now, row, operands, out)
             return {k: now[k] for k in moving}, made
 
         moving = {k: state[k] for k in changed}
@@ -129,17 +130,13 @@ class Lockstep:
 
     # Forward -----------------------------------------------------------------------------------
 
-    def _forward(
-        self, state: State, row: Row, rows: TickRows, operands: Operands
-    ) -> Sequence[Any]:
+    def _forward(self, state: State, row: Row, operands: Operands) -> Sequence[Any]:
         """Runs F of a tick, and returns the carries that leave the stages."""
         carry = state["carry"]
         if "entry" in row:
             entering = self._entering(operands.of_microbatch(row["entry"]))
             valid = row.get("entry_valid")
-            carry = [
-                with_stage(x, 0, new, valid) for x, new in zip(carry, entering, strict=True)
-            ]
+            carry = [with_stage(x, 0, new, valid) for x, new in zip(carry, entering, strict=True)]
         out, stacks = self._layers_forward(carry, row, operands)
         slots = []
         for old, new in zip(state["slots"], stacks, strict=True):
@@ -161,18 +158,22 @@ class Lockstep:
         consts, axes = self._consts(self.parts.forward, row["microbatch_F"], operands)
         given = dict(enumerate(operands.forward))
         out, stacks = self._run(self.parts.forward, consts, axes, carry, given, {}, row["chunk_F"])
-        return out, [stacks[j] for j in self._kept]
+        kept = [stacks[j] for j in self._kept]
+        return out, [*kept, *(x[None] for x in out)] if self._waits else kept
 
     # Backward ----------------------------------------------------------------------------------
 
     def _backward(
-        self, state: State, row: Row, rows: TickRows, operands: Operands, out: Sequence[Any]
+        self, state: State, row: Row, operands: Operands, out: Sequence[Any]
     ) -> dict[str, Any]:
         """Runs head, B and exit of a tick, and returns rows of the loop's results."""
         parts, last, made = self.parts, self._stages - 1, dict[str, Any]()
         arriving = state["cotangents"]
         zeros = [jnp.zeros(x.shape[1:], x.dtype) for x in arriving]
         if "head" in row:
+            if self._waits:
+                ended = state["slots"][len(self._kept) :]
+                out = [read(x, row["slot_B"])[0] for x in ended]
             finals = [at_stage(x, last) for x in out]
             known = operands.of_microbatch(row["head"])
             known = {**known, **dict(zip(parts.forward.finals, finals, strict=True))}
@@ -181,16 +182,12 @@ class Lockstep:
             )
         # Zeros arrive without an item; with chunks, other chunks of the last stage have cotangents.
         valid = row.get("last_valid")
-        arriving = [
-            with_stage(x, last, new, valid) for x, new in zip(arriving, zeros, strict=True)
-        ]
+        arriving = [with_stage(x, last, new, valid) for x, new in zip(arriving, zeros, strict=True)]
         consts, axes = self._consts(parts.backward, row["microbatch_B"], operands)
-        kept = dict(zip(self._kept, state["slots"], strict=True))
-        rows = {
-            i: read(kept[j], row["slot_B"]) for i, j in parts.residuals.items() if j in kept
-        }
+        kept = dict(zip(self._kept, state["slots"], strict=False))
+        waiting = {i: read(kept[j], row["slot_B"]) for i, j in parts.residuals.items() if j in kept}
         gone, gradients = self._run(
-            parts.backward, consts, axes, arriving, operands.backward, rows, row["chunk_B"]
+            parts.backward, consts, axes, arriving, operands.backward, waiting, row["chunk_B"]
         )
         at = row["chunk_B"] if self._chunks > 1 else None
         state["totals"] = [
@@ -222,9 +219,7 @@ class Lockstep:
           The values `wanted`, zeros without a microbatch, and the rows of the loop's results.
         """
         totals, parts = list(state["totals"]), self.parts
-        mine = [
-            i for i, t in enumerate(parts.totals) if t.stack is None and t.part is part
-        ]
+        mine = [i for i, t in enumerate(parts.totals) if t.stack is None and t.part is part]
         added = [parts.totals[i].added for i in mine]
         news = [parts.totals[i].new if x is None else x for i, x in zip(mine, added, strict=True)]
         rows = self._rows_in(part)
@@ -247,18 +242,18 @@ class Lockstep:
         self, layers: Layers, microbatches: Any, operands: Operands
     ) -> tuple[list[Any], list[int | None]]:
         """Operands of every layer, those that differ between microbatches by stage, and axes."""
-        varying = [x for x in layers.consts if self.parts.varies(x)]
-        found: dict[Operand, Any] = {}
-        if varying:
-            values = jax.vmap(
-                lambda number: self._values.compute(varying, operands.of_microbatch(number))
-            )(microbatches)
-            found = dict(zip(varying, values, strict=True))
-        same = [x for x in layers.consts if x not in found]
-        found |= dict(zip(same, self._values.compute(same, operands.known), strict=True))
-        return [found[x] for x in layers.consts], [
-            0 if self.parts.varies(x) else None for x in layers.consts
-        ]
+        varies = [self.parts.varies(x) for x in layers.consts]
+        differing = [x for x, v in zip(layers.consts, varies, strict=True) if v]
+        alike = [x for x, v in zip(layers.consts, varies, strict=True) if not v]
+        same = iter(self._values.compute(alike, operands.known))
+        different: Iterator[Any] = iter(())
+        if differing:
+            for_stages = jax.vmap(
+                lambda number: self._values.compute(differing, operands.of_microbatch(number))
+            )
+            different = iter(for_stages(microbatches))
+        consts = [next(different) if v else next(same) for v in varies]
+        return consts, [0 if v else None for v in varies]
 
     def _run(
         self,
@@ -334,6 +329,8 @@ class Lockstep:
         """Ticks of the phases that have rows of a part."""
         phases = self.table.schedule.phases()
         return [
-            t for p in phases if name in tick_rows(self.table, p).arrays
+            t
+            for p in phases
+            if name in tick_rows(self.table, p).arrays
             for t in range(p.start, p.stop)
         ]

@@ -134,9 +134,7 @@ def loop_parts(loop: Op) -> LoopParts:
     )
     at = {r.id: j for j, r in enumerate(forward.stacks)}
     residuals = {
-        i: at[x.id]
-        for i, x in enumerate(backward.stacked)
-        if isinstance(x, Value) and x.id in at
+        i: at[x.id] for i, x in enumerate(backward.stacked) if isinstance(x, Value) and x.id in at
     }
     parts = LoopParts(loop, forward, backward, part_of, varying, residuals, totals)
     _check_operands(parts)

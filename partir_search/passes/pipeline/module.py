@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from partir_search.ir.core import Literal, Module, Op, Region, Value
@@ -22,8 +22,6 @@ from partir_search.passes.pipeline.loop_parts import (
     named,
 )
 from partir_search.rules.control_flow import ACCUMULATES
-
-STAGES = "pipeline.carry"  # name of the values with a dim of stages at first, and a number
 
 
 def pipelined(module: Module, schedule: PipelineSchedule, ruled: Iterable[str]) -> Module:
@@ -56,11 +54,13 @@ def pipelined(module: Module, schedule: PipelineSchedule, ruled: Iterable[str]) 
         if op.prim == loop.prim:
             op.params = {**op.params, ACCUMULATES: True}
             op.key = None
-    _name(ops, parts)
-    for old, new in zip(loop.results, results, strict=True):
-        if isinstance(new, Literal):
+    fresh = FreshNames(module)
+    for value in stage_carries(ops):
+        value.name = fresh("pipeline.state")
+    for old, made in zip(loop.results, results, strict=True):
+        if isinstance(made, Literal):
             raise NoPipeline(f"%{old.name} is a constant")
-        copy.new[old] = new
+        copy.new[old] = made
     after = [copy.op(op) for op in module.body.ops[at + 1 :]]
     returned = tuple(map(copy.operand, module.body.results))
     held: dict[int, tuple[Value, Any]] = {
@@ -77,13 +77,14 @@ def pipelined(module: Module, schedule: PipelineSchedule, ruled: Iterable[str]) 
     return new
 
 
-def _name(ops: Sequence[Op], parts: LoopParts) -> None:
-    """Names the carries that pass from stage to stage, as tactics and printed programs do."""
-    first = next(op for op in ops if op.params.get(ACCUMULATES))
-    carries = first.operands[first.params["num_consts"] :]
-    for i, x in enumerate(carries[: len(parts.forward.finals)]):
-        assert isinstance(x, Value)
-        x.name = f"{STAGES}{i or ''}"
+def stage_carries(ops: Iterable[Op]) -> list[Value]:
+    """Values with a dim of stages at first: what arrives in the first tick, and empty slots."""
+    for op in ops:
+        if op.params.get(ACCUMULATES):
+            first = int(op.params["num_consts"])
+            found = op.operands[first : first + int(op.params["num_carry"])]
+            return [x for x in found if isinstance(x, Value)]
+    return []
 
 
 def _check_layers(parts: LoopParts, schedule: PipelineSchedule) -> None:

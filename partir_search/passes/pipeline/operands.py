@@ -63,9 +63,7 @@ def operands_of(
     backward = stacked(parts.backward, given)
     fixed = _fixed(parts, values, known, list(forward.values()), 2 if chunks == 1 else 3)
     backward |= {i: fixed[j] for i, j in parts.residuals.items() if j in fixed}
-    return Operands(
-        known, data, arrays[first : first + totals], list(forward.values()), backward
-    )
+    return Operands(known, data, arrays[first : first + totals], list(forward.values()), backward)
 
 
 def _shared(parts: LoopParts) -> list[Value]:
@@ -93,11 +91,8 @@ def fixed_residuals(parts: LoopParts) -> list[int]:
         if any(v.id in varying for _, v in op.inputs()):
             varying.update(r.id for r in op.results)
     results = layers.region.results[carries:]
-    return [
-        j
-        for j in sorted(set(parts.residuals.values()))
-        if isinstance(results[j], Value) and results[j].id not in varying
-    ]
+    kept = [(j, results[j]) for j in sorted(set(parts.residuals.values()))]
+    return [j for j, x in kept if isinstance(x, Value) and x.id not in varying]
 
 
 def _fixed(

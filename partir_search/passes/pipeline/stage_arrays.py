@@ -17,8 +17,8 @@ def by_stage(x: Any, stages: int, chunks: int) -> Any:
       [layers of a stage, stages, ...] for one chunk, or else [stages, chunks, layers of a chunk,
       ...]; part c * stages + s of the layers is chunk c of stage s.
     """
-    parts = x.reshape(chunks, stages, -1, *x.shape[1:])
-    return jnp.swapaxes(parts[0] if chunks == 1 else parts, 0, 1)
+    parts = (stages,) if chunks == 1 else (chunks, stages)
+    return jnp.swapaxes(x.reshape(*parts, -1, *x.shape[1:]), 0, 1)
 
 
 def by_layer(x: Any, chunks: int) -> Any:

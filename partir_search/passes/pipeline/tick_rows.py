@@ -18,8 +18,8 @@ class TickRows:
 
     Attributes:
       arrays: by name, [ticks, stages] or [ticks] numbers: `microbatch_F`, `chunk_F` and `slot_F` of
-        each stage (likewise B), and the microbatch of the `entry`, the `head` and the `exit`. A tick without
-        an item has the number of another.
+        each stage (likewise B), and the microbatch of the `entry`, the `head` and the `exit`. A
+        tick without an item has the number of another.
       flags: by name, whether there is an item: `entry_valid`, `head_valid` and `exit_valid`
         [ticks] and `writes` [ticks, stages] of F. Absent if all are true; `writes` also if all
         slots written without an item are free. `last_valid` [ticks] is false where the last stage

@@ -1,0 +1,119 @@
+"""Train steps of scanned layers, small, with what a pipeline must get right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+LAYERS, WIDTH, WORDS, BATCH, LENGTH = 8, 8, 12, 16, 4
+
+
+def arguments() -> tuple[Any, Any, Any]:
+    """Parameters, tokens and a key."""
+    keys = jax.random.split(jax.random.key(0), 4)
+    params = {
+        "embedding": 0.3 * jax.random.normal(keys[0], (WORDS, WIDTH)),
+        "layers": {
+            "w": 0.3 * jax.random.normal(keys[1], (LAYERS, WIDTH, WIDTH)),
+            "b": 0.1 * jax.random.normal(keys[2], (LAYERS, WIDTH)),
+        },
+    }
+    tokens = jax.random.randint(keys[3], (BATCH, LENGTH + 1), 0, WORDS)
+    return params, tokens, jax.random.key(7)
+
+
+def _step(loss: Callable[..., Any], has_aux: bool = False) -> Callable[..., Any]:
+    def step(params: Any, tokens: Any, key: Any) -> Any:
+        found, grads = jax.value_and_grad(loss, has_aux=has_aux)(params, tokens, key)
+        new = jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+        return new, found
+
+    return step
+
+
+def _layer(h: Any, p: Any) -> Any:
+    return h + jnp.tanh(h @ p["w"] + p["b"]), None
+
+
+def _scores(params: Any, tokens: Any, h: Any) -> Any:
+    """Log-probabilities of the next words, with the embedding as head."""
+    found = jax.nn.log_softmax(h @ params["embedding"].T)
+    return jnp.take_along_axis(found, tokens[:, 1:, None], axis=2)[..., 0]
+
+
+def tied(params: Any, tokens: Any, key: Any) -> Any:
+    """Embedding and head are one matrix."""
+    h, _ = jax.lax.scan(_layer, params["embedding"][tokens[:, :-1]], params["layers"])
+    return -_scores(params, tokens, h).mean()
+
+
+def recomputed(params: Any, tokens: Any, key: Any) -> Any:
+    """Layers are computed again in the backward pass."""
+    h = params["embedding"][tokens[:, :-1]]
+    h, _ = jax.lax.scan(jax.checkpoint(_layer), h, params["layers"])
+    return -_scores(params, tokens, h).mean()
+
+
+def dropped(params: Any, tokens: Any, key: Any) -> Any:
+    """Dropout after the embedding and in each layer."""
+    first, *keys = jax.random.split(key, 1 + LAYERS)
+
+    def layer(h: Any, given: Any) -> Any:
+        p, key = given
+        h, _ = _layer(h, p)
+        return jnp.where(jax.random.bernoulli(key, 0.8, h.shape), h, 0.0), None
+
+    h = params["embedding"][tokens[:, :-1]]
+    h = jnp.where(jax.random.bernoulli(first, 0.8, h.shape), h, 0.0)
+    h, _ = jax.lax.scan(layer, h, (params["layers"], jnp.stack(keys)))
+    return -_scores(params, tokens, h).mean()
+
+
+def masked(params: Any, tokens: Any, key: Any) -> Any:
+    """A mean over some words; every layer reads the mask; results have a row for each example."""
+    weights = (tokens[:, 1:] > 2).astype(jnp.float32)
+
+    def layer(h: Any, p: Any) -> Any:
+        return _layer(h * (0.5 + 0.5 * weights[..., None]), p)
+
+    h, _ = jax.lax.scan(layer, params["embedding"][tokens[:, :-1]], params["layers"])
+    scores = _scores(params, tokens, h) * weights
+    return -scores.sum() / weights.sum(), {"scores": scores, "best": h.max()}
+
+
+def narrow(params: Any, tokens: Any, key: Any) -> Any:
+    """Layers in bf16: the casts of the weights are residuals that no microbatch changes."""
+
+    def layer(h: Any, p: Any) -> Any:
+        w, b = p["w"].astype(jnp.bfloat16), p["b"].astype(jnp.bfloat16)
+        return h + jnp.tanh(h @ w + b), jnp.zeros(())
+
+    h = params["embedding"][tokens[:, :-1]].astype(jnp.bfloat16)
+    h, _ = jax.lax.scan(layer, h, params["layers"])
+    return -_scores(params, tokens, h.astype(jnp.float32)).mean()
+
+
+def carried(params: Any, tokens: Any, key: Any) -> Any:
+    """Layers pass on two values, and add to a loss of their own."""
+
+    def layer(carry: Any, p: Any) -> Any:
+        h, extra = carry
+        h, _ = _layer(h, p)
+        return (h, extra + 0.01 * (h**2).sum((1, 2))), None
+
+    h = params["embedding"][tokens[:, :-1]]
+    (h, extra), _ = jax.lax.scan(layer, (h, jnp.zeros(h.shape[0])), params["layers"])
+    return -_scores(params, tokens, h).mean() + extra.mean()
+
+
+STEPS = {
+    "tied": _step(tied),
+    "recomputed": _step(recomputed),
+    "dropped": _step(dropped),
+    "masked": _step(masked, has_aux=True),
+    "narrow": _step(narrow),
+    "carried": _step(carried),
+}

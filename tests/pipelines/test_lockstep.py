@@ -1,0 +1,193 @@
+"""Loops over microbatches as lockstep pipelines: equal to the plain step, on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from partir_search.ir.core import Module
+from partir_search.ir.interpreter import interpret, run_whole
+from partir_search.ir.pipeline_schedule import PipelineSchedule
+from partir_search.ir.verify import verify
+from partir_search.passes.pipeline.loop_parts import NoPipeline
+from partir_search.passes.pipeline.module import pipelined, stage_carries
+from partir_search.planning.microbatch import in_time
+from partir_search.planning.stage import print_module
+from partir_search.planning.trace import read_call, split_call
+from partir_search.rules import RULES
+from partir_search.rules.registry import RuleTable
+from partir_search.rules.unruled import UNRULED
+from tests.pipelines.programs import BATCH, LAYERS, LENGTH, STEPS, WIDTH, arguments
+from tests.support import assert_same
+
+
+def in_parts(step: Callable[..., Any], microbatches: int, *args: Any) -> Module:
+    """A step as a loop over microbatches."""
+    args = args or arguments()
+    call = split_call(step, args, {}, (), ())
+    return in_time(read_call(jax.jit(step), call, args, {}, "step").module, microbatches).module
+
+
+def pipeline(module: Module, *numbers: int, schedule: str = "1f1b") -> Module:
+    """A loop over microbatches as a pipeline of (stages, microbatches, chunks)."""
+    found = pipelined(module, PipelineSchedule(*numbers, schedule=schedule), (*RULES, *UNRULED))
+    verify(found)
+    return found
+
+
+def results_of(module: Module) -> list[Any]:
+    table = RuleTable()
+    rules = [table(op) for op in module.ops]
+
+    def run(*leaves: Any) -> list[Any]:
+        return interpret(module, rules, leaves, lambda op, ins: run_whole(rules[op.id], op, ins))
+
+    return jax.jit(run)(*jax.tree.leaves(arguments()))
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers", "schedule"),
+    [
+        ("tied", (4, 8, 1), "1f1b"),
+        ("tied", (4, 2, 1), "1f1b"),  # fewer microbatches than stages
+        ("tied", (2, 4, 4), "1f1b"),
+        ("tied", (4, 8, 1), "gpipe"),
+        ("recomputed", (2, 4, 2), "gpipe"),
+        ("recomputed", (8, 8, 1), "1f1b"),
+        ("dropped", (4, 8, 2), "1f1b"),
+        ("masked", (4, 4, 2), "1f1b"),
+        ("masked", (2, 8, 1), "gpipe"),
+        ("narrow", (2, 4, 1), "1f1b"),
+        ("narrow", (2, 4, 2), "1f1b"),
+        ("carried", (4, 4, 1), "1f1b"),
+    ],
+)
+def test_pipeline_equals_plain_step(name: str, numbers: tuple[int, ...], schedule: str) -> None:
+    module = pipeline(in_parts(STEPS[name], numbers[1]), *numbers, schedule=schedule)
+    want = jax.tree.leaves(jax.jit(STEPS[name])(*arguments()))
+    tolerance = 2e-2 if name == "narrow" else 1e-5
+    assert_same(results_of(module), want, tolerance=tolerance)
+
+
+def test_loops_are_the_phases_of_the_table() -> None:
+    """F, F and B, B; each tick computes the layers of one stage."""
+    module = pipeline(in_parts(STEPS["recomputed"], 8), 4, 8, 1)
+    loops = [op for op in module.body.ops if op.prim == "scan"]
+    assert [op.params["length"] for op in loops] == [3, 8, 3]
+    inner = [[o for o in op.regions[0].ops if o.prim == "scan"] for op in loops]
+    assert [len(found) for found in inner] == [1, 2, 1]
+    assert {o.params["length"] for found in inner for o in found} == {LAYERS // 4}
+    carry, *_ = stage_carries(module.body.ops)
+    assert carry.type.shape == (4, BATCH // 8, LENGTH, WIDTH)
+
+
+def test_head_and_entry_are_computed_once_in_a_tick() -> None:
+    """One product with the embedding, and two for its gradients, in the ticks with a head."""
+    module = pipeline(in_parts(STEPS["recomputed"], 8), 4, 8, 1)
+    loops = [op for op in module.body.ops if op.prim == "scan"]
+    products = [[o.prim for o in op.regions[0].ops].count("dot_general") for op in loops]
+    assert products == [0, 3, 0]
+
+
+@pytest.mark.parametrize(("numbers", "schedule"), [((4, 8, 1), "1f1b"), ((4, 8, 1), "gpipe")])
+def test_residuals_wait_in_the_slots_of_the_table(numbers: tuple[int, ...], schedule: str) -> None:
+    """2p - 1 slots of layers' inputs for 1f1b, as many as microbatches for gpipe."""
+    module = pipeline(in_parts(STEPS["recomputed"], 8), *numbers, schedule=schedule)
+    slots = {
+        v.type.shape[1]
+        for v in module.values
+        if v.type.shape[:1] == (4,) and v.type.shape[2:] == (LAYERS // 4, BATCH // 8, LENGTH, WIDTH)
+    }
+    assert slots == {7 if schedule == "1f1b" else 8}
+
+
+def test_casts_of_weights_are_held_once() -> None:
+    """Residuals that no microbatch changes have no slots."""
+    module = pipeline(in_parts(STEPS["narrow"], 4), 2, 4, 1)
+    weights = [v.type.shape for v in module.values if v.type.shape[-2:] == (WIDTH, WIDTH)]
+    assert weights
+    assert all(len(shape) <= 4 for shape in weights)
+
+
+def test_print(golden: Callable[[str], None]) -> None:
+    module = pipeline(in_parts(STEPS["recomputed"], 4), 2, 4, 1)
+    golden(print_module(module))
+
+
+# Refusals --------------------------------------------------------------------------------------
+
+
+def refusal(step: Callable[..., Any], *numbers: int) -> str:
+    with pytest.raises(NoPipeline) as error:
+        pipeline(in_parts(step, numbers[1]), *numbers)
+    return str(error.value)
+
+
+def test_stages_that_do_not_divide_the_layers() -> None:
+    message = refusal(STEPS["tied"], 3, 4, 1)
+    assert "3 stages do not divide the 8 layers at scan at" in message
+    assert "programs.py" in message
+    assert "4 stages of 4 chunks do not divide" in refusal(STEPS["tied"], 4, 4, 4)
+
+
+def test_step_without_layers() -> None:
+    def step(params: Any, tokens: Any, key: Any) -> Any:
+        def loss(params: Any) -> Any:
+            return (params["embedding"][tokens] ** 2).mean()
+
+        return jax.value_and_grad(loss)(params)
+
+    assert "no stack of layers" in refusal(step, 2, 4, 1)
+
+
+def test_layers_that_read_rows_of_each_microbatch() -> None:
+    def loss(params: Any, tokens: Any, key: Any) -> Any:
+        gates = jnp.sin(jnp.arange(1.0, LAYERS + 1)[:, None] * tokens[None, :, 0])
+
+        def layer(h: Any, given: Any) -> Any:
+            p, gate = given
+            return h + jnp.tanh(h @ p["w"]) * gate[:, None, None], None
+
+        h = params["embedding"][tokens[:, :-1]]
+        return jax.lax.scan(layer, h, (params["layers"], gates))[0].mean()
+
+    def step(params: Any, tokens: Any, key: Any) -> Any:
+        return jax.value_and_grad(loss)(params, tokens, key)
+
+    assert "computed for all layers at once from each microbatch" in refusal(step, 2, 4, 1)
+
+
+def test_statistics_of_layers() -> None:
+    def step(params: Any, tokens: Any, key: Any) -> Any:
+        def layer(h: Any, p: Any) -> Any:
+            h = h + jnp.tanh(h @ p["w"])
+            return h, (h**2).mean((1, 2))
+
+        def loss(params: Any) -> Any:
+            h, norms = jax.lax.scan(layer, params["embedding"][tokens], params["layers"])
+            return h.mean() + norms.mean()
+
+        return jax.value_and_grad(loss)(params)
+
+    assert "a row for each layer" in refusal(step, 2, 4, 1)
+
+
+def test_two_stacks_of_layers() -> None:
+    def step(params: Any, tokens: Any, key: Any) -> Any:
+        def layer(h: Any, w: Any) -> Any:
+            return jnp.tanh(h @ w), None
+
+        def loss(params: Any) -> Any:
+            h = params["embedding"][tokens]
+            for _ in range(2):
+                h, _ = jax.lax.scan(layer, h, params["layers"]["w"])
+                h = h * 2.0
+            return h.mean()
+
+        return jax.value_and_grad(loss)(params)
+
+    assert "has 2 stacks of layers" in refusal(step, 2, 4, 1)

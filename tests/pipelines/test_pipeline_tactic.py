@@ -1,0 +1,140 @@
+"""The tactic Pipeline: executed on 8 devices against the plain step, saved, replayed, refused."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AbstractMesh
+
+import partir_search as ps
+from tests.pipelines.programs import LAYERS, STEPS, arguments
+from tests.support import assert_same
+
+TOKENS = ps.ManualPartition({"tokens": 0}, "data")
+
+
+def step_of(name: str, mesh: Any, *schedule: Any, **options: Any) -> Any:
+    given = {"machine": "tpu_v5e", "episodes": 20, "stack": False, "progress": False, **options}
+    return ps.auto_partition(mesh, schedule=list(schedule), **given)(
+        jax.jit(STEPS[name], donate_argnums=0)
+    )
+
+
+def mesh_of(shape: tuple[int, ...], names: tuple[str, ...]) -> jax.sharding.Mesh:
+    return jax.make_mesh(shape, names, devices=jax.devices()[: int(np.prod(shape))])
+
+
+def check(step: Any, name: str) -> Any:
+    """Runs a step against the plain one; returns its plan."""
+    want = jax.tree.leaves(jax.jit(STEPS[name])(*arguments()))
+    plan = step.plan(*arguments())
+    assert_same(jax.tree.leaves(step(*arguments())), want, tolerance=1e-5)
+    return plan
+
+
+@pytest.mark.devices
+def test_data_parallel_stages(tmp_path: pathlib.Path) -> None:
+    """Four permutes are emitted, m + p - 1 run each way; gradients are reduced once."""
+    mesh = mesh_of((4, 2), ("stage", "data"))
+    step = step_of("recomputed", mesh, ps.Pipeline("stage", microbatches=4), TOKENS)
+    plan = check(step, "recomputed")
+    moves = [c for c in plan.collectives if c.kind == "collective_permute"]
+    assert [c.times for c in moves] == [3, 4, 4, 3]
+    assert {c.axes for c in moves} == {("stage",)}
+    reduced = [c for c in plan.collectives if c.axes == ("data",)]
+    assert len(reduced) == 5  # loss, embedding twice (look-up and head), two stacks of layers
+    assert {c.times for c in reduced} == {1}
+    assert plan.pipeline is not None
+    assert (plan.pipeline.stages, plan.microbatches) == (4, 4)
+    assert plan.partition_specs[0]["layers"]["w"][0] == "stage"
+    text = step.lower(*arguments()).as_text()
+    assert text.count("stablehlo.collective_permute") == 4
+    plan.save(tmp_path / "plan.json")
+    loaded = ps.auto_partition(
+        AbstractMesh((4, 2), ("stage", "data")),
+        machine="tpu_v5e",
+        schedule=ps.load_plan(tmp_path / "plan.json"),
+    )(jax.jit(STEPS["recomputed"], donate_argnums=0))
+    assert loaded.plan(*arguments()).collectives == plan.collectives
+
+
+@pytest.mark.devices
+@pytest.mark.parametrize(
+    ("name", "shape", "chunks", "schedule"),
+    [
+        ("dropped", (2, 2, 2), 2, "1f1b"),
+        pytest.param("tied", (4, 2, 1), 2, "1f1b", marks=pytest.mark.long),
+        pytest.param("masked", (2, 4, 1), 1, "gpipe", marks=pytest.mark.long),
+        pytest.param("carried", (2, 2, 2), 1, "1f1b", marks=pytest.mark.long),
+    ],
+)
+def test_search_within_stages(
+    name: str, shape: tuple[int, int, int], chunks: int, schedule: Any
+) -> None:
+    """Other axes, and the stages' axis outside of the layers, are searched over."""
+    mesh = mesh_of(shape, ("stage", "data", "model"))
+    tactic = ps.Pipeline("stage", microbatches=4, chunks=chunks, schedule=schedule)
+    plan = check(step_of(name, mesh, tactic, ps.AutomaticPartition()), name)
+    moves = [c for c in plan.collectives if c.kind == "collective_permute" and "stage" in c.axes]
+    passed = 2 if name == "carried" else 1
+    assert sum(c.times for c in moves) == 2 * passed * (4 * chunks + shape[0] - 1)
+
+
+# Refusals --------------------------------------------------------------------------------------
+
+
+def refusal(tactic: Any, *others: Any, **options: Any) -> str:
+    mesh = AbstractMesh((4, 2), ("stage", "data"))
+    with pytest.raises((ValueError, TypeError)) as error:
+        step_of("tied", mesh, tactic, *others, **options).plan(*arguments())
+    return str(error.value)
+
+
+def test_layers_that_do_not_divide() -> None:
+    mesh = AbstractMesh((3, 2), ("stage", "data"))
+    with pytest.raises(ValueError, match="3 stages do not divide the 8 layers at scan at .*py"):
+        step_of("tied", mesh, ps.Pipeline("stage", microbatches=4)).plan(*arguments())
+    assert LAYERS == 8
+
+
+def test_microbatches_that_do_not_divide() -> None:
+    assert "does not divide by 3" in refusal(ps.Pipeline("stage", microbatches=3))
+    message = refusal(ps.Pipeline("stage", microbatches=2, chunks=2))
+    assert "2 microbatches of a pipeline with 2 chunks" in message
+    assert "4 stages" in message
+
+
+def test_unknown_axis_and_arguments() -> None:
+    assert "depth" in refusal(ps.Pipeline("depth", microbatches=4))
+    with pytest.raises(ValueError, match="schedule='zb'"):
+        ps.Pipeline("stage", microbatches=4, schedule="zb")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="microbatches"):
+        ps.Pipeline("stage", microbatches=1)
+
+
+def test_stages_on_an_axis_of_the_batch() -> None:
+    batch = ps.ManualPartition({"tokens": 0}, "stage")
+    assert "stage" in refusal(batch, ps.Pipeline("stage", microbatches=4))
+
+
+def test_batch_normalisation_is_named() -> None:
+    def step(params: Any, x: Any) -> Any:
+        def layer(h: Any, w: Any) -> Any:
+            h = jnp.tanh(h @ w)
+            return h - h.mean(0), None
+
+        def loss(params: Any) -> Any:
+            return (jax.lax.scan(layer, x, params)[0] ** 2).mean()
+
+        return jax.value_and_grad(loss)(params)
+
+    mesh = AbstractMesh((4,), ("stage",))
+    schedule = [ps.Pipeline("stage", microbatches=4)]
+    found = ps.auto_partition(mesh, machine="tpu_v5e", schedule=schedule)(jax.jit(step))
+    with pytest.raises(ValueError, match="needs all microbatches at once"):
+        found.plan(jnp.ones((8, 4, 4)), jnp.ones((8, 4)))
