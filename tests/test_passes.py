@@ -16,6 +16,7 @@ from jax.sharding import AbstractMesh
 import partir_search as ps
 from partir_search.lowering.scheduling.schedule import SCHEDULING
 from partir_search.passes.pad_choice import Pad
+from partir_search.passes.pipeline.form import PipelineForm
 from partir_search.passes.stacks import Stack
 from partir_search.plan.pass_record import PIPELINE
 from partir_search.plan.rewrites import Rewrites
@@ -76,25 +77,25 @@ def test_dumped(tmp_path: pathlib.Path) -> None:
     files = sorted(p.name for p in (tmp_path / "passes").iterdir())
     assert files == [
         "00_trace.ir",
-        "02_views.ir",
-        "03_group_arguments.ir",
-        "04_block_scans.ir",
-        "10_fold.ir",
-        "11_search.ir",
-        "12_unfold.ir",
-        "13_local.ir",
-        *(f"{at}_{name}.ir" for at, name in enumerate(SCHEDULING, 14)),
-        "23_emit.ir",
+        "03_views.ir",
+        "04_group_arguments.ir",
+        "05_block_scans.ir",
+        "11_fold.ir",
+        "12_search.ir",
+        "13_unfold.ir",
+        "14_local.ir",
+        *(f"{at}_{name}.ir" for at, name in enumerate(SCHEDULING, 15)),
+        "24_emit.ir",
         "passes.txt",
     ]
     read = {p.name: p.read_text() for p in (tmp_path / "passes").iterdir()}
     assert read["00_trace.ir"].count("dot_general") > 1
     assert 'tile 0 "batch"' not in read["00_trace.ir"]
-    assert read["12_unfold.ir"] == plan.ir(full=True) + "\n"
-    assert read["22_scatter_tiles_first.ir"] == plan.local_ir() + "\n"
-    assert "shard_map" in read["23_emit.ir"]
+    assert read["13_unfold.ir"] == plan.ir(full=True) + "\n"
+    assert read["23_scatter_tiles_first.ir"] == plan.local_ir() + "\n"
+    assert "shard_map" in read["24_emit.ir"]
     other = train.plan(jax.ShapeDtypeStruct((32, 8), jnp.float32), W)
-    assert (tmp_path / "passes" / other.fingerprint / "13_local.ir").exists()
+    assert (tmp_path / "passes" / other.fingerprint / "14_local.ir").exists()
 
 
 def test_dumps_of_other_static_values(tmp_path: pathlib.Path) -> None:
@@ -119,6 +120,7 @@ def test_spec_is_saved_and_read() -> None:
         actions=(ps.Tile("x", 0, "b"), ps.Close("x", 1, "b")),
         rewrites=Rewrites(
             microbatches=2,
+            pipeline=(PipelineForm("b", 2, 3, "gpipe"),),
             attention=True,
             scan_layers=True,
             stacks=(Stack(("y", "z"), 4),),

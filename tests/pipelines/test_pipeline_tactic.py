@@ -51,7 +51,8 @@ def test_data_parallel_stages(tmp_path: pathlib.Path) -> None:
     assert {c.times for c in reduced} == {1}
     assert plan.pipeline is not None
     assert (plan.pipeline.stages, plan.microbatches) == (4, 4)
-    assert plan.partition_specs[0]["layers"]["w"][0] == "stage"
+    placed = {path: spec for path, _, spec in plan.arguments()}
+    assert placed["params/layers/w"][0] == "stage"
     text = step.lower(*arguments()).as_text()
     assert text.count("stablehlo.collective_permute") == 4
     plan.save(tmp_path / "plan.json")
@@ -97,7 +98,7 @@ def refusal(tactic: Any, *others: Any, **options: Any) -> str:
 
 def test_layers_that_do_not_divide() -> None:
     mesh = AbstractMesh((3, 2), ("stage", "data"))
-    with pytest.raises(ValueError, match="3 stages do not divide the 8 layers at scan at .*py"):
+    with pytest.raises(ValueError, match=r"3 stages do not divide the 8 layers at scan at .*py"):
         step_of("tied", mesh, ps.Pipeline("stage", microbatches=4)).plan(*arguments())
     assert LAYERS == 8
 

@@ -12,7 +12,7 @@ them all its gradients, and it writes to no slot that is read later.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -248,7 +248,7 @@ class Lockstep:
         same = iter(self._values.compute(alike, operands.known))
         different: Iterator[Any] = iter(())
         if differing:
-            for_stages = jax.vmap(
+            for_stages: Callable[..., list[Any]] = jax.vmap(
                 lambda number: self._values.compute(differing, operands.of_microbatch(number))
             )
             different = iter(for_stages(microbatches))

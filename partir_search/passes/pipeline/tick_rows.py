@@ -77,7 +77,7 @@ def _written(table: PipelineTable) -> tuple[Any, Any]:
 
 
 def _free_ticks(table: PipelineTable, stage: int) -> Any:
-    """Whether each slot of a stage is free, by [slot, tick]."""
+    """[slot, tick] True where a slot of a stage is free."""
     writes = table.residuals.at[FORWARD][stage]
     free = np.ones((table.residuals.count, writes.size), bool)
     items = {item: tick for tick, item in table.work[BACKWARD][stage].items()}
