@@ -1,13 +1,13 @@
 """Loop over the ticks of a lockstep pipeline, in jax on whole arrays.
 
-Arrays of stages have a dim of stages; tiled on a mesh axis, each device holds its stage, and the
+Arrays of stages have a dim of stages; tiled on a mesh axis, each device holds one stage, and the
 shift of a carry by one stage is one permute. Every tick computes the same kinds of work for all
 stages. The entry and the head, outside of the layers, are computed once in a tick, for the
-microbatch of the first and of the last stage; their arrays have no dim of stages and may be tiled
-on the same axis in other dims.
+microbatch of the first and of the last stage; arrays of entry and head have no dim of stages and
+may be tiled on the same axis in further dims.
 
-A stage without an item in a tick works on data of another tick. Its cotangents are zero, and with
-them all its gradients, and it writes to no slot that is read later.
+A stage without an item in a tick works on data of another tick, with cotangents and gradients of
+zero, and writes to no slot in use.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class Lockstep:
     def _backward(
         self, state: State, row: Row, operands: Operands, out: Sequence[Any]
     ) -> dict[str, Any]:
-        """Runs head, B and exit of a tick, and returns rows of the loop's results."""
+        """Runs head, B and exit of a tick; returns rows of the loop's results."""
         parts, last, made = self.parts, self._stages - 1, dict[str, Any]()
         arriving = state["cotangents"]
         zeros = [jnp.zeros(x.shape[1:], x.dtype) for x in arriving]
@@ -210,10 +210,10 @@ class Lockstep:
     def _part(
         self, state: State, part: Part, wanted: Sequence[Operand], known: Arrays, valid: Any
     ) -> tuple[list[Any], list[Any]]:
-        """Computes head or exit of a microbatch once, and adds it to the totals.
+        """Computes head or exit of a microbatch once, and adds the microbatch to the totals.
 
         Args:
-          valid: False for a tick without a microbatch; None if there always is one.
+          valid: False for a tick without a microbatch; None for a phase with one in every tick.
 
         Returns:
           The values `wanted`, zeros without a microbatch, and the rows of the loop's results.
@@ -241,7 +241,7 @@ class Lockstep:
     def _consts(
         self, layers: Layers, microbatches: Any, operands: Operands
     ) -> tuple[list[Any], list[int | None]]:
-        """Operands of every layer, those that differ between microbatches by stage, and axes."""
+        """Operands of every layer, by stage if different between microbatches, and axes."""
         varies = [self.parts.varies(x) for x in layers.consts]
         differing = [x for x, v in zip(layers.consts, varies, strict=True) if v]
         alike = [x for x, v in zip(layers.consts, varies, strict=True) if not v]
@@ -306,7 +306,7 @@ class Lockstep:
     # Rows --------------------------------------------------------------------------------------
 
     def _rows_in(self, part: Part) -> list[Operand]:
-        """Results of the body with a row for each microbatch that are computed in a part."""
+        """Results of the body with a row for each microbatch, computed in a part."""
         return [x for x in self.parts.rows if self._part_of_row(x) is part]
 
     def _part_of_row(self, x: Operand) -> Part:
@@ -326,7 +326,7 @@ class Lockstep:
         return [next(iterators[self._part_of_row(x).value]) for x in self.parts.rows]
 
     def _ticks_with(self, name: str) -> list[int]:
-        """Ticks of the phases that have rows of a part."""
+        """Ticks of the phases with rows of a part."""
         phases = self.table.schedule.phases()
         return [
             t

@@ -1,9 +1,9 @@
 """Parts of a loop over microbatches with one stack of layers: entry, layers, head and exit.
 
 The body of the loop is one microbatch of a train step. A forward scan runs over the layers, and a
-backward scan over the same layers in reverse reads what the forward scan stacked. Ops before the
-layers are the entry (embedding, masks), ops between the scans the head (loss), ops after the
-backward scan the exit (gradient of the embedding).
+backward scan over the same layers in reverse reads the residuals stacked by the forward scan. Ops
+before the layers are the entry (embedding, masks), ops between the scans the head (loss), ops after
+the backward scan the exit (gradient of the embedding).
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Total:
     Attributes:
       argument: the value before a microbatch, an argument of the body.
       new: the value after it.
-      added: what is added to `argument`, before a cast; None if `new` is no sum of the two.
-      stack: position of `added` among the stacks of the backward scan; None for other values.
-      part: place where the other values are computed, HEAD or EXIT.
+      added: value added to `argument`, before a cast; None if `new` is no sum of the two.
+      stack: position of `added` among the stacks of the backward scan; None for further values.
+      part: place of the values without a stack, HEAD or EXIT.
     """
 
     argument: Value
@@ -58,7 +58,7 @@ class LoopParts:
       loop: the scan over microbatches.
       forward / backward: the scans over layers.
       part_of: place by id of a value made in the body outside of the layers.
-      varying: ids of the body's values that differ between microbatches.
+      varying: ids of values of the body with a difference between microbatches.
       residuals: position among the forward scan's stacks by position among the backward scan's
         stacked operands.
       totals: carries of the loop.
@@ -82,21 +82,21 @@ class LoopParts:
 
     @property
     def consts(self) -> tuple[Value, ...]:
-        """Arguments of the body that are the same in every microbatch."""
+        """Arguments of the body equal in every microbatch."""
         return self.body.args[: int(self.loop.params["num_consts"])]
 
     @property
     def data(self) -> tuple[Value, ...]:
-        """Arguments of the body that are one microbatch of data."""
+        """Arguments of the body with one microbatch of data."""
         return self.body.args[len(self.consts) + len(self.totals) :]
 
     @property
     def rows(self) -> tuple[Operand, ...]:
-        """Results of the body that the loop stacks, a row for each microbatch."""
+        """Results of the body stacked by the loop, a row for each microbatch."""
         return self.body.results[len(self.totals) :]
 
     def place(self, x: Operand) -> Part:
-        """Place where a value of the body is known; arguments are known in the entry."""
+        """Place of the maker of a value; arguments are known in the entry."""
         return self.part_of.get(x.id, Part.ENTRY) if isinstance(x, Value) else Part.ENTRY
 
     def varies(self, x: Operand) -> bool:
@@ -108,7 +108,7 @@ def microbatch_loop(module: Module) -> tuple[int, Op]:
     """Position and op of the loop over microbatches.
 
     Raises:
-      NoPipeline: there is none.
+      NoPipeline: the program has no loop over microbatches.
     """
     for at, op in enumerate(module.body.ops):
         if role_of(op) is Role.SCAN and op.params.get(ACCUMULATES):
@@ -120,7 +120,7 @@ def loop_parts(loop: Op) -> LoopParts:
     """Parts of a loop over microbatches.
 
     Raises:
-      NoPipeline: its body has no stack of layers, or layers that cannot be cut.
+      NoPipeline: the body has no stack of layers, or layers read values unknown to a stage.
     """
     body = loop.regions[0]
     forward, backward = _layers(body)
@@ -146,7 +146,7 @@ def _layers(body: Region) -> tuple[Layers, Layers]:
     """The forward and the backward scan over layers with the most ops.
 
     Raises:
-      NoPipeline: there is no such pair, or another one.
+      NoPipeline: no pair, or a second one.
     """
     scans = [Layers(op) for op in body.ops if role_of(op) is Role.SCAN]
     found = [
@@ -194,7 +194,7 @@ def _parts(body: Region, forward: Layers, backward: Layers) -> dict[int, Part]:
 
 
 def _varying(body: Region, first: set[int]) -> frozenset[int]:
-    """Ids of the values computed from those in `first`, and of these."""
+    """Ids in `first`, and ids of values computed from values in `first`."""
     found = set(first)
     for op in body.ops:
         if any(v.id in found for _, v in op.inputs()):
@@ -221,7 +221,7 @@ def _total(
 
 
 def _check_operands(parts: LoopParts) -> None:
-    """Raises NoPipeline for operands of layers that a stage could not know in its tick."""
+    """Raises NoPipeline for operands of layers unknown to a stage in a tick."""
     for layers in (parts.forward, parts.backward):
         for i, x in enumerate(layers.stacked):
             if layers is parts.backward and i in parts.residuals:
@@ -240,7 +240,7 @@ def _check_operands(parts: LoopParts) -> None:
 
 
 def _check_readers(parts: LoopParts) -> None:
-    """Raises NoPipeline for values read where a stage would not have them."""
+    """Raises NoPipeline for values read outside of the tick and stage with the value."""
     stacks = {r.id for r in (*parts.forward.stacks, *parts.backward.stacks)}
     sums = {t.new.id for t in parts.totals if t.stack is not None and isinstance(t.new, Value)}
     read = {v.id for op in parts.body.ops if op is not parts.backward.op for _, v in op.inputs()}

@@ -21,11 +21,12 @@ class Operands:
     """Arrays of the loop's operands.
 
     Attributes:
-      known: values that are the same in every microbatch.
+      known: values equal in every microbatch.
       data: by argument of the body, an array with a row for each microbatch.
       totals: the loop's carries before the loop.
       forward: stacked operands of the forward layers, by stage as in `by_stage`.
-      backward: those of the backward layers by position, without residuals of a microbatch.
+      backward: stacked operands of the backward layers by position, without residuals of a
+        microbatch.
     """
 
     known: Arrays
@@ -67,7 +68,7 @@ def operands_of(
 
 
 def _shared(parts: LoopParts) -> list[Value]:
-    """Values of the body that are the same in every microbatch and read by ops that differ."""
+    """Values equal in every microbatch, read by ops with different results."""
     found: dict[Value, None] = {}
     for op in parts.body.ops:
         varies = any(parts.varies(r) for r in op.results)
@@ -78,7 +79,7 @@ def _shared(parts: LoopParts) -> list[Value]:
 
 
 def fixed_residuals(parts: LoopParts) -> list[int]:
-    """Positions of the forward stacks that depend on no microbatch, such as casts of weights."""
+    """Positions of the forward stacks independent of the microbatch: casts of weights."""
     layers = parts.forward
     consts, carries = len(layers.consts), len(layers.finals)
     varying = {a.id for a in layers.region.args[consts : consts + carries]}
@@ -98,10 +99,10 @@ def fixed_residuals(parts: LoopParts) -> list[int]:
 def _fixed(
     parts: LoopParts, values: BodyValues, known: Arrays, stacked: Sequence[Any], dims: int
 ) -> dict[int, Any]:
-    """Residuals that depend on no microbatch, by position among the forward stacks.
+    """Residuals independent of the microbatch, by position among the forward stacks.
 
     Args:
-      dims: leading dims of `stacked` that number layers.
+      dims: number of leading dims of layers in `stacked`.
     """
     wanted, layers = fixed_residuals(parts), parts.forward
     if not wanted:

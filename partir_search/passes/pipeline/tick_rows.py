@@ -1,4 +1,4 @@
-"""Numbers that the ticks of a pipeline read: microbatches and slots by tick and stage."""
+"""Numbers read by the ticks of a pipeline: microbatches and slots by tick and stage."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class TickRows:
       arrays: by name, [ticks, stages] or [ticks] numbers: `microbatch_F`, `chunk_F` and `slot_F` of
         each stage (likewise B), and the microbatch of the `entry`, the `head` and the `exit`. A
         tick without an item has the number of another.
-      flags: by name, whether there is an item: `entry_valid`, `head_valid` and `exit_valid`
-        [ticks] and `writes` [ticks, stages] of F. Absent if all are true; `writes` also if all
-        slots written without an item are free. `last_valid` [ticks] is false where the last stage
-        has an item of a chunk before its last.
+      flags: by name, True for an item: `entry_valid`, `head_valid` and `exit_valid` [ticks] and
+        `writes` [ticks, stages] of F. Absent if all are true; `writes` also if all slots written
+        without an item are free. `last_valid` [ticks] is False for an item of the last stage in a
+        chunk before the last.
     """
 
     arrays: Mapping[str, Any]
@@ -61,9 +61,9 @@ def tick_rows(table: PipelineTable, phase: Phase) -> TickRows:
 
 
 def _written(table: PipelineTable) -> tuple[Any, Any]:
-    """Slot that F writes by [stage, tick], and whether it has no item and holds another's rows.
+    """[stage, tick] slots written by F, and True for a slot in use, written without an item.
 
-    Without an item, F writes to a slot that is free in its tick, if there is one.
+    Without an item, F writes to a free slot of the tick, if any.
     """
     slots = table.residuals.at[FORWARD].copy()
     overwritten = np.zeros(slots.shape, bool)
