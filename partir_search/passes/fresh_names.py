@@ -1,4 +1,4 @@
-"""Unused names for the values that a pass adds."""
+"""Names of values added by a pass: unused ones, or names apart in the end."""
 
 from __future__ import annotations
 
@@ -17,3 +17,18 @@ class FreshNames:
             name, n = f"{stem}_{n}", n + 1
         self._taken.add(name)
         return name
+
+
+def name_apart(module: Module) -> None:
+    """Gives values with one name different names; arguments keep theirs."""
+    taken: dict[str, int] = {}
+    for value in module.values:
+        seen = taken.get(value.name, 0)
+        taken[value.name] = seen + 1
+        if seen:
+            name = f"{value.name}_{seen}"
+            while name in taken:
+                seen += 1
+                name = f"{value.name}_{seen}"
+            taken[name] = 1
+            value.name = name

@@ -8,6 +8,7 @@ import functools
 from partir_search.ir.core import Module
 from partir_search.passes.pipeline.form import PipelineForm
 from partir_search.passes.pipeline.module import pipelined
+from partir_search.passes.roll import roll
 from partir_search.plan.rewrites import Rewrites
 from partir_search.planning.microbatch import with_microbatches
 from partir_search.planning.trace import Traced
@@ -21,6 +22,8 @@ def with_loops(traced: Traced, loop: Rewrites) -> Traced:
     Raises:
       ValueError: the batch cannot be split, or the program has no layers to run as stages.
     """
+    if loop.pipeline:
+        traced = traced.run("scan_layers", lambda module: roll(module).module)
     if loop.microbatches > 1:
         traced = with_microbatches(traced, loop.microbatches)
     for form in loop.pipeline:

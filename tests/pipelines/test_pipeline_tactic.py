@@ -12,6 +12,7 @@ import pytest
 from jax.sharding import AbstractMesh
 
 import partir_search as ps
+from models.catalog import MODELS
 from tests.pipelines.programs import LAYERS, STEPS, arguments
 from tests.support import assert_same
 
@@ -139,3 +140,34 @@ def test_batch_normalisation_is_named() -> None:
     found = ps.auto_partition(mesh, machine="tpu_v5e", schedule=schedule)(jax.jit(step))
     with pytest.raises(ValueError, match="needs all microbatches at once"):
         found.plan(jnp.ones((8, 4, 4)), jnp.ones((8, 4)))
+
+
+# Layers written out ----------------------------------------------------------------------------
+
+
+@pytest.mark.devices
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["llama-tiny", "transformer-tiny"])
+def test_layers_written_out(name: str) -> None:
+    """Layers of a flax model are rolled into scans, then cut into stages."""
+    entry = MODELS[name].resized(layers=4)
+    mesh = mesh_of((4, 2), ("stage", "data"))
+    schedule = [ps.Pipeline("stage", microbatches=4), ps.AutomaticPartition()]
+    step = ps.auto_partition(mesh, machine="tpu_v5e", schedule=schedule, episodes=20)(
+        jax.jit(entry.step)
+    )
+    args = jax.jit(lambda: entry.args(8))()
+    assert step.plan(*args).pipeline is not None
+    want = jax.tree.leaves(jax.jit(entry.step)(*args))
+    assert_same(jax.tree.leaves(step(*args)), want, tolerance=1e-4)
+
+
+def test_layers_written_out_are_planned() -> None:
+    entry = MODELS["llama-tiny"].resized(layers=4)
+    mesh = AbstractMesh((4, 2), ("stage", "data"))
+    schedule = [ps.Pipeline("stage", microbatches=4)]
+    step = ps.auto_partition(mesh, machine="tpu_v5e", schedule=schedule)(jax.jit(entry.step))
+    plan = step.plan(*entry.abstract_args(8))
+    assert [r.name for r in plan.passes][:4] == ["trace", "scan_layers", "microbatches", "pipeline"]
+    moves = [c.times for c in plan.collectives if c.kind == "collective_permute"]
+    assert moves == [3, 4, 4, 3]

@@ -29,6 +29,7 @@ from partir_search.lowering.reshard_steps import AllGather, Slice
 from partir_search.lowering.time.cut import PartsMeet, TimeCut
 from partir_search.lowering.time.kinds import PENDING, TILE, Meeting
 from partir_search.lowering.time.part import PartWriter
+from partir_search.passes.fresh_names import name_apart
 from partir_search.rules.control_flow import ACCUMULATES, with_constant
 
 NUMBER = TensorType((), np.dtype(np.int32), 4)
@@ -129,7 +130,7 @@ class _Writer:
             old, body=Region(args, ops, results), values=[], ops=[], constants={}
         )
         number(new, constants)
-        _name_apart(new)
+        name_apart(new)
         return new
 
     # Outside -----------------------------------------------------------------------------------
@@ -352,18 +353,3 @@ def _accumulator(kind: TensorType) -> TensorType:
 
 def _stack_of(kind: TensorType, count: int) -> TensorType:
     return dataclasses.replace(kind, shape=(count, *kind.shape))
-
-
-def _name_apart(module: Module) -> None:
-    """Gives values with one name different names; arguments keep theirs."""
-    taken: dict[str, int] = {}
-    for value in module.values:
-        seen = taken.get(value.name, 0)
-        taken[value.name] = seen + 1
-        if seen:
-            name = f"{value.name}_{seen}"
-            while name in taken:
-                seen += 1
-                name = f"{value.name}_{seen}"
-            taken[name] = 1
-            value.name = name

@@ -12,7 +12,7 @@ from partir_search.ir.numbering import number
 from partir_search.ir.pipeline_schedule import PipelineSchedule
 from partir_search.ir.pipeline_table import pipeline_table
 from partir_search.ir.rewriter import RegionRewriter
-from partir_search.passes.fresh_names import FreshNames
+from partir_search.passes.fresh_names import name_apart
 from partir_search.passes.pipeline.lockstep import Lockstep
 from partir_search.passes.pipeline.loop_parts import (
     LoopParts,
@@ -54,9 +54,8 @@ def pipelined(module: Module, schedule: PipelineSchedule, ruled: Iterable[str]) 
         if op.prim == loop.prim:
             op.params = {**op.params, ACCUMULATES: True}
             op.key = None
-    fresh = FreshNames(module)
     for value in stage_carries(ops):
-        value.name = fresh("pipeline.state")
+        value.name = "pipeline.state"
     for old, made in zip(loop.results, results, strict=True):
         if isinstance(made, Literal):
             raise NoPipeline(f"%{old.name} is a constant")
@@ -74,6 +73,7 @@ def pipelined(module: Module, schedule: PipelineSchedule, ruled: Iterable[str]) 
         constants={},
     )
     number(new, held | reader.constants)
+    name_apart(new)
     return new
 
 
