@@ -119,6 +119,7 @@ class OpRule:
       reads: windows of operand dims read by tiles of their factors instead of the dim's own tile: a
         convolution's image with its halo, a reversed dim. Needed only under loops.
       indexed: factors indexed by an operand's values; no element beyond their extent is read.
+      update_operand: operand with the new elements, of an update at indices.
       manual: the user's own `shard_map`, with fixed layouts of operands and results.
       fixed_by_user: results may have layouts fixed by the user, unlike those of their consumers.
       tolerates_padding: longer factors leave results unchanged within the extents of the program.
@@ -151,6 +152,7 @@ class OpRule:
     at_positions: AtPositions | None = None
     reads: tuple[InputWindow, ...] = ()
     indexed: frozenset[int] = frozenset()
+    update_operand: int = 1
     manual: Manual | None = None
     fixed_by_user: bool = False
     tolerates_padding: bool = True
@@ -193,7 +195,7 @@ class OpRule:
 
     @property
     def is_indexed_update(self) -> bool:
-        """True for an update at indices: of operand 0, with operand 1."""
+        """True for an update of operand 0 at indices, with `update_operand`."""
         return self.kind is Kind.UPDATE and bool(self.indexed)
 
     @property

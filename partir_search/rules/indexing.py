@@ -231,9 +231,12 @@ def scatter(op: Op) -> OpRule:
         if d in dn.scatter_dims_to_operand_dims:
             operand_dims[d] = f.new(operand[d])
             indexed.add(operand_dims[d])
+    # One block for each element of the batch: a `dynamic_update_slice` under `jax.vmap`.
+    block = bool(dn.operand_batching_dims) and all(f.sizes[batch[i]] == 1 for i in free)
     return OpRule(
-        Kind.SCATTER,
+        Kind.UPDATE if block else Kind.SCATTER,
         sizes=tuple(f.sizes),
+        update_operand=2,
         operands=(tuple(operand_dims), (*batch, NONE), tuple(update_dims)),
         results=(tuple(operand_dims),),
         reducers=tuple(f.reducers),
@@ -243,6 +246,7 @@ def scatter(op: Op) -> OpRule:
         and not dn.update_window_dims
         and all(f.sizes[batch[i]] == 1 for i in free),
         flops_per_point=0.0,
+        elementwise=block,
         indexed=frozenset(indexed),
         local=local_scatter,
         implied_params=_told(

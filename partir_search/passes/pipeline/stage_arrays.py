@@ -89,7 +89,7 @@ def written(slots: Any, x: Any, at: Any) -> Any:
 def _scattered(scatter: Callable[..., Any], slots: Any, x: Any, at: Any) -> Any:
     """`scatter` of x [layers, stages, ...] to [stages, slots, ...], a slot `at` each stage."""
     numbers = lax.ScatterDimensionNumbers(
-        update_window_dims=tuple(range(1, x.ndim)),
+        update_window_dims=(0, *range(2, x.ndim)),
         inserted_window_dims=(1,),
         scatter_dims_to_operand_dims=(1,),
         operand_batching_dims=(0,),
@@ -98,7 +98,7 @@ def _scattered(scatter: Callable[..., Any], slots: Any, x: Any, at: Any) -> Any:
     return scatter(
         slots,
         lax.expand_dims(at, (1,)),
-        jnp.swapaxes(x, 0, 1),
+        x,
         numbers,
         indices_are_sorted=True,
         unique_indices=True,
@@ -109,13 +109,13 @@ def _scattered(scatter: Callable[..., Any], slots: Any, x: Any, at: Any) -> Any:
 def read(slots: Any, at: Any) -> Any:
     """[layers, stages, ...] from slots, each stage at its number in `at` [stages]."""
     numbers = lax.GatherDimensionNumbers(
-        offset_dims=tuple(range(1, slots.ndim - 1)),
+        offset_dims=(0, *range(2, slots.ndim - 1)),
         collapsed_slice_dims=(1,),
         start_index_map=(1,),
         operand_batching_dims=(0,),
         start_indices_batching_dims=(0,),
     )
-    found = lax.gather(
+    return lax.gather(
         slots,
         lax.expand_dims(at, (1,)),
         numbers,
@@ -124,7 +124,6 @@ def read(slots: Any, at: Any) -> Any:
         unique_indices=True,
         mode=lax.GatherScatterMode.PROMISE_IN_BOUNDS,
     )
-    return jnp.swapaxes(found, 0, 1)
 
 
 def masked(x: Any, valid: Any) -> Any:

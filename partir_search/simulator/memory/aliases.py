@@ -100,7 +100,7 @@ def _updates(
     """
     if not rules[op.id].is_indexed_update:
         return False
-    whole, update = op.operands[:2]
+    whole, update = op.operands[0], op.operands[rules[op.id].update_operand]
     dying = isinstance(whole, Value) and whole.id in owned and dies.get(whole.id) == at
     return dying and isinstance(update, Value)
 

@@ -87,7 +87,8 @@ def fuse(buffers: Buffers, rules: Sequence[OpRule], dtypes: Dtypes, traits: XlaT
             read += tuple(v for v in read if not dtypes.softmax_in_one_kernel.get(v, True))
         written = tuple(r.id for r in op.results if r.id in written_ids)
         if at in buffers.aliases.updates:
-            whole, update = (x.id for x in op.operands[:2] if isinstance(x, Value))
+            ends = op.operands[0], op.operands[rules[op.id].update_operand]
+            whole, update = (x.id for x in ends if isinstance(x, Value))
             read, written = tuple(v for v in read if v != whole), written and (update,)
         touched[at] = read + written
     inner = {
