@@ -41,7 +41,9 @@ class KnownMoves:
         axes = planner.names if axes is None else axes
         self._planner, self._before = planner, tuple(before)
         self._folded, self._game = planner.game(axes, before, exclude)
-        found = named_strategies(planner.mesh, axes, self._game.targets, planner.streams)
+        found = named_strategies(
+            planner.mesh, axes, self._game.targets, planner.streams, planner.stage_axes
+        )
         self._moves: dict[str, tuple[Move, ...]] = {name: tuple(m) for name, m in found}
         self.costs = {name: self._cost(moves) for name, moves in self._moves.items()}
 

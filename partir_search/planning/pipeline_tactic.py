@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Literal
 
+from partir_search.ir.mesh import MeshShape
 from partir_search.ir.pipeline_schedule import PipelineSchedule
+from partir_search.ir.rule import NONE
 from partir_search.messages import validators
 from partir_search.passes.pipeline.form import PipelineForm
-from partir_search.passes.pipeline.module import stage_carries
 from partir_search.planning.parallelism import Parallelism
-from partir_search.propagation.actions import Action, Tile
+from partir_search.propagation.actions import Action
+from partir_search.propagation.contradictions import IllegalAction
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.state import State
+from partir_search.strategies.moves import Strategy, TileStages
 from partir_search.strategies.targets import StrategyTargets
 
 
@@ -53,17 +57,15 @@ class Pipeline(Parallelism):
         """Form for a number of stages."""
         return PipelineForm(self.axis, stages, self.chunks, self.schedule)
 
+    def strategies(self, mesh: MeshShape) -> Sequence[Strategy]:
+        return (TileStages(mesh.axes(self.axis)),)
+
     def actions(self, graph: Graph, state: State, targets: StrategyTargets) -> list[Action]:
-        """Tiles the stages on the axis."""
-        return tile_stages(graph, state, self.axis)
-
-
-def tile_stages(graph: Graph, state: State, axis: str) -> list[Action]:
-    """Tiles the stages of a program on an axis; returns the actions."""
-    axes, done = state.mesh.axes(axis), list[Action]()
-    for value in stage_carries(graph.module.body.ops):
-        cls = graph.class_of[value.id]
-        if any(state.tiles[a][cls] != 0 for a in axes):
-            done.append(Tile(value.name, 0, axis))
-            done[-1].apply(state)
-    return done
+        axes = state.mesh.axes(self.axis)
+        taken = [c for c in targets.stages for a in axes if state.tiles[a][c] not in (NONE, 0)]
+        if taken:
+            raise IllegalAction(
+                f"Pipeline: an earlier decision tiles microbatches on axis {self.axis!r}, the axis"
+                " of the stages; begin the schedule with Pipeline"
+            )
+        return super().actions(graph, state, targets)

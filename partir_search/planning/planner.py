@@ -75,7 +75,7 @@ class Planner:
         table: RuleTable | None = None,
         goals: Sequence[Goal[Cost]] | None = None,
         streams: bool = False,
-        whole_axes: Sequence[str] = (),
+        stage_axes: Sequence[str] = (),
     ) -> None:
         """A planner of `module`.
 
@@ -86,16 +86,16 @@ class Planner:
           table: rules; default: all registered rules.
           goals: limits and objectives; default: fit in memory, then the fewest seconds.
           streams: True lets searches partition in time and choose axis modes at the end.
-          whole_axes: axes never split into sub-axes, such as the stages of a pipeline.
+          stage_axes: axes of the stages of a pipeline, never split into sub-axes.
         """
-        self.streams, self.whole_axes = streams, whole_axes
+        self.streams, self.stage_axes = streams, stage_axes
         self.module, self.machine = module, machine
         self.goals = goals if goals is not None else (Fit(machine.hbm_bytes), Fastest())
         self._clock = Clock()
         self.table = table or RuleTable()
         with self._clock.timed("graph"):
             self.graph = Graph(module, self.table, contract=True)
-            self.mesh = split_into_sub_axes(self.graph, mesh, whole_axes)
+            self.mesh = split_into_sub_axes(self.graph, mesh, stage_axes)
         self.cache = LocalCache(machine.traits)
         self.memo: PropagationMemo = {}
         self._model: CostModel | None = None
@@ -238,7 +238,7 @@ class Planner:
             folded, game = self.game(names, before, tactic.exclude)
         ops, small = len(self.module.ops), len(folded.module.ops)
         self._clock.record("fold", ops, small, lambda: print_module(folded.module))
-        known = named_strategies(self.mesh, names, game.targets, self.streams)
+        known = named_strategies(self.mesh, names, game.targets, self.streams, self.stage_axes)
         with self._clock.timed("known strategies"):
             costs = [(name, game.costed(moves)[1]) for name, moves in known]
         starts = [*(moves for _, moves in known), project_to_fold(hints, folded, self.module, game)]
@@ -283,7 +283,7 @@ class Planner:
     def on_mesh(self, mesh: MeshShape) -> Planner:
         """Planner of the program on another mesh, with the same graph, analyses and fold."""
         other = copy.copy(self)
-        other.mesh = split_into_sub_axes(self.graph, mesh, self.whole_axes)
+        other.mesh = split_into_sub_axes(self.graph, mesh, self.stage_axes)
         other.cache, other.memo = LocalCache(self.machine.traits), {}
         other._clock, other._last = Clock(), collections.deque(maxlen=FINALISTS + 1)
         return other

@@ -35,7 +35,7 @@ class PlannerMaker:
             o.machine,
             goals=o.goals,
             streams=o.rings,
-            whole_axes=stages,
+            stage_axes=stages,
         )
 
     def mesh(self, module: Module) -> MeshShape:

@@ -232,7 +232,7 @@ def scatter(op: Op) -> OpRule:
             operand_dims[d] = f.new(operand[d])
             indexed.add(operand_dims[d])
     # One block for each element of the batch: a `dynamic_update_slice` under `jax.vmap`.
-    block = bool(dn.operand_batching_dims) and all(f.sizes[batch[i]] == 1 for i in free)
+    block = bool(dn.operand_batching_dims and window) and all(f.sizes[batch[i]] == 1 for i in free)
     return OpRule(
         Kind.UPDATE if block else Kind.SCATTER,
         sizes=tuple(f.sizes),

@@ -6,7 +6,7 @@ A search starts from the catalogue; its result is never behind the best entry.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from partir_search.ir.mesh import MeshShape
 from partir_search.strategies.decisions import Axes
@@ -22,13 +22,18 @@ from partir_search.strategies.moves import (
     StrategyMove,
     TileContext,
     TileStacks,
+    TileStages,
     Zero,
 )
 from partir_search.strategies.targets import StrategyTargets
 
 
 def named_strategies(
-    mesh: MeshShape, axes: Sequence[str], targets: StrategyTargets, grids: bool = False
+    mesh: MeshShape,
+    axes: Sequence[str],
+    targets: StrategyTargets,
+    grids: bool = False,
+    stages: Collection[str] = (),
 ) -> list[tuple[str, tuple[StrategyMove, ...]]]:
     """Named strategies on every choice of `axes`.
 
@@ -42,10 +47,23 @@ def named_strategies(
       axes: names of axes of the user's mesh.
       targets: of the graph of the step.
       grids: include tensor parallelism in two and three dims (SUMMA, 3D).
+      stages: axes of the stages of a pipeline, taken by no other strategy.
 
     Returns:
       (title, moves) pairs with distinct titles, such as "BP(data)+MP(model)+Z3".
     """
+    inside = [name for name in axes if name not in stages]
+    if len(inside) < len(axes):
+        first = TileStages(tuple(a for name in axes if name in stages for a in mesh.axes(name)))
+        title = f"PP({mesh.label(first.axes)})"
+        found = named_strategies(mesh, inside, targets, grids) if inside else []
+        outside = ModelParallel(first.axes, True)  # parameters outside of the layers
+        named = ((f"{title}+{name}", (first, *moves, outside)) for name, moves in found)
+        return [
+            (title, (first,)),
+            (f"{title}+MP({mesh.label(first.axes)}, head)", (first, outside)),
+            *named,
+        ]
     plans: dict[str, tuple[StrategyMove, ...]] = {}
     given = set(axes)
     axes = [name for name in axes if name not in mesh.diagonal_names]

@@ -163,6 +163,16 @@ class TileStacks(Strategy):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
+class TileStages(Strategy):
+    """Tile the stages of a pipeline: each group of devices holds the layers of one stage."""
+
+    axes: Axes
+
+    def apply(self, targets: StrategyTargets, state: State) -> list[Decision]:
+        return _played(state, [TileClass(c, 0, self.axes) for c in targets.stages])
+
+
+@dataclasses.dataclass(frozen=True, slots=True, order=True)
 class TileContext(Strategy):
     """Tile the sequences of queries and keys in attention; propagation tiles activations.
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from partir_search.ir.core import Shape, Value
 from partir_search.ir.role import Role
 from partir_search.ir.rule import NONE
+from partir_search.passes.pipeline.module import stage_carries
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.state import State
 from partir_search.rules.registry import role_of
@@ -49,6 +50,8 @@ class StrategyTargets:
         """
         self.graph = graph
         self.roles = (roles or find_roles(graph.module)).of(graph.class_of)
+        # By class of parameters by stage, the last dim that numbers chunks, stages or layers.
+        self._layer_dims: dict[int, int] = {}
         self.weights = self._find_weights()
         self._unloopable = self._find_unloopable()
         self._users_by_shape: dict[Shape, list[int]] = {}
@@ -70,6 +73,8 @@ class StrategyTargets:
         for weight in self.weights:
             rule = self.graph.rules[weight.op]
             for dim, f in weight.dims:
+                if dim <= self._layer_dims.get(weight.cls, NONE):
+                    continue
                 places = (*rule.operands, *rule.results)
                 if f >= 0 and all(f in dims for dims in places):
                     found.append((weight.cls, dim))
@@ -99,6 +104,12 @@ class StrategyTargets:
         ]
         return tuple(dict.fromkeys(found))
 
+    @functools.cached_property
+    def stages(self) -> tuple[int, ...]:
+        """Classes of carries entering the stages of a pipeline, with a stage per index of dim 0."""
+        values = stage_carries(self.graph.module.body.ops)
+        return tuple(dict.fromkeys(self.graph.class_of[v.id] for v in values))
+
     def expert_barriers(self, axes: Axes, state: State) -> tuple[int, ...]:
         """Classes tiled by expert and by data parallelism, used by an op outside of the experts."""
 
@@ -122,7 +133,7 @@ class StrategyTargets:
         """Uses of parameters by forward contractions, in program order.
 
         Transposed and padded parameters count as the parameter, and so do slices of stacked
-        parameters in the body of a scan.
+        parameters in the body of a scan, by stage and chunk too.
         """
         graph = self.graph
         args = [v for v in graph.module.body.args if graph.class_of[v.id] in self.roles.parameters]
@@ -145,6 +156,18 @@ class StrategyTargets:
                 origin[stack.id] = graph.class_of[stack.id], tuple(range(len(stack.type.shape)))
                 continue
             inputs = [(i, v) for i, v in op.inputs() if v.type.shape]
+            if rule.role is Role.RESHAPE and inputs and inputs[0][1].id in origin:
+                if _splits_first(inputs[0][1].type.shape, op.results[0].type.shape):
+                    parts = op.results[0]  # layers by stage, tiled in place of the parameter
+                    added = len(parts.type.shape) - len(inputs[0][1].type.shape)
+                    self._layer_dims[graph.class_of[parts.id]] = added
+                    origin[parts.id] = graph.class_of[parts.id], tuple(range(len(parts.type.shape)))
+                continue
+            if rule.is_table_lookup and inputs[0][1].id in origin:  # the layer of a chunk
+                cls, dims = origin[inputs[0][1].id]
+                at = {f: d for d, f in zip(dims, rule.operands[0], strict=True) if f != NONE}
+                origin[op.results[0].id] = cls, tuple(at.get(f, NONE) for f in rule.results[0])
+                continue
             if len(inputs) == len(op.results) == 1 and inputs[0][1].id in origin:
                 (i, x), result = inputs[0], op.results[0]
                 cls, dims = origin[x.id]
@@ -152,13 +175,16 @@ class StrategyTargets:
                 if rule.elementwise and _longer(result.type.shape, x.type.shape):
                     # Padded: moves tile the padded form instead of the parameter.
                     origin[result.id] = (graph.class_of[result.id], tuple(range(len(made))))
+                    if cls in self._layer_dims:
+                        self._layer_dims[graph.class_of[result.id]] = self._layer_dims[cls]
                 elif NONE not in factors and sorted(factors) == sorted(made) and not rule.reads:
                     origin[result.id] = (cls, tuple(dims[factors.index(f)] for f in made))
             elif rule.contracts and len(inputs) == 2:
                 for i, v in inputs:
                     if v.id in origin:
                         cls, dims = origin[v.id]
-                        places = tuple(zip(dims, rule.operands[i], strict=True))
+                        pairs = zip(dims, rule.operands[i], strict=True)
+                        places = tuple((d, f) for d, f in pairs if d != NONE)
                         found.append(Weight(op.id, cls, places))
         return found
 
@@ -200,6 +226,11 @@ class StrategyTargets:
         useful = [d for d in free if all((c, d) not in self._unloopable for c in (cls, *alike))]
         useful = useful or [d for d in free if (cls, d) not in self._unloopable]
         return next(iter(useful or free or dims), NONE)
+
+
+def _splits_first(shape: Shape, parts: Shape) -> bool:
+    """True if a reshape to `parts` splits the first dim of `shape` and keeps all others."""
+    return len(parts) > len(shape) > 1 and parts[len(parts) - len(shape) + 1 :] == shape[1:]
 
 
 def _longer(shape: Shape, than: Shape) -> bool:

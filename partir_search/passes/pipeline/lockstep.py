@@ -32,6 +32,7 @@ from partir_search.passes.pipeline.stage_arrays import (
     by_stage,
     chunk_added,
     empty_slots,
+    layer_of,
     masked,
     read,
     rows_at,
@@ -278,20 +279,13 @@ class Lockstep:
         if self._chunks == 1:
             rows = {**given, **rows}
         else:
-            whole = {i: x.reshape(x.shape[0], -1, *x.shape[3:]) for i, x in given.items()}
+            whole = dict(given)
 
-        def stage(consts: Any, carry: Any, rows: Any, whole: Any, first: Any) -> Any:
+        def stage(consts: Any, carry: Any, rows: Any, whole: Any, chunk: Any) -> Any:
             def layer(carry: Any, step: Any) -> Any:
                 number, found = step
-                found = {
-                    **found,
-                    **{
-                        i: lax.dynamic_index_in_dim(
-                            x, first + number, keepdims=False, allow_negative_indices=False
-                        )
-                        for i, x in whole.items()
-                    },
-                }
+                own = {i: layer_of(x, chunk, number) for i, x in whole.items()}
+                found = {**found, **own}
                 stacked = [found[i] for i in range(len(layers.stacked))]
                 out = self._values.call(layers.region, [*consts, *carry, *stacked])
                 return out[:count], out[count:]
@@ -300,7 +294,7 @@ class Lockstep:
             return lax.scan(layer, carry, (numbers, rows), length=length, reverse=layers.reverse)
 
         run = jax.vmap(stage, in_axes=(list(axes), 0, 1, 0, 0), out_axes=(0, 1))
-        out, stacks = run(list(consts), list(carry), rows, whole, chunk * length)
+        out, stacks = run(list(consts), list(carry), rows, whole, chunk)
         return out, stacks
 
     # Rows --------------------------------------------------------------------------------------

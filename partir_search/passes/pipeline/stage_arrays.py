@@ -75,6 +75,24 @@ def shifted(x: Any, by: int, wrap: bool) -> Any:
     return lax.pad(x, np.zeros((), x.dtype), padding)
 
 
+def layer_of(x: Any, chunk: Any, layer: Any) -> Any:
+    """x[chunk, layer] of an array [chunks, layers, ...]."""
+    numbers = lax.GatherDimensionNumbers(
+        offset_dims=tuple(range(x.ndim - 2)),
+        collapsed_slice_dims=(0, 1),
+        start_index_map=(0, 1),
+    )
+    return lax.gather(
+        x,
+        jnp.stack([chunk, layer]),
+        numbers,
+        slice_sizes=(1, 1, *x.shape[2:]),
+        indices_are_sorted=True,
+        unique_indices=True,
+        mode=lax.GatherScatterMode.PROMISE_IN_BOUNDS,
+    )
+
+
 def empty_slots(count: int, x: Any) -> Any:
     """Zeros [stages, slots, layers, ...] for `count` arrays x [layers, stages, ...]."""
     layers, stages, *shape = x.shape

@@ -154,7 +154,7 @@ def _paths(
     game: PlanningGame, planner: Planner, visited: Visited, axes: Sequence[str]
 ) -> list[_Path]:
     """Known strategies and states of the search, best first by the goals on the folded program."""
-    named = named_strategies(planner.mesh, axes, game.targets, planner.streams)
+    named = named_strategies(planner.mesh, axes, game.targets, planner.streams, planner.stage_axes)
     found = [_Path(name, tuple(moves), game.costed(moves)[1], True) for name, moves in named]
     if visited.ops == len(planner.module.ops):
         for cost, moves in (*visited.best, *visited.states):

@@ -74,7 +74,9 @@ def find_candidates(
     state = State(planner.graph, planner.mesh, memo=planner.memo)
     before, _ = apply_compatible(state, renamed_for(planner.module, space.decided))
     folded, game = planner.game(space.axes, before, space.exclude)
-    known = named_strategies(planner.mesh, space.axes, game.targets, planner.streams)
+    known = named_strategies(
+        planner.mesh, space.axes, game.targets, planner.streams, planner.stage_axes
+    )
     hint = project_to_fold(renamed_for(planner.module, hints), folded, planner.module, game)
     starts = [
         (name, tuple(moves))
