@@ -1,8 +1,10 @@
-"""Hand-written shardings of train steps under `jax.jit`, as MaxText writes them.
+"""Hand-written shardings of train steps under `jax.jit`.
 
-FSDP shards the "embed" dim of each parameter over all axes, and the batch over all axes. FSDP x TP
-shards it over the first axis, as the batch, and heads, hidden units or vocabulary over the second
-(https://github.com/AI-Hypercomputer/maxtext, `configs/base.yml`, `logical_axis_rules`).
+FSDP shards one dim of each parameter over all axes, as the batch: the first dim that they divide
+("fsdp"), the largest ("fsdp largest"), or the "embed" dim, as MaxText does ("fsdp embed"). FSDP and
+TP shards "embed" over the first axis, as the batch, and heads, hidden units or vocabulary over the
+second (https://github.com/AI-Hypercomputer/maxtext, `configs/base.yml`, `logical_axis_rules`).
+Activations have no constraints; MaxText's have.
 """
 
 from __future__ import annotations
@@ -19,6 +21,17 @@ from partir_search.ir.argument_paths import leaf_path
 OUTPUTS = ("o", "out", "dn", "down", "w2", "wo")  # projections back to the residual stream
 STACKED = ("blocks",)  # parameters of all layers in one array, with a leading dim
 EXPERTS = ("w_in", "w_out")  # a matrix for each expert, with a leading dim
+
+
+def first_dim_spec(
+    path: str, shape: Sequence[int], axes: Sequence[str], mesh: Mesh
+) -> PartitionSpec:
+    """Spec of a parameter with the first dim that all axes divide, after the dim of layers."""
+    stacked = any(w in STACKED for w in path.lower().split("/"))
+    for i in range(int(stacked), len(shape) if len(shape) >= 2 + stacked else 0):
+        if shape[i] % mesh.size == 0:
+            return PartitionSpec(*[None] * i, tuple(axes))
+    return PartitionSpec()
 
 
 def parameter_spec(
@@ -77,12 +90,22 @@ def hand_written(case: Program, mesh: Mesh) -> dict[str, tuple[Any, list[Any], t
 
     results = jax.eval_shape(flat, *leaves)
     found = {}
-    for name, embed, other, batch in (
-        ("fsdp", axes, "", axes),
-        ("fsdp_tp", axes[:1], axes[1], axes[:1]),
-    ):
+    width = case.width
+    specs: dict[str, tuple[Any, tuple[str, ...]]] = {
+        "fsdp": (lambda path, shape: first_dim_spec(path, shape, axes, mesh), axes),
+        "fsdp largest": (lambda path, shape: parameter_spec(path, shape, 0, axes, "", mesh), axes),
+        "fsdp embed": (
+            lambda path, shape: parameter_spec(path, shape, width, axes, "", mesh),
+            axes,
+        ),
+        "fsdp x tp": (
+            lambda path, shape: parameter_spec(path, shape, width, axes[:1], axes[1], mesh),
+            axes[:1],
+        ),
+    }
+    for name, (spec_of, batch) in specs.items():
         shardings = [
-            NamedSharding(mesh, parameter_spec(path, x.shape, case.width, embed, other, mesh))
+            NamedSharding(mesh, spec_of(path, x.shape))
             if i < states
             else NamedSharding(mesh, PartitionSpec(batch))
             for i, (path, x) in enumerate(zip(paths, leaves, strict=True))

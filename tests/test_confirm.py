@@ -17,7 +17,7 @@ import pytest
 from jax.sharding import AbstractMesh
 
 import partir_search as ps
-from experiments.hand_written import parameter_spec
+from experiments.hand_written import first_dim_spec, parameter_spec
 from partir_search.aot.process import CompiledProgram, NotCompiled
 from partir_search.aot.targets import Target, target_of
 from partir_search.commands.flags import confirm as confirm_option
@@ -420,6 +420,9 @@ def test_shardings_by_hand() -> None:
     assert specs("o/mu/o", 64, 64) == (jax.P(None, both), jax.P("model", "data"))
     assert specs("p/blocks/w1", 4, 64, 256)[1] == jax.P(None, "data", "model")
     assert specs("p/norm", 64) == (jax.P(), jax.P())
+    assert first_dim_spec("p/up", (12, 64), both, devices) == jax.P(None, both)
+    assert first_dim_spec("p/blocks/up", (8, 64, 256), both, devices) == jax.P(None, both)
+    assert first_dim_spec("p/norm", (64,), both, devices) == jax.P()
 
 
 # The compiler ------------------------------------------------------------------------------------
