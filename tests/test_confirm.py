@@ -334,7 +334,8 @@ def test_confirmed_plans_are_cached_by_the_option(
     second_wins: None, tmp_path: pathlib.Path
 ) -> None:
     one = partitioned(cache=tmp_path, confirm="tpu_v5e:2x4").plan(*arguments())
-    again = partitioned(cache=tmp_path, confirm="tpu_v5e:2x4").plan(*arguments())
+    request = ps.Confirm(target="tpu_v5e:2x4", processes=3, seconds=60)
+    again = partitioned(cache=tmp_path, confirm=request).plan(*arguments())
     assert again.confirmed == one.confirmed
     assert not again.searches
     assert partitioned(cache=tmp_path).plan(*arguments()).confirmed is None

@@ -108,7 +108,7 @@ class Options:
             *(self.in_shardings, self.out_shardings, self.pad, self.remat, self.microbatches),
             *(self.stack, self.rings, self.skewed_state, like, self.groups),
             *sorted(self.trip_counts.items()),
-            *([self.confirm] if self.confirm else []),
+            *(self.confirm.facts() if self.confirm else ()),
             *([self.scan_layers] if self.scan_layers else []),
         ]
 

@@ -41,6 +41,10 @@ class Confirm:
     seconds: float = SECONDS
     processes: int | None = None
 
+    def facts(self) -> tuple[Any, ...]:
+        """Inputs of the choice, without those that only bound its time."""
+        return "confirm", self.target, self.cycles, self.compiles
+
 
 def confirm_of(given: Any, mesh: AnyMesh, machine: Machine, plan_on: str) -> Confirm | None:
     """The option as a `Confirm`, checked against the mesh, the machine and the compiler.
