@@ -237,6 +237,39 @@ def test_layers_of_microbatches() -> None:
     check_partition(state_of(found.module).partition(), deep, args)
 
 
+@pytest.mark.devices
+def test_numbers_of_layers() -> None:
+    """Dropout by a key per layer: random bits are equal, the layers' numbers are a constant."""
+    args = deep_args()
+    key = jax.random.key(7)
+
+    def step(x: Any, *weights: Any) -> Any:
+        def loss(weights: Any) -> Any:
+            y = x @ weights[0]
+            for i, w in enumerate(weights[1:]):
+                kept = jax.random.bernoulli(jax.random.fold_in(key, 3 * i + 1), 0.8, y.shape)
+                y = block(jnp.where(kept, y, 0.0), w)
+            return jnp.cos(y).mean()
+
+        grads = jax.grad(loss)(weights)
+        return [w - 0.1 * g for w, g in zip(weights, grads, strict=True)]
+
+    found = roll(module_of(step, *args))
+    pair = only_pair(found)
+    assert pair.backward is not None
+    assert pair.forward.layers == 4
+    scan = found.module.body.ops[pair.forward.position]
+    numbers = [
+        found.module.constants[x.id].tolist()
+        for _, x in scan.inputs()
+        if x.id in found.module.constants and x.type.shape == (4,)
+    ]
+    assert numbers == [[1, 4, 7, 10]]
+    state = state_of(found.module)
+    tile_arg(state, 0, 0, "batch")
+    check_partition(state.partition(), step, args)
+
+
 def test_residuals_are_few() -> None:
     """Of the activations of a transformer layer, the inputs and results of the products alone."""
     _, _, found = rolled("gpt-tiny", 4)

@@ -41,7 +41,14 @@ class Given:
         return all(v is self.values[0] for v in self.values)
 
 
-Source = Union[Inner, Carried, Given, Literal]
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class Numbers:
+    """Scalars of the program's text, one for each layer: numbers folded into random keys."""
+
+    literals: tuple[Literal, ...]
+
+
+Source = Union[Inner, Carried, Given, Literal, Numbers]
 
 
 class Unlike(ValueError):
@@ -117,7 +124,9 @@ def layers_of(ops: Sequence[Sequence[Op]], equals: Mapping[int, Value] = NO_EQUA
     def source(xs: Sequence[Operand]) -> Source:
         first = xs[0]
         if isinstance(first, Literal):
-            return first
+            literals = tuple([x for x in xs if isinstance(x, Literal)])
+            alike = all(repr(x.number) == repr(first.number) for x in literals)
+            return first if alike else Numbers(literals)
         values = [x for x in xs if isinstance(x, Value)]
         places = [made.get(v.id) for v in values]
         if all(place is None for place in places):
@@ -159,6 +168,8 @@ def independent(layers: Layers, late: Set[int] = frozenset()) -> tuple[set[int],
                 if source.offset not in common and source.offset not in own:
                     break
                 shared &= source.offset in common
+            elif isinstance(source, Numbers):
+                shared = False
             elif isinstance(source, Given):
                 if any(v.id in late for v in source.values):
                     break

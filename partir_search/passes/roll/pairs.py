@@ -16,7 +16,7 @@ class Paired:
 
     Attributes:
       found: the layers.
-      forward: of backward layers, their forward layers, run from the first to the last.
+      forward: of backward layers, the forward layers; the backward pass runs in reverse order.
     """
 
     found: Found

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Hashable
+from typing import Any
 
-from partir_search.ir.core import Module, Region, TensorType, Value, walk_regions
+import jax.numpy as jnp
+
+from partir_search.ir.core import Module, Op, Region, TensorType, Value, walk_regions
 from partir_search.passes.roll.layer_scans import LayerPair, layer_scans
 from partir_search.passes.roll.numbers import first_equals
 from partir_search.passes.roll.plan import RegionPlan, plan_region
@@ -38,6 +42,12 @@ class Rolled:
 def roll(module: Module) -> Rolled:
     """Rolls equal layers in the body of a module and in the regions of ops."""
     fingerprints, rules = Fingerprints(module), RuleTable()
+
+    def print_of(op: Op) -> Hashable:
+        """Fingerprint of an op, equal for whole numbers of any value."""
+        key, literals, regions = fingerprints.parts(op)
+        return key, tuple(map(_without_number, literals)), regions
+
     equals = first_equals(module, fingerprints)
     ids = itertools.count(len(module.values))
 
@@ -47,13 +57,21 @@ def roll(module: Module) -> Rolled:
     plans: dict[Region, RegionPlan] = {}
     reasons: list[str] = []
     for region in walk_regions(module.body):
-        plan, why = plan_region(region, fingerprints, rules, equals, make)
+        plan, why = plan_region(region, print_of, rules, equals, make)
         reasons += why
         if plan is not None:
             plans[region] = plan
     new = Writer(module, plans).run() if plans else module
     count = sum(len(r.layers.ops) for plan in plans.values() for r in plan.rollings)
     return Rolled(new, all_layer_scans(new), tuple(dict.fromkeys(reasons)), count)
+
+
+def _without_number(literal: tuple[str, Any, Any] | None) -> Hashable:
+    """A literal of a fingerprint, without the value of a whole number."""
+    if literal is None:
+        return None
+    number, shape, dtype = literal
+    return ("" if jnp.issubdtype(dtype, jnp.integer) else number), shape, dtype
 
 
 def all_layer_scans(module: Module) -> dict[Path, tuple[LayerPair, ...]]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from partir_search.ir.core import Literal, Module, Op, Operand, Region, Value
+import numpy as np
+
+from partir_search.ir.core import Module, Op, Operand, Region, Value
 from partir_search.ir.rewriter import RegionRewriter
 from partir_search.passes.fresh_names import FreshNames
 from partir_search.passes.remat_copies import RematRewriter
 from partir_search.passes.roll.invariant import with_stacks_outside
-from partir_search.passes.roll.layers import Carried, Given, Inner
+from partir_search.passes.roll.layers import Carried, Given, Numbers, Source
 from partir_search.passes.roll.plan import RegionPlan, Rolling
 from partir_search.rules.scans import scan_of
 from partir_search.rules.stacks import stacked_layers, stacked_type, unstacked_layers
@@ -31,6 +34,10 @@ class Writer(RematRewriter):
         self._same = {v: w for plan in plans.values() for v, w in plan.same.items()}
         self._fresh = FreshNames(module)
         self._stacks: dict[Key, Value] = {}
+        self._numbers: dict[int, tuple[Value, Any]] = {}  # constants, by `id` of the array
+
+    def constants(self) -> Mapping[int, tuple[Value, Any]]:
+        return {**super().constants(), **self._numbers}
 
     def value(self, old: Value) -> Value:
         return super().value(self._same.get(old, old))
@@ -73,11 +80,17 @@ class Writer(RematRewriter):
                 ops, stack = self._stack(key, near)
                 before += ops
                 stacked.append((stack, argument))
+        numbers: dict[Numbers, Value] = {}
+        for source in (s for sources in layers.sources for s in sources if isinstance(s, Numbers)):
+            stack = self._constant(source, rolling.reverse)
+            number = Value(-1, source.literals[0].type, self._fresh(f"{stack.name}_layer"))
+            stacked.append((stack, number))
+            numbers[source] = number
         carries = [(c, self._inner(c.initial)) for c in layers.carries]
         carried = dict(carries)
         body: list[Op] = []
         for op, sources in zip(layers.first, layers.sources, strict=True):
-            body.append(self._layer_op(op, sources, inside, arguments, carried))
+            body.append(self._layer_op(op, sources, inside, arguments, carried, numbers))
             inside.update((r.id, v) for r, v in zip(op.results, body[-1].results, strict=True))
         results: list[Operand] = [
             inside[layers.first[c.offset].results[c.result].id] for c, _ in carries
@@ -123,10 +136,11 @@ class Writer(RematRewriter):
     def _layer_op(
         self,
         op: Op,
-        sources: Sequence[Inner | Carried | Given | Literal],
+        sources: Sequence[Source],
         inside: dict[int, Value],
         arguments: dict[Key, Value],
         carried: dict[Carried, Value],
+        numbers: dict[Numbers, Value],
     ) -> Op:
         """An op of the first layer, in the scan's body."""
         read: dict[int, Value] = dict(inside)
@@ -136,11 +150,24 @@ class Writer(RematRewriter):
                 operands.append(arguments[source.values])
             elif isinstance(source, Carried):
                 operands.append(carried[source])
+            elif isinstance(source, Numbers):
+                operands.append(numbers[source])
             else:
                 operands.append(read[x.id] if isinstance(x, Value) else x)
         copied = self.copy(dataclasses.replace(op, operands=()), {}, "_")
         results = tuple(Value(-1, r.type, self._fresh(f"{r.name}_layer")) for r in op.results)
-        return copied.with_parts(tuple(operands), results, copied.regions)
+        new = copied.with_parts(tuple(operands), results, copied.regions)
+        new.key = None  # a number of the text may have become a value
+        return new
+
+    def _constant(self, numbers: Numbers, reverse: bool) -> Value:
+        """Constant of a number for each layer, in the order of the layers."""
+        literals = numbers.literals[::-1] if reverse else numbers.literals
+        kind = literals[0].type
+        array = np.array([x.number for x in literals], kind.dtype)
+        value = Value(-1, stacked_type(kind, len(literals)), self._fresh("numbers"))
+        self._numbers[id(array)] = value, array
+        return value
 
     def _inner(self, value: Value) -> Value:
         return Value(-1, value.type, self._fresh(f"{value.name}_layer"))

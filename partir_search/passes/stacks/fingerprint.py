@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from typing import Any
 
 from partir_search.ir.core import Module, Op, Operand, Region, Value
 from partir_search.rules.registry import rule_key
+
+LiteralParts = tuple[str, Any, Any]  # number, shape and dtype
+Parts = tuple[Hashable, tuple[LiteralParts | None, ...], Hashable]
 
 
 class Fingerprints:
@@ -13,10 +17,14 @@ class Fingerprints:
 
     def __init__(self, module: Module) -> None:
         self._module = module
-        self._known: dict[int, Hashable] = {}
+        self._known: dict[int, Parts] = {}
 
     def __call__(self, op: Op) -> Hashable:
         """Rule key, literals and regions of an op; not the values that it reads and makes."""
+        return self.parts(op)
+
+    def parts(self, op: Op) -> Parts:
+        """Rule key, (number, shape, dtype) of literal operands, and regions of an op."""
         found = self._known.get(op.id)
         if found is None:
             literals = tuple(_literal(x) for x in op.operands)
@@ -61,5 +69,5 @@ class Fingerprints:
         return tuple(parts), values
 
 
-def _literal(x: Operand) -> Hashable:
+def _literal(x: Operand) -> LiteralParts | None:
     return None if isinstance(x, Value) else (repr(x.number), x.type.shape, x.type.dtype)
