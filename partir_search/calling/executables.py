@@ -15,6 +15,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from partir_search.arguments import Buffers, Moves, Returned, check_alive
 from partir_search.arguments.axes import AnyMesh, within
 from partir_search.arguments.placement import place, struct_of
+from partir_search.calling.direct_calls import direct_jit
 from partir_search.calling.leaves import FlatArguments, Leaves, dynamic_signature, keys_of
 from partir_search.calling.plain_calls import plain_calls
 from partir_search.frontends.refs import value, written
@@ -50,6 +51,8 @@ class Entry:
       traced: the traced call.
       jitted: the partitioned function under `jax.jit`.
       flat: `jitted` with one `Leaves` per argument, and `Leaves` as the result.
+      direct: the partitioned function under `jax.jit` with shardings of arguments, in place of
+        `flat`; None if a call has duties (see `direct_jit`).
       arguments: converter of flat leaves to the arguments of `flat`.
       shardings: sharding of each flat argument.
       lifted: large closed-over arrays, as the first argument of `jitted`; () without any.
@@ -63,6 +66,7 @@ class Entry:
     traced: Traced
     jitted: Any
     flat: Any
+    direct: Any
     arguments: FlatArguments
     shardings: tuple[NamedSharding, ...]
     lifted: tuple[list[Any], ...]
@@ -114,6 +118,10 @@ class Entry:
 
     def execute(self, leaves: Sequence[Any]) -> Sequence[Any]:
         """Flat results of the executable for placed leaves."""
+        if self.direct is not None:
+            placed, _ = self.traced.in_tree.unflatten(leaves)
+            with within(self.plan.mesh):
+                return jax.tree.leaves(self.direct(*placed))
         args, kwargs = self.arguments(leaves)
         with within(self.plan.mesh):
             out: Leaves = self.flat(*self.lifted, *args, **kwargs)
@@ -275,6 +283,18 @@ class Executables:
                 keep_unused=True,
             )
 
+        def in_trees(*args: Any) -> Any:
+            return traced.out_tree.unflatten(partitioned(*args))
+
+        in_trees.__name__ = in_trees.__qualname__ = self._name
+        in_trees.__signature__ = signature  # type: ignore[attr-defined]
+        given = tuple(plan.flat_in_shardings())
+        direct = None
+        if not lifted:
+            results_on = plan.flat_out_shardings()
+            direct = direct_jit(
+                in_trees, traced, given, jax.tree.unflatten(traced.out_tree, results_on), mesh
+            )
         results = keys_of(traced.out_tree.unflatten(range(traced.out_tree.num_leaves)))
         arguments, paths = plan.module.body.args, plan.module.arg_paths
         return Entry(
@@ -283,8 +303,9 @@ class Executables:
             traced=traced,
             jitted=jitted(traced.out_tree.unflatten),
             flat=jitted(functools.partial(Leaves, results)),
+            direct=direct,
             arguments=FlatArguments(traced.in_tree),
-            shardings=tuple(plan.flat_in_shardings()),
+            shardings=given,
             lifted=lifted,
             paths=paths,
             buffers=Buffers(

@@ -16,10 +16,13 @@ import jax
 import numpy as np
 
 from partir_search.arguments.abstract_values import SCALARS, is_array, leaf_key
-from partir_search.arguments.axes import AnyMesh
+from partir_search.arguments.axes import AnyMesh, within
 from partir_search.arguments.placement import is_placed, place
+from partir_search.calling.direct_calls import UNLIKE, direct_result
 from partir_search.calling.executables import Entry
 from partir_search.planning.trace import Call
+
+SMALL = 16  # leaves of an argument that is placed before a direct call
 
 
 class FastCalls:
@@ -41,6 +44,10 @@ class FastCalls:
             known = self._known.get(call.statics)
         except TypeError:  # a static argument that is not hashable: planning names it
             return None
+        if known and len(known) == 1 and known[0].mesh == mesh:
+            out = known[0].direct(call)
+            if out is not UNLIKE:
+                return lambda: out
         for fast in known or ():
             leaves = fast.leaves(call) if fast.mesh == mesh else None
             changed = None if leaves is None else fast.changed(leaves)
@@ -76,6 +83,13 @@ class FastCall:
     def __init__(self, entry: Entry, mesh: AnyMesh, call: Call) -> None:
         """Calls like `call`."""
         self.entry, self.mesh = entry, mesh
+        self._unlike, self._arity = False, len(call.args)
+        self._small, end = list[tuple[int, int, Any]](), 0  # argument, its first leaf, its tree
+        for i, argument in enumerate(call.args):
+            tree: Any = jax.tree.structure(argument)
+            if tree.num_leaves <= SMALL:
+                self._small.append((i, end, tree))
+            end += tree.num_leaves
         leaves, self._tree = call.flat
         self._types, self._keys = list(map(type, leaves)), list(map(leaf_key, leaves))
         self._arrays = [
@@ -88,6 +102,45 @@ class FastCall:
         results = dict(entry.traced.module.ties)
         count, self._tied = len(leaves), bool(results)
         self._order = [count + results[i] if i in results else i for i in range(count)]
+
+    def direct(self, call: Call) -> Any:
+        """Result of a call checked by jax alone; UNLIKE if this is another call, once and for all.
+
+        A function with calls of several kinds is checked in Python, leaf by leaf.
+        """
+        entry = self.entry
+        if entry.direct is None or self._unlike or call.kwargs:
+            return UNLIKE
+        args = self._small_placed(call.args)
+        if args is not None:
+            with within(entry.plan.mesh):
+                out = direct_result(entry.direct, args)
+        self._unlike = args is None or out is UNLIKE
+        if self._unlike:
+            return UNLIKE
+        entry.moves.note(id(entry), (), (), ())
+        return out
+
+    def _small_placed(self, args: Sequence[Any]) -> Sequence[Any] | None:
+        """Arguments, those of few leaves (batches) placed; None if a committed array must move."""
+        found = list(args)
+        if len(found) != self._arity:
+            return None
+        for i, begin, tree in self._small:
+            try:
+                leaves = tree.flatten_up_to(args[i])
+            except (TypeError, ValueError):
+                return None
+            if not all(map(_is_fast, set(map(type, leaves)))):
+                return None
+            for at, x in enumerate(leaves):
+                sharding = self.entry.shardings[begin + at]
+                if not is_placed(x, sharding):
+                    if _noted(x):
+                        return None
+                    leaves[at] = place(x, sharding)
+            found[i] = tree.unflatten(leaves)
+        return found
 
     def leaves(self, call: Call) -> list[Any] | None:
         """Flat arguments of a call; None if their tree structure differs."""

@@ -12,6 +12,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import partir_search as ps
+from partir_search.calling import fast_calls
 
 pytestmark = pytest.mark.devices
 SCHEDULE = [ps.ManualPartition({"batch": 0}, axis="batch")]
@@ -163,3 +164,131 @@ def test_arguments_of_one_type_of_tree(mesh: Mesh) -> None:
         assert float(f({"a": one, "c": 4 * one})[0]) == 8
         assert float(f({"a": one, "b": {"d": one, "e": 5 * one}})[0]) == 10
         assert float(f([one])[0]) == 2
+
+
+# Functions that donate nothing -----------------------------------------------------------------
+
+
+def evaluate(state: Any, batch: Any) -> Any:
+    return jnp.mean((batch @ state["w"]) ** 2) + state["count"]
+
+
+class Evaluations:
+    """A step that donates nothing, with counts of calls that were not direct and not fast."""
+
+    def __init__(self, mesh: Any, monkeypatch: pytest.MonkeyPatch, function: Any = evaluate):
+        self.step = ps.auto_partition(mesh, schedule=SCHEDULE, machine="cpu")(function)
+        self.function, self.checked, self.slow = function, 0, 0
+        make, leaves = self.step._form, fast_calls.FastCall.leaves
+
+        def slow(*args: Any) -> Any:
+            self.slow += 1
+            return make(*args)
+
+        def checked(*args: Any) -> Any:
+            self.checked += 1
+            return leaves(*args)
+
+        monkeypatch.setattr(self.step, "_form", slow)
+        monkeypatch.setattr(fast_calls.FastCall, "leaves", checked)
+
+    def __call__(self, state: Any, batch: Any) -> str:
+        """How a call is made, "slow", "checked" or "direct"; the result must be the function's."""
+        slow, checked = self.slow, self.checked
+        found = self.step(state, batch)
+        wanted = self.function(jax.device_get(state), np.asarray(batch))
+        np.testing.assert_allclose(found, wanted, rtol=1e-5)
+        if self.slow > slow:
+            return "slow"
+        return "checked" if self.checked > checked else "direct"
+
+
+def eval_state() -> dict[str, Any]:
+    return {"w": jnp.linspace(0, 1, 16).reshape(4, 4), "count": 2}
+
+
+def test_what_donates_nothing_is_checked_by_jax(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numpy arrays, arrays on no device in particular, and arrays in place; numbers as well."""
+    calls = Evaluations(mesh, monkeypatch)
+    assert [calls(eval_state(), batch()) for _ in range(3)] == ["slow", "direct", "direct"]
+    shardings = calls.step.plan(eval_state(), batch()).in_shardings[0]
+    placed = jax.device_put((eval_state(), batch()), shardings)
+    assert calls({**eval_state(), "count": 5}, batch()) == "direct"
+    for _ in range(2):
+        assert calls({**eval_state(), "w": placed[0]["w"]}, placed[1]) == "direct"
+    (entry,) = calls.step._executables.entries.values()
+    assert entry.direct._cache_size() == 1  # compiled once
+
+
+@pytest.mark.parametrize("where", ["model", "one device"])
+def test_arrays_elsewhere_are_moved_and_noted(
+    where: str, mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = Evaluations(mesh, monkeypatch)
+    state = {**eval_state(), "count": jnp.asarray(2)}
+    for way in ("slow", "direct"):
+        assert calls(state, jnp.asarray(batch())) == way
+    other = NamedSharding(mesh, P("model")) if where == "model" else jax.devices()[3]
+    away = jax.device_put(batch(), other)
+    assert calls(state, away) == "slow"
+    with pytest.warns(UserWarning, match="moved"):
+        assert calls(state, away) == "slow"
+
+
+def test_other_types_and_trees_are_other_calls(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = Evaluations(mesh, monkeypatch)
+    state = eval_state()
+    assert [calls(state, batch()) for _ in range(2)] == ["slow", "direct"]
+    assert calls(state, batch(16)) == "slow"
+    for rows in (8, 16, 8):
+        assert calls(state, batch(rows)) == "checked"
+    assert calls({**state, "more": 1}, batch()) == "slow"
+    with pytest.raises(TypeError, match="ShapeDtypeStruct"):
+        calls.step(state, jax.ShapeDtypeStruct((8, 4), jnp.float32))
+
+
+def test_deleted_arrays_are_named(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = Evaluations(mesh, monkeypatch)
+    for way in ("slow", "direct"):
+        gone = eval_state()
+        assert calls(gone, batch()) == way
+    gone["w"].delete()
+    with pytest.raises(RuntimeError, match=r"evaluate: state/w was donated .*or deleted"):
+        calls.step(gone, batch())
+    assert calls(eval_state(), batch()) != "slow"
+
+
+def test_transformations_of_what_donates_nothing(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tracers of jit, grad and vmap take the checked road, whatever came before."""
+    calls = Evaluations(mesh, monkeypatch)
+    state = {"w": eval_state()["w"], "count": jnp.asarray(2.0)}
+    for way in ("slow", "direct"):
+        assert calls(state, batch()) == way
+    found = jax.jit(calls.step)(state, batch())
+    np.testing.assert_allclose(found, evaluate(state, batch()), rtol=1e-5)
+    with pytest.warns(UserWarning, match="is not partitioned where it is called under jax.grad"):
+        gradient = jax.grad(calls.step)(state, batch())
+    np.testing.assert_allclose(gradient["w"], jax.grad(evaluate)(state, batch())["w"], rtol=1e-5)
+    many = np.stack([batch(), 2 * batch()])
+    found = jax.vmap(calls.step, in_axes=(None, 0))(state, many)
+    np.testing.assert_allclose(found, [evaluate(state, b) for b in many], rtol=1e-5)
+
+
+def test_effects_happen_once(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function with a callback is no direct call: jax could refuse it after it has begun."""
+    seen: list[float] = []
+
+    def noted(state: Any, batch: Any) -> Any:
+        loss = evaluate(state, batch)
+        jax.debug.callback(lambda x: seen.append(float(x)), loss)
+        return loss
+
+    step = ps.auto_partition(mesh, schedule=SCHEDULE, machine="cpu")(noted)
+    for count in (1, 2, 3):
+        jax.block_until_ready(step(eval_state(), batch()))
+        jax.effects_barrier()
+        assert len(seen) in (count, 8 * count)
