@@ -57,13 +57,10 @@ def named_strategies(
         first = TileStages(tuple(a for name in axes if name in stages for a in mesh.axes(name)))
         title = f"PP({mesh.label(first.axes)})"
         found = named_strategies(mesh, inside, targets, grids) if inside else []
-        outside = ModelParallel(first.axes, True)  # parameters outside of the layers
-        named = ((f"{title}+{name}", (first, *moves, outside)) for name, moves in found)
-        return [
-            (title, (first,)),
-            (f"{title}+MP({mesh.label(first.axes)}, head)", (first, outside)),
-            *named,
-        ]
+        # Parameters outside of the layers, and state that the stages leave replicated.
+        last = ModelParallel(first.axes, True), Zero(first.axes, 3)
+        named = ((f"{title}+{name}", (first, *moves, *last)) for name, moves in found)
+        return [(title, (first, *last)), *named]
     plans: dict[str, tuple[StrategyMove, ...]] = {}
     given = set(axes)
     axes = [name for name in axes if name not in mesh.diagonal_names]

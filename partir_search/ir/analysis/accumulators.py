@@ -8,6 +8,7 @@ an inner loop over layers unfinished, as a row for each layer.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping, Sequence, Set
 
 from partir_search.ir.analysis.def_use import DefUse
@@ -104,45 +105,49 @@ def _added_to(argument: Value, add: Op, rule: OpRule) -> list[Value]:
     return []
 
 
-def leaving_sums(
-    module: Module,
-    rules: Sequence[OpRule],
-    uses: DefUse,
-    accumulators: Mapping[int, Accumulator],
-    widening: Set[int],
-) -> Mapping[int, int]:
-    """Results of inner loops whose rows are added to an accumulator.
+@dataclasses.dataclass(frozen=True, slots=True)
+class AddedPaths:
+    """Ways of partial sums to accumulators.
 
-    Returns:
-      Id of the inner loop's result by id of its region's result.
+    Attributes:
+      widening: ids of linear ops on one value on the way; partial sums may pass and grow, as from
+        bf16 to f32.
+      leaving: id of an inner loop's result by id of its region's result, for loops over layers with
+        a row added for each layer.
     """
-    found: dict[int, int] = {}
+
+    widening: frozenset[int]
+    leaving: Mapping[int, int]
+
+
+def added_paths(
+    rules: Sequence[OpRule], uses: DefUse, accumulators: Mapping[int, Accumulator]
+) -> AddedPaths:
+    """Ways to the values added to accumulators, through values used once."""
+    widening: set[int] = set()
+    leaving: dict[int, int] = {}
     todo = [a.added for a in accumulators.values()]
     while todo:
         value = todo.pop()
         maker = uses.makers[value]
         if maker is None or uses.counts[value] != 1:
             continue
-        if maker.id in widening:
-            todo += [v.id for _, v in maker.inputs()]
-        outputs = rules[maker.id].data_flow.outputs if maker.regions else ()
+        inputs = maker.inputs()
+        if not maker.regions:
+            if len(inputs) == 1 and rules[maker.id].linear and _as_many(inputs[0][1], maker):
+                widening.add(maker.id)
+                todo.append(inputs[0][1].id)
+            continue
+        outputs = rules[maker.id].data_flow.outputs
         ends = [e for e in outputs if maker.results[e.op_result].id == value]
         if len(ends) == 1:
             row = maker.regions[ends[0].region].results[ends[0].region_result]
             if isinstance(row, Value) and uses.counts[row.id] == 1:
-                found[row.id] = value
+                leaving[row.id] = value
                 todo.append(row.id)
-    return found
+    return AddedPaths(frozenset(widening), leaving)
 
 
-def widening_ops(
-    module: Module,
-    rules: Sequence[OpRule],
-    uses: DefUse,
-    accumulators: Mapping[int, Accumulator],
-) -> frozenset[int]:
-    """Ids of linear ops on one value, whose only reader adds the result to an accumulator."""
-    makers = (uses.makers[a.added] for a in accumulators.values())
-    return frozenset(
-        op.id for op in makers if op is not None and len(op.inputs()) == 1 and rules[op.id].linear
-    )
+def _as_many(operand: Value, op: Op) -> bool:
+    """True if an op has as many elements in its result as in an operand."""
+    return math.prod(operand.type.shape) == math.prod(op.results[0].type.shape)

@@ -7,11 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from partir_search.ir.analysis.accumulators import (
-    find_accumulators,
-    leaving_sums,
-    widening_ops,
-)
+from partir_search.ir.analysis.accumulators import added_paths, find_accumulators
 from partir_search.ir.analysis.def_use import DefUse, def_use
 from partir_search.ir.analysis.ports import ports_of
 from partir_search.ir.analysis.reductions import ReductionSite, zero_values
@@ -51,8 +47,8 @@ class ModuleAnalysis:
         self.def_use: DefUse = def_use(module)
         self.zeros = zero_values(module, rules)
         self.accumulators = find_accumulators(module, rules, self.def_use, self.zeros)
-        self.widening = widening_ops(module, rules, self.def_use, self.accumulators)
-        self.leaving = leaving_sums(module, rules, self.def_use, self.accumulators, self.widening)
+        paths = added_paths(rules, self.def_use, self.accumulators)
+        self.widening, self.leaving = paths.widening, paths.leaving
         self.growth: dict[tuple[int, str, tuple[int, ...]], int | None] = {}
         self._module, self._rules = module, rules
         self._sites: dict[int, ReductionSite] = {}
