@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Self, get_args, get_origin, get_type_hints
 
+from partir_search.ir.pipeline_schedule import PipelineSchedule
 from partir_search.messages.wording import shown
 from partir_search.passes.pad_choice import Pad
 from partir_search.passes.pipeline.form import PipelineForm
@@ -107,6 +108,11 @@ class Rewritten:
     def pipeline(self) -> PipelineForm | None:
         """Layers as stages of a pipeline over the microbatches; None without a pipeline."""
         return next(iter(self.rewrites.pipeline), None)
+
+    @property
+    def timetable(self) -> PipelineSchedule | None:
+        """Schedule of the pipeline; None without a pipeline."""
+        return self.pipeline.timetable(self.microbatches) if self.pipeline else None
 
     @property
     def padding(self) -> tuple[Pad, ...]:

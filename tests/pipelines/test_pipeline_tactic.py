@@ -56,6 +56,10 @@ def test_data_parallel_stages(tmp_path: pathlib.Path) -> None:
     assert placed["params/layers/w"][0] == "stage"
     text = step.lower(*arguments()).as_text()
     assert text.count("stablehlo.collective_permute") == 4
+    assert "pipeline  " in str(plan)
+    page = tmp_path / "plan.html"
+    plan.save_report(page)
+    assert "stage 3" in page.read_text()
     plan.save(tmp_path / "plan.json")
     loaded = ps.auto_partition(
         AbstractMesh((4, 2), ("stage", "data")),
@@ -171,3 +175,15 @@ def test_layers_written_out_are_planned() -> None:
     assert [r.name for r in plan.passes][:4] == ["trace", "scan_layers", "microbatches", "pipeline"]
     moves = [c.times for c in plan.collectives if c.kind == "collective_permute"]
     assert moves == [3, 4, 4, 3]
+
+
+@pytest.mark.parametrize("pipeline", [True, False])
+def test_gradients_of_narrow_layers_are_reduced_once(pipeline: bool) -> None:
+    """Sums in bf16 leave the layers' scan unfinished, through the casts to f32."""
+    mesh = AbstractMesh((2, 2), ("stage", "data"))
+    options: dict[str, Any] = {} if pipeline else {"microbatches": 4}
+    first = [ps.Pipeline("stage", microbatches=4)] if pipeline else []
+    plan = step_of("narrow", mesh, *first, TOKENS, **options).plan(*arguments())
+    reduced = [c for c in plan.collectives if c.axes == ("data",)]
+    assert len(reduced) == (5 if pipeline else 4)
+    assert {c.times for c in reduced} == {1}

@@ -23,6 +23,10 @@ class PipelineForm:
     chunks: int = 1
     schedule: str = ONE_F_ONE_B
 
+    def __str__(self) -> str:
+        chunks = f" of {self.chunks} chunks each" if self.chunks > 1 else ""
+        return f"{self.stages} stages{chunks} on {self.axis!r} ({self.schedule})"
+
     def timetable(self, microbatches: int) -> PipelineSchedule:
         """Schedule for a number of microbatches."""
         return PipelineSchedule(self.stages, microbatches, self.chunks, self.schedule)

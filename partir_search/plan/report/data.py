@@ -40,6 +40,7 @@ def report_data(plan: PlanFacts) -> dict[str, Any]:
         "proven": plan.proven,
         "confirmed": plan.confirmed.to_json() if plan.confirmed else None,
         "microbatches": plan.microbatches,
+        "pipeline": dataclasses.asdict(plan.pipeline) if plan.pipeline else None,
         "scan_layers": plan.scan_layers,
         "recomputed_segments": len(plan.remat),
         "alternatives": [

@@ -17,6 +17,7 @@ from partir_search.plan.report.charts import (
     timeline_chart,
 )
 from partir_search.plan.report.front_chart import front_chart
+from partir_search.plan.report.pipeline_chart import pipeline_chart
 from partir_search.plan.report.layers import Layers, layers_of, window
 from partir_search.plan.report.shards import ShardsPictures
 from partir_search.plan.report.summary import headlines, summary
@@ -79,6 +80,7 @@ def report_page(plan: PlanFacts, timeline: Timeline) -> str:
             table_html(plan.confirmed.table()) if plan.confirmed else "",
         ),
         _section("What if", table_html(tables.changes_table(plan))),
+        _section("Pipeline", pipeline_chart(plan.timetable) if plan.timetable else ""),
         _step(plan, timeline),
         _section("Kernels by seconds", table_html(tables.kernels_table(plan))),
         _section("Collectives by source line", table_html(tables.collective_lines_table(plan))),

@@ -81,6 +81,9 @@ REPORT_SCHEMA: dict[str, Any] = {
             )
         ),
         microbatches=COUNT,
+        pipeline=_or_null(
+            _record("stages of layers", axis=TEXT, stages=COUNT, chunks=COUNT, schedule=TEXT)
+        ),
         scan_layers=TRUTH,
         recomputed_segments=COUNT,
         alternatives=_list(

@@ -117,7 +117,11 @@ def _why(plan: PlanFacts) -> str:
     if plan.remat:
         count = f"{len(plan.remat)} segment{'s' if len(plan.remat) > 1 else ''}"
         parts.append(f"{count} of the forward pass computed again, as the memory requires")
-    if plan.microbatches > 1:
+    if plan.pipeline and plan.timetable:
+        parts.append(
+            f"{plan.pipeline}, idle for {plan.timetable.idle_fraction():.0%} of the ticks' seconds"
+        )
+    elif plan.microbatches > 1:
         parts.append(f"{plan.microbatches} microbatches")
     if plan.scan_layers:
         parts.append("equal layers as scans, compiled once")

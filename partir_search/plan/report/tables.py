@@ -96,6 +96,9 @@ def figures_table(plan: PlanFacts) -> Table:
     for stack in plan.stacks:
         count = f"{len(stack.values)} in a stack of {stack.size}"
         table.add_row(f"equal programs, the first of {stack.values[0]}", count)
+    if plan.pipeline and plan.timetable:
+        idle = f"{plan.pipeline}, idle {plan.timetable.idle_fraction():.1%}"
+        table.add_row("pipeline", idle)
     if plan.microbatches > 1:
         table.add_row("microbatches", str(plan.microbatches))
     if plan.scan_layers:
