@@ -54,10 +54,15 @@ def operands_of(
     shared = _shared(parts)
     known = {**consts, **dict(zip(shared, values.compute(shared, consts), strict=True))}
 
+    by_operand: dict[int, Any] = {}  # both passes read one array of each parameter
+
     def stacked(layers: Layers, positions: Sequence[int]) -> dict[int, Any]:
         wanted = [layers.stacked[i] for i in positions]
         found = values.compute(wanted, known)
-        return {i: by_stage(x, stages, chunks) for i, x in zip(positions, found, strict=True)}
+        for operand, x in zip(wanted, found, strict=True):
+            if id(operand) not in by_operand:
+                by_operand[id(operand)] = by_stage(x, stages, chunks)
+        return {i: by_operand[id(x)] for i, x in zip(positions, wanted, strict=True)}
 
     forward = stacked(parts.forward, range(len(parts.forward.stacked)))
     given = [i for i in range(len(parts.backward.stacked)) if i not in parts.residuals]

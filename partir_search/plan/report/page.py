@@ -17,8 +17,8 @@ from partir_search.plan.report.charts import (
     timeline_chart,
 )
 from partir_search.plan.report.front_chart import front_chart
-from partir_search.plan.report.pipeline_chart import pipeline_chart
 from partir_search.plan.report.layers import Layers, layers_of, window
+from partir_search.plan.report.pipeline_chart import pipeline_chart
 from partir_search.plan.report.shards import ShardsPictures
 from partir_search.plan.report.summary import headlines, summary
 from partir_search.simulator.timeline import Timeline
