@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from partir_search.ir.core import Module, Op, Operand, Region, Value
 from partir_search.ir.role import Role
 from partir_search.passes.pipeline.layers import Layers
+from partir_search.passes.roll import layer_scans
 from partir_search.rules.control_flow import ACCUMULATES
 from partir_search.rules.registry import role_of
 
@@ -148,20 +149,15 @@ def _layers(body: Region) -> tuple[Layers, Layers]:
     Raises:
       NoPipeline: no pair, or a second one.
     """
-    scans = [Layers(op) for op in body.ops if role_of(op) is Role.SCAN]
     found = [
-        (forward, backward)
-        for i, forward in enumerate(scans)
-        for backward in scans[i + 1 :]
-        if forward.count == backward.count
-        and not forward.reverse
-        and backward.reverse
-        and not set(forward.stacks).isdisjoint(backward.stacked)
+        (Layers(body.ops[pair.forward.position]), Layers(body.ops[pair.backward.position]))
+        for pair in layer_scans(body)
+        if pair.backward is not None and not pair.forward.reverse
     ]
     if not found:
         raise NoPipeline(
-            "the step has no stack of layers: no scan over layers whose gradient is a scan in"
-            " reverse (layers written one by one are rolled by scan_layers=True)"
+            "the step has no stack of layers: no scan over layers with a scan in reverse as its"
+            " gradient, and no equal layers written out that make one"
         )
     best = max(found, key=lambda pair: len(pair[0].region.ops))
     others = [pair for pair in found if pair[0].op is not best[0].op]
