@@ -89,7 +89,7 @@ def named_strategies(
         title = f"BP({name(rest)}){title}"
         add(title, *base)
         single = [mesh.axes(n) for n in mesh.label(rest).split("+")]
-        for stage in (2, 3):
+        for stage in (1, 2, 3) if targets.totals else (2, 3):
             add(f"{title}+Z{stage}", *base, *zero(rest, stage))
             if len(single) > 1:
                 for one in single:

@@ -232,7 +232,7 @@ class Zero(Strategy):
 
     Attributes:
       stage: 2 replicates parameters and tiles optimizer state, hence gradients; 3 tiles parameters
-        as well.
+        as well. 1 is 2 with replicated sums of gradients over microbatches, reduced once.
     """
 
     axes: Axes
@@ -247,6 +247,10 @@ class Zero(Strategy):
                 replicate = ReplicateClass(cls, axes)
                 if replicate.decide(state):
                     done.append(replicate)
+        for cls in targets.totals if self.stage == 1 else ():
+            replicate = ReplicateClass(cls, axes)
+            if replicate.decide(state):
+                done.append(replicate)
         for cls in matrices if self.stage >= 3 else targets.roles.optimizer:
             if len(shapes[cls]) >= 2:
                 dim = targets.first_divisible_dim(state, cls, axes)

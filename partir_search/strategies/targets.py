@@ -110,6 +110,21 @@ class StrategyTargets:
         values = stage_carries(self.graph.module.body.ops)
         return tuple(dict.fromkeys(self.graph.class_of[v.id] for v in values))
 
+    @functools.cached_property
+    def totals(self) -> tuple[int, ...]:
+        """Classes of sums over microbatches: in the loops, and of their results."""
+        found: list[Value] = []
+        for op in self.graph.module.ops:
+            edges = self.graph.rules[op.id].data_flow
+            if not op.regions or not edges.accumulates:
+                continue
+            for at, result, to, place in edges.carries:
+                new = op.regions[at].results[result]
+                found += [op.regions[to].args[place], *([new] if isinstance(new, Value) else [])]
+            found += op.results
+        classes = dict.fromkeys(self.graph.class_of[v.id] for v in found)
+        return tuple(c for c in classes if c not in self.stages)
+
     def expert_barriers(self, axes: Axes, state: State) -> tuple[int, ...]:
         """Classes tiled by expert and by data parallelism, used by an op outside of the experts."""
 

@@ -1,0 +1,41 @@
+"""ZeRO 1 beside microbatches: optimizer state is tiled, sums of gradients are reduced once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import partir_search as ps
+from tests.pipelines.programs import arguments, narrow
+from tests.support import assert_same
+
+
+def step(state: Any, tokens: Any, key: Any) -> Any:
+    """A step with momentum."""
+    params, momentum = state
+    loss, grads = jax.value_and_grad(narrow)(params, tokens, key)
+    momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, grads)
+    params = jax.tree.map(lambda p, m: p - 0.1 * m, params, momentum)
+    return (params, momentum), loss
+
+
+@pytest.mark.devices
+def test_sums_are_reduced_once() -> None:
+    mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
+    params, tokens, key = arguments()
+    args = (params, jax.tree.map(jnp.zeros_like, params)), tokens, key
+    options: dict[str, Any] = {"machine": "tpu_v5e", "microbatches": 4, "progress": False}
+    plans = ps.auto_partition(mesh, **options)(jax.jit(step)).known_plans(*args)
+    one, two = plans["BP(data)+Z1"], plans["BP(data)+Z2"]
+    placed = {path: spec for path, _, spec in one.arguments()}
+    assert placed["state/0/layers/w"] == jax.P()
+    assert "data" in placed["state/1/layers/w"]
+    reduces = ("all_reduce", "reduce_scatter")
+    assert {c.times for c in one.collectives if c.kind in reduces} == {1}
+    assert {c.times for c in two.collectives if c.kind in reduces} > {1}
+    run = ps.auto_partition(mesh, machine="tpu_v5e", schedule=one)(jax.jit(step))
+    want = jax.tree.leaves(jax.jit(step)(*args))
+    assert_same(jax.tree.leaves(run(*args)), want, tolerance=1e-2)
