@@ -15,6 +15,7 @@ LEGEND = {
     "Z1": "ZeRO 1: optimizer state tiled",
     "Z2": "ZeRO 2: optimizer state and gradients tiled",
     "Z3": "ZeRO 3 (FSDP): parameters tiled too, gathered for use",
+    "PP": "pipeline parallel: layers as stages",
     "EP": "expert parallel",
     "ES": "edge sharding of graphs",
     "CP": "context parallel: ring attention",
