@@ -14,6 +14,7 @@ from partir_search.arguments.axes import AnyMesh, auto_axes, is_context
 from partir_search.ir.mesh import MeshShape
 from partir_search.mcts.goals import Goal
 from partir_search.passes.group_arguments import Group
+from partir_search.passes.pipeline.form import PipelineForm
 from partir_search.plan.cache import PlanCache
 from partir_search.plan.plan import Plan
 from partir_search.plan.rewrites import Rewrites
@@ -65,14 +66,30 @@ class Options:
         """True if the schedule is a plan."""
         return isinstance(self.schedule, Plan | PlanSpec)
 
+    def choices(self) -> tuple[Options, ...]:
+        """Options with each optional pipeline of the schedule, and without one."""
+        tactics = self.schedule if isinstance(self.schedule, Sequence) else ()
+        found = [t for t in tactics if isinstance(t, Pipeline) and t.optional]
+        if not found:
+            return (self,)
+        rest = [t for t in tactics if t not in found]
+        chosen = ([dataclasses.replace(t, optional=False), *rest] for t in found)
+        return tuple(dataclasses.replace(self, schedule=s) for s in (*chosen, rest))
+
+    def choice_like(self, pipelines: Sequence[PipelineForm]) -> Options:
+        """The one of `choices` with given pipelines, or else the first."""
+        choices = self.choices()
+        alike = (o for o in choices if o.loops[0].pipeline == tuple(pipelines))
+        return next(alike, choices[0])
+
     @property
     def loops(self) -> tuple[Rewrites, ...]:
-        """Loops over microbatches to choose from: with the pipeline of the schedule, if it has one,
-        or else each number of microbatches.
+        """Loops over microbatches to choose from: with the pipeline required by the schedule, or
+        else each number of microbatches.
         """
         tactics = self.schedule if isinstance(self.schedule, Sequence) else ()
         for tactic in tactics:
-            if isinstance(tactic, Pipeline):
+            if isinstance(tactic, Pipeline) and not tactic.optional:
                 mesh = MeshShape(tuple(self.mesh.axis_names), tuple(self.mesh.axis_sizes))
                 form = tactic.form(mesh.size(mesh.axes(tactic.axis)))
                 return (Rewrites(microbatches=tactic.microbatches, pipeline=(form,)),)

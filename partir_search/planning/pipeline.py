@@ -142,6 +142,9 @@ class PlanPipeline:
           spec: a plan to replay.
           traces: traced calls, by loop.
         """
+        choices = self._options.choices()
+        if spec is None and len(choices) > 1:
+            return self._best_choice(call, args, kwargs, choices)
         best: tuple[Plan, Traced] | None = None
         whole: Traced | None = None
         loops = (spec.rewrites.loop,) if spec else self._options.loops
@@ -169,6 +172,25 @@ class PlanPipeline:
             show_planned(self._options.progress, self._name, best[0].cost)
         warn_uneven(best[0], self._options)
         return best
+
+    def _best_choice(
+        self,
+        call: Call,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        choices: Sequence[Options],
+    ) -> tuple[Plan, Traced]:
+        """Best plan over options; those that the program does not admit are left out."""
+        found: list[tuple[Plan, Traced]] = []
+        for options in choices:
+            other = PlanPipeline(self._fun, self._plain, self._name, options)
+            try:
+                found.append(other._best(call, args, kwargs, None))
+            except ValueError as error:
+                if not options.loops[0].pipeline:
+                    raise
+                warnings.warn(f"planned without an optional pipeline: {error}", stacklevel=2)
+        return min(found, key=lambda each: _rank(each[0]))
 
     def _planned(self, call: Call, traced: Traced, stage: Stage, spec: PlanSpec | None) -> Plan:
         """Plan of one form of a program."""

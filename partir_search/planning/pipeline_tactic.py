@@ -34,6 +34,8 @@ class Pipeline(Parallelism):
       chunks: parts of the layers on a stage, run in turn; more of them leave stages idle for less.
       schedule: "1f1b" begins the backward pass of a microbatch as soon as its forward pass ends;
         "gpipe" runs all forward passes first.
+      optional: True lets planning leave the pipeline out: every optional pipeline of a schedule is
+        planned, and the program without one, and the best plan is taken.
 
     Source: Huang et al., GPipe (NeurIPS 2019); Narayanan et al. (SC 2021).
     """
@@ -42,11 +44,13 @@ class Pipeline(Parallelism):
     microbatches: int
     chunks: int = 1
     schedule: Literal["1f1b", "gpipe"] = "1f1b"
+    optional: bool = False
 
     def __post_init__(self) -> None:
         validators.text("Pipeline: axis", self.axis, "'stage'")
         validators.whole_number("Pipeline: microbatches", self.microbatches, 2)
         validators.whole_number("Pipeline: chunks", self.chunks, 1)
+        validators.flag("Pipeline: optional", self.optional)
         PipelineSchedule(2, 2 * self.microbatches, 1, self.schedule)  # checks the name
 
     @property

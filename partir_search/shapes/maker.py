@@ -74,12 +74,11 @@ class ShapesPipeline(PlanPipeline):
         base: Plan,
     ) -> tuple[Plan, Traced] | None:
         """Plan derived from `base`; None if the state layouts cannot be preserved."""
-        begin, given = time.perf_counter(), self._options.schedule
+        begin, chosen = time.perf_counter(), self._options.choice_like(base.rewrites.pipeline)
+        given = chosen.schedule
         tactics = list(given) if isinstance(given, Sequence) else [AutomaticPartition()]
         check_schedule(tactics, traced.module, base.mesh_shape)
-        options = dataclasses.replace(
-            self._options, shardings_like=base, schedule=tactics, cache=None
-        )
+        options = dataclasses.replace(chosen, shardings_like=base, schedule=tactics, cache=None)
         pipeline = PlanPipeline(self._fun, self._plain, self._name, options)
         pipeline._own = self._own
         stage = pipeline.forms(traced, spec_of(base))[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
 from typing import Any
 
@@ -14,6 +15,7 @@ from jax.sharding import AbstractMesh
 import partir_search as ps
 from models.catalog import MODELS
 from partir_search.plan.report.summary import summary
+from partir_search.simulator.target.machine import MACHINES
 from tests.pipelines.programs import LAYERS, STEPS, arguments
 from tests.support import assert_same
 
@@ -92,6 +94,43 @@ def test_search_within_stages(
     assert sum(c.times for c in moves) == 2 * passed * (4 * chunks + shape[0] - 1)
 
 
+# A choice ----------------------------------------------------------------------------------------
+
+
+def chosen(batch: int, *tactics: Any) -> Any:
+    """Plan of wide layers on four devices with slow links, too small for the whole step."""
+    machine = MACHINES["h100"].with_axis("stage", 20e9, 5e-6)
+    schedule = [*tactics, ps.AutomaticPartition()]
+    step = ps.auto_partition(
+        AbstractMesh((4,), ("stage",)),
+        machine=machine,
+        schedule=schedule,
+        episodes=20,
+        goals=[ps.Fit(6e9), ps.Fastest()],
+    )(jax.jit(STEPS["recomputed"]))
+    f32 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
+    layers = {"w": f32((LAYERS, 8192, 8192)), "b": f32((LAYERS, 8192))}
+    tokens = jax.ShapeDtypeStruct((batch, 65), jnp.int32)
+    return step.plan({"embedding": f32((64, 8192)), "layers": layers}, tokens, jax.random.key(0))
+
+
+def test_optional_pipeline_is_taken_where_it_pays() -> None:
+    """With few words a step gradients cost more than the pipeline's idle ticks, with many less."""
+    eight, more = (ps.Pipeline("stage", microbatches=m, optional=True) for m in (8, 16))
+    without, taken = chosen(128), chosen(128, eight, more)
+    assert taken.pipeline is not None
+    assert taken.cost.seconds < without.cost.seconds
+    given = [ps.Pipeline("stage", microbatches=m) for m in (8, 16)]
+    assert taken.cost.seconds == min(chosen(128, p).cost.seconds for p in given)
+    assert chosen(512, eight).pipeline is None
+
+
+def test_optional_pipeline_that_the_program_does_not_admit() -> None:
+    three = ps.Pipeline("stage", microbatches=3, optional=True)
+    with pytest.warns(UserWarning, match="without an optional pipeline: .* does not divide by 3"):
+        assert chosen(32, three).pipeline is None
+
+
 # Refusals --------------------------------------------------------------------------------------
 
 
@@ -124,9 +163,12 @@ def test_unknown_axis_and_arguments() -> None:
         ps.Pipeline("stage", microbatches=1)
 
 
-def test_stages_on_an_axis_of_the_batch() -> None:
+def test_places_in_a_schedule() -> None:
+    pipeline = ps.Pipeline("stage", microbatches=4)
     batch = ps.ManualPartition({"tokens": 0}, "stage")
-    assert "stage" in refusal(batch, ps.Pipeline("stage", microbatches=4))
+    assert "Pipeline comes first in a schedule" in refusal(batch, pipeline)
+    other = ps.Pipeline("data", microbatches=4, optional=True)
+    assert "of which one is required" in refusal(pipeline, other)
 
 
 def test_batch_normalisation_is_named() -> None:

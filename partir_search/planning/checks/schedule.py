@@ -11,6 +11,7 @@ from partir_search.ir.argument_paths import named
 from partir_search.ir.core import Module, Value
 from partir_search.ir.mesh import DIAGONAL, MeshShape
 from partir_search.messages.wording import multiples, shown
+from partir_search.planning.pipeline_tactic import Pipeline
 from partir_search.planning.tactics import (
     TACTICS,
     AutomaticPartition,
@@ -39,6 +40,15 @@ def check_tactics(schedule: Sequence[Any], mesh: MeshShape) -> None:
             )
         for axis in tactic.axis_names:
             known_axis(mesh, axis)
+    required = [t for t in schedule if isinstance(t, Pipeline) and not t.optional]
+    pipelines = [t for t in schedule if isinstance(t, Pipeline)]
+    if required and len(pipelines) > 1:
+        raise ValueError(
+            "a schedule has one Pipeline, or several with optional=True to choose from, not"
+            f" {len(pipelines)} of which one is required"
+        )
+    if any(isinstance(t, Pipeline) for t in schedule[len(pipelines) :]):
+        raise ValueError("Pipeline comes first in a schedule: later tactics tile its stages")
 
 
 def _remedy(item: Any) -> str:
