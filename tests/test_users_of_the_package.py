@@ -8,7 +8,7 @@ from tests.test_layers import ROOT, imports
 INSIDERS = (
     *("calibrate.py", "judge.py"),
     *("search_ablation.py", "search_quality.py", "small_programs.py"),
-    *("cost_tables.py", "exact_steps_judged.py", "random_states.py"),
+    *("cost_tables.py", "exact_steps_judged.py", "pipelines.py", "random_states.py"),
 )
 
 
