@@ -8,6 +8,7 @@ from tests.test_layers import ROOT, imports
 INSIDERS = (
     *("calibrate.py", "judge.py"),
     *("search_ablation.py", "search_quality.py", "small_programs.py"),
+    *("confirm.py", "hand_written.py", "matrix_optimizers.py", "truth.py"),  # by the judge
     *("cost_tables.py", "exact_steps_judged.py", "pipelines.py", "random_states.py"),
 )
 
