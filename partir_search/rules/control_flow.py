@@ -29,7 +29,8 @@ from partir_search.rules.registry import register, whole
 
 KNOWN_EDGES = 1024  # cached signatures: layers and steps repeat them
 
-ACCUMULATES = "accumulates"  # parameter of a scan over microbatches
+ACCUMULATES = "accumulates"  # parameter of a scan over microbatches: True, or TICKS
+TICKS = "ticks"  # of a pipeline over stages
 
 _TOLD = frozenset({ACCUMULATES, "differentiated", "prevent_cse", "unroll"})  # no effect on results
 

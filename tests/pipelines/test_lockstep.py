@@ -75,7 +75,9 @@ def test_pipeline_equals_plain_step(name: str, numbers: tuple[int, ...], schedul
 
 def test_loops_are_the_phases_of_the_table() -> None:
     """F, F and B, B; each tick computes the layers of one stage."""
-    module = pipeline(in_parts(STEPS["recomputed"], 8), 4, 8, 1)
+    parts = in_parts(STEPS["recomputed"], 8)
+    assert stage_carries(parts.body.ops) == []
+    module = pipeline(parts, 4, 8, 1)
     loops = [op for op in module.body.ops if op.prim == "scan"]
     assert [op.params["length"] for op in loops] == [3, 8, 3]
     inner = [[o for o in op.regions[0].ops if o.prim == "scan"] for op in loops]

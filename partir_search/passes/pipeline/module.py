@@ -21,7 +21,7 @@ from partir_search.passes.pipeline.loop_parts import (
     microbatch_loop,
     named,
 )
-from partir_search.rules.control_flow import ACCUMULATES
+from partir_search.rules.control_flow import ACCUMULATES, TICKS
 
 
 def pipelined(module: Module, schedule: PipelineSchedule, ruled: Iterable[str]) -> Module:
@@ -52,7 +52,7 @@ def pipelined(module: Module, schedule: PipelineSchedule, ruled: Iterable[str]) 
     ops, results = reader.read(run, lockstep_operands)
     for op in ops:
         if op.prim == loop.prim:
-            op.params = {**op.params, ACCUMULATES: True}
+            op.params = {**op.params, ACCUMULATES: TICKS}
             op.key = None
     for value in stage_carries(ops):
         value.name = "pipeline.state"
@@ -78,9 +78,12 @@ def pipelined(module: Module, schedule: PipelineSchedule, ruled: Iterable[str]) 
 
 
 def stage_carries(ops: Iterable[Op]) -> list[Value]:
-    """Values with a dim of stages at first: what arrives in the first tick, and empty slots."""
+    """Values with a dim of stages at first: what arrives in the first tick, and empty slots.
+
+    Without a pipeline, none.
+    """
     for op in ops:
-        if op.params.get(ACCUMULATES):
+        if op.params.get(ACCUMULATES) == TICKS:
             first = int(op.params["num_consts"])
             found = op.operands[first : first + int(op.params["num_carry"])]
             return [x for x in found if isinstance(x, Value)]
