@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -12,9 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import AbstractMesh
 
-import partir_search as ps
 from models.catalog import MODELS
 from partir_search.ir.core import Module, Value
 from partir_search.ir.mesh import MeshShape
@@ -29,9 +26,6 @@ from partir_search.passes.roll import (
     roll,
 )
 from partir_search.passes.roll.min_cut import min_node_cut
-from partir_search.plan.report.data import report_data
-from partir_search.plan.report.summary import summary
-from partir_search.planning.layer_forms import SLOWER
 from partir_search.planning.microbatch import in_time
 from partir_search.planning.trace import read_call, split_call
 from tests.support import (
@@ -43,6 +37,7 @@ from tests.support import (
     state_of,
     tile_arg,
 )
+from tests.written_out import block, deep, deep_args
 
 ONE = MeshShape(("x",), (1,))
 BATCH = 2
@@ -169,27 +164,6 @@ def test_few_layers_are_left() -> None:
     (forward, backward) = found.reasons
     assert forward == "2 equal layers at jvp(Llama)/layer_0/norm1: fewer than 3"
     assert backward.startswith("2 equal layers at transpose(jvp(Llama))")
-
-
-def block(y: Any, w: Any) -> Any:
-    return y + 0.1 * jnp.sin(y @ w) @ w.T
-
-
-def deep(x: Any, table: Any, *weights: Any, layer: Callable[..., Any] = block) -> Any:
-    """Parameters after one step of gradient descent."""
-
-    def loss(table: Any, weights: Any) -> Any:
-        y = x @ table
-        for w in weights:
-            y = layer(y, w)
-        return jnp.cos(y).mean()
-
-    grads = jax.tree.leaves(jax.grad(loss, (0, 1))(table, weights))
-    return [w - 0.1 * g for w, g in zip((table, *weights), grads, strict=True)]
-
-
-def deep_args() -> list[jax.Array]:
-    return floats_of((8, 16), (16, 16), *((16, 32),) * 4)
 
 
 @pytest.mark.devices
@@ -359,59 +333,3 @@ def test_forward_layers_alone() -> None:
     got = run_evaluator(state_of(found.module, ONE).partition(), [x, *weights])
     assert_same(got, jax.jit(fn)(x, *weights))
     assert region_at(found.module, ()) is found.module.body
-
-
-def planned(scan_layers: Any, schedule: Any = (), **options: Any) -> Any:
-    """Plan of a step of gradient descent on four layers."""
-    mesh = AbstractMesh((2, 2), ("data", "model"))
-    decorate = ps.auto_partition(
-        mesh, machine="tpu_v5e", schedule=schedule, scan_layers=scan_layers, **options
-    )
-    return decorate(deep).plan(*deep_args())
-
-
-def test_option_is_recorded_and_replayed(tmp_path: pathlib.Path) -> None:
-    """A saved plan scans the layers again; the report and `plan.passes` name the pass."""
-    plain = planned(False)
-    plan = planned(True, [ps.ManualPartition({"x": 0}, axis="data")])
-    assert (plan.scan_layers, plain.scan_layers) == (True, False)
-    record = plan.passes["scan_layers"]
-    assert record.ops_after < record.ops_before
-    assert "stack_layers" in record.text()
-    assert "scan_layers" not in [record.name for record in plain.passes]
-    assert "equal layers as scans, compiled once" in dict(summary(plan))["why this plan"]
-    assert plan.to_json()["scan_layers"] is True
-    assert report_data(plan)["scan_layers"]
-    plan.save(tmp_path / "plan.json")
-    again = planned(False, ps.load_plan(tmp_path / "plan.json"))
-    assert again.scan_layers
-    assert again.spec == plan.spec
-    assert again.cost == plan.cost
-
-
-def test_option_auto() -> None:
-    """Scans that take more simulated seconds than allowed are not written."""
-    plan, plain, scanned = (planned(x, episodes=8, schedule=None) for x in ("auto", False, True))
-    allowed = scanned.cost.seconds <= SLOWER * plain.cost.seconds
-    assert plan.scan_layers == allowed
-    assert plan.cost.seconds == (scanned if allowed else plain).cost.seconds
-
-
-def test_option_without_layers() -> None:
-    x = jnp.ones((4, 4))
-    mesh = AbstractMesh((2,), ("data",))
-    step = ps.auto_partition(mesh, machine="tpu_v5e", scan_layers=True)(lambda x: x @ x)
-    with pytest.warns(UserWarning, match="scan_layers=True changes nothing: no layers repeat"):
-        assert not step.plan(x).scan_layers
-    with pytest.raises(ValueError, match="scan_layers"):
-        ps.auto_partition(mesh, scan_layers="always")  # type: ignore[arg-type]
-
-
-@pytest.mark.devices
-def test_option_on_devices(mesh: jax.sharding.Mesh) -> None:
-    """A searched plan with scanned layers runs as the plain step."""
-    args = deep_args()
-    step = ps.auto_partition(mesh, machine="tpu_v5e", scan_layers=True, episodes=8)(deep)
-    got = step(*args)
-    assert step.plan(*args).scan_layers
-    assert_same(got, jax.jit(deep)(*args))

@@ -82,7 +82,12 @@ class _Program:
         return total
 
     def roofline(self, moved: float, inside: Iterable[Computation]) -> float:
-        """Seconds of a kernel that moves so many bytes, with the products in it."""
+        """Seconds of a kernel by the roofline of its memory traffic and its matrix products.
+
+        Args:
+          moved: bytes read and written.
+          inside: computations of the kernel.
+        """
         product_seconds = 0.0
         for part in inside:
             types = {m.name: m.type for m in map(instruction, part.lines) if m}

@@ -105,7 +105,7 @@ class PipelineTable:
         return found
 
     def _late(self, kind: str, ticks: Sequence[Mapping[Item, int]]) -> list[str]:
-        """Messages on operands that arrive in another tick than the one that uses them."""
+        """Messages on operands that arrive before or after the tick of their use."""
         found = []
         stages, chunks = self.schedule.stages, self.schedule.chunks
         step = 1 if kind == FORWARD else -1

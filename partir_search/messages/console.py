@@ -26,7 +26,7 @@ def _table_class() -> type[Table]:
     from rich.table import Table
 
     class NotebookTable(Table):
-        """Table that notebooks show as HTML: rich shows text of fixed width there."""
+        """Table of rich, with an HTML form for notebooks."""
 
         def _repr_html_(self) -> str:
             return notebook_html(renderable_html(self))

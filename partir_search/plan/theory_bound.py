@@ -82,7 +82,11 @@ class TheoryBound:
         return f"{least} {slowest}" + (_fsdp(axes, hidden) if hidden is not None else "")
 
     def _of_link(self, axes: str) -> str:
-        """Reason for a link's seconds, and the change that would hide them."""
+        """Words on the cause of the seconds of a link, and on the change that hides them.
+
+        Args:
+          axes: mesh axes of the link.
+        """
         link, hidden = self.links[axes], self.batch_that_hides(axes)
         if link.latency > MOSTLY * link.total:
             return ": latency of its collectives, whatever their bytes"

@@ -106,7 +106,7 @@ def tick_seconds(
 
 
 def _ticks_with_heads(schedule: PipelineSchedule) -> dict[str, int]:
-    """Ticks of each phase, by its kinds, in which a microbatch has its head."""
+    """Number of ticks with a head, by the kinds of work of the phase."""
     found: dict[str, int] = {}
     first = schedule.delay(BACKWARD, schedule.stages - 1)
     for phase in schedule.phases():

@@ -97,7 +97,10 @@ def _in_loop(
 
 
 def _added_to(argument: Value, add: Op, rule: OpRule) -> list[Value]:
-    """Operands that a linear op adds to an argument, to all of it or to some of its rows."""
+    """Other summand of a linear op of two summands; [] unless `argument` is one of them.
+
+    The op may add to all elements of the argument, or to some rows (a scatter).
+    """
     for group in rule.linear:
         summed = [add.operands[i] for i in group]
         if len(group) == 2 and argument in summed:

@@ -30,8 +30,10 @@ from partir_search.lowering.time.cut import PartsMeet, TimeCut
 from partir_search.lowering.time.kinds import PENDING, TILE, Meeting
 from partir_search.lowering.time.part import PartWriter
 from partir_search.passes.fresh_names import name_apart
-from partir_search.rules.control_flow import ACCUMULATES, with_constant
+from partir_search.rules.control_flow import with_constant
+from partir_search.rules.scans import scan_of
 
+SCOPE = "microbatches"  # of the ops around the loop
 NUMBER = TensorType((), np.dtype(np.int32), 4)
 COMBINE = {
     "sum": lax.add,
@@ -288,30 +290,25 @@ class _Writer:
             ops, (numbers,) = self._traced(lambda: [lax.iota(jnp.int32, self.parts.count)], ())
             begin += ops
             stacked.append((numbers, scope.part))
-        consts = list(self.consts.values())
-        body = Region(
-            tuple(v for _, v in consts)
-            + tuple(v for _, v, _ in carries)
-            + tuple(v for _, v in stacked),
-            tuple(scope.ops),
-            tuple(x for _, _, x in carries) + tuple(scope.new[s.id] for s in stacks),
-        )
         finals = [Value(-1, v.type, v.name + "_final") for _, v, _ in carries]
         outs = [
             Value(-1, _stack_of(scope.new[s.id].type, self.parts.count), f"{s.value.name}_parts")
             for s in stacks
         ]
-        (template, *_), _ = self._traced(_counting, ())
-        params = {
-            **{k: v for k, v in template.params.items() if k != "linear"},
-            "length": self.parts.count,
-            "num_consts": len(consts),
-            "num_carry": len(carries),
-            ACCUMULATES: True,
-        }
-        operands = [x for x, _ in consts] + [x for x, _, _ in carries] + [x for x, _ in stacked]
-        scan = template.with_parts(tuple(operands), (*finals, *outs), (body,))
-        scan = dataclasses.replace(scan, params=params, key=None)
+        scan = scan_of(
+            [*self.consts.values()],
+            [(x, v) for x, v, _ in carries],
+            stacked,
+            Region(
+                (),
+                tuple(scope.ops),
+                tuple(x for _, _, x in carries) + tuple(scope.new[s.id] for s in stacks),
+            ),
+            (*finals, *outs),
+            length=self.parts.count,
+            accumulates=True,
+        )
+        scan.scope = SCOPE
         for local, final in zip(leaving, finals, strict=True):
             ops, (x,) = self._narrowed(final, local.value.type.dtype)
             end += ops
@@ -332,15 +329,10 @@ class _Writer:
         """Ops of a function outside of the program's own scopes."""
 
         def scoped(*args: Any) -> Sequence[Any]:
-            with jax.named_scope("microbatches"):
+            with jax.named_scope(SCOPE):
                 return fun(*args)  # type: ignore[no-any-return]
 
         return self.part_writer.traced(scoped, operands)
-
-
-def _counting() -> list[Any]:
-    """A scan whose op has the parameters of the installed jax."""
-    return [lax.scan(lambda x, _: (x + 1, None), jnp.int32(0), length=2)[0]]
 
 
 def _accumulator(kind: TensorType) -> TensorType:

@@ -28,7 +28,12 @@ class BodyValues:
         self._maker = {r: i for i, op in enumerate(region.ops) for r in op.results}
 
     def compute(self, wanted: Sequence[Operand], known: Arrays) -> list[Any]:
-        """Arrays of `wanted`, by the ops that they need beyond the values `known`."""
+        """Arrays of operands, computed from known values.
+
+        Args:
+          wanted: operands of ops of the region.
+          known: arrays by value; ops behind these values are not run.
+        """
         ops: set[int] = set()
         todo = [x for x in wanted if isinstance(x, Value)]
         while todo:

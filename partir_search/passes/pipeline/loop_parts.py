@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from partir_search.ir.core import Module, Op, Operand, Region, Value
 from partir_search.ir.role import Role
@@ -238,18 +238,16 @@ def _check_operands(parts: LoopParts) -> None:
 def _check_readers(parts: LoopParts) -> None:
     """Raises NoPipeline for values read outside of the tick and stage with the value."""
     stacks = {r.id for r in (*parts.forward.stacks, *parts.backward.stacks)}
-    sums = {t.new.id for t in parts.totals if t.stack is not None and isinstance(t.new, Value)}
-    read = {v.id for op in parts.body.ops if op is not parts.backward.op for _, v in op.inputs()}
+    added = {t.new.id for t in parts.totals if t.stack is not None and isinstance(t.new, Value)}
     for op in parts.body.ops:
         if op is parts.backward.op:
             continue
         made = {r.id for r in op.results}
-        cast = role_of(op) is Role.CAST and made <= read
         for _, v in op.inputs():
-            if v.id in stacks and not made & sums:
-                if not cast:
-                    raise NoPipeline(f"{named(op)} reads %{v.name}, a row for each layer")
+            if v.id in stacks and role_of(op) is Role.CAST:
                 stacks |= made
+            elif v.id in stacks and not made & added:
+                raise NoPipeline(f"{named(op)} reads %{v.name}, a row for each layer")
             if parts.place(v) is Part.HEAD and parts.place(op.results[0]) is Part.EXIT:
                 raise NoPipeline(
                     f"{named(op)} reads %{v.name} of the head after the backward pass of all layers"
@@ -266,8 +264,3 @@ def _name(x: Operand) -> str:
 def named(op: Op) -> str:
     """Primitive and source line of an op, for messages."""
     return op.prim + (f" at {op.source}" if op.source else "")
-
-
-def operands_of(parts: Iterable[Operand]) -> list[Value]:
-    """Values among operands."""
-    return [x for x in parts if isinstance(x, Value)]

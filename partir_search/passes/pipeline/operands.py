@@ -14,6 +14,7 @@ from partir_search.passes.pipeline.body_values import Arrays, BodyValues
 from partir_search.passes.pipeline.layers import Layers
 from partir_search.passes.pipeline.loop_parts import LoopParts, Part
 from partir_search.passes.pipeline.stage_arrays import by_stage
+from partir_search.passes.roll import operands_behind
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -87,18 +88,10 @@ def fixed_residuals(parts: LoopParts) -> list[int]:
     """Positions of the forward stacks independent of the microbatch: casts of weights."""
     layers = parts.forward
     consts, carries = len(layers.consts), len(layers.finals)
-    varying = {a.id for a in layers.region.args[consts : consts + carries]}
-    varying |= {
-        a.id
-        for a, x in zip(layers.region.args[:consts], layers.consts, strict=True)
-        if parts.varies(x)
-    }
-    for op in layers.region.ops:
-        if any(v.id in varying for _, v in op.inputs()):
-            varying.update(r.id for r in op.results)
-    results = layers.region.results[carries:]
-    kept = [(j, results[j]) for j in sorted(set(parts.residuals.values()))]
-    return [j for j, x in kept if isinstance(x, Value) and x.id not in varying]
+    differing = {i for i, x in enumerate(layers.consts) if parts.varies(x)}
+    differing |= set(range(consts, consts + carries))
+    kept = sorted(set(parts.residuals.values()))
+    return [j for j in kept if differing.isdisjoint(operands_behind(layers.op, carries + j))]
 
 
 def _fixed(

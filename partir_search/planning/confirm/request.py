@@ -42,7 +42,7 @@ class Confirm:
     processes: int | None = None
 
     def facts(self) -> tuple[Any, ...]:
-        """Inputs of the choice, without those that only bound its time."""
+        """Settings that decide which finalist is chosen; time limits are left out."""
         return "confirm", self.target, self.cycles, self.compiles
 
 
