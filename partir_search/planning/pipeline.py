@@ -135,18 +135,19 @@ class PlanPipeline:
         kwargs: dict[str, Any],
         spec: PlanSpec | None,
         traces: Mapping[Rewrites, Traced] = MappingProxyType({}),
+        whole: Traced | None = None,
     ) -> tuple[Plan, Traced]:
         """Best plan over the loops over microbatches and the forms of the program.
 
         Args:
           spec: a plan to replay.
           traces: traced calls, by loop.
+          whole: the traced call before all passes, if known.
         """
         choices = self._options.choices()
         if spec is None and len(choices) > 1:
             return self._best_choice(call, args, kwargs, choices)
         best: tuple[Plan, Traced] | None = None
-        whole: Traced | None = None
         loops = (spec.rewrites.loop,) if spec else self._options.loops
         for loop in loops:
             begin = time.perf_counter()
@@ -181,16 +182,22 @@ class PlanPipeline:
         choices: Sequence[Options],
     ) -> tuple[Plan, Traced]:
         """Best plan over options; those that the program does not admit are left out."""
-        found: list[tuple[Plan, Traced]] = []
+        found: list[tuple[tuple[Plan, Traced], PlanPipeline]] = []
+        whole = self._traced(call, args, kwargs)
         for options in choices:
-            other = PlanPipeline(self._fun, self._plain, self._name, options)
+            unconfirmed = dataclasses.replace(options, confirm=None)  # the best alone is compiled
+            other = PlanPipeline(self._fun, self._plain, self._name, unconfirmed)
+            other._own = self._own
             try:
-                found.append(other._best(call, args, kwargs, None))
+                found.append((other._best(call, args, kwargs, None, whole=whole), other))
             except ValueError as error:
                 if not options.loops[0].pipeline:
                     raise
                 warnings.warn(f"planned without an optional pipeline: {error}", stacklevel=2)
-        return min(found, key=lambda each: _rank(each[0]))
+        (plan, traced), chosen = min(found, key=lambda each: _rank(each[0][0]))
+        if self._options.confirm:
+            plan = confirmed(plan, self._options.confirm, chosen.planners)
+        return plan, traced
 
     def _planned(self, call: Call, traced: Traced, stage: Stage, spec: PlanSpec | None) -> Plan:
         """Plan of one form of a program."""

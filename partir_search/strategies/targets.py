@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 
-from partir_search.ir.core import Shape, Value
+from partir_search.ir.core import Op, Shape, Value
 from partir_search.ir.role import Role
 from partir_search.ir.rule import NONE
 from partir_search.passes.pipeline.module import stage_carries
@@ -171,15 +171,16 @@ class StrategyTargets:
                 origin[stack.id] = graph.class_of[stack.id], tuple(range(len(stack.type.shape)))
                 continue
             inputs = [(i, v) for i, v in op.inputs() if v.type.shape]
-            if rule.role is Role.RESHAPE and inputs and inputs[0][1].id in origin:
-                if _splits_first(inputs[0][1].type.shape, op.results[0].type.shape):
-                    parts = op.results[0]  # layers by stage, tiled in place of the parameter
-                    added = len(parts.type.shape) - len(inputs[0][1].type.shape)
-                    self._layer_dims[graph.class_of[parts.id]] = added
-                    origin[parts.id] = graph.class_of[parts.id], tuple(range(len(parts.type.shape)))
+            whole = inputs[0][1] if inputs and inputs[0][1].id in origin else None
+            if whole is not None and self._by_stage(op, whole):
+                parts = op.results[0]  # layers by stage, tiled in place of the parameter
+                rank = len(parts.type.shape)
+                self._layer_dims[graph.class_of[parts.id]] = rank - len(whole.type.shape)
+                origin[parts.id] = graph.class_of[parts.id], tuple(range(rank))
                 continue
-            if rule.is_table_lookup and inputs[0][1].id in origin:  # the layer of a chunk
-                cls, dims = origin[inputs[0][1].id]
+            of_stage = whole is not None and origin[whole.id][0] in self._layer_dims
+            if whole is not None and of_stage and rule.is_table_lookup:  # the layer of a chunk
+                cls, dims = origin[whole.id]
                 at = {f: d for d, f in zip(dims, rule.operands[0], strict=True) if f != NONE}
                 origin[op.results[0].id] = cls, tuple(at.get(f, NONE) for f in rule.results[0])
                 continue
@@ -202,6 +203,12 @@ class StrategyTargets:
                         places = tuple((d, f) for d, f in pairs if d != NONE)
                         found.append(Weight(op.id, cls, places))
         return found
+
+    def _by_stage(self, op: Op, parameter: Value) -> bool:
+        """True if an op of a pipeline splits the layers of a stacked parameter into stages."""
+        if not self.stages or self.graph.rules[op.id].role is not Role.RESHAPE:
+            return False
+        return _splits_first(parameter.type.shape, op.results[0].type.shape)
 
     @functools.cached_property
     def padded(self) -> dict[int, tuple[int, ...]]:

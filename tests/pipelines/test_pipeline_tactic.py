@@ -15,9 +15,13 @@ from jax.sharding import AbstractMesh
 import partir_search as ps
 from models.catalog import MODELS
 from partir_search.plan.report.summary import summary
+from partir_search.planning import pipeline as planning
+from partir_search.propagation.graph import Graph
 from partir_search.simulator.target.machine import MACHINES
+from partir_search.strategies.argument_roles import Roles
+from partir_search.strategies.targets import StrategyTargets
 from tests.pipelines.programs import LAYERS, STEPS, arguments
-from tests.support import assert_same
+from tests.support import assert_same, module_of
 
 TOKENS = ps.ManualPartition({"tokens": 0}, "data")
 
@@ -129,6 +133,46 @@ def test_optional_pipeline_that_the_program_does_not_admit() -> None:
     three = ps.Pipeline("stage", microbatches=3, optional=True)
     with pytest.warns(UserWarning, match="without an optional pipeline: .* does not divide by 3"):
         assert chosen(32, three).pipeline is None
+
+
+def test_optional_pipelines_trace_once_and_confirm_the_best(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compiled: list[Any] = []
+
+    def confirmed(plan: Any, *_: Any) -> Any:
+        compiled.append(plan)
+        return plan
+
+    traced = 0
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal traced
+        traced += 1
+        return read_call(*args, **kwargs)
+
+    read_call = planning.read_call
+    monkeypatch.setattr(planning, "confirmed", confirmed)
+    monkeypatch.setattr(planning, "read_call", counted)
+    mesh = AbstractMesh((4, 2), ("stage", "data"))
+    offered = [ps.Pipeline("stage", microbatches=m, optional=True) for m in (4, 8)]
+    confirm = ps.Confirm(target="tpu_v5e:2x4", cycles=False)
+    plan = step_of("tied", mesh, *offered, TOKENS, confirm=confirm).plan(*arguments())
+    assert compiled == [plan]
+    assert traced == 1
+
+
+def test_weights_of_strategies() -> None:
+    """Parameters by stage are weights; rows of a table and reshaped parameters alone are not."""
+
+    def fun(table: Any, w: Any, tokens: Any) -> Any:
+        return (table[tokens] @ w) @ table.reshape(2, 4, 8)[0].T
+
+    module = module_of(fun, jnp.ones((8, 8)), jnp.ones((8, 8)), jnp.zeros(4, jnp.int32))
+    graph = Graph(module)
+    table, w, tokens = (v.id for v in module.body.args)
+    targets = StrategyTargets(graph, Roles((table, w), (), (tokens,)))
+    assert {weight.cls for weight in targets.weights} == {graph.class_of[w]}
 
 
 # Refusals --------------------------------------------------------------------------------------
