@@ -6,7 +6,8 @@ from typing import Any
 from partir_search.aot.hlo import hlo_counts, stablehlo_counts
 from partir_search.aot.targets import Target
 from partir_search.aot.verify import Verification
-from partir_search.api import AutoPartitioned, auto_partition
+from partir_search.api import auto_partition
+from partir_search.calling.partitioned import AutoPartitioned
 from partir_search.frontends.protocol import FrontEnd, SplitArguments
 from partir_search.frontends.registry import register_front_end
 from partir_search.ir.mesh import MeshShape

@@ -7,8 +7,9 @@ from typing import Any
 
 from jax.sharding import AbstractMesh, Mesh
 
-from partir_search.api import AutoPartitioned, auto_partition
+from partir_search.api import auto_partition
 from partir_search.arguments.axes import AnyMesh
+from partir_search.calling.partitioned import AutoPartitioned
 from partir_search.plan.known_strategies import KnownStrategies
 from partir_search.simulator.target.machine import Machine
 

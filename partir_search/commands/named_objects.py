@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from partir_search.api import AutoPartitioned
+from partir_search.calling.partitioned import AutoPartitioned
 from partir_search.messages.wording import did_you_mean, shown
 
 PACKAGE = str(pathlib.Path(__file__).parent.parent)
