@@ -6,6 +6,7 @@ import dataclasses
 import functools
 
 from partir_search.ir.core import Module
+from partir_search.passes.attention import forward_ops
 from partir_search.passes.pipeline.form import PipelineForm
 from partir_search.passes.pipeline.module import pipelined
 from partir_search.passes.roll import roll
@@ -13,6 +14,7 @@ from partir_search.plan.rewrites import Rewrites
 from partir_search.planning.microbatch import with_microbatches
 from partir_search.planning.trace import Traced
 from partir_search.rules import RULES
+from partir_search.rules.registry import RuleTable
 from partir_search.rules.unruled import UNRULED
 
 
@@ -23,13 +25,18 @@ def with_loops(traced: Traced, loop: Rewrites) -> Traced:
       ValueError: the batch cannot be split, or the program has no layers to run as stages.
     """
     if loop.pipeline:
-        traced = traced.run("scan_layers", lambda module: roll(module).module)
+        traced = traced.run("scan_layers", _rolled)
     if loop.microbatches > 1:
         traced = with_microbatches(traced, loop.microbatches)
     for form in loop.pipeline:
         rewrite = functools.partial(_pipelined, form=form, microbatches=loop.microbatches)
         traced = traced.run("pipeline", rewrite)
     return dataclasses.replace(traced, rewrites=loop)
+
+
+def _rolled(module: Module) -> Module:
+    """Layers as scans; scores of attention are no residuals: backward layers compute them again."""
+    return roll(module, forward_ops(module, RuleTable())).module
 
 
 def _pipelined(module: Module, form: PipelineForm, microbatches: int) -> Module:

@@ -318,11 +318,15 @@ class PlanPipeline:
         return [form for stage in forms for form in layer_forms(stage, wanted)]
 
     def _attention_forms(self, traced: Traced, spec: PlanSpec | None) -> list[Stage]:
-        """The program unchanged, with each attention as one op, or both."""
+        """The program unchanged, with each attention as one op, or both.
+
+        Stages of a pipeline have each attention as one op: scores in slots would fill the memory.
+        """
         plain, given = self._stage(traced), self._options.schedule
         tactics = () if given is None or isinstance(given, Plan | PlanSpec) else given
         wanted = any(isinstance(t, ContextParallel) for t in tactics)
-        if not (spec.rewrites.attention if spec else wanted or self._options.rings):
+        staged = bool(traced.rewrites.pipeline)
+        if not (spec.rewrites.attention if spec else wanted or staged or self._options.rings):
             return [plain]
         reasons: list[str] = []
 
@@ -341,7 +345,7 @@ class PlanPipeline:
                     + "".join(f"; {r}" for r in reasons[:3])
                 )
             return [dataclasses.replace(stage, rewrites=plain.rewrites)]
-        return [stage] if spec or wanted else [plain, stage]
+        return [stage] if spec or wanted or staged else [plain, stage]
 
     def fixed(self, call: Call, traced: Traced, module: Module, like: Plan | None) -> list[Action]:
         """Actions for the shardings fixed by the user, on a form of the program."""

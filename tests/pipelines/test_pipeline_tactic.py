@@ -14,6 +14,7 @@ from jax.sharding import AbstractMesh
 
 import partir_search as ps
 from models.catalog import MODELS
+from partir_search.passes.pipeline.module import stage_carries
 from partir_search.plan.report.summary import summary
 from partir_search.planning import pipeline as planning
 from partir_search.propagation.graph import Graph
@@ -253,6 +254,7 @@ def test_layers_written_out(name: str) -> None:
 
 
 def test_layers_written_out_are_planned() -> None:
+    """Scores of attention wait in no slot: backward layers compute them again, in one op."""
     entry = MODELS["llama-tiny"].resized(layers=4)
     mesh = AbstractMesh((4, 2), ("stage", "data"))
     schedule = [ps.Pipeline("stage", microbatches=4)]
@@ -261,6 +263,11 @@ def test_layers_written_out_are_planned() -> None:
     assert [r.name for r in plan.passes][:4] == ["trace", "scan_layers", "microbatches", "pipeline"]
     moves = [c.times for c in plan.collectives if c.kind == "collective_permute"]
     assert moves == [3, 4, 4, 3]
+    assert plan.attention
+    prims = [op.prim for op in plan.module.ops]
+    assert (prims.count("attention"), prims.count("attention_grad")) == (4, 2)
+    slots = [x.type.shape for x in stage_carries(plan.module.body.ops)]
+    assert all(shape.count(entry.config.seq) < 2 for shape in slots)
 
 
 @pytest.mark.parametrize("pipeline", [True, False])

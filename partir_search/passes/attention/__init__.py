@@ -1,5 +1,5 @@
 """Recognition of attention in ordinary programs: product, mask, softmax, product and gradients."""
 
-from partir_search.passes.attention.module import with_attention
+from partir_search.passes.attention.module import forward_ops, with_attention
 
-__all__ = ["with_attention"]
+__all__ = ["forward_ops", "with_attention"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from partir_search.ir.analysis.def_use import def_use
-from partir_search.ir.core import Module, Op, Operand, Region, Value
+from partir_search.ir.core import Module, Op, Operand, Region, Value, walk_regions
 from partir_search.passes.attention.body import PhaseBody, build_body, makers
 from partir_search.passes.attention.groups import (
     AttentionGroup,
@@ -48,6 +48,14 @@ def with_attention(module: Module, table: RuleTable) -> tuple[Module, list[str]]
     rewriter = _Rewriter(module, table)
     new = rewriter.run()
     return (new if rewriter.count else module), rewriter.reasons
+
+
+def forward_ops(module: Module, table: RuleTable) -> frozenset[int]:
+    """Ids of the ops of all forward phases that `with_attention` makes one op each."""
+    rewriter = _Rewriter(module, table)
+    regions = (RegionOps(region, rewriter.uses, table) for region in walk_regions(module.body))
+    fused = (found for ops in regions for found in rewriter.find_attentions(ops))
+    return frozenset(op.id for found in fused if found.prim == FORWARD for op in found.phase.ops)
 
 
 class _Rewriter(Rewriter):

@@ -118,10 +118,10 @@ def _products_above(ops: RegionOps, group: AttentionGroup, op: Op) -> int:
     return sum(ops.rule(o).contracts for o in members)
 
 
-def _dependants(ops: RegionOps, roots: Collection[int], first: int) -> set[int]:
-    """Returns the roots and all dependent ops, by `id`, from position `first` on."""
+def _dependants(ops: RegionOps, roots: Collection[int], last: int) -> set[int]:
+    """Returns the roots and all dependent ops up to position `last`, by `id`."""
     found: set[int] = set()
-    for op in ops.ops[first:]:
+    for op in ops.ops[min(ops.position[i] for i in roots) : last + 1]:
         makers = (ops.makers[v.id] for _, v in op.inputs())
         if id(op) in roots or any(m is not None and id(m) in found for m in makers):
             found.add(id(op))
@@ -130,7 +130,7 @@ def _dependants(ops: RegionOps, roots: Collection[int], first: int) -> set[int]:
 
 def _forward(ops: RegionOps, group: AttentionGroup, product: Op) -> list[Op]:
     """Returns the ops of the group needed by the product, with ops on rows in between."""
-    reached = _dependants(ops, group.core, min(ops.position[i] for i in group.core))
+    reached = _dependants(ops, group.core, ops.position[id(product)])
     return _closure(ops, group, [product], reached, ())
 
 
@@ -140,7 +140,8 @@ def _backward(
     """Returns the remaining ops of the group, and the makers of scores read by them."""
     if not rest:
         return []
-    reached = _dependants(ops, {id(op) for op in rest}, min(ops.position[id(op)] for op in rest))
+    at = {id(op): ops.position[id(op)] for op in rest}
+    reached = _dependants(ops, at, max(at.values()))
     return _closure(ops, group, rest, reached, inside)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable, Mapping, Set
+from collections.abc import Callable, Collection, Hashable, Mapping, Set
 
 from partir_search.ir.core import Op, Region, Value
 from partir_search.ir.kind import Kind
@@ -56,6 +56,7 @@ def plan_region(
     rule_of: Callable[[Op], OpRule],
     equals: Mapping[int, Value],
     make: MakeValue,
+    again: Collection[int],
 ) -> tuple[RegionPlan | None, list[str]]:
     """Layers of a region to roll, None for nothing, and reasons for repeats left alone.
 
@@ -64,13 +65,14 @@ def plan_region(
       rule_of: function from an op to the rule.
       equals: by value id, the first of all values known to be equal.
       make: makes a new value.
+      again: ids of further ops that backward layers may repeat.
     """
 
     def moves(op: Op) -> bool:
         return rule_of(op).moves
 
     def cheap(op: Op) -> bool:
-        return rule_of(op).moves or rule_of(op).kind is Kind.ELEMENTWISE
+        return rule_of(op).moves or rule_of(op).kind is Kind.ELEMENTWISE or op.id in again
 
     found, reasons = find_layers(region, print_of)
     chosen, more = paired(region, found)

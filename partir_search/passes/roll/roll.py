@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from typing import Any
 
 import jax.numpy as jnp
@@ -39,8 +39,13 @@ class Rolled:
     layers: int
 
 
-def roll(module: Module) -> Rolled:
-    """Rolls equal layers in the body of a module and in the regions of ops."""
+def roll(module: Module, again: Collection[int] = ()) -> Rolled:
+    """Rolls equal layers in the body of a module and in the regions of ops.
+
+    Args:
+      again: ids of ops that backward layers may repeat, besides elementwise ops and moves, so that
+        the residuals have fewer bytes.
+    """
     fingerprints, rules = Fingerprints(module), RuleTable()
 
     def print_of(op: Op) -> Hashable:
@@ -57,7 +62,7 @@ def roll(module: Module) -> Rolled:
     plans: dict[Region, RegionPlan] = {}
     reasons: list[str] = []
     for region in walk_regions(module.body):
-        plan, why = plan_region(region, print_of, rules, equals, make)
+        plan, why = plan_region(region, print_of, rules, equals, make, again)
         reasons += why
         if plan is not None:
             plans[region] = plan
