@@ -55,7 +55,8 @@ def forward_ops(module: Module, table: RuleTable) -> frozenset[int]:
     rewriter = _Rewriter(module, table)
     regions = (RegionOps(region, rewriter.uses, table) for region in walk_regions(module.body))
     fused = (found for ops in regions for found in rewriter.find_attentions(ops))
-    return frozenset(op.id for found in fused if found.prim == FORWARD for op in found.phase.ops)
+    forward = (found for found in fused if found.phase_body.body.online is not None)
+    return frozenset(op.id for found in forward for op in found.phase.ops)
 
 
 class _Rewriter(Rewriter):
