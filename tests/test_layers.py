@@ -13,6 +13,7 @@ PACKAGE = ROOT / "partir_search"
 ROOMS = (
     *("messages", "mcts", "exact", "ir", "frontends", "arguments", "rules", "passes"),
     *("propagation", "constraints", "lowering", "simulator", "machine", "theory", "aot"),
+    "segments",
     *("strategies", "plan", "planning", "shapes", "calling", "api", "known", "commands", "cli"),
     "__init__",
 )

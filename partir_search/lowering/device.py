@@ -13,6 +13,7 @@ from jax import lax
 from partir_search.ir.core import Op
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import Layout, Partition
+from partir_search.lowering.emit_steps import StepRunner, run_step
 from partir_search.lowering.emit_window import coordinate
 
 Shardings = Callable[[Layout], Any]
@@ -25,14 +26,16 @@ class Effects:
     Attributes:
       sharding: function from a layout to a sharding on the program's mesh.
       tokens: scalars awaited by the next ordered effect of the region; shared by the region's ops.
+      step: runs a reshard step on a tile.
     """
 
     sharding: Shardings
     tokens: list[Any] = dataclasses.field(default_factory=list)
+    step: StepRunner = run_step
 
     def inside(self) -> Effects:
         """Effects of an inner region, with the same tokens to wait for."""
-        return Effects(self.sharding, list(self.tokens))
+        return Effects(self.sharding, list(self.tokens), self.step)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

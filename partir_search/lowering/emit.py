@@ -25,7 +25,7 @@ from partir_search.ir.partition import Partition
 from partir_search.ir.source_names import located
 from partir_search.lowering.device import Device, Effects, Shardings
 from partir_search.lowering.emit_blocks import block_turn
-from partir_search.lowering.emit_steps import run_step
+from partir_search.lowering.emit_steps import StepRunner, run_step
 from partir_search.lowering.emit_turns import matmul_turn
 from partir_search.lowering.local_ir import (
     AttentionTurn,
@@ -52,13 +52,10 @@ def emit(program: LocalProgram, sharding: Shardings) -> Callable[..., tuple[Any,
       sharding: function from a layout to a sharding on the mesh's devices.
     """
     assert program.traits is not None, "a program is scheduled before it is emitted"
-    constants = program.partition.module.constants
     lifted, count = program.lifted, len(program.body.args)
 
     def run(*args: Any) -> tuple[Any, ...]:
-        env = {
-            program.constants[i].id: constant(a) for i, a in constants.items() if i not in lifted
-        }
+        env = _inlined(program)
         env |= {program.constants[i].id: a for i, a in zip(lifted, args[count:], strict=True)}
         effects = Effects(sharding)
         results = _run_region(program.partition, program.body, args[:count], env, effects)
@@ -68,6 +65,32 @@ def emit(program: LocalProgram, sharding: Shardings) -> Callable[..., tuple[Any,
         return tuple(results)
 
     return run
+
+
+def emit_region(
+    program: LocalProgram, body: LocalRegion, sharding: Shardings, step: StepRunner = run_step
+) -> Callable[[Sequence[Any]], list[Any]]:
+    """Function of the arguments of one region of a program, to run inside `jax.shard_map`.
+
+    Args:
+      program: scheduled program.
+      body: region of the program, or a stretch of one; all values that it reads are its own, its
+        arguments, or small constants of the program.
+      sharding: function from a layout to a sharding on the mesh's devices.
+      step: runs a reshard step on a tile.
+    """
+
+    def run(args: Sequence[Any]) -> list[Any]:
+        effects = Effects(sharding, step=step)
+        return _run_region(program.partition, body, args, _inlined(program), effects)
+
+    return run
+
+
+def _inlined(program: LocalProgram) -> Env:
+    """Closed-over arrays that are no arguments."""
+    constants, lifted = program.partition.module.constants, set(program.lifted)
+    return {program.constants[i].id: constant(a) for i, a in constants.items() if i not in lifted}
 
 
 def _run_region(
@@ -94,7 +117,7 @@ def _run_item(partition: Partition, item: Reshard | LocalOp, env: Env, effects: 
         operands = (x for x in read if isinstance(x, LocalValue))
         add_dependency([*order.operands_after, *operands], env)
     if isinstance(item, Reshard):
-        env[item.target.id] = _run_reshard(partition, item, env)
+        env[item.target.id] = _run_reshard(partition, item, env, effects.step)
     else:
         outs = _run_op(partition, item, env, effects)
         env.update((local.id, out) for local, out in zip(item.outs, outs, strict=True))
@@ -117,14 +140,14 @@ def add_dependency(values: Sequence[LocalValue], env: Env) -> None:
     env.update((local.id, x) for local, x in zip(values, tied, strict=True))
 
 
-def _run_reshard(partition: Partition, item: Reshard, env: Env) -> Any:
+def _run_reshard(partition: Partition, item: Reshard, env: Env, step: StepRunner) -> Any:
     order, x = item.scheduling, joined(env[item.source.id])
     if order.barrier is not None:
         x = _behind(x, order.barrier, env)
     if order.after:
         x = _behind(x, order.after, env)
     received = [env[local.id] for local in item.received]
-    return run_step(partition.mesh, item.step, x, order.tiles_first, received)
+    return step(partition.mesh, item.step, x, order.tiles_first, received)
 
 
 def _behind(x: Any, values: Sequence[LocalValue], env: Env) -> Any:

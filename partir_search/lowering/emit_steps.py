@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -22,6 +22,9 @@ from partir_search.lowering.reshard_steps import (
     ReshardStep,
     Slice,
 )
+
+StepRunner = Callable[[MeshShape, ReshardStep, Any, bool, Sequence[Any]], Any]
+"""`run_step`, or what stands for it where a segment runs without its collectives."""
 
 
 def run_step(

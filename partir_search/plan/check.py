@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from partir_search.frontends.refs import is_ref, value
 from partir_search.ir.argument_paths import leaf_path
 from partir_search.messages.console import new_table
-from partir_search.plan.shown import Shown
+from partir_search.messages.shown import Shown
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

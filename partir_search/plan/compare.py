@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from partir_search.messages.console import grouped, new_table
+from partir_search.messages.shown import Shown
 from partir_search.messages.wording import amount, milliseconds, shown
 from partir_search.plan.facts import PlanFacts
-from partir_search.plan.shown import Shown
 from partir_search.propagation.actions import Action
 
 if TYPE_CHECKING:

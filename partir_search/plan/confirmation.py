@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from partir_search.messages.console import new_table
+from partir_search.messages.shown import Shown
 from partir_search.messages.wording import amount, milliseconds
 from partir_search.plan.json_entries import typed_entry
-from partir_search.plan.shown import Shown
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -15,6 +15,7 @@ from partir_search.ir.printing.paths import op_paths
 from partir_search.lowering.local_ir import LocalProgram
 from partir_search.lowering.local_printer import print_local
 from partir_search.lowering.reshard_steps import COLLECTIVES
+from partir_search.lowering.scheduling.schedule import schedule_for
 from partir_search.messages import validators
 from partir_search.messages.renamed import warn_renamed
 from partir_search.messages.wording import shown
@@ -35,10 +36,13 @@ from partir_search.plan.search_space import SearchSpace
 from partir_search.plan.serialization import fingerprint
 from partir_search.plan.shardings import Layouts
 from partir_search.propagation.actions import Action
+from partir_search.segments.segment import Segments
+from partir_search.segments.split import segments_of
 from partir_search.simulator.cost import Cost, OpCost
 from partir_search.simulator.lower_bounds import products_bytes
 from partir_search.simulator.simulator import Simulation
 from partir_search.simulator.target.machine import Machine
+from partir_search.simulator.target.traits import traits_of
 from partir_search.simulator.timeline import Timeline, timeline
 
 MOST_LIVE = 100_000  # values at the peak that a timeline lists
@@ -198,6 +202,16 @@ class PlanFacts(Layouts, Rewritten):
     def simulation(self) -> Simulation:
         """Simulation of the step with all intermediate results; `print` shows each."""
         return self._planned.model.simulate(self.program, record=True)
+
+    def segments(self, mesh: Any = None) -> Segments:
+        """Unique segments of the device-local program, each to be run and measured alone.
+
+        Args:
+          mesh: `jax.sharding.Mesh` of the devices that segments are to run on, where these are not
+            the plan's own: order and barriers are those of its compiler then.
+        """
+        traits = self._planned.cache.traits if mesh is None else traits_of(mesh)
+        return segments_of(schedule_for(self.program, traits), self._planned.model)
 
     @functools.cached_property
     def timeline(self) -> Timeline:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from partir_search.messages.console import new_table
+from partir_search.messages.shown import Shown
 from partir_search.messages.wording import amount
 from partir_search.passes.remat import Range
-from partir_search.plan.shown import Shown
 from partir_search.propagation.actions import Action
 from partir_search.simulator.cost import Cost
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from partir_search.messages.console import new_table
+from partir_search.messages.shown import Shown
 from partir_search.messages.wording import amount, did_you_mean, milliseconds
 from partir_search.plan.legend import legend
 from partir_search.plan.plan import Plan
-from partir_search.plan.shown import Shown
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

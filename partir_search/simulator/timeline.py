@@ -7,10 +7,10 @@ import dataclasses
 import numpy as np
 
 from partir_search.ir.analysis.def_use import def_use
-from partir_search.ir.core import Op, walk_regions
 from partir_search.ir.printing.paths import op_paths
 from partir_search.lowering.local_ir import LocalOp, LocalProgram, RingTurn
-from partir_search.simulator.simulator import CostModel, Simulation
+from partir_search.simulator.instruction_seconds import seconds_of_ops, with_regions
+from partir_search.simulator.simulator import CostModel
 
 COMPUTE = "compute"
 
@@ -81,7 +81,7 @@ def timeline(model: CostModel, program: LocalProgram, most: int = 40) -> Timelin
     """
     found = model.simulate(program, record=True)
     cost, live, curve = found.cost, found.live, model.memory.curve
-    seconds_of = _seconds_of_ops(model, program, found)
+    seconds_of = seconds_of_ops(model, found)
     position = program.partition.def_use.position
     paths = op_paths(model.module)
     began = np.zeros(len(program.body.region.ops) + 1)
@@ -97,7 +97,7 @@ def timeline(model: CostModel, program: LocalProgram, most: int = 40) -> Timelin
             at = int(position[item.op.id])
             began[at] = began[at] or now
             turns = item.turns if isinstance(item, RingTurn) else 1
-            seconds = seconds_of.get(item.op.id, 0.0) / turns
+            seconds = with_regions(item.op, seconds_of) / turns
             if seconds:
                 op = item.op
                 block = tuple(paths[op.id]), op.backward
@@ -119,22 +119,6 @@ def timeline(model: CostModel, program: LocalProgram, most: int = 40) -> Timelin
         _live(model, found.load.roofline.nbytes, live, most),
         cost.argument_bytes,
     )
-
-
-def _seconds_of_ops(model: CostModel, program: LocalProgram, found: Simulation) -> dict[int, float]:
-    """Seconds per step of each op of the body, ops of its regions included."""
-    times = np.zeros(len(model.module.ops))
-    kernels = model.time.kernels
-    times[kernels.op] = kernels.times
-    total = found.seconds_of * times
-    for kernel, added in found.split.seconds.items():
-        total[kernels.op[kernel]] += added
-
-    def with_regions(op: Op) -> float:
-        inner = (o for r in op.regions for region in walk_regions(r) for o in region.ops)
-        return float(total[op.id]) + sum(float(total[o.id]) for o in inner)
-
-    return {op.id: with_regions(op) for op in program.body.region.ops}
 
 
 def _live(model: CostModel, nbytes: np.ndarray, live: np.ndarray, most: int) -> tuple[Live, ...]:
