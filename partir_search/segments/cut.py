@@ -54,7 +54,8 @@ class Cutter:
         """A stretch.
 
         Arguments are the values read and made outside, in the order of their first uses, results
-        the values made and read outside. Values of further stretches awaited by the scheduling are dropped.
+        the values made and read outside. Values of further stretches, awaited by the scheduling,
+        are dropped.
 
         Args:
           places: positions of atoms, in order of execution.

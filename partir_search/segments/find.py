@@ -33,7 +33,7 @@ class Stretch:
 
     @property
     def middle(self) -> tuple[int, ...]:
-        """The representative copy: the first and the last may differ in values read and returned."""
+        """The representative copy; the first and the last may read and return further values."""
         return self.copies[len(self.copies) // 2]
 
 

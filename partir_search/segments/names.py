@@ -24,7 +24,8 @@ class Names:
     """Names of the segments of one region.
 
     The pass of an instruction is the pass of the op; instructions after the backward pass, and
-    dependent on the backward pass, update the state. A segment with ops of both passes holds the loss.
+    dependent on the backward pass, update the state. A segment with ops of both passes holds
+    the loss.
     """
 
     def __init__(self, module: Module, body: LocalRegion) -> None:

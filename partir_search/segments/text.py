@@ -124,7 +124,7 @@ def stable(x: Any) -> str:
 
 
 def _is_program(x: Any) -> bool:
-    """True for a jaxpr, several jaxprs, or functions of jaxprs, all represented by an op's regions."""
+    """True for one or several jaxprs, or functions, all represented by an op's regions."""
     if isinstance(x, (tuple, list)):
         return bool(x) and all(map(_is_program, x))
     return hasattr(x, "eqns") or hasattr(x, "jaxpr") or callable(x)
