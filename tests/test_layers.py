@@ -11,7 +11,7 @@ PACKAGE = ROOT / "partir_search"
 
 # Lowest first. A file may import from its own room and from those before it, for annotations too.
 ROOMS = (
-    *("messages", "mcts", "exact", "ir", "frontends", "arguments", "rules", "passes"),
+    *("messages", "mcts", "exact", "profile", "ir", "frontends", "arguments", "rules", "passes"),
     *("propagation", "constraints", "lowering", "simulator", "machine", "theory", "aot"),
     "segments",
     *("strategies", "plan", "planning", "shapes", "calling", "api", "known", "commands", "cli"),

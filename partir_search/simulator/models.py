@@ -27,6 +27,7 @@ from partir_search.simulator.printing import table
 from partir_search.simulator.program_analysis import ProgramAnalysis
 from partir_search.simulator.program_facts import ProgramFacts, program_facts
 from partir_search.simulator.target.machine import Machine
+from partir_search.simulator.time.corrections import Corrections, corrections
 from partir_search.simulator.time.fusion import Fusions, fuse
 from partir_search.simulator.time.fusion_splits import FusionSplits, find_splits
 from partir_search.simulator.time.kernels import (
@@ -46,6 +47,7 @@ class TimeModel:
     Attributes:
       rates: [K] attained matrix rate of each kernel, flops per second.
       deferred_runs: [ops] runs per step of dots off the critical path (`time/overlap.py`).
+      corrections: by the machine's profile; None without.
     """
 
     kernels: Kernels
@@ -53,6 +55,7 @@ class TimeModel:
     work: VectorWork
     splits: FusionSplits
     deferred_runs: Floats
+    corrections: Corrections | None
 
     def __str__(self) -> str:
         rows = [
@@ -188,4 +191,5 @@ def _time_model(
     leaders = dict(zip(kernels.op.tolist(), kernels.op[kernels.leader].tolist(), strict=True))
     deferred = deferred_runs(facts, leaders, machine)
     splits = find_splits(facts.module, rules, kernels)
-    return TimeModel(kernels, rates, work, splits, deferred)
+    corrected = corrections(facts.module, rules, kernels, machine.profile)
+    return TimeModel(kernels, rates, work, splits, deferred, corrected)

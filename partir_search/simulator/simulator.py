@@ -142,6 +142,7 @@ class CostModel:
             partition,
             self.machine,
             memory.padding,
+            time.corrections,
         )
         arguments = float(memory.argument_counts @ found.nbytes)
         return DeviceLoad(partition, found, arguments, memory.live_bytes(found.nbytes))

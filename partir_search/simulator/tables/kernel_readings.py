@@ -42,9 +42,10 @@ def read_kernel(
       exact: tables over two other variables are read at the labels; else costs are minorants for
         all labels.
     """
-    builder.constant += kernel.start
     variables = sorted(kernel.variables)
     components = _components(kernel)
+    if not kernel.ratio:
+        builder.constant += kernel.start
     if len(variables) <= 2:
         over = [component.over(variables, sizes) for component in components]
         sides = [_side(side, over) for side in WHOLE[kernel.batched]]
@@ -57,16 +58,43 @@ def read_kernel(
             ]
             longer = np.maximum(total, np.maximum(*ways))
             total = np.where(kernel.split.splits.reshape(shape) > 0, longer, total)
+        if kernel.ratio:
+            total = (total + kernel.start) * kernel.ratio.over(variables, sizes)
         builder.add(variables, total)
         return
     at = [np.array(component.at(labels)) for component in components]
     base = max(WHOLE[kernel.batched], key=lambda side: float(_side(side, at)))
-    if kernel.split is None:
-        for component, coefficient in zip(components, base, strict=True):
-            if coefficient:
-                add_to(builder, component.tables)
-        return
-    _read_split(kernel, kernel.split, builder, labels, sizes, base, exact)
+    if kernel.split:
+        along, coefficients, constants = _split_sums(kernel, kernel.split, labels, sizes, base)
+    else:
+        along = (
+            min(kernel.ratio.variables) if kernel.ratio and kernel.ratio.variables else variables[0]
+        )
+        coefficients = np.tile(np.array(base, dtype=np.float64), (sizes[along], 1))
+        constants = np.zeros(sizes[along])
+    factors = np.ones(sizes[along])
+    if kernel.ratio:
+        factors = _ratio_along(kernel.ratio, along, sizes[along], labels, exact=exact)
+        constants = constants + kernel.start
+    least = float(factors.min())
+    builder.unary[along] += constants * factors
+    for component, usual, each in zip(components, base, coefficients.T, strict=True):
+        if usual:
+            tables = component.tables.items()
+            add_to(builder, [(x, t * least) for x, t in tables] if kernel.ratio else list(tables))
+        more = each * factors - usual * least
+        if more.any():
+            add_to(builder, list(component.scaled(along, more, labels if exact else None)))
+
+
+def _ratio_along(ratio: Sum, variable: int, size: int, labels: Ints, *, exact: bool) -> Floats:
+    """[labels of a variable] ratios: at the labels of the others, or the least over the others."""
+    if exact:
+        return ratio.along(variable, size, labels)
+    ((scope, table),) = ratio.tables.items()
+    axes = tuple(i for i, x in enumerate(scope) if x != variable)
+    found: Floats = np.broadcast_to(table.min(axis=axes), (size,))
+    return found
 
 
 def _components(kernel: KernelTables) -> tuple[Sum, ...]:
@@ -95,31 +123,22 @@ def _split_sides(batched: bool, split: Split) -> list[Side]:
     return [dots, ((0, lead, 1, lead, after), constant + first + split.partial_vectors)]
 
 
-def _read_split(
-    kernel: KernelTables,
-    split: Split,
-    builder: ModelBuilder,
-    labels: Ints,
-    sizes: Sequence[int],
-    base: Coefficients,
-    exact: bool,
-) -> None:
+def _split_sums(
+    kernel: KernelTables, split: Split, labels: Ints, sizes: Sequence[int], base: Coefficients
+) -> tuple[int, Floats, Floats]:
+    """Variable of a split, [labels, components] coefficients and [labels] seconds besides.
+
+    Args:
+      labels: at which the larger sides are taken.
+      base: side of the kernel where it is not split.
+    """
     q = split.variable
-    components = _components(kernel)
-    along = [component.along(q, sizes[q], labels) for component in components]
+    along = [component.along(q, sizes[q], labels) for component in _components(kernel)]
     sides: list[Side] = [(side, np.zeros(sizes[q])) for side in WHOLE[kernel.batched]]
     sides += _split_sides(kernel.batched, split)
     values = np.stack([_side(side, along) + constant for side, constant in sides])
     usual_side = WHOLE[kernel.batched].index(base)
     chosen = np.where(split.splits > 0, values.argmax(axis=0), usual_side)
-    coefficients = np.array([side for side, _ in sides], dtype=np.float64)[
-        chosen
-    ]  # [labels, components]
+    coefficients = np.array([side for side, _ in sides], dtype=np.float64)[chosen]
     constants = np.stack([constant for _, constant in sides])
-    builder.unary[q] += np.take_along_axis(constants, chosen[None], axis=0)[0]
-    for component, usual, factors in zip(components, base, coefficients.T, strict=True):
-        if usual:
-            add_to(builder, component.tables)
-        more = factors - usual
-        if more.any():
-            add_to(builder, list(component.scaled(q, more, labels if exact else None)))
+    return q, coefficients, np.take_along_axis(constants, chosen[None], axis=0)[0]

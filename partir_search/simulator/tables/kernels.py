@@ -68,6 +68,7 @@ class KernelTables:
       own / fused: seconds of traffic of the leading kernel and of those fused into it.
       start: seconds to start.
       batched: a dot of many matrices.
+      ratio: of measured to modelled seconds, one table; None for 1.
     """
 
     op: int
@@ -79,6 +80,7 @@ class KernelTables:
     start: float
     batched: bool
     split: Split | None
+    ratio: Sum | None = None
 
     @property
     def variables(self) -> set[int]:
@@ -86,7 +88,7 @@ class KernelTables:
         found = set.union(*(s.variables for s in (self.dots, self.vectors, self.own, self.fused)))
         if self.split:
             found |= {self.split.variable, *self.split.reduced.variables}
-        return found
+        return found | self.ratio.variables if self.ratio else found
 
     def restricted(self, kept: Sequence[Ints]) -> KernelTables:
         """The kernel over subsets of the labels, by variable."""
@@ -97,6 +99,7 @@ class KernelTables:
             own=self.own.restricted(kept),
             fused=self.fused.restricted(kept),
             split=self.split.restricted(kept) if self.split else None,
+            ratio=self.ratio.restricted(kept) if self.ratio else None,
         )
 
     def at(self, labels: Ints) -> float:
@@ -104,7 +107,7 @@ class KernelTables:
         dots, vectors = self.dots.at(labels), self.vectors.at(labels)
         moves = self.own.at(labels) + self.fused.at(labels)
         found = max(dots, vectors) + moves if self.batched else max(dots, vectors + moves)
-        return found + self.start
+        return (found + self.start) * (self.ratio.at(labels) if self.ratio else 1.0)
 
     def most(self) -> tuple[float, dict[int, Floats]]:
         """Upper bounds of the seconds, splits apart: of all labels, and of each label of each
@@ -120,11 +123,14 @@ class KernelTables:
                 return np.maximum(dots, vectors) + moves + self.start
             return np.maximum(dots, vectors + moves) + self.start
 
+        scale = self.ratio or Sum([((), np.ones(()))])
+        largest, scales = scale.most(), scale.most_along()
         by_variable = {
             x: seconds(*(a.get(x, m) for a, m in zip(along, most, strict=True)))
-            for x in set().union(*along)
+            * scales.get(x, largest)
+            for x in set(scales).union(*along)
         }
-        return float(seconds(*most)), by_variable
+        return float(seconds(*most)) * largest, by_variable
 
 
 def move_seconds(stored: Floats, machine: Machine) -> Floats:
@@ -160,9 +166,7 @@ class _Builder:
             dots, vectors, own, fused = sums[leader]
             runs, (scope, share) = float(kernels.times[k]), self._shares.op(int(kernels.op[k]))
             if kernels.flops[k]:
-                dots.add(
-                    scope, share * (float(kernels.flops[k]) * runs / float(self._time.rates[k]))
-                )
+                dots.add(scope, share * (float(kernels.flops[k]) * runs / self._rate(k)))
             if work.nbytes[k]:
                 of_result = int(work.of_result[k])
                 walked = (scope, share) if of_result < 0 else self._shares.value(of_result)
@@ -176,8 +180,24 @@ class _Builder:
                 runs = float(kernels.times[k])
                 start = runs * self._machine.kernel_seconds
                 split = self._split(k, splits[k], runs) if k in splits else None
-                batched = bool(work.batched[k])
-                yield KernelTables(int(kernels.op[k]), runs, *sums[k], start, batched, split)
+                batched, op, ratio = bool(work.batched[k]), int(kernels.op[k]), self._ratio(k)
+                yield KernelTables(op, runs, *sums[k], start, batched, split, ratio)
+
+    def _rate(self, k: int) -> float | Floats:
+        """Matrix rate of a kernel, by the labels of its share where a profile has products."""
+        corrections = self._time.corrections
+        if not corrections or not corrections.products or k not in corrections.products.place:
+            return float(self._time.rates[k])
+        _, loops = self._shares.loops(int(self._time.kernels.op[k]))
+        return corrections.products.rates_at(k, loops, self._shares.variables.mesh.sizes)
+
+    def _ratio(self, k: int) -> Sum | None:
+        """Ratio of a leading kernel; None without a profile."""
+        corrections = self._time.corrections
+        if not corrections:
+            return None
+        scope, loops = self._shares.loops(int(self._time.kernels.op[k]))
+        return Sum([(scope, corrections.ratios_at(k, loops, self._shares.variables.mesh.sizes))])
 
     def moves(self, v: int) -> tuple[Scope, Floats]:
         """Seconds to move a value once."""

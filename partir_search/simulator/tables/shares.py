@@ -95,6 +95,22 @@ class Shares:
             found = self._known[key] = self.of_codes(loops_of(tiles, variables.sets[q]))
         return (x, q), found
 
+    def loops(self, op_id: int) -> tuple[Scope, Ints]:
+        """[..., axes] loops of an op, and the variables of `op`."""
+        variables, graph = self.variables, self.variables.graph
+        q, op, rule = int(variables.of_op[op_id]), graph.module.ops[op_id], graph.rules[op_id]
+        if q >= 0 and variables.own_loops[op_id]:
+            return (q,), variables.sets[q].codes
+        x = variables.of_value(op.results[0].id) if op.results and not op.regions else NONE
+        if x < 0:
+            return (), np.full(len(self._sizes), NONE)
+        tiles = variables.sets[x]
+        dims = np.array([*rule.results[0], NONE], dtype=np.int64)  # NONE at dim NONE, the last
+        if q < 0:
+            return (x,), dims[np.maximum(tiles.codes, NONE)]
+        loops = loops_of(tiles, variables.sets[q])
+        return (x, q), dims[np.maximum(loops, NONE)]
+
     def _cached(self, key: tuple[int, ...], sets: Sequence[LabelSet]) -> Floats:
         found = self._known.get(key)
         if found is None:

@@ -22,6 +22,7 @@ from partir_search.simulator.tables.ordered import OrderedTables
 from partir_search.simulator.tables.peak import read_peak
 from partir_search.simulator.tables.shares import Shares
 from partir_search.simulator.tables.variables import variables_of
+from partir_search.simulator.time.collectives import same_links
 
 
 class CostTables:
@@ -81,15 +82,14 @@ class CostTables:
         own = bool(self.model.facts.manual) or any(r.manual for r in variables.graph.rules)
         for other in range(axis):
             names = [mesh.names[a] for a in (axis, other)]
-            same_links = (
+            alike = (
                 mesh.sizes[axis] == mesh.sizes[other]
                 and names == [mesh.whole[a] for a in (axis, other)]
                 and sum(whole in names for whole in mesh.whole) == 2
-                and machine.axis_bandwidth(names[0]) == machine.axis_bandwidth(names[1])
-                and machine.axis_hop(names[0]) == machine.axis_hop(names[1])
+                and same_links(axis, other, mesh, machine)
             )
             sets = {id(labels): labels for labels in variables.sets}.values()
-            if same_links and not own and all(s.symmetric(axis, other) for s in sets):
+            if alike and not own and all(s.symmetric(axis, other) for s in sets):
                 return other
         return axis
 

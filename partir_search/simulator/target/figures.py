@@ -11,6 +11,7 @@ from typing import Any
 from partir_search.messages import validators
 from partir_search.messages.files import write_text
 from partir_search.messages.wording import shown
+from partir_search.profile.profile import Profile
 from partir_search.simulator.target import moved_traits
 from partir_search.simulator.target.traits import UNKNOWN, XlaTraits
 
@@ -47,6 +48,7 @@ class Machine:
       dcn_bytes_per_s: bandwidth of one device's share of its host's network, one way; 0 if none is
         known (see `across_hosts`).
       dcn_hop_seconds: latency of one step of a collective on the host's network.
+      profile: measured figures, which go before the others (see `with_profile`); None without.
     """
 
     name: str
@@ -68,6 +70,7 @@ class Machine:
     traits: XlaTraits = UNKNOWN
     dcn_bytes_per_s: float = 0.0
     dcn_hop_seconds: float = 2e-5
+    profile: Profile | None = None
 
     def __post_init__(self) -> None:
         def named(field: str) -> str:
@@ -158,9 +161,26 @@ class Machine:
         """Machine with some traits of its compiler replaced, by name of the `XlaTraits` field."""
         return dataclasses.replace(self, traits=dataclasses.replace(self.traits, **changes))
 
+    def with_profile(self, profile: Profile) -> Machine:
+        """Machine with measured figures.
+
+        Rates of the profile replace the machine's, attained in full. Collectives, products and
+        kernels that the profile names take its seconds (`simulator/time/`).
+
+        Raises:
+          ValueError: the profile is of another machine, or of another version of jax or XLA.
+        """
+        profile.check(self.name)
+        rates: dict[str, Any] = dict(profile.rates)
+        if "hbm_bytes_per_s" in rates:
+            rates["hbm_efficiency"] = 1.0
+        return dataclasses.replace(self, profile=profile, **rates)
+
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the figures as JSON; `find_machine` reads them from a path."""
-        write_text(path, json.dumps(dataclasses.asdict(self), indent=1) + "\n")
+        """Writes the figures as JSON, without a profile; `find_machine` reads them from a path."""
+        figures = dataclasses.asdict(dataclasses.replace(self, profile=None))
+        del figures["profile"]
+        write_text(path, json.dumps(figures, indent=1) + "\n")
 
 
 _ABOVE_ZERO = (

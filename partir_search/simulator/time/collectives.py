@@ -1,4 +1,4 @@
-"""Seconds of collectives by the alpha-beta model.
+"""Seconds of collectives by the alpha-beta model, or by a profile.
 
 On n devices with payload B (bytes of the larger side on one device), bandwidth b and latency alpha:
 
@@ -8,14 +8,19 @@ On n devices with payload B (bytes of the larger side on one device), bandwidth 
 
 `hops` is n - 1 per axis on a torus, with one ring per axis, and ceil(log2 n) behind a switch, where
 the data of a device double or halve with each hop. Over several axes the slowest links count.
+
+A profile that has the kind of collective on a group of as many devices goes before the model: its
+line in B, times the ratio of its segments (`profile/ratios.py`).
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
 from partir_search.ir.mesh import MeshShape
+from partir_search.profile.entries import Group, MeasuredCollective, group_of
 from partir_search.simulator.target.machine import Machine
 
 _ROUNDS = {
@@ -44,11 +49,58 @@ def collective_seconds(
         hop = max(hop, machine.axis_hop(mesh.whole[axis]))
     if not rounds or n == 1:
         return 0.0
+    found = measured_collective(kind, axes, mesh, machine)
+    if found is not None:
+        assert machine.profile is not None
+        ratio = machine.profile.ratios.of_collective(kind, found.group)
+        return ratio * (found.alpha + found.beta * payload_bytes)
     if kind == "collective_permute":
         return payload_bytes / bandwidth + hop
     share = (n - 1) / n
     latency = hops([mesh.sizes[axis] for axis in axes], machine.torus) * hop
     return rounds * (share * payload_bytes / bandwidth + latency)
+
+
+def measured_collective(
+    kind: str, axes: Sequence[int], mesh: MeshShape, machine: Machine
+) -> MeasuredCollective | None:
+    """Entry of the machine's profile for a collective; None without one.
+
+    Axes with figures of their own (`Machine.with_axis`), diagonals and time axes have none.
+    """
+    if machine.profile is None or any(a >= len(mesh.device_names) for a in axes):
+        return None
+    own = machine.axis_bytes_per_s.keys() | machine.axis_hop_seconds.keys()
+    if own & {mesh.whole[a] for a in axes}:
+        return None
+    return machine.profile.collective(kind, grouping(axes, mesh))
+
+
+def grouping(axes: Sequence[int], mesh: MeshShape) -> Group:
+    """Grouping pattern of axes of the mesh's devices (`profile/entries.py`)."""
+    sizes = mesh.device_sizes
+    return group_of([(sizes[a], math.prod(sizes[a + 1 :])) for a in axes])
+
+
+def same_links(one: int, other: int, mesh: MeshShape, machine: Machine) -> bool:
+    """True if every collective costs the same with two axes of equal size exchanged."""
+    names = [mesh.names[a] for a in (one, other)]
+    if not (
+        machine.axis_bandwidth(names[0]) == machine.axis_bandwidth(names[1])
+        and machine.axis_hop(names[0]) == machine.axis_hop(names[1])
+    ):
+        return False
+    if machine.profile is None:
+        return True
+    others = [a for a in range(len(mesh.device_names)) if a not in (one, other)]
+    return all(
+        collective_seconds(kind, nbytes, (*rest, one), mesh, machine)
+        == collective_seconds(kind, nbytes, (*rest, other), mesh, machine)
+        for n in range(len(others) + 1)
+        for rest in itertools.combinations(others, n)
+        for kind in _ROUNDS
+        for nbytes in (0.0, 2.0**20)  # two points of a line
+    )
 
 
 def hops(sizes: Sequence[int], torus: bool) -> int:

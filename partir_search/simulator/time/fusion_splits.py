@@ -100,7 +100,9 @@ def split_at_partials(
     for v, nbytes in partial.items():
         k = splits.kernel.get(v)
         if k is not None:
-            found[k] = _added(splits, bool(work.batched[k]), roofline, v, k, float(nbytes))
+            ratio = 1.0 if roofline.ratio is None else float(roofline.ratio[k])
+            added = _added(splits, bool(work.batched[k]), roofline, v, k, float(nbytes))
+            found[k] = ratio * added
     return SplitKernels(found)
 
 

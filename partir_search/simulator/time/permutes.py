@@ -2,7 +2,7 @@
 
 On a torus (TPUs) a block travels along one axis after the next, the shorter way round, and each
 direction of a link has half of the axis's bandwidth. Behind a switch the concurrent permutes of a
-device share the bandwidth of its link.
+device share the bandwidth of its link, and so do permutes with seconds of a profile.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.skewed_schedule import Edge
 from partir_search.simulator.target.machine import Machine
-from partir_search.simulator.time.collectives import collective_seconds
+from partir_search.simulator.time.collectives import collective_seconds, measured_collective
 
 LinkDirection = tuple[int, int]
 """Position of an axis among the permute's axes, and the sign of the direction."""
@@ -64,9 +64,10 @@ def permute_seconds(sent: Iterable[Sent], mesh: MeshShape, machine: Machine) -> 
     spent: dict[object, float] = collections.defaultdict(float)
     latency = 0.0
     for pairs, axes, nbytes in sent:
-        if not machine.torus:
-            hop = max(machine.axis_hop(mesh.whole[a]) for a in axes)
-            seconds = collective_seconds("collective_permute", nbytes, axes, mesh, machine)
+        kind = "collective_permute"
+        if not machine.torus or measured_collective(kind, axes, mesh, machine):
+            hop = collective_seconds(kind, 0.0, axes, mesh, machine)
+            seconds = collective_seconds(kind, nbytes, axes, mesh, machine)
             spent[None] += seconds - hop
             latency = max(latency, hop)
             continue

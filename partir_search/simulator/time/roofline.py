@@ -7,6 +7,9 @@ With D seconds of matrix units, V of vector units and M of traffic, a kernel tak
 - M = bytes of stored values read and written / (hbm_bytes_per_s * hbm_efficiency). Values up to
   `vmem_resident_fraction` of the memory on the chip move at `vmem_bytes_per_s`.
 - V: `time/vector_units.py`.
+
+Measured figures of a profile replace the rate of a product and scale the seconds of a kernel
+(`time/corrections.py`).
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from partir_search.simulator.arrays import Floats
 from partir_search.simulator.memory.tile_padding import TilePadding
 from partir_search.simulator.printing import table
 from partir_search.simulator.target.machine import Machine
+from partir_search.simulator.time.corrections import Corrections
 from partir_search.simulator.time.kernels import Kernels
 from partir_search.simulator.time.vector_units import VectorWork
 
@@ -51,6 +55,7 @@ class Roofline:
       width: [values] stored bytes as a multiple of the type's.
       flops / moved: [K] operations and bytes of traffic per step.
       seconds: [K] seconds per step; of a fused kernel in total, at the leader.
+      ratio: [K] of seconds to those of the components (`time/corrections.py`); None for 1.
       components: components of the seconds.
       padding: of values that fill no tiles.
     """
@@ -63,6 +68,7 @@ class Roofline:
     seconds: Floats
     components: Components
     padding: TilePadding
+    ratio: Floats | None = None
 
     def __str__(self) -> str:
         p = self.components
@@ -98,6 +104,7 @@ def roofline(
     partition: Partition,
     machine: Machine,
     padding: TilePadding,
+    corrections: Corrections | None = None,
 ) -> Roofline:
     """Computes the roofline of a module's K kernels under a partition.
 
@@ -106,6 +113,7 @@ def roofline(
       nbytes: [values] unpartitioned bytes.
       width: [values] stored bytes as a multiple of the type's.
       padding: of values that fill no tiles.
+      corrections: by measured figures, if any.
     """
     k = kernels
     n, ops, sizes = len(k.op), len(partition.module.ops), partition.mesh.sizes
@@ -128,6 +136,8 @@ def roofline(
         hbm_equivalent = k.sums(stored) * runs
     share = np.where(work.of_result < 0, share_of_op, of_value[work.of_result])
     own, vector_work = hbm_equivalent / bandwidth, work.nbytes * share * runs / bandwidth
+    if corrections and corrections.products:
+        rates = corrections.products.replaced(rates, partition)
     dots, vectors, moves = (
         np.bincount(k.leader, each, n).astype(np.float64)
         for each in (flops / rates, vector_work, own)
@@ -137,6 +147,9 @@ def roofline(
     )
     starts = runs * machine.kernel_seconds
     seconds = seconds + np.where(k.leader == np.arange(n), starts, 0.0)
+    ratio = corrections.ratios(partition, n) if corrections else None
+    if ratio is not None:
+        seconds = seconds * ratio
     components = Components(dots, vectors, moves, own, runs)
     return Roofline(
         machine=machine,
@@ -147,6 +160,7 @@ def roofline(
         seconds=seconds,
         components=components,
         padding=padding,
+        ratio=ratio,
     )
 
 
