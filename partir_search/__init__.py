@@ -49,6 +49,7 @@ from partir_search.planning.tactics import (
     ManualPartition,
     Tactic,
 )
+from partir_search.profile.profile import Profile, load_profile
 from partir_search.propagation.actions import (
     Action,
     AxisOrder,
@@ -112,6 +113,7 @@ __all__ = [
     "PlanSpec",
     "PlannedArray",
     "PlansDiffer",
+    "Profile",
     "Remedy",
     "Replicate",
     "RingSchedule",
@@ -135,6 +137,7 @@ __all__ = [
     "hlo_counts",
     "known_strategies",
     "load_plan",
+    "load_profile",
     "microbatched",
     "register_front_end",
     "register_rule",

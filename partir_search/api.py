@@ -18,6 +18,7 @@ from partir_search.planning.checks import options as checks
 from partir_search.planning.confirm.request import Confirm, confirm_of
 from partir_search.planning.options import Options, Remat, Schedule, Stacking, machine_of
 from partir_search.planning.planner import DEFAULT_EPISODES, Progress
+from partir_search.profile.profile import Profile
 from partir_search.simulator.cost import Cost
 from partir_search.simulator.target.machine import Machine
 
@@ -54,6 +55,7 @@ def auto_partition(
     trip_counts: Mapping[str, int] | None = None,
     dump_dir: str | os.PathLike[str] | None = None,
     confirm: Confirm | str | bool | None = None,
+    profile: Profile | str | os.PathLike[str] | None = None,
     on_overflow: Literal["raise", "warn"] = "raise",
     progress: bool | Progress | None = None,
     follow: Plan | None = None,
@@ -114,6 +116,9 @@ def auto_partition(
         the machine's usual topology. After the search, finalists within 10 % of its plan are
         compiled ahead of time, and the best by the compiler's cycles and memory is the plan
         (`plan.confirmed`). A `Confirm` sets limits of the compilations, or memory alone.
+      profile: measured figures of the machine, or the path of their file (``here.json``, see
+        `Profile`). Collectives, products and kernels that the profile has measured take its
+        seconds in searches, bounds and reports. Another machine or version is an error.
       on_overflow: behavior of a call whose plan exceeds the memory allowed by the goals: "raise"
         `DoesNotFit` with remedies, or "warn". A plan from a schedule without a search only warns.
       progress: True or False for a progress bar (default: on a terminal or in a notebook), or a
@@ -124,7 +129,8 @@ def auto_partition(
       A decorator for plain or jitted functions; see `AutoPartitioned`. Type checkers see the
         function's own signature.
     """
-    mesh, figures = checks.mesh_of(mesh), machine_of(checks.mesh_of(mesh), machine)
+    mesh = checks.mesh_of(mesh)
+    figures = machine_of(mesh, machine, profile)
     options = Options(
         mesh=mesh,
         schedule=schedule,

@@ -152,6 +152,9 @@ def _add_plan(commands: Any) -> None:
         action="store_true",
         help="confirm by peak memory alone, in a tenth of the time",
     )
+    plan.add_argument(
+        "--profile", metavar="FILE", help="measured figures of the machine, which go before others"
+    )
     plan.add_argument("--verify", help="compile for a target and compare: tpu_v5e:4x4")
     plan.add_argument("--full-ir", action="store_true", help="every op and attribute in plan.ir")
     plan.add_argument("--out", help=f"folder for {OUTPUTS}")

@@ -51,6 +51,7 @@ def _plan(args: argparse.Namespace) -> int:
     over = AbstractMesh(mesh.sizes, mesh.names)
     options: dict[str, Any] = {
         "machine": args.machine,
+        "profile": args.profile,
         "donate_argnums": args.donate,
         "goals": args.goals,
         "microbatches": args.microbatches,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Union
@@ -23,6 +24,7 @@ from partir_search.planning.confirm.request import Confirm
 from partir_search.planning.pipeline_tactic import Pipeline
 from partir_search.planning.planner import Progress
 from partir_search.planning.tactics import Tactic, diagonals
+from partir_search.profile.profile import Profile, load_profile
 from partir_search.simulator.cost import Cost
 from partir_search.simulator.target.machine import Machine, find_machine, machine_of_kind
 
@@ -130,16 +132,26 @@ class Options:
         ]
 
 
-def machine_of(mesh: AnyMesh, machine: Machine | str | None) -> Machine:
+def machine_of(
+    mesh: AnyMesh,
+    machine: Machine | str | None,
+    profile: Profile | str | os.PathLike[str] | None = None,
+) -> Machine:
     """The given machine, or the machine of the mesh's devices (of an AbstractMesh, jax's default).
 
+    Args:
+      profile: measured figures of the machine, or their file.
+
     Raises:
-      ValueError: no machine has the name, or figures are missing for the kind of device.
+      ValueError: no machine has the name, figures are missing for the kind of device, or the
+        profile is of another machine or version.
     """
     if machine is not None:
-        return find_machine(machine)
-    device = mesh.devices.flat[0] if isinstance(mesh, Mesh) else jax.devices()[0]
-    return machine_of_kind(device.device_kind)
+        found = find_machine(machine)
+    else:
+        device = mesh.devices.flat[0] if isinstance(mesh, Mesh) else jax.devices()[0]
+        found = machine_of_kind(device.device_kind)
+    return found if profile is None else found.with_profile(load_profile(profile))
 
 
 def _like(mesh: MeshShape, known: MeshShape) -> MeshShape:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 RATES = ("hbm_bytes_per_s", "kernel_seconds", "link_bytes_per_s", "hop_seconds")
-REMEDY = "measure again: python -m experiments.profile --what=machine --profile={path}"
+REMEDY = "measure again: python -m experiments.calibrate --profile={path}"
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -56,6 +56,10 @@ class Profile:
     products: tuple[MeasuredProduct, ...] = ()
     segments: Mapping[str, MeasuredSegment] = dataclasses.field(default_factory=dict)
     path: str = dataclasses.field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        for field in ("collectives", "products"):
+            object.__setattr__(self, field, tuple(sorted(getattr(self, field), key=_key)))
 
     @classmethod
     def empty(cls, machine: str, compiler: str = "jaxlib") -> Profile:
@@ -138,8 +142,8 @@ class Profile:
             "jax": self.jax,
             "xla": self.xla,
             "rates": dict(sorted(self.rates.items())),
-            "collectives": [entries.to_json(c) for c in sorted(self.collectives, key=_key)],
-            "products": [entries.to_json(p) for p in sorted(self.products, key=_key)],
+            "collectives": [entries.to_json(c) for c in self.collectives],
+            "products": [entries.to_json(p) for p in self.products],
             "segments": {k: entries.to_json(s) for k, s in sorted(self.segments.items())},
         }
 

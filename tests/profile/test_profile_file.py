@@ -105,7 +105,7 @@ def test_files_that_hold_no_profile(tmp_path: pathlib.Path, content: str, messag
     (tmp_path / "here.json").write_text(content)
     with pytest.raises(ValueError, match=message) as error:
         load_profile(tmp_path / "here.json")
-    assert "python -m experiments.profile" in str(error.value)
+    assert "python -m experiments.calibrate" in str(error.value)
     with pytest.raises(OSError, match="there is no profile"):
         load_profile(tmp_path / "missing.json")
     with pytest.raises(TypeError, match=r"a partir_search\.Profile or the path"):

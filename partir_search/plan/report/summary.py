@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from partir_search.messages.wording import amount, duration, milliseconds, multiples
 from partir_search.plan.facts import PlanFacts
+from partir_search.plan.measured_share import measured_share
 from partir_search.plan.report.cells import local_source
 from partir_search.plan.step_seconds import (
     collective_rows,
@@ -24,6 +25,7 @@ def summary(plan: PlanFacts) -> list[tuple[str, str]]:
     """(question, answer) pairs in the order of the report."""
     answers = [
         ("the plan", _figures(plan)),
+        ("measured", str(measured_share(plan) or "")),
         ("why this plan", _why(plan)),
         ("what dominates", _dominates(plan)),
         ("what bounds it", _bounds(plan)),
