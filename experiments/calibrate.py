@@ -1,23 +1,21 @@
-"""Measures the devices and links at hand, and writes them as a machine to plan with.
+"""Measures the devices and links at hand, as a profile or as a machine to plan with.
 
-    python -m experiments.calibrate --mesh=batch:2,model:4 --out=here.json
-    ... auto_partition(mesh, machine="here.json")
+    python -m experiments.calibrate --mesh=batch:2,model:4 --profile=here.json --out=machine.json
+    ... auto_partition(mesh, profile="here.json"), or machine="machine.json"
 
-All devices work at once, as in a step. Rates: a large matrix product, a long elementwise pass, a
-chain of small kernels. Links: all_reduce, all_gather and reduce_scatter along each axis at several
-sizes, to which alpha (seconds per hop) and bandwidth are fitted. Runs on 8 CPU devices if there is
-no accelerator (`--platform=cpu`, the default; `--platform=` takes what jax finds).
+All devices work at once, as in a step. Measured are all kinds of collectives on all groups of the
+mesh's axes at several sizes, each with its line alpha + beta B; products of matrices by shape and
+type; a long elementwise pass and a chain of small kernels. A profile (`ps.Profile`) keeps all of
+it beside what the file has already; a machine has one bandwidth and latency per axis, fitted to
+all_reduce, all_gather and reduce_scatter. Runs on 8 CPU devices if there is no accelerator
+(`--platform=cpu`, the default; `--platform=` takes what jax finds), by CPU seconds there.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
-import statistics
 import sys
-import time
-from collections.abc import Callable
 from typing import Any
 
 from experiments.devices import use_cpu_devices
@@ -26,83 +24,28 @@ if not any(arg.startswith("--platform") and arg != "--platform=cpu" for arg in s
     use_cpu_devices()
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
-from jax import lax
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AxisType
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 import partir_search as ps
 from experiments import planning_flags
+from partir_search.profiling import machine as measure
 from partir_search.simulator.target.machine import machine_of_kind
-from partir_search.simulator.time.collectives import collective_seconds, hops
+from partir_search.simulator.time.collectives import grouping, hops
 
 FLAGS = flags.FLAGS
 planning_flags.define(mesh="batch:2,model:4")
 flags.DEFINE_string("platform", "cpu", "cpu for virtual devices; empty for what jax finds.")
-flags.DEFINE_integer("width", 1024, "Side of the matrix product.")
-flags.DEFINE_list("kib", ["64", "256", "1024", "4096"], "Payloads of the collectives.")
+flags.DEFINE_list("kib", [str(k) for k in measure.KIBIBYTES], "Payloads of the collectives.")
+flags.DEFINE_list("dtypes", ["float32", "bfloat16"], "Types of the products.")
 flags.DEFINE_integer("repeats", 7, "Runs of each; their median counts.")
+flags.DEFINE_string("profile", None, "File of a profile, read and added to.")
 flags.DEFINE_string("out", None, "File for the machine.")
 
-KINDS: dict[str, tuple[int, Callable[[Any, str], Any]]] = {  # rounds of a ring, what runs
-    "all_reduce": (2, lax.psum),
-    "all_gather": (1, lambda x, a: lax.all_gather(x, a, tiled=True)),
-    "reduce_scatter": (1, lambda x, a: lax.psum_scatter(x, a, tiled=True)),
-}
-CHAIN = 200  # small kernels one after the other
-ROW = 8  # runs of anything else one after the other: starting a program is not what is measured
-
-
-def seconds(body: Callable[[Any], Any], shape: tuple[int, ...], mesh: Any, dtype: Any) -> float:
-    """Median seconds of `body` on a local array of that shape, on all devices at once."""
-    spec = PartitionSpec(mesh.axis_names)
-
-    def row(*xs: Any) -> list[Any]:
-        out, last = [], None
-        for x in xs:
-            if last is not None:
-                x, last = lax.optimization_barrier((x, last))
-            last = body(x)
-            out.append(last)
-        return out
-
-    run = jax.jit(jax.shard_map(row, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
-    whole = (shape[0] * mesh.size, *shape[1:])
-    xs = [
-        jax.device_put(jnp.full(whole, i + 1, dtype), NamedSharding(mesh, spec)) for i in range(ROW)
-    ]
-    jax.block_until_ready(run(*xs))
-    times = []
-    for _ in range(FLAGS.repeats):
-        begin = time.perf_counter()
-        jax.block_until_ready(run(*xs))
-        times.append((time.perf_counter() - begin) / ROW)
-    return statistics.median(times)
-
-
-def chain(x: Any) -> Any:
-    return lax.fori_loop(0, CHAIN, lambda _, v: jnp.sin(v), x)
-
-
-def rates(mesh: Any) -> dict[str, Any]:
-    """Attained rates, which the machine then states as peaks with an efficiency of 1."""
-    n = FLAGS.width
-    products = {
-        name: 2 * n**3 / seconds(lambda x: x @ x, (n, n), mesh, dtype)
-        for name, dtype in (("float32", jnp.float32), ("bfloat16", jnp.bfloat16))
-    }
-    elements = 4 * n * n
-    spent = seconds(lambda x: x * 2 + 1, (elements,), mesh, jnp.float32)
-    small = seconds(chain, (8,), mesh, jnp.float32)
-    return {
-        "flops_per_s": {"default": products["bfloat16"], "float32": products["float32"]},
-        "hbm_bytes_per_s": 8 * elements / spent,
-        "kernel_seconds": small / CHAIN,
-    }
+ROUNDS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}  # of a ring
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -116,24 +59,15 @@ class Sample:
     seconds: float
 
 
-def _collective(kind: str, axis: str, x: Any) -> Any:
-    return KINDS[kind][1](x, axis)
-
-
-def link_samples(mesh: Any) -> list[Sample]:
-    wanted = [
-        (kind, axis, n, int(kib) * 1024)
-        for axis, n in mesh.shape.items()
-        if n > 1
-        for kind in KINDS
-        for kib in FLAGS.kib
+def link_samples(profile: ps.Profile, mesh: ps.MeshShape) -> list[Sample]:
+    """Samples along single axes."""
+    axes = {grouping([a], mesh): a for a, n in enumerate(mesh.sizes) if n > 1}
+    return [
+        Sample(c.kind, mesh.names[axes[c.group]], c.devices, nbytes, seconds)
+        for c in profile.collectives
+        if c.group in axes and c.kind in ROUNDS
+        for nbytes, seconds in zip(c.nbytes, c.seconds, strict=True)
     ]
-    out = []
-    for kind, axis, n, payload in track(wanted, "collectives"):
-        elements = payload // 4 // (n if kind == "all_gather" else 1)
-        body = functools.partial(_collective, kind, axis)
-        out.append(Sample(kind, axis, n, payload, seconds(body, (elements,), mesh, jnp.float32)))
-    return out
 
 
 def fit_link(samples: list[Sample], torus: bool = False) -> tuple[float, float]:
@@ -144,7 +78,7 @@ def fit_link(samples: list[Sample], torus: bool = False) -> tuple[float, float]:
     """
     rows, ones = [], []
     for s in samples:
-        rounds = KINDS[s.kind][0]
+        rounds = ROUNDS[s.kind]
         row = rounds * np.array([(s.n - 1) / s.n * s.payload, hops([s.n], torus)])
         rows.append(row / s.seconds)
         ones.append(1.0)
@@ -167,18 +101,43 @@ def known(kind: str) -> ps.Machine:
         return dataclasses.replace(ps.MACHINES["cpu"], traits=ps.XlaTraits())
 
 
-def calibrate(mesh: Any) -> tuple[ps.Machine, list[Sample]]:
-    """The machine of the mesh's devices, and what it was fitted to."""
+def profiled(mesh: Any) -> ps.Profile:
+    """Profile of the mesh's devices."""
+    device = mesh.devices.flat[0]
+    like = known(device.device_kind)
+    compiler = "libtpu" if device.platform == "tpu" else "jaxlib"
+    shape = ps.MeshShape(tuple(mesh.axis_names), tuple(mesh.axis_sizes))
+    kib = [int(k) for k in FLAGS.kib]
+    links = measure.measured_collectives(mesh, kibibytes=kib, repeats=FLAGS.repeats)
+    total = len(measure.groups_of(shape)) * len(measure.COLLECTIVES)
+    collectives = tuple(track(links, "collectives", total=total))
+    products = measure.measured_products(mesh, FLAGS.dtypes, repeats=FLAGS.repeats)
+    total = len(measure.product_shapes()) * len(FLAGS.dtypes)
+    return dataclasses.replace(
+        ps.Profile.empty(like.name, compiler),
+        rates=measure.measured_rates(mesh, repeats=FLAGS.repeats),
+        collectives=collectives,
+        products=tuple(track(products, "products", total=total)),
+    )
+
+
+def machine_of(profile: ps.Profile, mesh: Any) -> ps.Machine:
+    """Machine with a bandwidth and a latency per axis, and the rate of the largest product."""
     kind = mesh.devices.flat[0].device_kind
-    samples = link_samples(mesh)
     like = known(kind)
+    shape = ps.MeshShape(tuple(mesh.axis_names), tuple(mesh.axis_sizes))
+    samples = link_samples(profile, shape)
     axes = {s.axis for s in samples}
     links = {a: fit_link([s for s in samples if s.axis == a], like.torus) for a in axes}
     stats = mesh.devices.flat[0].memory_stats() or {}
     slowest = min(links.values(), default=(1e12, 1e-6))
-    machine = dataclasses.replace(
+    largest = {p.dtype: p.flops_per_s for p in profile.products if min(p.shape[1:]) >= 1024}
+    narrow = largest.get("bfloat16", largest["float32"])
+    rates: dict[str, Any] = dict(profile.rates)
+    return dataclasses.replace(
         like,
         name=f"calibrated {kind}",
+        flops_per_s={**largest, "default": narrow},
         hbm_bytes=int(stats.get("bytes_limit", 2 * 2**30)),
         link_bytes_per_s=slowest[0],
         hop_seconds=slowest[1],
@@ -187,9 +146,8 @@ def calibrate(mesh: Any) -> tuple[ps.Machine, list[Sample]]:
         axis_bytes_per_s={a: b for a, (b, _) in links.items()},
         axis_hop_seconds={a: h for a, (_, h) in links.items()},
         sources=(f"experiments.calibrate, jax {jax.__version__}, mesh {FLAGS.mesh}",),
-        **rates(mesh),
+        **rates,
     )
-    return machine, samples
 
 
 def main(argv: list[str]) -> None:
@@ -197,24 +155,16 @@ def main(argv: list[str]) -> None:
     shape = ps.MeshShape.parse(FLAGS.mesh)
     types = (AxisType.Auto,) * len(shape.device_names)
     mesh = jax.make_mesh(shape.device_sizes, shape.device_names, axis_types=types)
-    machine, samples = calibrate(mesh)
-    console = Console(
-        width=min(110, os.get_terminal_size().columns) if sys.stdout.isatty() else 110
-    )
-    table = Table(title=f"{machine.name}: collectives, milliseconds", title_justify="left")
-    for column in ("axis", "kind", "KiB", "measured", "fitted", "ratio"):
-        table.add_column(column, justify="right")
-    for s in samples:
-        fitted = collective_seconds(s.kind, s.payload, shape.axes(s.axis), shape, machine)
-        times = (f"{s.seconds * 1e3:.3f}", f"{fitted * 1e3:.3f}", f"{fitted / s.seconds:.2f}")
-        table.add_row(s.axis, s.kind, f"{s.payload // 1024}", *times)
-    console.print(table)
+    profile = profiled(mesh)
+    width = min(110, os.get_terminal_size().columns) if sys.stdout.isatty() else 110
+    console = Console(width=width)
+    console.print(profile)
+    machine = machine_of(profile, mesh)
     for axis, bandwidth in machine.axis_bytes_per_s.items():
         hop = machine.axis_hop(axis)
         console.print(f"{axis}: {bandwidth / 1e9:.3g} GB/s, {hop * 1e6:.3g} us per hop")
-    flops = ", ".join(f"{k} {v / 1e12:.3g}" for k, v in machine.flops_per_s.items())
-    console.print(f"products, TFLOP/s: {flops}; memory {machine.hbm_bytes_per_s / 1e9:.3g} GB/s;")
-    console.print(f"{machine.kernel_seconds * 1e6:.3g} us per kernel")
+    if FLAGS.profile:
+        profile.save(FLAGS.profile)
     if FLAGS.out:
         machine.save(FLAGS.out)
 

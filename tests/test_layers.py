@@ -15,7 +15,7 @@ ROOMS = (
     *("propagation", "constraints", "lowering", "simulator", "machine", "theory", "aot"),
     "segments",
     *("strategies", "plan", "planning", "shapes", "calling", "api", "known", "commands", "cli"),
-    "__init__",
+    *("profiling", "__init__"),
 )
 FILES = {".".join(p.relative_to(ROOT).with_suffix("").parts): p for p in PACKAGE.rglob("*.py")}
 

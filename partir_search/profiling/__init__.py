@@ -1,0 +1,1 @@
+"""Measurements for profiles: of a machine, and of the segments of plans until one is measured."""
