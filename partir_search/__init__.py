@@ -30,7 +30,6 @@ from partir_search.plan.report import tables as report
 from partir_search.plan.serialization import load_plan
 from partir_search.plan.spec import PlanSpec
 from partir_search.planning.confirm.request import Confirm
-from partir_search.planning.memory_fit import DoesNotFit
 from partir_search.planning.microbatch import microbatched
 from partir_search.planning.parallelism import (
     CollectiveMatmul,
@@ -41,6 +40,7 @@ from partir_search.planning.parallelism import (
     TensorParallel3D,
 )
 from partir_search.planning.pipeline_tactic import Pipeline
+from partir_search.planning.remedies import DoesNotFit
 from partir_search.planning.tactics import (
     FIRST_DIVISIBLE_DIM,
     REPLICATED,

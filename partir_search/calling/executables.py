@@ -33,8 +33,8 @@ from partir_search.plan.dump import dump
 from partir_search.plan.multihost import check_agreement
 from partir_search.plan.plan import Plan
 from partir_search.plan.planned import collector_paused
-from partir_search.planning.memory_fit import DoesNotFit, oom_message
 from partir_search.planning.options import Options
+from partir_search.planning.remedies import DoesNotFit, oom_message
 from partir_search.planning.trace import Call, Traced
 from partir_search.rules.construct import weakened
 from partir_search.shapes import ShapesPipeline

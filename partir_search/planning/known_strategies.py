@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from partir_search.mcts.game import Move, play, rewind
+from partir_search.mcts.game import Move
 from partir_search.mcts.goals import scorer
 from partir_search.plan.planned import Planned
 from partir_search.planning.planner import Planner
@@ -45,13 +45,7 @@ class KnownMoves:
             planner.mesh, axes, self._game.targets, planner.streams, planner.stage_axes
         )
         self._moves: dict[str, tuple[Move, ...]] = {name: tuple(m) for name, m in found}
-        self.costs = {name: self._cost(moves) for name, moves in self._moves.items()}
-
-    def _cost(self, moves: Sequence[Move]) -> Cost:
-        taken = list(play(self._game, moves))
-        cost = self._game.cost()
-        rewind(self._game, len(taken))
-        return cost
+        self.costs = planner.strategy_costs(self._game, found, before, exclude)
 
     def ranked(self) -> list[str]:
         """Names of the strategies by the planner's goals on the folded program, best first."""

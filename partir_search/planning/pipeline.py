@@ -37,13 +37,13 @@ from partir_search.planning.front.front import FrontFinder
 from partir_search.planning.known_strategies import known_actions
 from partir_search.planning.layer_forms import SLOWER, layer_forms
 from partir_search.planning.loops import with_loops
-from partir_search.planning.memory_fit import remedies_of
 from partir_search.planning.notices import warn_constants, warn_opaque
 from partir_search.planning.options import Options
 from partir_search.planning.other_batch import with_batch
 from partir_search.planning.parallelism import ContextParallel
 from partir_search.planning.planner import Planner
 from partir_search.planning.planner_maker import PlannerMaker
+from partir_search.planning.remedies import remedies_of
 from partir_search.planning.reused_layouts import reused_layouts
 from partir_search.planning.stage import Stage
 from partir_search.planning.stage_planner import StagePlan, StagePlanner
@@ -103,7 +103,7 @@ class PlanPipeline:
         planner = stages.planner(stage.module)
         limit = planner.memory_limit
         return {
-            name: self.plan(traced, (stage, planner.replay(actions)), limit)
+            name: self.plan(traced, (stage, planner.replay(actions)), limit, stages.planner)
             for name, actions in known_actions(planner)
         }
 
@@ -210,7 +210,7 @@ class PlanPipeline:
         warn_constants(stage.module)
         limit = planner.memory_limit
         if spec is None:
-            return self.plan(traced, stages.searched(stage), limit)
+            return self.plan(traced, stages.searched(stage), limit, stages.planner)
         changed = changes(spec, traced.module)
         if changed and spec.on_change == "raise":
             remedy = "plan again with schedule=None, or load_plan(..., on_change='apply')"
@@ -218,14 +218,31 @@ class PlanPipeline:
         check_mesh(spec, planner.mesh)
         if changed:
             return self.plan(traced, stages.replayed_changed(stage, spec, changed), limit)
-        return self.plan(traced, stages.replayed(stage, spec), limit)
+        return self.plan(traced, stages.replayed(stage, spec), limit, stages.planner)
 
-    def plan(self, traced: Traced, stage_plan: StagePlan, limit: float) -> Plan:
-        """Plan of a form of the program with applied actions."""
+    def plan(
+        self,
+        traced: Traced,
+        stage_plan: StagePlan,
+        limit: float,
+        planner_of: Callable[[Module], Planner] | None = None,
+    ) -> Plan:
+        """Plan of a form of the program with applied actions.
+
+        Args:
+          traced: the traced program.
+          stage_plan: the form, and the actions applied to it.
+          limit: bytes per device.
+          planner_of: function from a form to its planner, for the figures beside the plan; default:
+            new planners.
+        """
         o, (stage, planned) = self._options, stage_plan
         base = stage.module if stage.base is None else stage.base
         forms = Forms(
-            base, self.planner_of, o.remat == "auto", functools.partial(self._twice, traced)
+            base,
+            planner_of or self.planner_of,
+            o.remat == "auto",
+            functools.partial(self._twice, traced),
         )
         context = PlanContext(
             mesh=o.here,

@@ -34,6 +34,7 @@ from partir_search.planning.game import PlanningGame
 from partir_search.planning.interruption import search_noted
 from partir_search.planning.spreading import begin
 from partir_search.planning.stage import print_module
+from partir_search.planning.strategy_costs import StrategyCosts
 from partir_search.planning.tactics import AutomaticPartition, Tactic
 from partir_search.planning.unfold import apply_to_fold, lift_to_module, marks_of, project_to_fold
 from partir_search.propagation.actions import Action
@@ -102,6 +103,7 @@ class Planner:
         # The latest fold by its marks, which tactics on further axes and known strategies share.
         self._fold: tuple[Hashable, FoldModels] | None = None
         self._last: Kept = collections.deque(maxlen=FINALISTS + 1)
+        self.strategy_costs = StrategyCosts()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -240,7 +242,7 @@ class Planner:
         self._clock.record("fold", ops, small, lambda: print_module(folded.module))
         known = named_strategies(self.mesh, names, game.targets, self.streams, self.stage_axes)
         with self._clock.timed("known strategies"):
-            costs = [(name, game.costed(moves)[1]) for name, moves in known]
+            costs = self.strategy_costs(game, known, before, tactic.exclude)
         starts = [*(moves for _, moves in known), project_to_fold(hints, folded, self.module, game)]
         if starts[-1] and game.targets.stacks:
             given = (n for n in names if n not in self.mesh.diagonal_names)
@@ -259,7 +261,7 @@ class Planner:
             best, path = self._finalist(game, folded, before, result, starts)
         report = SearchReport(
             axes=tuple(names),
-            known=tuple(costs),
+            known=tuple(costs.items()),
             cost=best,
             proven=result.proven,
             episodes=result.evaluations,
@@ -286,6 +288,7 @@ class Planner:
         other.mesh = split_into_sub_axes(self.graph, mesh, self.stage_axes)
         other.cache, other.memo = LocalCache(self.machine.traits), {}
         other._clock, other._last = Clock(), collections.deque(maxlen=FINALISTS + 1)
+        other.strategy_costs = StrategyCosts()
         return other
 
     def game(
