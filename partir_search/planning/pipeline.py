@@ -18,8 +18,6 @@ from partir_search.constraints.shardings import fixed_actions, warn_of_constrain
 from partir_search.ir.core import Module
 from partir_search.ir.manual import AxisNames
 from partir_search.ir.mesh import MeshShape
-from partir_search.passes.attention import with_attention
-from partir_search.passes.block_scans import with_block_scans
 from partir_search.passes.group_arguments import with_groups
 from partir_search.passes.views import with_views
 from partir_search.plan.context import PlanContext
@@ -40,16 +38,15 @@ from partir_search.planning.loops import with_loops
 from partir_search.planning.notices import warn_constants, warn_opaque
 from partir_search.planning.options import Options
 from partir_search.planning.other_batch import with_batch
-from partir_search.planning.parallelism import ContextParallel
 from partir_search.planning.planner import Planner
 from partir_search.planning.planner_maker import PlannerMaker
+from partir_search.planning.program_forms import first_stage, program_forms
 from partir_search.planning.remedies import remedies_of
 from partir_search.planning.reused_layouts import reused_layouts
 from partir_search.planning.stage import Stage
 from partir_search.planning.stage_planner import StagePlan, StagePlanner
 from partir_search.planning.trace import Call, Traced, own_shardings, read_call
 from partir_search.propagation.actions import Action
-from partir_search.rules.registry import RuleTable
 from partir_search.simulator.cost import Cost
 
 MAX_OPS_TWICE = 6000  # of a program that is traced again for the figures of another batch
@@ -98,7 +95,7 @@ class PlanPipeline:
         """Plans of the known strategies, by name."""
         traced = self.trace(call, args, kwargs, self._options.loops[0])
         stages = self.stage_planner(call, traced)
-        plain = self._stage(traced)
+        plain = first_stage(traced, self._options.shape)
         stage = stages.aligned(layer_forms(plain, self._options.scan_layers is True)[0])
         planner = stages.planner(stage.module)
         limit = planner.memory_limit
@@ -157,7 +154,7 @@ class PlanPipeline:
                 traced = self.trace(call, args, kwargs, loop, whole)
             spent = time.perf_counter() - begin
             fits = False
-            for stage in self.forms(traced, spec):
+            for stage in program_forms(traced, spec, self._options):
                 plan = self._planned(call, traced, stage, spec)
                 plan.seconds["trace and import"] = spent
                 fits |= plan.fits and not plan.remat
@@ -270,7 +267,7 @@ class PlanPipeline:
         try:
             twice = traced.twice()
             stages = StagePlanner(self._options, lambda module: [], self.planner_of)
-            stage = self.forms(twice, spec)[0]
+            stage = program_forms(twice, spec, self._options)[0]
             stage = dataclasses.replace(stage, module=without_ties(stage.module, spec.actions))
             return stages.replayed(stage, spec)[1].cost
         except (TypeError, ValueError):  # shapes that the function or the actions do not admit
@@ -321,48 +318,6 @@ class PlanPipeline:
     def _region_axes(self, region: Any, names: Sequence[str]) -> AxisNames:
         """Axes of the mesh for axes of the mesh of a `shard_map` region inside the function."""
         return region_axes(region, names, self._options.shape, self._options.mesh)
-
-    def _stage(self, traced: Traced) -> Stage:
-        """First stage of a traced program, with cumulative ops in blocks for the mesh."""
-        stage = Stage(traced.module, traced.rewrites, traced.passes)
-        shape = self._options.shape
-        return stage.run("block_scans", lambda module: with_block_scans(module, shape))
-
-    def forms(self, traced: Traced, spec: PlanSpec | None) -> list[Stage]:
-        """Forms of the program to plan: with and without each attention as one op, and scans."""
-        wanted = spec.rewrites.scan_layers if spec else self._options.scan_layers
-        forms = self._attention_forms(traced, spec)
-        return [form for stage in forms for form in layer_forms(stage, wanted)]
-
-    def _attention_forms(self, traced: Traced, spec: PlanSpec | None) -> list[Stage]:
-        """The program unchanged, with each attention as one op, or both.
-
-        Stages of a pipeline have each attention as one op: scores in slots would fill the memory.
-        """
-        plain, given = self._stage(traced), self._options.schedule
-        tactics = () if given is None or isinstance(given, Plan | PlanSpec) else given
-        wanted = any(isinstance(t, ContextParallel) for t in tactics)
-        staged = bool(traced.rewrites.pipeline)
-        if not (spec.rewrites.attention if spec else wanted or staged or self._options.rings):
-            return [plain]
-        reasons: list[str] = []
-
-        def rewrite(module: Module) -> Module:
-            found, refused = with_attention(module, RuleTable())
-            reasons.extend(refused)
-            return found
-
-        rewrites = dataclasses.replace(plain.rewrites, attention=True)
-        stage = plain.run("recognize_attention", rewrite, rewrites)
-        if stage.module is plain.module:
-            if wanted:
-                raise ValueError(
-                    "ContextParallel: the program has no attention that can go over its keys block"
-                    " by block: a product, masks, a softmax over keys, a product"
-                    + "".join(f"; {r}" for r in reasons[:3])
-                )
-            return [dataclasses.replace(stage, rewrites=plain.rewrites)]
-        return [stage] if spec or wanted or staged else [plain, stage]
 
     def fixed(self, call: Call, traced: Traced, module: Module, like: Plan | None) -> list[Action]:
         """Actions for the shardings fixed by the user, on a form of the program."""

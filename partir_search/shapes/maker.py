@@ -14,6 +14,7 @@ from partir_search.plan.plan import Plan, spec_of
 from partir_search.plan.serialization import fingerprint
 from partir_search.planning.checks.schedule import check_schedule
 from partir_search.planning.pipeline import PlanPipeline
+from partir_search.planning.program_forms import program_forms
 from partir_search.planning.stage import Stage
 from partir_search.planning.tactics import AutomaticPartition
 from partir_search.planning.trace import Call, Traced
@@ -81,7 +82,7 @@ class ShapesPipeline(PlanPipeline):
         options = dataclasses.replace(chosen, shardings_like=base, schedule=tactics, cache=None)
         pipeline = PlanPipeline(self._fun, self._plain, self._name, options)
         pipeline._own = self._own
-        stage = pipeline.forms(traced, spec_of(base))[0]
+        stage = program_forms(traced, spec_of(base), options)[0]
         stage = pipeline.stage_planner(call, traced).stacked(stage, base.stacks)
         module = without_ties(stage.module, base.actions)
 

@@ -1,0 +1,68 @@
+"""Forms of a traced program: attention as one op, equal layers as scans."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from partir_search.ir.core import Module
+from partir_search.ir.mesh import MeshShape
+from partir_search.passes.attention import with_attention
+from partir_search.passes.block_scans import with_block_scans
+from partir_search.plan.plan import Plan
+from partir_search.plan.spec import PlanSpec
+from partir_search.planning.layer_forms import layer_forms
+from partir_search.planning.options import Options
+from partir_search.planning.parallelism import ContextParallel
+from partir_search.planning.stage import Stage
+from partir_search.planning.trace import Traced
+from partir_search.rules.registry import RuleTable
+
+
+def first_stage(traced: Traced, mesh: MeshShape) -> Stage:
+    """First stage of a traced program, with cumulative ops in blocks for the mesh."""
+    stage = Stage(traced.module, traced.rewrites, traced.passes)
+    return stage.run("block_scans", lambda module: with_block_scans(module, mesh))
+
+
+def program_forms(traced: Traced, spec: PlanSpec | None, options: Options) -> list[Stage]:
+    """Forms of a program to plan: with and without each attention as one op, and scans.
+
+    Args:
+      traced: the traced program.
+      spec: a plan to replay, whose form is the only one.
+      options: options of `auto_partition`.
+    """
+    wanted = spec.rewrites.scan_layers if spec else options.scan_layers
+    forms = _attention_forms(traced, spec, options)
+    return [form for stage in forms for form in layer_forms(stage, wanted)]
+
+
+def _attention_forms(traced: Traced, spec: PlanSpec | None, options: Options) -> list[Stage]:
+    """The program unchanged, with each attention as one op, or both.
+
+    Stages of a pipeline have each attention as one op: scores in slots would fill the memory.
+    """
+    plain, given = first_stage(traced, options.shape), options.schedule
+    tactics = () if given is None or isinstance(given, Plan | PlanSpec) else given
+    wanted = any(isinstance(t, ContextParallel) for t in tactics)
+    staged = bool(traced.rewrites.pipeline)
+    if not (spec.rewrites.attention if spec else wanted or staged or options.rings):
+        return [plain]
+    reasons: list[str] = []
+
+    def rewrite(module: Module) -> Module:
+        found, refused = with_attention(module, RuleTable())
+        reasons.extend(refused)
+        return found
+
+    rewrites = dataclasses.replace(plain.rewrites, attention=True)
+    stage = plain.run("recognize_attention", rewrite, rewrites)
+    if stage.module is plain.module:
+        if wanted:
+            raise ValueError(
+                "ContextParallel: the program has no attention that can go over its keys block"
+                " by block: a product, masks, a softmax over keys, a product"
+                + "".join(f"; {r}" for r in reasons[:3])
+            )
+        return [dataclasses.replace(stage, rewrites=plain.rewrites)]
+    return [stage] if spec or wanted or staged else [plain, stage]
