@@ -29,7 +29,7 @@ from experiments import planning_flags
 from experiments.cases import Program, names_of, program
 from partir_search.aot.judge import judge
 from partir_search.planning import planner
-from partir_search.planning.exact_steps import ExactAnswer
+from partir_search.planning.exact_answer import ExactAnswer
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list("cases", None, "Names of cases to compare; default: all of the zoo.")

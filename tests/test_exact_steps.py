@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,7 @@ from partir_search.ir.mesh import MeshShape
 from partir_search.lowering.localize import localize
 from partir_search.mcts.game import play, rewind
 from partir_search.mcts.goals import scorer
-from partir_search.planning.exact_steps import exact_moves
+from partir_search.planning.exact_answer import exact_moves
 from partir_search.planning.game import PlanningGame
 from partir_search.planning.planner import Planner
 from partir_search.simulator.target.machine import MACHINES
@@ -80,6 +81,45 @@ def test_limits_are_kept() -> None:
     game.step(fitted)
     assert game.cost().peak_bytes <= limit
     assert game.cost().seconds < 1.5 * seconds
+
+
+def test_seconds_rise_steadily_as_limits_fall() -> None:
+    """The best within a lower limit is within a higher one too; no limit ends far above the next.
+
+    Least bytes of any tiling are 0.68 of those of the fastest assignment.
+    """
+    game = game_of_model("transformer-small", 8, GRID, MACHINES["tpu_v5e"])
+    known = named_strategies(game.mesh, game.axes, game.targets)
+    free = exact_moves(game, known, 1).moves[0]
+    game.step(free)
+    peak, seconds = game.cost().peak_bytes, [game.cost().seconds]
+    game.undo()
+    for fraction in (0.99, 0.97, 0.95, 0.93, 0.91, 0.89):
+        game.goal = scorer((ps.Fit(fraction * peak), ps.Fastest()))
+        found = exact_moves(game, known, 1)
+        assert found.fits
+        game.step(found.moves[0])
+        assert game.cost().peak_bytes <= fraction * peak
+        seconds.append(game.cost().seconds)
+        game.undo()
+    for higher, lower in itertools.pairwise(seconds):
+        assert 0.995 * higher <= lower <= 1.05 * higher
+
+
+def test_refitted_to_a_lower_limit() -> None:
+    """Assignments found under one limit are fitted into another without new tables."""
+    game = game_of_model("transformer-small", 8, GRID, MACHINES["tpu_v5e"])
+    known = named_strategies(game.mesh, game.axes, game.targets)
+    found = exact_moves(game, known, 1)
+    game.step(found.moves[0])
+    limit = 0.95 * game.cost().peak_bytes
+    game.undo()
+    game.goal = scorer((ps.Fit(limit), ps.Fastest()))
+    (fitted,) = found.refitted(1)
+    game.step(fitted)
+    assert game.cost().peak_bytes <= limit
+    game.undo()
+    assert exact_moves(game, known, 1, 1).refitted(1) == ()  # too few episodes for exact steps
 
 
 def test_decided_choices_stay() -> None:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import types
+from typing import Any
+
 import pytest
 
+import partir_search as ps
 from partir_search.mcts.game import Score
+from partir_search.mcts.goals import scorer
+from partir_search.planning.exact_answer import ExactAnswer
 from partir_search.planning.finalists import choose_finalist
+from partir_search.planning.fold_limits import choose_within
 
 
 @pytest.mark.parametrize(
@@ -38,3 +46,44 @@ def test_an_answer_over_the_limits_loses_to_a_slow_one() -> None:
         range(2), lambda x: Score(0.0, scores[x].objective), lambda x: (scores[x], x)
     )
     assert found == (1, 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Peak:
+    """A cost."""
+
+    seconds: float
+    peak_bytes: float
+
+
+@dataclasses.dataclass
+class Game:
+    """Four states with folded costs; the whole program needs 3 % more memory."""
+
+    costs: dict[int, Any]
+    goal: Any
+
+    def costed(self, path: tuple[int, ...]) -> tuple[Score, Peak]:
+        cost = self.costs[path[0]]
+        return self.goal(cost), cost
+
+
+def test_an_answer_that_fits_folded_alone_gives_way_to_one_that_fits() -> None:
+    """States of the search, though no finalist: neither the fastest nor the slowest that fits."""
+    costs = {0: Peak(1.0, 99.0), 1: Peak(3.0, 50.0), 2: Peak(1.2, 97.0), 3: Peak(1.5, 90.0)}
+    goal = scorer((ps.Fit(100.0), ps.Fastest()))
+    game, paths = Game(costs, goal), {n: (n,) for n in costs}
+    result = types.SimpleNamespace(paths=paths)
+    asked: list[int] = []
+
+    def unfold(path: tuple[int, ...]) -> tuple[Peak, int]:
+        asked.append(path[0])
+        cost = costs[path[0]]
+        return dataclasses.replace(cost, peak_bytes=1.03 * cost.peak_bytes), path[0]
+
+    given: Any = (game, [(0,)], result, ExactAnswer(), unfold)
+    folded, found = choose_within(*given, trust_ranks=True)
+    assert found == 2
+    assert folded is costs[2]
+    assert asked == [0, 2]
+    assert game.goal is goal

@@ -110,6 +110,33 @@ def test_fewer_segments_by_decisions_that_hold() -> None:
     assert found.cost.seconds < full.cost.seconds
 
 
+def test_decisions_that_do_not_hold_say_nothing_of_the_worth_of_memory() -> None:
+    """Memory is priced by a known strategy if recomputation breaks the plan's decisions."""
+    module = deep_module(4096)
+    segments = find_segments(module)
+    recomputed = rematerialize(module, segments)
+    known, plain = replay(recomputed, []), replay(module, [])
+    limit = 0.8 * plain.cost.peak_bytes
+    asked: list[Sequence[Any]] = []
+
+    def search(rewritten: Module, hints: Sequence[Action], goals: Sequence[Any]) -> Planned:
+        asked.append(goals)
+        return known
+
+    # Replayed, the decisions that hold are slower than any strategy.
+    slow = dataclasses.replace(known, cost=dataclasses.replace(known.cost, seconds=1e3))
+
+    def lossy(rewritten: Module, actions: Sequence[Action]) -> Planned:
+        return slow if rewritten is recomputed else replay(rewritten, actions)
+
+    lost = dataclasses.replace(plain, actions=(Replicate("unknown", "data"),))
+    for planned, replayed in ((plain, replay), (lost, lossy)):
+        given = module, recomputed, segments, planned, limit, search, replayed
+        fit_by_remat(*given, lambda cost: cost.seconds, lambda rewritten: known)
+    assert asked[0] == asked[1]
+    assert asked[0]
+
+
 def layers(heads: Sequence[float], rest: Sequence[float]) -> SegmentPeaks:
     """Four layers of two segments, which free (bytes) and take (seconds) `heads` and `rest`."""
     windows = [Window((i, i + 1), 100 - 2 * i, 101 - 2 * i, ()) for i in reversed(range(8))]

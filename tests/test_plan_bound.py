@@ -19,7 +19,7 @@ from partir_search.mcts.game import play, rewind
 from partir_search.plan.plan import Plan
 from partir_search.plan.plan_bound import PlanBound
 from partir_search.plan.report import report_page
-from partir_search.planning.exact_steps import exact_moves
+from partir_search.planning.exact_answer import exact_moves
 from partir_search.simulator.target.machine import MACHINES
 from partir_search.strategies.catalogue import named_strategies
 from tests.support import floats_of

@@ -121,14 +121,19 @@ def least_completion(model: PairwiseModel, labels: Ints) -> float:
     return eliminate(model.restricted([*np.reshape(labels, (-1, 1)), *free])).energy
 
 
-def minimum_within(model: PairwiseModel, start: Labelling, max_entries: int) -> Labelling:
+def minimum_within(
+    model: PairwiseModel, start: Labelling, max_entries: int, order: Order | None = None
+) -> Labelling:
     """Labelling of least energy under a limit of memory; never worse than `start`.
 
     Variables are fixed at their labels in `start`, one after another, until no table has more than
     `max_entries` entries. The result is exact over the remaining variables.
+
+    Args:
+      order: order of elimination, greedy by default.
     """
     kept = model.all_labels()
-    rest, order = model, elimination_order(model)
+    rest, order = model, order or elimination_order(model)
     while order.largest > max_entries:
         fixed = _largest_contributor(rest, order, max_entries)
         kept[fixed] = np.array([start.labels[fixed]], dtype=np.int64)

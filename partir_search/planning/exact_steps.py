@@ -12,13 +12,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from partir_search.exact.alternation import Blocks, alternate
-from partir_search.exact.pairwise import Ints, PairwiseModel
+from partir_search.exact.pairwise import Floats, Ints, PairwiseModel
 from partir_search.ir.partition import Partition
 from partir_search.ir.rule import NONE
 from partir_search.lowering.localize import localize
@@ -33,14 +32,8 @@ MAX_LABELS = 30_000  # of all variables; tables with more take longer than a sea
 MAX_CHOICES = 150  # labels of one variable: a table of two variables has their product
 MAX_BOUNDED = 50_000  # labels times orders of axes, for a bound
 MAX_ENTRIES = 2_000_000  # of one table of elimination
-EPISODES_PER_START = 300  # of the search, for exact steps from one more strategy
-STARTS = 3  # most strategies from which exact steps start
 ROUNDS = 4  # turns of each axis
 LEAST_GAIN = 1e-4  # in log cost: axes without it after one turn each end the steps
-FIRST_PRICE, PRICE_GROWTH = 0.1, 3.0  # of all bytes at the peak, in seconds of the step
-MAX_PRICES = 6  # raises of prices until an assignment fits
-PRICED_ROWS = 4  # of the memory curve, added at each assignment over the limits
-FITTED = 2  # assignments over the limits that are fitted
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -76,6 +69,7 @@ class ExactSteps:
         )
         self._start = game.state.key()
         self._costs: dict[bytes, Cost] = {}
+        self._live: dict[bytes, Floats] = {}
 
     def labels_here(self) -> Ints:
         """Labels of the game's current state."""
@@ -90,21 +84,20 @@ class ExactSteps:
 
     def improve(self, labels: Ints) -> list[Found]:
         """All assignments visited by exact steps from an assignment, best first."""
-        return self._alternate(labels, 0.0, set())
+        visited = alternate(
+            self._costs_at,
+            lambda each: self._score(each).scalar(),
+            self._blocks,
+            labels,
+            max_entries=MAX_ENTRIES,
+            rounds=ROUNDS,
+            least_gain=LEAST_GAIN,
+        ).visited
+        return ranked([self.scored(each.labels) for each in visited])
 
-    def fit(self, start: Found) -> list[Found]:
-        """All assignments visited by exact steps under a price of bytes, best first.
-
-        The price rises until an assignment keeps the limits, then falls again to halfway, by ratio.
-        """
-        found, price, rows = [start], FIRST_PRICE, set[int]()
-        for _ in range(MAX_PRICES):
-            found = _ranked([*found, *self._alternate(found[0].labels, price, rows)])
-            if found[0].score.excess == 0.0:
-                lower = self._alternate(found[0].labels, price / PRICE_GROWTH**0.5, rows)
-                return _ranked([*found, *lower])
-            price *= PRICE_GROWTH
-        return found
+    def scored(self, labels: Ints) -> Found:
+        """An assignment with its score by the game's goal."""
+        return Found(labels, self._score(labels))
 
     def exceeds_memory(self, found: Found) -> bool:
         """True if an assignment exceeds the limits by memory, and the limits can be kept."""
@@ -114,41 +107,9 @@ class ExactSteps:
         )
         return found.score.excess > 0.0 and goal(least).excess == 0.0
 
-    def _alternate(self, labels: Ints, price: float, rows: set[int]) -> list[Found]:
-        """Exact steps with a price of bytes.
-
-        Args:
-          price: of all bytes at the peak, in seconds of the step.
-          rows: rows of the memory curve with the price. The highest rows at an assignment
-            over the limits are added.
-        """
-        visited = alternate(
-            functools.partial(self._costs_at, price, rows),
-            lambda each: self._score(each).scalar(),
-            self._blocks,
-            labels,
-            max_entries=MAX_ENTRIES,
-            rounds=ROUNDS,
-            least_gain=LEAST_GAIN,
-        ).visited
-        return _ranked([Found(each.labels, self._score(each.labels)) for each in visited])
-
-    def _costs_at(self, price: float, rows: set[int], labels: Ints) -> PairwiseModel:
+    def _costs_at(self, labels: Ints) -> PairwiseModel:
         with self._assigned(labels) as partition:
-            model = self.tables.at(partition)
-            if price:
-                program = localize(partition, self.game.cache, sparse=True)
-                simulated = self.game.model.simulate(program)
-                cost = simulated.cost
-                excess = self.game.goal(cost).excess
-                if excess:
-                    over = simulated.live > float(np.max(simulated.live)) * math.exp(-excess)
-                    highest = np.argsort(-simulated.live, kind="stable")[:PRICED_ROWS]
-                    rows.update(r for r in highest.tolist() if over[r])
-                for row in sorted(rows):
-                    peak = self.tables.peak_at(program, simulated, row)
-                    model = model.plus(peak, price * cost.seconds / cost.peak_bytes)
-            return model
+            return self.tables.at(partition)
 
     @contextlib.contextmanager
     def _assigned(self, labels: Ints) -> Iterator[Partition]:
@@ -169,8 +130,15 @@ class ExactSteps:
         if cost is None:
             with self._assigned(labels) as partition:
                 program = localize(partition, self.game.cache, sparse=True)
-                cost = self._costs[key] = self.game.model.evaluate(program)
+                simulated = self.game.model.simulate(program)
+                cost = self._costs[key] = simulated.cost
+                self._live[key] = simulated.live
         return cost
+
+    def _live_of(self, labels: Ints) -> Floats:
+        """[rows] live bytes along the memory curve of an assignment."""
+        self._cost(labels)
+        return self._live[labels.tobytes()]
 
     def bound(self, found: Sequence[Found]) -> Bound | None:
         """Lower bound of the seconds of all assignments.
@@ -249,75 +217,6 @@ class ExactSteps:
         return Assign(source, tuple(decisions_to(state, tiles, loops)))
 
 
-def _ranked(found: Sequence[Found]) -> list[Found]:
+def ranked(found: Sequence[Found]) -> list[Found]:
+    """Assignments in order of their scores, best first."""
     return sorted(found, key=lambda each: each.score.rank())
-
-
-@dataclasses.dataclass(frozen=True, eq=False, slots=True)
-class ExactAnswer:
-    """Results of exact steps.
-
-    Attributes:
-      moves: the best assignments as moves, best first.
-      fits: the best is within all limits.
-      bound: no assignment takes fewer seconds, on the folded program; None if unknown.
-    """
-
-    moves: Sequence[Move] = ()
-    fits: bool = False
-    bound: float | None = None
-
-
-def exact_moves(
-    game: PlanningGame,
-    starts: Sequence[tuple[str, Sequence[Move]]],
-    count: int,
-    episodes: int = STARTS * EPISODES_PER_START,
-) -> ExactAnswer:
-    """The best assignments by exact steps, and a lower bound of all.
-
-    The assignment of least energy under the bound is a further start: near the optimum if the bound
-    is tight, and far from all known strategies.
-
-    Args:
-      game: in its first state.
-      starts: names of strategies and their moves. Steps start from the best by score, and from the
-        next by objective, as steps also keep limits.
-      count: most assignments.
-      episodes: of the search; with fewer than `EPISODES_PER_START` the answer is empty.
-
-    Returns:
-      At most `count` moves; none for a program without pairwise costs (rings, kept copies). No
-      bound either, then.
-    """
-    if episodes < EPISODES_PER_START:
-        return ExactAnswer()
-    try:
-        steps = ExactSteps(game)
-        scored: dict[Score, tuple[str, Ints]] = {}
-        for name, moves in starts:
-            played = len(list(play(game, moves)))
-            scored.setdefault(game.score(), (name, steps.labels_here()))
-            rewind(game, played)
-    except ValueError:
-        return ExactAnswer()
-    first = min(scored, key=Score.rank)
-    others = sorted(scored.keys() - {first}, key=lambda score: score.objective)
-    found: dict[bytes, tuple[Found, str]] = {}
-    for score in (first, *others)[: min(STARTS, episodes // EPISODES_PER_START)]:
-        name, labels = scored[score]
-        best = steps.improve(labels)[0]
-        found.setdefault(best.labels.tobytes(), (best, name))
-    bound = steps.bound([best for best, _ in found.values()])
-    if bound is not None:
-        best = steps.improve(bound.labels)[0]
-        found.setdefault(best.labels.tobytes(), (best, "bound"))
-    if all(steps.exceeds_memory(best) for best, _ in found.values()):
-        nearest = sorted(found.values(), key=lambda each: each[0].score.scalar())[:FITTED]
-        for best, name in nearest:
-            fitted = steps.fit(best)[0]
-            found.setdefault(fitted.labels.tobytes(), (fitted, name))
-    ranked = sorted(found.values(), key=lambda each: each[0].score.rank())
-    paths: list[Move] = [steps.move(best.labels, name) for best, name in ranked[:count]]
-    fits = ranked[0][0].score.excess == 0.0
-    return ExactAnswer(paths, fits, bound.seconds if bound else None)

@@ -25,20 +25,22 @@ def choose_finalist(
     folded: Callable[[Answer], Score],
     unfold: Callable[[Answer], tuple[Score, Found]],
     *,
+    always: int = 2,
     trust_ranks: bool = True,
 ) -> tuple[Answer, Found]:
     """The answer of the best unfolded score, with the result of `unfold`.
 
     Args:
       answers: the best by folded score, the best known strategy, and further answers.
+      always: answers that are compared even if the fold's ranks are trusted, the first ones.
       folded: score of an answer on the folded program.
       unfold: score of an answer on the unfolded program, and a result to return. Called for few
         answers: none whose folded score is beyond a better answer's by more than `FOLD_ERROR`.
-      trust_ranks: end after two answers if the first's scores agree.
+      trust_ranks: end after these if the first's scores agree, and the first is within the limits.
     """
     found: list[tuple[Score, Answer, Found]] = []
     for number, answer in enumerate(answers):
-        if number > 1 and trust_ranks and _close(found[0][0], folded(answers[0])):
+        if number >= always and trust_ranks and _close(found[0][0], folded(answers[0])):
             break
         if found and _far(min(score for score, _, _ in found), folded(answer)):
             continue
@@ -49,7 +51,8 @@ def choose_finalist(
 
 
 def _close(whole: Score, folded: Score) -> bool:
-    return abs(whole.scalar() - folded.scalar()) <= MAX_FOLD_DIFFERENCE
+    fits = whole.excess == 0.0 or folded.excess > 0.0
+    return fits and abs(whole.scalar() - folded.scalar()) <= MAX_FOLD_DIFFERENCE
 
 
 def _far(best: Score, folded: Score) -> bool:

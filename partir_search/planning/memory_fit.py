@@ -79,7 +79,12 @@ def fit_by_remat(
         and replayed.cost.peak_bytes >= planned.cost.peak_bytes
     ):
         return planned, ()  # the peak is elsewhere: recomputation frees nothing
-    spare = _worth(planned.cost, replayed.cost, target_bytes, objective)
+    costs = planned.cost, replayed.cost
+    if known is not None and len(replayed.actions) < len(planned.actions):
+        # Decisions on recomputed values do not hold: their cost says nothing of recomputation.
+        start = known(recomputed)
+        costs = played(module, start.actions).cost, start.cost
+    spare = _worth(*costs, target_bytes, objective)
     full = plan(recomputed, planned.actions, spare)
     if planned.cost.peak_bytes <= full.cost.peak_bytes:
         return planned, ()

@@ -26,8 +26,8 @@ from partir_search.plan.search_space import SearchSpace
 from partir_search.planning.axis_modes import choose_modes
 from partir_search.planning.checks.schedule import check_schedule
 from partir_search.planning.clock import Clock
-from partir_search.planning.exact_steps import exact_moves
-from partir_search.planning.finalists import choose_finalist
+from partir_search.planning.exact_answer import ExactAnswer, exact_moves
+from partir_search.planning.fold_limits import choose_within
 from partir_search.planning.fold_models import FoldModels, fold_models
 from partir_search.planning.front.visited import visited_states
 from partir_search.planning.game import PlanningGame
@@ -258,7 +258,7 @@ class Planner:
         visited = visited_states(game, result.paths, ops)
         game.clear_caches()
         with self._clock.timed("finalists"):
-            best, path = self._finalist(game, folded, before, result, starts)
+            best, path = self._finalist(game, folded, before, result, starts, exact)
         report = SearchReport(
             axes=tuple(names),
             known=tuple(costs.items()),
@@ -341,6 +341,7 @@ class Planner:
         before: Sequence[Action],
         result: Result,
         starts: Sequence[Sequence[Move]],
+        exact: ExactAnswer,
     ) -> tuple[Cost, list[Action]]:
         """Evaluates the best answers of a search on the unfolded program.
 
@@ -349,6 +350,7 @@ class Planner:
         """
         paths = [e.path for e in result.elites[: 1 if result.proven else FINALISTS]]
         if not result.proven:
+            paths[1:1] = [(move,) for move in exact.moves[:1]]
             paths.insert(1, min(map(tuple, starts), key=lambda p: game.costed(p)[0].rank()))
         if self.streams:  # rings may hide the gathers of context parallelism
             contexts = [p for p in map(tuple, starts) if any(isinstance(m, TileContext) for m in p)]
@@ -357,17 +359,11 @@ class Planner:
         for action in before:
             action.apply(state)
 
-        def unfold(path: Sequence[Move]) -> tuple[Score, list[Action]]:
+        def unfold(path: tuple[Move, ...]) -> tuple[Cost, list[Action]]:
             actions, _, cost = self.lifted(folded, game, path, state)
-            return game.goal(cost), actions
+            return cost, actions
 
-        path, actions = choose_finalist(
-            list(dict.fromkeys(paths)),
-            lambda path: game.costed(path)[0],
-            unfold,
-            trust_ranks=not self.streams,
-        )
-        return game.costed(path)[1], actions
+        return choose_within(game, paths, result, exact, unfold, trust_ranks=not self.streams)
 
     def lifted(
         self, folded: Folded, game: PlanningGame, path: Sequence[Move], state: State

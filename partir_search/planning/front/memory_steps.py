@@ -16,7 +16,6 @@ from partir_search.mcts.game import Move
 from partir_search.planning.exact_steps import (
     LEAST_GAIN,
     MAX_ENTRIES,
-    PRICED_ROWS,
     ROUNDS,
     ExactSteps,
 )
@@ -27,6 +26,7 @@ from partir_search.simulator.cost import Cost
 # Of all bytes at the peak of the start, in seconds of its step: from hardly any to more than all.
 PRICES = (0.1, 0.3, 1.0)
 EXACT = "exact steps from "
+PRICED_ROWS = 4  # of the memory curve, the highest, added at each assignment
 MAX_MOVES = 10  # assignments returned as moves
 
 

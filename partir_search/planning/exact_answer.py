@@ -1,0 +1,117 @@
+"""The best assignments by exact steps from known strategies, and a bound of all."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from partir_search.exact.pairwise import Ints
+from partir_search.mcts.game import Move, Score, play, rewind
+from partir_search.planning.exact_steps import LEAST_GAIN, Found
+from partir_search.planning.fitted_steps import FittedSteps
+from partir_search.planning.game import PlanningGame
+
+EPISODES_PER_START = 300  # of the search, for exact steps from one more strategy
+STARTS = 3  # most strategies from which exact steps start
+FITTED = 2  # assignments over the limits that are fitted
+ALIKE = 4  # decimals of log figures in which assignments are alike
+
+Named = tuple[Found, str]
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class ExactAnswer:
+    """Results of exact steps.
+
+    Attributes:
+      moves: the best assignments as moves, best first.
+      fits: the best is within all limits.
+      bound: no assignment takes fewer seconds, on the folded program; None if unknown.
+      steps / found: the steps, and the assignments found with names of their starts.
+    """
+
+    moves: Sequence[Move] = ()
+    fits: bool = False
+    bound: float | None = None
+    steps: FittedSteps | None = None
+    found: Sequence[Named] = ()
+
+    def refitted(self, count: int) -> Sequence[Move]:
+        """The best assignments by the game's goal of now, which may have other limits."""
+        if self.steps is None:
+            return ()
+        found = [(self.steps.scored(each.labels), name) for each, name in self.found]
+        ranked = _fitted(self.steps, found)
+        return [self.steps.move(each.labels, name) for each, name in ranked[:count]]
+
+
+def exact_moves(
+    game: PlanningGame,
+    starts: Sequence[tuple[str, Sequence[Move]]],
+    count: int,
+    episodes: int = STARTS * EPISODES_PER_START,
+) -> ExactAnswer:
+    """The best assignments by exact steps, and a lower bound of all.
+
+    The assignment of least energy under the bound is a further start: near the optimum if the bound
+    is tight, and far from all known strategies.
+
+    Args:
+      game: in its first state.
+      starts: names of strategies and their moves. Steps start from the best by score, and from the
+        next by objective, as steps also keep limits.
+      count: most assignments.
+      episodes: of the search; with fewer than `EPISODES_PER_START` the answer is empty.
+
+    Returns:
+      At most `count` moves; none for a program without pairwise costs (rings, kept copies). No
+      bound either, then.
+    """
+    if episodes < EPISODES_PER_START:
+        return ExactAnswer()
+    try:
+        steps = FittedSteps(game)
+        scored: dict[Score, tuple[str, Ints]] = {}
+        for name, moves in starts:
+            played = len(list(play(game, moves)))
+            scored.setdefault(game.score(), (name, steps.labels_here()))
+            rewind(game, played)
+    except ValueError:
+        return ExactAnswer()
+    first = min(scored, key=Score.rank)
+    others = sorted(scored.keys() - {first}, key=lambda score: score.objective)
+    found: dict[bytes, Named] = {}
+    for score in (first, *others)[: min(STARTS, episodes // EPISODES_PER_START)]:
+        name, labels = scored[score]
+        best = steps.improve(labels)[0]
+        found.setdefault(best.labels.tobytes(), (best, name))
+    bound = steps.bound([best for best, _ in found.values()])
+    if bound is not None:
+        best = steps.improve(bound.labels)[0]
+        found.setdefault(best.labels.tobytes(), (best, "bound"))
+    ranked = _fitted(steps, [*found.values()])
+    paths: list[Move] = [steps.move(best.labels, name) for best, name in ranked[:count]]
+    fits = ranked[0][0].score.excess == 0.0
+    return ExactAnswer(paths, fits, bound.seconds if bound else None, steps, ranked)
+
+
+def _fitted(steps: FittedSteps, found: Sequence[Named]) -> list[Named]:
+    """Assignments, and those fitted into the limits, best first."""
+    every = {each.labels.tobytes(): (each, name) for each, name in found}
+    for best, name in _over(steps, found)[:FITTED]:
+        fitted = steps.fit(best)[0]
+        every.setdefault(fitted.labels.tobytes(), (fitted, name))
+    return sorted(every.values(), key=lambda each: each[0].score.rank())
+
+
+def _over(steps: FittedSteps, found: Sequence[Named]) -> Sequence[Named]:
+    """Distinct assignments over the limits that are better than the best within, nearest first."""
+    least = min((f.score.objective for f, _ in found if not f.score.excess), default=math.inf)
+    over = dict[tuple[float, float], Named]()
+    for each, name in sorted(found, key=lambda item: item[0].score.scalar()):
+        score = each.score
+        if steps.exceeds_memory(each) and score.objective < least * (1.0 - LEAST_GAIN):
+            figures = round(math.log(score.objective), ALIKE), round(score.excess, ALIKE)
+            over.setdefault(figures, (each, name))
+    return [*over.values()]

@@ -1,0 +1,104 @@
+"""Limits of memory on the folded program, corrected by a peak of the whole program.
+
+The peak of the folded program is off by a fraction of a percent. Near a limit an answer may be
+within it folded and beyond it whole: the answers within the limit less the error are next.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from partir_search.mcts.game import Move, Score
+from partir_search.mcts.goals import Scorer
+from partir_search.mcts.search import Result
+from partir_search.planning.exact_answer import ExactAnswer
+from partir_search.planning.finalists import choose_finalist
+from partir_search.planning.game import PlanningGame
+from partir_search.simulator.cost import Cost
+
+MAX_CORRECTIONS = 2  # of limits, by the peak of an answer on the whole program
+MARGIN = 1.0 + 1e-9  # of the factor, against rounding
+
+Path = tuple[Move, ...]
+Found = TypeVar("Found")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ScaledPeak(Scorer[Cost]):
+    """Scorer of costs with the peak times a factor.
+
+    Attributes:
+      factor: peak of the whole program over that of the folded one.
+    """
+
+    factor: float = 1.0
+
+    def __call__(self, cost: Cost) -> Score:
+        return Scorer.__call__(
+            self, dataclasses.replace(cost, peak_bytes=cost.peak_bytes * self.factor)
+        )
+
+
+def scaled(goal: Scorer[Cost], whole: Cost, folded: Cost) -> ScaledPeak:
+    """Scorer of folded costs that scales peaks as those of one answer."""
+    return ScaledPeak(goal.goals, MARGIN * whole.peak_bytes / folded.peak_bytes)
+
+
+def answers_by(game: PlanningGame, result: Result, exact: ExactAnswer) -> Sequence[Path]:
+    """Best answers by the game's goal: of exact steps, fitted once more, and of the search."""
+    ranks = {
+        key: game.goal(game.costs[key]).rank()
+        for key in result.paths
+        if isinstance(key, int) and key in game.costs
+    }
+    visited = [result.paths[min(ranks, key=ranks.__getitem__)]] if ranks else []
+    return [*((move,) for move in exact.refitted(1)), *visited]
+
+
+def choose_within(
+    game: PlanningGame,
+    paths: Sequence[Path],
+    result: Result,
+    exact: ExactAnswer,
+    unfold: Callable[[Path], tuple[Cost, Found]],
+    *,
+    trust_ranks: bool,
+) -> tuple[Cost, Found]:
+    """The best answer of a search by whole costs, within the limits if any answer is.
+
+    Args:
+      paths: the best answer by folded score, the best known strategy, the best by exact steps if
+        there are any, and further answers.
+      result / exact: all answers.
+      unfold: function from an answer to the cost on the whole program, and a result to return.
+      trust_ranks: as in `choose_finalist`.
+
+    Returns:
+      Folded cost of the winner, and its result of `unfold`.
+    """
+    goal = game.goal
+
+    @functools.cache
+    def whole(path: Path) -> tuple[Score, tuple[Cost, Found]]:
+        found = unfold(path)
+        return goal(found[0]), found
+
+    for corrected in range(MAX_CORRECTIONS + 1):
+        path, (cost, found) = choose_finalist(
+            list(dict.fromkeys(paths)),
+            lambda path: game.costed(path)[0],
+            whole,
+            always=3 if exact.moves else 2,
+            trust_ranks=trust_ranks,
+        )
+        folded = game.costed(path)[1]
+        fits = goal(cost).excess == 0.0
+        if fits or game.goal(folded).excess > 0.0 or corrected == MAX_CORRECTIONS:
+            break
+        game.goal = scaled(goal, cost, folded)
+        paths = [path, *answers_by(game, result, exact)]
+    game.goal = goal
+    return folded, found
