@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -68,56 +67,18 @@ def test_layers(machine: str) -> None:
 
 
 def test_limits_are_kept() -> None:
-    """Steps that are over the memory limit go on with a price for bytes."""
-    game = game_of_model("transformer-small", 8, GRID, MACHINES["tpu_v5e"])
-    known = named_strategies(game.mesh, game.axes, game.targets)
-    (free, *_) = exact_moves(game, known, 1).moves
-    game.step(free)
-    limit = 0.97 * game.cost().peak_bytes
-    seconds = game.cost().seconds
-    game.undo()
-    game.goal = scorer((ps.Fit(limit), ps.Fastest()))
-    (fitted, *_) = exact_moves(game, known, 1).moves
-    game.step(fitted)
-    assert game.cost().peak_bytes <= limit
-    assert game.cost().seconds < 1.5 * seconds
-
-
-def test_seconds_rise_steadily_as_limits_fall() -> None:
-    """The best within a lower limit is within a higher one too; no limit ends far above the next.
-
-    Least bytes of any tiling are 0.68 of those of the fastest assignment.
-    """
-    game = game_of_model("transformer-small", 8, GRID, MACHINES["tpu_v5e"])
-    known = named_strategies(game.mesh, game.axes, game.targets)
-    free = exact_moves(game, known, 1).moves[0]
-    game.step(free)
-    peak, seconds = game.cost().peak_bytes, [game.cost().seconds]
-    game.undo()
-    for fraction in (0.99, 0.97, 0.95, 0.93, 0.91, 0.89):
-        game.goal = scorer((ps.Fit(fraction * peak), ps.Fastest()))
-        found = exact_moves(game, known, 1)
-        assert found.fits
-        game.step(found.moves[0])
-        assert game.cost().peak_bytes <= fraction * peak
-        seconds.append(game.cost().seconds)
-        game.undo()
-    for higher, lower in itertools.pairwise(seconds):
-        assert 0.995 * higher <= lower <= 1.05 * higher
-
-
-def test_refitted_to_a_lower_limit() -> None:
-    """Assignments found under one limit are fitted into another without new tables."""
+    """Steps over a memory limit go on with prices of bytes, with the tables of another limit."""
     game = game_of_model("transformer-small", 8, GRID, MACHINES["tpu_v5e"])
     known = named_strategies(game.mesh, game.axes, game.targets)
     found = exact_moves(game, known, 1)
     game.step(found.moves[0])
-    limit = 0.95 * game.cost().peak_bytes
+    peak, seconds = game.cost().peak_bytes, game.cost().seconds
     game.undo()
-    game.goal = scorer((ps.Fit(limit), ps.Fastest()))
+    game.goal = scorer((ps.Fit(0.97 * peak), ps.Fastest()))
     (fitted,) = found.refitted(1)
     game.step(fitted)
-    assert game.cost().peak_bytes <= limit
+    assert game.cost().peak_bytes <= 0.97 * peak
+    assert seconds <= game.cost().seconds < 1.1 * seconds
     game.undo()
     assert exact_moves(game, known, 1, 1).refitted(1) == ()  # too few episodes for exact steps
 

@@ -23,6 +23,7 @@ from partir_search.exact.pairwise import (
     PairwiseModel,
     lift_labelling,
 )
+from partir_search.exact.repair import Changes, changed_singly
 
 MAX_POINTS = 10  # labellings found by elimination for one set of limits
 GAP = 1e-5  # of the dual, relative to the cost, at which cutting planes end
@@ -180,84 +181,15 @@ class LimitedBlock:
         return found if found.energy < start.energy - 1e-12 * abs(start.energy) else start
 
     def _add_between(self, master: Multipliers) -> None:
-        """Adds labellings between each pair of mixed points of which one exceeds a limit."""
+        """Adds labellings between mixed points, and near each, with less excess."""
         _, excesses = self._figures()
-        mixed = master.mixed.tolist()
-        for low in mixed:
-            for high in mixed:
-                if (
-                    low != high
-                    and np.any(excesses[low] > 0.0)
-                    and np.all(excesses[high] <= np.maximum(excesses[low], 0.0))
-                ):
+        usages = [limit.usage for limit in self._limits]
+        most = np.array([limit.most for limit in self._limits])
+        over = [k for k in master.mixed.tolist() if np.any(excesses[k] > 0.0)]
+        for low in over:
+            for high in master.mixed.tolist():
+                if low != high:
                     changes = Changes(self._model, self._points[low], self._points[high])
-                    usages = [limit.usage for limit in self._limits]
-                    most = np.array([limit.most for limit in self._limits])
                     self._add(changes.within(usages, most))
-
-
-class Changes:
-    """Groups of variables in which two labellings differ; no pair has variables of two groups."""
-
-    def __init__(self, model: PairwiseModel, low: Ints, high: Ints) -> None:
-        self._model, self._low, self._high = model, low, high
-        self._group = np.full(len(low), -1, dtype=np.int64)
-        differs = low != high
-        count = 0
-        for u in np.flatnonzero(differs).tolist():
-            if self._group[u] >= 0:
-                continue
-            stack = [u]
-            self._group[u] = count
-            while stack:
-                for v, _ in model.neighbours[stack.pop()]:
-                    if differs[v] and self._group[v] < 0:
-                        self._group[v] = count
-                        stack.append(v)
-            count += 1
-        self.count = count
-
-    def of(self, model: PairwiseModel) -> Floats:
-        """[groups] change of a model's energy with one group changed from `low` to `high`."""
-        found = np.zeros(self.count)
-        low, high, group = self._low.tolist(), self._high.tolist(), self._group.tolist()
-        for u, g in enumerate(group):
-            if g >= 0:
-                found[g] += model.unary[u][high[u]] - model.unary[u][low[u]]
-        for (u, v), table in model.pairs.items():
-            g, h = group[u], group[v]
-            if g >= 0 and (h < 0 or h == g):
-                to = high[v] if h == g else low[v]
-                found[g] += table[high[u], to] - table[low[u], low[v]]
-            elif h >= 0 and g < 0:
-                found[h] += table[low[u], high[v]] - table[low[u], low[v]]
-            elif g >= 0:  # a usage has a pair that the costs have not
-                found[g] += table[high[u], low[v]] - table[low[u], low[v]]
-                found[h] += table[low[u], high[v]] - table[low[u], low[v]]
-        return found
-
-    def within(self, usages: Sequence[PairwiseModel], most: Floats) -> Ints:
-        """Labelling within limits, with groups changed in order of cost per excess saved.
-
-        Groups that turn out not to be needed are changed back, the dearest first. The result is
-        `high` if nothing less is within the limits.
-        """
-        costs = self.of(self._model)
-        saved = np.array([-self.of(usage) / n for usage, n in zip(usages, most, strict=True)])
-        low = np.array([u.energy(self._low) / n - 1.0 for u, n in zip(usages, most, strict=True)])
-        excess, chosen = low.copy(), np.zeros(self.count, dtype=np.bool_)
-        while np.any(excess > 0.0) and not chosen.all():
-            useful = np.minimum(saved, np.maximum(excess, 0.0)[:, None]).sum(axis=0)
-            each = np.where(useful > 0.0, costs / np.maximum(useful, 1e-300), np.inf)
-            each[costs <= 0.0] = np.where(useful[costs <= 0.0] >= 0.0, -np.inf, np.inf)
-            each[chosen] = np.nan
-            g = int(np.nanargmin(each))
-            chosen[g] = True
-            excess = low - saved @ chosen
-        for g in np.argsort(-costs, kind="stable").tolist():
-            if chosen[g] and costs[g] > 0.0 and np.all(excess + saved[:, g] <= 0.0):
-                chosen[g] = False
-                excess = low - saved @ chosen
-        changed = np.isin(self._group, np.flatnonzero(chosen))
-        found: Ints = np.where(changed, self._high, self._low)
-        return found
+        for low in over:
+            self._add(changed_singly(self._model, usages, most, self._points[low]))

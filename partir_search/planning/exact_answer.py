@@ -28,22 +28,28 @@ class ExactAnswer:
       moves: the best assignments as moves, best first.
       fits: the best is within all limits.
       bound: no assignment takes fewer seconds, on the folded program; None if unknown.
-      steps / found: the steps, and the assignments found with names of their starts.
+      steps / starts / found: the steps, the strategies, and the assignments found, with names.
     """
 
     moves: Sequence[Move] = ()
     fits: bool = False
     bound: float | None = None
     steps: FittedSteps | None = None
+    starts: Sequence[Named] = ()
     found: Sequence[Named] = ()
 
     def refitted(self, count: int) -> Sequence[Move]:
         """The best assignments by the game's goal of now, which may have other limits."""
         if self.steps is None:
             return ()
-        found = [(self.steps.scored(each.labels), name) for each, name in self.found]
-        ranked = _fitted(self.steps, found)
-        return [self.steps.move(each.labels, name) for each, name in ranked[:count]]
+        steps = self.steps
+        ranked = _fitted(steps, [(steps.scored(each.labels), name) for each, name in self.found])
+        if ranked[0][0].score.excess:  # steps rank what they meet by the limits
+            starts = [(steps.scored(each.labels), name) for each, name in self.starts]
+            starts = sorted(starts, key=lambda each: each[0].score.rank())[:STARTS]
+            again = [(steps.improve(each.labels)[0], name) for each, name in starts]
+            ranked = _fitted(steps, [*again, *ranked])
+        return [steps.move(each.labels, name) for each, name in ranked[:count]]
 
 
 def exact_moves(
@@ -93,7 +99,8 @@ def exact_moves(
     ranked = _fitted(steps, [*found.values()])
     paths: list[Move] = [steps.move(best.labels, name) for best, name in ranked[:count]]
     fits = ranked[0][0].score.excess == 0.0
-    return ExactAnswer(paths, fits, bound.seconds if bound else None, steps, ranked)
+    known = [(Found(labels, score), name) for score, (name, labels) in scored.items()]
+    return ExactAnswer(paths, fits, bound.seconds if bound else None, steps, known, ranked)
 
 
 def _fitted(steps: FittedSteps, found: Sequence[Named]) -> list[Named]:
@@ -102,6 +109,10 @@ def _fitted(steps: FittedSteps, found: Sequence[Named]) -> list[Named]:
     for best, name in _over(steps, found)[:FITTED]:
         fitted = steps.fit(best)[0]
         every.setdefault(fitted.labels.tobytes(), (fitted, name))
+    smallest = steps.smallest()
+    if all(steps.exceeds_memory(each) for each, _ in every.values()):
+        fitted = steps.fit(smallest)[0] if smallest.score.excess else smallest
+        every.setdefault(fitted.labels.tobytes(), (fitted, "the smallest"))
     return sorted(every.values(), key=lambda each: each[0].score.rank())
 
 

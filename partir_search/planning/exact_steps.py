@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from partir_search.exact.alternation import Blocks, alternate
-from partir_search.exact.pairwise import Floats, Ints, PairwiseModel
+from partir_search.exact.pairwise import Ints, PairwiseModel
 from partir_search.ir.partition import Partition
 from partir_search.ir.rule import NONE
 from partir_search.lowering.localize import localize
@@ -26,6 +26,7 @@ from partir_search.planning.assignments import Assign, decisions_to
 from partir_search.planning.game import PlanningGame
 from partir_search.simulator.cost import Cost
 from partir_search.simulator.tables.bound import Bound, bound_below
+from partir_search.simulator.tables.peak import highest_rows
 from partir_search.simulator.tables.tables import CostTables
 
 MAX_LABELS = 30_000  # of all variables; tables with more take longer than a search
@@ -33,6 +34,7 @@ MAX_CHOICES = 150  # labels of one variable: a table of two variables has their 
 MAX_BOUNDED = 50_000  # labels times orders of axes, for a bound
 MAX_ENTRIES = 2_000_000  # of one table of elimination
 ROUNDS = 4  # turns of each axis
+HIGHEST_ROWS = 2  # of the memory curve of an assignment, which limits know
 LEAST_GAIN = 1e-4  # in log cost: axes without it after one turn each end the steps
 
 
@@ -69,7 +71,7 @@ class ExactSteps:
         )
         self._start = game.state.key()
         self._costs: dict[bytes, Cost] = {}
-        self._live: dict[bytes, Floats] = {}
+        self._highest: dict[bytes, list[tuple[float, int, int]]] = {}
 
     def labels_here(self) -> Ints:
         """Labels of the game's current state."""
@@ -132,13 +134,13 @@ class ExactSteps:
                 program = localize(partition, self.game.cache, sparse=True)
                 simulated = self.game.model.simulate(program)
                 cost = self._costs[key] = simulated.cost
-                self._live[key] = simulated.live
+                self._highest[key] = highest_rows(self.game.model, simulated, HIGHEST_ROWS)
         return cost
 
-    def _live_of(self, labels: Ints) -> Floats:
-        """[rows] live bytes along the memory curve of an assignment."""
+    def _highest_of(self, labels: Ints) -> list[tuple[float, int, int]]:
+        """Bytes, row and position of the highest rows of an assignment's memory curve."""
         self._cost(labels)
-        return self._live[labels.tobytes()]
+        return self._highest[labels.tobytes()]
 
     def bound(self, found: Sequence[Found]) -> Bound | None:
         """Lower bound of the seconds of all assignments.

@@ -1,8 +1,8 @@
 """Exact steps within limits of memory.
 
-Rows of the memory curve have prices, the multipliers of the dual (`exact/limited.py`). A row gets a
-price as soon as some assignment exceeds the limit there, also an assignment that is then rejected:
-else later prices lead to the same assignment again.
+Rows of the memory curve, each with the copies at one op, have prices: the multipliers of the dual
+(`exact/limited.py`). A row gets a price as soon as some assignment exceeds the limit there, also
+one that is then rejected: else the next prices lead to the same assignment again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from partir_search.exact.limited import LimitedBlock
-from partir_search.exact.pairwise import Floats, Ints
+from partir_search.exact.pairwise import Ints
 from partir_search.lowering.localize import localize
 from partir_search.planning.exact_steps import (
     LEAST_GAIN,
@@ -26,9 +26,12 @@ from partir_search.planning.exact_steps import (
 from partir_search.planning.game import PlanningGame
 
 FIRST_PRICE = 1.0  # of all bytes of a row, in seconds of the step
-NEW_ROWS = 2  # of the memory curve, the highest over the limit, added at one assignment
-MAX_ROWS = 6  # with prices in one turn
-CORRECTIONS = 3  # of limits in one turn, where the tables' bytes are off
+MAX_ROWS = 8  # with prices in one turn
+PENALTY = 10.0  # of excess, in log seconds, until an assignment is within the limits
+CORRECTIONS = 4  # of limits in one turn, where the tables' bytes are off
+LEAST = 1e-4  # of the limit, in one correction
+
+Row = tuple[int, int]  # of the memory curve, and the position whose temporaries count
 
 
 class FittedSteps(ExactSteps):
@@ -36,7 +39,7 @@ class FittedSteps(ExactSteps):
 
     def __init__(self, game: PlanningGame) -> None:
         super().__init__(game)
-        self._prices: dict[int, float] = {}  # by row, in seconds of all bytes of the limit
+        self._prices: dict[Row, float] = {}  # in seconds of all bytes of the limit
 
     def fit(self, start: Found) -> list[Found]:
         """All assignments visited by exact steps from one that exceeds the limits, best first."""
@@ -46,22 +49,22 @@ class FittedSteps(ExactSteps):
         for turn in range(ROUNDS * len(blocks)):
             visited = self._turn(best.labels, blocks[turn % len(blocks)], limit)
             found += visited
-            after = min((best, *visited), key=self._rank)
+            after = min((best, *visited), key=_rank)
             stale = 0 if self._gains(best, after) else stale + 1
             best = after
             if stale == len(blocks):
                 break
         return ranked(found)
 
-    def _gains(self, before: Found, after: Found) -> bool:
-        (over, cost), (over_after, cost_after) = self._rank(before), self._rank(after)
+    @staticmethod
+    def _gains(before: Found, after: Found) -> bool:
+        (over, cost), (over_after, cost_after) = _rank(before), _rank(after)
         return over_after < over or cost_after < cost - LEAST_GAIN
 
-    def _rank(self, found: Found) -> tuple[bool, float]:
-        """Sort key: assignments within the limits first, others by their Lagrangian."""
-        seconds = max(found.score.objective, 1e-300)
-        penalty = sum(self._prices.values()) / seconds
-        return found.score.excess > 0.0, found.score.scalar(max(penalty, FIRST_PRICE))
+    def smallest(self) -> Found:
+        """The assignment of the lowest peak of all visited."""
+        key = min(self._costs, key=lambda labels: self._costs[labels].peak_bytes)
+        return self.scored(np.frombuffer(key, dtype=np.int64))
 
     def _turn(self, labels: Ints, block: Sequence[Ints], limit: float) -> list[Found]:
         """Assignments that differ in one block.
@@ -69,47 +72,48 @@ class FittedSteps(ExactSteps):
         Args:
           limit: bytes of a row of the memory curve.
         """
+        seconds, rows = self._cost(labels).seconds, list[Row]()
+        self._meet(labels, limit)
         with self._assigned(labels) as partition:
             model = self.tables.at(partition)
             program = localize(partition, self.game.cache, sparse=True)
             simulated = self.game.model.simulate(program)
-            limited = LimitedBlock(model, labels, block, MAX_ENTRIES)
-            seconds, rows = simulated.cost.seconds, list[int]()
+        limited = LimitedBlock(model, labels, block, MAX_ENTRIES)
 
-            def add(row: int) -> None:
-                usage = self.tables.peak_at(program, simulated, row)
-                limited.limit(usage, limit, self._prices.setdefault(row, FIRST_PRICE * seconds))
-                rows.append(row)
+        def add(row: Row) -> None:
+            usage = self.tables.peak_at(program, simulated, *row)
+            limited.limit(usage, limit, self._prices.setdefault(row, FIRST_PRICE * seconds))
+            rows.append(row)
 
-            self._meet(simulated.live, limit, seconds)
-            for row in sorted(self._prices, key=self._prices.__getitem__)[-MAX_ROWS:]:
+        for row in sorted(self._prices, key=self._prices.__getitem__)[-MAX_ROWS:]:
+            add(row)
+        visited: dict[bytes, Found] = {}
+        for attempt in range(CORRECTIONS):
+            for x in limited.solve(None if attempt else limited.prices):
+                visited[x.tobytes()] = self.scored(x)
+            within = limited.cheapest_within()
+            if within is None or self._score(within.labels).excess == 0.0:
+                break
+            most, *highest = self._highest_of(within.labels)[0]
+            row = (highest[0], highest[1])
+            if row in rows:
+                number = rows.index(row)
+                limited.tighten(number, max(most - within.usages[number], LEAST * limit))
+            else:  # copies at another op than here
                 add(row)
-            visited: dict[bytes, Found] = {}
-            for attempt in range(CORRECTIONS):
-                for x in limited.solve(None if attempt else limited.prices):
-                    visited[x.tobytes()] = self.scored(x)
-                within = limited.cheapest_within()
-                if within is None or self._score(within.labels).excess == 0.0:
-                    break
-                live = self._live_of(within.labels)
-                highest = int(np.argmax(live))
-                if highest in rows:  # copies at other ops than here
-                    number = rows.index(highest)
-                    limited.tighten(number, float(live[highest]) - within.usages[number])
-                else:
-                    add(highest)
-            self._prices.update(zip(rows, limited.prices.tolist(), strict=True))
+        self._prices.update(zip(rows, limited.prices.tolist(), strict=True))
         for each in visited.values():
-            self._meet(self._live_of(each.labels), limit, seconds)
+            self._meet(each.labels, limit)
         return list(visited.values())
 
-    def _meet(self, live: Floats, limit: float, seconds: float) -> None:
-        """Gives prices to the highest rows over the limit.
+    def _meet(self, labels: Ints, limit: float) -> None:
+        """Gives prices to the highest rows of an assignment over the limit."""
+        first = FIRST_PRICE * self._cost(labels).seconds
+        for most, row, position in self._highest_of(labels):
+            if most > limit:
+                self._prices.setdefault((row, position), first)
 
-        Args:
-          live: [rows] bytes.
-          seconds: of a step.
-        """
-        highest = np.argsort(-live, kind="stable")[:NEW_ROWS]
-        for row in highest[live[highest] > limit].tolist():
-            self._prices.setdefault(row, FIRST_PRICE * seconds)
+
+def _rank(found: Found) -> tuple[bool, float]:
+    """Sort key: assignments within the limits first, others mostly by their excess."""
+    return found.score.excess > 0.0, found.score.scalar(PENALTY)

@@ -24,13 +24,19 @@ LARGE_COPIES = 0.5  # of the largest temporaries of a row
 
 
 def read_peak(
-    model: CostModel, shares: Shares, simulated: Simulation, labels: Ints, row: int | None = None
+    model: CostModel,
+    shares: Shares,
+    simulated: Simulation,
+    labels: Ints,
+    row: int | None = None,
+    position: int | None = None,
 ) -> PairwiseModel:
     """Bytes of a row of the curve; exact at a simulated program.
 
     Args:
       labels: of the program.
       row: of the curve; the highest at the program by default.
+      position: position of the row whose temporaries count; those with the most by default.
     """
     memory, nbytes = model.memory, simulated.load.roofline.nbytes
     row = int(np.argmax(simulated.live)) if row is None else row
@@ -41,6 +47,8 @@ def read_peak(
     per_value: Floats = memory.argument_counts.astype(np.float64, copy=True)
     per_value[: len(weights)] += np.where(stored[: len(weights)], weights, 0.0)
     positions = memory.curve.positions_of(row)
+    if position is not None:
+        positions = np.array([position], dtype=np.int64)
     held = temporaries.bytes_at[positions]
     builder = ModelBuilder(shares.variables.sizes)
     builder.constant = besides + float(np.max(held))
@@ -54,14 +62,25 @@ def read_peak(
         scope, share = shares.stored(v)
         builder.add(scope, share * (float(per_value[v]) * float(memory.nbytes[v])))
     # Any of the positions with large copies would be the next to hold the peak.
-    large = positions[
-        (held >= LARGE_COPIES * float(np.max(held))) & (held > 0.0) & (positions < len(ops))
-    ]
+    counted = (held >= LARGE_COPIES * float(np.max(held))) & (held > 0.0)
+    large = positions[(counted | (position is not None)) & (positions < len(ops))]
     for position in large.tolist():
         for scope, copies in _copies(shares, ops[position], memory.stored):
             builder.add(scope, copies)
             builder.constant -= float(copies[tuple(labels[x] for x in scope)])
     return builder.model()
+
+
+def highest_rows(
+    model: CostModel, simulated: Simulation, count: int
+) -> list[tuple[float, int, int]]:
+    """Bytes, row and position with the most temporaries of the highest rows, highest first."""
+    found = []
+    for row in np.argsort(-simulated.live, kind="stable")[:count].tolist():
+        positions = model.memory.curve.positions_of(row)
+        held = simulated.temporaries.bytes_at[positions]
+        found.append((float(simulated.live[row]), row, int(positions[np.argmax(held)])))
+    return found
 
 
 def _copies(shares: Shares, op: Op, stored: Sequence[int]) -> Iterator[tuple[Scope, Floats]]:

@@ -109,19 +109,23 @@ class CostTables:
         return self.ordered(partition.order).at(self.labels_of(partition))
 
     def peak_at(
-        self, program: LocalProgram, simulated: Simulation | None = None, row: int | None = None
+        self,
+        program: LocalProgram,
+        simulated: Simulation | None = None,
+        row: int | None = None,
+        position: int | None = None,
     ) -> PairwiseModel:
         """Bytes at the peak of a program's memory, linear in local bytes; exact at the program.
 
         Args:
           simulated: simulation of the program; computed by default.
           row: row of the memory curve; the highest by default.
+          position: position of the row whose temporaries count; those with the most by default.
         """
         simulated = simulated or self.model.simulate(program)
         labels = self.labels_of(program.partition)
-        return read_peak(
-            self.model, Shares(self.variables, self.model.memory.padding), simulated, labels, row
-        )
+        shares = Shares(self.variables, self.model.memory.padding)
+        return read_peak(self.model, shares, simulated, labels, row, position)
 
     def below(self, partition: Partition) -> PairwiseModel:
         """Lower bounds of the costs of all partitions with the order of one.
