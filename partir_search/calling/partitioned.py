@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import os
 import types
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
@@ -34,6 +35,8 @@ from partir_search.plan.plan import Plan, spec_of
 from partir_search.planning.checks import options as checks
 from partir_search.planning.options import Options
 from partir_search.planning.trace import Call, ClosesOverTraced
+from partir_search.profile.profile import Profile, load_profile
+from partir_search.simulator.target.machine import Machine
 
 P = ParamSpec("P")  # arguments of the user's function, and R its result
 Q = ParamSpec("Q")  # arguments of a method, and T its object
@@ -98,6 +101,30 @@ class AutoPartitioned(Unpickled, Generic[P, R]):
             step._user = dataclasses.replace(step._user, fronts=self._user.fronts)
             self._methods[id(instance)] = instance, step
         return self._methods[id(instance)][1]
+
+    def with_profile(
+        self, profile: Profile | str | os.PathLike[str], schedule: Plan | None = None
+    ) -> AutoPartitioned[P, R]:
+        """The step with plans priced by a profile, as by ``auto_partition(..., profile=)``.
+
+        Args:
+          profile: measured figures of the machine, or their file.
+          schedule: a plan to replay; default: the step's own schedule.
+        """
+        machine = self._options.machine.with_profile(load_profile(profile))
+        other, name = copy.copy(self), self.__name__
+        other._options = dataclasses.replace(
+            self._options, machine=machine, schedule=schedule or self._options.schedule
+        )
+        other._executables = Executables(self._fun, self._plain, name, other._options)
+        other._adapter = Adapter(self._user.inner, name, other._options)
+        other._traced_calls, other._fast, other._methods = TracedCalls(name), FastCalls(), {}
+        return other
+
+    @property
+    def machine(self) -> Machine:
+        """Figures of the machine that plans are made for."""
+        return self._options.machine
 
     @property
     def plain(self) -> Any:

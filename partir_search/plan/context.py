@@ -31,6 +31,7 @@ class PlanContext:
       passes: records of the passes before the search.
       alternatives: function from a plan to known strategies.
       changes: function from a plan to changes by the user.
+      near: function from a plan and a number to plans near it.
     """
 
     mesh: Any
@@ -45,3 +46,4 @@ class PlanContext:
     passes: tuple[PassRecord, ...] = ()
     alternatives: Callable[[Any], tuple[Alternative, ...]] = lambda plan: ()
     changes: Callable[[Any], tuple[Change, ...]] = lambda plan: ()
+    near: Callable[[Any, int], list[Any]] = lambda plan, count: []

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 
 from partir_search.plan.facts import PlanFacts
-from partir_search.simulator.time.collectives import measured_collective
+from partir_search.simulator.time.collectives import collective_key
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class MeasuredShare:
     Attributes:
       source: file or name of the profile.
       kernels: of kernels that a measured segment has at the same sizes.
-      collectives: exposed seconds of collectives with a measured line.
+      collectives: exposed seconds of collectives with a measured line, or in a measured segment.
       products: of further kernels led by a matrix product with a measured rate.
     """
 
@@ -60,7 +60,8 @@ def measured_share(plan: PlanFacts) -> MeasuredShare | None:
     mesh, collectives = partition.mesh, 0.0
     for record in (each for records in found.overlap.records.values() for each in records):
         axes = [mesh.index(name) for name in record.axes.split(",") if name]
-        if axes and measured_collective(record.kind, axes, mesh, plan.machine):
+        key = collective_key(record.kind, axes, mesh, plan.machine) if axes else None
+        if key and (profile.has_links(key) or profile.ratios.has_links(key)):
             collectives += record.exposed
     total = found.cost.seconds
     source = profile.path or f"a profile of {profile.machine}"

@@ -101,6 +101,13 @@ class Plan(PlanFacts, SavedInstead):
             self.known_front = self._context.front(self)
         return self.known_front
 
+    def near(self, count: int) -> list[Plan]:
+        """At most `count` plans within 10 % of a search's plan, best first by the simulator.
+
+        They are known strategies and states of the search, unlike in cost; none without a search.
+        """
+        return self._context.near(self, validators.whole_number("near: count", count, 0))
+
     def in_form(self, planned: Planned, rewrites: Rewrites, passes: tuple[PassRecord, ...]) -> Plan:
         """Plan of the same call with different actions, in another form of the program.
 

@@ -31,6 +31,7 @@ from partir_search.planning.alternatives import Forms, alternatives_of
 from partir_search.planning.changes import changes_of
 from partir_search.planning.checks.batch import warn_uneven
 from partir_search.planning.confirm.confirm import confirmed
+from partir_search.planning.confirm.contenders import near_plans
 from partir_search.planning.front.front import FrontFinder
 from partir_search.planning.known_strategies import known_actions
 from partir_search.planning.layer_forms import SLOWER, layer_forms
@@ -254,6 +255,7 @@ class PlanPipeline:
             passes=stage.passes,
             alternatives=functools.partial(alternatives_of, forms=forms),
             changes=functools.partial(changes_of, forms=forms),
+            near=functools.partial(near_plans, planner_of=self.planners),
         )
         return Plan(planned, stage.rewrites, context)
 

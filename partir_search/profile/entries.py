@@ -17,6 +17,10 @@ Devices are numbered along the mesh, the last axis fastest: on a mesh of 4 by 2 
 """
 
 
+CollectiveKey = tuple[str, Group]
+"""Kind and grouping pattern of a collective."""
+
+
 def group_of(axes: Sequence[tuple[int, int]]) -> Group:
     """Grouping pattern of several axes jointly: neighbours merged, axes of one device left out.
 
@@ -70,7 +74,7 @@ class MeasuredCollective:
         return cls(kind, group, tuple(nbytes), tuple(seconds), *fit_line(nbytes, seconds))
 
     @property
-    def key(self) -> tuple[str, Group]:
+    def key(self) -> CollectiveKey:
         """Identity within a profile."""
         return self.kind, self.group
 
@@ -140,7 +144,9 @@ class MeasuredSegment:
       label: name for tables.
       spread: (largest - least) / median of the runs.
       runs: number of runs.
-      rest: simulated seconds of copies.
+      total: seconds of the whole segment, where `seconds` leave collectives out; 0 for `seconds`.
+      temp_bytes: temporaries by the compiler.
+      rest: simulated seconds of all further parts: copies, collectives without an entry.
       basis: digest of the figures that the parts were simulated with.
     """
 
@@ -153,6 +159,8 @@ class MeasuredSegment:
     label: str = ""
     spread: float = 0.0
     runs: int = 1
+    total: float = 0.0
+    temp_bytes: int = 0
 
     @property
     def simulated(self) -> float:

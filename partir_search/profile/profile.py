@@ -17,6 +17,7 @@ from partir_search.messages.files import read_text
 from partir_search.messages.wording import shown
 from partir_search.profile import entries
 from partir_search.profile.entries import (
+    CollectiveKey,
     Group,
     MeasuredCollective,
     MeasuredProduct,
@@ -87,8 +88,12 @@ class Profile:
         return fit([s for s in self.segments.values() if s.basis in ("", self.basis)])
 
     @functools.cached_property
-    def _by_key(self) -> dict[tuple[str, Group], MeasuredCollective]:
+    def _by_key(self) -> dict[CollectiveKey, MeasuredCollective]:
         return {c.key: c for c in self.collectives}
+
+    def has_links(self, key: CollectiveKey) -> bool:
+        """True if the profile has a line of a kind on a group."""
+        return key in self._by_key
 
     def collective(self, kind: str, group: Group) -> MeasuredCollective | None:
         """Entry of a kind and grouping pattern, or of the most similar group of as many devices."""

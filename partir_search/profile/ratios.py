@@ -4,7 +4,8 @@ A segment's seconds are one sum of many parts. Ratios of parts are found such th
 segments agree with their measurements, with the least change of the parts (entropy; the
 multiplicative updates of Byrne 1993, SMART). They are found level by level, each from the level
 before: one ratio for everything, one per kind, one per content whatever its sizes, and one per
-content and sizes. A kernel that no segment has takes the ratio of the finest level that knows it.
+content and sizes. A kernel that no segment has at its sizes takes the one ratio of everything:
+kinds and contents at further sizes predicted held-out plans no better (docs/evidence/profiles.md).
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
 
-from partir_search.profile.entries import Group, MeasuredSegment
+from partir_search.profile.entries import CollectiveKey, Group, MeasuredSegment
 
 SWEEPS = 30  # of updates per level: sums agree within some percent where any ratios give them
 LIMIT = 50.0  # of a ratio and of its inverse
 LEVELS = ("all", "kind", "content", "sizes")
+FALLBACK = "all"  # finest level of the ratio of a kernel of unknown sizes
 
 Key = tuple[str, Hashable]
 """Level and name of a ratio."""
@@ -30,17 +32,25 @@ class Ratios:
 
     Attributes:
       known: ratio by level and name; parts that nothing names have ratio 1.
+      fallback: finest level of kernels of unknown sizes; "" for ratio 1.
     """
 
     known: Mapping[Key, float]
+    fallback: str = FALLBACK
 
     def of_kernel(self, kind: str, content: str) -> float:
         """Ratio of a kernel of unknown sizes."""
-        return self._finest(kernel_keys(kind, content, None)[:-1])
+        levels = LEVELS[: LEVELS.index(self.fallback) + 1] if self.fallback else ()
+        keys = kernel_keys(kind, content, None)[: len(levels)]
+        return next((self.known[key] for key in reversed(keys) if key in self.known), 1.0)
 
-    def of_collective(self, kind: str, group: Group) -> float:
+    def of_links(self, key: CollectiveKey) -> float:
         """Ratio of a collective; 1 if no segment has it."""
-        return self.known.get(collective_keys(kind, group)[-1], 1.0)
+        return self.known.get(collective_keys(*key)[-1], 1.0)
+
+    def has_links(self, key: CollectiveKey) -> bool:
+        """True if a segment has the collective."""
+        return collective_keys(*key)[-1] in self.known
 
     def of_sizes(self) -> dict[tuple[str, tuple[int, ...]], float]:
         """Ratios of the finest level, by content and sizes."""
@@ -50,9 +60,6 @@ class Ratios:
                 assert isinstance(name, tuple)
                 found[name] = ratio
         return found
-
-    def _finest(self, keys: Sequence[Key]) -> float:
-        return next((self.known[k] for k in reversed(keys) if k in self.known), 1.0)
 
 
 def kernel_keys(kind: str, content: str, sizes: tuple[int, ...] | None) -> tuple[Key, ...]:
@@ -74,8 +81,9 @@ def fit(segments: Sequence[MeasuredSegment], levels: int = len(LEVELS)) -> Ratio
       levels: number of levels, from the coarsest; fewer in experiments.
     """
     known: dict[Key, float] = {}
+    segments = [s for s in segments if s.seconds > 0 and list(_parts(s))]
     parts = [list(_parts(s)) for s in segments]
-    if not any(parts):
+    if not parts:
         return Ratios(known)
     measured = np.array([s.seconds for s in segments])
     rest = np.array([s.rest for s in segments])

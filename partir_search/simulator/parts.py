@@ -9,10 +9,10 @@ import numpy as np
 
 from partir_search.ir.core import walk_regions
 from partir_search.lowering.local_ir import LocalProgram, LocalRegion, Reshard
-from partir_search.profile.entries import CollectivePart, Group, KernelPart
+from partir_search.profile.entries import CollectiveKey, CollectivePart, KernelPart
 from partir_search.simulator.arrays import Floats
 from partir_search.simulator.simulator import CostModel, Simulation
-from partir_search.simulator.time.collectives import measured_collective
+from partir_search.simulator.time.collectives import collective_key, collective_ratio
 from partir_search.simulator.time.contents import KernelContents, kernel_contents
 
 
@@ -21,13 +21,17 @@ class Parts:
     """Simulated seconds of one run, before any correction by measured segments.
 
     Attributes:
-      kernels / collectives: by content; collectives that the profile has measured.
-      rest: seconds of copies and of all further collectives.
+      kernels / collectives: by content, and by kind and group.
+      copies: seconds of copies.
+      further: seconds of collectives that no segment corrects (`time/collectives.py`).
+      durations: seconds of all collectives, after correction.
     """
 
     kernels: tuple[KernelPart, ...]
     collectives: tuple[CollectivePart, ...]
-    rest: float
+    copies: float
+    further: float
+    durations: float
 
 
 class PartsOf:
@@ -85,21 +89,26 @@ class PartsOf:
                 sums[key] = sums.get(key, 0.0) + seconds
         return tuple(KernelPart(*key, seconds) for key, seconds in sums.items())
 
-    def _moves(self, region: LocalRegion) -> tuple[tuple[CollectivePart, ...], float]:
+    def _moves(self, region: LocalRegion) -> tuple[tuple[CollectivePart, ...], float, float, float]:
         model, mesh = self._model, self._program.partition.mesh
-        costs, machine, rest = model.costs(mesh), model.machine, 0.0
-        sums: dict[tuple[str, Group], float] = {}
+        costs, machine = model.costs(mesh), model.machine
+        copies = further = durations = 0.0
+        sums: dict[CollectiveKey, float] = {}
         for reshard, trips in self._reshards(region, 1.0):
             cost, runs = costs.cost(reshard), trips * model.memory.regions.runs(reshard)
-            rest += cost.copied * runs / machine.attained_hbm_bytes_per_s
-            axes = reshard.step.axes if reshard.step.communicates else ()
-            entry = measured_collective(reshard.step.kind, axes, mesh, machine) if axes else None
-            if entry is None or machine.profile is None:
-                rest += cost.seconds * runs
+            copies += cost.copied * runs / machine.attained_hbm_bytes_per_s
+            if not reshard.step.communicates:
                 continue
-            ratio = machine.profile.ratios.of_collective(entry.kind, entry.group)
-            sums[entry.key] = sums.get(entry.key, 0.0) + cost.seconds * runs / ratio
-        return tuple(CollectivePart(*key, seconds) for key, seconds in sums.items()), rest
+            links = reshard.step.kind, reshard.step.axes, mesh, machine
+            key = collective_key(*links)
+            durations += cost.seconds * runs
+            if key is None:
+                further += cost.seconds * runs
+            else:
+                seconds = cost.seconds * runs / collective_ratio(*links)
+                sums[key] = sums.get(key, 0.0) + seconds
+        parts = tuple(CollectivePart(*key, seconds) for key, seconds in sums.items())
+        return parts, copies, further, durations
 
     def _reshards(self, region: LocalRegion, trips: float) -> Iterator[tuple[Reshard, float]]:
         for item in region.steps:

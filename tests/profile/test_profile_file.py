@@ -166,14 +166,21 @@ def test_ratios_agree_with_all_segments() -> None:
     assert sizes[DOT.content, DOT.sizes] == pytest.approx(3.0, rel=0.1)
 
 
-def test_unknown_kernels_take_the_nearest_level() -> None:
-    """Content without sizes, then the kind, then everything measured, then 1."""
+def test_unknown_kernels_take_a_coarser_ratio() -> None:
+    """By default that of everything measured; 1 without segments."""
     ratios = fit([MeasuredSegment(12.0, "devices", (DOT, WIDE)), MeasuredSegment(1.0, "x", (ADD,))])
-    assert ratios.of_kernel(DOT.kind, DOT.content) == pytest.approx(3.0, rel=0.02)
-    assert ratios.of_kernel(DOT.kind, "dot_general+9:9") == pytest.approx(3.0, rel=0.02)
-    assert ratios.of_kernel(ADD.kind, "mul+0:0") == pytest.approx(1.0, rel=0.02)
-    assert 1.0 < ratios.of_kernel("gather float32", "gather+0:0") < 3.0
-    assert fit([]).of_kernel(DOT.kind, DOT.content) == 1.0
+    for kernel in (
+        (DOT.kind, DOT.content),
+        (ADD.kind, "mul+0:0"),
+        ("gather float32", "gather+0:0"),
+    ):
+        assert ratios.of_kernel(*kernel) == pytest.approx(13 / 5, rel=0.1)
+        assert fit([]).of_kernel(*kernel) == 1.0
+        assert dataclasses.replace(ratios, fallback="").of_kernel(*kernel) == 1.0
+    finer = dataclasses.replace(ratios, fallback="content")
+    assert finer.of_kernel(DOT.kind, DOT.content) == pytest.approx(3.0, rel=0.02)
+    assert finer.of_kernel(DOT.kind, "dot_general+9:9") == pytest.approx(3.0, rel=0.02)
+    assert finer.of_kernel(ADD.kind, "mul+0:0") == pytest.approx(1.0, rel=0.02)
 
 
 def test_stale_parts_are_left_out() -> None:
@@ -189,6 +196,6 @@ def test_collectives_have_ratios_of_their_own() -> None:
     link = CollectivePart("all_gather", ((4, 2),), 1.0)
     segments = [MeasuredSegment(3.0, "x", (ADD,), (link,)), MeasuredSegment(1.0, "x", (ADD,))]
     ratios = fit(segments)
-    assert ratios.of_collective("all_gather", ((4, 2),)) == pytest.approx(2.0, rel=0.05)
-    assert ratios.of_collective("all_gather", ((2, 1),)) == 1.0
+    assert ratios.of_links(("all_gather", ((4, 2),))) == pytest.approx(2.0, rel=0.05)
+    assert ratios.of_links(("all_gather", ((2, 1),))) == 1.0
     assert ratios.of_kernel(ADD.kind, ADD.content) == pytest.approx(1.0, rel=0.05)

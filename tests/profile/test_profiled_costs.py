@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from experiments.random_states import random_partitions, ratios
@@ -9,25 +10,28 @@ from partir_search.planning.planner import Planner
 from partir_search.simulator.tables.tables import CostTables
 from partir_search.simulator.target.machine import MACHINES
 from tests.profile.made_up import of_machine, with_segments
-from tests.tables.test_cost_tables import GRID, NEAR, SQUARE, module_named
+from tests.tables.test_cost_tables import GRID, NEAR, module_named
 
 
-@pytest.mark.parametrize("machine", ["tpu_v5e", "h100"])
 @pytest.mark.parametrize(
-    "name", ["mlp 2 bias", "adam", "attention", "experts", "scanned", "convolved", "tied"]
+    ("name", "machine"), [("adam", "h100"), ("attention", "tpu_v5e"), ("scanned", "tpu_v5e")]
 )
 def test_tables_agree_with_the_simulator(name: str, machine: str) -> None:
     """Exact where linearised, and never above as a bound, with random ratios of all kernels."""
-    for mesh in (GRID, SQUARE):
-        plain = MACHINES[machine]
-        profile = of_machine(plain, mesh)
-        rated = Planner(module_named(name), mesh, plain.with_profile(profile)).game(mesh.names)[1]
-        seen = list(random_partitions(rated, 12, seed=3))
-        profile = with_segments(profile, rated, seen[::2])
-        known = Planner(module_named(name), mesh, plain.with_profile(profile)).game(mesh.names)[1]
-        tables = CostTables(known.graph, known.model, known.mesh, known.state)
-        found = ratios(known, tables, random_partitions(known, 20))
-        for each in found:
-            assert each.at == pytest.approx(1.0, abs=NEAR)
-            assert max(each.below) <= 1.0 + NEAR
-        assert max(r.below[1] for r in found) > 0.7
+    module, plain = module_named(name), MACHINES[machine]
+    profile = of_machine(plain, GRID)
+    rated = Planner(module, GRID, plain.with_profile(profile)).game(GRID.names)[1]
+    profile = with_segments(profile, rated, list(random_partitions(rated, 8, seed=3))[::2])
+    known = Planner(module, GRID, plain.with_profile(profile)).game(GRID.names)[1]
+    corrections = known.model.time.corrections
+    assert corrections is not None
+    states = list(random_partitions(known, 12))
+    measured = np.array([corrections.measured(p).mean() for p in states])
+    assert measured.max() > 0.0  # and some kernels are known at other sizes alone, or not at all
+    assert measured.min() < 1.0
+    tables = CostTables(known.graph, known.model, known.mesh, known.state)
+    found = ratios(known, tables, iter(states))
+    for each in found:
+        assert each.at == pytest.approx(1.0, abs=NEAR)
+        assert max(each.below) <= 1.0 + NEAR
+    assert max(r.below[1] for r in found) > 0.7

@@ -150,6 +150,16 @@ class ContenderFinder:
         )
 
 
+def near_plans(plan: Plan, count: int, planner_of: PlannerMaker) -> list[Plan]:
+    """Plans of the contenders of a search's plan, best first by the simulator.
+
+    Args:
+      planner_of: function from a form of the program to its planner.
+    """
+    finder = ContenderFinder(plan, planner_of)
+    return [finder.plan_of(each) for each in finder.near(count)]
+
+
 def _paths(
     game: PlanningGame, planner: Planner, visited: Visited, axes: Sequence[str]
 ) -> list[_Path]:

@@ -76,7 +76,7 @@ def read_kernel(
     if kernel.ratio:
         factors = _ratio_along(kernel.ratio, along, sizes[along], labels, exact=exact)
         constants = constants + kernel.start
-    least = float(factors.min())
+    least = float(np.min(factors))
     builder.unary[along] += constants * factors
     for component, usual, each in zip(components, base, coefficients.T, strict=True):
         if usual:
@@ -93,7 +93,7 @@ def _ratio_along(ratio: Sum, variable: int, size: int, labels: Ints, *, exact: b
         return ratio.along(variable, size, labels)
     ((scope, table),) = ratio.tables.items()
     axes = tuple(i for i, x in enumerate(scope) if x != variable)
-    found: Floats = np.broadcast_to(table.min(axis=axes), (size,))
+    found: Floats = np.broadcast_to(np.min(table, axis=axes), (size,))
     return found
 
 

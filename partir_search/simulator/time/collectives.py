@@ -9,8 +9,8 @@ On n devices with payload B (bytes of the larger side on one device), bandwidth 
 `hops` is n - 1 per axis on a torus, with one ring per axis, and ceil(log2 n) behind a switch, where
 the data of a device double or halve with each hop. Over several axes the slowest links count.
 
-A profile that has the kind of collective on a group of as many devices goes before the model: its
-line in B, times the ratio of its segments (`profile/ratios.py`).
+A profile that has the kind of collective on a group of as many devices goes before the model, with
+its line in B. Either is multiplied by the ratio of the profile's segments (`profile/ratios.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import math
 from collections.abc import Sequence
 
 from partir_search.ir.mesh import MeshShape
-from partir_search.profile.entries import Group, MeasuredCollective, group_of
+from partir_search.profile.entries import CollectiveKey, Group, MeasuredCollective, group_of
 from partir_search.simulator.target.machine import Machine
 
 _ROUNDS = {
@@ -49,31 +49,55 @@ def collective_seconds(
         hop = max(hop, machine.axis_hop(mesh.whole[axis]))
     if not rounds or n == 1:
         return 0.0
+    ratio = collective_ratio(kind, axes, mesh, machine)
     found = measured_collective(kind, axes, mesh, machine)
     if found is not None:
-        assert machine.profile is not None
-        ratio = machine.profile.ratios.of_collective(kind, found.group)
         return ratio * (found.alpha + found.beta * payload_bytes)
     if kind == "collective_permute":
-        return payload_bytes / bandwidth + hop
+        return ratio * (payload_bytes / bandwidth + hop)
     share = (n - 1) / n
     latency = hops([mesh.sizes[axis] for axis in axes], machine.torus) * hop
-    return rounds * (share * payload_bytes / bandwidth + latency)
+    return ratio * (rounds * (share * payload_bytes / bandwidth + latency))
+
+
+def collective_ratio(kind: str, axes: Sequence[int], mesh: MeshShape, machine: Machine) -> float:
+    """Ratio of a collective by measured segments; 1 without any."""
+    key = collective_key(kind, axes, mesh, machine)
+    return 1.0 if key is None or machine.profile is None else machine.profile.ratios.of_links(key)
+
+
+def collective_key(
+    kind: str, axes: Sequence[int], mesh: MeshShape, machine: Machine
+) -> CollectiveKey | None:
+    """Kind and group under which segments of the machine's profile correct a collective.
+
+    None without a profile, and for links of their own (`Machine.with_axis`), diagonals, time axes,
+    and permutes that are priced by the loads of a torus's links.
+    """
+    found = measured_collective(kind, axes, mesh, machine)
+    if found is not None:
+        return found.key
+    by_loads = kind == "collective_permute" and machine.torus
+    if by_loads or not _is_profiled(axes, mesh, machine):
+        return None
+    return kind, grouping(axes, mesh)
 
 
 def measured_collective(
     kind: str, axes: Sequence[int], mesh: MeshShape, machine: Machine
 ) -> MeasuredCollective | None:
-    """Entry of the machine's profile for a collective; None without one.
-
-    Axes with figures of their own (`Machine.with_axis`), diagonals and time axes have none.
-    """
-    if machine.profile is None or any(a >= len(mesh.device_names) for a in axes):
-        return None
-    own = machine.axis_bytes_per_s.keys() | machine.axis_hop_seconds.keys()
-    if own & {mesh.whole[a] for a in axes}:
+    """Entry of the machine's profile for a collective; None without one."""
+    if machine.profile is None or not _is_profiled(axes, mesh, machine):
         return None
     return machine.profile.collective(kind, grouping(axes, mesh))
+
+
+def _is_profiled(axes: Sequence[int], mesh: MeshShape, machine: Machine) -> bool:
+    """True for axes with a grouping pattern and without links of their own, under a profile."""
+    if machine.profile is None or any(a >= len(mesh.device_names) for a in axes):
+        return False
+    own = machine.axis_bytes_per_s.keys() | machine.axis_hop_seconds.keys()
+    return not own & {mesh.whole[a] for a in axes}
 
 
 def grouping(axes: Sequence[int], mesh: MeshShape) -> Group:

@@ -1,7 +1,7 @@
 """Measured figures of a profile for the kernels of a module: ratios, and rates of products.
 
 A kernel's seconds are those of `time/roofline.py` times a ratio, that of its content and sizes on
-one device if a measured segment had the kernel, else that of its content, kind or the whole
+one device if a measured segment had the kernel, else that of all that was measured
 (`profile/ratios.py`). A matrix product runs at the rate of the most similar measured product.
 """
 
