@@ -67,8 +67,9 @@ def cluster(folder: pathlib.Path, tasks: int = 2) -> dict[str, str]:
         file.write_text(text.format(python=sys.executable, root=ROOT))
         file.chmod(file.stat().st_mode | stat.S_IXUSR)
     flags = f"--xla_force_host_platform_device_count={8 // tasks}"
+    own = {name: value for name, value in os.environ.items() if name != "PYTHON"}  # of `make`
     return {
-        **os.environ,
+        **own,
         "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}",
         "HOME": str(folder),
         "PYTHONPATH": str(ROOT),

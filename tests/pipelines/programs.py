@@ -35,7 +35,7 @@ def _step(loss: Callable[..., Any], has_aux: bool = False) -> Callable[..., Any]
 
 
 def _layer(h: Any, p: Any) -> Any:
-    return h + jnp.tanh(h @ p["w"] + p["b"]), None
+    return h + jnp.sin(h @ p["w"] + p["b"]), None  # its gradient has equal ops in all jax
 
 
 def _scores(params: Any, tokens: Any, h: Any) -> Any:
