@@ -26,8 +26,8 @@ import partir_search as ps
 from experiments import planning_flags
 from experiments.cases import Program, names_of, program
 from experiments.hand_written import hand_written
+from partir_search.aot.compile_all import compile_all
 from partir_search.aot.process import Compilation
-from partir_search.planning.confirm.compilations import compile_all
 from partir_search.planning.confirm.confirm import figures_of
 
 FLAGS = flags.FLAGS

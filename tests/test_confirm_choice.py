@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 
 import partir_search as ps
+from partir_search.aot.compile_all import Outcome, compile_all
 from partir_search.aot.process import CompiledProgram, NotCompiled
 from partir_search.mcts.goals import scorer
-from partir_search.planning.confirm.compilations import Outcome, compile_all
 from partir_search.planning.confirm.confirm import Figures, confirmation, figures_of
 from partir_search.planning.front.visited import unlike
 

@@ -44,6 +44,7 @@ def compiled_program(
         argument_bytes=memory.argument_size_in_bytes,
         flops=analysis.get("flops", NOT_GIVEN),
         complete=True,
+        temp_bytes=memory.temp_size_in_bytes,
     )
 
 

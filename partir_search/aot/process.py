@@ -39,6 +39,8 @@ BUFFERS = ".after_optimizations.hlo.pb"
 AFTER_CODE = ".after_codegen.txt"
 SECONDS_BETWEEN_LOOKS = 0.05
 NOT_GIVEN = float("nan")
+Free = tuple[tuple[int, ...], tuple[int, ...]]
+NOTHING_FREE: Free = ((), ())
 REASON_LENGTH = 400  # characters of a compiler's message
 
 
@@ -55,6 +57,7 @@ class CompiledProgram:
       peak_bytes / argument_bytes: as of the compiler's memory analysis.
       flops: NaN if the compiler gives none.
       complete: code was generated; else the text has no cycles, and flops are not given.
+      temp_bytes: without arguments and results; None before code generation.
     """
 
     text: str
@@ -62,6 +65,7 @@ class CompiledProgram:
     argument_bytes: int
     flops: float
     complete: bool
+    temp_bytes: int | None = None
 
 
 class Compilation:
@@ -79,6 +83,7 @@ class Compilation:
         mesh: Mesh,
         *,
         cycles: bool,
+        free: Free = NOTHING_FREE,
     ) -> None:
         """Exports the function and starts the process.
 
@@ -89,6 +94,7 @@ class Compilation:
           target: machine and topology.
           mesh: mesh of the target's devices.
           cycles: generate code; else TPU compilations are ready at the buffer assignment.
+          free: positions of arguments, and of results, with layouts chosen by the compiler.
 
         Raises:
           NotCompiled: another process cannot take the function (callbacks, for example).
@@ -100,7 +106,7 @@ class Compilation:
         self._process: subprocess.Popen[bytes] | None = None
         self._peak: int | None = None
         try:
-            self._start(jitted, structs, donated, target, mesh)
+            self._start(jitted, structs, donated, target, mesh, free)
         except BaseException:
             self._kept.cleanup()
             raise
@@ -112,6 +118,7 @@ class Compilation:
         donated: tuple[int, ...],
         target: Target,
         mesh: Mesh,
+        free: Free,
     ) -> None:
         checks = [export.DisabledSafetyCheck.custom_call(name) for name in CUSTOM_CALLS]
         dumps = dump_options(self._folder) if target.name in TPUS else {}
@@ -126,6 +133,7 @@ class Compilation:
                 "axes": mesh.axis_names,
                 "devices": np.vectorize(lambda device: device.id)(mesh.devices),
                 "donated": donated,
+                "free": free,
                 "options": target.compiler_options | dumps,
             }
             request.write_bytes(pickle.dumps(data))
@@ -200,9 +208,10 @@ class Compilation:
         if figures.exists():
             data = json.loads(figures.read_text())
             flops = NOT_GIVEN if data["flops"] is None else data["flops"]
-            return CompiledProgram(
-                self._text(), data["peak_bytes"], data["argument_bytes"], flops, True
+            peak, arguments, temp = (
+                data[name] for name in ("peak_bytes", "argument_bytes", "temp_bytes")
             )
+            return CompiledProgram(self._text(), peak, arguments, flops, True, temp)
         if not (self._stops_early and self._scheduled):
             raise NotCompiled(self._reason())
         text = self._file(TEXT)

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental import topologies
+from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh
 
 # Files beside the request, of a complete compilation. The second is written last.
@@ -28,7 +29,8 @@ def main(file: str) -> None:
     Args:
       file: a pickled dict with `exported` (a `jax.export.Exported`), `topology` (arguments of
         `topologies.get_topology_desc`), `axes` (names of the mesh), `devices` (ids in an array of
-        the mesh's shape), `donated` (positions of arguments), and `options` of the compiler.
+        the mesh's shape), `donated` (positions of arguments), `free` (positions of arguments, and
+        of results, with layouts in memory chosen by the compiler), and `options` of the compiler.
     """
     request = pickle.loads(pathlib.Path(file).read_bytes())
     found = topologies.get_topology_desc(**request["topology"])
@@ -43,12 +45,18 @@ def main(file: str) -> None:
         run,
         donate_argnums=request["donated"],
         keep_unused=True,
-        in_shardings=program.in_shardings_jax(mesh),
-        out_shardings=program.out_shardings_jax(mesh),
+        in_shardings=_formats(program.in_shardings_jax(mesh), request["free"][0]),
+        out_shardings=_formats(program.out_shardings_jax(mesh), request["free"][1]),
     )
     structs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in program.in_avals]
     compiled = jitted.lower(*structs).compile(compiler_options=request["options"])
     _write(pathlib.Path(file).parent, compiled)
+
+
+def _formats(shardings: Any, free: tuple[int, ...]) -> tuple[Any, ...]:
+    """Shardings, with the layouts of some positions chosen by the compiler."""
+    chosen = set(free)
+    return tuple(Format(Layout.AUTO, s) if i in chosen else s for i, s in enumerate(shardings))
 
 
 def _write(folder: pathlib.Path, compiled: Any) -> None:
@@ -57,6 +65,7 @@ def _write(folder: pathlib.Path, compiled: Any) -> None:
     figures = {
         "peak_bytes": memory.peak_memory_in_bytes,
         "argument_bytes": memory.argument_size_in_bytes,
+        "temp_bytes": memory.temp_size_in_bytes,
         "flops": analysis.get("flops"),
     }
     try:

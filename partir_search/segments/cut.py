@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from partir_search.lowering.local_ir import (
     UNSCHEDULED,
     Instruction,
+    LocalOp,
     LocalRegion,
+    Reshard,
     Scheduling,
 )
 from partir_search.lowering.local_value import LocalValue
@@ -21,7 +23,8 @@ class Cut:
 
     Attributes:
       region: instructions, with entering values as arguments and leaving values as results.
-      originals: the instructions before the cut, with the full scheduling.
+      originals: the stretch's own instructions before the cut, with the full scheduling, without
+        those of earlier stretches that run again.
     """
 
     region: LocalRegion
@@ -35,55 +38,91 @@ class Cutter:
       body: the region.
       atoms: atoms of the instructions.
       inlined: ids of small closed-over arrays, never arguments of a stretch.
+      stored: by id of a value of the module, 1 if a compiler keeps the value in memory.
     """
 
-    def __init__(self, body: LocalRegion, atoms: Sequence[Atom], inlined: frozenset[int]) -> None:
-        self.body, self.atoms, self.inlined = body, atoms, inlined
+    def __init__(
+        self,
+        body: LocalRegion,
+        atoms: Sequence[Atom],
+        inlined: Set[int] = frozenset(),
+        stored: Sequence[int] = (),
+    ) -> None:
+        self.body, self.atoms, self.inlined, self.stored = body, atoms, inlined, stored
         maker: dict[int, int] = {}
-        self._readers: dict[tuple[int, int], list[int]] = {}  # by (maker, local value)
+        self._makers: list[dict[int, int]] = []  # by atom, of the local values read
         for at, atom in enumerate(atoms):
-            for i in atom.reads:
-                if i in maker:
-                    self._readers.setdefault((maker[i], i), []).append(at)
+            self._makers.append({i: maker[i] for i in atom.reads if i in maker})
             maker.update((i, at) for i in atom.makes)
-        for x in body.results:
-            if isinstance(x, LocalValue) and x.id in maker:
-                self._readers.setdefault((maker[x.id], x.id), []).append(len(atoms))
+        results = (x.id for x in body.results if isinstance(x, LocalValue))
+        self._returned = {(maker[i], i) for i in results if i in maker}
 
-    def cut(self, places: Sequence[int]) -> Cut:
-        """A stretch.
+    def cut(self, stretches: Sequence[Sequence[int]], rest: Sequence[int] = ()) -> list[Cut]:
+        """All stretches of the region.
 
-        Arguments are the values read and made outside, in the order of their first uses, results
-        the values made and read outside. Values of further stretches, awaited by the scheduling,
-        are dropped.
+        Arguments are the values read and made outside, in the order of first uses, results the
+        values made and read outside. A value recomputed by a compiler in each reader is made again
+        by each stretch of readers, from stored values. Values of further stretches, awaited by the
+        scheduling, are dropped.
 
         Args:
-          places: positions of atoms, in order of execution.
+          stretches: positions of atoms, in order of execution.
+          rest: positions of atoms in no stretch.
         """
-        inside = set(places)
+        again = [self._again(places) for places in stretches]
+        wanted = set(self._returned)
+        for places, more in zip((*stretches, rest), (*again, ()), strict=True):
+            inside = {*places, *more}
+            for at in inside:
+                made = self._makers[at].items()
+                wanted.update((maker, i) for i, maker in made if maker not in inside)
+        return [
+            self._cut(places, more, wanted) for places, more in zip(stretches, again, strict=True)
+        ]
+
+    def _again(self, places: Sequence[int]) -> list[int]:
+        """Positions of earlier atoms to run again for a stretch, in order."""
+        inside, found, waiting = set(places), set[int](), list(places)
+        while waiting:
+            for maker in self._makers[waiting.pop()].values():
+                if maker not in inside and maker not in found and self._recomputed(maker):
+                    found.add(maker)
+                    waiting.append(maker)
+        return sorted(found)
+
+    def _recomputed(self, at: int) -> bool:
+        """True for an instruction without communication whose results are not stored."""
+        atom = self.atoms[at]
+        if atom.stop - atom.start > 1:
+            return False
+        item = self.body.steps[atom.start]
+        if isinstance(item, Reshard):
+            plain = not item.step.communicates
+        else:
+            plain = type(item) is LocalOp and not item.regions and not item.op.effect
+        return plain and not any(self.stored[x.value.id] for x in item.outs)
+
+    def _cut(
+        self, places: Sequence[int], again: Sequence[int], wanted: Set[tuple[int, int]]
+    ) -> Cut:
         known: dict[int, LocalValue] = {}
         args: dict[int, LocalValue] = {}
         made: dict[int, LocalValue] = {}
         steps: list[Instruction] = []
         originals: list[Instruction] = []
-        for at in places:
+        for at in (*again, *places):
             for item in self.body.steps[self.atoms[at].start : self.atoms[at].stop]:
                 for x in read_by(item):
                     if x.id not in known and x.id not in self.inlined:
                         known[x.id] = args[x.id] = x
-                originals.append(item)
                 steps.append(_scheduled(item, known))
                 known.update((x.id, x) for x in item.outs)
                 made.update((x.id, x) for x in item.outs)
-        left = {
-            i
-            for at in places
-            for i in self.atoms[at].makes
-            if any(reader not in inside for reader in self._readers.get((at, i), ()))
-        }
+                originals.append(item)
+        left = {i for at in places for i in self.atoms[at].makes if (at, i) in wanted}
         results = [x for i, x in made.items() if i in left]
         region = LocalRegion(self.body.region, list(args.values()), steps, results)
-        return Cut(region, tuple(originals))
+        return Cut(region, tuple(originals[len(again) :]))
 
 
 def _scheduled(item: Instruction, known: dict[int, LocalValue]) -> Instruction:

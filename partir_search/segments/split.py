@@ -15,7 +15,7 @@ from partir_search.lowering.local_ir import (
 )
 from partir_search.lowering.local_value import LocalValue
 from partir_search.lowering.shard_map import partition_spec
-from partir_search.segments.atoms import atoms_of, free
+from partir_search.segments.atoms import Atom, atoms_of, free
 from partir_search.segments.blocks import ParallelBlock, parallel_blocks
 from partir_search.segments.cut import Cut, Cutter
 from partir_search.segments.find import MIN_WEIGHT, Finder
@@ -59,6 +59,7 @@ class _Splitter:
         self._inlined = frozenset(x.id for i, x in program.constants.items() if i not in lifted)
         self._given = {x.id for x in (*program.body.args, *program.constants.values())}
         self._blocks: tuple[ParallelBlock, ...] = parallel_blocks(partition.module, partition.rules)
+        self._stored = model.memory.stored
         self._positions = partition.def_use.position
 
     def segments(self) -> Segments:
@@ -83,26 +84,36 @@ class _Splitter:
     def _whole(self) -> Segment:
         body = self.program.body
         atoms = atoms_of(body.steps)
-        whole = Cutter(body, atoms, self._inlined).cut(range(len(atoms)))
-        return self._segment(self._partition.module.name, [whole], 1)
+        return self._segment(
+            self._partition.module.name, self._cutter(body, atoms).cut([range(len(atoms))]), 1
+        )
+
+    def _cutter(self, body: LocalRegion, atoms: Sequence[Atom]) -> Cutter:
+        return Cutter(body, atoms, self._inlined, self._stored)
 
     def _stretches(self, body: LocalRegion, times: int) -> Iterator[tuple[Sequence[Cut], int]]:
         """(copies, runs of each) of a region's stretches, in order of execution."""
         atoms = atoms_of(body.steps)
         loops = [self._entered(body.steps[atom.start : atom.stop]) for atom in atoms]
-        cutter = Cutter(body, atoms, self._inlined)
-        for stretch in self._finder(body).stretches():
+        groups: list[tuple[list[int], ...]] = []  # stretches, or one loop, by copy
+        for stretch in self._finder(body, atoms).stretches():
             if not any(loops[at] for copy in stretch.copies for at in copy):
-                yield [cutter.cut(copy) for copy in stretch.copies], times
+                groups.append(tuple(map(list, stretch.copies)))
                 continue
             self.complete = False
             for copy in stretch.copies:
                 for is_loop, part in itertools.groupby(copy, lambda at: bool(loops[at])):
-                    if not is_loop:
-                        yield [cutter.cut([*part])], times
-                        continue
-                    for inner, trips in (each for at in part for each in loops[at]):
-                        yield from self._stretches(inner, times * trips)
+                    places = list(part)
+                    groups += [([at],) for at in places] if is_loop else [(places,)]
+        plain = [group for group in groups if not loops[group[0][0]]]
+        entered = [at for at, regions in enumerate(loops) if regions]
+        cuts = iter(self._cutter(body, atoms).cut([c for g in plain for c in g], entered))
+        for group in groups:
+            regions = loops[group[0][0]]
+            for inner, trips in regions:
+                yield from self._stretches(inner, times * trips)
+            if not regions:
+                yield [next(cuts) for _ in group], times
 
     def _entered(self, steps: Sequence[Instruction]) -> list[tuple[LocalRegion, int]]:
         """(region, trips) of a loop whose stretches are segments; [] for further instructions."""
@@ -115,10 +126,11 @@ class _Splitter:
             return []
         region = large[0][0]
         inside = any(self._entered([step]) for step in region.steps)
-        return large if inside or self._finder(region).layers() else []
+        layers = self._finder(region, atoms_of(region.steps)).layers()
+        return large if inside or layers else []
 
-    def _finder(self, body: LocalRegion) -> Finder:
-        atoms, steps = atoms_of(body.steps), body.steps
+    def _finder(self, body: LocalRegion, atoms: Sequence[Atom]) -> Finder:
+        steps = body.steps
         nbytes = {x.id: x.nbytes for x in (*body.args, *free(body))}
         nbytes |= {x.id: x.nbytes for item in steps for x in item.outs}
         return Finder(

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from partir_search.aot.compile import jitted_for
+from partir_search.aot.compile_all import Outcome, Running, compile_all
 from partir_search.aot.judge import judge
 from partir_search.aot.process import Compilation
 from partir_search.aot.targets import Target
@@ -17,7 +18,6 @@ from partir_search.messages.wording import milliseconds
 from partir_search.plan.confirmation import Confirmation, Finalist, why_chosen
 from partir_search.plan.plan import Plan
 from partir_search.plan.report.progress import step_progress
-from partir_search.planning.confirm.compilations import Outcome, Running, compile_all
 from partir_search.planning.confirm.contenders import ContenderFinder
 from partir_search.planning.confirm.request import Confirm
 from partir_search.planning.options import Options
