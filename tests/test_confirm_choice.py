@@ -158,7 +158,7 @@ def run(
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    from partir_search.planning.confirm import compilations
+    from partir_search.aot import compile_all as compilations
 
     monkeypatch.setattr(compilations, "SECONDS_BETWEEN_LOOKS", 0.0)
 

@@ -14,6 +14,7 @@ from partir_search.lowering.local_ir import (
     Scheduling,
 )
 from partir_search.lowering.local_value import LocalValue
+from partir_search.passes.roll.min_cut import min_node_cut
 from partir_search.segments.atoms import Atom, read_by
 
 
@@ -29,6 +30,12 @@ class Cut:
 
     region: LocalRegion
     originals: tuple[Instruction, ...]
+
+
+_Made = tuple[int, int]
+"""A local value as made at one place: position of the atom, and id."""
+
+_OUTSIDE = -1  # position of the maker of arguments and constants
 
 
 class Cutter:
@@ -49,6 +56,7 @@ class Cutter:
         stored: Sequence[int] = (),
     ) -> None:
         self.body, self.atoms, self.inlined, self.stored = body, atoms, inlined, stored
+        self._nbytes = {x.id: x.nbytes for item in body.steps for x in (*read_by(item), *item.outs)}
         maker: dict[int, int] = {}
         self._makers: list[dict[int, int]] = []  # by atom, of the local values read
         for at, atom in enumerate(atoms):
@@ -61,8 +69,8 @@ class Cutter:
         """All stretches of the region.
 
         Arguments are the values read and made outside, in the order of first uses, results the
-        values made and read outside. A value recomputed by a compiler in each reader is made again
-        by each stretch of readers, from stored values. Values of further stretches, awaited by the
+        values made and read outside. Values recomputed by a compiler in each reader are made again
+        by each stretch of readers if fewer bytes enter. Values of further stretches, awaited by the
         scheduling, are dropped.
 
         Args:
@@ -81,14 +89,40 @@ class Cutter:
         ]
 
     def _again(self, places: Sequence[int]) -> list[int]:
-        """Positions of earlier atoms to run again for a stretch, in order."""
-        inside, found, waiting = set(places), set[int](), list(places)
+        """Positions of earlier atoms to run again for a stretch, in order: the fewest bytes enter.
+
+        Of equal bytes, fewer atoms run again.
+        """
+        inside = set(places)
+        read = {value for at in places for value in self._values_read(at) if value[0] not in inside}
+        edges: list[tuple[_Made, _Made]] = []
+        entering: set[_Made] = set()  # values that no atom makes again
+        seen, waiting = set(read), list(read)
         while waiting:
-            for maker in self._makers[waiting.pop()].values():
-                if maker not in inside and maker not in found and self._recomputed(maker):
-                    found.add(maker)
-                    waiting.append(maker)
+            value = waiting.pop()
+            if value[0] == _OUTSIDE or not self._recomputed(value[0]):
+                entering.add(value)
+                continue
+            for source in self._values_read(value[0]):
+                edges.append((source, value))
+                if source not in seen:
+                    seen.add(source)
+                    waiting.append(source)
+        cost = {value: self._nbytes[value[1]] for value in sorted(seen)}
+        cut = min_node_cut(cost, edges, entering, read)
+        found: set[int] = set()
+        waiting = [value for value in read if value not in cut]
+        while waiting:
+            maker, _ = waiting.pop()
+            if maker != _OUTSIDE and maker not in found:
+                found.add(maker)
+                waiting += [value for value in self._values_read(maker) if value not in cut]
         return sorted(found)
+
+    def _values_read(self, at: int) -> list[_Made]:
+        """Values read by an atom, without inlined constants."""
+        makers = self._makers[at]
+        return [(makers.get(i, _OUTSIDE), i) for i in self.atoms[at].reads if i not in self.inlined]
 
     def _recomputed(self, at: int) -> bool:
         """True for an instruction without communication whose results are not stored."""

@@ -7,6 +7,7 @@ further repeats (the optimizer's, weight by weight) are put in the order of thei
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,7 +18,7 @@ from partir_search.segments.order import by_results
 
 MIN_WEIGHT = 20  # instructions, nested ones included, of a layer
 MIN_BESIDE = 40  # of a repeat that hands nothing on: more than one weight's update
-MOST = 12  # unique stretches of a region
+MOST = 15  # unique stretches of a region
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -159,21 +160,19 @@ class Finder:
         return sum(self._nbytes[i] for i in made & read)
 
     def _at_most(self, found: list[Stretch]) -> list[Stretch]:
-        """Stretches, at most `MOST` unlike: small repeats without layers are joined."""
+        """Stretches, at most `MOST` unlike: neighbours whose copies save the least are joined.
 
-        def saved(part: Stretch) -> int:
-            return (len(part.copies) - 1) * sum(self.weights[i] for i in part.middle)
+        Layers are joined last.
+        """
+
+        def saved(pair: tuple[Stretch, Stretch]) -> tuple[bool, int]:
+            each = ((len(x.copies) - 1) * sum(self.weights[i] for i in x.middle) for x in pair)
+            return any(x.layers for x in pair), sum(each)
 
         while len(found) > MOST:
-            repeats = [i for i, part in enumerate(found) if not part.layers]
-            if len(repeats) < 2:
-                break
-            least = min(repeats, key=lambda i: saved(found[i]))
-            near = [i for i in (least - 1, least + 1) if i in repeats]
-            if not near:
-                break
-            other = min(near, key=lambda i: saved(found[i]))
-            first, second = sorted((least, other))
-            joined = [at for i in (first, second) for copy in found[i].copies for at in copy]
-            found[first : second + 1] = [Stretch((tuple(joined),))]
+            lost = [saved(pair) for pair in itertools.pairwise(found)]
+            first = lost.index(min(lost))
+            pair = found[first : first + 2]
+            joined = tuple(at for part in pair for copy in part.copies for at in copy)
+            found[first : first + 2] = [Stretch((joined,))]
         return found
