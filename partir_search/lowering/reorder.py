@@ -1,8 +1,8 @@
 """Redistribution between layouts with the axes of one dim in different orders.
 
-Both layouts have tiles of one size; one permute of whole tiles changes the order of axes (arXiv
-2112.01075, section 4.3). Axes on the dim in only one of the layouts are sliced, exchanged or
-gathered before or after the permute, whichever moves fewest bytes.
+One permute of whole tiles changes the order of axes (arXiv 2112.01075, section 4.3). Axes on the
+dim in only one of the layouts are sliced, exchanged or gathered before or after the permute as
+minor axes, whichever moves fewest bytes.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ from partir_search.lowering.reshard_steps import Permute, ReshardStep, Slice
 
 
 def crosses(source: Layout, target: Layout) -> bool:
-    """True if two axes on a dim in both layouts differ in order."""
-    return any(
-        len(s) > 1 < len(t) and _kept(s, t) != _kept(t, s)
-        for s, t in zip(source, target, strict=True)
-    )
+    """True if two axes on a dim in both layouts differ in order, or follow one exchanged."""
+    held = {a for axes in source for a in axes} & {a for axes in target for a in axes}
+    for s, t in zip(source, target, strict=True):
+        if len(s) + len(t) > 2 and (kept := _kept(t, s)):
+            before, after = (tuple(a for a in axes if a in held) for axes in (s, t))
+            if before[: len(kept)] != kept or after[: len(kept)] != kept:
+                return True
+    return False
 
 
 @functools.lru_cache(maxsize=65536)

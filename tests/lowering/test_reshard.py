@@ -151,6 +151,10 @@ def test_orders_by_permutes() -> None:
     assert [s.kind for s in one] == ["slice"]  # an axis of one device: nothing moves
     partial = reorder(SIZES, ((0, 1), ()), ((2, "sum"),), ((1, 0, 2), ()), ())
     assert [s.kind for s in partial] == ["reduce_scatter", "collective_permute"]
+    entering = reorder(SIZES, ((0,), (1,)), (), ((), (0, 1)), ())
+    assert [s.kind for s in entering] == ["all_to_all", "collective_permute"]
+    leaving = reorder(SIZES, ((), (0, 1)), (), ((0,), (1,)), ())
+    assert [s.kind for s in leaving] == ["collective_permute", "all_to_all"]
     held = reorder(SIZES, ((0, 1), ()), ((2, "sum"),), ((1, 0), ()), ((2, "sum"),))
     assert [s.partial for s in held] == [((2, "sum"),)]
 
