@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
+from partir_search.messages.wording import amount, duration, milliseconds
 from partir_search.simulator.cost import Cost
 
 Recomputed = Literal["none", "as the plan", "all"]
@@ -52,3 +53,26 @@ class Change:
     def __str__(self) -> str:
         fits = "" if self.fits else ", does not fit"
         return f"{self.what} ({self.how}): {self.relative - 1:+.1%} per example{fits}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TriedPipeline:
+    """A pipeline planned in full, or the step without one, of which the best plan was taken.
+
+    Attributes:
+      name: "16 stages of 4 chunks each on 'stage' (1f1b), 32 microbatches", or "no pipeline".
+      closed_seconds: seconds of the ticks by closed form; None for given numbers.
+      cost: simulated cost of the plan.
+      fits: True if the peak is within the memory limit.
+    """
+
+    name: str
+    closed_seconds: float | None
+    cost: Cost
+    fits: bool
+
+    def __str__(self) -> str:
+        closed = f" ({duration(self.closed_seconds)} by formula)" if self.closed_seconds else ""
+        limit = "" if self.fits else ", does not fit"
+        peak = amount(self.cost.peak_bytes)
+        return f"{self.name}: {milliseconds(self.cost.seconds)}{closed}, {peak}{limit}"

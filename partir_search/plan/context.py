@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from partir_search.ir.core import Module
-from partir_search.plan.alternatives import Alternative, Change
+from partir_search.plan.alternatives import Alternative, Change, TriedPipeline
 from partir_search.plan.front import Front
 from partir_search.plan.pass_record import PassRecord
 from partir_search.plan.remedy import Remedy
@@ -29,6 +29,7 @@ class PlanContext:
       remedies: function from a plan over the limit to remedies.
       front: function from a plan to its front.
       passes: records of the passes before the search.
+      pipelines: pipelines tried, and the step without one; () if none competed.
       alternatives: function from a plan to known strategies.
       changes: function from a plan to changes by the user.
       near: function from a plan and a number to plans near it.
@@ -44,6 +45,7 @@ class PlanContext:
     remedies: Callable[[Any], list[Remedy]] = lambda plan: []
     front: Callable[[Any], Front[Any]]
     passes: tuple[PassRecord, ...] = ()
+    pipelines: tuple[TriedPipeline, ...] = ()
     alternatives: Callable[[Any], tuple[Alternative, ...]] = lambda plan: ()
     changes: Callable[[Any], tuple[Change, ...]] = lambda plan: ()
     near: Callable[[Any, int], list[Any]] = lambda plan, count: []

@@ -21,6 +21,7 @@ from partir_search.lowering.shard_map import (
     reorder_arguments,
     result_specs,
 )
+from partir_search.plan.alternatives import TriedPipeline
 from partir_search.plan.context import PlanContext
 from partir_search.plan.planned import Planned
 from partir_search.plan.planned_array import planned_array
@@ -44,6 +45,17 @@ class Layouts:
         other = copy.copy(self)
         other._context = dataclasses.replace(self._context, mesh=mesh)
         return other
+
+    def beside(self, pipelines: Sequence[TriedPipeline]) -> Self:
+        """Copy of the plan that names the pipelines tried."""
+        other = copy.copy(self)
+        other._context = dataclasses.replace(self._context, pipelines=tuple(pipelines))
+        return other
+
+    @property
+    def pipelines(self) -> tuple[TriedPipeline, ...]:
+        """Pipelines planned in full, and the step without one, to choose from; () for no choice."""
+        return self._context.pipelines
 
     @property
     def module(self) -> Module:

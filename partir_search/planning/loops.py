@@ -24,8 +24,8 @@ def with_loops(traced: Traced, loop: Rewrites) -> Traced:
     Raises:
       ValueError: the batch cannot be split, or the program has no layers to run as stages.
     """
-    if loop.pipeline:
-        traced = traced.run("scan_layers", _rolled)
+    if loop.pipeline and all(record.name != "scan_layers" for record in traced.passes):
+        traced = with_layers(traced)
     if loop.microbatches > 1:
         traced = with_microbatches(traced, loop.microbatches)
     for form in loop.pipeline:
@@ -34,9 +34,14 @@ def with_loops(traced: Traced, loop: Rewrites) -> Traced:
     return dataclasses.replace(traced, rewrites=loop)
 
 
-def _rolled(module: Module) -> Module:
-    """Layers as scans; scores of attention are no residuals: backward layers compute them again."""
-    return roll(module, forward_ops(module, RuleTable())).module
+def with_layers(traced: Traced) -> Traced:
+    """A traced call with layers as scans.
+
+    Scores of attention are no residuals: backward layers compute them again.
+    """
+    return traced.run(
+        "scan_layers", lambda module: roll(module, forward_ops(module, RuleTable())).module
+    )
 
 
 def _pipelined(module: Module, form: PipelineForm, microbatches: int) -> Module:

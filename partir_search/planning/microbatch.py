@@ -134,6 +134,14 @@ def microbatched(
     return accumulated
 
 
+def batch_size(module: Module) -> int:
+    """Length of the batch of a step; 0 if no argument but the train state has one."""
+    try:
+        return _batch_arguments(module, 1)[0].type.shape[0]
+    except ValueError:
+        return 0
+
+
 def _batch_arguments(module: Module, count: int) -> list[Value]:
     """Arguments whose leading dim is the batch: data as long as the first array of data."""
     data = [(path, v) for path, v in _data(module) if v.type.shape and not _is_key(v)]

@@ -15,7 +15,6 @@ from partir_search.arguments.axes import AnyMesh, auto_axes, is_context
 from partir_search.ir.mesh import MeshShape
 from partir_search.mcts.goals import Goal
 from partir_search.passes.group_arguments import Group
-from partir_search.passes.pipeline.form import PipelineForm
 from partir_search.plan.cache import PlanCache
 from partir_search.plan.plan import Plan
 from partir_search.plan.rewrites import Rewrites
@@ -68,21 +67,31 @@ class Options:
         """True if the schedule is a plan."""
         return isinstance(self.schedule, Plan | PlanSpec)
 
-    def choices(self) -> tuple[Options, ...]:
-        """Options with each optional pipeline of the schedule, and without one."""
+    @property
+    def competing(self) -> tuple[Pipeline, ...]:
+        """Pipelines of the schedule to choose from; () for none, or for a required one."""
         tactics = self.schedule if isinstance(self.schedule, Sequence) else ()
-        found = [t for t in tactics if isinstance(t, Pipeline) and t.optional]
-        if not found:
-            return (self,)
-        rest = [t for t in tactics if t not in found]
-        chosen = ([dataclasses.replace(t, optional=False), *rest] for t in found)
-        return tuple(dataclasses.replace(self, schedule=s) for s in (*chosen, rest))
+        return tuple(t for t in tactics if isinstance(t, Pipeline) and t.competes)
 
-    def choice_like(self, pipelines: Sequence[PipelineForm]) -> Options:
-        """The one of `choices` with given pipelines, or else the first."""
-        choices = self.choices()
-        alike = (o for o in choices if o.loops[0].pipeline == tuple(pipelines))
-        return next(alike, choices[0])
+    @property
+    def leaves_pipelines_out(self) -> bool:
+        """True if the plan without a pipeline competes."""
+        return all(t.may_be_left_out for t in self.competing)
+
+    def choice_like(self, loop: Rewrites) -> Options:
+        """The options for a given pipeline, or without one, in place of those that compete."""
+        if not self.competing:
+            return self
+        number = loop.microbatches
+        given = (Pipeline(f.axis, number, f.chunks, f.schedule) for f in loop.pipeline)  # type: ignore[arg-type]
+        return self.with_pipelines(*given)
+
+    def with_pipelines(self, *pipelines: Pipeline) -> Options:
+        """Options with pipelines in place of those that compete."""
+        tactics = self.schedule if isinstance(self.schedule, Sequence) else ()
+        rest = [t for t in tactics if t not in self.competing]
+        required = [dataclasses.replace(t, optional=False) for t in pipelines]
+        return dataclasses.replace(self, schedule=[*required, *rest])
 
     @property
     def loops(self) -> tuple[Rewrites, ...]:
@@ -91,10 +100,9 @@ class Options:
         """
         tactics = self.schedule if isinstance(self.schedule, Sequence) else ()
         for tactic in tactics:
-            if isinstance(tactic, Pipeline) and not tactic.optional:
+            if isinstance(tactic, Pipeline) and not tactic.competes:
                 mesh = MeshShape(tuple(self.mesh.axis_names), tuple(self.mesh.axis_sizes))
-                form = tactic.form(mesh.size(mesh.axes(tactic.axis)))
-                return (Rewrites(microbatches=tactic.microbatches, pipeline=(form,)),)
+                return (tactic.loop(mesh),)
         return tuple(Rewrites(microbatches=n) for n in self.microbatches)
 
     @property

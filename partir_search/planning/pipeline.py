@@ -20,6 +20,7 @@ from partir_search.ir.manual import AxisNames
 from partir_search.ir.mesh import MeshShape
 from partir_search.passes.group_arguments import with_groups
 from partir_search.passes.views import with_views
+from partir_search.plan.alternatives import TriedPipeline
 from partir_search.plan.context import PlanContext
 from partir_search.plan.multihost import plan_first, spans_processes
 from partir_search.plan.plan import Plan, spec_of
@@ -35,10 +36,11 @@ from partir_search.planning.confirm.contenders import near_plans
 from partir_search.planning.front.front import FrontFinder
 from partir_search.planning.known_strategies import known_actions
 from partir_search.planning.layer_forms import SLOWER, layer_forms
-from partir_search.planning.loops import with_loops
+from partir_search.planning.loops import with_layers, with_loops
 from partir_search.planning.notices import warn_constants, warn_opaque
 from partir_search.planning.options import Options
 from partir_search.planning.other_batch import with_batch
+from partir_search.planning.pipeline_choice import offered_options, tried_pipeline
 from partir_search.planning.planner import Planner
 from partir_search.planning.planner_maker import PlannerMaker
 from partir_search.planning.program_forms import first_stage, program_forms
@@ -142,9 +144,8 @@ class PlanPipeline:
           traces: traced calls, by loop.
           whole: the traced call before all passes, if known.
         """
-        choices = self._options.choices()
-        if spec is None and len(choices) > 1:
-            return self._best_choice(call, args, kwargs, choices)
+        if spec is None and self._options.competing:
+            return self._best_choice(call, args, kwargs)
         best: tuple[Plan, Traced] | None = None
         loops = (spec.rewrites.loop,) if spec else self._options.loops
         for loop in loops:
@@ -173,26 +174,28 @@ class PlanPipeline:
         return best
 
     def _best_choice(
-        self,
-        call: Call,
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        choices: Sequence[Options],
+        self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> tuple[Plan, Traced]:
-        """Best plan over options; those that the program does not admit are left out."""
+        """Best plan over pipelines; any that the program does not admit are left out."""
         found: list[tuple[tuple[Plan, Traced], PlanPipeline]] = []
         whole = self._traced(call, args, kwargs)
-        for options in choices:
+        layered = with_layers(whole)
+        tried: list[TriedPipeline] = []
+        for options, closed in offered_options(self._options, layered.module):
             unconfirmed = dataclasses.replace(options, confirm=None)  # the best alone is compiled
             other = PlanPipeline(self._fun, self._plain, self._name, unconfirmed)
             other._own = self._own
+            begin = layered if options.loops[0].pipeline else whole
             try:
-                found.append((other._best(call, args, kwargs, None, whole=whole), other))
+                found.append((other._best(call, args, kwargs, None, whole=begin), other))
             except ValueError as error:
-                if not options.loops[0].pipeline:
+                if begin is whole or not self._options.leaves_pipelines_out:
                     raise
                 warnings.warn(f"planned without an optional pipeline: {error}", stacklevel=2)
+            else:
+                tried.append(tried_pipeline(found[-1][0][0], closed))
         (plan, traced), chosen = min(found, key=lambda each: _rank(each[0][0]))
+        plan = plan.beside(tried)
         if self._options.confirm:
             plan = confirmed(plan, self._options.confirm, chosen.planners)
         return plan, traced

@@ -11,6 +11,7 @@ from partir_search.ir.pipeline_schedule import PipelineSchedule
 from partir_search.ir.rule import NONE
 from partir_search.messages import validators
 from partir_search.passes.pipeline.form import PipelineForm
+from partir_search.plan.rewrites import Rewrites
 from partir_search.planning.parallelism import Parallelism
 from partir_search.propagation.actions import Action
 from partir_search.propagation.contradictions import IllegalAction
@@ -28,10 +29,15 @@ class Pipeline(Parallelism):
     microbatch in a tick, and passes its activations on. Results equal those of the whole batch.
     Embedding, head and optimizer may be tiled on the axis like on any other. First in a schedule.
 
+    Numbers left open are chosen: every axis, number of microbatches and of chunks that divides is
+    ranked by closed forms, and the best few are planned in full.
+
     Attributes:
-      axis: axis of the mesh.
-      microbatches: parts of the batch; more of them leave stages idle for less of the step.
+      axis: axis of the mesh. None: chosen, and planning may leave the pipeline out.
+      microbatches: parts of the batch; more of them leave stages idle for less of the step. None:
+        chosen.
       chunks: parts of the layers on a stage, run in turn; more of them leave stages idle for less.
+        None: chosen if the microbatches are, else 1.
       schedule: "1f1b" begins the backward pass of a microbatch as soon as its forward pass ends;
         "gpipe" runs all forward passes first.
       optional: True lets planning leave the pipeline out: every optional pipeline of a schedule is
@@ -40,31 +46,59 @@ class Pipeline(Parallelism):
     Source: Huang et al., GPipe (NeurIPS 2019); Narayanan et al. (SC 2021).
     """
 
-    axis: str
-    microbatches: int
-    chunks: int = 1
+    axis: str | None = None
+    microbatches: int | None = None
+    chunks: int | None = None
     schedule: Literal["1f1b", "gpipe"] = "1f1b"
     optional: bool = False
 
     def __post_init__(self) -> None:
-        validators.text("Pipeline: axis", self.axis, "'stage'")
-        validators.whole_number("Pipeline: microbatches", self.microbatches, 2)
-        validators.whole_number("Pipeline: chunks", self.chunks, 1)
+        if self.axis is not None:
+            validators.text("Pipeline: axis", self.axis, "'stage'")
+        if self.microbatches is not None:
+            validators.whole_number("Pipeline: microbatches", self.microbatches, 2)
+        if self.chunks is not None:
+            validators.whole_number("Pipeline: chunks", self.chunks, 1)
         validators.flag("Pipeline: optional", self.optional)
-        PipelineSchedule(2, 2 * self.microbatches, 1, self.schedule)  # checks the name
+        PipelineSchedule(2, 4, 1, self.schedule)  # checks the name
+
+    @property
+    def open(self) -> bool:
+        """True if the axis or the number of microbatches is to be chosen."""
+        return self.axis is None or self.microbatches is None
+
+    @property
+    def may_be_left_out(self) -> bool:
+        """True if the plan without the pipeline competes."""
+        return self.optional or self.axis is None
+
+    @property
+    def competes(self) -> bool:
+        """True if several pipelines, or the plan without one, are planned."""
+        return self.open or self.may_be_left_out
 
     @property
     def axis_names(self) -> tuple[str, ...]:
-        return (self.axis,)
+        return () if self.axis is None else (self.axis,)
 
-    def form(self, stages: int) -> PipelineForm:
-        """Form for a number of stages."""
-        return PipelineForm(self.axis, stages, self.chunks, self.schedule)
+    def loop(self, mesh: MeshShape) -> Rewrites:
+        """Rewrites of a program for a pipeline with all numbers.
+
+        Args:
+          mesh: mesh of the axis.
+        """
+        assert self.axis is not None
+        assert self.microbatches is not None
+        stages = mesh.size(mesh.axes(self.axis))
+        form = PipelineForm(self.axis, stages, self.chunks or 1, self.schedule)
+        return Rewrites(microbatches=self.microbatches, pipeline=(form,))
 
     def strategies(self, mesh: MeshShape) -> Sequence[Strategy]:
+        assert self.axis is not None
         return (TileStages(mesh.axes(self.axis)),)
 
     def actions(self, graph: Graph, state: State, targets: StrategyTargets) -> list[Action]:
+        assert self.axis is not None
         axes = state.mesh.axes(self.axis)
         taken = [c for c in targets.stages for a in axes if state.tiles[a][c] not in (NONE, 0)]
         if taken:

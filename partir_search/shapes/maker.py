@@ -75,7 +75,7 @@ class ShapesPipeline(PlanPipeline):
         base: Plan,
     ) -> tuple[Plan, Traced] | None:
         """Plan derived from `base`; None if the state layouts cannot be preserved."""
-        begin, chosen = time.perf_counter(), self._options.choice_like(base.rewrites.pipeline)
+        begin, chosen = time.perf_counter(), self._options.choice_like(base.rewrites.loop)
         given = chosen.schedule
         tactics = list(given) if isinstance(given, Sequence) else [AutomaticPartition()]
         check_schedule(tactics, traced.module, base.mesh_shape)

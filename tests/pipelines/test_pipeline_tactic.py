@@ -130,6 +130,16 @@ def test_optional_pipeline_is_taken_where_it_pays() -> None:
     assert chosen(512, eight).pipeline is None
 
 
+def test_numbers_left_open_are_chosen() -> None:
+    """The best plan is taken; each pipeline tried is reported, and the step without one."""
+    plan = chosen(128, ps.Pipeline())
+    assert plan.pipeline is not None
+    assert plan.cost.seconds == min(t.cost.seconds for t in plan.pipelines if t.fits)
+    assert [t.name for t in plan.pipelines][-1] == "no pipeline"
+    assert plan.pipelines[0].closed_seconds is not None
+    assert f"tried {plan.pipelines[0]}" in dict(summary(plan))["why this plan"]
+
+
 def test_optional_pipeline_that_the_program_does_not_admit() -> None:
     three = ps.Pipeline("stage", microbatches=3, optional=True)
     with pytest.warns(UserWarning, match="without an optional pipeline: .* does not divide by 3"):
@@ -213,6 +223,16 @@ def test_places_in_a_schedule() -> None:
     assert "Pipeline comes first in a schedule" in refusal(batch, pipeline)
     other = ps.Pipeline("data", microbatches=4, optional=True)
     assert "of which one is required" in refusal(pipeline, other)
+
+
+def test_no_numbers_to_choose() -> None:
+    mesh = AbstractMesh((3, 2), ("stage", "data"))
+    with pytest.raises(ValueError, match=r"8 layers and a batch of 16 do not divide.*'stage'"):
+        step_of("tied", mesh, ps.Pipeline("stage")).plan(*arguments())
+    step = ps.auto_partition(mesh, machine="tpu_v5e", schedule=[ps.Pipeline()])(jax.jit(jnp.sin))
+    with pytest.warns(UserWarning, match="without an optional pipeline: .* no stack of layers"):
+        plan = step.plan(jnp.ones((6, 6)))
+    assert plan.pipeline is None
 
 
 def test_batch_normalisation_is_named() -> None:

@@ -125,6 +125,8 @@ def _why(plan: PlanFacts) -> str:
         )
     elif plan.microbatches > 1:
         parts.append(f"{plan.microbatches} microbatches")
+    if plan.pipelines:
+        parts.append("tried " + "; ".join(map(str, plan.pipelines)))
     if plan.scan_layers:
         parts.append("equal layers as scans, compiled once")
     if plan.padding:

@@ -1,0 +1,272 @@
+"""Choice of a pipeline's axis, microbatches and chunks by closed forms.
+
+`ps.Pipeline()` leaves numbers open. The layers of the rolled program give operations, bytes of
+residuals and of carries of the whole batch; the formulas of `theory/pipelines.py` rank every number
+of microbatches and chunks on every axis of the mesh. The best few are planned in full.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import warnings
+from collections.abc import Iterator
+
+from partir_search.ir.core import Module, Op, Region, Value
+from partir_search.ir.mesh import MeshShape
+from partir_search.ir.pipeline_schedule import PipelineSchedule
+from partir_search.mcts.goals import Fit
+from partir_search.passes.pipeline.layers import Layers
+from partir_search.passes.roll import layer_scans
+from partir_search.plan.alternatives import TriedPipeline
+from partir_search.plan.plan import Plan
+from partir_search.planning.microbatch import batch_size
+from partir_search.planning.options import Options
+from partir_search.planning.pipeline_tactic import Pipeline
+from partir_search.rules.registry import RuleTable
+from partir_search.simulator.op_kinds import op_flops
+from partir_search.simulator.target.machine import Machine
+from partir_search.theory.pipelines import (
+    StageBytes,
+    StageSeconds,
+    pipeline_bytes,
+    pipeline_seconds,
+)
+
+MOST_PLANNED = 2  # pipelines planned in full, the best by closed form
+ACCUMULATED = 3  # a gradient's bytes moved by one microbatch: two reads and a write
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stack:
+    """The layers of a program, forward and backward, for the whole batch.
+
+    Attributes:
+      layers: their number.
+      batch: examples.
+      forward / backward: floating-point operations of all layers.
+      around: of the ops outside of the layers.
+      parameters: bytes of the layers' parameters.
+      residuals: bytes that wait for the backward pass, of all layers.
+      carry: bytes passed from layer to layer.
+      dtype: of the products.
+    """
+
+    layers: int
+    batch: int
+    forward: float
+    backward: float
+    around: float
+    parameters: float
+    residuals: float
+    carry: float
+    dtype: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Candidate:
+    """A pipeline with all numbers, and its closed form.
+
+    Attributes:
+      seconds: of the ticks and of the sums over data parallelism.
+      nbytes: at the peak of a device; the state is tiled on all devices.
+    """
+
+    tactic: Pipeline
+    seconds: float
+    nbytes: float
+
+
+def stack_of(module: Module) -> Stack | None:
+    """The largest stack of layers of a rolled program; None without a stack or a batch."""
+    batch = batch_size(module)
+    ops = module.body.ops
+    pairs = [p for p in layer_scans(module.body) if p.backward is not None]
+    if not pairs or not batch:
+        return None
+    rules = RuleTable()
+    best = max(pairs, key=lambda p: len(ops[p.forward.position].regions[0].ops))
+    assert best.backward is not None
+    forward = Layers(ops[best.forward.position])
+    backward = Layers(ops[best.backward.position])
+    inside = {forward.op, backward.op}
+    kept = {x for x in backward.stacked if isinstance(x, Value)} & set(forward.stacks)
+    products = {
+        str(op.results[0].type.dtype): op_flops(op, rules(op))
+        for op in forward.region.ops
+        if not op.regions and rules(op).contracts
+    }
+    return Stack(
+        forward.count,
+        batch,
+        forward.count * _flops(forward.region, rules),
+        forward.count * _flops(backward.region, rules),
+        sum(_op_flops(op, rules) for op in ops if op not in inside),
+        sum(x.type.nbytes for x in forward.stacked),
+        sum(x.type.nbytes for x in kept),
+        sum(x.type.nbytes for x in forward.finals),
+        max(products, key=products.__getitem__, default="float32"),
+    )
+
+
+def _flops(region: Region, rules: RuleTable) -> float:
+    return sum(_op_flops(op, rules) for op in region.ops)
+
+
+def _op_flops(op: Op, rules: RuleTable) -> float:
+    if op.regions:
+        return int(op.params.get("length", 1)) * sum(_flops(r, rules) for r in op.regions)
+    return op_flops(op, rules(op))
+
+
+def candidates(
+    stack: Stack, tactic: Pipeline, mesh: MeshShape, machine: Machine, limit: float
+) -> list[Candidate]:
+    """Pipelines that a tactic leaves open, the best by closed form first, within `limit` first.
+
+    Args:
+      limit: bytes of a device.
+    """
+    found = [_candidate(stack, t, mesh, machine) for t in _tactics(stack, tactic, mesh, machine)]
+    return sorted(found, key=lambda c: (c.nbytes > limit, c.seconds))
+
+
+def _tactics(
+    stack: Stack, tactic: Pipeline, mesh: MeshShape, machine: Machine
+) -> Iterator[Pipeline]:
+    """Every pipeline with numbers that divide: chunks the layers, microbatches the batch."""
+    for axis in (tactic.axis,) if tactic.axis else mesh.user.names:
+        stages = mesh.size(mesh.axes(axis))
+        if stages < 2 or stack.layers % stages:
+            continue
+        groups = _groups(axis, mesh, machine)
+        for chunks in (tactic.chunks,) if tactic.chunks else range(1, stack.layers // stages + 1):
+            if stack.layers % (stages * chunks):
+                continue
+            for count in (tactic.microbatches,) if tactic.microbatches else _counts(stack.batch):
+                if stack.batch % (count * groups) or (chunks > 1 and count % stages):
+                    continue
+                yield dataclasses.replace(tactic, axis=axis, microbatches=count, chunks=chunks)
+
+
+def _counts(batch: int) -> Iterator[int]:
+    return (n for n in range(2, batch + 1) if batch % n == 0)
+
+
+def _groups(axis: str, mesh: MeshShape, machine: Machine) -> int:
+    """Devices of data parallelism beside the stages: those of the other axes between nodes."""
+    return math.prod(
+        mesh.user.sizes[mesh.user.names.index(name)]
+        for name in mesh.user.names
+        if name != axis and _is_slow(name, machine)
+    )
+
+
+def _is_slow(axis: str, machine: Machine) -> bool:
+    return machine.axis_bandwidth(axis) < machine.link_bytes_per_s
+
+
+def _candidate(stack: Stack, tactic: Pipeline, mesh: MeshShape, machine: Machine) -> Candidate:
+    """Closed form of a pipeline; all other axes tile activations and parameters evenly."""
+    assert tactic.axis
+    assert tactic.microbatches
+    assert tactic.chunks
+    stages = mesh.size(mesh.axes(tactic.axis))
+    inside = mesh.user.devices // stages
+    groups = _groups(tactic.axis, mesh, machine)
+    schedule = PipelineSchedule(stages, tactic.microbatches, tactic.chunks, tactic.schedule)
+    rate = machine.matmul_flops_per_s(stack.dtype) * mesh.user.devices * tactic.microbatches
+    parameters = stack.parameters / stages / (inside / groups)
+    send = stack.carry / tactic.microbatches / inside / machine.axis_bandwidth(tactic.axis)
+    send += machine.axis_hop(tactic.axis)
+    stage = StageSeconds(
+        stack.forward / rate,
+        stack.backward / rate,
+        accumulate=ACCUMULATED * parameters / machine.attained_hbm_bytes_per_s,
+        head=stack.around / rate,
+        send_forward=send,
+        send_backward=send,
+    )
+    seconds = pipeline_seconds(schedule, stage)
+    # Entry and head are computed in ticks without one, too.
+    heads = schedule.items + schedule.stages - 1 - tactic.microbatches
+    seconds += heads * stage.head
+    slow = [name for name in mesh.user.names if name != tactic.axis and _is_slow(name, machine)]
+    if slow:
+        seconds += 2 * parameters / min(map(machine.axis_bandwidth, slow))
+    kept = stack.residuals / tactic.microbatches / mesh.user.devices
+    state = StageBytes(2 * parameters, kept, working=kept / (stack.layers / stages))
+    return Candidate(tactic, seconds, pipeline_bytes(schedule, state))
+
+
+def planned_candidates(
+    module: Module, tactic: Pipeline, mesh: MeshShape, machine: Machine, limit: float
+) -> list[Candidate]:
+    """The candidates to plan in full: the best, and the best of another axis or number of chunks.
+
+    Args:
+      module: the traced program with layers as scans.
+      limit: bytes of a device.
+
+    Raises:
+      ValueError: no numbers divide the layers and the batch, or there are no layers.
+    """
+    stack = stack_of(module)
+    if stack is None:
+        raise ValueError(
+            "Pipeline: the step has no stack of layers and no batch to choose numbers for; give"
+            " axis= and microbatches= for the reason, or leave the pipeline out"
+        )
+    found = candidates(stack, tactic, mesh, machine, limit)
+    if not found:
+        given = f"axis {tactic.axis!r}" if tactic.axis else f"each axis of mesh<{mesh.user}>"
+        raise ValueError(
+            f"Pipeline: {stack.layers} layers and a batch of {stack.batch} do not divide into"
+            f" stages on {given}, chunks and microbatches; use a number of layers that is a"
+            " multiple of the axis, or a larger batch"
+        )
+    chosen: list[Candidate] = []
+    for candidate in found:
+        alike = {(c.tactic.axis, c.tactic.chunks) for c in chosen}
+        if (candidate.tactic.axis, candidate.tactic.chunks) not in alike:
+            chosen.append(candidate)
+        if len(chosen) == MOST_PLANNED:
+            break
+    return chosen
+
+
+def offered_options(options: Options, module: Module) -> list[tuple[Options, float | None]]:
+    """Options to plan with: each pipeline that competes, and none if all may be left out.
+
+    Args:
+      module: the traced program with layers as scans.
+
+    Returns:
+      (options, seconds by closed form) pairs; None for given numbers and without a pipeline.
+
+    Raises:
+      ValueError: no numbers divide for a pipeline that may not be left out.
+    """
+    limit = min((g.bytes for g in options.goals or () if isinstance(g, Fit)), default=math.inf)
+    limit = min(limit, options.machine.hbm_bytes)
+    free = options.leaves_pipelines_out
+    found: list[tuple[Options, float | None]] = []
+    for tactic in options.competing:
+        if not tactic.open:
+            found.append((options.with_pipelines(tactic), None))
+            continue
+        try:
+            best = planned_candidates(module, tactic, options.shape, options.machine, limit)
+        except ValueError as error:
+            if not free:
+                raise
+            warnings.warn(f"planned without an optional pipeline: {error}", stacklevel=2)
+            continue
+        found += [(options.with_pipelines(c.tactic), c.seconds) for c in best]
+    return [*found, (options.with_pipelines(), None)] if free else found
+
+
+def tried_pipeline(plan: Plan, closed_seconds: float | None) -> TriedPipeline:
+    """Figures of a plan for the report of the plan that is taken."""
+    name = f"{plan.pipeline}, {plan.microbatches} microbatches" if plan.pipeline else "no pipeline"
+    return TriedPipeline(name, closed_seconds, plan.cost, plan.fits)

@@ -1,0 +1,94 @@
+"""Numbers of pipelines by closed forms."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import partir_search as ps
+from partir_search.ir.pipeline_schedule import PipelineSchedule
+from partir_search.passes.roll import roll
+from partir_search.planning.pipeline_choice import Stack, candidates, stack_of
+from partir_search.theory.pipelines import StageSeconds, pipeline_seconds
+from tests.support import module_of
+
+# 32 layers of width 4,096 over 64 sequences of 2,048: operations, and bytes in bf16.
+WIDTH, TOKENS = 4096, 64 * 2048
+LAYER = 12 * WIDTH * WIDTH
+STACK = Stack(
+    layers=32,
+    batch=64,
+    forward=32 * 2.0 * LAYER * TOKENS,
+    backward=32 * 4.0 * LAYER * TOKENS,
+    around=0.0,
+    parameters=32 * 4 * LAYER,
+    residuals=32 * 34 * TOKENS * WIDTH,
+    carry=2 * TOKENS * WIDTH,
+    dtype="bfloat16",
+)
+MESH = ps.MeshShape(("nodes", "model"), (4, 8))
+MACHINE = ps.MACHINES["h100"].across_hosts("nodes")
+
+
+def best(limit: float = 80e9, **changes: float) -> list[ps.Pipeline]:
+    stack = dataclasses.replace(STACK, **changes)  # type: ignore[arg-type]
+    found = candidates(stack, ps.Pipeline(), MESH, MACHINE, limit)
+    return [c.tactic for c in found if c.nbytes <= limit]
+
+
+def test_numbers_divide() -> None:
+    found = candidates(STACK, ps.Pipeline(), MESH, MACHINE, 80e9)
+    assert {c.tactic.axis for c in found} == {"nodes", "model"}
+    for c in found:
+        stages = {"nodes": 4, "model": 8}[c.tactic.axis or ""]
+        assert c.tactic.microbatches
+        assert c.tactic.chunks
+        assert 64 % c.tactic.microbatches == 0
+        assert 32 % (stages * c.tactic.chunks) == 0
+        assert c.tactic.chunks == 1 or c.tactic.microbatches % stages == 0
+    (given,) = candidates(STACK, ps.Pipeline("nodes", 16, 2), MESH, MACHINE, 80e9)
+    assert (given.tactic.microbatches, given.tactic.chunks) == (16, 2)
+    assert not candidates(STACK, ps.Pipeline("nodes", 24), MESH, MACHINE, 80e9)
+
+
+def test_closed_form_is_that_of_the_theory() -> None:
+    machine = dataclasses.replace(MACHINE, hop_seconds=0.0, hbm_bytes_per_s=1e30)
+    machine = machine.with_axis("nodes", 1e30, 0.0)
+    (found,) = candidates(STACK, ps.Pipeline("nodes", 16, 1), MESH, machine, 80e9)
+    rate = machine.matmul_flops_per_s("bfloat16") * 32 * 16
+    stage = StageSeconds(STACK.forward / rate, STACK.backward / rate)
+    assert found.seconds == pytest.approx(pipeline_seconds(PipelineSchedule(4, 16), stage))
+
+
+def test_what_favours_what() -> None:
+    """Slow axes hold the stages; costly heads forbid chunks; little memory takes small parts."""
+    first = best()[0]
+    assert first.axis == "nodes"
+    assert first.chunks
+    assert first.chunks > 1
+    assert best(around=STACK.forward)[0].chunks == 1
+    limit = min(c.nbytes for c in candidates(STACK, ps.Pipeline(), MESH, MACHINE, 80e9))
+    assert {t.microbatches for t in best(1.01 * limit)} == {64}
+
+
+def test_stack_of_a_step() -> None:
+    def step(params: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def loss(params: jax.Array) -> jax.Array:
+            return (jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, params)[0] ** 2).mean()
+
+        value, grads = jax.value_and_grad(loss)(params)
+        return params - grads, value
+
+    module = roll(module_of(step, jnp.ones((6, 4, 4)), jnp.ones((8, 4)), ties=[(0, 0)])).module
+    stack = stack_of(module)
+    assert stack is not None
+    assert (stack.layers, stack.batch, stack.dtype) == (6, 8, "float32")
+    products = 6 * 2 * 8 * 4 * 4
+    assert products <= stack.forward < 2 * products
+    assert 2 * products <= stack.backward < 3 * products
+    assert stack.parameters == 6 * 4 * 4 * 4
+    assert stack.carry == 8 * 4 * 4
+    assert stack_of(module_of(lambda x: x + 1, jnp.ones(3))) is None
