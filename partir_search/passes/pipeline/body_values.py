@@ -46,9 +46,18 @@ class BodyValues:
         region = Region((), tuple(self._ops[i] for i in sorted(ops)), tuple(wanted))
         return self._run(region, (), {**self.constants, **known})
 
-    def call(self, region: Region, args: Sequence[Any]) -> list[Any]:
-        """Results of a region of an op on `args`."""
-        return self._run(region, args, self.constants)
+    def call(self, region: Region, args: Sequence[Any], known: Mapping[int, Any]) -> list[Any]:
+        """Results of a region of an op on `args`.
+
+        Args:
+          known: results known beforehand, by position; ops behind these are not run.
+        """
+        if not known:
+            return self._run(region, args, self.constants)
+        given = dict(zip(region.args, args, strict=True))
+        results = enumerate(region.results)
+        given |= {x: known[i] for i, x in results if i in known and isinstance(x, Value)}
+        return BodyValues(region, self.constants).compute(region.results, given)
 
     def _run(self, region: Region, args: Sequence[Any], outer: Arrays) -> list[Any]:
         return run_region(region, args, outer, self._run_op, self._emit_of)

@@ -157,8 +157,11 @@ class Lockstep:
     ) -> tuple[list[Any], list[Any]]:
         """Carries after the layers of each stage, and the residuals to keep."""
         consts, axes = self._consts(self.parts.forward, row["microbatch_F"], operands)
+        layers = self.parts.forward
         given = dict(enumerate(operands.forward))
-        out, stacks = self._run(self.parts.forward, consts, axes, carry, given, {}, row["chunk_F"])
+        # Casts of weights are read, not made in every tick.
+        given |= {len(layers.stacked) + j: x for j, x in operands.fixed.items()}
+        out, stacks = self._run(layers, consts, axes, carry, given, {}, row["chunk_F"])
         kept = [stacks[j] for j in self._kept]
         return out, [*kept, *(x[None] for x in out)] if self._waits else kept
 
@@ -270,7 +273,8 @@ class Lockstep:
 
         Args:
           axes: of stages in `consts`.
-          given: stacked operands of all layers, by position, as in `by_stage`.
+          given: stacked operands of all layers, by position, as in `by_stage`; beyond them, stacks
+            of the layers known beforehand.
           rows: stacked operands of the chunk, by position, [layers of a chunk, stages, ...].
           chunk: number of the chunk, by stage.
         """
@@ -286,8 +290,10 @@ class Lockstep:
                 number, found = step
                 own = {i: layer_of(x, chunk, number) for i, x in whole.items()}
                 found = {**found, **own}
-                stacked = [found[i] for i in range(len(layers.stacked))]
-                out = self._values.call(layers.region, [*consts, *carry, *stacked])
+                operands = len(layers.stacked)
+                stacked = [found[i] for i in range(operands)]
+                known = {count + i - operands: x for i, x in found.items() if i >= operands}
+                out = self._values.call(layers.region, [*consts, *carry, *stacked], known)
                 return out[:count], out[count:]
 
             numbers = lax.iota(jnp.int32, length)

@@ -26,6 +26,8 @@ class Operands:
       data: by argument of the body, an array with a row for each microbatch.
       totals: the loop's carries before the loop.
       forward: stacked operands of the forward layers, by stage as in `by_stage`.
+      fixed: results of the forward layers that no microbatch changes, by position among the stacks,
+        of all layers.
       backward: stacked operands of the backward layers by position, without residuals of a
         microbatch.
     """
@@ -34,6 +36,7 @@ class Operands:
     data: Mapping[Value, Any]
     totals: Sequence[Any]
     forward: Sequence[Any]
+    fixed: Mapping[int, Any]
     backward: Mapping[int, Any]
 
     def of_microbatch(self, number: Any) -> Arrays:
@@ -70,7 +73,8 @@ def operands_of(
     backward = stacked(parts.backward, given)
     fixed = _fixed(parts, values, known, list(forward.values()), 2 if chunks == 1 else 3)
     backward |= {i: fixed[j] for i, j in parts.residuals.items() if j in fixed}
-    return Operands(known, data, arrays[first : first + totals], list(forward.values()), backward)
+    given_totals = arrays[first : first + totals]
+    return Operands(known, data, given_totals, list(forward.values()), fixed, backward)
 
 
 def _shared(parts: LoopParts) -> list[Value]:
