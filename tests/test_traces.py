@@ -16,7 +16,9 @@ import pytest
 from jax.sharding import AbstractMesh
 
 import partir_search as ps
+from partir_search.ir.pipeline_schedule import PipelineSchedule
 from partir_search.plan.profiles.comparison import row_of
+from partir_search.plan.profiles.schedule_events import schedule_events
 from partir_search.plan.profiles.trace_events import trace_events
 from partir_search.plan.profiles.xplane import read_xplane
 from partir_search.simulator.timeline import Event, Timeline
@@ -183,3 +185,25 @@ def test_trace_of_json(profiled: Any, tmp_path: pathlib.Path) -> None:
     (tmp_path / "broken.xplane.pb").write_bytes(b"\x0a\xff\xff")
     with pytest.raises(ValueError, match="not an encoded message"):
         ps.compare_trace(plan, tmp_path / "broken.xplane.pb")
+
+
+def test_schedule_of_a_pipeline() -> None:
+    """Tracks of stages hold every item once, and fill the seconds without gaps or overlaps."""
+    schedule = PipelineSchedule(2, 4, 2)
+    found = schedule_events(schedule, 3.0)
+    items = [e for e in found if e["ph"] == "X"]
+    assert {e["args"]["name"] for e in found if e["name"] == "thread_name"} == {
+        "stage 0",
+        "stage 1",
+    }
+    for stage in range(2):
+        mine = [e for e in items if e["tid"] == stage]
+        names = [e["name"] for e in mine if e["name"] != "idle"]
+        assert sorted(names) == sorted(
+            f"{k}{m}/{c}" for k in "FB" for m in range(4) for c in (0, 1)
+        )
+        assert sum(e["dur"] for e in mine) == pytest.approx(3e6)
+        starts = [e["ts"] for e in mine]
+        assert starts == sorted(starts)
+    idle = sum(e["dur"] for e in items if e["name"] == "idle") / sum(e["dur"] for e in items)
+    assert idle == pytest.approx(schedule.idle_fraction())

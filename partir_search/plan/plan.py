@@ -27,6 +27,7 @@ from partir_search.plan.front import Front
 from partir_search.plan.pass_record import PassRecord
 from partir_search.plan.pickling import SavedInstead
 from partir_search.plan.planned import Planned
+from partir_search.plan.profiles.schedule_events import schedule_events
 from partir_search.plan.profiles.trace_events import encoded, trace_events
 from partir_search.plan.report import report_page, tables
 from partir_search.plan.report.notebook import plan_html
@@ -245,15 +246,19 @@ class Plan(PlanFacts, SavedInstead):
     def save_trace(self, path: str | os.PathLike[str]) -> None:
         """Writes the simulated step as trace events, for ui.perfetto.dev and xprof.
 
-        One track of compute, tracks for the links of each mesh axis, and a counter of live memory.
-        `compare_trace` compares the simulation with a measured profile.
+        One track of compute, tracks for the links of each mesh axis, and a counter of live memory;
+        of a pipeline the schedule, with a track for each stage. `compare_trace` compares the
+        simulation with a measured profile.
 
         Args:
           path: the file, compressed if its name ends in `.gz`.
         """
         file = pathlib.Path(validators.path("path", path))
         name = f"{self.module.name} on {self.machine.name} (simulated)"
-        write_bytes(file, encoded(trace_events(self.timeline, name), file.suffix == ".gz"))
+        events = trace_events(self.timeline, name)
+        if self.timetable:
+            events["traceEvents"] += schedule_events(self.timetable, self.cost.seconds)
+        write_bytes(file, encoded(events, file.suffix == ".gz"))
 
     def save_search(self, folder: str | os.PathLike[str]) -> None:
         """Writes the search of each automatic tactic as `search.json` and `search.svg`."""
