@@ -57,10 +57,15 @@ def named_strategies(
         first = TileStages(tuple(a for name in axes if name in stages for a in mesh.axes(name)))
         title = f"PP({mesh.label(first.axes)})"
         found = named_strategies(mesh, inside, targets, grids) if inside else []
-        # Parameters outside of the layers, and state that the stages leave replicated.
+        # Parameters outside of the layers, and state that the stages leave replicated; before the
+        # ZeRO of other axes, which may take any dim.
         last = ModelParallel(first.axes, True), Zero(first.axes, 3)
-        named = ((f"{title}+{name}", (first, *moves, *last)) for name, moves in found)
-        return [(title, (first, *last)), *named]
+
+        def within(moves: Sequence[StrategyMove]) -> tuple[StrategyMove, ...]:
+            zero = tuple(m for m in moves if isinstance(m, Zero))
+            return first, *(m for m in moves if m not in zero), *last, *zero
+
+        return [(title, within(())), *((f"{title}+{name}", within(m)) for name, m in found)]
     plans: dict[str, tuple[StrategyMove, ...]] = {}
     given = set(axes)
     axes = [name for name in axes if name not in mesh.diagonal_names]

@@ -247,7 +247,10 @@ class StrategyTargets:
             alike = self._users_by_shape.get(self.graph.shapes[cls], ())
         useful = [d for d in free if all((c, d) not in self._unloopable for c in (cls, *alike))]
         useful = useful or [d for d in free if (cls, d) not in self._unloopable]
-        return next(iter(useful or free or dims), NONE)
+        # Else below the tiles of a dim: above them, no tile would stay in place.
+        minor = state.tiles[max(axes, default=0) :]
+        below = [d for d in dims if all(row[cls] != d for row in minor)]
+        return next(iter(useful or free or below or dims), NONE)
 
 
 def _splits_first(shape: Shape, parts: Shape) -> bool:
