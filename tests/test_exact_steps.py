@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from partir_search.lowering.localize import localize
 from partir_search.mcts.game import play, rewind
 from partir_search.mcts.goals import scorer
 from partir_search.planning.exact_answer import exact_moves
+from partir_search.planning.fitted_steps import FittedSteps
 from partir_search.planning.game import PlanningGame
 from partir_search.planning.planner import Planner
 from partir_search.simulator.target.machine import MACHINES
@@ -81,6 +83,32 @@ def test_limits_are_kept() -> None:
     assert seconds <= game.cost().seconds < 1.1 * seconds
     game.undo()
     assert exact_moves(game, known, 1, 1).refitted(1) == ()  # too few episodes for exact steps
+
+
+def test_families_change_together() -> None:
+    """A parameter, its gradient and moments along all axes of the game; decided tiles never."""
+    game = game_of_model("transformer-tiny", 512, GRID, MACHINES["tpu_v5e"])
+    state = game.state
+    cls = next(c for c in game.targets.roles.parameters if state.may_tile(c, 0, (1,)))
+    state.tile(cls, 0, (1,))
+    game = PlanningGame(
+        game.graph, GRID, game.model, ("data", "model"), game.goal, state, game.targets
+    )
+    steps = FittedSteps(game)
+    variables, labels = steps.tables.variables, steps.labels_here()
+    kinds = []
+    for block in steps._families:
+        free = [x for x, group in enumerate(block) if np.sum(group == group[labels[x]]) > 1]
+        assert int(variables.of_class[cls]) not in free
+        kinds.append(
+            {game.graph.class_of[v.id] for v in game.graph.module.body.args}
+            & {c for c, x in enumerate(variables.of_class.tolist()) if x in free}
+        )
+        sizes = {math.prod(game.graph.shapes[c]) for c in kinds[-1]}
+        assert len(sizes) == 1
+        assert all(np.ptp(block[x]) == 0 for x in free)  # both axes at once
+    assert len(kinds) == 3
+    assert max(map(len, kinds)) > 2
 
 
 def test_decided_choices_stay() -> None:

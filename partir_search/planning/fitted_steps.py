@@ -7,6 +7,8 @@ one that is then rejected: else the next prices lead to the same assignment agai
 
 from __future__ import annotations
 
+import collections
+import functools
 import math
 from collections.abc import Sequence
 
@@ -28,6 +30,7 @@ from partir_search.planning.game import PlanningGame
 FIRST_PRICE = 1.0  # of all bytes of a row, in seconds of the step
 MAX_ROWS = 8  # with prices in one turn
 PENALTY = 10.0  # of excess, in log seconds, until an assignment is within the limits
+MAX_FAMILIES = 3  # of values of one size
 CORRECTIONS = 4  # of limits in one turn, where the tables' bytes are off
 LEAST = 1e-4  # of the limit, in one correction
 
@@ -45,8 +48,8 @@ class FittedSteps(ExactSteps):
         """All assignments visited by exact steps from one that exceeds the limits, best first."""
         limit = self._cost(start.labels).peak_bytes * math.exp(-start.score.excess)
         best, found, stale = start, [start], 0
-        blocks = self._blocks
-        for turn in range(ROUNDS * len(blocks)):
+        blocks = [*self._blocks, *self._families]
+        for turn in range(ROUNDS * len(self._blocks) + len(blocks)):
             visited = self._turn(best.labels, blocks[turn % len(blocks)], limit)
             found += visited
             after = min((best, *visited), key=_rank)
@@ -60,6 +63,39 @@ class FittedSteps(ExactSteps):
     def _gains(before: Found, after: Found) -> bool:
         (over, cost), (over_after, cost_after) = _rank(before), _rank(after)
         return over_after < over or cost_after < cost - LEAST_GAIN
+
+    @functools.cached_property
+    def _families(self) -> list[list[Ints]]:
+        """Blocks of all axes at once, each of the values of one size and of the ops of these.
+
+        A parameter, its gradient and its moments change their tiles together; one axis at a time,
+        the states in between may be slower or larger. The families with the most bytes.
+        """
+        game, variables = self.game, self.tables.variables
+        members = collections.defaultdict[int, set[int]](set)
+        total = collections.Counter[int]()
+        values = game.graph.module.values
+        for v in values:
+            if (x := variables.of_value(v.id)) >= 0:
+                members[math.prod(v.type.shape)].add(x)
+        for op in game.graph.module.ops:
+            if (q := int(variables.of_op[op.id])) >= 0:
+                for v in (*(x for _, x in op.inputs()), *op.results):
+                    members[math.prod(v.type.shape)].add(q)
+        for v in game.graph.module.body.args:
+            total[math.prod(v.type.shape)] += v.type.nbytes
+        alone: list[Ints] = [np.arange(n, dtype=np.int64) for n in variables.sizes]
+        fixed = {int(variables.of_class[c]) for c in game.state.frozen}
+        given = [a for name in game.axes for a in game.mesh.axes(name)]
+        fixed.update(x for a in range(len(game.mesh.sizes)) for x, _ in self._decided(a))
+        together = {id(labels): labels.groups(*given) for labels in variables.sets}
+        return [
+            [
+                together[id(labels)] if x in members[size] and x not in fixed else alone[x]
+                for x, labels in enumerate(variables.sets)
+            ]
+            for size, _ in total.most_common(MAX_FAMILIES)
+        ]
 
     def smallest(self) -> Found:
         """The assignment of the lowest peak of all visited."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from partir_search.ir.analysis.def_use import DefUse, def_use
 from partir_search.ir.core import Module, Value
+from partir_search.ir.kind import Kind
 from partir_search.ir.manual import OwnCollective
 from partir_search.ir.rule import NONE, OpRule
 from partir_search.simulator.arrays import Bools, Ints
@@ -23,6 +24,7 @@ class ProgramFacts:
 
     Attributes:
       contracts / elementwise: [ops] True for a contraction, for an elementwise op.
+      writes_whole: [ops] True for an op whose result is written before a slice of it is taken.
       manual: by op id, collectives in the user's own `shard_map` region.
       for_dots: [values] True for an f32 value read by dots alone.
       off_critical_path: ids of values on which no dot depends (`time/latency_hiding.py`).
@@ -31,6 +33,7 @@ class ProgramFacts:
     module: Module
     contracts: Sequence[bool]
     elementwise: Sequence[bool]
+    writes_whole: Sequence[bool]
     manual: Mapping[int, Sequence[OwnCollective]]
     for_dots: Bools
     off_critical_path: Set[int]
@@ -92,6 +95,7 @@ def program_facts(
         module,
         [rule.contracts for rule in rules],
         [rule.elementwise for rule in rules],
+        [rule.kind is Kind.SCATTER and not rule.one_hot for rule in rules],
         {i: manual.collectives for i, manual in regions if manual},
         for_dots,
         frozenset(off_path.tolist()),

@@ -60,9 +60,11 @@ class LabelSet:
     def __len__(self) -> int:
         return len(self.codes)
 
-    def groups(self, axis: int) -> Ints:
-        """[labels] equal numbers for labels that are equal on all axes but one."""
-        rest = np.hstack((np.delete(self.codes, axis, 1), np.delete(self.deferred, axis, 1)))
+    def groups(self, *axes: int) -> Ints:
+        """[labels] equal numbers for labels that are equal on all axes but some."""
+        rest = np.hstack((np.delete(self.codes, axes, 1), np.delete(self.deferred, axes, 1)))
+        if not rest.shape[1]:
+            return np.zeros(len(self), dtype=np.int64)
         found: Ints = np.unique(rest, axis=0, return_inverse=True)[1].ravel()
         return found
 

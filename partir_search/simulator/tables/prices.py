@@ -109,6 +109,7 @@ class Pricer:
             value.id in facts.donated_results,
             op is None,
             op is not None and bool(facts.contracts[op.id]),
+            op is not None and bool(facts.writes_whole[op.id]) and value in op.results,
             settles,
         )
         key: Hashable = (id(ways), kind)

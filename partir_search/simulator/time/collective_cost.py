@@ -63,6 +63,16 @@ def gathers_into_donated(reshard: Reshard, facts: ProgramFacts) -> bool:
     return ends and reshard.source.value.id in facts.donated_results
 
 
+def slices_written(reshard: Reshard, facts: ProgramFacts) -> bool:
+    """True for a slice of the result of an op that writes all of it (a scatter).
+
+    A kernel is costed by its result in the home layout, as if it wrote the slice alone.
+    """
+    op, smaller = reshard.op, reshard.target.nbytes < reshard.source.nbytes
+    made = op is not None and facts.writes_whole[op.id] and reshard.source.value in op.results
+    return made and smaller and not reshard.step.communicates
+
+
 class CollectiveCosts:
     """Costs of reshards on one mesh; costs of reshards shared by several programs are cached."""
 
@@ -93,6 +103,8 @@ class CollectiveCosts:
                 copied += len(reshard.received) * machine.kernel_seconds * bandwidth
             elif halo and self._fuses(halo, reshard.op):
                 copied = 0.0
+        if slices_written(reshard, self.facts):
+            copied += (reshard.source.nbytes - grown) * width
         if step.communicates:
             pairs = step.pairs if isinstance(step, Permute) else None
             taken = self.transfer(step.kind, step.axes, reshard.payload_bytes * width, pairs)
