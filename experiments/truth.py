@@ -6,6 +6,11 @@ For each model and target the known strategies and the found plan are taken, spr
 fastest to the slowest, and compiled ahead of time (half a minute each). Prints per model the
 errors of peak memory, the rank correlation of seconds with the judge (`aot/judge.py`) and
 their ratio. Rows are added to a file; what is compiled there already is only predicted again.
+
+    python -m experiments.truth --measure --mesh=data:4,model:2 --profile=here.json
+
+runs plans as whole steps on the devices at hand, here 8 CPU devices, and compares them with
+predictions by a profile of the machine (`experiments.measured_truth`, `experiments.calibrate`).
 """
 
 from __future__ import annotations
@@ -15,9 +20,15 @@ import gzip
 import hashlib
 import json
 import pathlib
+import sys
 import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
+
+from experiments.devices import use_cpu_devices
+
+if any(arg in ("--measure", "--measure=true") for arg in sys.argv):
+    use_cpu_devices(default_mesh="data:4,model:2")
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +41,7 @@ from rich.table import Table
 from scipy.stats import spearmanr
 
 import partir_search as ps
-from experiments import planning_flags
+from experiments import measured_truth, planning_flags
 from models.catalog import MODELS
 from partir_search.aot.judge import judge
 
@@ -44,6 +55,9 @@ flags.DEFINE_string("hlo", None, "Folder that keeps compiled programs, to be jud
 flags.DEFINE_boolean(
     "compile", True, "Compile what the file lacks; else only predict its rows again."
 )
+flags.DEFINE_boolean("measure", False, "Run plans here instead of compiling them.")
+flags.DEFINE_string("profile", "here.json", "File of the profile, with --measure.")
+flags.DEFINE_integer("runs", 10, "Timed runs, with --measure.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,6 +202,10 @@ def summary(rows: Sequence[dict[str, Any]]) -> Table:
 
 def main(argv: list[str]) -> None:
     del argv
+    if FLAGS.measure:
+        cases = FLAGS.models or measured_truth.CASES
+        measured_truth.run(FLAGS.mesh, FLAGS.profile, list(cases), FLAGS.plans, FLAGS.runs)
+        return
     path = pathlib.Path(FLAGS.rows)
     old = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     known = {(r["target"], r["model"], r["plan"]): r for r in old}

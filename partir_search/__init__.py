@@ -50,6 +50,7 @@ from partir_search.planning.tactics import (
     Tactic,
 )
 from partir_search.profile.profile import Profile, load_profile
+from partir_search.profiling.profiled import ProfiledPlan, profiled_plan
 from partir_search.propagation.actions import (
     Action,
     AxisOrder,
@@ -114,6 +115,7 @@ __all__ = [
     "PlannedArray",
     "PlansDiffer",
     "Profile",
+    "ProfiledPlan",
     "Remedy",
     "Replicate",
     "RingSchedule",
@@ -139,6 +141,7 @@ __all__ = [
     "load_plan",
     "load_profile",
     "microbatched",
+    "profiled_plan",
     "register_front_end",
     "register_rule",
     "report",

@@ -43,7 +43,7 @@ class MeasuredShare:
 
 
 def measured_share(plan: PlanFacts) -> MeasuredShare | None:
-    """Share of a plan's seconds by its machine's profile; None without one."""
+    """Share of a plan's seconds by the machine's profile; None without one."""
     profile, found = plan.machine.profile, plan.simulation
     model, partition = plan.planned.model, plan.partition
     corrections = model.time.corrections

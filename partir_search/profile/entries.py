@@ -56,7 +56,7 @@ class MeasuredCollective:
       kind: all_gather, all_reduce, reduce_scatter, all_to_all or collective_permute.
       nbytes: payloads, bytes of the larger side on one device.
       seconds: median seconds of each payload.
-      alpha / beta: seconds, and seconds per byte, of the line fitted to them.
+      alpha / beta: seconds, and seconds per byte, of the fitted line.
     """
 
     kind: str
@@ -70,7 +70,7 @@ class MeasuredCollective:
     def fitted(
         cls, kind: str, group: Group, nbytes: Sequence[int], seconds: Sequence[float]
     ) -> MeasuredCollective:
-        """Entry of samples, with a line fitted to them."""
+        """Entry of samples and their fitted line."""
         return cls(kind, group, tuple(nbytes), tuple(seconds), *fit_line(nbytes, seconds))
 
     @property
@@ -109,7 +109,7 @@ class KernelPart:
     """Kernel of a segment.
 
     Attributes:
-      kind: kind of the leading op and type of its operand: ``contraction bfloat16``.
+      kind: kind of the leading op and type of the operand: ``contraction bfloat16``.
       content: digest of ops, types and forms of the kernel, sizes apart.
       sizes: sizes of the leading op's factors on one device.
       seconds: simulated seconds in one run of the segment, before any correction by segments.
@@ -136,7 +136,7 @@ class CollectivePart:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MeasuredSegment:
-    """Measured seconds of a segment, and the simulated parts that they are compared with.
+    """Measured seconds of a segment, and simulated parts to compare with.
 
     Attributes:
       seconds: median seconds of one run, of all that `kernels`, `collectives` and `rest` name.
@@ -147,7 +147,7 @@ class MeasuredSegment:
       total: seconds of the whole segment, where `seconds` leave collectives out; 0 for `seconds`.
       temp_bytes: temporaries by the compiler.
       rest: simulated seconds of all further parts: copies, collectives without an entry.
-      basis: digest of the figures that the parts were simulated with.
+      basis: digest of the figures behind the simulated parts.
     """
 
     seconds: float
@@ -170,7 +170,7 @@ class MeasuredSegment:
 
 
 def to_json(entry: Any) -> dict[str, Any]:
-    """JSON object of an entry, without the fields that have their default values."""
+    """JSON object of an entry, without fields at their defaults."""
     found = {}
     for field in dataclasses.fields(entry):
         value = getattr(entry, field.name)

@@ -1,4 +1,4 @@
-"""A profile: measured figures of one machine under one version of its compiler."""
+"""A profile: measured figures of one machine under one version of the compiler."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Profile:
         return found
 
     def merged(self, newer: Profile) -> Profile:
-        """This profile with the entries of a newer one, which replace those of equal keys.
+        """This profile with the entries of a newer one, in place of entries of equal keys.
 
         Raises:
           ValueError: the profiles are of different machines or versions.
@@ -126,10 +126,10 @@ class Profile:
         )
 
     def check(self, machine: str) -> None:
-        """Checks that the profile is of a machine, and of the versions of this process.
+        """Checks machine and versions against a machine and this process.
 
         Raises:
-          ValueError: it is not; the message says what to do.
+          ValueError: neither holds; the message has the remedy.
         """
         where = self.path or "the profile"
         if self.machine != machine:

@@ -18,8 +18,8 @@ ROW = 8  # runs one after the other in one program: the start of a program is no
 
 
 def clock_of(mesh: Mesh) -> ClockName:
-    """Clock for a mesh: CPU seconds of the process for virtual CPU devices, which share cores with
-    each other and with other processes; else wall seconds.
+    """Clock for a mesh: CPU seconds of the process for virtual CPU devices on
+    shared cores, wall seconds for accelerators.
     """
     return "cpu" if mesh.devices.flat[0].platform == "cpu" else "wall"
 
@@ -35,7 +35,7 @@ def seconds_of(
 ) -> float:
     """Median seconds of a function of local arrays, per device.
 
-    By the CPU's clock these are the CPU seconds of all devices over their number.
+    By the CPU's clock: CPU seconds of all devices over their number.
 
     Args:
       body: function inside of `jax.shard_map`.

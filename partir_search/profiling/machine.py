@@ -40,7 +40,7 @@ COLLECTIVES: Mapping[str, Callable[..., Any]] = {  # of x, axes and their size n
 
 
 def groups_of(mesh: MeshShape) -> dict[Group, Axes]:
-    """Grouping patterns of all sets of a mesh's axes, each with axes that have it."""
+    """Grouping patterns of all sets of a mesh's axes, each with its axes."""
     axes = [a for a, size in enumerate(mesh.device_sizes) if size > 1]
     sets = itertools.chain(*(itertools.combinations(axes, n + 1) for n in range(len(axes))))
     return {grouping(each, mesh): tuple(mesh.names[a] for a in each) for each in sets}

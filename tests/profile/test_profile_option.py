@@ -49,10 +49,10 @@ def test_collectives_cost_as_the_file_says(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_slow_kind_changes_the_plan() -> None:
-    usual = partitioned(profile=lines()).plan(*arguments(2048))
+    usual = partitioned(episodes=5, profile=lines()).plan(*arguments(2048))
     kinds = tuple(sorted(exposed(usual)))
     assert kinds
-    slow = partitioned(profile=lines(kinds)).plan(*arguments(2048))
+    slow = partitioned(episodes=5, profile=lines(kinds)).plan(*arguments(2048))
     assert not exposed(slow) & set(kinds)
     assert slow.cost.seconds < 1.0
 
@@ -124,12 +124,12 @@ def test_flag(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> Non
 def test_cached_plans_are_of_one_profile(tmp_path: pathlib.Path) -> None:
     """A profile is part of a cached plan's key."""
     steps = [
-        partitioned(profile=profile, cache=tmp_path, episodes=5)
-        for profile in (None, lines(), lines(("all_reduce",)), lines())
+        partitioned(profile=profile, cache=tmp_path, episodes=1)
+        for profile in (None, lines(), lines())
     ]
     for step in steps:
         step.plan(*arguments())
-    assert len(list(tmp_path.glob("*.json"))) == 3
+    assert len(list(tmp_path.glob("*.json"))) == 2
 
 
 def test_axes_of_unlike_links_are_not_exchanged() -> None:

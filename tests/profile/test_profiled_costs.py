@@ -25,7 +25,7 @@ def test_tables_agree_with_the_simulator(name: str, machine: str) -> None:
     known = Planner(module, GRID, plain.with_profile(profile)).game(GRID.names)[1]
     corrections = known.model.time.corrections
     assert corrections is not None
-    states = list(random_partitions(known, 12))
+    states = list(random_partitions(known, 8))
     measured = np.array([corrections.measured(p).mean() for p in states])
     assert measured.max() > 0.0  # and some kernels are known at other sizes alone, or not at all
     assert measured.min() < 1.0

@@ -21,11 +21,11 @@ from partir_search.simulator.time.local_sizes import LocalSizes
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class KernelContents:
-    """Contents of the L leading kernels of a module, each with all kernels fused into it.
+    """Contents of the L leading kernels of a module, fused kernels included.
 
     Attributes:
       kernel: [L] numbers of the leading kernels.
-      kinds: [L] kind of the leading op and type of its first operand: ``contraction bfloat16``.
+      kinds: [L] kind of the leading op and type of the first operand: ``contraction bfloat16``.
       contents: [L] leading primitive, number of further ops, and a digest of all.
       sizes: extents of the leading ops' factors.
     """
