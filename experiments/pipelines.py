@@ -2,13 +2,17 @@
 
     python -m experiments.pipelines --theory
     python -m experiments.pipelines --theory --known
+    python -m experiments.pipelines --planned
+    python -m experiments.pipelines --planned --again
 
 Seconds, memory and utilization of one step of 16 Mi tokens on 8,192 and 16,384 H100 (TP 8, PP 16,
 as in table 4 of arXiv 2407.21783). A layer's seconds and bytes are the simulator's: differences by
 layers and by sequences, kept or recomputed. The closed forms of `partir_search.theory.pipelines`
 make them a step. Each row recomputes the fewest layers of a stage with which it fits. `--known`
 adds the fastest known strategy without a pipeline that fits, on the whole model (a minute of CPU
-for each number of devices). Nothing is allocated and nothing runs.
+for each number of devices). `--planned` plans the model with `ps.Pipeline("stage")`, padded to 128
+layers, which chooses microbatches and chunks; with `--again` every layer is computed again. Nothing
+is allocated and nothing runs.
 """
 
 from __future__ import annotations
@@ -16,9 +20,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import time
 import warnings
 from typing import Any
 
+import jax
 from absl import app, flags
 from jax.sharding import AbstractMesh
 from rich.console import Console
@@ -39,6 +45,8 @@ from partir_search.theory.pipelines import StageBytes, StageSeconds
 
 FLAGS = flags.FLAGS
 flags.DEFINE_boolean("theory", False, "Closed forms on the simulator's figures of one layer.")
+flags.DEFINE_boolean("planned", False, "Plans with ps.Pipeline on the whole model.")
+flags.DEFINE_boolean("again", False, "Every layer of the planned model is computed again.")
 flags.DEFINE_boolean("known", False, "The known strategies without pipelines beside them.")
 
 H100 = ps.MACHINES["h100"]
@@ -47,6 +55,7 @@ STRATEGY = "BP(data)+MP(model, head)+SP"
 GROUPS = 2  # of data parallelism, for a layer's figures
 REPORTED = {8192: 0.43, 16384: 0.41}  # table 4 of arXiv 2407.21783
 CHUNKS = (1, 2, 4, 8)
+PADDED = 128  # layers that stages and chunks divide
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,6 +199,42 @@ def known_row(devices: int) -> dict[str, Any]:
     }
 
 
+def planned_rows(devices: int) -> list[dict[str, Any]]:
+    """The pipelines that `ps.Pipeline` tries, the one taken first, and seconds of planning."""
+    begin = time.process_time()
+    model = MODEL_SIZES[NAME]
+    entry = MODELS[NAME].resized(layers=PADDED, remat=FLAGS.again)
+    sizes = STAGES, devices // (STAGES * TENSOR), TENSOR
+    step = ps.auto_partition(
+        AbstractMesh(sizes, ("stage", "data", "model")),
+        machine=H100.across_hosts("stage", "data"),
+        schedule=[ps.Pipeline("stage"), ps.AutomaticPartition()],
+        episodes=50,
+        progress=False,
+        on_overflow="warn",
+    )(jax.jit(entry.step, donate_argnums=0))
+    plan = step.plan(*entry.abstract_args(TOKENS // model.sequence))
+    spent = round(time.process_time() - begin, 1)
+    peak = H100.flops_per_s["default"]
+    return [
+        {
+            "devices": devices,
+            "plan": tried.name,
+            "closed_s": round(tried.closed_seconds or 0.0, 2),
+            "s": round(tried.cost.seconds, 2),
+            "exposed_s": round(tried.cost.collective_seconds, 2),
+            "gb": round(tried.cost.peak_bytes / 1e9, 1),
+            "fits": tried.fits,
+            "mfu": round(
+                training.utilization(model.parameters, TOKENS, devices, tried.cost.seconds, peak), 3
+            ),
+            "reported": REPORTED[devices],
+            "planning_cpu_s": spent,
+        }
+        for tried in sorted(plan.pipelines, key=lambda t: (not t.fits, t.cost.seconds))
+    ]
+
+
 def bound_row(devices: int) -> dict[str, Any]:
     """Tokens of a group of FSDP beside those that hide its collectives."""
     machine = H100
@@ -200,9 +245,14 @@ def bound_row(devices: int) -> dict[str, Any]:
 
 
 def main(_: Any) -> None:
-    if not FLAGS.theory:
-        raise app.UsageError("say --theory")
+    if not (FLAGS.theory or FLAGS.planned):
+        raise app.UsageError("say --theory or --planned")
     warnings.simplefilter("ignore")  # of plans that do not fit: the table shows them
+    for devices in REPORTED if FLAGS.planned else ():
+        for row in planned_rows(devices):
+            print(json.dumps(row), flush=True)
+    if not FLAGS.theory:
+        return
     rows = []
     for devices in REPORTED:
         rows += [known_row(devices)] if FLAGS.known else []

@@ -297,6 +297,33 @@ def test_equal_constants_of_layers() -> None:
     assert sorted(str(x.type) for x in consts) == ["bool[16,16]", *["f32[16,4]"] * 4]
 
 
+def test_further_ops_run_again() -> None:
+    """Those of the largest residuals first; with all of them the carry alone is a residual."""
+    args = floats_of((8, 16), *((16, 48),) * 4, *((48, 16),) * 4)
+
+    def step(x: Any, *weights: Any) -> Any:
+        def loss(weights: Any) -> Any:
+            y = x
+            for up, down in zip(weights[:4], weights[4:], strict=True):
+                y = y + jnp.tanh(jnp.sin(y @ up) @ down)
+            return (y**2).sum()
+
+        return jax.grad(loss)(weights)
+
+    module, want = module_of(step, *args), jax.jit(step)(*args)
+    kept = []
+    for more in (0, 1, 1000):
+        found = roll(module, more=more)
+        pair = only_pair(found)
+        assert pair.backward is not None
+        scan = found.module.body.ops[pair.forward.position]
+        stacks = [scan.results[i].type.shape[-1] for i in pair.forward.stacks]
+        kept.append(sorted(stacks))
+        got = run_evaluator(state_of(found.module, ONE).partition(), args)
+        assert_same(got, want)
+    assert kept == [[16, 16, 48], [16, 16], [16]]
+
+
 def test_print_rolled(golden: Any) -> None:
     """Scans over the layers of a step of gradient descent."""
     args = floats_of((8, 16), *((16, 16),) * 5)

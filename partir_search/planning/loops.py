@@ -18,14 +18,31 @@ from partir_search.rules.registry import RuleTable
 from partir_search.rules.unruled import UNRULED
 
 
-def with_loops(traced: Traced, loop: Rewrites) -> Traced:
+class Layered:
+    """Traced calls with layers as scans, each made once for all pipelines of a choice."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[int, int], tuple[Traced, Traced]] = {}
+
+    def __call__(self, traced: Traced, again: int) -> Traced:
+        """`with_layers(traced, again)`."""
+        key = id(traced), again
+        if key not in self._made:
+            self._made[key] = traced, with_layers(traced, again)
+        return self._made[key][1]
+
+
+def with_loops(traced: Traced, loop: Rewrites, layered: Layered | None = None) -> Traced:
     """A traced call with the loops of `loop`.
+
+    Args:
+      layered: calls made earlier.
 
     Raises:
       ValueError: the batch cannot be split, or the program has no layers to run as stages.
     """
-    if loop.pipeline and all(record.name != "scan_layers" for record in traced.passes):
-        traced = with_layers(traced)
+    for form in loop.pipeline:
+        traced = (layered or Layered())(traced, form.again)
     if loop.microbatches > 1:
         traced = with_microbatches(traced, loop.microbatches)
     for form in loop.pipeline:
@@ -34,14 +51,19 @@ def with_loops(traced: Traced, loop: Rewrites) -> Traced:
     return dataclasses.replace(traced, rewrites=loop)
 
 
-def with_layers(traced: Traced) -> Traced:
+def with_layers(traced: Traced, again: int = 0) -> Traced:
     """A traced call with layers as scans.
 
     Scores of attention are no residuals: backward layers compute them again.
+
+    Args:
+      again: number of further ops of a layer that backward layers repeat.
     """
-    return traced.run(
-        "scan_layers", lambda module: roll(module, forward_ops(module, RuleTable())).module
-    )
+
+    def rewrite(module: Module) -> Module:
+        return roll(module, forward_ops(module, RuleTable()), again).module
+
+    return traced.run("scan_layers", rewrite)
 
 
 def _pipelined(module: Module, form: PipelineForm, microbatches: int) -> Module:

@@ -15,6 +15,7 @@ from partir_search.arguments.axes import AnyMesh, auto_axes, is_context
 from partir_search.ir.mesh import MeshShape
 from partir_search.mcts.goals import Goal
 from partir_search.passes.group_arguments import Group
+from partir_search.passes.pipeline.form import ALL
 from partir_search.plan.cache import PlanCache
 from partir_search.plan.plan import Plan
 from partir_search.plan.rewrites import Rewrites
@@ -30,6 +31,7 @@ from partir_search.simulator.target.machine import Machine, find_machine, machin
 Schedule = Union[Sequence[Tactic], Plan, PlanSpec, None]
 Remat = Union[bool, Literal["auto"]]
 Stacking = Union[bool, Literal["auto"]]
+AGAIN = 0, 1, 2, ALL  # ops of a layer that run again, in the order they are tried
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,14 +97,15 @@ class Options:
 
     @property
     def loops(self) -> tuple[Rewrites, ...]:
-        """Loops over microbatches to choose from: with the pipeline required by the schedule, or
-        else each number of microbatches.
+        """Loops over microbatches to choose from: with the pipeline required by the schedule, its
+        layers recomputed in steps as memory requires, or else each number of microbatches.
         """
         tactics = self.schedule if isinstance(self.schedule, Sequence) else ()
         for tactic in tactics:
             if isinstance(tactic, Pipeline) and not tactic.competes:
                 mesh = MeshShape(tuple(self.mesh.axis_names), tuple(self.mesh.axis_sizes))
-                return (tactic.loop(mesh),)
+                steps = AGAIN if self.remat else AGAIN[:1]
+                return tuple(tactic.loop(mesh, again) for again in steps)
         return tuple(Rewrites(microbatches=n) for n in self.microbatches)
 
     @property

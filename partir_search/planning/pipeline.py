@@ -36,7 +36,7 @@ from partir_search.planning.confirm.contenders import near_plans
 from partir_search.planning.front.front import FrontFinder
 from partir_search.planning.known_strategies import known_actions
 from partir_search.planning.layer_forms import SLOWER, layer_forms
-from partir_search.planning.loops import with_layers, with_loops
+from partir_search.planning.loops import Layered, with_loops
 from partir_search.planning.notices import warn_constants, warn_opaque
 from partir_search.planning.options import Options
 from partir_search.planning.other_batch import with_batch
@@ -69,6 +69,7 @@ class PlanPipeline:
         """
         self._fun, self._plain, self._name, self._options = fun, plain, name, options
         self._own: tuple[Sequence[Any], Sequence[Any]] = ((), ())  # `fun`'s own shardings
+        self._layered: Layered | None = None  # of a choice among pipelines
 
     def make(
         self, call: Call, args: Sequence[Any], kwargs: dict[str, Any], known: Plan | None = None
@@ -155,6 +156,8 @@ class PlanPipeline:
                 whole = whole or self._traced(call, args, kwargs)
                 traced = self.trace(call, args, kwargs, loop, whole)
             spent = time.perf_counter() - begin
+            if best and loop.pipeline and len(traced.module.ops) == len(best[1].module.ops):
+                continue  # the layers were scans of the user's: nothing more runs again
             fits = False
             for stage in program_forms(traced, spec, self._options):
                 plan = self._planned(call, traced, stage, spec)
@@ -179,17 +182,16 @@ class PlanPipeline:
         """Best plan over pipelines; any that the program does not admit are left out."""
         found: list[tuple[tuple[Plan, Traced], PlanPipeline]] = []
         whole = self._traced(call, args, kwargs)
-        layered = with_layers(whole)
+        layered = Layered()
         tried: list[TriedPipeline] = []
-        for options, closed in offered_options(self._options, layered.module):
+        for options, closed in offered_options(self._options, layered(whole, 0).module):
             unconfirmed = dataclasses.replace(options, confirm=None)  # the best alone is compiled
             other = PlanPipeline(self._fun, self._plain, self._name, unconfirmed)
-            other._own = self._own
-            begin = layered if options.loops[0].pipeline else whole
+            other._own, other._layered = self._own, layered
             try:
-                found.append((other._best(call, args, kwargs, None, whole=begin), other))
+                found.append((other._best(call, args, kwargs, None, whole=whole), other))
             except ValueError as error:
-                if begin is whole or not self._options.leaves_pipelines_out:
+                if not options.loops[0].pipeline or not self._options.leaves_pipelines_out:
                     raise
                 warnings.warn(f"planned without an optional pipeline: {error}", stacklevel=2)
             else:
@@ -302,7 +304,7 @@ class PlanPipeline:
           whole: the traced call before all passes, if known.
         """
         traced = whole or self._traced(call, args, kwargs)
-        traced = with_loops(traced, loop)
+        traced = with_loops(traced, loop, self._layered)
         traced = traced.run("views", with_views)
         groups = self._options.groups
         traced = traced.run("group_arguments", lambda module: with_groups(module, groups))

@@ -81,16 +81,17 @@ class Pipeline(Parallelism):
     def axis_names(self) -> tuple[str, ...]:
         return () if self.axis is None else (self.axis,)
 
-    def loop(self, mesh: MeshShape) -> Rewrites:
+    def loop(self, mesh: MeshShape, again: int = 0) -> Rewrites:
         """Rewrites of a program for a pipeline with all numbers.
 
         Args:
           mesh: mesh of the axis.
+          again: number of ops of a layer that the backward pass repeats.
         """
         assert self.axis is not None
         assert self.microbatches is not None
         stages = mesh.size(mesh.axes(self.axis))
-        form = PipelineForm(self.axis, stages, self.chunks or 1, self.schedule)
+        form = PipelineForm(self.axis, stages, self.chunks or 1, self.schedule, again)
         return Rewrites(microbatches=self.microbatches, pipeline=(form,))
 
     def strategies(self, mesh: MeshShape) -> Sequence[Strategy]:

@@ -6,6 +6,8 @@ import dataclasses
 
 from partir_search.ir.pipeline_schedule import ONE_F_ONE_B, PipelineSchedule
 
+ALL = 1000  # ops of a layer that run again: all
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PipelineForm:
@@ -16,16 +18,21 @@ class PipelineForm:
       stages: size of the axis.
       chunks: parts of the layers on a stage.
       schedule: one of `ir.pipeline_schedule.SCHEDULES`.
+      again: number of ops of a layer written out repeated by the backward pass, makers of the
+        largest residuals first.
     """
 
     axis: str
     stages: int
     chunks: int = 1
     schedule: str = ONE_F_ONE_B
+    again: int = 0
 
     def __str__(self) -> str:
         chunks = f" of {self.chunks} chunks each" if self.chunks > 1 else ""
-        return f"{self.stages} stages{chunks} on {self.axis!r} ({self.schedule})"
+        count = "all ops" if self.again >= ALL else f"{self.again} op{'s' * (self.again > 1)}"
+        again = f", {count} of a layer again" if self.again else ""
+        return f"{self.stages} stages{chunks} on {self.axis!r} ({self.schedule}{again})"
 
     def timetable(self, microbatches: int) -> PipelineSchedule:
         """Schedule for a number of microbatches."""

@@ -19,7 +19,11 @@ Made = tuple[int, int]  # offset of an op, number of the result
 
 
 def made_again(
-    backward: Layers, forward: Layers, cheap: Callable[[Op], bool], make: MakeValue
+    backward: Layers,
+    forward: Layers,
+    cheap: Callable[[Op], bool],
+    make: MakeValue,
+    more: int = 0,
 ) -> Layers:
     """Backward layers with some forward ops repeated.
 
@@ -27,10 +31,28 @@ def made_again(
       backward: layers in execution order: the last forward layer first.
       cheap: function from an op to True if the op may run again.
       make: a value of a type and a name.
+      more: number of further ops run again, makers of the largest residuals first.
     """
     read = {given.values[::-1] for given in backward.given}
     needed = {place for place in _places(forward) if forward.made(*place) in read}
-    repeated = _repeated(forward, needed, cheap)
+    further: set[int] = set()  # ids of ops
+
+    def may_repeat(op: Op) -> bool:
+        return cheap(op) or op.id in further
+
+    repeated, stored = _repeated(forward, needed, may_repeat)
+    for _ in range(more):
+        behind = {
+            maker: forward.made(*place)[0].type.nbytes
+            for place in stored
+            if isinstance(place, tuple)
+            for maker in _makers(forward, place[0], may_repeat)
+        }
+        if not behind:
+            break
+        offset = max(behind, key=lambda maker: (behind[maker], -maker))
+        further.add(forward.first[offset].id)
+        repeated, stored = _repeated(forward, needed, may_repeat)
     if not repeated:
         return backward
     layers = []
@@ -40,12 +62,29 @@ def made_again(
     return backward.with_ops(layers)
 
 
+def _makers(layers: Layers, offset: int, may_repeat: Callable[[Op], bool]) -> set[int]:
+    """Offsets of the ops behind an op that may not be repeated, with repeatable ops between."""
+    found, seen, todo = set[int](), set[int](), [offset]
+    while todo:
+        at = todo.pop()
+        if at in seen:
+            continue
+        seen.add(at)
+        if may_repeat(layers.first[at]):
+            todo += [s.offset for s in layers.sources[at] if isinstance(s, Inner)]
+        else:
+            found.add(at)
+    return found
+
+
 def _places(layers: Layers) -> list[Made]:
     return [(o, r) for o, op in enumerate(layers.first) for r in range(len(op.results))]
 
 
-def _repeated(forward: Layers, needed: set[Made], cheap: Callable[[Op], bool]) -> set[int]:
-    """Offsets of forward ops to repeat, so that the stored residuals have the fewest bytes."""
+def _repeated(
+    forward: Layers, needed: set[Made], cheap: Callable[[Op], bool]
+) -> tuple[set[int], set[Made | Carried]]:
+    """Offsets of forward ops to repeat, and the residuals stored, of the fewest bytes."""
     cost: dict[Made | Carried, int] = {}
     edges: list[tuple[Made | Carried, Made | Carried]] = []
     sources: set[Made | Carried] = set()
@@ -71,7 +110,7 @@ def _repeated(forward: Layers, needed: set[Made], cheap: Callable[[Op], bool]) -
             repeated.add(offset)
             inner = (s for s in forward.sources[offset] if isinstance(s, Inner))
             todo += [(s.offset, s.result) for s in inner if (s.offset, s.result) not in stored]
-    return repeated
+    return repeated, stored
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -57,6 +57,7 @@ def plan_region(
     equals: Mapping[int, Value],
     make: MakeValue,
     again: Collection[int],
+    more: int = 0,
 ) -> tuple[RegionPlan | None, list[str]]:
     """Layers of a region to roll, None for nothing, and reasons for repeats left alone.
 
@@ -66,6 +67,7 @@ def plan_region(
       equals: by value id, the first of all values known to be equal.
       make: makes a new value.
       again: ids of further ops that backward layers may repeat.
+      more: number of further ops to repeat, makers of the largest residuals first.
     """
 
     def moves(op: Op) -> bool:
@@ -75,8 +77,8 @@ def plan_region(
         return rule_of(op).moves or rule_of(op).kind is Kind.ELEMENTWISE or op.id in again
 
     found, reasons = find_layers(region, print_of)
-    chosen, more = paired(region, found)
-    reasons += more
+    chosen, alone = paired(region, found)
+    reasons += alone
     if not chosen:
         return None, reasons
     inner = {v for pair in chosen for vs in pair.found.layers.all_made for v in vs}
@@ -89,7 +91,7 @@ def plan_region(
         old = pair.found
         layers = layers_of([reading(ops, same) for ops in old.layers.ops], outer)
         if pair.forward is not None:
-            layers = made_again(layers, done[pair.forward], cheap, make)
+            layers = made_again(layers, done[pair.forward], cheap, make, more)
         others = (*region.ops[: old.start], *region.ops[old.stop :])
         read = {v for op in others for _, v in op.inputs()}
         split = split_off(layers, made, read, moves)

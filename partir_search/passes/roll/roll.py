@@ -39,12 +39,13 @@ class Rolled:
     layers: int
 
 
-def roll(module: Module, again: Collection[int] = ()) -> Rolled:
+def roll(module: Module, again: Collection[int] = (), more: int = 0) -> Rolled:
     """Rolls equal layers in the body of a module and in the regions of ops.
 
     Args:
       again: ids of ops that backward layers may repeat, besides elementwise ops and moves, so that
         the residuals have fewer bytes.
+      more: number of further ops of a layer to repeat, makers of the largest residuals first.
     """
     fingerprints, rules = Fingerprints(module), RuleTable()
 
@@ -62,7 +63,7 @@ def roll(module: Module, again: Collection[int] = ()) -> Rolled:
     plans: dict[Region, RegionPlan] = {}
     reasons: list[str] = []
     for region in walk_regions(module.body):
-        plan, why = plan_region(region, print_of, rules, equals, make, again)
+        plan, why = plan_region(region, print_of, rules, equals, make, again, more)
         reasons += why
         if plan is not None:
             plans[region] = plan
