@@ -299,14 +299,15 @@ def test_equal_constants_of_layers() -> None:
 
 def test_further_ops_run_again() -> None:
     """Those of the largest residuals first; with all of them the carry alone is a residual."""
-    args = floats_of((8, 16), *((16, 48),) * 4, *((48, 16),) * 4)
+    shapes = (8, 16), *((16, 48),) * 4, *((48, 16),) * 4
+    args = [0.2 * x for x in floats_of(*shapes)]  # small sums, small rounding errors
 
     def step(x: Any, *weights: Any) -> Any:
         def loss(weights: Any) -> Any:
             y = x
             for up, down in zip(weights[:4], weights[4:], strict=True):
                 y = y + jnp.tanh(jnp.sin(y @ up) @ down)
-            return (y**2).sum()
+            return (y**2).mean()
 
         return jax.grad(loss)(weights)
 
