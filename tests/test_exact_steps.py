@@ -68,6 +68,7 @@ def test_layers(machine: str) -> None:
     assert found[0] < known
 
 
+@pytest.mark.long
 def test_limits_are_kept() -> None:
     """Steps over a memory limit go on with prices of bytes, with the tables of another limit."""
     game = game_of_model("transformer-small", 8, GRID, MACHINES["tpu_v5e"])
