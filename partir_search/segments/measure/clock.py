@@ -66,8 +66,8 @@ def timings(
     low, median, high = np.quantile(samples, (0.25, 0.5, 0.75), axis=1)
     spread = (high - low) / np.maximum(median, 1e-12)
     return [
-        Timing(float(each.min()), float(m), float(s), runs)
-        for each, m, s in zip(samples, median, spread, strict=True)
+        Timing(float(least), float(m), float(s), runs)
+        for least, m, s in zip(np.min(samples, axis=1), median, spread, strict=True)
     ]
 
 
