@@ -35,27 +35,34 @@ StagePlan = tuple[Stage, Planned]
 Fixed = Callable[[Module], list[Action]]
 
 
+class PlannerCache:
+    """Planners of the forms of a program, each made once; holds no arrays of a call."""
+
+    def __init__(self, planner_of: Callable[[Module], Planner]) -> None:
+        self._planner_of = planner_of
+        self._made: dict[int, Planner] = {}  # by `id` of a module, kept alive by its planner
+
+    def __call__(self, module: Module) -> Planner:
+        """Planner of a form."""
+        if id(module) not in self._made:
+            self._made[id(module)] = self._planner_of(module)
+        return self._made[id(module)]
+
+
 class StagePlanner:
     """Plans of one traced program.
 
     Attributes:
       fixed: function from a form of the program to the actions fixed by the user.
       planner_of: function from a form of the program to its planner.
+      planner: the same, each planner made once.
     """
 
     def __init__(
         self, options: Options, fixed: Fixed, planner_of: Callable[[Module], Planner]
     ) -> None:
         self._options, self.fixed, self.planner_of = options, fixed, planner_of
-        self._planners: dict[
-            int, Planner
-        ] = {}  # by `id` of their modules, kept alive by the planners
-
-    def planner(self, module: Module) -> Planner:
-        """Cached planner of a form of the program."""
-        if id(module) not in self._planners:
-            self._planners[id(module)] = self.planner_of(module)
-        return self._planners[id(module)]
+        self.planner = PlannerCache(planner_of)
 
     # Replays -----------------------------------------------------------------------------------
 
