@@ -273,6 +273,45 @@ def test_layers_written_out(name: str) -> None:
     assert_same(jax.tree.leaves(step(*args)), want, tolerance=1e-4)
 
 
+@pytest.mark.devices
+def test_layers_run_again_within_memory(tmp_path: pathlib.Path) -> None:
+    """Ops of a layer run again until the plan fits; the count is saved with the pipeline."""
+    keys = jax.random.split(jax.random.key(0), 10)
+    shapes = [(16, 16)] + [(16, 64), (64, 16)] * 4
+    weights = [0.1 * jax.random.normal(k, s) for k, s in zip(keys, shapes, strict=False)]
+    x = jax.random.normal(keys[9], (512, 16))
+
+    def step(weights: Any, x: Any) -> Any:
+        def loss(weights: Any) -> Any:
+            h = x @ weights[0]
+            for up, down in zip(weights[1::2], weights[2::2], strict=True):
+                h = h + jnp.sin(jnp.sin(h @ up) @ down)
+            return (h**2).mean()
+
+        value, grads = jax.value_and_grad(loss)(weights)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, grads), value
+
+    mesh = mesh_of((4, 2), ("stage", "data"))
+
+    def planned(schedule: Any, limit: float = 1e12) -> Any:
+        goals = [ps.Fit(limit), ps.Fastest()]
+        return ps.auto_partition(mesh, machine="tpu_v5e", schedule=schedule, goals=goals)(
+            jax.jit(step)
+        )
+
+    schedule = [ps.Pipeline("stage", microbatches=4), ps.ManualPartition({"x": 0}, "data")]
+    free = planned(schedule).plan(weights, x)
+    tight = planned(schedule, 0.97 * free.peak_bytes)
+    plan = tight.plan(weights, x)
+    assert (free.pipeline.again, plan.pipeline.again) == (0, 1)
+    assert plan.fits
+    assert_same(jax.tree.leaves(tight(weights, x)), jax.tree.leaves(jax.jit(step)(weights, x)))
+    plan.save(tmp_path / "plan.json")
+    loaded = planned(ps.load_plan(tmp_path / "plan.json")).plan(weights, x)
+    assert loaded.pipeline == plan.pipeline
+    assert loaded.cost == plan.cost
+
+
 def test_layers_written_out_are_planned() -> None:
     """Scores of attention wait in no slot: backward layers compute them again, in one op."""
     entry = MODELS["llama-tiny"].resized(layers=4)
