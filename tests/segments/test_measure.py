@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 
 import jax
@@ -98,4 +97,4 @@ def test_ahead_of_time() -> None:
     (found,) = ahead_of_time([layer], target).values()
     assert 0 < found.compute < found.seconds
     assert (found.runs, found.spread) == (0, 0.0)
-    assert dataclasses.replace(found, temp_bytes=0) != found
+    assert found.temp_bytes == 0  # all temporaries of a small layer are in VMEM
