@@ -25,6 +25,7 @@ from partir_search.planning.known_strategies import known_actions
 from partir_search.planning.memory_fit import PROBES, _fewest, _fewest_scans, _worth, fit_by_remat
 from partir_search.planning.planner import Planner
 from partir_search.planning.segment_peaks import SegmentPeaks, predict_segments
+from partir_search.planning.stage_planner import StagePlanner
 from partir_search.planning.trace import split_call, trace_call
 from partir_search.planning.unfold import lift_to_module
 from partir_search.propagation.actions import Action, Replicate
@@ -295,3 +296,15 @@ def test_spare_memory_is_worth_what_segments_cost() -> None:
     assert (
         _worth(cost(8.0, 150.0), cost(10.0, 160.0), 120.0, lambda c: c.seconds) == []
     )  # they free nothing
+
+
+def test_goals_of_one_search_are_not_kept() -> None:
+    """Figures beside a plan, by the same planner, are by the user's goals."""
+    mesh = MeshShape(("data",), (2,))
+    here = AbstractMesh(mesh.sizes, mesh.names)
+    options = ps.auto_partition(here, machine="tpu_v5e", episodes=5)(jnp.sin)._options
+    planner = Planner(module_of(jnp.sin, jnp.ones((8, 8))), mesh, find_machine("tpu_v5e"))
+    stages = StagePlanner(options, lambda module: [], lambda module: planner)
+    own = planner.goals
+    stages._run(planner, goals=[ps.Fit(1e9)])
+    assert planner.goals == own

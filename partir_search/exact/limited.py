@@ -106,7 +106,7 @@ class LimitedBlock:
         self._limits[number] = dataclasses.replace(limit, most=limit.most - by)
 
     def cheapest_within(self) -> Within | None:
-        """Labelling of least cost of those found within all limits; None if there is none."""
+        """The cheapest known labelling that keeps all limits; None if no known labelling does."""
         costs, excesses = self._figures()
         costs[np.any(excesses > 0.0, axis=1)] = np.inf
         k = int(np.argmin(costs))

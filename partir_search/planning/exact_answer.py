@@ -39,7 +39,11 @@ class ExactAnswer:
     found: Sequence[Named] = ()
 
     def refitted(self, count: int) -> Sequence[Move]:
-        """The best assignments by the game's goal of now, which may have other limits."""
+        """Best assignments under the current goal of the game, fitted to its memory limit.
+
+        Args:
+          count: most assignments.
+        """
         if self.steps is None:
             return ()
         steps = self.steps

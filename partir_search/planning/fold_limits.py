@@ -43,7 +43,13 @@ class ScaledPeak(Scorer[Cost]):
 
 
 def scaled(goal: Scorer[Cost], whole: Cost, folded: Cost) -> ScaledPeak:
-    """Scorer of folded costs that scales peaks as those of one answer."""
+    """Scorer that multiplies folded peaks by one answer's ratio of whole to folded peak.
+
+    Args:
+      goal: scorer of the search.
+      whole: cost of the answer on the whole program.
+      folded: cost of the answer on the folded program.
+    """
     return ScaledPeak(goal.goals, MARGIN * whole.peak_bytes / folded.peak_bytes)
 
 

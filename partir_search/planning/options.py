@@ -81,7 +81,11 @@ class Options:
         return all(t.may_be_left_out for t in self.competing)
 
     def choice_like(self, loop: Rewrites) -> Options:
-        """The options for a given pipeline, or without one, in place of those that compete."""
+        """Options with a plan's pipeline, or none, in place of the competing pipelines.
+
+        Args:
+          loop: the plan's loop over microbatches.
+        """
         if not self.competing:
             return self
         number = loop.microbatches
@@ -89,7 +93,7 @@ class Options:
         return self.with_pipelines(*given)
 
     def with_pipelines(self, *pipelines: Pipeline) -> Options:
-        """Options with pipelines in place of those that compete."""
+        """Options with the competing pipelines of the schedule replaced by required ones."""
         tactics = self.schedule if isinstance(self.schedule, Sequence) else ()
         rest = [t for t in tactics if t not in self.competing]
         required = [dataclasses.replace(t, optional=False) for t in pipelines]

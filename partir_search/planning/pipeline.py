@@ -157,7 +157,7 @@ class PlanPipeline:
                 traced = self.trace(call, args, kwargs, loop, whole)
             spent = time.perf_counter() - begin
             if best and loop.pipeline and len(traced.module.ops) == len(best[1].module.ops):
-                continue  # the layers were scans of the user's: nothing more runs again
+                continue  # recomputation adds ops: no layer written out has more to recompute
             fits = False
             for stage in program_forms(traced, spec, self._options):
                 plan = self._planned(call, traced, stage, spec)

@@ -154,7 +154,7 @@ def _counts(batch: int) -> Iterator[int]:
 
 
 def _groups(axis: str, mesh: MeshShape, machine: Machine) -> int:
-    """Devices of data parallelism beside the stages: those of the other axes between nodes."""
+    """Size of data parallelism: product of the axes between nodes other than the stages' axis."""
     return math.prod(
         mesh.user.sizes[mesh.user.names.index(name)]
         for name in mesh.user.names

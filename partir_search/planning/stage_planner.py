@@ -274,7 +274,6 @@ class StagePlanner:
           goals: goals in addition to the planner's.
           share: fraction of the episodes to play.
         """
-        planner.goals = (*planner.goals, *goals)
         o = self._options
         schedule = _default(o) if o.schedule is None else o.schedule
         assert isinstance(schedule, Sequence)
@@ -291,7 +290,12 @@ class StagePlanner:
                     hints=hints,
                 )
 
-            planned = plan_unwatched(planner, self.fixed(planner.module), run, self.planner_of)
+            own, fixed = planner.goals, self.fixed(planner.module)
+            planner.goals = (*own, *goals)
+            try:
+                planned = plan_unwatched(planner, fixed, run, self.planner_of)
+            finally:
+                planner.goals = own  # figures beside the plan are by the user's goals
             progress.planned(planned.cost)
             return planned
 

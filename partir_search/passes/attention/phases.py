@@ -1,4 +1,4 @@
-"""Split of an attention into its forward pass and its gradients."""
+"""Forward and backward ops of a recognized attention, found by data dependence."""
 
 from __future__ import annotations
 

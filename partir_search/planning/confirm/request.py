@@ -42,7 +42,7 @@ class Confirm:
     processes: int | None = None
 
     def facts(self) -> tuple[Any, ...]:
-        """Settings that decide which finalist is chosen; time limits are left out."""
+        """Settings that the choice of a plan depends on, for the cache key; no time limits."""
         return "confirm", self.target, self.cycles, self.compiles
 
 
