@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 from partir_search.ir.core import Module, Op, Region, Value
 from partir_search.ir.mesh import MeshShape
+from partir_search.ir.pipeline_runs import ticks_with_ends
 from partir_search.ir.pipeline_schedule import PipelineSchedule
 from partir_search.mcts.goals import Fit
 from partir_search.passes.pipeline.layers import Layers
@@ -188,9 +189,8 @@ def _candidate(stack: Stack, tactic: Pipeline, mesh: MeshShape, machine: Machine
         send_backward=send,
     )
     seconds = pipeline_seconds(schedule, stage)
-    # Entry and head are computed in ticks without one, too.
-    heads = schedule.items + schedule.stages - 1 - tactic.microbatches
-    seconds += heads * stage.head
+    # Some ticks without an entry, head or exit compute them, too.
+    seconds += (ticks_with_ends(schedule) - tactic.microbatches) * stage.head
     slow = [name for name in mesh.user.names if name != tactic.axis and _is_slow(name, machine)]
     if slow:
         seconds += 2 * parameters / min(map(machine.axis_bandwidth, slow))

@@ -59,6 +59,8 @@ def results_of(module: Module) -> list[Any]:
         ("recomputed", (2, 4, 2), "gpipe"),
         ("recomputed", (8, 8, 1), "1f1b"),
         ("dropped", (4, 8, 2), "1f1b"),
+        ("masked", (2, 8, 4), "1f1b"),
+        ("carried", (2, 4, 4), "gpipe"),
         ("masked", (4, 4, 2), "1f1b"),
         ("masked", (2, 8, 1), "gpipe"),
         ("narrow", (2, 4, 1), "1f1b"),
@@ -93,6 +95,20 @@ def test_head_and_entry_are_computed_once_in_a_tick() -> None:
     loops = [op for op in module.body.ops if op.prim == "scan"]
     products = [[o.prim for o in op.regions[0].ops].count("dot_general") for op in loops]
     assert products == [0, 3, 0]
+
+
+def test_ticks_between_entries_heads_and_exits_compute_layers_alone() -> None:
+    """Loops of their own: with chunks, few ticks have a microbatch of the first or last layer."""
+    module = pipeline(in_parts(STEPS["recomputed"], 4), 2, 4, 4)
+    loops = [op for op in module.body.ops if op.prim == "scan"]
+    assert [op.params["length"] for op in loops] == [2, 5, 3, 4, 3, 5, 2]
+    products = [[o.prim for o in op.regions[0].ops].count("dot_general") for op in loops]
+    assert products == [0, 0, 3, 0, 3, 0, 0]
+    look_ups = [
+        any(x.type.shape == (12, WIDTH) for o in op.regions[0].ops for _, x in o.inputs())
+        for op in loops
+    ]
+    assert look_ups == [True, False, True, False, True, False, True]
 
 
 @pytest.mark.parametrize(("numbers", "schedule"), [((4, 8, 1), "1f1b"), ((4, 8, 1), "gpipe")])

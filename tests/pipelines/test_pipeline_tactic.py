@@ -81,7 +81,7 @@ def test_data_parallel_stages(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     ("name", "shape", "chunks", "schedule"),
     [
-        ("dropped", (2, 2, 2), 2, "1f1b"),
+        ("dropped", (2, 2, 2), 4, "1f1b"),
         pytest.param("tied", (4, 2, 1), 2, "1f1b", marks=pytest.mark.long),
         pytest.param("masked", (2, 4, 1), 1, "gpipe", marks=pytest.mark.long),
         pytest.param("carried", (2, 2, 2), 1, "1f1b", marks=pytest.mark.long),

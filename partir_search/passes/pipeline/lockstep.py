@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from partir_search.ir.core import Operand
+from partir_search.ir.pipeline_runs import runs
 from partir_search.ir.pipeline_schedule import BACKWARD, FORWARD, GPIPE, Phase
 from partir_search.ir.pipeline_table import PipelineTable
 from partir_search.passes.pipeline.body_values import Arrays, BodyValues
@@ -73,7 +74,7 @@ class Lockstep:
         ]
         state: State = {"totals": totals, **self._first(operands)}
         made: dict[str, list[Any]] = {"head": [], "exit": []}
-        for phase in self.table.schedule.phases():
+        for phase in runs(self.table.schedule):
             state, rows = self._phase(phase, state, operands)
             for name, found in rows.items():
                 made[name].append(found)
@@ -109,7 +110,7 @@ class Lockstep:
     def _phase(
         self, phase: Phase, state: State, operands: Operands
     ) -> tuple[State, dict[str, Any]]:
-        """Runs the ticks of a phase; returns the state after it, and rows by tick."""
+        """Runs the ticks of a loop; returns the state after it, and rows by tick."""
         rows = tick_rows(self.table, phase)
         changed = {"carry", "slots"} if FORWARD in phase.kinds else set()
         changed |= {"cotangents", "totals"} if BACKWARD in phase.kinds else set()
@@ -121,7 +122,7 @@ class Lockstep:
             if FORWARD in phase.kinds:
                 out = self._forward(now, row, operands)
             if BACKWARD in phase.kinds:
-                made = self._backward(now, row, operands, out)
+                made = self._backward(now, row, operands, out, rows.passes)
             return {k: now[k] for k in moving}, made
 
         moving = {k: state[k] for k in changed}
@@ -168,9 +169,13 @@ class Lockstep:
     # Backward ----------------------------------------------------------------------------------
 
     def _backward(
-        self, state: State, row: Row, operands: Operands, out: Sequence[Any]
+        self, state: State, row: Row, operands: Operands, out: Sequence[Any], passes: bool
     ) -> dict[str, Any]:
-        """Runs head, B and exit of a tick; returns rows of the loop's results."""
+        """Runs head, B and exit of a tick; returns rows of the loop's results.
+
+        Args:
+          passes: True if the last stage goes on with the cotangents that arrive.
+        """
         parts, last, made = self.parts, self._stages - 1, dict[str, Any]()
         arriving = state["cotangents"]
         zeros = [jnp.zeros(x.shape[1:], x.dtype) for x in arriving]
@@ -185,8 +190,10 @@ class Lockstep:
                 state, Part.HEAD, parts.backward.carry, known, row.get("head_valid")
             )
         # Zeros arrive without an item; with chunks, other chunks of the last stage have cotangents.
-        valid = row.get("last_valid")
-        arriving = [with_stage(x, last, new, valid) for x, new in zip(arriving, zeros, strict=True)]
+        if not passes:
+            valid = row.get("last_valid")
+            ends = zip(arriving, zeros, strict=True)
+            arriving = [with_stage(x, last, new, valid) for x, new in ends]
         consts, axes = self._consts(parts.backward, row["microbatch_B"], operands)
         kept = dict(zip(self._kept, state["slots"], strict=False))
         waiting = {i: read(kept[j], row["slot_B"]) for i, j in parts.residuals.items() if j in kept}
@@ -326,11 +333,10 @@ class Lockstep:
         return [next(iterators[self._part_of_row(x).value]) for x in self.parts.rows]
 
     def _ticks_with(self, name: str) -> list[int]:
-        """Ticks of the phases with rows of a part."""
-        phases = self.table.schedule.phases()
+        """Ticks of the loops with rows of a part."""
         return [
             t
-            for p in phases
+            for p in runs(self.table.schedule)
             if name in tick_rows(self.table, p).arrays
             for t in range(p.start, p.stop)
         ]

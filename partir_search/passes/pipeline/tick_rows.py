@@ -14,7 +14,7 @@ from partir_search.ir.pipeline_table import PipelineTable
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class TickRows:
-    """Numbers of a phase.
+    """Numbers of the ticks of one loop.
 
     Attributes:
       arrays: by name, [ticks, stages] or [ticks] numbers: `microbatch_F`, `chunk_F` and `slot_F` of
@@ -24,14 +24,17 @@ class TickRows:
         `writes` [ticks, stages] of F. Absent if all are true; `writes` also if all slots written
         without an item are free. `last_valid` [ticks] is False for an item of the last stage in a
         chunk before the last.
+      passes: True if in every tick the last stage has an item of B in a chunk before the last,
+        whose cotangents arrive from the first stage.
     """
 
     arrays: Mapping[str, Any]
     flags: Mapping[str, Any]
+    passes: bool
 
 
 def tick_rows(table: PipelineTable, phase: Phase) -> TickRows:
-    """Numbers of the ticks of a phase."""
+    """Numbers of the ticks of a loop."""
     ticks = slice(phase.start, phase.stop)
     arrays: dict[str, Any] = {}
     flags: dict[str, Any] = {}
@@ -47,17 +50,19 @@ def tick_rows(table: PipelineTable, phase: Phase) -> TickRows:
             arrays[name] = np.maximum(numbers, 0)
             if (numbers < 0).any():
                 flags[f"{name}_valid"] = numbers >= 0
+    passes = False
     if BACKWARD in phase.kinds:
         chunks = table.chunk(BACKWARD)[-1, ticks]
         earlier = (chunks >= 0) & (chunks < table.schedule.chunks - 1)
-        if earlier.any():
+        passes = bool(earlier.all())
+        if earlier.any() and not passes:
             flags["last_valid"] = ~earlier
     if FORWARD in phase.kinds:
         slots, overwritten = _written(table)
         arrays[f"slot_{FORWARD}"] = slots[:, ticks].T
         if overwritten[:, ticks].any():
             flags["writes"] = table.microbatch(FORWARD)[:, ticks].T >= 0
-    return TickRows(arrays, flags)
+    return TickRows(arrays, flags, passes)
 
 
 def _written(table: PipelineTable) -> tuple[Any, Any]:

@@ -1,0 +1,71 @@
+"""Runs of ticks of a pipeline: phases cut where ticks with an entry, a head or an exit begin or end.
+
+With chunks, a microbatch enters, reaches the head and leaves in some ticks only: ticks -2 to p - 1
+of every v p. Loops over the ticks between them compute no entry, head or exit.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from partir_search.ir.pipeline_schedule import BACKWARD, FORWARD, Phase, PipelineSchedule
+
+LEAST_TICKS = 4  # of a loop of its own without entry, head or exit
+MOST_RUNS = 7  # of one phase; a program grows with each
+
+
+def runs(schedule: PipelineSchedule) -> tuple[Phase, ...]:
+    """Phases of a schedule, cut into ticks with an entry, head or exit and ticks without one.
+
+    After `MOST_RUNS` loops of a phase its last loop takes all ticks that are left.
+    """
+    return tuple(run for phase in schedule.phases() for run in _cut(schedule, phase))
+
+
+def ticks_with_ends(schedule: PipelineSchedule) -> int:
+    """Ticks of all runs that compute an entry, a head or an exit."""
+    return sum(run.ticks for run in runs(schedule) if _ends_in(schedule, run))
+
+
+def _cut(schedule: PipelineSchedule, phase: Phase) -> list[Phase]:
+    if schedule.chunks == 1:
+        return [phase]
+    found: list[tuple[bool, Phase]] = []
+    for ends, ticks in _alike(schedule, phase):
+        ends |= len(ticks) < LEAST_TICKS
+        start = ticks[0]
+        if found and found[-1][0] == ends:
+            start = found.pop()[1].start
+        found.append((ends, Phase(phase.kinds, start, ticks[-1] + 1)))
+    cut = [run for _, run in found]
+    rest = cut[MOST_RUNS - 1 :]
+    return [*cut[: MOST_RUNS - 1], *([Phase(phase.kinds, rest[0].start, phase.stop)] if rest else [])]
+
+
+def _alike(schedule: PipelineSchedule, phase: Phase) -> Iterator[tuple[bool, list[int]]]:
+    """Ticks of a phase with an end, and without one, in turn."""
+
+    def has_end(tick: int) -> bool:
+        return _has_end(schedule, phase.kinds, tick)
+
+    for ends, ticks in itertools.groupby(range(phase.start, phase.stop), has_end):
+        yield ends, list(ticks)
+
+
+def _ends_in(schedule: PipelineSchedule, run: Phase) -> bool:
+    return any(_has_end(schedule, run.kinds, t) for t in range(run.start, run.stop))
+
+
+def _has_end(schedule: PipelineSchedule, kinds: str, tick: int) -> bool:
+    """True if a microbatch enters, reaches the head or leaves in a tick."""
+    places = (
+        (FORWARD, 0, 0),
+        (BACKWARD, schedule.stages - 1, schedule.chunks - 1),
+        (BACKWARD, 0, 0),
+    )
+    for kind, device, chunk in places:
+        item = schedule.item(kind, device, tick) if kind in kinds else None
+        if item is not None and item.chunk == chunk:
+            return True
+    return False
