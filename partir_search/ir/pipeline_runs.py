@@ -1,4 +1,4 @@
-"""Runs of ticks of a pipeline: phases cut where ticks with an entry, a head or an exit begin or end.
+"""Runs of ticks of a pipeline: phases cut where ticks with an entry, head or exit begin or end.
 
 With chunks, a microbatch enters, reaches the head and leaves in some ticks only: ticks -2 to p - 1
 of every v p. Loops over the ticks between them compute no entry, head or exit.
@@ -39,8 +39,10 @@ def _cut(schedule: PipelineSchedule, phase: Phase) -> list[Phase]:
             start = found.pop()[1].start
         found.append((ends, Phase(phase.kinds, start, ticks[-1] + 1)))
     cut = [run for _, run in found]
-    rest = cut[MOST_RUNS - 1 :]
-    return [*cut[: MOST_RUNS - 1], *([Phase(phase.kinds, rest[0].start, phase.stop)] if rest else [])]
+    if len(cut) <= MOST_RUNS:
+        return cut
+    rest = Phase(phase.kinds, cut[MOST_RUNS - 1].start, phase.stop)
+    return [*cut[: MOST_RUNS - 1], rest]
 
 
 def _alike(schedule: PipelineSchedule, phase: Phase) -> Iterator[tuple[bool, list[int]]]:

@@ -13,6 +13,7 @@ LEGEND = {
     "head": "MP of the vocabulary's matrices as well",
     "SP": "sequence parallel: activations between matrices are tiled as well",
     "Z1": "ZeRO 1: optimizer state tiled",
+    "Z1P": "ZeRO 1 with parameters tiled too, casts gathered once a step",
     "Z2": "ZeRO 2: optimizer state and gradients tiled",
     "Z3": "ZeRO 3 (FSDP): parameters tiled too, gathered for use",
     "PP": "pipeline parallel: layers as stages",

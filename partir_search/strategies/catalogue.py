@@ -5,6 +5,7 @@ A search starts from the catalogue; its result is never behind the best entry.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Collection, Iterator, Sequence
 
@@ -26,6 +27,13 @@ from partir_search.strategies.moves import (
     Zero,
 )
 from partir_search.strategies.targets import StrategyTargets
+
+ZEROS = {  # by code in titles, on any axes
+    "Z1": Zero((), 2, once=True),
+    "Z1P": Zero((), 3, once=True),
+    "Z2": Zero((), 2),
+    "Z3": Zero((), 3),
+}
 
 
 def named_strategies(
@@ -78,8 +86,9 @@ def named_strategies(
         """Data parallelism axis by axis: a small batch takes the axes dividing it."""
         return tuple(DataParallel(mesh.axes(n)) for n in mesh.label(axes).split("+"))
 
-    def zero(axes: Axes, stage: int) -> tuple[StrategyMove, ...]:
-        return tuple(Zero(mesh.axes(n), stage) for n in mesh.label(axes).split("+"))
+    def zero(axes: Axes, kind: Zero) -> tuple[StrategyMove, ...]:
+        names = mesh.label(axes).split("+")
+        return tuple(dataclasses.replace(kind, axes=mesh.axes(n)) for n in names)
 
     def add(title: str, *moves: StrategyMove) -> None:
         if targets.stacks:
@@ -94,11 +103,13 @@ def named_strategies(
         title = f"BP({name(rest)}){title}"
         add(title, *base)
         single = [mesh.axes(n) for n in mesh.label(rest).split("+")]
-        for stage in (1, 2, 3) if targets.totals else (2, 3):
-            add(f"{title}+Z{stage}", *base, *zero(rest, stage))
+        for code, each in ZEROS.items():
+            if each.once and not (targets.totals if each.stage < 3 else targets.held):
+                continue
+            add(f"{title}+{code}", *base, *zero(rest, each))
             if len(single) > 1:
                 for one in single:
-                    add(f"{title}+Z{stage}({name(one)})", *base, Zero(one, stage))
+                    add(f"{title}+{code}({name(one)})", *base, *zero(one, each))
 
     for r, c, d in mesh.triples:
         if not given.issuperset(mesh.names[a] for a in (r, c, d)):
@@ -117,8 +128,8 @@ def named_strategies(
         if targets.edges:
             edges = EdgeParallel(m)
             add(f"ES({name(m)})", edges)
-            for stage in (2, 3):
-                add(f"ES({name(m)})+Z{stage}", edges, *zero(m, stage))
+            for code in ("Z2", "Z3"):
+                add(f"ES({name(m)})+{code}", edges, *zero(m, ZEROS[code]))
         if targets.experts:
             experts = ExpertParallel(m)
             add_data(every, f"+EP({name(m)})", first=experts)

@@ -232,11 +232,14 @@ class Zero(Strategy):
 
     Attributes:
       stage: 2 replicates parameters and tiles optimizer state, hence gradients; 3 tiles parameters
-        as well. 1 is 2 with replicated sums of gradients over microbatches, reduced once.
+        as well.
+      once: True keeps sums of gradients over microbatches, and casts of parameters, replicated in
+        the loop over microbatches: they are reduced and gathered once a step. Stage 2 becomes 1.
     """
 
     axes: Axes
     stage: int
+    once: bool = False
 
     def apply(self, targets: StrategyTargets, state: State) -> list[Decision]:
         done: list[Decision] = []
@@ -247,7 +250,7 @@ class Zero(Strategy):
                 replicate = ReplicateClass(cls, axes)
                 if replicate.decide(state):
                     done.append(replicate)
-        for cls in targets.totals if self.stage == 1 else ():
+        for cls in (*targets.totals, *targets.held) if self.once else ():
             replicate = ReplicateClass(cls, axes)
             if replicate.decide(state):
                 done.append(replicate)

@@ -125,6 +125,27 @@ class StrategyTargets:
         classes = dict.fromkeys(self.graph.class_of[v.id] for v in found)
         return tuple(c for c in classes if c not in self.stages)
 
+    @functools.cached_property
+    def held(self) -> tuple[int, ...]:
+        """Classes of arrays read whole by each microbatch, other than arguments: casts of
+        parameters.
+        """
+        found: list[Value] = []
+        for op in self.graph.module.body.ops:
+            edges = self.graph.rules[op.id].data_flow
+            if not op.regions or not edges.accumulates:
+                continue
+            carried = {(to, place) for _, _, to, place in edges.carries}
+            operands = [
+                op.operands[i]
+                for i, r, place, stacked in edges.inputs
+                if not stacked and (r, place) not in carried
+            ]
+            found += [x for x in operands if isinstance(x, Value) and len(x.type.shape) >= 2]
+        arguments = {self.graph.class_of[v.id] for v in self.graph.module.body.args}
+        classes = dict.fromkeys(self.graph.class_of[v.id] for v in found)
+        return tuple(c for c in classes if c not in arguments)
+
     def expert_barriers(self, axes: Axes, state: State) -> tuple[int, ...]:
         """Classes tiled by expert and by data parallelism, used by an op outside of the experts."""
 

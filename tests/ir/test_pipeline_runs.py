@@ -33,7 +33,7 @@ def test_runs_cover_the_phases(numbers: tuple[int, int, int], schedule: str) -> 
 
 
 def test_ticks_with_ends_of_llama() -> None:
-    """p ticks of F and of B alone, and -2 to p - 1 of every v p ticks of both."""
+    """The first p ticks of F, the last p of B, and -2 to p - 1 of every v p ticks of both."""
     s = PipelineSchedule(16, 32, 8)
     assert [(r.kinds, r.ticks) for r in runs(s)] == [
         ("F", 16), ("F", 111), ("FB", 17), ("FB", 110), ("FB", 17), ("B", 111), ("B", 16),

@@ -1,4 +1,4 @@
-"""ZeRO 1 beside microbatches: optimizer state is tiled, sums of gradients are reduced once."""
+"""ZeRO 1 beside microbatches: gradients are reduced once, casts of parameters gathered once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import partir_search as ps
-from tests.pipelines.programs import arguments, narrow
+from tests.pipelines.programs import LAYERS, WIDTH, arguments, narrow
 from tests.support import assert_same
 
 
@@ -37,5 +37,27 @@ def test_sums_are_reduced_once() -> None:
     assert {c.times for c in one.collectives if c.kind in reduces} == {1}
     assert {c.times for c in two.collectives if c.kind in reduces} > {1}
     run = ps.auto_partition(mesh, machine="tpu_v5e", schedule=one)(jax.jit(step))
+    want = jax.tree.leaves(jax.jit(step)(*args))
+    assert_same(jax.tree.leaves(run(*args)), want, tolerance=1e-2)
+
+
+@pytest.mark.devices
+def test_casts_of_parameters_are_gathered_once() -> None:
+    """In bf16, before the ticks of a pipeline."""
+    mesh = jax.make_mesh((2, 2), ("stage", "data"), devices=jax.devices()[:4])
+    params, tokens, key = arguments()
+    args = (params, jax.tree.map(jnp.zeros_like, params)), tokens, key
+    schedule = [ps.Pipeline("stage", microbatches=4), ps.AutomaticPartition()]
+    options: dict[str, Any] = {"machine": "tpu_v5e", "progress": False}
+    plans = ps.auto_partition(mesh, schedule=schedule, **options)(jax.jit(step)).known_plans(*args)
+    plan = plans["PP(stage)+BP(data)+Z1P"]
+    placed = {path: spec for path, _, spec in plan.arguments()}
+    assert all("data" in placed[f"state/{i}/layers/w"] for i in (0, 1))
+    gathers = [c for c in plan.collectives if c.kind == "all_gather" and "data" in c.axes]
+    layers = [c.bytes for c in gathers if c.times == 1]
+    assert LAYERS // 2 * WIDTH * WIDTH * 2 in layers
+    reduces = ("all_reduce", "reduce_scatter")
+    assert {c.times for c in plan.collectives if c.kind in reduces and c.axes == ("data",)} == {1}
+    run = ps.auto_partition(mesh, schedule=plan, **options)(jax.jit(step))
     want = jax.tree.leaves(jax.jit(step)(*args))
     assert_same(jax.tree.leaves(run(*args)), want, tolerance=1e-2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from partir_search.ir.core import Op, Operand, Region, Value
@@ -34,17 +34,30 @@ class BodyValues:
           wanted: operands of ops of the region.
           known: arrays by value; ops behind these values are not run.
         """
+        ops, _ = self._behind(wanted, known)
+        region = Region((), tuple(self._ops[i] for i in ops), tuple(wanted))
+        return self._run(region, (), {**self.constants, **known})
+
+    def read(self, wanted: Sequence[Operand], known: Container[Value]) -> set[Value]:
+        """Values read to compute operands from known values, of values not made in the region."""
+        return self._behind(wanted, known)[1]
+
+    def _behind(
+        self, wanted: Sequence[Operand], known: Container[Value]
+    ) -> tuple[list[int], set[Value]]:
+        """Positions of the ops behind operands, and the values read that no op makes."""
         ops: set[int] = set()
+        read: set[Value] = set()
         todo = [x for x in wanted if isinstance(x, Value)]
         while todo:
             x = todo.pop()
             at = self._maker.get(x)
-            if x in known or at is None or at in ops:
-                continue
-            ops.add(at)
-            todo += [v for _, v in self._ops[at].inputs()]
-        region = Region((), tuple(self._ops[i] for i in sorted(ops)), tuple(wanted))
-        return self._run(region, (), {**self.constants, **known})
+            if at is None:
+                read.add(x)
+            elif x not in known and at not in ops:
+                ops.add(at)
+                todo += [v for _, v in self._ops[at].inputs()]
+        return sorted(ops), read
 
     def call(self, region: Region, args: Sequence[Any], known: Mapping[int, Any]) -> list[Any]:
         """Results of a region of an op on `args`.

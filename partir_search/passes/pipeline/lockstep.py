@@ -12,14 +12,14 @@ zero, and writes to no slot in use.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from partir_search.ir.core import Operand
+from partir_search.ir.core import Operand, Value
 from partir_search.ir.pipeline_runs import runs
 from partir_search.ir.pipeline_schedule import BACKWARD, FORWARD, GPIPE, Phase
 from partir_search.ir.pipeline_table import PipelineTable
@@ -286,11 +286,10 @@ class Lockstep:
           chunk: number of the chunk, by stage.
         """
         count, length = len(carry), layers.count // (self._stages * self._chunks)
-        whole: dict[int, Any] = {}
-        if self._chunks == 1:
-            rows = {**given, **rows}
-        else:
-            whole = dict(given)
+        found = {**given, **rows}
+        needed = self._needed(layers, found)
+        rows = {i: x for i, x in found.items() if i in needed and (i in rows or self._chunks == 1)}
+        whole = {i: x for i, x in given.items() if i in needed and i not in rows}
 
         def stage(consts: Any, carry: Any, rows: Any, whole: Any, chunk: Any) -> Any:
             def layer(carry: Any, step: Any) -> Any:
@@ -298,7 +297,7 @@ class Lockstep:
                 own = {i: layer_of(x, chunk, number) for i, x in whole.items()}
                 found = {**found, **own}
                 operands = len(layers.stacked)
-                stacked = [found[i] for i in range(operands)]
+                stacked = [found.get(i) for i in range(operands)]
                 known = {count + i - operands: x for i, x in found.items() if i >= operands}
                 out = self._values.call(layers.region, [*consts, *carry, *stacked], known)
                 return out[:count], out[count:]
@@ -309,6 +308,16 @@ class Lockstep:
         run = jax.vmap(stage, in_axes=(list(axes), 0, 1, 0, 0), out_axes=(0, 1))
         out, stacks = run(list(consts), list(carry), rows, whole, chunk)
         return out, stacks
+
+    def _needed(self, layers: Layers, found: Iterable[int]) -> set[int]:
+        """Positions of `found` read by a layer: an operand behind a known stack is not."""
+        operands, first = len(layers.stacked), len(layers.consts) + len(layers.carry)
+        results, args = layers.region.results, layers.region.args[first:]
+        known = {i for i in found if i >= operands}
+        made = {results[len(layers.carry) + i - operands] for i in known}
+        inner = BodyValues(layers.region, self._values.constants)
+        read = inner.read(results, {x for x in made if isinstance(x, Value)})
+        return known | {i for i, argument in enumerate(args) if argument in read}
 
     # Rows --------------------------------------------------------------------------------------
 
