@@ -151,15 +151,22 @@ class Op:
     effect: bool = False
     count: int = 1
     key: Any = None
+    _inputs: tuple[tuple[int, Value], ...] | None = dataclasses.field(
+        default=None, init=False, repr=False
+    )
 
     @property
     def source(self) -> str:
         """Line of the user's code, ``file:line (function)``, or ""."""
         return "" if self.origin is None else source_line(self.origin)
 
-    def inputs(self) -> list[tuple[int, Value]]:
-        """(position, value) of the operands that are values, without literals."""
-        return [(i, x) for i, x in enumerate(self.operands) if isinstance(x, Value)]
+    def inputs(self) -> tuple[tuple[int, Value], ...]:
+        """(position, value) of the operands that are values, without literals; cached."""
+        found = self._inputs
+        if found is None:
+            pairs = enumerate(self.operands)
+            found = self._inputs = tuple([(i, x) for i, x in pairs if isinstance(x, Value)])
+        return found
 
     def with_parts(
         self,

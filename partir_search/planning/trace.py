@@ -65,11 +65,15 @@ class Call:
 
         Unlike the tree structure, paths are equal after an optimizer was created again.
         """
-        return tuple(self.paths()), self.statics
+        return self._paths, self.statics
 
     def plan_key(self) -> Hashable:
         """`program_key` and types without weak types, as plans do not depend on weak types."""
-        return self.program_key(), tuple(leaf_key(x)[:2] for x in self.leaves())
+        return self._plan_key
+
+    @functools.cached_property
+    def _plan_key(self) -> Hashable:
+        return self.program_key(), tuple([leaf_key(x)[:2] for x in self.leaves()])
 
     def places(self, args: Sequence[Any]) -> list[int]:
         """Positions of the dynamic arguments among all positional arguments."""
@@ -79,14 +83,19 @@ class Call:
                 places.append(i)
         return places
 
-    def paths(self) -> list[str]:
+    def paths(self) -> tuple[str, ...]:
+        """Paths of the leaves, ``state/params/w``."""
+        return self._paths
+
+    @functools.cached_property
+    def _paths(self) -> tuple[str, ...]:
         out = []
         for keys, _ in jax.tree_util.tree_leaves_with_path((self.args, self.kwargs)):
             if keys[0].idx == 0:
                 out.append(leaf_path(self.names[keys[1].idx], keys[2:]))
             else:
                 out.append(leaf_path(str(keys[1].key), keys[2:]))
-        return out
+        return tuple(out)
 
 
 def split_call(

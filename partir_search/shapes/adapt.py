@@ -10,6 +10,8 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 from partir_search.ir.core import Module, Value
+from partir_search.ir.mesh import MeshShape
+from partir_search.ir.rule import OpRule
 from partir_search.lowering.diagonals import without_diagonals
 from partir_search.lowering.shard_map import argument_specs
 from partir_search.mcts.goals import scorer
@@ -27,6 +29,7 @@ from partir_search.propagation.apply import apply_fixed
 from partir_search.propagation.contradictions import IllegalAction
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.state import State
+from partir_search.rules.registry import RuleTable
 
 MakePlanner = Callable[[Module], Planner]
 Fixed = Callable[[Module], Sequence[Action]]
@@ -66,11 +69,14 @@ def adapt(
       options: options of `auto_partition`.
       work: elements of the largest changed argument, relative to `base`.
     """
+    if _stored_bytes(base, work) > base.memory_limit:  # without a graph of the plain program
+        rules = list(map(RuleTable(), module.ops))
+        if _paddings(base, module, rules, base.mesh_shape, options) == [base.padding]:
+            padded = pad_module(module, rules, base.padding) if base.padding else module
+            return _recomputed(base, padded, base.padding, fixed, planner_of)
     planner = planner_of(module)
-    rules, paddings = planner.graph.rules, _paddings(base, module, planner, options)
-    if paddings == [base.padding] and _stored_bytes(base, work) > planner.memory_limit:
-        padded = pad_module(module, rules, base.padding) if base.padding else module
-        return _recomputed(base, padded, base.padding, fixed, planner_of, planner.memory_limit)
+    rules = planner.graph.rules
+    paddings = _paddings(base, module, rules, planner.mesh, options)
     found = [
         _played(base, planner_of(pad_module(module, rules, pads)), fixed, pads, ())
         if pads
@@ -81,10 +87,9 @@ def adapt(
     best = min((f for f in found if f), key=lambda f: score(f.planned.cost).rank(), default=None)
     if best is None or not base.remat:
         return best
-    if options.remat is not True and best.planned.cost.peak_bytes <= planner.memory_limit:
+    if options.remat is not True and best.planned.cost.peak_bytes <= base.memory_limit:
         return best
-    limit = planner.memory_limit
-    return _recomputed(base, best.module, best.padding, fixed, planner_of, limit) or best
+    return _recomputed(base, best.module, best.padding, fixed, planner_of) or best
 
 
 def _stored_bytes(base: Plan, work: float) -> float:
@@ -99,13 +104,11 @@ def _recomputed(
     padding: tuple[Pad, ...],
     fixed: Fixed,
     planner_of: MakePlanner,
-    limit: float,
 ) -> Adapted | None:
     """The plan with the recomputed segments of `base`, or with all segments if it must.
 
     Args:
       plain: the program with padded dims and no segment recomputed.
-      limit: bytes per device.
 
     Returns:
       None if no form preserves the layouts of `base`.
@@ -116,24 +119,28 @@ def _recomputed(
         tried = _played(base, planner, fixed, padding, segments)
         if tried is not None:
             found = tried
-            if found.planned.cost.peak_bytes <= limit:
+            if found.planned.cost.peak_bytes <= base.memory_limit:
                 break
     return found
 
 
 def _paddings(
-    base: Plan, module: Module, planner: Planner, options: Options
+    base: Plan, module: Module, rules: Sequence[OpRule], mesh: MeshShape, options: Options
 ) -> list[tuple[Pad, ...]]:
     """Candidate paddings.
 
     Dims of stencils are always padded; uneven dims are padded if `base` padded them or if their
     size has changed since `base`.
+
+    Args:
+      rules: per op id.
+      mesh: the user's mesh with sub-axes.
     """
     if not options.pad:
         return [()]
-    rules, known = planner.graph.rules, base.module.value_names()
+    known = base.module.value_names()
     aligned = find_aligned(module, rules, options.shape)
-    uneven = find_pads(module, rules, planner.mesh)
+    uneven = find_pads(module, rules, mesh)
     if aligned and uneven:
         uneven = disjoint_pads(module, rules, aligned, uneven)
     if len(base.padding) > len(aligned) and uneven:

@@ -30,10 +30,14 @@ def zero_values(module: Module, rules: Sequence[OpRule]) -> frozenset[int]:
     """Ids of values known to be zero: results of ops linear in zeros."""
     zeros: set[int] = set()
     for op, rule in zip(module.ops, rules, strict=True):
-        if not op.regions and any(
-            all(is_zero(op.operands[i], zeros) for i in group) for group in rule.linear
-        ):
-            zeros.update(r.id for r in op.results)
+        if op.regions:
+            continue
+        for group in rule.linear:
+            for i in group:
+                if not is_zero(op.operands[i], zeros):
+                    break
+            else:
+                zeros.update(r.id for r in op.results)
     return frozenset(zeros)
 
 

@@ -77,8 +77,8 @@ def assign_dtypes(module: Module, rules: Sequence[OpRule], traits: XlaTraits) ->
     if traits.narrows_dot_operands or traits.keeps_dots_wide:
         for_dots = _set_widths(module, rules, traits, width, wide, in_one_kernel)
     if traits.fuses_one_hot_updates:
-        zeros = zero_values(module, rules)
-        updates = (op for op in module.ops if rules[op.id].one_hot)
+        updates = [op for op in module.ops if rules[op.id].one_hot]
+        zeros = zero_values(module, rules) if updates else frozenset[int]()
         one_hot = frozenset(op.id for op in updates if is_zero(op.operands[0], zeros))
     materialized = frozenset[int]()
     if traits.materializes_softmax:
