@@ -36,7 +36,7 @@ from partir_search.ir.core import Module
 from partir_search.ir.pipeline_schedule import PipelineSchedule
 from partir_search.passes.attention import with_attention
 from partir_search.passes.remat import find_segments, rematerialize
-from partir_search.planning.known_strategies import known_costs
+from partir_search.planning.known_strategies import KnownMoves
 from partir_search.planning.planner import Planner
 from partir_search.rules.registry import RuleTable
 from partir_search.theory import fsdp, links, memory, pipelines, training
@@ -99,7 +99,7 @@ def layer_figures(recomputed: bool) -> LayerFigures:
             module = module_of(layers, sequences * GROUPS, mesh, vocab=1024)
             if recomputed:
                 module = rematerialize(module, find_segments(module))
-            costs[layers, sequences] = dict(known_costs(Planner(module, mesh, machine)))[STRATEGY]
+            costs[layers, sequences] = KnownMoves(Planner(module, mesh, machine)).costs[STRATEGY]
 
     def further(of: str) -> float:
         """Of one more layer and sequence."""
@@ -180,7 +180,7 @@ def known_row(devices: int) -> dict[str, Any]:
     found = [
         (cost.seconds, name, form, cost)
         for form, module in forms.items()
-        for name, cost in known_costs(Planner(module, mesh, machine))
+        for name, cost in KnownMoves(Planner(module, mesh, machine)).costs.items()
         if cost.peak_bytes <= machine.hbm_bytes
     ]
     seconds, name, form, cost = min(found, key=lambda row: row[0])

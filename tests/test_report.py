@@ -18,6 +18,7 @@ import partir_search as ps
 from models.catalog import MODELS
 from partir_search.messages.number_groups import number_groups
 from partir_search.messages.wording import amount, milliseconds
+from partir_search.passes.remat import find_segments, rematerialize
 from partir_search.plan.legend import legend
 from partir_search.plan.peak_memory import peak_memory
 from partir_search.plan.report import progress, report_page
@@ -25,6 +26,9 @@ from partir_search.plan.report.argument_tables import argument_rows, moments_in_
 from partir_search.plan.report.cells import Path, Source, shortened
 from partir_search.plan.report.summary import headlines, summary
 from partir_search.plan.step_seconds import collective_rows, kernel_rows, step_seconds
+from partir_search.planning.memory_fit import renamed_for
+from partir_search.planning.planner import Planner
+from partir_search.planning.recomputed_step import recomputed_figures
 
 MESH = AbstractMesh((2, 4), ("data", "model"))
 ENTRY = MODELS["transformer-tiny"].resized(layers=2)
@@ -67,6 +71,9 @@ def test_strategies_cost_the_same_everywhere(plan: ps.Plan) -> None:
     for each in alone.alternatives:
         assert each.cost == known[each.name].cost, each.name
         assert each.recomputed == "none"
+        for name in each.alike:
+            assert known[name].cost.seconds == pytest.approx(each.cost.seconds, rel=1e-6)
+            assert known[name].cost.peak_bytes == pytest.approx(each.cost.peak_bytes, rel=1e-6)
     table = str(known)
     best = plan.alternatives[0]
     assert milliseconds(alone.alternatives[0].cost.seconds) in table
@@ -141,6 +148,21 @@ def test_recomputation_is_a_change(tight: ps.Plan) -> None:
     assert more.peak_bytes <= tight.cost.peak_bytes < less.peak_bytes
     assert more.fits
     assert not less.fits
+
+
+def test_recomputation_is_estimated_from_the_plan_alone(plan: ps.Plan) -> None:
+    """As the same decisions cost in the rewritten program."""
+    segments = find_segments(plan.module)
+    found = recomputed_figures(plan, segments)
+    assert found
+    module = rematerialize(plan.module, segments)
+    planner = Planner(module, plan.mesh_shape.user, plan.machine)
+    exact, dropped = planner.replay_compatible(renamed_for(module, plan.actions))
+    assert not dropped
+    assert exact.cost.seconds > 1.05 * plan.cost.seconds
+    assert exact.cost.peak_bytes < 0.9 * plan.cost.peak_bytes
+    assert found[0] == pytest.approx(exact.cost.seconds, rel=0.1)
+    assert found[1] == pytest.approx(exact.cost.peak_bytes, rel=0.1)
 
 
 def dense(dtype: Any) -> Any:

@@ -20,12 +20,14 @@ class Alternative:
       cost: simulated cost per step on one device, of the whole program.
       fits: True if the peak is within the memory limit.
       recomputed: segments of the forward pass computed again.
+      alike: names of further strategies with the same figures, on axes of equal sizes.
     """
 
     name: str
     cost: Cost
     fits: bool
     recomputed: Recomputed = "none"
+    alike: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

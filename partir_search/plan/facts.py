@@ -29,7 +29,7 @@ from partir_search.plan.explain import conflicts, why_replicated
 from partir_search.plan.front import Front
 from partir_search.plan.pass_record import PassRecord, PassRecords
 from partir_search.plan.plan_bound import PlanBound
-from partir_search.plan.planned import Planned, SearchReport
+from partir_search.plan.planned import Planned, SearchReport, collector_paused
 from partir_search.plan.remedy import Remedy
 from partir_search.plan.rewrites import Rewrites, Rewritten
 from partir_search.plan.search_space import SearchSpace
@@ -216,7 +216,8 @@ class PlanFacts(Layouts, Rewritten):
     @functools.cached_property
     def timeline(self) -> Timeline:
         """Timeline of the simulated step: compute, collectives per axis, and live memory."""
-        return timeline(self._planned.model, self.program, MOST_LIVE)
+        with collector_paused():
+            return timeline(self._planned.model, self.program, self.simulation, MOST_LIVE)
 
     def conflicts(self) -> list[str]:
         """Conflicts as text: the op, the mesh axis, and each operand with its requested factor."""
@@ -272,7 +273,8 @@ class PlanFacts(Layouts, Rewritten):
 
         The first access costs them on the whole program, as the plan is.
         """
-        return self._context.alternatives(self)
+        with collector_paused():
+            return self._context.alternatives(self)
 
     @functools.cached_property
     def changes(self) -> tuple[Change, ...]:
@@ -280,7 +282,8 @@ class PlanFacts(Layouts, Rewritten):
 
         The first access costs other mesh shapes, batches, types and options. No search runs.
         """
-        return self._context.changes(self)
+        with collector_paused():
+            return self._context.changes(self)
 
     @property
     def peak_without_remat(self) -> float | None:
@@ -289,4 +292,9 @@ class PlanFacts(Layouts, Rewritten):
 
     def remedies(self) -> list[Remedy]:
         """Remedies for a plan over the memory limit, cheapest first."""
-        return self._context.remedies(self)
+        return list(self._remedies)
+
+    @functools.cached_property
+    def _remedies(self) -> list[Remedy]:
+        with collector_paused():
+            return self._context.remedies(self)

@@ -26,7 +26,7 @@ from partir_search.plan.facts import PlanFacts
 from partir_search.plan.front import Front
 from partir_search.plan.pass_record import PassRecord
 from partir_search.plan.pickling import SavedInstead
-from partir_search.plan.planned import Planned
+from partir_search.plan.planned import Planned, collector_paused
 from partir_search.plan.profiles.schedule_events import schedule_events
 from partir_search.plan.profiles.trace_events import encoded, trace_events
 from partir_search.plan.report import report_page, tables
@@ -135,7 +135,9 @@ class Plan(PlanFacts, SavedInstead):
                 f"report prints to a rich.console.Console, not to {shown(console)}; a page is"
                 " written by save_report(path)"
             )
-        (console or Console()).print(tables.plan_tables(self))
+        with collector_paused():
+            found = tables.plan_tables(self)
+        (console or Console()).print(found)
 
     def save_report(self, path: str | os.PathLike[str]) -> None:
         """Writes the report with charts as one self-contained HTML page.
@@ -143,7 +145,9 @@ class Plan(PlanFacts, SavedInstead):
         A front found before (`front`) is shown as well.
         """
         make_folder(pathlib.Path(validators.path("path", path)).parent, "path")
-        write_text(path, report_page(self, self.timeline))
+        with collector_paused():
+            page = report_page(self, self.timeline)
+        write_text(path, page)
 
     def check(self, step: Any, *args: Any, **kwargs: Any) -> Check:
         """Compares a function partitioned by this plan with the plain function, on CPU devices.

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from partir_search.ir.core import Module
-from partir_search.passes.remat import Range, find_segments, rematerialize
 from partir_search.plan.alternatives import Alternative, Recomputed
 from partir_search.plan.facts import PlanFacts
 from partir_search.plan.planned import SearchReport
@@ -15,9 +13,15 @@ from partir_search.plan.spec import PlanSpec
 from partir_search.planning.known_strategies import KnownMoves
 from partir_search.planning.memory_fit import renamed_for
 from partir_search.planning.planner import Planner
+from partir_search.planning.planner_cache import PlannerCache
+from partir_search.propagation.actions import Action
+from partir_search.propagation.apply import apply_compatible
+from partir_search.propagation.state import State
 from partir_search.simulator.cost import Cost
 
-MOST_STRATEGIES = 6  # strategies beside a plan, the best by folded costs
+MOST_STRATEGIES = 5  # strategies beside a plan, the best by folded costs
+
+Figures = tuple[float, float]  # seconds and peak bytes on a folded program
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -26,35 +30,21 @@ class Forms:
 
     Attributes:
       base: the program without recomputation.
-      make_planner: function from a form to a planner.
+      planner_of: planners of the forms, shared with the search.
       free: True if the planner chooses the segments (`remat="auto"`).
       twice: function from a plan's decisions to their cost with twice the batch, or None.
     """
 
     base: Module
-    make_planner: Callable[[Module], Planner]
+    planner_of: PlannerCache
     free: bool
     twice: Callable[[PlanSpec], Cost | None]
 
-    @functools.cached_property
-    def _planners(self) -> dict[int, Planner]:
-        return {}
-
-    def planner_of(self, module: Module) -> Planner:
-        """Planner of a form, made once."""
-        if id(module) not in self._planners:  # planners keep their modules alive
-            self._planners[id(module)] = self.make_planner(module)
-        return self._planners[id(module)]
-
-    @functools.cached_property
-    def segments(self) -> list[Range]:
-        """All segments of the forward pass."""
-        return find_segments(self.base)
-
-    @functools.cached_property
+    @property
     def all_recomputed(self) -> Module | None:
         """The program with all segments computed again; None without segments."""
-        return rematerialize(self.base, self.segments) if self.segments else None
+        form = self.planner_of.recomputed(self.base)
+        return form.module if form.segments else None
 
     def of(self, plan: PlanFacts) -> dict[Recomputed, Module]:
         """Forms for the costs of known strategies, less recomputation first."""
@@ -63,8 +53,9 @@ class Forms:
         if not self.free:
             return {"as the plan": plan.module}
         forms: dict[Recomputed, Module] = {"none": self.base, "as the plan": plan.module}
-        if self.all_recomputed and len(self.segments) > len(plan.remat):
-            forms["all"] = self.all_recomputed
+        everything = self.planner_of.recomputed(self.base)
+        if len(everything.segments) > len(plan.remat):
+            forms["all"] = everything.module
         return forms
 
 
@@ -75,51 +66,89 @@ def alternatives_of(plan: PlanFacts, forms: Forms) -> tuple[Alternative, ...]:
     segments, a strategy recomputes none, the same or all: the least within the limit.
     """
     found: dict[str, Alternative] = {}
-    modules = forms.of(plan)
-    planners = {recomputed: forms.planner_of(module) for recomputed, module in modules.items()}
     for report in plan.searches:
-        for each in _of_search(plan, report, planners):
+        for each in _OfSearch(plan, report, forms).best():
             found.setdefault(each.name, each)
     ranked = sorted(found.values(), key=lambda a: (not a.fits, a.cost.seconds))
     return tuple(ranked[:MOST_STRATEGIES])
 
 
-def _of_search(
-    plan: PlanFacts, report: SearchReport, planners: dict[Recomputed, Planner]
-) -> list[Alternative]:
-    """Best known strategies on the axes of a search, after the decisions before the search."""
-    known = {
-        recomputed: KnownMoves(
-            planner, report.axes, renamed_for(planner.module, report.before), report.exclude
-        )
-        for recomputed, planner in planners.items()
-    }
-    names = next(iter(known.values())).ranked()
-    if len(known) > 1:
-        names = sorted(names, key=lambda name: _folded_rank(known, name, plan.memory_limit))
-    return [_costed(plan, known, name) for name in names[:MOST_STRATEGIES]]
+class _OfSearch:
+    """Known strategies on the axes of a search, after the decisions before the search."""
+
+    def __init__(self, plan: PlanFacts, report: SearchReport, forms: Forms) -> None:
+        modules = forms.of(plan)
+        self._limit = plan.memory_limit
+        # A program with layers partly recomputed folds badly: strategies of the form with all
+        # layers recomputed are played on it instead.
+        partly = modules.pop("as the plan") if "all" in modules else None
+        self._partly = forms.planner_of(partly) if partly else None
+        self._known: dict[Recomputed, KnownMoves] = {
+            recomputed: KnownMoves(
+                forms.planner_of(module),
+                report.axes,
+                renamed_for(module, report.before),
+                report.exclude,
+            )
+            for recomputed, module in modules.items()
+        }
+
+    def best(self) -> list[Alternative]:
+        """The best strategies by folded costs, costed on the whole program."""
+        names = next(iter(self._known.values())).ranked()
+        if len(self._known) > 1:
+            names.sort(key=self._folded_rank)
+        alike: dict[tuple[Figures, ...], list[str]] = {}
+        for name in names:  # axes of equal sizes can change places
+            figures = (_figures(form.costs[name]) for form in self._forms(name).values())
+            alike.setdefault(tuple(figures), []).append(name)
+        return [self._costed(*group) for group in list(alike.values())[:MOST_STRATEGIES]]
+
+    def _forms(self, name: str) -> Mapping[Recomputed, KnownMoves]:
+        return {key: form for key, form in self._known.items() if name in form.costs}
+
+    def _folded_rank(self, name: str) -> tuple[bool, float]:
+        """Rank of a strategy by the fastest fitting form, on folded programs."""
+        costs = (form.costs[name] for form in self._forms(name).values())
+        return min((c.peak_bytes > self._limit, c.seconds) for c in costs)
+
+    def _costed(self, name: str, *alike: str) -> Alternative:
+        """A strategy in the form with the least fitting recomputation, or with the lowest peak."""
+        found: list[Alternative] = []
+
+        def fitted(recomputed: Recomputed, cost: Cost | None) -> bool:
+            if cost is None:
+                return False
+            fits = cost.peak_bytes <= self._limit
+            found.append(Alternative(name, cost, fits, recomputed, alike))
+            return fits
+
+        forms = self._forms(name)
+        for recomputed, form in forms.items():
+            if recomputed == "all" and self._partly is not None:
+                actions = form.planned_actions(name)
+                if fitted("as the plan", _cost_within(self._partly, actions, self._limit)):
+                    break
+            exceeds = form.costs[name].peak_bytes > self._limit
+            if exceeds and recomputed == "none" and len(forms) > 1:
+                continue  # folded peaks agree with whole ones without recomputation
+            if fitted(recomputed, form.planned(name).cost):
+                break
+        return min(found, key=lambda a: (not a.fits, a.cost.peak_bytes))
 
 
-def _folded_rank(
-    known: dict[Recomputed, KnownMoves], name: str, limit: float
-) -> tuple[bool, float]:
-    """Rank of a strategy by the fastest fitting form, on folded programs."""
-    costs = [form.costs[name] for form in known.values() if name in form.costs]
-    return min((c.peak_bytes > limit, c.seconds) for c in costs)
+def _figures(cost: Cost) -> Figures:
+    """Figures of a folded cost, to nine digits: sums in another order differ in the last."""
+    return float(f"{cost.seconds:.9g}"), float(f"{cost.peak_bytes:.9g}")
 
 
-def _costed(plan: PlanFacts, known: dict[Recomputed, KnownMoves], name: str) -> Alternative:
-    """A strategy in the form with the least fitting recomputation, or with the lowest peak."""
-    found: list[Alternative] = []
-    for recomputed, form in known.items():
-        if name not in form.costs:
-            continue
-        exceeds = form.costs[name].peak_bytes > plan.memory_limit
-        if exceeds and recomputed == "none" and len(known) > 1:
-            continue  # folded peaks agree with whole ones without recomputation
-        cost = form.planned(name).cost
-        fits = cost.peak_bytes <= plan.memory_limit
-        found.append(Alternative(name, cost, fits, recomputed))
-        if fits:
-            break
-    return min(found, key=lambda a: (not a.fits, a.cost.peak_bytes))
+def _cost_within(planner: Planner, actions: Sequence[Action], limit: float) -> Cost | None:
+    """Cost of the actions of another form; None beyond a limit of bytes, or if some do not hold."""
+    state = State(planner.graph, planner.mesh)
+    played, dropped = apply_compatible(state, renamed_for(planner.module, actions))
+    if dropped:
+        return None
+    load = planner.model.load(state.partition(planner.cache.rows))
+    if planner.model.lower_bound(load).peak_bytes > limit:
+        return None
+    return planner.finish(state, played).cost

@@ -10,25 +10,31 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator
 
-from partir_search.ir.core import Module
+from partir_search.ir.analysis.module_analysis import ModuleAnalysis
 from partir_search.ir.mesh import MeshShape
+from partir_search.lowering.cache import LocalCache
+from partir_search.lowering.localize import localize
 from partir_search.mcts.goals import scorer
 from partir_search.messages.wording import amount
 from partir_search.passes.narrow_floats import NARROW, WIDE, with_narrow_floats
+from partir_search.passes.remat import find_segments
 from partir_search.plan.alternatives import Change
 from partir_search.plan.plan import Plan
 from partir_search.planning.alternatives import Forms
-from partir_search.planning.known_strategies import KnownMoves
+from partir_search.planning.known_strategies import KnownMoves, Rank
 from partir_search.planning.memory_fit import renamed_for
+from partir_search.planning.recomputed_step import recomputed_figures
 from partir_search.simulator.cost import Cost
 from partir_search.simulator.simulator import CostModel
 from partir_search.simulator.target.machine import Machine
 
 MOST_CHANGES = 5
 MOST_MESHES = 6  # other mesh shapes costed on the folded program
+SHOWN_MESHES = 2
 TIGHT = 0.5  # of the memory limit; below, recomputation is not worth a line
 MIN_F32 = 0.9  # of the bytes of arguments in float32, for the figures of bfloat16
 SAME = "this plan's actions"
+ESTIMATED = "this plan's actions, estimated"
 
 
 def changes_of(plan: Plan, forms: Forms) -> tuple[Change, ...]:
@@ -64,21 +70,27 @@ def _change(plan: Plan, what: str, how: str, by: str, cost: Cost, examples: floa
 
 
 def _other_meshes(plan: Plan, forms: Forms) -> Iterator[Change]:
-    """The two best further shapes of the mesh, by their best known strategies."""
+    """The best further shapes of the mesh, by their best known strategies."""
     user = plan.mesh_shape.user
     shapes = _shapes(user, plan.machine)
     if not shapes or not plan.searches:
         return
     modules = list(forms.of(plan).values())[:: -1 if plan.remat else 1]
     planner = forms.planner_of(modules[0])
-    score = scorer(planner.goals)
-    best: list[tuple[tuple[bool, float], str, MeshShape, KnownMoves]] = []
+    score, likely = scorer(planner.goals), [a.name for a in plan.alternatives]
+
+    def rank(cost: Cost) -> Rank:
+        return score(cost).rank()
+
+    best: list[tuple[Rank, str, MeshShape, KnownMoves]] = []
     for shape in shapes:
         with contextlib.suppress(ValueError):  # fixed shardings may not fit another mesh
             known = KnownMoves(planner.on_mesh(shape))
-            if names := known.ranked():
-                best.append((score(known.costs[names[0]]).rank(), names[0], shape, known))
-    for _, name, shape, known in sorted(best, key=lambda b: b[0])[:2]:
+            below = best[-1][0] if len(best) == SHOWN_MESHES else None
+            if found := known.least(rank, likely, below, monotone=score.monotone):
+                best.append((rank(found[1]), found[0], shape, known))
+                best = sorted(best, key=lambda b: b[0])[:SHOWN_MESHES]
+    for _, name, shape, known in best:
         cost = known.planned(name).cost
         order = sorted(shape.sizes) == sorted(user.sizes)
         what = "axes in another order" if order else "another mesh"
@@ -124,18 +136,26 @@ def _other_batch(plan: Plan, forms: Forms) -> Iterator[Change]:
 
 def _other_remat(plan: Plan, forms: Forms) -> Iterator[Change]:
     """Without recomputation, or with all of it if memory is tight."""
-    found: list[tuple[Module | None, str, str]] = []
-    if plan.remat:
-        found.append((forms.base, "no segment computed again", "remat=False"))
-    if plan.remat or plan.cost.peak_bytes > TIGHT * plan.memory_limit:
-        found.append((forms.all_recomputed, "all segments computed again", "remat=True"))
-    for module, what, how in found:
+    every = "all segments computed again", "remat=True"
+    if not plan.remat:
+        tight = plan.cost.peak_bytes > TIGHT * plan.memory_limit
+        figures = recomputed_figures(plan, find_segments(plan.module)) if tight else None
+        if figures:
+            seconds, peak = figures
+            cost = dataclasses.replace(plan.cost, seconds=seconds, peak_bytes=peak)
+            yield _change(plan, *every, ESTIMATED, cost)
+        return
+    for module, what, how in (
+        (forms.base, "no segment computed again", "remat=False"),
+        (forms.all_recomputed, *every),
+    ):
         if module is None or len(module.ops) == len(plan.module.ops):
             continue
         planner = forms.planner_of(module)
         if planner.mesh == plan.mesh_shape:
-            planned = planner.replay_compatible(renamed_for(module, plan.actions))[0]
-            yield _change(plan, what, how, SAME, planned.cost)
+            planned, dropped = planner.replay_compatible(renamed_for(module, plan.actions))
+            if not dropped:  # without some decisions the figures are of no plan worth having
+                yield _change(plan, what, how, SAME, planned.cost)
 
 
 def _narrow_floats(plan: Plan, forms: Forms) -> Iterator[Change]:
@@ -146,10 +166,13 @@ def _narrow_floats(plan: Plan, forms: Forms) -> Iterator[Change]:
         v.type.dtype == NARROW for v in plan.module.values
     ):
         return
-    planner = forms.make_planner(with_narrow_floats(plan.module))
-    if planner.mesh == plan.mesh_shape:
-        cost = planner.replay_compatible(plan.actions)[0].cost
-        yield _change(plan, "bfloat16 for float32", "state and batch", SAME, cost)
+    module, rules = with_narrow_floats(plan.module), plan.partition.rules
+    narrow = dataclasses.replace(
+        plan.partition, module=module, analysis=ModuleAnalysis(module, rules)
+    )
+    program = localize(narrow, LocalCache(plan.machine.traits), sparse=True)
+    cost = CostModel(module, rules, plan.machine).evaluate(program)
+    yield _change(plan, "bfloat16 for float32", "state and batch", SAME, cost)
 
 
 def _donation(plan: Plan) -> Iterator[Change]:
@@ -158,7 +181,7 @@ def _donation(plan: Plan) -> Iterator[Change]:
     if module.donated or not module.ties:
         return
     donated = dataclasses.replace(module, donated=frozenset(a for a, _ in module.ties))
-    cost = CostModel(donated, plan.partition.rules, plan.machine).evaluate(plan.sketch)
+    cost = plan.planned.model.with_donations(donated).evaluate(plan.sketch)
     saved = plan.cost.peak_bytes - cost.peak_bytes
     if saved > 0.02 * plan.cost.peak_bytes:
         what = f"the state donated, {amount(saved)} less at the peak"

@@ -214,7 +214,11 @@ class PlanningGame:
         return load
 
     def bound(self) -> Score | None:
-        return self.goal(self.model.lower_bound(self._load())) if self.goal.monotone else None
+        return self.goal(self.least_cost()) if self.goal.monotone else None
+
+    def least_cost(self) -> Cost:
+        """Lower bound, in every figure, of the cost of the current state."""
+        return self.model.lower_bound(self._load())
 
     def score(self) -> Score:
         return self.goal(self.cost())

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from partir_search.mcts.game import Move
+from partir_search.mcts.game import Move, play, rewind
 from partir_search.mcts.goals import scorer
 from partir_search.plan.planned import Planned
 from partir_search.planning.planner import Planner
 from partir_search.planning.spreading import begin
-from partir_search.planning.unfold import lift_to_module
+from partir_search.planning.unfold import FoldMembers, lift_to_module
 from partir_search.propagation.actions import Action
 from partir_search.propagation.state import State
 from partir_search.simulator.cost import Cost
 from partir_search.strategies.catalogue import named_strategies
 
+Rank = tuple[float, ...]  # of a cost, the least first
+
 
 class KnownMoves:
-    """Known strategies on some axes of a planner's mesh, as moves on the folded program.
-
-    Attributes:
-      costs: cost of each strategy on the folded program, by name.
-    """
+    """Known strategies on some axes of a planner's mesh, as moves on the folded program."""
 
     def __init__(
         self,
@@ -39,37 +38,86 @@ class KnownMoves:
           exclude: globs of arguments excluded from the strategies.
         """
         axes = planner.names if axes is None else axes
-        self._planner, self._before = planner, tuple(before)
+        self._planner, self._before, self._exclude = planner, tuple(before), tuple(exclude)
         self._folded, self._game = planner.game(axes, before, exclude)
         found = named_strategies(
             planner.mesh, axes, self._game.targets, planner.streams, planner.stage_axes
         )
         self._moves: dict[str, tuple[Move, ...]] = {name: tuple(m) for name, m in found}
-        self.costs = planner.strategy_costs(self._game, found, before, exclude)
+
+    @functools.cached_property
+    def costs(self) -> dict[str, Cost]:
+        """Cost of each strategy on the folded program, by name."""
+        moves = list(self._moves.items())
+        return self._planner.strategy_costs(self._game, moves, self._before, self._exclude)
 
     def ranked(self) -> list[str]:
         """Names of the strategies by the planner's goals on the folded program, best first."""
         score = scorer(self._planner.goals)
         return sorted(self.costs, key=lambda name: score(self.costs[name]).rank())
 
+    def least(
+        self,
+        rank: Callable[[Cost], Rank],
+        first: Iterable[str] = (),
+        below: Rank | None = None,
+        *,
+        monotone: bool = True,
+    ) -> tuple[str, Cost] | None:
+        """The strategy of the least rank on the folded program, and its cost.
+
+        Args:
+          rank: rank of a cost.
+          first: names in the order of trial, likely ones first.
+          below: rank to stay below; None is returned without such a strategy.
+          monotone: True if `rank` is monotone in every figure: no cost is then computed of
+            strategies whose lower bound ranks too high.
+        """
+        names = dict.fromkeys(n for n in first if n in self._moves) | dict.fromkeys(self._moves)
+        found: tuple[str, Cost] | None = None
+        for name in names:
+            cost = self._cost_below(name, rank, below, bounded=monotone)
+            if cost is not None:
+                found, below = (name, cost), rank(cost)
+        return found
+
+    def _cost_below(
+        self, name: str, rank: Callable[[Cost], Rank], below: Rank | None, *, bounded: bool
+    ) -> Cost | None:
+        game = self._game
+        taken = len(list(play(game, self._moves[name])))
+        try:
+            if bounded and below is not None and rank(game.least_cost()) >= below:
+                return None
+            cost = game.cost()
+        finally:
+            rewind(game, taken)
+        return cost if below is None or rank(cost) < below else None
+
+    @functools.cached_property
+    def _members(self) -> FoldMembers:
+        return FoldMembers(self._folded, self._game.graph, self._planner.module)
+
     def actions(self, name: str, state: State) -> list[Action]:
         """Actions of a strategy on the unfolded program, applied to `state`."""
-        return lift_to_module(
-            self._folded, self._game, self._game.decisions(self._moves[name]), state
-        )
+        decisions = self._game.decisions(self._moves[name])
+        return lift_to_module(self._folded, self._game, decisions, state, self._members)
 
     def planned(self, name: str) -> Planned:
         """Plan of a strategy on the unfolded program."""
+        state, actions = self._played(name)
+        return self._planner.finish(state, actions)
+
+    def planned_actions(self, name: str) -> list[Action]:
+        """Actions of the plan of a strategy, those before it included."""
+        return self._played(name)[1]
+
+    def _played(self, name: str) -> tuple[State, list[Action]]:
         planner = self._planner
         state = State(planner.graph, planner.mesh, memo=planner.memo)
         for action in self._before:
             action.apply(state)
-        return planner.finish(state, [*self._before, *self.actions(name, state)])
-
-
-def known_costs(planner: Planner) -> list[tuple[str, Cost]]:
-    """(name, cost) of the known strategies on all axes, on the folded program."""
-    return list(KnownMoves(planner).costs.items())
+        return state, [*self._before, *self.actions(name, state)]
 
 
 def known_plan(planner: Planner, fixed: Sequence[Action] = ()) -> Planned:

@@ -42,6 +42,7 @@ from partir_search.planning.options import Options
 from partir_search.planning.other_batch import with_batch
 from partir_search.planning.pipeline_choice import offered_options, tried_pipeline
 from partir_search.planning.planner import Planner
+from partir_search.planning.planner_cache import PlannerCache
 from partir_search.planning.planner_maker import PlannerMaker
 from partir_search.planning.program_forms import first_stage, program_forms
 from partir_search.planning.remedies import remedies_of
@@ -228,7 +229,7 @@ class PlanPipeline:
         traced: Traced,
         stage_plan: StagePlan,
         limit: float,
-        planner_of: Callable[[Module], Planner] | None = None,
+        planner_of: PlannerCache | None = None,
     ) -> Plan:
         """Plan of a form of the program with applied actions.
 
@@ -243,7 +244,7 @@ class PlanPipeline:
         base = stage.module if stage.base is None else stage.base
         forms = Forms(
             base,
-            planner_of or self.planner_of,
+            planner_of or PlannerCache(self.planner_of),
             o.remat == "auto",
             functools.partial(self._twice, traced),
         )
@@ -255,7 +256,7 @@ class PlanPipeline:
             original=traced.module,
             seed=o.seed,
             memory_limit=limit,
-            remedies=remedies_of,
+            remedies=functools.partial(remedies_of, forms=forms),
             front=self._front_finder(stage),
             passes=stage.passes,
             alternatives=functools.partial(alternatives_of, forms=forms),

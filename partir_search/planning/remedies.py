@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from partir_search.ir.core import Module
 from partir_search.ir.mesh import MeshShape
 from partir_search.messages.wording import amount
-from partir_search.passes.remat import find_segments, rematerialize
 from partir_search.plan.facts import PlanFacts
 from partir_search.plan.remedy import Remedy
-from partir_search.planning.known_strategies import known_costs
+from partir_search.planning.alternatives import Forms
+from partir_search.planning.known_strategies import KnownMoves, Rank
 from partir_search.planning.planner import Planner
 from partir_search.simulator.cost import Cost
-from partir_search.simulator.target.machine import Machine
 
 MAX_DEVICE_FACTOR = 64  # largest mesh tried as a remedy, in multiples of the user's mesh
 
@@ -22,42 +22,29 @@ class DoesNotFit(MemoryError):
     """A plan needs more memory than allowed; the message lists remedies."""
 
 
-def remedies(
-    module: Module,
-    mesh: MeshShape,
-    machine: Machine,
-    limit: float,
-    cost: Cost,
-    *,
-    remat: bool,
-) -> list[Remedy]:
-    """At most three remedies for a step over the memory limit, cheapest first.
+def remedies_of(plan: PlanFacts, forms: Forms) -> list[Remedy]:
+    """At most three remedies for a plan over the memory limit, cheapest first.
 
     Args:
-      module: the traced program.
-      mesh: the user's mesh.
-      machine: hardware figures.
-      limit: bytes per device.
-      cost: cost of the plan over the limit.
-      remat: True if rematerialization has been tried.
+      plan: a plan over the limit.
+      forms: forms of the plan's program, with their planners.
     """
-    found = []
-    if not remat:
-        segments = find_segments(module)
-        recomputed = (
-            _tightest(Planner(rematerialize(module, segments), mesh, machine)) if segments else cost
-        )
-        if recomputed.peak_bytes <= limit:
+    limit, cost, found = plan.memory_limit, plan.cost, list[Remedy]()
+    recomputed = None if plan.remat else forms.all_recomputed
+    if recomputed is not None:
+        tightest = _tightest(forms.planner_of(recomputed), limit)
+        if tightest is not None:
             what = "let activations be computed again (remat='auto')"
-            found.append(Remedy(what, recomputed.peak_bytes, recomputed.seconds))
-    other_bytes = cost.peak_bytes - cost.argument_bytes
-    batch = _batch(module)
+            found.append(Remedy(what, tightest.peak_bytes, tightest.seconds))
+    batch, other_bytes = _batch(plan.original), cost.peak_bytes - cost.argument_bytes
     if batch and cost.argument_bytes < limit:
         smaller = int(batch * (limit - cost.argument_bytes) / other_bytes)
         if 0 < smaller < batch:
             peak = cost.argument_bytes + other_bytes * smaller / batch
             found.append(Remedy(f"a batch of about {smaller} instead of {batch}", peak))
-    larger_mesh = _more_devices(Planner(module, mesh, machine), mesh, limit)
+    most_recomputed = list(forms.of(plan).values())[-1]
+    planner = forms.planner_of(most_recomputed)
+    larger_mesh = _more_devices(planner, plan.mesh_shape.user, limit)
     return [*found, *([larger_mesh] if larger_mesh else [])]
 
 
@@ -77,17 +64,22 @@ def _more_devices(planner: Planner, mesh: MeshShape, limit: float) -> Remedy | N
             larger = MeshShape(mesh.names, sizes)
             if planner.model.least_peak(larger.devices) > limit:
                 continue
-            cost = _tightest(planner.on_mesh(larger))
-            if cost.peak_bytes <= limit:
+            cost = _tightest(planner.on_mesh(larger), limit)
+            if cost is not None:
                 what = f"{larger.devices} devices instead of {mesh.devices} (mesh<{larger}>)"
                 return Remedy(what, cost.peak_bytes, cost.seconds)
         times *= 2
     return None
 
 
-def _tightest(planner: Planner) -> Cost:
-    """Cost of the known strategy with the lowest peak memory."""
-    return min((cost for _, cost in known_costs(planner)), key=lambda c: c.peak_bytes)
+def _tightest(planner: Planner, limit: float) -> Cost | None:
+    """Cost of the known strategy with the lowest peak memory; None beyond a limit of bytes."""
+    found = KnownMoves(planner).least(_peak, below=(math.nextafter(limit, math.inf),))
+    return found[1] if found else None
+
+
+def _peak(cost: Cost) -> Rank:
+    return (cost.peak_bytes,)
 
 
 def oom_message(limit: float, cost: Cost, found: Sequence[Remedy]) -> str:
@@ -102,15 +94,3 @@ def oom_message(limit: float, cost: Cost, found: Sequence[Remedy]) -> str:
         lines.append("  no smaller batch and no mesh of up to 64 times the devices fits either")
     lines.append("pass on_overflow='warn' to run it all the same")
     return "\n".join(lines)
-
-
-def remedies_of(plan: PlanFacts) -> list[Remedy]:
-    """`remedies` for a plan over the memory limit."""
-    return remedies(
-        plan.original,
-        plan.mesh_shape.user,
-        plan.machine,
-        plan.memory_limit,
-        plan.cost,
-        remat=bool(plan.remat),
-    )

@@ -11,7 +11,7 @@ from partir_search.mcts.goals import Goal, scorer
 from partir_search.passes.align import disjoint_pads, find_aligned
 from partir_search.passes.pad import pad_module
 from partir_search.passes.pad_choice import Pad, find_pads
-from partir_search.passes.remat import Range, find_segments, rematerialize
+from partir_search.passes.remat import Range, rematerialize
 from partir_search.passes.stacks import Stack, find_stacks, stack_module
 from partir_search.plan.planned import Planned
 from partir_search.plan.report.progress import search_progress
@@ -22,6 +22,7 @@ from partir_search.planning.notices import warn_changed
 from partir_search.planning.options import Options
 from partir_search.planning.parallelism import StackParallel
 from partir_search.planning.planner import Planner
+from partir_search.planning.planner_cache import PlannerCache
 from partir_search.planning.stage import Stage
 from partir_search.planning.tactics import AutomaticPartition, Tactic
 from partir_search.planning.unwatched import plan_unwatched
@@ -33,20 +34,6 @@ FURTHER_EPISODES = 0.25
 
 StagePlan = tuple[Stage, Planned]
 Fixed = Callable[[Module], list[Action]]
-
-
-class PlannerCache:
-    """Planners of the forms of a program, each made once; holds no arrays of a call."""
-
-    def __init__(self, planner_of: Callable[[Module], Planner]) -> None:
-        self._planner_of = planner_of
-        self._made: dict[int, Planner] = {}  # by `id` of a module, kept alive by its planner
-
-    def __call__(self, module: Module) -> Planner:
-        """Planner of a form."""
-        if id(module) not in self._made:
-            self._made[id(module)] = self._planner_of(module)
-        return self._made[id(module)]
 
 
 class StagePlanner:
@@ -107,7 +94,7 @@ class StagePlanner:
             )
         stage, planned = stage_plan
         if self._options.remat == "auto" and planned.reports:
-            return self._fitted(stage, planned, find_segments(stage.module))
+            return self._fitted(stage, planned)
         return stage_plan
 
     def aligned(self, stage: Stage) -> Stage:
@@ -189,7 +176,8 @@ class StagePlanner:
 
     def _fully_rematerialized(self, stage: Stage, hints: Sequence[Action]) -> StagePlan:
         """Plan with all segments of the forward pass recomputed."""
-        return self._schedule(rematerialized(stage, tuple(find_segments(stage.module))), hints)
+        form = self.planner.recomputed(stage.module)
+        return self._schedule(rematerialized(stage, form.segments, form.module), hints)
 
     def _recomputed_at_once(self, stage: Stage) -> StagePlan | None:
         """Plan with recomputed segments, without a search on the program as it is.
@@ -202,33 +190,27 @@ class StagePlanner:
         limit = planner.memory_limit
         if not automatic or planner.model.least_peak(planner.mesh.devices) <= limit:
             return None
-        segments = find_segments(stage.module)
-        if not segments:
+        form = self.planner.recomputed(stage.module)
+        if not form.segments:
             return None
-        recomputed = rematerialize(stage.module, segments)
-        known = known_plan(self.planner(recomputed), self.fixed(recomputed))
+        known = known_plan(self.planner(form.module), self.fixed(form.module))
         start = replay_renamed(stage.module, known.actions, self._replayed)
-        found = self._fitted(stage, start, segments, recomputed)
+        found = self._fitted(stage, start)
         return found if found[1].reports else None
 
-    def _fitted(
-        self,
-        stage: Stage,
-        planned: Planned,
-        segments: Sequence[Range],
-        recomputed: Module | None = None,
-    ) -> StagePlan:
+    def _fitted(self, stage: Stage, planned: Planned) -> StagePlan:
         """Plan with some of the segments recomputed, if `planned` exceeds the memory limit.
 
         Args:
           stage: the program.
           planned: plan of the program without recomputation.
-          segments: all segments.
-          recomputed: the program with all segments recomputed, if already rewritten.
         """
         planner = self.planner(stage.module)
         limit, score = planner.memory_limit, scorer(planner.goals)
-        if not segments or planned.cost.peak_bytes <= limit:
+        if planned.cost.peak_bytes <= limit:
+            return stage, planned
+        form = self.planner.recomputed(stage.module)
+        if not form.segments:
             return stage, planned
 
         def search(module: Module, hints: Sequence[Action], goals: Sequence[Goal[Cost]]) -> Planned:
@@ -236,8 +218,8 @@ class StagePlanner:
 
         planned, remat = fit_by_remat(
             stage.module,
-            recomputed or rematerialize(stage.module, segments),
-            segments,
+            form.module,
+            form.segments,
             planned,
             limit,
             search,

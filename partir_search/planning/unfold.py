@@ -55,8 +55,8 @@ class _Names:
         return list(dict.fromkeys(n for n in found if n >= 0))
 
 
-class _Members:
-    """`Members` of a fold."""
+class FoldMembers:
+    """`Members` of a fold, by value and class of the quotient."""
 
     def __init__(self, folded: Folded, graph: Graph, module: Module) -> None:
         self._of_value: dict[int, list[int]] = {}
@@ -87,11 +87,19 @@ def apply_to_fold(before: Sequence[Action], folded: Folded, module: Module, stat
 
 
 def lift_to_module(
-    folded: Folded, game: PlanningGame, decisions: Sequence[Decision], state: State
+    folded: Folded,
+    game: PlanningGame,
+    decisions: Sequence[Decision],
+    state: State,
+    members: FoldMembers | None = None,
 ) -> list[Action]:
-    """Converts decisions on the folded program to actions on the module, applied to `state`."""
+    """Converts decisions on the folded program to actions on the module, applied to `state`.
+
+    Args:
+      members: of the fold; made anew by default.
+    """
     graph, module = state.graph, state.graph.module
-    members = _Members(folded, game.graph, module)
+    members = members or FoldMembers(folded, game.graph, module)
     done: list[Action] = []
     for decision in decisions:
         values = decision.undecided(members, state).values()

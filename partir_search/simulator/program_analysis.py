@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence, Set
 
 from partir_search.ir.core import Module
 from partir_search.ir.rule import OpRule
-from partir_search.simulator.memory.buffers import Buffers, assign_buffers
+from partir_search.simulator.memory.buffers import Buffers, assign_buffers, with_donations
 from partir_search.simulator.memory.dtypes import Dtypes, assign_dtypes
 from partir_search.simulator.memory.weight_casts import find_weight_casts
 from partir_search.simulator.printing import table
@@ -54,3 +54,18 @@ def analyse_program(module: Module, rules: Sequence[OpRule], machine: Machine) -
     if traits.fuses_weight_casts:
         casts = find_weight_casts(module, rules, buffers.materialized)
     return ProgramAnalysis(dtypes, buffers, fusions, off_path, casts)
+
+
+def analysis_with_donations(
+    analysis: ProgramAnalysis, module: Module, rules: Sequence[OpRule], machine: Machine
+) -> ProgramAnalysis:
+    """Analyses of a module that differs from another in its donated arguments alone.
+
+    Args:
+      analysis: of the other module.
+      module: the module.
+      rules: per op id.
+    """
+    dtypes, traits = analysis.dtypes, machine.traits
+    buffers = with_donations(analysis.buffers, module, rules, dtypes, traits)
+    return dataclasses.replace(analysis, buffers=buffers)

@@ -7,6 +7,7 @@ gives the overlap of collectives with compute and the temporaries of redistribut
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Sequence
 
@@ -21,10 +22,16 @@ from partir_search.passes.fold.fold import Folded
 from partir_search.simulator.arrays import Floats
 from partir_search.simulator.breakdown import cost_by_op
 from partir_search.simulator.cost import Cost, OpCost
+from partir_search.simulator.memory.curve import live_curve
 from partir_search.simulator.memory.temporaries import Temporaries, redistribution_temporaries
+from partir_search.simulator.memory.weight_casts import fuse_weight_casts
 from partir_search.simulator.models import model_fold, model_program
 from partir_search.simulator.printing import table
-from partir_search.simulator.program_analysis import ProgramAnalysis, analyse_program
+from partir_search.simulator.program_analysis import (
+    ProgramAnalysis,
+    analyse_program,
+    analysis_with_donations,
+)
 from partir_search.simulator.schedule import ScheduledRegion, schedule
 from partir_search.simulator.target.machine import Machine
 from partir_search.simulator.time.collective_cost import CollectiveCosts, reshard_width
@@ -119,6 +126,27 @@ class CostModel:
         self.folded = folded is not None
         self.facts, self.memory, self.time = models.facts, models.memory, models.time
         self._costs: CollectiveCosts | None = None
+
+    def with_donations(self, module: Module) -> CostModel:
+        """Model of a module that differs from this model's in its donated arguments alone."""
+        other = copy.copy(self)
+        other.module = module
+        other.analysis = analysis_with_donations(self.analysis, module, self.rules, self.machine)
+        other.facts = dataclasses.replace(self.facts, module=module)
+        ranges = other.analysis.buffers.ranges
+        other.memory = dataclasses.replace(
+            self.memory,
+            curve=live_curve(other.analysis.buffers, self.machine),
+            casts=fuse_weight_casts(
+                self.analysis.weight_casts,
+                ranges.value,
+                np.arange(len(module.values)),
+                len(module.values),
+            ),
+            live_values=ranges.value,
+        )
+        other._costs = None
+        return other
 
     def costs(self, mesh: MeshShape) -> CollectiveCosts:
         """Costs of reshards on a mesh, cached for the latest mesh."""

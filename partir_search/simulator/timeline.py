@@ -10,7 +10,7 @@ from partir_search.ir.analysis.def_use import def_use
 from partir_search.ir.printing.paths import op_paths
 from partir_search.lowering.local_ir import LocalOp, LocalProgram, RingTurn
 from partir_search.simulator.instruction_seconds import seconds_of_ops, with_regions
-from partir_search.simulator.simulator import CostModel
+from partir_search.simulator.simulator import CostModel, Simulation
 
 COMPUTE = "compute"
 
@@ -71,15 +71,17 @@ class Timeline:
     argument_bytes: float
 
 
-def timeline(model: CostModel, program: LocalProgram, most: int = 40) -> Timeline:
+def timeline(
+    model: CostModel, program: LocalProgram, found: Simulation, most: int = 40
+) -> Timeline:
     """Computes the timeline of a device-local program.
 
     Args:
       model: of the program's module, not of a quotient.
       program: complete program, with all of its ops and not only the moves.
+      found: recorded simulation of the program.
       most: most values to list at the peak.
     """
-    found = model.simulate(program, record=True)
     cost, live, curve = found.cost, found.live, model.memory.curve
     seconds_of = seconds_of_ops(model, found)
     position = program.partition.def_use.position

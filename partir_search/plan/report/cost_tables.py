@@ -49,7 +49,7 @@ def strategies_table(plan: PlanFacts) -> Table:
         ratio = a.cost.seconds / plan.cost.seconds - 1 if plan.cost.seconds else 0.0
         figures = (milliseconds(a.cost.seconds), f"{ratio:+.1%}", amount(a.cost.peak_bytes))
         row = (*figures, "yes" if a.fits else "no", *((a.recomputed,) if again else ()))
-        rows.setdefault(row, []).append(a.name)
+        rows.setdefault(row, []).extend((a.name, *a.alike))
     for row, alike in rows.items():
         more = f" (and {len(alike) - 1} alike)" if len(alike) > 1 else ""
         table.add_row(min(alike, key=len) + more, *row)

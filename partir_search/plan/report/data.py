@@ -44,7 +44,13 @@ def report_data(plan: PlanFacts) -> dict[str, Any]:
         "scan_layers": plan.scan_layers,
         "recomputed_segments": len(plan.remat),
         "alternatives": [
-            {"name": a.name, **cost_data(a.cost), "fits": a.fits, "recomputed": a.recomputed}
+            {
+                "name": a.name,
+                **cost_data(a.cost),
+                "fits": a.fits,
+                "recomputed": a.recomputed,
+                "alike": list(a.alike),
+            }
             for a in plan.alternatives
         ],
         "changes": [dataclasses.asdict(c) for c in plan.changes],

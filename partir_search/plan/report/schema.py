@@ -92,6 +92,7 @@ REPORT_SCHEMA: dict[str, Any] = {
                 **_COST,
                 fits=TRUTH,
                 recomputed={"enum": ["none", "as the plan", "all"]},
+                alike=_list(TEXT, "names of further strategies with the same figures"),
             ),
             "known strategies on the plan's form of the program",
         ),

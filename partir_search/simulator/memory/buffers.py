@@ -43,14 +43,32 @@ def assign_buffers(
     Args:
       rules: per op id.
     """
-    donated = {r for a, r in module.ties if a in module.donated}
-    in_donated = {
-        x.id for i, x in enumerate(module.body.results) if i in donated and isinstance(x, Value)
-    }
     outside = {v: (v,) for v in module.constants}
-    return _region_buffers(
-        module.body, rules, def_use(module), dtypes, traits, outside, frozenset(in_donated)
-    )
+    uses, donated = def_use(module), _in_donated(module)
+    return _region_buffers(module.body, rules, uses, dtypes, traits, outside, donated)
+
+
+def with_donations(
+    buffers: Buffers, module: Module, rules: Sequence[OpRule], dtypes: Dtypes, traits: XlaTraits
+) -> Buffers:
+    """Buffers of a module that differs from another in its donated arguments alone.
+
+    Args:
+      buffers: of the other module's body.
+      module: the module.
+      rules: per op id.
+    """
+    stored = buffers.materialized
+    aliases = alias(stored, rules, dtypes, traits, _in_donated(module), ())
+    ranges = live_ranges(stored, aliases, dtypes)
+    return dataclasses.replace(buffers, aliases=aliases, ranges=ranges)
+
+
+def _in_donated(module: Module) -> frozenset[int]:
+    """Ids of results that take the buffers of donated arguments."""
+    donated = {r for a, r in module.ties if a in module.donated}
+    results = enumerate(module.body.results)
+    return frozenset(x.id for i, x in results if i in donated and isinstance(x, Value))
 
 
 def assign_inner_buffers(
