@@ -7,6 +7,7 @@ Time and memory are linear in the entries of all tables.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import heapq
 import math
@@ -47,10 +48,14 @@ class Order:
 
 def elimination_order(model: PairwiseModel) -> Order:
     """Greedy order: the variable with the smallest table comes next."""
-    sizes, near = model.sizes, adjacency(model)
+    return _greedy_order(model.sizes, adjacency(model))
+
+
+def _greedy_order(sizes: Sequence[int], near: dict[int, set[int]]) -> Order:
+    """Greedy order of variables with `sizes` labels; `near` holds neighbours and is emptied."""
 
     def entries(u: int) -> int:
-        return sizes[u] * math.prod(sizes[v] for v in near[u])
+        return sizes[u] * math.prod(map(sizes.__getitem__, near.get(u, ())))
 
     current = [entries(u) for u in range(len(sizes))]
     heap = [(size, u) for u, size in enumerate(current)]
@@ -126,29 +131,50 @@ def minimum_within(
 ) -> Labelling:
     """Labelling of least energy under a limit of memory; never worse than `start`.
 
-    Variables are fixed at their labels in `start`, one after another, until no table has more than
-    `max_entries` entries. The result is exact over the remaining variables.
+    Variables are fixed at their labels in `start` until no table has more than `max_entries`
+    entries. The result is exact over the remaining variables.
 
     Args:
       order: order of elimination, greedy by default.
     """
-    kept = model.all_labels()
-    rest, order = model, order or elimination_order(model)
+    order = order or elimination_order(model)
+    if order.largest <= max_entries:
+        return eliminate(model, order)
+    sizes, kept = list(model.sizes), model.all_labels()
     while order.largest > max_entries:
-        fixed = _largest_contributor(rest, order, max_entries)
-        kept[fixed] = np.array([start.labels[fixed]], dtype=np.int64)
-        rest = model.restricted(kept)
-        order = elimination_order(rest)
-    return lift_labelling(eliminate(rest, order), kept)
+        for u in _contributors(sizes, order, max_entries):
+            sizes[u], kept[u] = 1, np.array([start.labels[u]], dtype=np.int64)
+        near: dict[int, set[int]] = collections.defaultdict(set)
+        for u, v in model.pairs:
+            if sizes[u] > 1 and sizes[v] > 1:
+                near[u].add(v)
+                near[v].add(u)
+        order = _greedy_order(sizes, near)
+    return lift_labelling(eliminate(model.restricted(kept), order), kept)
 
 
-def _largest_contributor(model: PairwiseModel, order: Order, max_entries: int) -> int:
-    """Variable with the largest share in tables beyond the limit, on a log scale."""
-    weight: dict[int, float] = {}
+def _contributors(sizes: Sequence[int], order: Order, max_entries: int) -> Sequence[int]:
+    """Variables to fix: those with the largest shares in tables beyond the limit, on a log scale.
+
+    As many as halve the excess under `order`: another order of the remaining variables may then
+    need fewer to be fixed.
+    """
+    tables: list[tuple[set[int], float]] = []
     for u, scope in zip(order.variables, order.scopes, strict=True):
-        entries = model.sizes[u] * math.prod(model.sizes[v] for v in scope)
+        entries = sizes[u] * math.prod(map(sizes.__getitem__, scope))
         if entries > max_entries:
-            for v in (u, *scope):
-                if model.sizes[v] > 1:
-                    weight[v] = weight.get(v, 0.0) + math.log(entries / max_entries)
-    return max(weight, key=lambda v: (weight[v], model.sizes[v], -v))
+            tables.append(
+                ({v for v in (u, *scope) if sizes[v] > 1}, math.log(entries / max_entries))
+            )
+    enough, fixed = sum(excess for _, excess in tables) / 2, list[int]()
+    while tables and sum(excess for _, excess in tables) > enough:
+        weight: dict[int, float] = collections.defaultdict(float)
+        for variables, excess in tables:
+            for v in variables:
+                weight[v] += excess
+        chosen = max(weight, key=lambda v: (weight[v], sizes[v], -v))
+        fixed.append(chosen)
+        gain = math.log(sizes[chosen])
+        changed = [(v - {chosen}, e - gain if chosen in v else e) for v, e in tables]
+        tables = [(v, e) for v, e in changed if e > 0.0]
+    return fixed
