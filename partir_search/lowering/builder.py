@@ -74,7 +74,8 @@ class RegionBuilder(ReshardBuilder):
             x = plan.local_op.ins[i]
             if not isinstance(x, LocalValue) or (x.value.id, plan.needs[i]) in self.copies:
                 continue
-            steps = redistribute(mesh, x.layout, x.partial, plan.needs[i], x.partial)
+            keep = self.unfinished(x, op)
+            steps = redistribute(mesh, x.layout, x.partial, plan.needs[i], keep)
             ring = gather_ring(rule, i, steps, axes, mesh.sizes, looped)
             if ring and owner.is_sole_contraction(op, x.value):
                 found.append((x.nbytes * (ring.size - 1), ring, steps))

@@ -47,7 +47,10 @@ class ReshardBuilder:
         self.position = 0
 
     def reshard_operand(self, operand: Operand, layout: Layout, op: Op | None) -> Source:
-        """Operand in `layout`, with partial sums as at home: at home, a copy, or a new reshard."""
+        """Operand in `layout`: at home, a copy, or a new reshard.
+
+        Partial sums stay as at home, except on axes that the op loops over: they are scattered.
+        """
         if isinstance(operand, Literal):
             return operand
         home = self.owner.home(operand.id)
@@ -60,9 +63,17 @@ class ReshardBuilder:
         if copy and (near or self.keeps_gathered(home.layout, layout)):
             copy.last_use = self.position
             return copy.local
-        local = self.reshard(home, layout, home.partial, op, regather=copy is not None)
+        keep = self.unfinished(home, op)
+        local = self.reshard(home, layout, keep, op, regather=copy is not None)
         self.copies[key] = _Copy(local, self.position, backward)
         return local
+
+    def unfinished(self, local: LocalValue, op: Op | None) -> Partial:
+        """Partial sums of an operand that an op passes on: those on axes without a loop."""
+        if not local.partial or op is None or op.regions:
+            return local.partial
+        axes = self.owner.partition.axes
+        return tuple((a, monoid) for a, monoid in local.partial if axes[a].loops[op.id] < 0)
 
     def is_near(self, copy: _Copy) -> bool:
         """True if at most `regather_distance_ops` ops lie between here and a copy's last use."""

@@ -56,7 +56,7 @@ def test_data_parallel_stages(tmp_path: pathlib.Path) -> None:
     assert [c.times for c in moves] == [3, 4, 4, 3]
     assert {c.axes for c in moves} == {("stage",)}
     reduced = [c for c in plan.collectives if c.axes == ("data",)]
-    assert len(reduced) == 5  # loss, embedding twice (look-up and head), two stacks of layers
+    assert len(reduced) == 4  # loss, embedding (sum of look-up and head), two stacks of layers
     assert {c.times for c in reduced} == {1}
     assert plan.pipeline is not None
     assert (plan.pipeline.stages, plan.microbatches) == (4, 4)
@@ -337,5 +337,5 @@ def test_gradients_of_narrow_layers_are_reduced_once(pipeline: bool) -> None:
     first = [ps.Pipeline("stage", microbatches=4)] if pipeline else []
     plan = step_of("narrow", mesh, *first, TOKENS, **options).plan(*arguments())
     reduced = [c for c in plan.collectives if c.axes == ("data",)]
-    assert len(reduced) == (5 if pipeline else 4)
+    assert len(reduced) == 4
     assert {c.times for c in reduced} == {1}

@@ -35,6 +35,8 @@ def test_sums_are_reduced_once() -> None:
     assert "data" in placed["state/1/layers/w"]
     reduces = ("all_reduce", "reduce_scatter")
     assert {c.times for c in one.collectives if c.kind in reduces} == {1}
+    gradients = [c for c in one.collectives if c.kind in reduces and c.bytes > 4]
+    assert [c.kind for c in gradients] == ["reduce_scatter"] * 3  # their readers are tiled
     assert {c.times for c in two.collectives if c.kind in reduces} > {1}
     run = ps.auto_partition(mesh, machine="tpu_v5e", schedule=one)(jax.jit(step))
     want = jax.tree.leaves(jax.jit(step)(*args))
@@ -56,8 +58,8 @@ def test_casts_of_parameters_are_gathered_once() -> None:
     gathers = [c for c in plan.collectives if c.kind == "all_gather" and "data" in c.axes]
     layers = [c.bytes for c in gathers if c.times == 1]
     assert LAYERS // 2 * WIDTH * WIDTH * 2 in layers
-    reduces = ("all_reduce", "reduce_scatter")
-    assert {c.times for c in plan.collectives if c.kind in reduces and c.axes == ("data",)} == {1}
+    reduces = [c for c in plan.collectives if c.axes == ("data",) and "reduce" in c.kind]
+    assert [(c.kind, c.times) for c in reduces if c.bytes > 4] == [("reduce_scatter", 1)] * 3
     run = ps.auto_partition(mesh, schedule=plan, **options)(jax.jit(step))
     want = jax.tree.leaves(jax.jit(step)(*args))
     assert_same(jax.tree.leaves(run(*args)), want, tolerance=1e-2)

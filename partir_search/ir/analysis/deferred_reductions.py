@@ -7,7 +7,8 @@ would each be scattered and then added tile by tile (ZeRO with tied weights), th
 lose their loop and their values lose their tile, and the total is scattered.
 
 Sums added to an accumulator that the axis does not tile stay partial over the whole loop, in the
-loops over layers inside of it too, and are finished at its result.
+loops over layers inside of it too, and are finished at its result. If the only reader loops over the
+axis, they are scattered to the reader instead of reduced and sliced.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ def defer_reductions(
     consumer = analysis.consumer
     deferrals: dict[int, _Deferral] = {}  # by id of the partial value
     partial_at_rest: dict[int, str] = {}
+    finals: set[int] = set()  # ids of results of accumulators
     queue = [  # a heap of op ids: program order visits the operands of an op before the op
         op for op, deferrable in analysis.reducing if loops[op] >= 0 and deferrable[loops[op]]
     ]
@@ -91,7 +93,9 @@ def defer_reductions(
         if f >= 0 and site.reduces and site.rule.reducers[f] in DEFERRABLE:
             record(site.results, _STARTED[site.rule.reducers[f]])
             continue
-        partial = tuple([v for v in site.single if v in deferrals and tiles[v] != REPLICATED])
+        partial = tuple(
+            [v for v in site.single if v in deferrals and (tiles[v] != REPLICATED or v in finals)]
+        )
         if not partial:
             continue
         monoid = deferrals[partial[0]].monoid
@@ -106,6 +110,7 @@ def defer_reductions(
                 if kept.start is not None:
                     rest(deferrals[kept.start])
                     partial_at_rest[kept.start] = monoid
+                finals.update(kept.finals)
                 record(kept.finals, _STARTED[monoid])
             continue
         growth = _growth(analysis, site, monoid, partial)
@@ -129,6 +134,13 @@ def defer_reductions(
             continue
         rest(deferral)
         record(site.results, _STARTED[monoid])
+    for v in finals:
+        if v not in partial_at_rest and consumer[v] >= 0:
+            reader = analysis.site(consumer[v])
+            place = [x.id for _, x in reader.op.inputs()].index(v)
+            dims = reader.rule.operands
+            if loops[consumer[v]] >= 0 and loops[consumer[v]] in dims[place]:
+                partial_at_rest[v] = deferrals[v].monoid
     return partial_at_rest
 
 

@@ -41,7 +41,7 @@ from partir_search.passes.pipeline.stage_arrays import (
     with_stage,
     written,
 )
-from partir_search.passes.pipeline.tick_rows import tick_rows
+from partir_search.passes.pipeline.tick_rows import TickRows, tick_rows
 
 Row = Mapping[str, Any]
 State = dict[str, Any]
@@ -113,22 +113,35 @@ class Lockstep:
         """Runs the ticks of a loop; returns the state after it, and rows by tick."""
         rows = tick_rows(self.table, phase)
         changed = {"carry", "slots"} if FORWARD in phase.kinds else set()
-        changed |= {"cotangents", "totals"} if BACKWARD in phase.kinds else set()
+        changed |= {"cotangents"} if BACKWARD in phase.kinds else set()
         held = {k: v for k, v in state.items() if k not in changed}
+        own = self._totals_of(phase, rows)
 
         def tick(moving: State, row: Row) -> tuple[State, dict[str, Any]]:
-            now, made = {**moving, **held}, dict[str, Any]()
+            now, made = {**held, **moving}, dict[str, Any]()
+            now["totals"] = [moving["totals"].get(i, x) for i, x in enumerate(state["totals"])]
             out: Sequence[Any] = ()
             if FORWARD in phase.kinds:
                 out = self._forward(now, row, operands)
             if BACKWARD in phase.kinds:
                 made = self._backward(now, row, operands, out, rows.passes)
+            now["totals"] = {i: now["totals"][i] for i in own}
             return {k: now[k] for k in moving}, made
 
         moving = {k: state[k] for k in changed}
+        moving["totals"] = {i: state["totals"][i] for i in own}
         arrays = {k: jnp.asarray(x) for k, x in (*rows.arrays.items(), *rows.flags.items())}
         after, made = lax.scan(tick, moving, arrays, length=phase.ticks)
-        return {**held, **after}, made
+        totals = [after["totals"].get(i, x) for i, x in enumerate(state["totals"])]
+        return {**held, **after, "totals": totals}, made
+
+    def _totals_of(self, phase: Phase, rows: TickRows) -> list[int]:
+        """Positions of the loop's carries that a phase changes."""
+        if BACKWARD not in phase.kinds:
+            return []
+        made = {part for part in (Part.HEAD, Part.EXIT) if part.value in rows.arrays}
+        totals = enumerate(self.parts.totals)
+        return [i for i, t in totals if t.stack is not None or t.part in made]
 
     # Forward -----------------------------------------------------------------------------------
 
