@@ -18,7 +18,8 @@ def verify_local(program: LocalProgram) -> None:
 
     Raises:
       InvalidLocalProgram: an instruction reads a local value before the value's definition, a
-        step's layout differs from the target's, or a result of the program is a partial sum.
+        step's layout differs from the target's, an op reads a partial sum and makes none, or a
+        result of the program is a partial sum.
     """
     _verify(program.body, set(program.constants.values()), "the program")
     for at, argument in program.results_after:
@@ -59,9 +60,21 @@ def _local_op(
     item: LocalOp, check: Callable[[Iterable[Source], str], None], defined: set[LocalValue]
 ) -> None:
     check((*item.ins, *item.received), item.op.prim)
+    if not item.regions:
+        _sums(item)
     for inner in item.regions:
         _verify(inner, defined, f"a region of {item.op.prim}")
     defined.update(item.outs)
+
+
+def _sums(item: LocalOp) -> None:
+    for source in item.ins:
+        if isinstance(source, LocalValue):
+            for axis in source.partial:
+                if not all(axis in out.partial for out in item.outs):
+                    raise InvalidLocalProgram(
+                        f"{item.op.prim} reads {_named(source)} and makes a finished result"
+                    )
 
 
 def _reshard(item: Reshard) -> None:

@@ -16,6 +16,7 @@ from jax.sharding import AbstractMesh
 import partir_search as ps
 from models.catalog import MODELS
 from partir_search.lowering.local_ir import LocalOp, LocalProgram, Reshard
+from partir_search.lowering.local_value import LocalValue
 from partir_search.lowering.verify_local import InvalidLocalProgram, verify_local
 
 MESH = AbstractMesh((2, 4), ("batch", "model"))
@@ -155,6 +156,18 @@ def test_invalid_programs_are_found() -> None:
     )
     steps[first] = dataclasses.replace(move, target=other)
     with pytest.raises(InvalidLocalProgram, match=f"{move.step.kind} makes"):
+        verify_local(_with(program, steps=steps))
+    steps = list(program.body.steps)
+    sums = {item.target: item.source for item in moves if item.source.partial}
+    at, reader = next(
+        (i, item)
+        for i, item in enumerate(steps)
+        if isinstance(item, LocalOp)
+        and any(isinstance(x, LocalValue) and x in sums for x in item.ins)
+    )
+    ins = tuple(sums.get(x, x) if isinstance(x, LocalValue) else x for x in reader.ins)
+    steps[at] = dataclasses.replace(reader, ins=ins)
+    with pytest.raises(InvalidLocalProgram, match=r"reads .* partial .* makes a finished result"):
         verify_local(_with(program, steps=steps))
 
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import partir_search as ps
+from partir_search.lowering.verify_local import verify_local
 from tests.pipelines.programs import LAYERS, WIDTH, arguments, narrow
 from tests.support import assert_same
 
@@ -38,6 +39,7 @@ def test_sums_are_reduced_once() -> None:
     gradients = [c for c in one.collectives if c.kind in reduces and c.bytes > 4]
     assert [c.kind for c in gradients] == ["reduce_scatter"] * 3  # their readers are tiled
     assert {c.times for c in two.collectives if c.kind in reduces} > {1}
+    verify_local(one.program)
     run = ps.auto_partition(mesh, machine="tpu_v5e", schedule=one)(jax.jit(step))
     want = jax.tree.leaves(jax.jit(step)(*args))
     assert_same(jax.tree.leaves(run(*args)), want, tolerance=1e-2)
@@ -60,6 +62,7 @@ def test_casts_of_parameters_are_gathered_once() -> None:
     assert LAYERS // 2 * WIDTH * WIDTH * 2 in layers
     reduces = [c for c in plan.collectives if c.axes == ("data",) and "reduce" in c.kind]
     assert [(c.kind, c.times) for c in reduces if c.bytes > 4] == [("reduce_scatter", 1)] * 3
+    verify_local(plan.program)
     run = ps.auto_partition(mesh, schedule=plan, **options)(jax.jit(step))
     want = jax.tree.leaves(jax.jit(step)(*args))
     assert_same(jax.tree.leaves(run(*args)), want, tolerance=1e-2)

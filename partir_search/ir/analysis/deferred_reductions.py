@@ -7,8 +7,8 @@ would each be scattered and then added tile by tile (ZeRO with tied weights), th
 lose their loop and their values lose their tile, and the total is scattered.
 
 Sums added to an accumulator that the axis does not tile stay partial over the whole loop, in the
-loops over layers inside of it too, and are finished at its result. If the only reader loops over the
-axis, they are scattered to the reader instead of reduced and sliced.
+loops over layers inside of it too, and are finished at its result. If the only reader loops over
+the axis, they are scattered to the reader instead of reduced and sliced.
 """
 
 from __future__ import annotations
