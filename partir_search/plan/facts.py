@@ -199,6 +199,11 @@ class PlanFacts(Layouts, Rewritten):
         return self._planned.model.breakdown(self._planned.sketch)
 
     @functools.cached_property
+    def kernel_costs(self) -> tuple[OpCost, ...]:
+        """`breakdown` without the names of traits, which tables of seconds do not show."""
+        return self._planned.model.breakdown(self._planned.sketch, with_traits=False)
+
+    @functools.cached_property
     def simulation(self) -> Simulation:
         """Simulation of the step with all intermediate results; `print` shows each."""
         return self._planned.model.simulate(self.program, record=True)

@@ -60,7 +60,7 @@ class CollectiveRow:
 def kernel_rows(plan: PlanFacts) -> list[KernelRow]:
     """Kernels of a plan by primitive and source line, most seconds first; without collectives."""
     found: dict[tuple[str, str], KernelRow] = {}
-    for row in plan.breakdown():
+    for row in plan.kernel_costs:
         if row.kind in COLLECTIVES or not row.seconds:
             continue
         key = (row.kind, row.source)

@@ -50,9 +50,12 @@ class Forms:
         """Forms for the costs of known strategies, less recomputation first."""
         if not plan.remat:
             return {"none": plan.module}
+        forms: dict[Recomputed, Module] = {"as the plan": plan.module}
         if not self.free:
-            return {"as the plan": plan.module}
-        forms: dict[Recomputed, Module] = {"none": self.base, "as the plan": plan.module}
+            return forms
+        planner = self.planner_of(self.base)
+        if planner.model.least_peak(planner.mesh.devices) <= plan.memory_limit:
+            forms = {"none": self.base, **forms}
         everything = self.planner_of.recomputed(self.base)
         if len(everything.segments) > len(plan.remat):
             forms["all"] = everything.module

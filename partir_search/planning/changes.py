@@ -31,6 +31,7 @@ from partir_search.simulator.target.machine import Machine
 MOST_CHANGES = 5
 MOST_MESHES = 6  # other mesh shapes costed on the folded program
 SHOWN_MESHES = 2
+SLOW = 1.5  # on the plan's mesh, times the best strategy; slower ones are not tried on others
 TIGHT = 0.5  # of the memory limit; below, recomputation is not worth a line
 MIN_F32 = 0.9  # of the bytes of arguments in float32, for the figures of bfloat16
 SAME = "this plan's actions"
@@ -77,7 +78,12 @@ def _other_meshes(plan: Plan, forms: Forms) -> Iterator[Change]:
         return
     modules = list(forms.of(plan).values())[:: -1 if plan.remat else 1]
     planner = forms.planner_of(modules[0])
-    score, likely = scorer(planner.goals), [a.name for a in plan.alternatives]
+    score, own = scorer(planner.goals), KnownMoves(planner)
+    ranked = own.ranked()
+    if not ranked:
+        return
+    slow = SLOW * own.costs[ranked[0]].seconds
+    likely = [name for name in ranked if own.costs[name].seconds <= slow]
 
     def rank(cost: Cost) -> Rank:
         return score(cost).rank()
@@ -94,7 +100,7 @@ def _other_meshes(plan: Plan, forms: Forms) -> Iterator[Change]:
         cost = known.planned(name).cost
         order = sorted(shape.sizes) == sorted(user.sizes)
         what = "axes in another order" if order else "another mesh"
-        again = ", all computed again" if len(modules) > 1 else ""
+        again = ", all computed again" if plan.remat else ""
         yield _change(plan, what, str(shape), f"{name}{again}", cost)
 
 

@@ -59,7 +59,7 @@ class KnownMoves:
     def least(
         self,
         rank: Callable[[Cost], Rank],
-        first: Iterable[str] = (),
+        names: Iterable[str] | None = None,
         below: Rank | None = None,
         *,
         monotone: bool = True,
@@ -68,14 +68,14 @@ class KnownMoves:
 
         Args:
           rank: rank of a cost.
-          first: names in the order of trial, likely ones first.
+          names: strategies to try, likely ones first; default: all.
           below: rank to stay below; None is returned without such a strategy.
           monotone: True if `rank` is monotone in every figure: no cost is then computed of
             strategies whose lower bound ranks too high.
         """
-        names = dict.fromkeys(n for n in first if n in self._moves) | dict.fromkeys(self._moves)
+        tried = self._moves if names is None else [n for n in names if n in self._moves]
         found: tuple[str, Cost] | None = None
-        for name in names:
+        for name in tried:
             cost = self._cost_below(name, rank, below, bounded=monotone)
             if cost is not None:
                 found, below = (name, cost), rank(cost)

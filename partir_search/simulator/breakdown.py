@@ -31,6 +31,8 @@ def cost_by_op(
     time: TimeModel,
     rules: Sequence[OpRule],
     analysis: ProgramAnalysis | None,
+    *,
+    with_traits: bool,
 ) -> tuple[OpCost, ...]:
     """Lists all kernels and collectives of a program, most seconds first.
 
@@ -39,6 +41,7 @@ def cost_by_op(
       costs: of the program's mesh.
       rules: per op id.
       analysis: of the program's module; None for a quotient.
+      with_traits: name the traits of kernels, which takes half of the time.
     """
     rows, partial = list[OpCost](), dict[int, int]()
     for reshard, _ in program.reshards():
@@ -53,7 +56,7 @@ def cost_by_op(
     columns = zip(kernels.op.tolist(), kernels.times.tolist(), *figures, strict=True)
     for number, (op_id, times, flops, moved, seconds) in enumerate(columns):
         op = ops[op_id]
-        name, traits = op.results[0].name, traits_of(number)
+        name, traits = op.results[0].name, traits_of(number) if with_traits else ()
         rows.append(
             OpCost(
                 kind=op.prim,

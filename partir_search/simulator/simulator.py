@@ -262,15 +262,25 @@ class CostModel:
             live=live,
         )
 
-    def breakdown(self, program: LocalProgram) -> tuple[OpCost, ...]:
+    def breakdown(self, program: LocalProgram, *, with_traits: bool = True) -> tuple[OpCost, ...]:
         """Lists all kernels and collectives of a program, most seconds first.
 
         Seconds of a collective are its whole duration, while `evaluate` counts the exposed seconds.
+
+        Args:
+          with_traits: name the compiler's traits behind each cost.
         """
         analysis = None if self.folded else self.analysis
         load, costs = self.load(program.partition), self.costs(program.partition.mesh)
         return cost_by_op(
-            program, load.roofline, costs, self.memory.regions, self.time, self.rules, analysis
+            program,
+            load.roofline,
+            costs,
+            self.memory.regions,
+            self.time,
+            self.rules,
+            analysis,
+            with_traits=with_traits,
         )
 
 

@@ -20,6 +20,7 @@ from models import transformer
 from models.catalog import MODELS
 from partir_search.ir.core import Op
 from partir_search.ir.printer import print_partition
+from partir_search.ir.printing import blocks
 from partir_search.ir.printing.names import printed_as
 from partir_search.ir.printing.text import WIDTH
 from tests.support import (
@@ -333,6 +334,20 @@ def test_demo_shows_attention_and_mlp() -> None:
     assert len(text.splitlines()) <= 40
     assert text.count(" = dot_general") == 6
     assert "attention {" in text
+
+
+def test_pages_print_the_forward_pass_of_large_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines are those of the whole text, apart from results that the backward pass alone reads."""
+    partition = plan_of("llama-tiny").partition
+    whole = print_partition(partition).splitlines()
+    assert blocks.print_beginning(partition, 10_000) == whole
+    few = blocks.print_beginning(partition, 5)
+    assert few == [*whole[:5], f"... {len(whole) - 5} lines more"]
+    monkeypatch.setattr(blocks, "MANY_OPS", 10)
+    *lines, end = blocks.print_beginning(partition, 10_000)
+    assert end.endswith("ops in print(plan.ir())")
+    assert 10 < len(lines) < len(whole)
+    assert len(set(lines) - set(whole)) < 0.1 * len(lines)
 
 
 def test_printing_is_linear() -> None:

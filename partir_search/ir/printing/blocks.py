@@ -24,6 +24,7 @@ from partir_search.ir.printing.text import assigned, fitted, literal_text, type_
 from partir_search.ir.printing.weights import Path
 from partir_search.ir.rule import NONE
 
+MANY_OPS = 4000  # of a program whose backward pass `print_beginning` leaves out
 OF_RUNS = 4  # slices shown for the runs of one loop
 
 Slices = dict[tuple[Value, Parts], int]  # id of an op that reads the slice
@@ -40,6 +41,31 @@ def print_blocks(partition: Partition, keep: Keep | None = None) -> str:
         lines += returned(partition, here)
     lines = [*arguments(partition, whole=keep is None), *_indented(lines), "}"]
     return "\n".join(piece for line in lines for piece in fitted(line))
+
+
+def print_beginning(partition: Partition, most: int) -> list[str]:
+    """At most `most` lines of the text of a module, and what is left out.
+
+    Of programs with more than `MANY_OPS` ops the forward pass alone is printed, in a third of the
+    time.
+    """
+    module, names = partition.module, Names(partition.module)
+    ops = module.body.ops
+    forward = next((i for i, op in enumerate(ops) if op.backward), 0)
+    if not forward or len(module.ops) <= MANY_OPS:
+        lines = print_blocks(partition).splitlines()
+        return [*lines[:most], *([f"... {len(lines) - most} lines more"] if lines[most:] else [])]
+    tree = Tree(partition, names)
+    body = tree.of(ops[:forward])
+    printer = _Printer(partition, names, body, whole=True)
+    lines = _indented(printer.nodes(body, names.in_block(())))
+    lines = [
+        piece for line in [*arguments(partition, whole=True), *lines] for piece in fitted(line)
+    ]
+    return [
+        *lines[:most],
+        f"... and the backward pass: {len(ops) - forward} ops in print(plan.ir())",
+    ]
 
 
 class _Printer:

@@ -15,9 +15,9 @@ from partir_search.ir.printing.attributes import all_attributes
 from partir_search.ir.printing.loops import (
     RING,
     Loop,
+    Nests,
     head_text,
     joins,
-    nest_of,
     passing,
     pieces,
 )
@@ -63,7 +63,7 @@ def print_full(partition: Partition, keep: Keep | None = None) -> str:
 class _Printer:
     def __init__(self, partition: Partition) -> None:
         self.partition, self.names = partition, WholeNames(partition.module)
-        self.nests = [nest_of(partition, op) for op in partition.module.ops]
+        self.nests = Nests(partition)
         self.local: dict[int, set[int]] = {}  # per axis, values made in the loop being printed
 
     def ops(self, ops: Sequence[Op], level: int, outside: set[int], outer: Aliases) -> list[str]:

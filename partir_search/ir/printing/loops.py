@@ -67,6 +67,18 @@ def nest_of(partition: Partition, op: Op) -> Nest:
     return (*loops, Loop(ring.axes, RING)) if ring else tuple(loops)
 
 
+class Nests(dict[int, Nest]):
+    """Loops of ops by op id, made on demand."""
+
+    def __init__(self, partition: Partition) -> None:
+        super().__init__()
+        self._partition = partition
+
+    def __missing__(self, op_id: int) -> Nest:
+        found = self[op_id] = nest_of(self._partition, self._partition.module.ops[op_id])
+        return found
+
+
 def joins(partition: Partition, op: Op, nest: Nest, level: int, loop: Loop, made: Set[int]) -> bool:
     """True if `op` can be printed inside of `loop`.
 

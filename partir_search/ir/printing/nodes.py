@@ -12,7 +12,7 @@ from partir_search.ir.analysis.def_use import def_use
 from partir_search.ir.core import Op, Region, Value
 from partir_search.ir.kind import Kind
 from partir_search.ir.partition import Partition
-from partir_search.ir.printing.loops import Loop, Nest, Piece, joins, nest_of, pieces
+from partir_search.ir.printing.loops import Loop, Nests, Piece, joins, pieces
 from partir_search.ir.printing.names import Names
 from partir_search.ir.printing.repeats import Likeness
 from partir_search.ir.printing.scopes import Item, Scope, gathered, scopes_of
@@ -94,8 +94,8 @@ class Tree:
     def __init__(self, partition: Partition, names: Names) -> None:
         module = partition.module
         self.partition, self.names = partition, names
-        self.nests: list[Nest] = [nest_of(partition, op) for op in module.ops]
-        self.weight = list(map(self._weighs, module.ops))
+        self.nests = Nests(partition)
+        self.weight: dict[int, bool] = {}
         uses = def_use(module)
         self.users, self.returned = uses.users, uses.returned
         self.local: dict[int, set[int]] = {}  # per axis, values made in the loop being built
@@ -104,7 +104,10 @@ class Tree:
 
     def weighs(self, op: Op) -> bool:
         """True for ops always printed as statements, never in runs."""
-        return self.weight[op.id]
+        found = self.weight.get(op.id)
+        if found is None:
+            found = self.weight[op.id] = self._weighs(op)
+        return found
 
     def _weighs(self, op: Op) -> bool:
         rule = self.partition.rules[op.id]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence, Set
+from collections.abc import Hashable, Mapping, Sequence, Set
 
 from partir_search.ir.analysis.def_use import def_use
 from partir_search.ir.core import Literal, Op, Operand, Value
@@ -15,7 +15,7 @@ from partir_search.ir.printing.text import literal_text, type_text
 class Likeness:
     """Keys of op sequences: the texts of equal keys differ in names alone."""
 
-    def __init__(self, partition: Partition, nests: Sequence[Nest], returned: Set[int]) -> None:
+    def __init__(self, partition: Partition, nests: Mapping[int, Nest], returned: Set[int]) -> None:
         self.partition, self.nests, self.returned = partition, nests, returned
         self.users = def_use(partition.module).users
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import heapq
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Union
 
 from partir_search.ir.core import Op
@@ -76,7 +76,7 @@ def _name(path: Path, depth: int) -> Path:
 
 
 def gathered(
-    ops: Sequence[Op], nests: Sequence[Nest], weighs: Callable[[Op], bool], given: set[int]
+    ops: Sequence[Op], nests: Mapping[int, Nest], weighs: Callable[[Op], bool], given: set[int]
 ) -> tuple[Op, ...]:
     """The ops reordered to let neighbours share loops.
 
@@ -103,7 +103,7 @@ def _on(ops: Sequence[Op], weighs: Callable[[Op], bool], given: set[int]) -> lis
 
 
 def _in_order(
-    ops: Sequence[Op], nests: Sequence[Nest], weighs: Callable[[Op], bool]
+    ops: Sequence[Op], nests: Mapping[int, Nest], weighs: Callable[[Op], bool]
 ) -> Iterator[Op]:
     """Ops after the makers of their operands; ops of one loop nest together as far as possible."""
     waits, after = _waits(ops, weighs)

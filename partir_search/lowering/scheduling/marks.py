@@ -53,9 +53,13 @@ def unscheduled(program: LocalProgram) -> LocalProgram:
 def _in_regions(
     body: LocalRegion, find: Callable[[LocalRegion, Set[int]], Marks], outer: Set[int]
 ) -> LocalRegion:
+    defined = {*outer, *(local.id for local in body.args)}
+    seen = 0  # instructions with results in `defined`
+
     def inside(inner: LocalRegion, at: int) -> LocalRegion:
-        defined = {*outer, *(local.id for local in body.args)}
-        defined.update(local.id for item in body.steps[:at] for local in item.outs)
+        nonlocal seen
+        defined.update(local.id for item in body.steps[seen:at] for local in item.outs)
+        seen = at
         return _in_regions(inner, find, defined)
 
     return _with_inner(_marked(body, find(body, outer)), inside)

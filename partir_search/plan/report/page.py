@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
+from partir_search.ir.printing.blocks import print_beginning
 from partir_search.messages.html import rows_html, table_html
 from partir_search.messages.number_groups import number_groups
 from partir_search.messages.wording import amount, duration
@@ -234,6 +235,5 @@ def _conflicts(plan: PlanFacts) -> str:
 
 
 def _ir(plan: PlanFacts) -> str:
-    lines = plan.ir().splitlines()
-    more = [f"... {len(lines) - IR_LINES} lines more"] if len(lines) > IR_LINES else []
-    return f"<pre>{escape(chr(10).join(lines[:IR_LINES] + more))}</pre>"
+    lines = print_beginning(plan.partition, IR_LINES)
+    return f"<pre>{escape(chr(10).join(lines))}</pre>"
