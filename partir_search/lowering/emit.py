@@ -124,8 +124,15 @@ def _run_item(partition: Partition, item: Reshard | LocalOp, env: Env, effects: 
     if order.before is not None:
         add_dependency([*item.outs, *order.before], env)
     for local in order.row_major:
-        rows = Layout(tuple(range(env[local.id].ndim)))
+        rows = Layout(_by_rows(env[local.id].shape))
         env[local.id] = with_layout_constraint(env[local.id], rows)
+
+
+def _by_rows(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Dims from major to minor in a layout of rows; dims of one element first, which fill tiles of
+    few elements elsewhere.
+    """
+    return tuple(sorted(range(len(shape)), key=lambda d: shape[d] != 1 or d == len(shape) - 1))
 
 
 def _read(source: Source, env: Env) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from partir_search.ir.analysis.def_use import def_use
 from partir_search.ir.core import Op
+from partir_search.ir.role import Role
 from partir_search.ir.rule import OpRule
 from partir_search.lowering.local_ir import LocalOp, LocalProgram, LocalRegion, Reshard, RingReshard
 from partir_search.lowering.local_value import LocalValue
@@ -124,6 +125,7 @@ def _reshard_traits(
         "collective_copy_factors": bool(traits.collective_copy_factors.get(kind)),
         "copies_gather_into_donated": donated,
         "async_all_gather": early,
+        "hides_gathers_behind_dots_alone": early and traits.hides_gathers_behind_dots_alone,
         "defers_weight_gradients": traits.defers_weight_gradients
         and not early
         and not isinstance(reshard, RingReshard),
@@ -177,6 +179,8 @@ class _KernelTraits:
         leading_op = self._module.ops[int(self._kernels.op[leader])]
         if self._rules[leading_op.id].contracts and (leader != k or k in self._leads):
             yield "fuses_dot_epilogues"
+        if self._rules[op.id].role is Role.SCATTER and traits.materializes_scatter_updates:
+            yield "materializes_scatter_updates"
         if is_reduction(rule) and leader == k and exceeds_accumulator(op, rule, traits):
             yield "max_reduction_accumulator_bytes"
         if is_tuple_reduction(op, rule):

@@ -12,7 +12,7 @@ from partir_search.ir.core import Module, Region
 from partir_search.ir.rule import OpRule
 from partir_search.passes.fold.fold import Folded
 from partir_search.passes.fold.linear import KeptOps
-from partir_search.simulator.arrays import Floats, Ints
+from partir_search.simulator.arrays import Bools, Floats, Ints
 from partir_search.simulator.memory.buffers import Buffers, assign_inner_buffers
 from partir_search.simulator.memory.curve import live_curve
 from partir_search.simulator.memory.dtypes import assign_dtypes
@@ -36,7 +36,8 @@ from partir_search.simulator.time.kernels import (
     find_folded_kernels,
     find_kernels,
 )
-from partir_search.simulator.time.overlap import deferred_runs
+from partir_search.simulator.time.layout_copies import LayoutCopies, layout_copies
+from partir_search.simulator.time.overlap import deferred_runs, hides_gathers
 from partir_search.simulator.time.vector_units import VectorWork, vector_work
 
 
@@ -46,6 +47,8 @@ class TimeModel:
 
     Attributes:
       rates: [K] attained matrix rate of each kernel, flops per second.
+      copies: between layouts (`time/layout_copies.py`).
+      hides_gathers: [ops] True for an op whose kernel an all_gather may run beside.
       deferred_runs: [ops] runs per step of dots off the critical path (`time/overlap.py`).
       corrections: by the machine's profile; None without.
     """
@@ -54,6 +57,8 @@ class TimeModel:
     rates: Floats
     work: VectorWork
     splits: FusionSplits
+    copies: LayoutCopies
+    hides_gathers: Bools
     deferred_runs: Floats
     corrections: Corrections | None
 
@@ -192,4 +197,6 @@ def _time_model(
     deferred = deferred_runs(facts, leaders, machine)
     splits = find_splits(facts.module, rules, kernels)
     corrected = corrections(facts.module, rules, kernels, machine.profile)
-    return TimeModel(kernels, rates, work, splits, deferred, corrected)
+    hides = hides_gathers(facts, machine)
+    copies = layout_copies(facts.module, rules, kernels, machine.traits)
+    return TimeModel(kernels, rates, work, splits, copies, hides, deferred, corrected)

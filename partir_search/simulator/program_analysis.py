@@ -21,8 +21,8 @@ class ProgramAnalysis:
     """Stored values and kernels of a program without a fold.
 
     Attributes:
-      off_critical_path: ids of values on which no dot depends; empty on targets that neither defer
-        dots nor run all_gathers asynchronously.
+      off_critical_path: ids of values on which no dot depends; empty on targets without a trait
+        that needs them.
       weight_casts: by id of a cast computed inside of dots, the id of the converted argument.
     """
 
@@ -49,7 +49,8 @@ def analyse_program(module: Module, rules: Sequence[OpRule], machine: Machine) -
     buffers = assign_buffers(module, rules, dtypes, traits)
     fusions = fuse(buffers, rules, dtypes, traits)
     off_path, casts = frozenset[int](), dict[int, int]()
-    if traits.defers_weight_gradients or traits.async_all_gather != "never":
+    early = traits.async_all_gather != "never"
+    if traits.defers_weight_gradients or early or traits.stores_values_sliced_twice:
         off_path = off_critical_path(module, rules)
     if traits.fuses_weight_casts:
         casts = find_weight_casts(module, rules, buffers.materialized)

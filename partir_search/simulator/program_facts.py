@@ -27,6 +27,8 @@ class ProgramFacts:
       writes_whole: [ops] True for an op whose result is written before a slice of it is taken.
       manual: by op id, collectives in the user's own `shard_map` region.
       for_dots: [values] True for an f32 value read by dots alone.
+      forked: [values] True for a value off the critical path that is computed point by point and
+        has several readers, or from such a value.
       off_critical_path: ids of values on which no dot depends (`time/latency_hiding.py`).
     """
 
@@ -36,6 +38,7 @@ class ProgramFacts:
     writes_whole: Sequence[bool]
     manual: Mapping[int, Sequence[OwnCollective]]
     for_dots: Bools
+    forked: Sequence[bool]
     off_critical_path: Set[int]
 
     def __str__(self) -> str:
@@ -90,6 +93,7 @@ def program_facts(
     critical = np.ones(len(class_of), dtype=np.bool_)
     critical[list(off_critical_path)] = False
     off_path = np.setdiff1d(class_of[~critical], class_of[critical])
+    off_path_ids = frozenset(off_path.tolist())
     regions = ((op.id, rules[op.id].manual) for op in module.ops)
     return ProgramFacts(
         module,
@@ -98,5 +102,20 @@ def program_facts(
         [rule.kind is Kind.SCATTER and not rule.one_hot for rule in rules],
         {i: manual.collectives for i, manual in regions if manual},
         for_dots,
-        frozenset(off_path.tolist()),
+        _forked(module, rules, off_path_ids),
+        off_path_ids,
     )
+
+
+def _forked(module: Module, rules: Sequence[OpRule], off_path: Set[int]) -> list[bool]:
+    """[values] see `ProgramFacts.forked`."""
+    found = [False] * len(module.values)
+    users = def_use(module).users
+    for op in module.body.ops:
+        if not rules[op.id].elementwise:
+            continue
+        for r in op.results:
+            if r.id in off_path and r.type.shape:
+                several = len(users[r.id]) > 1
+                found[r.id] = several or any(found[v.id] for _, v in op.inputs())
+    return found

@@ -16,7 +16,7 @@ from partir_search.lowering.local_ir import (
     Reshard,
     RingTurn,
 )
-from partir_search.simulator.arrays import Floats, Ints
+from partir_search.simulator.arrays import Bools, Floats, Ints
 from partir_search.simulator.printing import table
 from partir_search.simulator.time.collective_cost import CollectiveCost, CollectiveCosts
 
@@ -37,6 +37,7 @@ class ScheduledRegion:
       members: [ops] ids of the region's ops.
       seconds: [ops] seconds of compute of each op in one run of the region.
       spent: [ops + 1] seconds of compute before each op, and in total.
+      beside_gathers: [ops + 1] `spent` of the kernels that an all_gather may run beside.
       steps: annotated instructions, in order.
       inner: by number of an instruction with regions, the schedule and trip count of each region;
         None for the schedule of a region without instructions.
@@ -45,6 +46,7 @@ class ScheduledRegion:
     members: Ints
     seconds: Floats
     spent: Sequence[float]
+    beside_gathers: Sequence[float]
     steps: Sequence[Scheduled]
     inner: Mapping[int, Sequence[tuple[ScheduledRegion | None, float]]]
 
@@ -65,23 +67,32 @@ class ScheduledRegion:
                     yield from region.all_costs()
 
 
-def schedule(program: LocalProgram, seconds_of: Floats, costs: CollectiveCosts) -> ScheduledRegion:
+def schedule(
+    program: LocalProgram, seconds_of: Floats, hides_gathers: Bools, costs: CollectiveCosts
+) -> ScheduledRegion:
     """Schedules a program.
 
     Args:
       seconds_of: [ops] seconds of one run of each op.
+      hides_gathers: [ops] True for an op whose kernel an all_gather may run beside.
     """
-    return _schedule(program.body, program.partition, seconds_of, costs)
+    beside_of = np.where(hides_gathers, seconds_of, 0.0)
+    return _schedule(program.body, program.partition, seconds_of, beside_of, costs)
 
 
 def _schedule(
-    body: LocalRegion, partition: Partition, seconds_of: Floats, costs: CollectiveCosts
+    body: LocalRegion,
+    partition: Partition,
+    seconds_of: Floats,
+    beside_of: Floats,
+    costs: CollectiveCosts,
 ) -> ScheduledRegion:
     """Schedules a region and all regions inside."""
     def_use = partition.def_use
     members, position = def_use.members[body.region], def_use.position
     seconds = seconds_of[members]
     spent = [0.0, *np.cumsum(seconds).tolist()]
+    beside = [0.0, *np.cumsum(beside_of[members]).tolist()]
     constants = partition.module.constants
     arguments, args = def_use.arguments(body.region), body.args
     steps: list[Scheduled] = []
@@ -107,12 +118,12 @@ def _schedule(
         if item.regions:
             trips = partition.rules[item.op.id].data_flow.trip_counts
             inner[len(steps) - 1] = [
-                (_schedule(b, partition, seconds_of, costs) if b.steps else None, n)
+                (_schedule(b, partition, seconds_of, beside_of, costs) if b.steps else None, n)
                 for b, n in zip(item.regions, trips, strict=True)
             ]
         done = item.op
         at += 1
-    return ScheduledRegion(members, seconds, spent, steps, inner)
+    return ScheduledRegion(members, seconds, spent, beside, steps, inner)
 
 
 def _name(item: object) -> str:

@@ -170,6 +170,7 @@ class CostModel:
             partition,
             self.machine,
             memory.padding,
+            time.copies,
             time.corrections,
         )
         arguments = float(memory.argument_counts @ found.nbytes)
@@ -226,7 +227,7 @@ class CostModel:
         kernels, found, costs = time.kernels, load.roofline, self.costs(partition.mesh)
         seconds_of = np.zeros(len(self.module.ops))
         seconds_of[kernels.op] = found.seconds / np.maximum(kernels.times, 1e-30)
-        scheduled = schedule(program, seconds_of, costs)
+        scheduled = schedule(program, seconds_of, time.hides_gathers, costs)
         overlapped = overlap(
             scheduled,
             partition,

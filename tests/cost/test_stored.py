@@ -273,4 +273,5 @@ def test_a_scatter_is_written_whole_before_a_slice_of_it() -> None:
     looped, whole = planned(tile), planned(FixLoop("scatter_add", -1, "model"), tile)
     more = whole.cost.seconds - looped.cost.seconds
     size, machine = 500_000 * 128 * 4, MACHINES["tpu_v5e"]
-    assert more == pytest.approx(0.75 * size / machine.attained_hbm_bytes_per_s)
+    # The scatter writes all rows; the slice is a kernel, which reads and writes a quarter.
+    assert more == pytest.approx((0.75 + 2 * 0.25) * size / machine.attained_hbm_bytes_per_s)

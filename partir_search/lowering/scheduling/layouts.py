@@ -6,9 +6,10 @@ at the start of the step, kept through the step, and copied back at the end
 (docs/evidence/traits.md: `pins_update_layouts`). The pass pins the gradient to the state's layout
 at the first value with the state's shape.
 
-*Look-ups* read and make rows. XLA:TPU lays out results by columns if a later product prefers
-columns, and transposes a graph network's arrays of edges between edges and nodes
-(`pins_lookup_layouts`). The pass pins results of look-ups to rows.
+*Look-ups* read and make rows, and scatters read rows. XLA:TPU lays out results and updates by
+columns if a product prefers columns, and transposes a graph network's arrays of edges between edges
+and nodes (`pins_lookup_layouts`). The pass pins results of look-ups, and updates of scatters before
+they are gathered, to rows.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import Mapping, Sequence
 import jax.numpy as jnp
 
 from partir_search.ir.core import Shape
+from partir_search.ir.role import Role
 from partir_search.ir.rule import OpRule
 from partir_search.lowering.local_ir import LocalOp, LocalProgram, Reshard
 from partir_search.lowering.local_value import LocalValue
@@ -34,10 +36,11 @@ def pin_update_layouts(program: LocalProgram, traits: LoweringTraits) -> LocalPr
 
 
 def pin_lookup_layouts(program: LocalProgram, traits: LoweringTraits) -> LocalProgram:
-    """Pins results of row look-ups to the row-major layout."""
+    """Pins results of row look-ups, and updates of scatters, to the row-major layout."""
     if not traits.pins_lookup_layouts:
         return program
-    return _pinned(program, lookups(program, traits))
+    looked_up = _pinned(program, lookups(program, traits))
+    return _pinned(looked_up, scatter_updates(program, traits))
 
 
 def _pinned(program: LocalProgram, found: Mapping[int, Sequence[LocalValue]]) -> LocalProgram:
@@ -56,9 +59,27 @@ def lookups(program: LocalProgram, traits: LoweringTraits) -> dict[int, list[Loc
     found: dict[int, list[LocalValue]] = {}
     for at, item in enumerate(program.body.steps):
         if isinstance(item, LocalOp) and rules[item.op.id].is_table_lookup and _by_array(item):
-            rows = [x for x in item.outs if _fills_tiles(x.shape, traits) and _floats(x)]
+            rows = [x for x in item.outs if _whole_rows(x.shape, traits) and _floats(x)]
             if rows:
                 found[at] = rows
+    return found
+
+
+def scatter_updates(program: LocalProgram, traits: LoweringTraits) -> dict[int, list[LocalValue]]:
+    """Updates of scatters into rows, by position of the instruction in the body that makes them."""
+    body, rules = program.body, program.partition.rules
+    made = {s.id: i for i, item in enumerate(body.steps) for s in item.outs}
+    found: dict[int, list[LocalValue]] = {}
+    for item in body.steps:
+        if not isinstance(item, LocalOp) or rules[item.op.id].role is not Role.SCATTER:
+            continue
+        local, dims = item.ins[-1], rules[item.op.id].operands[-1]
+        if dims[-1:] != rules[item.op.id].results[0][-1:] or not isinstance(local, LocalValue):
+            continue
+        while local.id in made and isinstance(reshard := body.steps[made[local.id]], Reshard):
+            local = reshard.source
+        if local.id in made and _whole_rows(local.shape, traits) and _floats(local):
+            found.setdefault(made[local.id], []).append(local)
     return found
 
 
@@ -101,6 +122,14 @@ def _fills_tiles(shape: Shape, traits: LoweringTraits) -> bool:
     """
     lanes, sublanes = traits.row_major_lane_elements, traits.row_major_sublane_elements
     return len(shape) > 1 and shape[-1] % lanes == 0 and shape[-2] % sublanes == 0
+
+
+def _whole_rows(shape: Shape, traits: LoweringTraits) -> bool:
+    """True if rows fill tiles, which have one sublane where the rows' dim has one element."""
+    if len(shape) < 2:
+        return False
+    sublanes = traits.row_major_sublane_elements if shape[-2] == 1 else shape[-2]
+    return _fills_tiles((sublanes, shape[-1]), traits)
 
 
 def _floats(local: LocalValue) -> bool:

@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 from partir_search.ir.analysis.def_use import DefUse
 from partir_search.ir.core import Op, Operand, Region, Value
+from partir_search.ir.role import Role
 from partir_search.ir.rule import OpRule
 from partir_search.simulator.memory.consumers import Consumers
 from partir_search.simulator.memory.dtypes import Dtypes
@@ -78,6 +79,12 @@ def materialize(
     for op in region.ops:
         if op.regions:
             forced.update(v.id for _, v in op.inputs())
+        if traits.materializes_scatter_updates and rules[op.id].role is Role.SCATTER:
+            forced.update(
+                x.id
+                for x in op.operands[-1:]
+                if isinstance(x, Value) and op.id not in dtypes.one_hot
+            )
     reads: dict[int, tuple[int, ...]] = {}
     made: dict[int, int] = {}
     last: dict[int, int] = {}

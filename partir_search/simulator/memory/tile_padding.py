@@ -37,13 +37,14 @@ class MinorDim:
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class TilePadding:
-    """Values with minor dims of their own, by id."""
+    """Values with minor dims of their own, by id; `lanes` are the elements of a tile's rows."""
 
     minor: Mapping[int, tuple[MinorDim, ...]]
     ids: Ints
     dims: Ints  # [2, ids]
     sizes: Floats  # [2, ids]
     tiles: Floats  # [2, ids]
+    lanes: int
 
     def __str__(self) -> str:
         rows = [(v, ", ".join(map(str, dims))) for v, dims in self.minor.items()]
@@ -59,7 +60,7 @@ class TilePadding:
             split = np.ones(self.dims.shape)
             for rows, size in zip(partition.axes, partition.mesh.sizes, strict=True):
                 split[self.dims == rows.tile_row[self.ids]] *= size
-            nbytes[self.ids] *= _padding(self.sizes / split, self.tiles).prod(axis=0)
+            nbytes[self.ids] *= _padding(self.sizes / split, self.tiles, self.lanes).prod(axis=0)
         return nbytes
 
     def of_codes(self, v: int, codes: Ints, mesh_sizes: Floats) -> Floats:
@@ -67,11 +68,14 @@ class TilePadding:
         found = np.ones(codes.shape[:-1])
         for minor in self.minor[v]:
             split = np.prod(np.where(codes == minor.dim, mesh_sizes, 1.0), axis=-1)
-            found *= _padding(minor.size / split, np.float64(minor.unit))
+            found *= _padding(minor.size / split, np.float64(minor.unit), self.lanes)
         return found
 
 
-def _padding(local: Floats, tiles: Floats | np.float64) -> Floats:
+def _padding(local: Floats, tiles: Floats | np.float64, lanes: int) -> Floats:
+    """Padded over local elements of a dim; the tiles of few sublanes are no larger than these."""
+    few = 2.0 ** np.ceil(np.log2(np.maximum(local, 1.0)))
+    tiles = np.where(tiles < lanes, np.minimum(tiles, few), tiles)
     found: Floats = np.ceil(local / tiles) * tiles / local
     return found
 
@@ -99,6 +103,7 @@ def tile_padding(module: Module, rules: Sequence[OpRule], traits: XlaTraits) -> 
         dims=dims.astype(np.int64),
         sizes=sizes.astype(np.float64),
         tiles=tiles.astype(np.float64),
+        lanes=traits.tile_lanes,
     )
 
 

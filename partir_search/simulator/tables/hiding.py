@@ -24,9 +24,10 @@ class HidingCompute:
     def __init__(
         self, kernels: Sequence[KernelTables], regions: Sequence[Region], sizes: Sequence[int]
     ) -> None:
-        """Seconds of all kernels.
+        """Seconds of kernels.
 
         Args:
+          kernels: those that a gather may run beside.
           regions: in the order of `walk_regions`.
           sizes: [variables] numbers of labels.
         """

@@ -174,6 +174,10 @@ class _Builder:
             for v in kernels.values(k):
                 scope, moved = self.moves(v)
                 (own if k == leader else fused).add(scope, moved * runs)
+        for c, k in enumerate(self._time.copies.kernel.tolist()):
+            runs, leader = float(kernels.times[k]), leaders[k]
+            scope, moved = self._copied(c)
+            sums[leader][2 if k == leader else 3].add(scope, moved * (2.0 * runs))
         splits = {k: v for v, k in self._time.splits.kernel.items()}
         for k, leader in enumerate(leaders):
             if k == leader:
@@ -207,6 +211,14 @@ class _Builder:
             stored = float(self._memory.nbytes[v]) * float(self._memory.width[v]) * share
             found = self._moves[v] = scope, move_seconds(stored, self._machine)
         return found
+
+    def _copied(self, c: int) -> tuple[Scope, Floats]:
+        """Seconds to read or write a copy between layouts."""
+        copies, memory = self._time.copies, self._memory
+        v = int(copies.value[c])
+        scope, share = self._shares.copied(c, copies)
+        nbytes = float(memory.nbytes[v]) * float(memory.width[v]) * share
+        return scope, move_seconds(nbytes, self._machine)
 
     def _split(self, k: int, v: int, runs: float) -> Split | None:
         variables, splits, machine = self._shares.variables, self._time.splits, self._machine

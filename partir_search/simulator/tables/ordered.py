@@ -118,7 +118,9 @@ class OrderedTables:
             if self._deferred[k] >= 0 and excess[self._deferred[k]]
         }
         builder = self._read_kernels(labels, exact=False, left_out=hidden)
-        hiding = HidingCompute(self.kernels, self.regions, self.sizes)
+        hides = self.model.time.hides_gathers
+        beside = [kernel for kernel in self.kernels if hides[kernel.op]]
+        hiding = HidingCompute(beside, self.regions, self.sizes)
         groups = read_below(
             builder, self.uses, hiding, excess, self.variables, self.model.machine.traits
         )

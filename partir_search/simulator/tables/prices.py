@@ -110,8 +110,11 @@ class Pricer:
             op is None,
             op is not None and bool(facts.contracts[op.id]),
             op is not None and bool(facts.writes_whole[op.id]) and value in op.results,
+            facts.forked[value.id],
             settles,
         )
+        if op is not None and (facts.writes_whole[op.id] or facts.forked[value.id]):
+            kind = (kind, value.type.shape)
         key: Hashable = (id(ways), kind)
         if op is not None and windows:
             rule = self.model.rules[op.id]

@@ -12,6 +12,7 @@ from partir_search.simulator.memory.tile_padding import TilePadding
 from partir_search.simulator.tables.label_sets import LabelSet
 from partir_search.simulator.tables.sums import Scope
 from partir_search.simulator.tables.variables import Variables
+from partir_search.simulator.time.layout_copies import LayoutCopies
 
 
 def effective_tiles(tiles: Ints, deferred: Bools) -> Ints:
@@ -68,14 +69,22 @@ class Shares:
         scope, share = self.value(v)
         if v not in self._padding.minor:
             return scope, share
+        return scope, share * self._padding.of_codes(v, self._codes(scope), self._sizes)
+
+    def copied(self, c: int, copies: LayoutCopies) -> tuple[Scope, Floats]:
+        """Bytes of a copy between layouts over those of the whole value, and the variables."""
+        scope, share = self.value(int(copies.value[c]))
+        return scope, share * copies.of_codes(c, self._codes(scope), self._sizes)
+
+    def _codes(self, scope: Scope) -> Ints:
+        """[..., axes] tiles of a value with the scope of `value`."""
         if not scope:
-            codes = np.full((1,), NONE)
-        else:
-            codes = self.variables.sets[scope[0]].codes
-        if len(scope) > 1:
-            made = self.variables.sets[scope[1]]
-            codes = effective_tiles(codes[:, None, :], made.deferred[None, :, :])
-        return scope, share * self._padding.of_codes(v, codes, self._sizes)
+            return np.full(len(self._sizes), NONE)
+        codes = self.variables.sets[scope[0]].codes
+        if len(scope) == 1:
+            return codes
+        made = self.variables.sets[scope[1]]
+        return effective_tiles(codes[:, None, :], made.deferred[None, :, :])
 
     def op(self, op_id: int) -> tuple[Scope, Floats]:
         """Share of an op's work."""

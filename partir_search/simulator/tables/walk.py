@@ -100,7 +100,8 @@ class _Walker:
         """Walks over one region; tells whether the idle seconds of its deferred dots are spent."""
         members = np.array([op.id for op in region.ops], dtype=np.int64)
         seconds = seconds_of[members]
-        spent = [0.0, *np.cumsum(seconds).tolist()]
+        hides = self._model.time.hides_gathers[members]
+        spent = [0.0, *np.cumsum(np.where(hides, seconds, 0.0)).tolist()]
         free = self._model.time.deferred_runs[members]
         freed = [0.0, *np.cumsum(seconds * free * trips).tolist()] if free.any() else []
         last = int(np.flatnonzero(free)[-1]) + 1 if freed else 0

@@ -15,6 +15,7 @@ from partir_search.simulator.program_facts import ProgramFacts
 from partir_search.simulator.target.machine import Machine
 from partir_search.simulator.target.traits import XlaTraits
 from partir_search.simulator.time.collectives import collective_seconds, sent_bytes
+from partir_search.simulator.time.layout_copies import padded_rows
 from partir_search.simulator.time.permutes import permute_seconds
 
 
@@ -103,8 +104,8 @@ class CollectiveCosts:
                 copied += len(reshard.received) * machine.kernel_seconds * bandwidth
             elif halo and self._fuses(halo, reshard.op):
                 copied = 0.0
-        if slices_written(reshard, self.facts):
-            copied += (reshard.source.nbytes - grown) * width
+        if not step.communicates and grown < reshard.source.nbytes:
+            copied += self._sliced(reshard) * width
         if step.communicates:
             pairs = step.pairs if isinstance(step, Permute) else None
             taken = self.transfer(step.kind, step.axes, reshard.payload_bytes * width, pairs)
@@ -115,6 +116,27 @@ class CollectiveCosts:
             on_chip = machine.vmem_bytes * traits.vmem_resident_fraction
             copied += 2.0 * grown if grown >= on_chip else 0.0
         return CollectiveCost(width, copied, *taken)
+
+    def _sliced(self, reshard: Reshard) -> float:
+        """Bytes read and written beside a local slice, which its reader mostly fuses.
+
+        A scatter writes all of its result, and the slice is a kernel of its own. With
+        `XlaTraits.stores_values_sliced_twice` so is a value with two slices
+        (`ProgramFacts.forked`), of which each slice counts half of the bytes. A slice of partly
+        filled rows is copied into the layout of such arrays (`time/layout_copies.py`).
+        """
+        traits, source, target = self.machine.traits, reshard.source, reshard.target
+        whole = slices_written(reshard, self.facts)
+        found = float(source.nbytes - target.nbytes) if whole else 0.0
+        forked = traits.stores_values_sliced_twice and self.facts.forked[source.value.id]
+        if not (whole or forked):
+            return 0.0
+        shape, layout = source.value.type.shape, target.layout
+        row = shape[-1] // math.prod(self.mesh.sizes[a] for a in layout[-1])
+        padded = padded_rows(row, traits.tile_lanes)
+        made = target.nbytes * max(padded, 1.0)
+        found += 2.0 * made if whole else float(source.nbytes)
+        return found + (2.0 * made if padded else 0.0)
 
     def _fuses(self, halo: Halo, op: Op | None) -> bool:
         """True if an elementwise consumer reads the tile and its halos in place."""

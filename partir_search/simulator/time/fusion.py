@@ -111,7 +111,8 @@ def _leaders(
     """
     region, in_one_kernel = stored.region, dtypes.softmax_in_one_kernel
     made: dict[int, int] = {}
-    # By value id, the kernel at whose end the value exists. Scalars exist when their operands do.
+    # By value id, the kernel at whose end the value exists. Scalars exist when their operands do,
+    # but for sums.
     ready: dict[int, int] = {}
     leader: dict[int, int] = {}
     points_of: dict[int, int] = {}  # by leader, points of the iteration space
@@ -158,7 +159,8 @@ def _leaders(
         operands_ready = max((ready.get(v, -1) for v in leaves), default=-1)
         for r in op.results:
             made[r.id] = at
-            ready[r.id] = at if r.type.shape or op.regions else operands_ready
+            late = r.type.shape or op.regions or reduction
+            ready[r.id] = at if late else operands_ready
         if reduction and not ("max" in rule.reducers and any(v in in_one_kernel for v in leaves)):
             reduced.update(r.id for r in op.results)
         if reduction:

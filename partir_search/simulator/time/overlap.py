@@ -2,7 +2,8 @@
 
 - A synchronous collective is exposed in full.
 - An asynchronous all_gather (`XlaTraits.async_all_gather`) overlaps with the compute since its
-  source was made; a gather of an argument, since the start of the region.
+  source was made; a gather of an argument, since the start of the region. Compute of dots alone
+  counts with `XlaTraits.hides_gathers_behind_dots_alone`.
 - The permutes of a ring overlap with the compute of one turn.
 - With `XlaTraits.defers_weight_gradients` all further collectives overlap with dots off the
   critical path (`time/latency_hiding.py`).
@@ -28,7 +29,7 @@ from partir_search.lowering.local_ir import (
     RingTurn,
 )
 from partir_search.lowering.reshard_steps import AllGather, Reduction
-from partir_search.simulator.arrays import Floats, Ints
+from partir_search.simulator.arrays import Bools, Floats, Ints
 from partir_search.simulator.memory.region_summaries import RegionSummaries
 from partir_search.simulator.op_kinds import op_flops
 from partir_search.simulator.printing import table
@@ -114,6 +115,13 @@ def overlap(
     )
 
 
+def hides_gathers(facts: ProgramFacts, machine: Machine) -> Bools:
+    """[ops] True for an op whose kernel an asynchronous all_gather may run beside."""
+    if machine.traits.hides_gathers_behind_dots_alone:
+        return np.array(facts.contracts, dtype=np.bool_)
+    return np.ones(len(facts.module.ops), dtype=np.bool_)
+
+
 def deferred_runs(facts: ProgramFacts, leaders: Mapping[int, int], machine: Machine) -> Floats:
     """[ops] runs per step of dots off the critical path; 0 on targets that defer no dots.
 
@@ -177,7 +185,7 @@ class _Builder:
 
     def region(self, scheduled: ScheduledRegion, times: float) -> None:
         """Adds a region with `times` runs."""
-        members, spent = scheduled.members, scheduled.spent
+        members, beside = scheduled.members, scheduled.beside_gathers
         freed, last = self._freed(members, scheduled.seconds, times)
         outer, self._window = self._window, OverlapWindow()
         slack = 0.0
@@ -185,7 +193,7 @@ class _Builder:
         for number, (item, at, cost, argument) in enumerate(scheduled.steps):
             if self._record and not self._depth:
                 self._at = id(item)
-            slack += spent[at] - spent[seen]
+            slack += beside[at] - beside[seen]
             if at != seen and freed:
                 self._window.work(freed[at] - freed[seen])
                 if at > last:
@@ -197,7 +205,7 @@ class _Builder:
                     self._pass_on(item, cost, times * item.op.count)
                     continue
                 count = times * self._regions.runs(item)
-                early = slack if argument else min(slack, self._since(item, members, spent, at))
+                early = slack if argument else min(slack, self._since(item, members, beside, at))
                 slack = self._reshard(item, cost, count, slack, argument, early)
                 continue
             if isinstance(item, RingTurn):
@@ -290,16 +298,16 @@ class _Builder:
             )
         self._passing, self._worked = [], 0.0
 
-    def _since(self, reshard: Reshard, members: Ints, spent: Sequence[float], at: int) -> float:
-        """Seconds of compute between the op of a gather's source and the gather's use."""
+    def _since(self, reshard: Reshard, members: Ints, beside: Sequence[float], at: int) -> float:
+        """Seconds of compute that can hide a gather between its source and its use."""
         if not isinstance(reshard.step, AllGather):
             return 0.0
         made = self._facts.def_use.maker_ids[reshard.source.value.id]
         if made == NONE:
-            return spent[at]
+            return beside[at]
         first = int(self._def_use.position[made])
         here = first < at and members[first] == made
-        return spent[at] - spent[first + 1] if here else 0.0
+        return beside[at] - beside[first + 1] if here else 0.0
 
     def _reshard(
         self,

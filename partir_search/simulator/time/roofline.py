@@ -25,6 +25,7 @@ from partir_search.simulator.printing import table
 from partir_search.simulator.target.machine import Machine
 from partir_search.simulator.time.corrections import Corrections
 from partir_search.simulator.time.kernels import Kernels
+from partir_search.simulator.time.layout_copies import LayoutCopies
 from partir_search.simulator.time.vector_units import VectorWork
 
 
@@ -104,6 +105,7 @@ def roofline(
     partition: Partition,
     machine: Machine,
     padding: TilePadding,
+    copies: LayoutCopies,
     corrections: Corrections | None = None,
 ) -> Roofline:
     """Computes the roofline of a module's K kernels under a partition.
@@ -113,6 +115,7 @@ def roofline(
       nbytes: [values] unpartitioned bytes.
       width: [values] stored bytes as a multiple of the type's.
       padding: of values that fill no tiles.
+      copies: between layouts.
       corrections: by measured figures, if any.
     """
     k = kernels
@@ -122,6 +125,7 @@ def roofline(
         values, loops = rows.tiles_of(size)
         of_value /= values
         of_op /= loops
+    turned = copies.nbytes(nbytes * of_value * width, partition)
     local = padding.padded(nbytes * of_value, partition)
     share_of_op = of_op[k.op]
     runs = k.times * _turns(partition, ops)[k.op]
@@ -129,11 +133,14 @@ def roofline(
     stored = (local * width)[k.touched]
     bandwidth = machine.attained_hbm_bytes_per_s
     moved: Floats = k.sums(stored) * runs
+    moved += np.bincount(copies.kernel, 2.0 * turned, n) * runs
     hbm_equivalent = moved  # bytes that main memory would move in the same time
     if machine.vmem_bytes_per_s:
         small = stored <= machine.vmem_bytes * machine.traits.vmem_resident_fraction
         np.multiply(stored, bandwidth / machine.vmem_bytes_per_s, out=stored, where=small)
-        hbm_equivalent = k.sums(stored) * runs
+        small = turned <= machine.vmem_bytes * machine.traits.vmem_resident_fraction
+        np.multiply(turned, bandwidth / machine.vmem_bytes_per_s, out=turned, where=small)
+        hbm_equivalent = (k.sums(stored) + np.bincount(copies.kernel, 2.0 * turned, n)) * runs
     share = np.where(work.of_result < 0, share_of_op, of_value[work.of_result])
     own, vector_work = hbm_equivalent / bandwidth, work.nbytes * share * runs / bandwidth
     if corrections and corrections.products:

@@ -1,0 +1,138 @@
+"""Scatters, look-ups, slices and gathers as XLA:TPU compiles them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AbstractMesh
+
+import partir_search as ps
+from partir_search.ir.partition import Layout
+from partir_search.lowering.local_ir import Reshard
+from partir_search.lowering.local_value import LocalValue
+from partir_search.lowering.localize import localize
+from partir_search.lowering.reshard_steps import Slice
+from partir_search.simulator.simulator import CostModel
+from partir_search.simulator.target.machine import Machine
+from tests.support import ROUND, module_of, state_of, tile_arg
+
+ROWS = jax.ShapeDtypeStruct((4096,), jnp.int32)
+
+
+def f32(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def bytes_moved(fn: Any, *args: Any, machine: Machine, tiled: tuple[int, int] | None = None) -> Any:
+    """Bytes of traffic of all kernels on one device; the 4-way axis tiles a dim of argument 0."""
+    state = state_of(module_of(fn, *args))
+    if tiled is not None:
+        tile_arg(state, *tiled, "model")
+    partition = state.partition()
+    model = CostModel(state.graph.module, state.graph.rules, machine)
+    return model.load(partition).roofline.moved.sum()
+
+
+@pytest.mark.parametrize(("width", "copies"), [(128, 0), (64, 2), (96, 2)])
+def test_tables_of_narrow_rows_are_copied(width: int, copies: int) -> None:
+    """A look-up reads 128 lanes a row: the table and the rows taken are read and written again."""
+
+    def look_up(table: Any, rows: Any) -> Any:
+        return table[rows]
+
+    args = f32(65536, width), ROWS
+    plain = bytes_moved(look_up, *args, machine=ROUND)
+    tiled = bytes_moved(look_up, *args, machine=ROUND.with_traits(tile_lanes=128))
+    assert tiled - plain == copies * (65536 + 4096) * 128 * 4
+
+
+def test_tiles_make_rows_narrow() -> None:
+    """Rows of 256 numbers in four parts of 64."""
+
+    def look_up(table: Any, rows: Any) -> Any:
+        return table[rows]
+
+    args, lanes = (f32(65536, 256), ROWS), ROUND.with_traits(tile_lanes=128)
+    for tiled, copies in (((0, 0), 0), ((0, 1), 2)):
+        plain = bytes_moved(look_up, *args, machine=ROUND, tiled=tiled)
+        more = bytes_moved(look_up, *args, machine=lanes, tiled=tiled) - plain
+        assert more == copies * (65536 + 4096) * 128 * 4
+
+
+def test_updates_are_stored_for_their_scatter() -> None:
+    """Each of four slices of a sum is scattered: its scatter reads the slice, not the sum."""
+
+    def fn(x: Any, y: Any, rows: Any) -> list[Any]:
+        parts = jnp.split(x + y, 4)
+        return [jnp.zeros((1024, 128)).at[rows].add(part) for part in parts]
+
+    module = module_of(fn, f32(16384, 128), f32(16384, 128), ROWS)
+    rules = state_of(module).graph.rules
+    for stores in (False, True):
+        machine = ROUND.with_traits(materializes_scatter_updates=stores)
+        kernels = CostModel(module, rules, machine).time.kernels
+        read = [set(kernels.values(k)) for k in range(len(kernels.op))]
+        scatters = [op for op in module.body.ops if op.prim == "scatter-add"]
+        of = {op: read[kernels.op.tolist().index(op.id)] for op in scatters}
+        assert len(of) == 4
+        assert all((op.operands[-1].id in values) is stores for op, values in of.items())
+
+
+def test_values_sliced_twice_are_stored() -> None:
+    """A clipped gradient is read by the updates of both moments: a slice for one counts 64 KB."""
+
+    def fn(gradient: Any, m: Any, v: Any) -> tuple[Any, Any]:
+        clipped = gradient * jax.lax.rsqrt(jnp.sum(gradient**2))
+        return 0.9 * m + 0.1 * clipped, 0.9 * v + 0.1 * clipped**2
+
+    args = f32(128, 128), f32(128, 128), f32(128, 128)
+    state = state_of(module_of(fn, *args))
+    module, rules = state.graph.module, state.graph.rules
+    twice = ROUND.with_traits(stores_values_sliced_twice=True)
+    facts = CostModel(module, rules, twice).facts
+    value = next(v for v in module.values if facts.forked[v.id])
+    tile: Layout = ((state.mesh.index("model"),), ())
+    whole = LocalValue(-1, value, ((), ()), (), (128, 128))
+    part = LocalValue(-1, value, tile, (), (32, 128))
+    step = Slice(dim=0, axes=tile[0], layout=tile, partial=())
+    move = Reshard(step, whole, part, state.graph.module.body.ops[-1])
+    for machine, copied in ((ROUND, 0), (twice, 128 * 128 * 4)):
+        assert CostModel(module, rules, machine).costs(state.mesh).cost(move).copied == copied
+
+
+def test_gathers_hide_behind_dots_alone() -> None:
+    """A weight is gathered while elementwise kernels run, or dots."""
+
+    def fn(x: Any, a: Any, w: Any) -> Any:
+        for _ in range(3):
+            x = jax.lax.optimization_barrier(jnp.exp(x) if a is None else x @ a)
+        return x @ w
+
+    mesh = AbstractMesh((4,), ("model",))
+    tactic = [
+        ps.ManualPartition({"x": 0}, axis="model"),
+        ps.ManualPartition({"w": 0}, axis="model"),
+    ]
+    for a, hides in ((f32(256, 256), True), (None, False)):
+        args = f32(65536, 256), a, f32(256, 256)
+        plan = ps.auto_partition(mesh, schedule=tactic, machine=ROUND)(fn).plan(*args)
+        anything, dots = (
+            _evaluated(
+                plan,
+                ROUND.with_traits(
+                    async_all_gather="arguments", hides_gathers_behind_dots_alone=alone
+                ),
+            ).collective_seconds
+            for alone in (False, True)
+        )
+        assert plan.collective_counts["all_gather"] == 1
+        assert (dots == anything) is hides
+
+
+def _evaluated(plan: ps.Plan, machine: Machine) -> Any:
+    partition = plan.program.partition
+    model = CostModel(partition.module, partition.rules, machine)
+    return model.evaluate(localize(partition))
