@@ -314,7 +314,7 @@ def test_further_ops_run_again() -> None:
     module, want = module_of(step, *args), jax.jit(step)(*args)
     kept = []
     for more in (0, 1, 1000):
-        found = roll(module, more=more)
+        found = roll(module, again=more)
         pair = only_pair(found)
         assert pair.backward is not None
         scan = found.module.body.ops[pair.forward.position]

@@ -49,7 +49,7 @@ class ReshardBuilder:
     def reshard_operand(self, operand: Operand, layout: Layout, op: Op | None) -> Source:
         """Operand in `layout`: at home, a copy, or a new reshard.
 
-        Partial sums stay as at home, except on axes that the op loops over: they are scattered.
+        Partial sums stay as at home, except on axes looped over by the op: these are scattered.
         """
         if isinstance(operand, Literal):
             return operand
@@ -69,7 +69,7 @@ class ReshardBuilder:
         return local
 
     def unfinished(self, local: LocalValue, op: Op | None) -> Partial:
-        """Partial sums of an operand that an op passes on: those on axes without a loop."""
+        """Partial sums of an operand passed on by an op: on axes without a loop."""
         if not local.partial or op is None or op.regions:
             return local.partial
         axes = self.owner.partition.axes

@@ -22,18 +22,18 @@ class Layered:
     """Traced calls with layers as scans, each made once for all pipelines of a choice."""
 
     def __init__(self) -> None:
-        self._made: dict[tuple[int, int], tuple[Traced, Traced]] = {}
+        self._made: dict[tuple[int, int], tuple[Traced, Traced, int]] = {}
 
-    def __call__(self, traced: Traced, again: int) -> Traced:
+    def __call__(self, traced: Traced, again: int) -> tuple[Traced, int]:
         """`with_layers(traced, again)`."""
         key = id(traced), again
         if key not in self._made:
-            self._made[key] = traced, with_layers(traced, again)
-        return self._made[key][1]
+            self._made[key] = traced, *with_layers(traced, again)
+        return self._made[key][1:]
 
 
 def with_loops(traced: Traced, loop: Rewrites, layered: Layered | None = None) -> Traced:
-    """A traced call with the loops of `loop`.
+    """A traced call with the loops of `loop`; the rewrites say how many ops run again, not more.
 
     Args:
       layered: calls made earlier.
@@ -41,8 +41,11 @@ def with_loops(traced: Traced, loop: Rewrites, layered: Layered | None = None) -
     Raises:
       ValueError: the batch cannot be split, or the program has no layers to run as stages.
     """
+    forms: list[PipelineForm] = []
     for form in loop.pipeline:
-        traced = (layered or Layered())(traced, form.again)
+        traced, again = (layered or Layered())(traced, form.again)
+        forms.append(dataclasses.replace(form, again=again))
+    loop = dataclasses.replace(loop, pipeline=tuple(forms))
     if loop.microbatches > 1:
         traced = with_microbatches(traced, loop.microbatches)
     for form in loop.pipeline:
@@ -51,19 +54,25 @@ def with_loops(traced: Traced, loop: Rewrites, layered: Layered | None = None) -
     return dataclasses.replace(traced, rewrites=loop)
 
 
-def with_layers(traced: Traced, again: int = 0) -> Traced:
-    """A traced call with layers as scans.
+def with_layers(traced: Traced, again: int = 0) -> tuple[Traced, int]:
+    """A traced call with layers as scans, and the number of ops of a layer run again.
 
     Scores of attention are no residuals: backward layers compute them again.
 
     Args:
-      again: number of further ops of a layer that backward layers repeat.
+      again: number of further ops of a layer that backward layers repeat; layers of a user's scan
+        repeat none.
     """
+    count = 0
 
     def rewrite(module: Module) -> Module:
-        return roll(module, forward_ops(module, RuleTable()), again).module
+        nonlocal count
+        rolled = roll(module, forward_ops(module, RuleTable()), again)
+        count = rolled.again
+        return rolled.module
 
-    return traced.run("scan_layers", rewrite)
+    found = traced.run("scan_layers", rewrite)
+    return found, count
 
 
 def _pipelined(module: Module, form: PipelineForm, microbatches: int) -> Module:

@@ -53,6 +53,7 @@ from partir_search.planning.trace import Call, Traced, own_shardings, read_call
 from partir_search.propagation.actions import Action
 from partir_search.simulator.cost import Cost
 
+FAST = 0.97  # of a plan's seconds: below, memory has slowed the plan
 MAX_OPS_TWICE = 6000  # of a program that is traced again for the figures of another batch
 
 
@@ -77,8 +78,9 @@ class PlanPipeline:
     ) -> tuple[Plan, Traced]:
         """Plans a call, or replays `known`, a plan of the same program.
 
-        Of several numbers of microbatches, the first with a fitting plan is chosen. If a plan fits
-        only with rematerialization, the next number may be faster and is planned as well.
+        Of several numbers of microbatches, and of ops of a layer run again, the first with a
+        fitting plan is chosen. If a plan fits only with rematerialization, or slowly, the next
+        number may be faster and is planned as well.
         """
         o = self._options
         if known is not None:
@@ -149,6 +151,7 @@ class PlanPipeline:
         if spec is None and self._options.competing:
             return self._best_choice(call, args, kwargs)
         best: tuple[Plan, Traced] | None = None
+        planned: set[Rewrites] = set()
         loops = (spec.rewrites.loop,) if spec else self._options.loops
         for loop in loops:
             begin = time.perf_counter()
@@ -157,13 +160,14 @@ class PlanPipeline:
                 whole = whole or self._traced(call, args, kwargs)
                 traced = self.trace(call, args, kwargs, loop, whole)
             spent = time.perf_counter() - begin
-            if best and loop.pipeline and len(traced.module.ops) == len(best[1].module.ops):
-                continue  # recomputation adds ops: no layer written out has more to recompute
+            if traced.rewrites in planned:
+                continue  # no more ops of a layer to repeat
+            planned.add(traced.rewrites)
             fits = False
             for stage in program_forms(traced, spec, self._options):
                 plan = self._planned(call, traced, stage, spec)
                 plan.seconds["trace and import"] = spent
-                fits |= plan.fits and not plan.remat
+                fits |= plan.fits and not plan.remat and not _slowed(plan)
                 if best is None or _rank(plan) < _rank(best[0]):
                     best = plan, traced
             if fits:
@@ -185,7 +189,7 @@ class PlanPipeline:
         whole = self._traced(call, args, kwargs)
         layered = Layered()
         tried: list[TriedPipeline] = []
-        for options, closed in offered_options(self._options, layered(whole, 0).module):
+        for options, closed in offered_options(self._options, layered(whole, 0)[0].module):
             unconfirmed = dataclasses.replace(options, confirm=None)  # the best alone is compiled
             other = PlanPipeline(self._fun, self._plain, self._name, unconfirmed)
             other._own, other._layered = self._own, layered
@@ -360,6 +364,12 @@ class PlanPipeline:
         """The schedule as a PlanSpec to replay; None for a schedule of tactics."""
         given = self._options.schedule
         return spec_of(given) if isinstance(given, Plan | PlanSpec) else None
+
+
+def _slowed(plan: Plan) -> bool:
+    """True for a plan of a pipeline far behind the fastest known strategy of any size."""
+    known = [cost.seconds for search in plan.searches for _, cost in search.known]
+    return bool(plan.pipeline and known) and min(known) < FAST * plan.cost.seconds
 
 
 def _rank(plan: Plan) -> tuple[bool, float]:

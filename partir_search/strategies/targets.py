@@ -127,7 +127,7 @@ class StrategyTargets:
 
     @functools.cached_property
     def held(self) -> tuple[int, ...]:
-        """Classes of arrays read whole by each microbatch, other than arguments: casts of
+        """Classes of arrays read whole by each microbatch, without arguments: casts of
         parameters.
         """
         found: list[Value] = []

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import AbstractMesh
 
 import partir_search as ps
 from partir_search.ir.pipeline_schedule import PipelineSchedule
 from partir_search.passes.roll import roll
+from partir_search.planning import pipeline as planning
 from partir_search.planning.pipeline_choice import Stack, candidates, stack_of
 from partir_search.theory.pipelines import StageSeconds, pipeline_seconds
 from tests.support import module_of
@@ -92,3 +95,39 @@ def test_stack_of_a_step() -> None:
     assert stack.parameters == 6 * 4 * 4 * 4
     assert stack.carry == 8 * 4 * 4
     assert stack_of(module_of(lambda x: x + 1, jnp.ones(3))) is None
+
+
+def test_ops_run_again_where_that_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first fitting plan may be slow: a plan that repeats ops of a layer fits as well."""
+    shapes = [(256, 256)] + [(256, 1024), (1024, 256)] * 4
+    weights = [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes]
+    x = jax.ShapeDtypeStruct((4096, 256), jnp.float32)
+
+    def step(weights: Any, x: Any) -> Any:
+        def loss(weights: Any) -> Any:
+            h = x @ weights[0]
+            for up, down in zip(weights[1::2], weights[2::2], strict=True):
+                h = h + jnp.sin(jnp.sin(h @ up) @ down)
+            return (h**2).mean()
+
+        value, grads = jax.value_and_grad(loss)(weights)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, grads), value
+
+    def planned() -> ps.Plan:
+        return ps.auto_partition(
+            AbstractMesh((4, 2), ("stage", "data")),
+            machine="tpu_v5e",
+            schedule=[ps.Pipeline("stage", microbatches=8), ps.AutomaticPartition()],
+            goals=[ps.Fit(9.54e6), ps.Fastest()],
+            episodes=20,
+        )(jax.jit(step)).plan(weights, x)
+
+    best = planned()
+    monkeypatch.setattr(planning, "FAST", 0.0)
+    first = planned()
+    assert first.fits
+    assert best.fits
+    assert first.pipeline is not None
+    assert best.pipeline is not None
+    assert (first.pipeline.again, best.pipeline.again > 0) == (0, True)
+    assert best.cost.seconds < first.cost.seconds

@@ -30,8 +30,7 @@ class PipelineForm:
 
     def __str__(self) -> str:
         chunks = f" of {self.chunks} chunks each" if self.chunks > 1 else ""
-        count = "all ops" if self.again >= ALL else f"{self.again} op{'s' * (self.again > 1)}"
-        again = f", {count} of a layer again" if self.again else ""
+        again = f", {self.again} op{'s' * (self.again > 1)} of a layer again" if self.again else ""
         return f"{self.stages} stages{chunks} on {self.axis!r} ({self.schedule}{again})"
 
     def timetable(self, microbatches: int) -> PipelineSchedule:

@@ -23,15 +23,15 @@ def made_again(
     forward: Layers,
     cheap: Callable[[Op], bool],
     make: MakeValue,
-    more: int = 0,
-) -> Layers:
-    """Backward layers with some forward ops repeated.
+    again: int = 0,
+) -> tuple[Layers, int]:
+    """Backward layers with some forward ops repeated, and the number of further ops found.
 
     Args:
       backward: layers in execution order: the last forward layer first.
       cheap: function from an op to True if the op may run again.
       make: a value of a type and a name.
-      more: number of further ops run again, makers of the largest residuals first.
+      again: number of further ops run again, makers of the largest residuals first.
     """
     read = {given.values[::-1] for given in backward.given}
     needed = {place for place in _places(forward) if forward.made(*place) in read}
@@ -41,7 +41,7 @@ def made_again(
         return cheap(op) or op.id in further
 
     repeated, stored = _repeated(forward, needed, may_repeat)
-    for _ in range(more):
+    for _ in range(again):
         behind = {
             maker: forward.made(*place)[0].type.nbytes
             for place in stored
@@ -54,12 +54,12 @@ def made_again(
         further.add(forward.first[offset].id)
         repeated, stored = _repeated(forward, needed, may_repeat)
     if not repeated:
-        return backward
+        return backward, 0
     layers = []
     for layer, ops in enumerate(backward.ops):
         number = len(forward.ops) - 1 - layer
         layers.append(_Layer(forward, number, repeated, make).after(ops))
-    return backward.with_ops(layers)
+    return backward.with_ops(layers), len(further)
 
 
 def _makers(layers: Layers, offset: int, may_repeat: Callable[[Op], bool]) -> set[int]:

@@ -42,12 +42,14 @@ class RegionPlan:
       same: value to read in place of an equal value.
       requested: stacks read by scans, each a tuple of values in the order of the layers.
       single: values of layers read by ops outside of all layers, or returned.
+      again: number of ops of a layer repeated by backward layers, without cheap ones.
     """
 
     rollings: tuple[Rolling, ...]
     same: dict[Value, Value]
     requested: Set[tuple[Value, ...]]
     single: Set[Value]
+    again: int
 
 
 def plan_region(
@@ -56,8 +58,8 @@ def plan_region(
     rule_of: Callable[[Op], OpRule],
     equals: Mapping[int, Value],
     make: MakeValue,
-    again: Collection[int],
-    more: int = 0,
+    repeatable: Collection[int],
+    again: int = 0,
 ) -> tuple[RegionPlan | None, list[str]]:
     """Layers of a region to roll, None for nothing, and reasons for repeats left alone.
 
@@ -66,15 +68,15 @@ def plan_region(
       rule_of: function from an op to the rule.
       equals: by value id, the first of all values known to be equal.
       make: makes a new value.
-      again: ids of further ops that backward layers may repeat.
-      more: number of further ops to repeat, makers of the largest residuals first.
+      repeatable: ids of ops that backward layers may repeat, besides cheap ones.
+      again: number of further ops to repeat, makers of the largest residuals first.
     """
 
     def moves(op: Op) -> bool:
         return rule_of(op).moves
 
     def cheap(op: Op) -> bool:
-        return rule_of(op).moves or rule_of(op).kind is Kind.ELEMENTWISE or op.id in again
+        return rule_of(op).moves or rule_of(op).kind is Kind.ELEMENTWISE or op.id in repeatable
 
     found, reasons = find_layers(region, print_of)
     chosen, alone = paired(region, found)
@@ -87,11 +89,13 @@ def plan_region(
     made: set[int] = set()  # ids of values made by scans
     done: dict[Found, Layers] = {}
     rollings: list[Rolling] = []
+    most = 0
     for pair in chosen:
         old = pair.found
         layers = layers_of([reading(ops, same) for ops in old.layers.ops], outer)
         if pair.forward is not None:
-            layers = made_again(layers, done[pair.forward], cheap, make, more)
+            layers, count = made_again(layers, done[pair.forward], cheap, make, again)
+            most = max(most, count)
         others = (*region.ops[: old.start], *region.ops[old.stop :])
         read = {v for op in others for _, v in op.inputs()}
         split = split_off(layers, made, read, moves)
@@ -106,7 +110,8 @@ def plan_region(
         for given in rolling.layers.given
         if not given.one
     }
-    return RegionPlan(tuple(rollings), same, requested, _single(region, rollings)), reasons
+    single = _single(region, rollings)
+    return RegionPlan(tuple(rollings), same, requested, single, most), reasons
 
 
 def _single(region: Region, rollings: list[Rolling]) -> set[Value]:

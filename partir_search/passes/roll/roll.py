@@ -31,21 +31,23 @@ class Rolled:
       pairs: scans over layers, written here or by the user, by way to their region.
       reasons: why repeats of ops were left alone.
       layers: number of layers rolled here, forward and backward layers counted apart.
+      again: number of ops of a layer repeated by backward layers, `again` at most.
     """
 
     module: Module
     pairs: dict[Path, tuple[LayerPair, ...]]
     reasons: tuple[str, ...]
     layers: int
+    again: int
 
 
-def roll(module: Module, again: Collection[int] = (), more: int = 0) -> Rolled:
+def roll(module: Module, repeatable: Collection[int] = (), again: int = 0) -> Rolled:
     """Rolls equal layers in the body of a module and in the regions of ops.
 
     Args:
-      again: ids of ops that backward layers may repeat, besides elementwise ops and moves, so that
-        the residuals have fewer bytes.
-      more: number of further ops of a layer to repeat, makers of the largest residuals first.
+      repeatable: ids of ops that backward layers may repeat, besides elementwise ops and moves, for
+        residuals of fewer bytes.
+      again: number of further ops of a layer to repeat, makers of the largest residuals first.
     """
     fingerprints, rules = Fingerprints(module), RuleTable()
 
@@ -63,13 +65,14 @@ def roll(module: Module, again: Collection[int] = (), more: int = 0) -> Rolled:
     plans: dict[Region, RegionPlan] = {}
     reasons: list[str] = []
     for region in walk_regions(module.body):
-        plan, why = plan_region(region, print_of, rules, equals, make, again, more)
+        plan, why = plan_region(region, print_of, rules, equals, make, repeatable, again)
         reasons += why
         if plan is not None:
             plans[region] = plan
     new = Writer(module, plans).run() if plans else module
     count = sum(len(r.layers.ops) for plan in plans.values() for r in plan.rollings)
-    return Rolled(new, all_layer_scans(new), tuple(dict.fromkeys(reasons)), count)
+    most = max((plan.again for plan in plans.values()), default=0)
+    return Rolled(new, all_layer_scans(new), tuple(dict.fromkeys(reasons)), count, most)
 
 
 def _without_number(literal: tuple[str, Any, Any] | None) -> Hashable:
