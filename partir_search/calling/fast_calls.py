@@ -30,6 +30,18 @@ class FastCalls:
 
     def __init__(self) -> None:
         self._known: dict[Hashable, list[FastCall]] = {}
+        self._only: FastCall | None = None  # without static arguments, checked by jax alone
+
+    def alone(self, args: Sequence[Any]) -> Any:
+        """Result of a call without keywords by the only executable known; UNLIKE without one.
+
+        Nothing of the call is read in Python but the leaves of small arguments. Inside of
+        `jax.set_mesh` another mesh may be meant: UNLIKE.
+        """
+        only = self._only
+        if only is None or jax.sharding.get_abstract_mesh().axis_names:
+            return UNLIKE
+        return only.direct(args)
 
     def find(self, call: Call, mesh: AnyMesh) -> Callable[[], Any] | None:
         """Function that runs a call; None unless an earlier call had its signature and placement.
@@ -45,7 +57,7 @@ class FastCalls:
         except TypeError:  # a static argument that is not hashable: planning names it
             return None
         if known and len(known) == 1 and known[0].mesh == mesh:
-            out = known[0].direct(call)
+            out = UNLIKE if call.kwargs else known[0].direct(call.args)
             if out is not UNLIKE:
                 return lambda: out
         for fast in known or ():
@@ -66,10 +78,15 @@ class FastCalls:
             known = self._known.setdefault(call.statics, [])
             known[:] = [f for f in known if f.entry is not entry]
             known.insert(0, FastCall(entry, mesh, call))
+        calls = [fast for known in self._known.values() for fast in known]
+        alone = len(calls) == 1 and () in self._known and calls[0].entry.direct is not None
+        within = bool(jax.sharding.get_abstract_mesh().axis_names)
+        self._only = calls[0] if alone and not within else None
 
     def clear(self) -> None:
         """Removes all records."""
         self._known.clear()
+        self._only = None
 
 
 class FastCall:
@@ -103,19 +120,22 @@ class FastCall:
         count, self._tied = len(leaves), bool(results)
         self._order = [count + results[i] if i in results else i for i in range(count)]
 
-    def direct(self, call: Call) -> Any:
+    def direct(self, args: Sequence[Any]) -> Any:
         """Result of a call checked by jax alone; UNLIKE if this is another call, once and for all.
 
         A function with calls of several kinds is checked in Python, leaf by leaf.
+
+        Args:
+          args: the dynamic arguments, none by keyword.
         """
         entry = self.entry
-        if entry.direct is None or self._unlike or call.kwargs:
+        if entry.direct is None or self._unlike:
             return UNLIKE
-        args = self._small_placed(call.args)
-        if args is not None:
+        placed = self._small_placed(args)
+        if placed is not None:
             with within(entry.plan.mesh):
-                out = direct_result(entry.direct, args)
-        self._unlike = args is None or out is UNLIKE
+                out = direct_result(entry.direct, placed)
+        self._unlike = placed is None or out is UNLIKE
         if self._unlike:
             return UNLIKE
         entry.moves.note(id(entry), (), (), ())
@@ -123,10 +143,14 @@ class FastCall:
 
     def _small_placed(self, args: Sequence[Any]) -> Sequence[Any] | None:
         """Arguments, those of few leaves (batches) placed; None if a committed array must move."""
-        found = list(args)
+        found, given = list(args), self.entry.shardings
         if len(found) != self._arity:
             return None
         for i, begin, tree in self._small:
+            x, alone = args[i], tree.num_leaves == 1
+            kind: Any = type(x)
+            if alone and isinstance(x, jax.Array) and _is_fast(kind) and x.sharding == given[begin]:
+                continue  # jax compares tree and type
             try:
                 leaves = tree.flatten_up_to(args[i])
             except (TypeError, ValueError):
@@ -134,7 +158,7 @@ class FastCall:
             if not all(map(_is_fast, set(map(type, leaves)))):
                 return None
             for at, x in enumerate(leaves):
-                sharding = self.entry.shardings[begin + at]
+                sharding = given[begin + at]
                 if not is_placed(x, sharding):
                     if _noted(x):
                         return None

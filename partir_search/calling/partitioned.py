@@ -24,6 +24,7 @@ from partir_search.calling.callables import (
     without_self,
 )
 from partir_search.calling.check_options import check_options
+from partir_search.calling.direct_calls import UNLIKE
 from partir_search.calling.executables import Executables, check_lowerable, check_runnable
 from partir_search.calling.fast_calls import FastCalls
 from partir_search.calling.forms import Adapter, Form, FrontEndCache, InitialState, has_objects
@@ -134,6 +135,10 @@ class AutoPartitioned(Unpickled, Generic[P, R]):
     # Stages ------------------------------------------------------------------------------------
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        if not (kwargs or self._user.fronts or is_plain()):
+            out = self._fast.alone((*self._given, *args))
+            if out is not UNLIKE:
+                return out
         call = self._splitter((*self._given, *args), kwargs)
         may_be_fast = not (self._user.fronts or is_plain() or has_objects(call))
         if may_be_fast and (run := self._fast.find(call, self._options.here)):
