@@ -104,7 +104,8 @@ class Pipeline(Parallelism):
         taken = [c for c in targets.stages for a in axes if state.tiles[a][c] not in (NONE, 0)]
         if taken:
             raise IllegalAction(
-                f"Pipeline: an earlier decision tiles microbatches on axis {self.axis!r}, the axis"
-                " of the stages; begin the schedule with Pipeline"
+                f"Pipeline: a given sharding or an earlier tactic tiles microbatches on axis"
+                f" {self.axis!r}, the axis of the stages; tile the batch on another axis, and begin"
+                " the schedule with Pipeline"
             )
         return super().actions(graph, state, targets)

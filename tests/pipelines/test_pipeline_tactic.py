@@ -221,6 +221,9 @@ def test_places_in_a_schedule() -> None:
     pipeline = ps.Pipeline("stage", microbatches=4)
     batch = ps.ManualPartition({"tokens": 0}, "stage")
     assert "Pipeline comes first in a schedule" in refusal(batch, pipeline)
+    stage = jax.NamedSharding(AbstractMesh((4, 2), ("stage", "data")), jax.P("stage"))
+    message = refusal(pipeline, in_shardings=(None, stage, None))
+    assert "a given sharding or an earlier tactic tiles microbatches on axis 'stage'" in message
     other = ps.Pipeline("data", microbatches=4, optional=True)
     assert "of which one is required" in refusal(pipeline, other)
 
