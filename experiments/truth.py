@@ -22,7 +22,7 @@ import json
 import pathlib
 import sys
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from experiments.devices import use_cpu_devices
@@ -95,11 +95,12 @@ CASES = {
 
 
 def plans_of(
-    case: Case, target: str, n: int, found: str | None = None, names: Collection[str] = ()
+    case: Any, target: str, n: int, found: str | None = None, names: Collection[str] = ()
 ) -> Iterator[tuple[str, ps.Plan]]:
     """The found plan and known ones, unlike in cost and not too large, from fast to slow.
 
     Args:
+      case: with `partitioned`, as `Case`.
       found: actions of the plan that was found, and compiled, before.
       names: of plans that were compiled before; if there are any, only these are made.
     """
@@ -127,8 +128,14 @@ def plans_of(
     yield from (ranked[i] for i in dict.fromkeys(chosen.tolist()))
 
 
-def row_of(plan: ps.Plan, target: str, model: str, known: dict[str, Any]) -> dict[str, Any] | None:
-    """Predicted figures, and compiled ones unless they are known."""
+def row_of(
+    plan: ps.Plan, target: str, model: str, known: dict[str, Any], *, cycles: bool = True
+) -> dict[str, Any] | None:
+    """Predicted figures, and compiled ones unless they are known.
+
+    Args:
+      cycles: compile in full and judge; else memory and collectives alone.
+    """
     row: dict[str, Any] = {
         "predicted_peak": plan.cost.peak_bytes,
         "predicted_s": plan.cost.seconds,
@@ -137,18 +144,19 @@ def row_of(plan: ps.Plan, target: str, model: str, known: dict[str, Any]) -> dic
     }
     machine = ps.Target.parse(target).machine
     if known and json.loads(known["plan_actions"]) == plan.to_json()["actions"]:
-        if FLAGS.hlo and _kept(target, model, known).exists():
+        if cycles and FLAGS.hlo and _kept(target, model, known).exists():
             text = gzip.decompress(_kept(target, model, known).read_bytes()).decode()
             row |= _judged(text, plan, machine)
         return known | row
     if not FLAGS.compile:
         return None
-    found = plan.verify(target, cycles=True)
+    found = plan.verify(target, cycles=cycles)
     row |= {
         "plan_actions": _actions(plan),
         "compiled_peak": found.peak_bytes[1],
         "compiled_flops": found.flops[1],
         "confirmed": found.confirmed,
+        "unexplained": list(found.unexplained),
         "compile_s": round(found.compile_seconds, 1),
         "jax": jax.__version__,
     }
@@ -156,7 +164,7 @@ def row_of(plan: ps.Plan, target: str, model: str, known: dict[str, Any]) -> dic
         file = _kept(target, model, row)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(gzip.compress(found.hlo.encode()))
-    return row | _judged(found.hlo, plan, machine)
+    return row | _judged(found.hlo, plan, machine) if cycles else row
 
 
 def _judged(text: str, plan: ps.Plan, machine: ps.Machine) -> dict[str, float]:
@@ -200,32 +208,36 @@ def summary(rows: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
+def rows_of(cases: Mapping[str, Any], *, cycles: bool = True) -> list[dict[str, Any]]:
+    """Rows of all plans of some cases, by the flags; new ones are added to the file of rows."""
+    path = pathlib.Path(FLAGS.rows)
+    old = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    known = {(r["target"], r["model"], r["plan"]): r for r in old}
+    rows = dict(known)
+    for target in FLAGS.targets:
+        for model in FLAGS.models or cases:
+            found = known.get((target, model, "found"), {}).get("plan_actions")
+            names = [] if FLAGS.compile else [n for t, m, n in known if (t, m) == (target, model)]
+            plans = list(plans_of(cases[model], target, FLAGS.plans, found, names))
+            for name, plan in track(plans, f"{model} on {target}"):
+                key = (target, model, name)
+                row = row_of(plan, target, model, known.get(key, {}), cycles=cycles)
+                if row is None:
+                    continue
+                rows[key] = {"target": target, "model": model, "plan": name} | row
+                with path.open("a") as file:
+                    file.write(json.dumps(rows[key]) + "\n")
+    wanted = FLAGS.models or cases
+    return [r for r in rows.values() if r["target"] in FLAGS.targets and r["model"] in wanted]
+
+
 def main(argv: list[str]) -> None:
     del argv
     if FLAGS.measure:
         cases = FLAGS.models or measured_truth.CASES
         measured_truth.run(FLAGS.mesh, FLAGS.profile, list(cases), FLAGS.plans, FLAGS.runs)
         return
-    path = pathlib.Path(FLAGS.rows)
-    old = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    known = {(r["target"], r["model"], r["plan"]): r for r in old}
-    rows = dict(known)
-    for target in FLAGS.targets:
-        for model in FLAGS.models or CASES:
-            found = known.get((target, model, "found"), {}).get("plan_actions")
-            names = [] if FLAGS.compile else [n for t, m, n in known if (t, m) == (target, model)]
-            plans = list(plans_of(CASES[model], target, FLAGS.plans, found, names))
-            for name, plan in track(plans, f"{model} on {target}"):
-                key = (target, model, name)
-                row = row_of(plan, target, model, known.get(key, {}))
-                if row is None:
-                    continue
-                rows[key] = {"target": target, "model": model, "plan": name} | row
-                with path.open("a") as file:
-                    file.write(json.dumps(rows[key]) + "\n")
-    wanted = FLAGS.models or CASES
-    held = [r for r in rows.values() if r["target"] in FLAGS.targets and r["model"] in wanted]
-    Console(width=160).print(summary(held))
+    Console(width=160).print(summary(rows_of(CASES)))
 
 
 if __name__ == "__main__":

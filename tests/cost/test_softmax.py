@@ -35,6 +35,10 @@ def scaled(query: Any, key: Any) -> Any:
     return scores(query, key) * 0.125
 
 
+def scaled_wide(query: Any, key: Any) -> Any:
+    return scores(query, key).astype(jnp.float32) * 0.125
+
+
 def masked(query: Any, key: Any) -> Any:
     mask = jnp.tril(jnp.ones((LENGTH, LENGTH), bool))
     return jnp.where(mask, scaled(query, key).astype(jnp.float32), -1e9)
@@ -76,6 +80,7 @@ def per_score(form: Any, width: int, machine: Any = TPU, grad: bool = False) -> 
         (narrow_masked, 16, 2 + 4 + 2 + 4 + 2),
         # f32 is written and read; vector units are done as soon
         (masked, 16, 4 + 4),
+        (scaled_wide, 16, 4 + 4),
     ],
 )
 def test_bytes_of_a_softmax(form: Any, width: int, moved: float) -> None:

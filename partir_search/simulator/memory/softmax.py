@@ -2,9 +2,10 @@
 
 A dot result that is widened for a softmax, the *scores*, is stored in one of these forms:
 
-- Scores as computed, or scaled: in 16 bits, as the program says. The backward pass recomputes the
-  exponentials.
-- Scores combined with a mask or a bias: the exponentials are stored in their place, in f32.
+- Scores as computed, or scaled in 16 bits: in 16 bits, as the program says. The backward pass
+  recomputes the exponentials.
+- Scores combined with a mask or a bias, or scaled after they are widened: the exponentials are
+  stored in their place, in f32.
 - Scores of which elements are gathered (the logits of labels): in 16 bits, and in f32 until the
   last use of the forward pass.
 - Scores of an operand whose own dims are not adjacent, as in grouped attention ([b, q, h, g, d]
@@ -19,7 +20,8 @@ or if the maximum is taken of the dot's result itself. If such a dot contracts f
 exponentials. Kernels of all further dots compute the maximum alone, and second kernels the sum.
 
 Evidence: attention of 512 to 2,048 positions compiled for v4, v5e, v5p and v6e, and with heads of 8
-to 1,024 numbers for v5e and v5p.
+to 1,024 numbers for v5e and v5p; two layers of attention with scores plain, scaled in bf16, scaled,
+divided, capped or masked in f32 for v5e.
 """
 
 from __future__ import annotations
@@ -44,14 +46,16 @@ class DotOutputs:
         self.users, self.makers = uses.users, uses.makers
 
     def feeds_masked_softmax(self, dot: Op) -> bool:
-        """True if the result of a dot of matrices is masked or biased before its maximum is taken.
+        """True if the result of a dot of matrices is masked, biased or scaled before its maximum.
 
         The maximum tells a softmax from a LayerNorm, whose reductions are sums.
         """
         if not _of_matrices(self.rules[dot.id]):
             return False
-        scores, masked = self._before_reduction(dot)
-        return masked and any(self._is_maximum(u) for v in scores for u in self.users[v])
+        scores, masked, scaled = self._before_reduction(dot)
+        if not masked and (not scaled or self.feeds_gather(dot)):
+            return False
+        return any(self._is_maximum(u) for v in scores for u in self.users[v])
 
     def feeds_gather(self, dot: Op) -> bool:
         """True if the forward pass gathers elements of a dot's scores."""
@@ -70,7 +74,7 @@ class DotOutputs:
         Weights are elementwise functions of scores; empty unless the scores are masked, widened and
         reduced to a maximum.
         """
-        scores, masked = self._before_reduction(dot)
+        scores, masked, _ = self._before_reduction(dot)
         narrow = dot.results[0].type.itemsize
         maxima = [u for v in scores for u in self.users[v] if self._is_maximum(u)]
         if not masked or not any(u.operands[0].type.itemsize > narrow for u in maxima):
@@ -92,15 +96,16 @@ class DotOutputs:
     def _is_maximum(self, op: Op) -> bool:
         return not self.rules[op.id].elementwise and "max" in self.rules[op.id].reducers
 
-    def _before_reduction(self, dot: Op) -> tuple[list[int], bool]:
-        """Scores of a dot, and whether the scores are masked.
+    def _before_reduction(self, dot: Op) -> tuple[list[int], bool, bool]:
+        """Scores of a dot, and whether the scores are masked and scaled.
 
         Returns:
           Ids of the dot's results and of their elementwise functions in the forward pass, up to the
           first op that combines the scores with a reduction of the scores.
           True if the scores are combined with a value independent of the dot: a mask or a bias.
+          True if the scores are scaled, or computed with otherwise, after they are widened.
         """
-        found, masked = [r.id for r in dot.results], False
+        found, masked, scaled = [r.id for r in dot.results], False, False
         for v in found:  # the loop appends to the list
             for user in self.users[v] if len(found) < MAX_WALKED else ():
                 if user.id in self.gradients or not self.rules[user.id].elementwise:
@@ -108,9 +113,16 @@ class DotOutputs:
                 others = [x for _, x in user.inputs() if x.id not in found and not self._uniform(x)]
                 follows = [self._depends_on(x, dot, found) for x in others]
                 masked |= not all(follows)
+                scaled |= not others and self._computes_wide(user, dot)
                 if not any(follows):
                     found += [r.id for r in user.results if r.id not in found]
-        return found, masked
+        return found, masked, scaled
+
+    def _computes_wide(self, user: Op, dot: Op) -> bool:
+        """True for arithmetic on scores that are wider than the dot's result."""
+        narrow = dot.results[0].type.itemsize
+        rule, wide = self.rules[user.id], [v.type.itemsize > narrow for _, v in user.inputs()]
+        return all(wide) and not rule.moves and user.results[0].type.itemsize > narrow
 
     def _uniform(self, v: Value) -> bool:
         """True if all elements of a value are equal: a scalar or the broadcast of a scalar."""

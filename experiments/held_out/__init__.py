@@ -1,0 +1,6 @@
+"""Programs on which no rule of the simulator was found, one per module.
+
+Each has `make(**sizes)`, which returns a training step of (state, *batch), a function that makes
+the first state, and the abstract batch. docs/evidence/simulator.md names the programs on which a
+rule was found afterwards.
+"""
