@@ -30,7 +30,7 @@ PLAN_EXAMPLES = """examples:
   --schedule=train:tactics         a list of tactics
   --goals=fit=12GB,fastest         a tighter limit of memory
   --microbatches=1,2,4             the first number that fits
-  --confirm=tpu_v5e:4x4            the best finalist by the compiler's cycles and memory
+  --confirm=tpu_v5e:4x4            the best finalist by the compiler
 """
 OUTPUTS = "plan.json, plan.ir, report.html, report.json and the search"
 
