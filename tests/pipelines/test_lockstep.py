@@ -66,6 +66,8 @@ def results_of(module: Module) -> list[Any]:
         ("narrow", (2, 4, 1), "1f1b"),
         ("narrow", (2, 4, 2), "1f1b"),
         ("carried", (4, 4, 1), "1f1b"),
+        ("carried", (3, 4, 1), "1f1b"),  # 8 layers in 9 places
+        ("dropped", (2, 4, 3), "1f1b"),  # in 12
     ],
 )
 def test_pipeline_equals_plain_step(name: str, numbers: tuple[int, ...], schedule: str) -> None:
@@ -146,11 +148,11 @@ def refusal(step: Callable[..., Any], *numbers: int) -> str:
     return str(error.value)
 
 
-def test_stages_that_do_not_divide_the_layers() -> None:
-    message = refusal(STEPS["tied"], 3, 4, 1)
-    assert "3 stages do not divide the 8 layers at scan at" in message
+def test_more_stages_than_layers() -> None:
+    message = refusal(STEPS["tied"], 16, 4, 1)
+    assert "16 stages are too many for the 8 layers at scan at" in message
     assert "programs.py" in message
-    assert "4 stages of 4 chunks do not divide" in refusal(STEPS["tied"], 4, 4, 4)
+    assert "4 stages of 4 chunks are too many for" in refusal(STEPS["tied"], 4, 4, 4)
 
 
 def test_step_without_layers() -> None:

@@ -196,10 +196,20 @@ def refusal(tactic: Any, *others: Any, **options: Any) -> str:
     return str(error.value)
 
 
-def test_layers_that_do_not_divide() -> None:
-    mesh = AbstractMesh((3, 2), ("stage", "data"))
-    with pytest.raises(ValueError, match=r"3 stages do not divide the 8 layers at scan at .*py"):
+def test_more_stages_than_layers() -> None:
+    mesh = AbstractMesh((16, 2), ("stage", "data"))
+    with pytest.raises(ValueError, match=r"16 stages are too many for the 8 layers at .*py"):
         step_of("tied", mesh, ps.Pipeline("stage", microbatches=4)).plan(*arguments())
+
+
+@pytest.mark.devices
+def test_layers_that_stages_do_not_divide() -> None:
+    """8 layers in 9 places: the last one passes its operand on."""
+    mesh = mesh_of((3, 2), ("stage", "data"))
+    step = step_of("tied", mesh, ps.Pipeline("stage", microbatches=4), TOKENS)
+    plan = check(step, "tied")
+    assert plan.pipeline is not None
+    assert plan.pipeline.stages == 3
 
 
 def test_microbatches_that_do_not_divide() -> None:

@@ -79,7 +79,7 @@ class Lockstep:
             for name, found in rows.items():
                 made[name].append(found)
         finals = [
-            by_layer(x, self._chunks) if t.stack is not None else x
+            by_layer(x, self._chunks, parts.forward.count) if t.stack is not None else x
             for t, x in zip(parts.totals, state["totals"], strict=True)
         ]
         return [*finals, *self._rows(made)]
@@ -298,13 +298,14 @@ class Lockstep:
           rows: stacked operands of the chunk, by position, [layers of a chunk, stages, ...].
           chunk: number of the chunk, by stage.
         """
-        count, length = len(carry), layers.count // (self._stages * self._chunks)
+        count, cuts = len(carry), self._stages * self._chunks
+        length = -(-layers.count // cuts)
         found = {**given, **rows}
         needed = self._needed(layers, found)
         rows = {i: x for i, x in found.items() if i in needed and (i in rows or self._chunks == 1)}
         whole = {i: x for i, x in given.items() if i in needed and i not in rows}
 
-        def stage(consts: Any, carry: Any, rows: Any, whole: Any, chunk: Any) -> Any:
+        def stage(consts: Any, carry: Any, rows: Any, whole: Any, chunk: Any, at: Any) -> Any:
             def layer(carry: Any, step: Any) -> Any:
                 number, found = step
                 own = {i: layer_of(x, chunk, number) for i, x in whole.items()}
@@ -313,13 +314,20 @@ class Lockstep:
                 stacked = [found.get(i) for i in range(operands)]
                 known = {count + i - operands: x for i, x in found.items() if i >= operands}
                 out = self._values.call(layers.region, [*consts, *carry, *stacked], known)
-                return out[:count], out[count:]
+                carried = out[:count]
+                if layers.count % cuts:  # further layers pass on their operand
+                    here = (chunk * self._stages + at) * length + number < layers.count
+                    carried = [
+                        jnp.where(here, new, old) for new, old in zip(out, carry, strict=False)
+                    ]
+                return carried, out[count:]
 
             numbers = lax.iota(jnp.int32, length)
             return lax.scan(layer, carry, (numbers, rows), length=length, reverse=layers.reverse)
 
-        run = jax.vmap(stage, in_axes=(list(axes), 0, 1, 0, 0), out_axes=(0, 1))
-        out, stacks = run(list(consts), list(carry), rows, whole, chunk)
+        run = jax.vmap(stage, in_axes=(list(axes), 0, 1, 0, 0, 0), out_axes=(0, 1))
+        places = lax.iota(jnp.int32, self._stages) if layers.count % cuts else None
+        out, stacks = run(list(consts), list(carry), rows, whole, chunk, places)
         return out, stacks
 
     def _needed(self, layers: Layers, found: Iterable[int]) -> set[int]:

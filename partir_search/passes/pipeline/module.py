@@ -91,12 +91,12 @@ def stage_carries(ops: Iterable[Op]) -> list[Value]:
 
 
 def _check_layers(parts: LoopParts, schedule: PipelineSchedule) -> None:
-    """Raises NoPipeline if stages and chunks do not divide the layers."""
+    """Raises NoPipeline if over a third of the places of layers in stages would be empty."""
     count, cuts = parts.forward.count, schedule.stages * schedule.chunks
-    if count % cuts:
+    if 3 * (-count % cuts) > count + -count % cuts:
         chunks = f" of {schedule.chunks} chunks" if schedule.chunks > 1 else ""
         raise NoPipeline(
-            f"{schedule.stages} stages{chunks} do not divide the {count} layers at"
+            f"{schedule.stages} stages{chunks} are too many for the {count} layers at"
             f" {named(parts.forward.op)}"
         )
     if parts.microbatches != schedule.microbatches:

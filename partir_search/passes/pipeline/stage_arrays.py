@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -15,16 +16,23 @@ def by_stage(x: Any, stages: int, chunks: int) -> Any:
 
     Returns:
       [layers of a stage, stages, ...] for one chunk, or else [stages, chunks, layers of a chunk,
-      ...]; part c * stages + s of the layers is chunk c of stage s.
+      ...]; part c * stages + s of the layers is chunk c of stage s. Further rows fill the last
+      places if stages and chunks do not divide the rows.
     """
+    missing = -x.shape[0] % (stages * chunks)
+    if missing and jnp.issubdtype(x.dtype, jax.dtypes.extended):  # random keys have no zeros
+        x = jnp.concatenate([x, lax.slice_in_dim(x, x.shape[0] - missing, x.shape[0])])
+    elif missing:
+        x = lax.pad(x, np.zeros((), x.dtype), [(0, missing, 0), *[(0, 0, 0)] * (x.ndim - 1)])
     parts = (stages,) if chunks == 1 else (chunks, stages)
     return jnp.swapaxes(x.reshape(*parts, -1, *x.shape[1:]), 0, 1)
 
 
-def by_layer(x: Any, chunks: int) -> Any:
-    """Inverse of `by_stage`."""
+def by_layer(x: Any, chunks: int, count: int) -> Any:
+    """Inverse of `by_stage` for `count` rows of layers."""
     shape = x.shape[2:] if chunks == 1 else x.shape[3:]
-    return jnp.swapaxes(x, 0, 1).reshape(-1, *shape)
+    rows = jnp.swapaxes(x, 0, 1).reshape(-1, *shape)
+    return rows if rows.shape[0] == count else lax.slice_in_dim(rows, 0, count)
 
 
 def chunk_added(totals: Any, x: Any, at: Any) -> Any:
