@@ -23,9 +23,9 @@ class Sizes:
       batches / lengths / widths / vocabularies: from which a program's sizes are drawn.
     """
 
-    batches: tuple[int, ...] = (16, 32, 64)
-    lengths: tuple[int, ...] = (256, 512)
-    widths: tuple[int, ...] = (512, 768, 1024)
+    batches: tuple[int, ...] = (64, 128)
+    lengths: tuple[int, ...] = (512, 1024)
+    widths: tuple[int, ...] = (512, 768, 1024, 1536)
     vocabularies: tuple[int, ...] = (8192, 16384, 32000)
 
 
