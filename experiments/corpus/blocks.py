@@ -189,7 +189,7 @@ def mixture(rng: random.Random, length: int, width: int) -> Block:
         gates, chosen = lax.top_k(probs, k)
         picked = jax.nn.one_hot(chosen, experts)  # [B, T, k, E]
         place = jnp.cumsum(picked.sum(2), axis=1)[:, :, None] * picked - 1
-        slots = jax.nn.one_hot(place, capacity) * picked[..., None]  # [B, T, k, E, C]
+        slots = jax.nn.one_hot(place.astype(int), capacity) * picked[..., None]  # [B, T, k, E, C]
         sent = slots.sum(2).astype(x.dtype)
         kept = jnp.einsum("btkec,btk->btec", slots, gates).astype(x.dtype)
         y = jnp.einsum("btec,btd->ebcd", sent, x)

@@ -68,13 +68,13 @@ def compiled_row(plan: ps.Plan, target: str) -> dict[str, Any]:
         "confirmed": found.confirmed,
         "unexplained": list(found.unexplained),
         "collectives": [dataclasses.asdict(row) for row in found.rows],
-        "kernels": list(_kernels(found.hlo)),
+        "kernels": list(kernels_of(found.hlo)),
         "compile_s": round(found.compile_seconds, 1),
         "jax": jax.__version__,
     }
 
 
-def _kernels(text: str) -> Iterator[tuple[str, str, str, int, int]]:
+def kernels_of(text: str) -> Iterator[tuple[str, str, str, int, int]]:
     """Kernels of a compiled program: opcode, type, source, cycles of one run, bytes stored."""
     for part in computations(text):
         for line in part.lines:
