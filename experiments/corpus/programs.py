@@ -21,15 +21,17 @@ class Sizes:
 
     Attributes:
       batches / lengths / widths / vocabularies: from which a program's sizes are drawn.
+      dtypes: of activations.
     """
 
     batches: tuple[int, ...] = (64, 128)
     lengths: tuple[int, ...] = (512, 1024)
     widths: tuple[int, ...] = (512, 768, 1024, 1536)
     vocabularies: tuple[int, ...] = (8192, 16384, 32000)
+    dtypes: tuple[Any, ...] = (jnp.bfloat16, jnp.bfloat16, jnp.float32)
 
 
-SMALL = Sizes((8,), (64,), (64,), (32,))
+SMALL = Sizes((8,), (64,), (64,), (32,), (jnp.float32,))
 """Sizes of programs to run on CPU devices."""
 
 
@@ -70,7 +72,7 @@ def generate(seed: int, sizes: Sizes = Sizes()) -> Generated:
     rng = random.Random(f"corpus {seed}")
     batch, length = rng.choice(sizes.batches), rng.choice(sizes.lengths)
     width, vocabulary = rng.choice(sizes.widths), rng.choice(sizes.vocabularies)
-    dtype = rng.choice([jnp.bfloat16, jnp.bfloat16, jnp.float32])
+    dtype = rng.choice(sizes.dtypes)
     norm = rng.choice(["layer", "rms", "group"])
     tied, remat = rng.random() < 0.5, rng.random() < 0.2
     hashed, smoothed = rng.random() < 0.3, rng.random() < 0.3
