@@ -43,9 +43,10 @@ def collect(file: pathlib.Path) -> list[tuple[dict[str, Any], ps.Plan]]:
     first, end = map(int, FLAGS.seeds.split(":"))
     found: list[tuple[dict[str, Any], ps.Plan]] = []
     for seed in track(range(first, end), f"programs on {FLAGS.target}"):
-        if not FLAGS.compile and not any(k[:2] == (FLAGS.target, seed) for k in known):
+        names = [name for target, s, name in known if (target, s) == (FLAGS.target, seed)]
+        if not (names or FLAGS.compile):
             continue
-        for name, plan in plans_of(seed, FLAGS.target, FLAGS.mesh, FLAGS.plans).items():
+        for name, plan in plans_of(seed, FLAGS.target, FLAGS.mesh, FLAGS.plans, names).items():
             key = FLAGS.target, seed, name
             if key not in known and FLAGS.compile:
                 row = dict(zip(("target", "seed", "plan"), key, strict=True))

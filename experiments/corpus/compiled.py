@@ -8,7 +8,7 @@ import json
 import pathlib
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -27,11 +27,17 @@ _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _SOURCE = re.compile(r'op_name="([^"]*)"')
 
 
-def plans_of(seed: int, target: str, mesh: str, number: int) -> dict[str, ps.Plan]:
+def plans_of(
+    seed: int, target: str, mesh: str, number: int, names: Collection[str] = ()
+) -> dict[str, ps.Plan]:
     """Plans of a generated program by known strategies that fit, by name; drawn by the seed.
 
     One is among the fastest third, the others among those of at most `SLOWEST` times the least
     seconds. Plans of equal seconds and bytes count as one.
+
+    Args:
+      number: of plans to draw.
+      names: of strategies to take instead, as compiled before.
     """
     shape, machine = ps.MeshShape.parse(mesh), ps.Target.parse(target).machine
     program = generate(seed)
@@ -42,16 +48,18 @@ def plans_of(seed: int, target: str, mesh: str, number: int) -> dict[str, ps.Pla
         progress=False,
     )(program.step)
     known = dict(step.known_plans(*program.abstract_args()))
+    if names:
+        return {name: known[name] for name in names}
     unlike: dict[tuple[float, float], str] = {}
     for name, plan in sorted(known.items(), key=lambda each: each[1].cost.seconds):
         figures = round(plan.cost.seconds, 6), round(plan.cost.peak_bytes / 1e6)
         if plan.fits:
             unlike.setdefault(figures, name)
     least = min(seconds for seconds, _ in unlike)
-    names = [name for (seconds, _), name in unlike.items() if seconds <= SLOWEST * least]
+    near = [name for (seconds, _), name in unlike.items() if seconds <= SLOWEST * least]
     rng = random.Random(f"plans {seed}")
-    first = rng.choice(names[: max(1, len(names) // 3)])
-    rest = [name for name in names if name != first]
+    first = rng.choice(near[: max(1, len(near) // 3)])
+    rest = [name for name in near if name != first]
     return {name: known[name] for name in [first, *rng.sample(rest, min(number - 1, len(rest)))]}
 
 

@@ -68,6 +68,19 @@ def per_score(form: Any, width: int, machine: Any = TPU, grad: bool = False) -> 
     return took * 1e9 / SCORES
 
 
+@pytest.mark.parametrize("form", [plain, masked])
+def test_a_loss_reads_its_scores_again_for_the_sum(form: Any) -> None:
+    """No dot reads the weights of a logsumexp: a second kernel reads the narrow scores, and vector
+    units walk them in both kernels.
+    """
+
+    def loss(query: Any, key: Any) -> Any:
+        return jax.nn.logsumexp(form(query, key), axis=-1)
+
+    took = seconds(TPU, loss, heads(16), heads(16)) * 1e9 / SCORES
+    assert took == pytest.approx((2 + 4) + (2 + 4), abs=12 * 2 * 16 / LENGTH)
+
+
 @pytest.mark.parametrize(
     ("form", "width", "moved"),
     [

@@ -72,12 +72,13 @@ def test_masked_scores_are_stored_wide(queries: str, masked: bool, wide: bool) -
         scores = (jnp.einsum(f"{queries},bkhd->bhgqk", q, k) / 8).astype(jnp.float32)
         scores = jnp.where(mask, scores, -1e9) if masked else scores
         weights = jax.nn.softmax(scores)
-        return jnp.sort(scores, axis=0).sum() + jax.lax.cumsum(weights, axis=4).sum()
+        mixed = jnp.einsum("bhgqk,bkhd->bqhgd", weights.astype(k.dtype), k)
+        return jnp.sort(scores, axis=0).sum() + mixed.sum()
 
     q, k = (np.ones([sizes[c] for c in dims], jnp.bfloat16) for dims in (queries, "bqhd"))
     module = module_of(f, q, k, np.ones((64, 64), bool))
     dtypes = assign_dtypes(module, state_of(module).graph.rules, TPU_TRAITS)
-    (scores,) = (op.results[0].id for op in module.ops if op.prim == "dot_general")
+    scores, _ = (op.results[0].id for op in module.ops if op.prim == "dot_general")
     assert dtypes.width[scores] == (2.0 if wide else 1.0)
 
 

@@ -15,13 +15,15 @@ v5p also stores the softmax weights of masked scores in the form that dots read,
 computed in f32 (`XlaTraits.materializes_softmax`).
 
 The kernel of a dot computes maximum, exponentials and sum of the scores, if the scores are masked,
-or if the maximum is taken of the dot's result itself. If such a dot contracts fewer elements than
+or if the maximum is taken of the dot's result itself, and if a dot reads the weights: a loss
+(logsumexp) has no weights to store. If such a dot contracts fewer elements than
 `XlaTraits.min_softmax_contraction_elements`, a second kernel overwrites the scores with the
 exponentials. Kernels of all further dots compute the maximum alone, and second kernels the sum.
 
 Evidence: attention of 512 to 2,048 positions compiled for v4, v5e, v5p and v6e, and with heads of 8
 to 1,024 numbers for v5e and v5p; two layers of attention with scores plain, scaled in bf16, scaled,
-divided, capped or masked in f32 for v5e.
+divided, capped or masked in f32 for v5e; logsumexp of [8192, 1024] times [1024, V], V of 1,024 to
+16,384, masked or not, in f32 and bf16, for v5e.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ class DotOutputs:
         self.users, self.makers = uses.users, uses.makers
 
     def feeds_masked_softmax(self, dot: Op) -> bool:
-        """True if the result of a dot of matrices is masked, biased or scaled before its maximum.
+        """True if the result of a dot of matrices is masked, biased or scaled before its maximum,
+        and a dot reads the weights.
 
         The maximum tells a softmax from a LayerNorm, whose reductions are sums.
         """
@@ -55,7 +58,8 @@ class DotOutputs:
         scores, masked, scaled = self._before_reduction(dot)
         if not masked and (not scaled or self.feeds_gather(dot)):
             return False
-        return any(self._is_maximum(u) for v in scores for u in self.users[v])
+        maximum = any(self._is_maximum(u) for v in scores for u in self.users[v])
+        return maximum and bool(self._read_by_dots(scores))
 
     def feeds_gather(self, dot: Op) -> bool:
         """True if the forward pass gathers elements of a dot's scores."""
@@ -64,12 +68,16 @@ class DotOutputs:
         return any(self.rules[u.id].indexed and u.id not in self.gradients for u in users)
 
     def feeds_max(self, dot: Op) -> bool:
-        """True if a maximum is taken of the result of a dot of matrices itself."""
+        """True if a maximum is taken of the result of a dot of matrices itself, and a dot reads the
+        weights.
+        """
         users = (u for r in dot.results for u in self.users[r.id])
-        return _of_matrices(self.rules[dot.id]) and any(map(self._is_maximum, users))
+        if not _of_matrices(self.rules[dot.id]) or not any(map(self._is_maximum, users)):
+            return False
+        return bool(self._read_by_dots(self._before_reduction(dot)[0]))
 
     def softmax_weights(self, dot: Op) -> list[int]:
-        """Ids of the softmax weights that dots of the forward pass read.
+        """Ids of the softmax weights that dots read.
 
         Weights are elementwise functions of scores; empty unless the scores are masked, widened and
         reduced to a maximum.
@@ -79,15 +87,17 @@ class DotOutputs:
         maxima = [u for v in scores for u in self.users[v] if self._is_maximum(u)]
         if not masked or not any(u.operands[0].type.itemsize > narrow for u in maxima):
             return []
+        return self._read_by_dots(scores)
+
+    def _read_by_dots(self, scores: Sequence[int]) -> list[int]:
+        """Ids of the elementwise functions of scores in the forward pass that dots read."""
         found, seen, waiting = list[int](), set(scores), list(scores)
         while waiting:
             v = waiting.pop()
             for user in self.users[v]:
-                if user.id in self.gradients:
-                    continue
                 if self.rules[user.id].contracts and v not in found:
                     found.append(v)
-                elif self.rules[user.id].elementwise:
+                elif user.id not in self.gradients and self.rules[user.id].elementwise:
                     new = [r.id for r in user.results if r.id not in seen]
                     seen.update(new)
                     waiting += new
