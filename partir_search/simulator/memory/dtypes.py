@@ -7,6 +7,7 @@ Traits of `XlaTraits` that change the stored form of a value:
   (`simulator/memory/softmax.py`).
 - `fuses_one_hot_updates`: one-hot updates of zeros are recomputed, never stored.
 - `materializes_dot_operands`, `materializes_softmax`: elementwise operands of dots are stored.
+- `materializes_dilations`: operands and results of pads between elements are stored.
 """
 
 from __future__ import annotations
@@ -85,6 +86,8 @@ def assign_dtypes(module: Module, rules: Sequence[OpRule], traits: XlaTraits) ->
         materialized |= _softmax_weights(module, rules)
     if traits.materializes_dot_operands:
         materialized |= _dot_operands(module, rules)
+    if traits.materializes_dilations:
+        materialized |= _dilations(module, rules)
     changed = {v: float(width[v]) for v in np.flatnonzero(width != 1.0).tolist()}
     names = [v.name for v in module.values]
     return Dtypes(
@@ -164,6 +167,16 @@ def _softmax_weights(module: Module, rules: Sequence[OpRule]) -> frozenset[int]:
         scores = rules[op.id].contracts and op.id not in outputs.gradients
         if scores and is_float(op.results[0].type, 2):
             found.update(outputs.softmax_weights(op))
+    return frozenset(found)
+
+
+def _dilations(module: Module, rules: Sequence[OpRule]) -> frozenset[int]:
+    """Ids of operands and results of elementwise ops that place elements apart."""
+    found: set[int] = set()
+    for op in module.ops:
+        if rules[op.id].elementwise and any(read.over > 1 for read in rules[op.id].reads):
+            found.update(v.id for _, v in op.inputs())
+            found.update(r.id for r in op.results)
     return frozenset(found)
 
 

@@ -80,6 +80,13 @@ class XlaTraits(LoweringTraits):
         " Without the trait a scatter of one of DLRM's 27 slices of a product counts as reading"
         " the product, 268 MB instead of 34.",
     )
+    materializes_dilations: bool = trait(
+        False,
+        "flag",
+        "Stores operands and results of elementwise ops that place elements apart, as pads between"
+        " elements do.",
+        "XLA:TPU.",
+    )
     joins_tuple_reductions: bool = trait(
         True,
         "flag",
@@ -288,6 +295,7 @@ _TPU = XlaTraits(
     fuses_weight_casts=True,
     stores_values_sliced_twice=True,
     materializes_scatter_updates=True,
+    materializes_dilations=True,
     joins_tuple_reductions=False,
     hides_gathers_behind_dots_alone=True,
     in_place_elementwise=False,
