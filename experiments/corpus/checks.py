@@ -107,6 +107,8 @@ class Check:
         gain = worse.held_out.total - self.now.held_out.total
         if abs(gain) < SAME:
             return "no difference on the held-out half"
+        if gain < 0 and worse.fitted.total > self.now.fitted.total + SAME:
+            return "the halves disagree"
         return "pays" if gain > 0 else "does not pay on the held-out half"
 
 

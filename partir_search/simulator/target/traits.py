@@ -85,7 +85,10 @@ class XlaTraits(LoweringTraits):
         "flag",
         "Stores operands and results of elementwise ops that place elements apart, as pads between"
         " elements do.",
-        "XLA:TPU.",
+        "Associative scans and gradients of strided slices compiled for v5e: pads of"
+        " f32[16,1024,1536] are kernels of 0.51 ms. Without the trait the mean error of seconds is"
+        " 17 % on the fitted half of the corpus (docs/evidence/corpus.md) and 10 % on the held-out"
+        " half, with the trait 13 and 5 %.",
     )
     joins_tuple_reductions: bool = trait(
         True,
