@@ -117,6 +117,19 @@ def test_site_builds(tmp_path: pathlib.Path) -> None:
     assert not set(partir_search.__all__) - described, "public names that no page describes"
     assert "<span style" in (tmp_path / "site" / "rules" / "index.html").read_text()  # coloured
 
+    headings = {p: _headings(p.read_text()) for p in PAGES}
+    assert sum(headings.values()) > 250
+    for source, count in headings.items():
+        name = source.relative_to(ROOT / "docs").with_suffix("")
+        at = tmp_path / "site" / ("" if name.name == "index" else name) / "index.html"
+        assert len(re.findall(r"<h[1-6]\b[^>]* id=", at.read_text())) >= count, source
+
+
+def _headings(markdown: str) -> int:
+    """Number of headings outside of fenced blocks."""
+    prose = re.sub(r"^```.*?^```$", "", markdown, flags=re.MULTILINE | re.DOTALL)
+    return len(re.findall(r"^#{1,6} ", prose, re.MULTILINE))
+
 
 def test_a_broken_link_fails_the_site(tmp_path: pathlib.Path) -> None:
     (tmp_path / "docs").mkdir()
@@ -125,6 +138,23 @@ def test_a_broken_link_fails_the_site(tmp_path: pathlib.Path) -> None:
     code, said = _build(tmp_path, tmp_path / "site")
     assert code != 0
     assert "missing.md" in said
+
+
+def test_a_broken_anchor_fails_the_site(tmp_path: pathlib.Path) -> None:
+    """With the settings of the project's site."""
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "index.md").write_text("# A page\n\n[There](#missing), [here](#a-page).\n")
+    settings = re.search(
+        r"^validation:\n(?:  .*\n)+", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE
+    )
+    assert settings
+    (tmp_path / "mkdocs.yml").write_text(
+        f"site_name: pages\ntheme: {{name: mkdocs}}\n{settings[0]}"
+    )
+    code, said = _build(tmp_path, tmp_path / "site")
+    assert code != 0
+    assert "#missing" in said
+    assert "#a-page" not in said
 
 
 def _build(folder: pathlib.Path, site: pathlib.Path) -> tuple[int, str]:

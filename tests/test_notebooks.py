@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 import partir_search as ps
 from partir_search.messages.console import new_table
+from partir_search.plan.profiles.comparison import ScopeSeconds, TraceComparison
 from partir_search.plan.report import progress_cell
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -52,6 +53,7 @@ def test_plans_and_tables_are_html(plan: ps.Plan) -> None:
         ps.known_strategies(step, MESH, {"w": jnp.ones((8, 16))}, jnp.ones((4, 6)), machine="cpu"),
         ps.report.arguments_table(plan),
         ps.report.kernels_table(plan),
+        TraceComparison((ScopeSeconds("update", 1e-3, 2e-3),), 1, "profile"),
     )
     for result in shown:
         text = result._repr_html_()

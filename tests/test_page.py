@@ -19,6 +19,7 @@ from partir_search.plan.report import report_page
 from partir_search.plan.report.argument_tables import argument_rows
 from partir_search.plan.report.charts import _drawn, memory_chart, round_ticks
 from partir_search.plan.report.layers import layers_of, window
+from partir_search.plan.report.page import STYLE
 from partir_search.plan.report.shards import ShardsPictures
 from partir_search.simulator.timeline import Event, Timeline
 
@@ -198,6 +199,16 @@ def test_memory_is_a_staircase() -> None:
     points = [tuple(map(float, p.split(","))) for p in found[1].split()]
     assert all(x1 == x2 or y1 == y2 for (x1, y1), (x2, y2) in itertools.pairwise(points))
     assert min(y for _, y in points) < sorted({y for _, y in points})[1]
+
+
+def test_labels_of_memory_lie_above_its_area() -> None:
+    """Apart from each other, last in the picture, and with an edge in the color of the page."""
+    chart = memory_chart(Timeline(1.0, (), ((0.0, 1e6), (0.9, 1.1e6)), (), 1e6), 1.15e6)
+    labels = re.findall(r'<text x="[\d.]+" y="([\d.]+)"[^>]*class="over">(\w+)', chart)
+    assert [name for _, name in labels] == ["limit", "peak", "arguments"]
+    assert all(float(b) - float(a) >= 13 for (a, _), (b, _) in itertools.pairwise(labels))
+    assert chart.index('class="over"') > max(chart.rindex('class="mark"'), chart.index("<polygon"))
+    assert re.search(r"text\.over\{[^}]*stroke:var\(--back\)[^}]*paint-order:stroke", STYLE)
 
 
 def test_short_events_are_merged() -> None:

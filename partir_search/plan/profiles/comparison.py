@@ -11,12 +11,18 @@ import pathlib
 import re
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from partir_search.ir.source_names import is_backward, scope_path
 from partir_search.messages import validators
+from partir_search.messages.console import new_table
+from partir_search.messages.shown import Shown
 from partir_search.messages.wording import duration, shown
 from partir_search.plan.facts import PlanFacts
 from partir_search.plan.profiles.xplane import MeasuredOp, read_xplane
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 _LOOPS = ("while", "cond")  # of HLO; a loop of the simulator is one op with its own scope
 _KINDS = ("*.xplane.pb", "*.trace.json.gz", "*.trace.json", "perfetto_trace.json.gz")
@@ -37,9 +43,9 @@ class ScopeSeconds:
     measured: float
 
 
-@dataclasses.dataclass(frozen=True)
-class TraceComparison:
-    """Simulated beside measured seconds of a step.
+@dataclasses.dataclass(frozen=True, repr=False)
+class TraceComparison(Shown):
+    """Simulated beside measured seconds of a step; printing shows a table.
 
     Attributes:
       rows: by scope, the largest difference first.
@@ -61,16 +67,15 @@ class TraceComparison:
         """Measured seconds of all scopes."""
         return sum(r.measured for r in self.rows)
 
-    def __str__(self) -> str:
+    def __rich__(self) -> RenderableType:
+        table = new_table("scope")
+        for column in ("predicted", "measured", "ratio"):
+            table.add_column(column, justify="right")
         rows = [(r.scope or "(no scope)", r.predicted, r.measured) for r in self.rows]
-        rows.append(("all", self.predicted, self.measured))
-        width = max(len(name) for name, _, _ in rows)
-        lines = [f"{'scope':{width}} {'predicted':>12} {'measured':>12} {'ratio':>7}"]
-        for name, predicted, measured in rows:
+        for name, predicted, measured in (*rows, ("all", self.predicted, self.measured)):
             ratio = f"{measured / predicted:.2f}" if predicted else "-"
-            figures = f"{duration(predicted):>12} {duration(measured):>12} {ratio:>7}"
-            lines.append(f"{name:{width}} {figures}")
-        return "\n".join(lines)
+            table.add_row(name, duration(predicted), duration(measured), ratio)
+        return table
 
 
 def compare_trace(

@@ -172,13 +172,16 @@ def memory_chart(timeline: Timeline, limit: float) -> str:
     out.append(f'<polygon points="{" ".join(points)}" class="filled"/>')
     lines = [(most, f"peak {amount(most)}"), (timeline.argument_bytes, "arguments")]
     lines += [(limit, f"limit {amount(limit)}")] if limit <= shown else []
-    taken: list[float] = []
+    labels: list[str] = []  # above every line and area
+    lowest = 0.0
     for nbytes, name in sorted(lines, reverse=True):
         at = y(nbytes)
-        label = max([at - 3, *(other + 13 for other in taken)])
-        taken.append(label)
-        line = f'<line x1="{LEFT}" y1="{at:.1f}" x2="{WIDTH - RIGHT}" y2="{at:.1f}" class="mark"/>'
-        out += [line, text(WIDTH - RIGHT - 4, label, name, "end")]
+        lowest = max(at - 4, lowest + 13)
+        labels.append(text(WIDTH - RIGHT - 6, lowest, name, "end", 'class="over"'))
+        out.append(
+            f'<line x1="{LEFT}" y1="{at:.1f}" x2="{WIDTH - RIGHT}" y2="{at:.1f}" class="mark"/>'
+        )
+    out += labels
     return svg(height + 26, "".join(out) + _axis(height, timeline.seconds), "live memory of a step")
 
 

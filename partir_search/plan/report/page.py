@@ -47,6 +47,7 @@ svg.shards rect{stroke:var(--back);stroke-width:.5;vector-effect:non-scaling-str
 svg text{font:12px system-ui,sans-serif;fill:var(--soft)}
 .band{fill:var(--edge);opacity:.5}.band.even{opacity:.3}a:hover .band{opacity:.7}
 svg text.on{fill:var(--text)}svg text.in{fill:#fff;font-size:11px}
+svg text.over{fill:var(--text);stroke:var(--back);stroke-width:4px;paint-order:stroke}
 summary{cursor:pointer;padding:4px 0}
 .lane{fill:var(--panel)}.axis{stroke:var(--soft)}.grid{stroke:var(--grid)}
 .mark{stroke:var(--soft);stroke-dasharray:4 3}.filled{fill:var(--fill);stroke:var(--edge)}
