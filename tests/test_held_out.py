@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from experiments.held_out.__main__ import PROGRAMS, errors_of, faults, summary
+from experiments.held_out import PROGRAMS
+from experiments.held_out.errors import errors_of, faults, summary
 
 TINY: dict[str, dict[str, Any]] = {
     "conformer": {"batch": 2, "frames": 16, "d": 16, "heads": 2, "blocks": 1, "classes": 8},

@@ -152,14 +152,18 @@ def test_a_process_that_dies_ends_the_others(tmp_path: pathlib.Path) -> None:
     command = example(2, tmp_path / "kept", "--steps=2000", "--heartbeat_timeout=5")
     with open(tmp_path / "said", "w") as said:  # a pipe would fill while nobody reads
         one, two = start(2, command, stdout=subprocess.DEVNULL, stderr=said)
-        deadline = time.monotonic() + 120
-        while not any(p.name == "2" for p in tmp_path.glob("kept/*")):  # both are training
-            assert one.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.5)
-        two.kill()
-        assert one.wait(timeout=120) != 0
-        two.wait()
+        deadline = time.monotonic() + 240
+        try:
+            while not any(p.name == "2" for p in tmp_path.glob("kept/*")):  # both are training
+                assert one.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.5)
+            two.kill()
+            assert one.wait(timeout=120) != 0
+        finally:
+            for worker in (one, two):
+                worker.kill()
+                worker.wait()
     text = (tmp_path / "said").read_text()
     ends = "closed by peer|Connection reset|[Hh]eartbeat|task.* died|unhealthy"
     assert re.search(ends, text), text[-3000:]

@@ -4,3 +4,8 @@ Each has `make(**sizes)`, which returns a training step of (state, *batch), a fu
 the first state, and the abstract batch. docs/evidence/simulator.md names the programs on which a
 rule was found afterwards.
 """
+
+PROGRAMS = (
+    *("conformer", "graph_attention", "perceiver", "routed_lm", "soft_caps_lm", "ssd_lm"),
+    *("two_tower", "wavenet"),
+)

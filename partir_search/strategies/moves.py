@@ -35,8 +35,9 @@ class Strategy(abc.ABC):
         return True
 
     def describe(self, name_of: Callable[[int], str], label: Callable[[Axes], str]) -> str:
-        """Text of the move, given names of classes and labels of axes."""
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
+        """Text of the move, given names of classes and labels of axes; without defaults."""
+        given = dataclasses.fields(self)  # type: ignore[arg-type]
+        fields = {f.name: x for f in given if (x := getattr(self, f.name)) != f.default}
         axes = label(fields.pop("axes"))
         return " ".join([type(self).__name__, axes, *(f"{k}={x}" for k, x in fields.items())])
 
