@@ -224,6 +224,15 @@ def test_first_lines_answer(plan: ps.Plan, tight: ps.Plan) -> None:
     assert first[1].startswith("the plan: ")
 
 
+def test_why_replicated_names_axes_that_tile_nothing() -> None:
+    step, args = dense(jnp.float32)
+    path = step.plan(*args).arguments()[0][0]
+    rows = [ps.ManualPartition({path: 0}, axis="data")]
+    plan = ps.auto_partition(MESH, machine="tpu_v5e", schedule=rows)(step.plain).plan(*args)
+    found = {plan.why_replicated(v) for _, v, spec in plan.arguments() if not any(spec)}
+    assert found == {"data: nothing reached it; model: nothing is tiled"}
+
+
 def test_headlines() -> None:
     with pytest.warns(UserWarning, match="no axis of mesh"):
         uneven = plan_of(33, episodes=5)
@@ -231,7 +240,9 @@ def test_headlines() -> None:
     assert "33" in line
     assert "32 or 40 would divide" in line
     step, args = dense(jnp.float32)
-    assert headlines(step.plan(*args)) == ["Nothing is tiled: all 8 devices compute the same step."]
+    whole = step.plan(*args)
+    assert headlines(whole) == ["Nothing is tiled: all 8 devices compute the same step."]
+    assert {whole.why_replicated(v) for _, v, _ in whole.arguments()} == {"nothing is tiled"}
     small = ps.auto_partition(MESH, machine="tpu_v5e", schedule=[], goals=[ps.Fit(80e6)])
     line = headlines(small(step.plain).plan(*args))[0]
     assert line.startswith("The plan does not fit: ")

@@ -68,6 +68,8 @@ def why_replicated(planned: Planned, value: Value) -> str:
             why = "replicated by an action"
         elif all(n % state.mesh.sizes[axis] for n in value.type.shape):
             why = f"no dim divides by {state.mesh.sizes[axis]}"
+        elif all(dim < 0 for dim in state.tiles[axis]):
+            why = "nothing is tiled"
         else:
             why = "nothing reached it"
         axes_of.setdefault(why, []).append(name)
