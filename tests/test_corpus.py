@@ -11,7 +11,7 @@ import pytest
 
 import partir_search as ps
 from experiments.corpus import compiled
-from experiments.corpus.checks import Example, check, simulated_traits
+from experiments.corpus.checks import Example, check, errors_of, simulated_traits
 from experiments.corpus.programs import SMALL, generate
 from partir_search.simulator.simulator import CostModel
 
@@ -55,11 +55,12 @@ def test_checks_find_the_traits_behind_the_figures() -> None:
             figures = {"seconds": truth.seconds, "peak": truth.peak_bytes}
             examples.append(dataclasses.replace(example, **figures))
     traits = examples[0].plan.machine.traits
-    wrong = check(examples, traits, FIELDS["fuses_weight_casts"])
+    now = errors_of(examples, traits)
+    wrong = check(examples, traits, FIELDS["fuses_weight_casts"], now)
     assert wrong.best[1].held_out.total == pytest.approx(0.0, abs=1e-9)
     assert wrong.verdict == "False is better on both halves"
-    assert check(examples, traits, FIELDS["keeps_dots_wide"]).verdict == "pays"
-    tuples = check(examples, traits, FIELDS["joins_tuple_reductions"])
+    assert check(examples, traits, FIELDS["keeps_dots_wide"], now).verdict == "pays"
+    tuples = check(examples, traits, FIELDS["joins_tuple_reductions"], now)
     assert tuples.verdict == "no difference on the held-out half"
 
 

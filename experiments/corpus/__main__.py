@@ -1,8 +1,8 @@
 """Compiles generated programs for a target and checks the simulator's traits on them.
 
-    python -m experiments.corpus --target=tpu_v5e:2x4 --seeds=0:30 --rows=docs/corpus.jsonl.gz
+    python -m experiments.corpus --target=tpu_v5e:2x4 --seeds=0:24 --plans=1
 
-Each seed is a train step (`experiments.corpus.programs`), compiled under two known strategies. Rows
+Each seed is a train step (`experiments.corpus.programs`), compiled under known strategies. Rows
 are kept in the file, with cycles of kernels and collectives; `--nocompile` predicts known rows
 again. Programs of even seeds are the fitted half, of odd seeds the held-out half. Prints errors of
 seconds and of peak memory, and for each trait of the simulator the errors without the trait and
@@ -109,10 +109,10 @@ def main(_: Any) -> None:
         return
     examples = [Example.of(plan, row) for row, plan in found]
     traits = ps.Target.parse(FLAGS.target).machine.traits
-    fields = list(track(simulated_traits(), "traits"))
     now = errors_of(examples, traits)
     console.print(f"now: fitted {now.fitted}, held out {now.held_out}")
-    console.print(trait_table([check(examples, traits, field) for field in fields]))
+    fields = track(simulated_traits(), "traits")
+    console.print(trait_table([check(examples, traits, field, now) for field in fields]))
 
 
 if __name__ == "__main__":

@@ -83,15 +83,13 @@ class Check:
     """A trait on both halves of the corpus.
 
     Attributes:
-      value / without: the trait's value, and its value on an unknown target.
-      now: errors as it is.
+      now: errors with the present value.
       errors_without: errors with the value of an unknown target; None if that is the value.
       best: the alternative with the least error on the fitted half, and its errors.
     """
 
     name: str
     value: Any
-    without: Any
     now: Halves
     errors_without: Halves | None
     best: tuple[Any, Halves]
@@ -134,17 +132,22 @@ def simulated_traits() -> list[dataclasses.Field[Any]]:
     return [field for field in dataclasses.fields(XlaTraits) if field.name not in lowered]
 
 
-def check(examples: Sequence[Example], traits: XlaTraits, field: dataclasses.Field[Any]) -> Check:
-    """Errors of all examples with other values of one trait."""
+def check(
+    examples: Sequence[Example], traits: XlaTraits, field: dataclasses.Field[Any], now: Halves
+) -> Check:
+    """Errors of all examples with other values of one trait.
 
-    def under(value: Any) -> Halves:
-        return errors_of(examples, dataclasses.replace(traits, **{field.name: value}))
-
+    Args:
+      now: errors under `traits`.
+    """
     value, without = getattr(traits, field.name), getattr(UNKNOWN, field.name)
-    now = errors_of(examples, traits)
-    tried = [(other, under(other)) for other in alternatives(field, value)]
-    errors_without = under(without) if without != value else None
-    if errors_without is not None:
-        tried.append((without, errors_without))
+    others = [*alternatives(field, value)]
+    if without != value and without not in others:
+        others.append(without)
+    tried = []
+    for other in others:
+        changed = dataclasses.replace(traits, **{field.name: other})
+        tried.append((other, errors_of(examples, changed)))
+    errors_without = next((errors for other, errors in tried if other == without), None)
     best = min(tried, key=lambda each: each[1].fitted.total)
-    return Check(field.name, value, without, now, errors_without, best)
+    return Check(field.name, value, now, errors_without, best)

@@ -109,7 +109,7 @@ class KnownMoves:
         return self._planner.finish(state, actions)
 
     def planned_actions(self, name: str) -> list[Action]:
-        """Actions of the plan of a strategy, those before it included."""
+        """Actions of a strategy's plan, with the decisions before the search."""
         return self._played(name)[1]
 
     def _played(self, name: str) -> tuple[State, list[Action]]:

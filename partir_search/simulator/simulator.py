@@ -128,7 +128,7 @@ class CostModel:
         self._costs: CollectiveCosts | None = None
 
     def with_donations(self, module: Module) -> CostModel:
-        """Model of a module that differs from this model's in its donated arguments alone."""
+        """Model of the same program with other donated arguments."""
         other = copy.copy(self)
         other.module = module
         other.analysis = analysis_with_donations(self.analysis, module, self.rules, self.machine)

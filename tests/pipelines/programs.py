@@ -117,3 +117,16 @@ STEPS = {
     "narrow": _step(narrow),
     "carried": _step(carried),
 }
+
+
+def residual_mlps(weights: Any, x: Any) -> Any:
+    """Gradient step of [d, d], then pairs [d, 4 d], [4 d, d] of weights: layers written out."""
+
+    def loss(weights: Any) -> Any:
+        h = x @ weights[0]
+        for up, down in zip(weights[1::2], weights[2::2], strict=True):
+            h = h + jnp.sin(jnp.sin(h @ up) @ down)
+        return (h**2).mean()
+
+    value, grads = jax.value_and_grad(loss)(weights)
+    return jax.tree.map(lambda w, g: w - 0.1 * g, weights, grads), value

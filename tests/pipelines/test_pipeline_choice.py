@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +15,7 @@ from partir_search.passes.roll import roll
 from partir_search.planning import pipeline as planning
 from partir_search.planning.pipeline_choice import Stack, candidates, stack_of
 from partir_search.theory.pipelines import StageSeconds, pipeline_seconds
+from tests.pipelines.programs import residual_mlps
 from tests.support import module_of
 
 # 32 layers of width 4,096 over 64 sequences of 2,048: operations, and bytes in bf16.
@@ -103,16 +103,6 @@ def test_ops_run_again_where_that_is_faster(monkeypatch: pytest.MonkeyPatch) -> 
     weights = [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes]
     x = jax.ShapeDtypeStruct((4096, 256), jnp.float32)
 
-    def step(weights: Any, x: Any) -> Any:
-        def loss(weights: Any) -> Any:
-            h = x @ weights[0]
-            for up, down in zip(weights[1::2], weights[2::2], strict=True):
-                h = h + jnp.sin(jnp.sin(h @ up) @ down)
-            return (h**2).mean()
-
-        value, grads = jax.value_and_grad(loss)(weights)
-        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, grads), value
-
     def planned() -> ps.Plan:
         return ps.auto_partition(
             AbstractMesh((4, 2), ("stage", "data")),
@@ -120,7 +110,7 @@ def test_ops_run_again_where_that_is_faster(monkeypatch: pytest.MonkeyPatch) -> 
             schedule=[ps.Pipeline("stage", microbatches=8), ps.AutomaticPartition()],
             goals=[ps.Fit(9.54e6), ps.Fastest()],
             episodes=20,
-        )(jax.jit(step)).plan(weights, x)
+        )(jax.jit(residual_mlps)).plan(weights, x)
 
     best = planned()
     monkeypatch.setattr(planning, "FAST", 0.0)

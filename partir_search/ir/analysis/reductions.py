@@ -1,4 +1,4 @@
-"""Ops that make partial results, and ops that pass partial results on unfinished."""
+"""Ops that make partial results, and ops through which partial results pass."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ RUN = 3  # minimum number of neighbouring light ops printed as one line
 
 
 class Made(NamedTuple):
-    """Result of a node, with the ids of the ops outside the node that use it."""
+    """Result of a node, and ids of the ops outside of the node that read the result."""
 
     value: Value
     users: tuple[int, ...]

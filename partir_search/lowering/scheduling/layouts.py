@@ -66,7 +66,7 @@ def lookups(program: LocalProgram, traits: LoweringTraits) -> dict[int, list[Loc
 
 
 def scatter_updates(program: LocalProgram, traits: LoweringTraits) -> dict[int, list[LocalValue]]:
-    """Updates of scatters into rows, by position of the instruction in the body that makes them."""
+    """Updates of scatters into rows, by position of the making instruction in the body."""
     body, rules = program.body, program.partition.rules
     made = {s.id: i for i, item in enumerate(body.steps) for s in item.outs}
     found: dict[int, list[LocalValue]] = {}
@@ -125,7 +125,7 @@ def _fills_tiles(shape: Shape, traits: LoweringTraits) -> bool:
 
 
 def _whole_rows(shape: Shape, traits: LoweringTraits) -> bool:
-    """True if rows fill tiles, which have one sublane where the rows' dim has one element."""
+    """True if rows fill whole tiles; a dim of one row lies in tiles of one sublane."""
     if len(shape) < 2:
         return False
     sublanes = traits.row_major_sublane_elements if shape[-2] == 1 else shape[-2]

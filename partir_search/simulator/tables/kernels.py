@@ -188,7 +188,7 @@ class _Builder:
                 yield KernelTables(op, runs, *sums[k], start, batched, split, ratio)
 
     def _rate(self, k: int) -> float | Floats:
-        """Matrix rate of a kernel, by the labels of its share where a profile has products."""
+        """Flops per second of a kernel's product: by loops if a profile has such products."""
         corrections = self._time.corrections
         if not corrections or not corrections.products or k not in corrections.products.place:
             return float(self._time.rates[k])

@@ -133,7 +133,7 @@ class CollectiveCosts:
             return 0.0
         shape, layout = source.value.type.shape, target.layout
         row = shape[-1] // math.prod(self.mesh.sizes[a] for a in layout[-1])
-        padded = padded_rows(row, traits.tile_lanes)
+        padded = float(padded_rows(row, traits.tile_lanes))
         made = target.nbytes * max(padded, 1.0)
         found += 2.0 * made if whole else float(source.nbytes)
         return found + (2.0 * made if padded else 0.0)

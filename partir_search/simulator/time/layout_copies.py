@@ -9,7 +9,6 @@ copy reads and writes as many bytes as the padded array has.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -55,22 +54,16 @@ class LayoutCopies:
         split = np.ones(len(self.value))
         for rows, size in zip(partition.axes, partition.mesh.sizes, strict=True):
             split[self.last == rows.tile_row[self.value]] *= size
-        return compact[self.value] * _padded(self.row / split, self.lanes)
+        return compact[self.value] * padded_rows(self.row / split, self.lanes)
 
     def of_codes(self, c: int, codes: Ints, mesh_sizes: Floats) -> Floats:
         """[...] bytes of copy `c` over those of the value, tiled by [..., axes] codes."""
         split = np.prod(np.where(codes == self.last[c], mesh_sizes, 1.0), axis=-1)
-        return _padded(self.row[c] / split, self.lanes)
+        return padded_rows(self.row[c] / split, self.lanes)
 
 
-def padded_rows(row: float, lanes: int) -> float:
-    """Padded over compact elements of a row; 0 for a row of whole tiles, or without tiles."""
-    whole = math.ceil(row / lanes) * lanes
-    return 0.0 if whole == row else whole / row
-
-
-def _padded(rows: Floats, lanes: int) -> Floats:
-    """[...] `padded_rows`."""
+def padded_rows(rows: Floats | float, lanes: int) -> Floats:
+    """[...] padded over compact elements of rows; 0 for rows of whole tiles, or without tiles."""
     whole = np.ceil(rows / lanes) * lanes
     found: Floats = np.where(whole == rows, 0.0, whole / rows)
     return found

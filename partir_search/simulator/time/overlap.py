@@ -299,7 +299,7 @@ class _Builder:
         self._passing, self._worked = [], 0.0
 
     def _since(self, reshard: Reshard, members: Ints, beside: Sequence[float], at: int) -> float:
-        """Seconds of compute that can hide a gather between its source and its use."""
+        """Seconds of compute beside a gather, from the gather's source to the gather's use."""
         if not isinstance(reshard.step, AllGather):
             return 0.0
         made = self._facts.def_use.maker_ids[reshard.source.value.id]
