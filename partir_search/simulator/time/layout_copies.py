@@ -65,7 +65,9 @@ class LayoutCopies:
 def padded_rows(rows: Floats | float, lanes: int) -> Floats:
     """[...] padded over compact elements of rows; 0 for rows of whole tiles, or without tiles."""
     whole = np.ceil(rows / lanes) * lanes
-    found: Floats = np.where(whole == rows, 0.0, whole / rows)
+    # A row with fewer elements than devices is one of 0 elements, which is no copy either.
+    found = np.zeros(np.shape(rows))
+    np.divide(whole, rows, out=found, where=whole != rows)
     return found
 
 
