@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from partir_search.commands.flags import joined_positions
 from partir_search.commands.named_objects import UsageError, told
 from partir_search.commands.parser import make_parser
-from partir_search.commands.running import run
+from partir_search.commands.running import STOPPED, run
 
 __all__ = ["joined_positions", "main"]
 
@@ -22,7 +22,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command.
 
     Returns:
-      0, 2 after a message on stderr for bad input, or 3 for a plan that does not fit.
+      0, 2 after a message on stderr for bad input, 3 for a plan that does not fit, or 130 after
+        ctrl-C.
     """
     args = make_parser().parse_args(joined_positions(sys.argv[1:] if argv is None else argv))
     sys.path.insert(0, os.getcwd())
@@ -33,6 +34,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"partir-search: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        if args.debug:
+            raise
+        print("partir-search: stopped", file=sys.stderr)
+        return STOPPED
     except (ArithmeticError, AttributeError, LookupError) as error:
         text = told(error)
         if args.debug or not text.endswith(")"):  # no frame of the user's: a fault of this package

@@ -18,6 +18,7 @@ from partir_search.arguments.placement import place, struct_of
 from partir_search.calling.direct_calls import direct_jit
 from partir_search.calling.leaves import FlatArguments, Leaves, dynamic_signature, keys_of
 from partir_search.calling.plain_calls import plain_calls
+from partir_search.calling.stopped import StoppedPlannings
 from partir_search.frontends.refs import value, written
 from partir_search.lowering.local_ir import LocalProgram
 from partir_search.lowering.scheduling.schedule import schedule_for
@@ -156,7 +157,9 @@ class Executables:
             object was recreated), by signature. New plans are added.
         """
         self._similar = {} if similar is None else similar
-        self._fun, self._name, self._options = fun, name, options
+        self._stopped = StoppedPlannings(name, options)
+        options = dataclasses.replace(options, journal=self._stopped.journal)
+        self._fun, self._plain, self._name, self._options = fun, plain, name, options
         self._pipeline = ShapesPipeline(fun, plain, name, options)
         self._moves, self._returned = Moves(name), Returned()
         self._plans: dict[Hashable, tuple[Plan, Traced]] = {}
@@ -170,8 +173,9 @@ class Executables:
         """The plan of a call and the traced call; planned on first use."""
         key, mesh = call.key(), self._options.here
         if key not in self._plans:
-            with collector_paused(), plain_calls():
-                self._plans[key] = self._make(call, args, kwargs)
+            again = functools.partial(self._plan_with, call, args, kwargs)
+            with collector_paused(), plain_calls(), self._stopped.watched(key, again):
+                self._plans[key] = self._make(self._pipeline, call, args, kwargs)
                 self._dump(self._plans[key][0])
             self._first.setdefault(call.program_key(), self._plans[key][0])
             self._by_shape[call.plan_key()] = self._similar[call.plan_key()] = self._plans[key][0]
@@ -187,14 +191,29 @@ class Executables:
         if folder is not None:
             dump(plan, folder / plan.fingerprint if self._similar else folder)
 
-    def _make(self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Plan, Traced]:
+    def best_so_far(self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> Plan:
+        """The plan of the best strategy of a stopped planning of a call."""
+        again = functools.partial(self._plan_with, call, args, kwargs)
+        with collector_paused(), plain_calls():
+            return self._stopped.completed(call.key(), again)
+
+    def _plan_with(
+        self, call: Call, args: Sequence[Any], kwargs: dict[str, Any], options: Options
+    ) -> Plan:
+        """The plan of a call with other options; not cached."""
+        pipeline = ShapesPipeline(self._fun, self._plain, self._name, options)
+        return self._make(pipeline, call, args, kwargs)[0]
+
+    def _make(
+        self, pipeline: ShapesPipeline, call: Call, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[Plan, Traced]:
         known = self._by_shape.get(call.plan_key())
         base = self._first.get(call.program_key())
         similar = self._similar.get(call.plan_key())
         if known is None and base is None and similar is not None:
             with contextlib.suppress(ValueError):  # `similar` has a different program
-                return self._pipeline.make(call, args, kwargs, similar)
-        return self._pipeline.remake(call, args, kwargs, known, base)
+                return pipeline.make(call, args, kwargs, similar)
+        return pipeline.remake(call, args, kwargs, known, base)
 
     def free_plan(self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> Plan:
         """Plans a call independently of earlier plans."""
@@ -230,6 +249,7 @@ class Executables:
         self._plans.clear()
         self._by_shape.clear()
         self._first.clear()
+        self._stopped.clear()
         self.entries.clear()
 
     def _check_fit(self, plan: Plan) -> None:

@@ -175,6 +175,19 @@ class AutoPartitioned(Unpickled, Generic[P, R]):
         form = self._form(args, kwargs)
         return form.executables.free_plan(form.call, form.args, form.kwargs)
 
+    def best_so_far(self, *args: Any, **kwargs: Any) -> Plan:
+        """Plan of the best strategy of a search that ctrl-C has stopped, for the same arguments.
+
+        The plan is complete and takes the seconds of a planning without its searches. The plan is
+        not the step's own: save the plan, or pass it as `schedule=`; the step's next call searches
+        again.
+
+        Raises:
+          ValueError: no search for these arguments was stopped.
+        """
+        form = self._form(args, kwargs)
+        return form.executables.best_so_far(form.call, form.args, form.kwargs)
+
     def init(self, init_fn: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
         """Computes the step's first argument (the train state) with the plan's shardings.
 

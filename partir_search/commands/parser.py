@@ -22,7 +22,8 @@ EXAMPLES = """examples:
   partir-search theory --model=llama3-405b --machine=h100 --devices=16384
 
 exit status: 0; 2 after bad input; 3 if the plan does not fit in memory, or if verify finds a
-difference of unknown cause
+difference of unknown cause; 130 after ctrl-C: `plan` has then written the outputs for the best
+strategy so far, if a search had begun
 """
 PLAN_EXAMPLES = """examples:
   --schedule=bp+z3                 the fastest data parallelism with ZeRO 3

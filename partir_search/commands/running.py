@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import pathlib
+import sys
 from typing import Any
 
 from jax.sharding import AbstractMesh
@@ -28,6 +29,7 @@ from partir_search.plan.spec import PlanSpec
 from partir_search.simulator.target.machine import find_machine
 
 DOES_NOT_FIT = 3
+STOPPED = 130  # 128 + SIGINT, as of a shell's command
 
 
 def run(args: argparse.Namespace) -> int:
@@ -78,12 +80,30 @@ def _plan(args: argparse.Namespace) -> int:
         confirm=confirm(args.confirm, args.confirm_memory),
         dump_dir=args.dump_dir,
     )(step)
-    plan = partitioned.plan(*inputs)
+    plan, stopped = _plan_or_best_so_far(partitioned, inputs)
     _show(args, plan)
+    if stopped:
+        return STOPPED
     if args.verify:
         found = plan.verify(args.verify)
         new_console(stderr=args.json).print(str(found), markup=False)
     return 0 if plan.fits else DOES_NOT_FIT
+
+
+def _plan_or_best_so_far(partitioned: Any, inputs: Any) -> tuple[Plan, bool]:
+    """The plan, or the plan of the best strategy until ctrl-C; True for the latter.
+
+    Raises:
+      KeyboardInterrupt: before a search, or again.
+    """
+    try:
+        return partitioned.plan(*inputs), False
+    except KeyboardInterrupt as stop:
+        if not hasattr(stop, "__notes__"):  # no search had begun
+            raise
+        text = "stopped; the plan of the best strategy so far follows (ctrl-C again: no plan)"
+        print(f"partir-search: {text}", file=sys.stderr, flush=True)
+    return partitioned.best_so_far(*inputs), True
 
 
 def _show(args: argparse.Namespace, plan: Plan) -> None:

@@ -1,13 +1,41 @@
-"""Interruption of a search by ctrl-C, with a note on the progress."""
+"""Interruption of a search by ctrl-C: a note on the progress, and the best answers so far."""
 
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Hashable, Sequence
 
 from partir_search.mcts.game import Move, Record
-from partir_search.mcts.search import Result, search
+from partir_search.mcts.search import Result, Settings, search
 from partir_search.planning.game import PlanningGame
+
+Path = tuple[Move, ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class SearchJournal:
+    """Best answers of the searches of one planning, from which a stopped planning is completed.
+
+    Moves name parts of a folded program: a journal serves another planning of the same call, with
+    a program and a fold made anew, as ctrl-C may end any update of the first ones halfway.
+
+    Attributes:
+      paths: by search, the moves of the best answers, best first; none if stopped before.
+      completes: True for a planning that searches no further: each search has one episode, and
+        starts from the known strategies and `paths`.
+    """
+
+    paths: dict[Hashable, list[Path]] = dataclasses.field(default_factory=dict)
+    completes: bool = False
+
+    def begin(self, search: Hashable) -> list[Path]:
+        """Answers known of a search; notes that the search has begun."""
+        return self.paths.setdefault(search, [])
+
+    def completing(self) -> SearchJournal:
+        """A copy for the planning that completes this one."""
+        return SearchJournal({k: [*paths] for k, paths in self.paths.items()}, completes=True)
 
 
 def search_noted(
@@ -18,8 +46,17 @@ def search_noted(
     progress: Callable[[Record], None] | None,
     *,
     settled: bool = False,
+    found: list[Path] | None = None,
+    completes: bool = False,
 ) -> Result:
-    """Runs `mcts.search`; a KeyboardInterrupt is raised with a note on the best strategy found."""
+    """Runs `mcts.search`; a KeyboardInterrupt is raised with a note on the best strategy found.
+
+    Args:
+      found: receives the moves of the best answers, of an interrupted search too.
+      completes: True for the starts and one more strategy, whatever the size of the space.
+    """
+    settings = Settings(exact_states=0) if completes else Settings()
+    episodes = 1 if completes else episodes
     last: collections.deque[Record] = collections.deque(maxlen=1)
 
     def watch(record: Record) -> None:
@@ -29,7 +66,13 @@ def search_noted(
 
     try:
         return search(
-            game, episodes=episodes, seed=seed, starts=starts, settled=settled, progress=watch
+            game,
+            episodes=episodes,
+            seed=seed,
+            starts=starts,
+            settled=settled,
+            settings=settings,
+            progress=watch,
         )
     except KeyboardInterrupt as stop:
         for record in last:
@@ -37,7 +80,9 @@ def search_noted(
             fits = "" if best.excess <= 0 else ", which exceeds the limits"
             stop.add_note(
                 f"the search was stopped after {record.episodes} of {episodes} strategies; the best"
-                f" so far has the objective {best.objective:.4g} (seconds, by default){fits}."
-                f" episodes={max(record.episodes, 1)} ends a search about there"
+                f" so far has the objective {best.objective:.4g} (seconds, by default){fits}"
             )
         raise
+    finally:
+        if found is not None:
+            found += [answer.path for record in last for answer in record.ranked()]

@@ -21,6 +21,7 @@ from partir_search.plan.plan import Plan
 from partir_search.plan.rewrites import Rewrites
 from partir_search.plan.spec import PlanSpec
 from partir_search.planning.confirm.request import Confirm
+from partir_search.planning.interruption import SearchJournal
 from partir_search.planning.pipeline_tactic import Pipeline
 from partir_search.planning.planner import Progress
 from partir_search.planning.tactics import Tactic, diagonals
@@ -36,7 +37,11 @@ AGAIN = 0, 1, 2, ALL  # ops of a layer that run again, in the order they are tri
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """Options of `auto_partition`, as documented by `auto_partition`."""
+    """Options of `auto_partition`, as documented by `auto_partition`.
+
+    Attributes:
+      journal: answers of the searches of the current planning; none are recorded by default.
+    """
 
     mesh: AnyMesh
     schedule: Schedule
@@ -63,6 +68,7 @@ class Options:
     trip_counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
     dump_dir: pathlib.Path | None = None
     confirm: Confirm | None = None
+    journal: SearchJournal | None = None
 
     @property
     def replays(self) -> bool:

@@ -23,6 +23,7 @@ from partir_search.mcts.search import Result
 from partir_search.passes.fold.fold import Folded
 from partir_search.plan.planned import Planned, SearchReport
 from partir_search.plan.search_space import SearchSpace
+from partir_search.plan.serialization import fingerprint
 from partir_search.planning.axis_modes import choose_modes
 from partir_search.planning.checks.schedule import check_schedule
 from partir_search.planning.clock import Clock
@@ -31,7 +32,7 @@ from partir_search.planning.fold_limits import choose_within
 from partir_search.planning.fold_models import FoldModels, fold_models
 from partir_search.planning.front.visited import visited_states
 from partir_search.planning.game import PlanningGame
-from partir_search.planning.interruption import search_noted
+from partir_search.planning.interruption import SearchJournal, search_noted
 from partir_search.planning.spreading import begin
 from partir_search.planning.stage import print_module
 from partir_search.planning.strategy_costs import StrategyCosts
@@ -138,6 +139,7 @@ class Planner:
         seed: int = 0,
         progress: Progress | None = None,
         hints: Sequence[Action] = (),
+        journal: SearchJournal | None = None,
     ) -> Planned:
         """Applies the actions `fixed` (the user's shardings), then the schedule.
 
@@ -148,6 +150,7 @@ class Planner:
           seed: seed of the searches.
           progress: callback with the search's record after each episode.
           hints: actions of a plan for a similar program, as a further start of searches.
+          journal: receives the searches' answers; one of a stopped planning is completed.
         """
         check_schedule(schedule, self.module, self.mesh)
         state, actions = begin(self.graph, self.mesh, self.memo, fixed, schedule)
@@ -156,7 +159,7 @@ class Planner:
         for tactic in schedule:
             if isinstance(tactic, AutomaticPartition):
                 found, report = self._search(
-                    tactic, actions, tactic.episodes or episodes, seed, progress, hints
+                    tactic, actions, tactic.episodes or episodes, seed, progress, hints, journal
                 )
                 reports.append(report)
                 for action in found:
@@ -234,10 +237,13 @@ class Planner:
         seed: int,
         progress: Progress | None,
         hints: Sequence[Action] = (),
+        journal: SearchJournal | None = None,
     ) -> tuple[list[Action], SearchReport]:
         names = tactic.axes or self.names
         with self._clock.timed("fold"):
             folded, game = self.game(names, before, tactic.exclude)
+        journal = journal or SearchJournal()
+        kept = journal.begin((fingerprint(folded.module), *names, *before, *tactic.exclude))
         ops, small = len(self.module.ops), len(folded.module.ops)
         self._clock.record("fold", ops, small, lambda: print_module(folded.module))
         known = named_strategies(self.mesh, names, game.targets, self.streams, self.stage_axes)
@@ -249,10 +255,12 @@ class Planner:
             starts.append((TileStacks(self.mesh.axes("+".join(given))), *starts[-1]))
         with self._clock.timed("exact steps"):
             named = zip(("hints", "stacked hints"), starts[len(known) :], strict=False)
-            exact = exact_moves(game, [*known, *named], EXACT_STARTS, episodes)
+            wanted = 0 if journal.completes else episodes
+            exact = exact_moves(game, [*known, *named], EXACT_STARTS, wanted)
         with self._clock.timed("search"):
-            paths = [*starts, *((move,) for move in exact.moves)]
-            result = search_noted(game, episodes, seed, paths, progress, settled=exact.fits)
+            paths = [*starts, *((move,) for move in exact.moves), *kept]
+            ends = {"settled": exact.fits, "completes": journal.completes}
+            result = search_noted(game, episodes, seed, paths, progress, found=kept, **ends)
         found = [game.describe(move) for move in result.best.path]
         self._clock.record("search", small, small, lambda: "\n".join(found))
         visited = visited_states(game, result.paths, ops)

@@ -270,6 +270,7 @@ class StagePlanner:
                     seed=o.seed,
                     progress=progress.watch,
                     hints=hints,
+                    journal=o.journal,
                 )
 
             own, fixed = planner.goals, self.fixed(planner.module)

@@ -67,6 +67,7 @@ def _searched(
             seed=options.seed,
             progress=progress.watch,
             hints=found.planned.actions,
+            journal=options.journal,
         )
     planned = entered(base, planner, free.actions)
     score = scorer(planner.goals)

@@ -185,15 +185,3 @@ def test_cache_that_cannot_be_written_loses_no_plan(tmp_path: pathlib.Path) -> N
     (tmp_path / "plans").write_text("no folder any more")
     with pytest.warns(UserWarning, match="cache: the plan cannot be stored at .*search again"):
         assert cached.plan(STATE, rows()).fits
-
-
-def test_stopped_search_says_how_far_it_was() -> None:
-    def stop(record: Any) -> None:
-        if record.episodes >= 4:
-            raise KeyboardInterrupt  # as Python does for the signal, unless a shell ignores that
-
-    step = decorated(progress=stop, episodes=50)
-    with pytest.raises(KeyboardInterrupt) as caught:
-        step.plan(STATE, rows())
-    (note,) = caught.value.__notes__
-    assert re.search(r"stopped after 4 of 50 strategies; the best so far .*episodes=4 ends", note)
