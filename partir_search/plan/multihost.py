@@ -61,7 +61,7 @@ def _essence(plan: Plan) -> dict[str, Any]:
     Simulated figures are left out: processors differ in the last bit of a sum.
     """
     data = plan.to_json()
-    for figures in ("seconds", "peak_bytes", "confirmed"):
+    for figures in ("seconds", "peak_bytes", "confirmed", "record_of"):
         data.pop(figures, None)
     arguments = {f"argument {p}": a["type"] for p, a in data.pop("arguments").items()}
     return {**arguments, **data}

@@ -34,7 +34,7 @@ from partir_search.plan.report.notebook import plan_html
 from partir_search.plan.rewrites import Rewrites
 from partir_search.plan.search_log import save_search
 from partir_search.plan.serialization import FORMAT, arguments_of
-from partir_search.plan.spec import PlanSpec
+from partir_search.plan.spec import PlanSpec, record_key
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -238,6 +238,7 @@ class Plan(PlanFacts, SavedInstead):
         data = {"format": FORMAT, **self.spec.to_json()}
         for path, _, spec in self.arguments():
             data["arguments"][path]["spec"] = str(spec)
+        data["record_of"] = record_key(data)
         figures = {"seconds": self.cost.seconds, "peak_bytes": self.cost.peak_bytes}
         versions = {"partir_search": VERSION, "jax": jax.__version__}
         front = {"front": self.known_front.to_json()} if self.known_front else {}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -27,6 +29,8 @@ class PlanSpec(Rewritten):
       actions: decisions in order.
       rewrites: rewrites of the program before the actions.
       arguments: type of each argument, by path.
+      specs: spec of each argument as text, by path, recorded in a file with these actions; else
+        empty.
       bound: lower bound of all plans' seconds, found by the search; None without one.
       space: the space of the search, which a front varies; None if a schedule decided everything.
       confirmed: choice of the plan by a compiler; None without one.
@@ -40,6 +44,7 @@ class PlanSpec(Rewritten):
     actions: tuple[Action, ...]
     rewrites: Rewrites = dataclasses.field(default_factory=Rewrites)
     arguments: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    specs: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False)
     bound: PlanBound | None = dataclasses.field(default=None, compare=False)
     space: SearchSpace | None = dataclasses.field(default=None, compare=False)
     confirmed: Confirmation | None = dataclasses.field(default=None, compare=False)
@@ -127,6 +132,30 @@ def _read_mesh(data: Mapping[str, Any]) -> MeshShape:
     return split.with_diagonals(data.get("diagonals", ()), bool(data.get("skewed_state")))
 
 
+def _write_arguments(spec: PlanSpec) -> dict[str, Any]:
+    found = {path: {"type": kind} for path, kind in spec.arguments.items()}
+    for path, text in spec.specs.items():
+        found[path]["spec"] = text
+    return {"arguments": found}
+
+
+def record_key(data: Mapping[str, Any]) -> str:
+    """Hash of the actions of a plan as JSON, kept with the specs that they make."""
+    return hashlib.sha256(json.dumps(data["actions"], sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _read_specs(data: Mapping[str, Any]) -> dict[str, str]:
+    """Recorded specs; none after an edit of the actions, which make others."""
+    return _read_arguments(data, "spec") if data.get("record_of") == record_key(data) else {}
+
+
+def _read_arguments(data: Mapping[str, Any], key: str) -> dict[str, str]:
+    """An entry of each argument, by path; none where the file has none but the type."""
+    found: Mapping[str, Any] = typed_entry(data, "arguments", dict, "arguments by path")
+    rows = {path: typed_entry(found, path, dict, "a type and a spec") for path in found}
+    return {path: str(row[key]) for path, row in rows.items() if key == "type" or key in row}
+
+
 _ENTRIES = (
     _text("function"),
     _text("fingerprint"),
@@ -143,12 +172,6 @@ _ENTRIES = (
     _Entry("bound", _write_bound, _read_bound),
     _Entry("space", _write_space, _read_space),
     _Entry("confirmed", _write_confirmed, _read_confirmed),
-    _Entry(
-        "arguments",
-        lambda spec: {"arguments": {path: {"type": t} for path, t in spec.arguments.items()}},
-        lambda data: {
-            path: str(a["type"])
-            for path, a in typed_entry(data, "arguments", dict, "arguments by path").items()
-        },
-    ),
+    _Entry("arguments", _write_arguments, lambda data: _read_arguments(data, "type")),
+    _Entry("specs", lambda spec: {}, _read_specs),
 )

@@ -21,6 +21,7 @@ from partir_search.ir.mesh import MeshShape
 from partir_search.passes.group_arguments import with_groups
 from partir_search.passes.views import with_views
 from partir_search.plan.alternatives import TriedPipeline
+from partir_search.plan.argument_record import record_differences
 from partir_search.plan.context import PlanContext
 from partir_search.plan.multihost import plan_first, spans_processes
 from partir_search.plan.plan import Plan, spec_of
@@ -209,12 +210,13 @@ class PlanPipeline:
 
     def _planned(self, call: Call, traced: Traced, stage: Stage, spec: PlanSpec | None) -> Plan:
         """Plan of one form of a program."""
+        o = self._options
         stages = self.stage_planner(call, traced)
         actions = spec.actions if spec else stages.fixed(stage.module)
         stage = dataclasses.replace(stage, module=without_ties(stage.module, actions))
         planner = stages.planner(stage.module)
         warn_opaque(planner)
-        warn_of_constraints(stage.module, self.mesh(stage.module), self._options.mesh)
+        warn_of_constraints(stage.module, self.mesh(stage.module), o.mesh)
         warn_constants(stage.module)
         limit = planner.memory_limit
         if spec is None:
@@ -226,7 +228,13 @@ class PlanPipeline:
         check_mesh(spec, planner.mesh)
         if changed:
             return self.plan(traced, stages.replayed_changed(stage, spec, changed), limit)
-        return self.plan(traced, stages.replayed(stage, spec), limit, stages.planner)
+        plan = self.plan(traced, stages.replayed(stage, spec), limit, stages.planner)
+        differences = record_differences(spec, plan.arguments(), spec.mesh.user == o.shape.user)
+        if differences and spec.on_change == "raise":
+            raise ValueError(differences)
+        if differences:
+            warnings.warn(differences, stacklevel=2)
+        return plan
 
     def plan(
         self,

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 
 import partir_search as ps
@@ -112,6 +113,8 @@ FILES: dict[str, tuple[Callable[[ps.Plan], str], str]] = {
     "actions": (lambda p: edited(p, actions=3), "its 'actions' are a list of actions, not 3"),
     "action": (lambda p: edited(p, actions=[{"tiel": "x"}]), "not an action: {'tiel': 'x'}"),
     "action's dim": (lambda p: edited(p, actions=[{"tile": "batch.x"}]), "it has no 'dim'"),
+    "arguments": (lambda p: edited(p, arguments=[]), "its 'arguments' are arguments by path, not"),
+    "argument": (lambda p: edited(p, arguments={"batch/x": "P()"}), "are a type and a spec, not "),
     "remat": (lambda p: edited(p, remat=[[1]]), "its 'remat' are pairs of positions, not [[1]]"),
     "machine": (
         lambda p: json.dumps(dataclasses.asdict(p.machine)),
@@ -159,6 +162,54 @@ def test_plan_that_names_what_is_not_there(plan: ps.Plan, tmp_path: pathlib.Path
         planned(schedule=ps.load_plan(path))
     with says(f"{path} holds no machine: it holds a plan"):
         ps.auto_partition(MESH, machine=path)
+
+
+RECORDS: dict[str, tuple[str, dict[str, str] | None, str]] = {
+    "spec": (
+        "batch/x",
+        {"spec": "P('model')"},
+        "batch/x has spec \"P('model')\" there, the actions make \"P('batch',)\"",
+    ),
+    "spec longer": ("batch/x", {"spec": "P('batch', 'model')"}, "the actions make"),
+    "no spec": ("batch/x", {"spec": "batch"}, "batch/x has spec 'batch' there"),
+    "type": ("batch/x", {"type": "bf16[16,8]"}, "has type 'bf16[16,8]' there, the program has 'f3"),
+    "path": ("batch/z", {"type": "f32[16,8]"}, "it has 'batch/z', no argument; did you mean 'batc"),
+}
+
+
+@pytest.mark.parametrize("case", sorted(RECORDS))
+def test_record_of_arguments_is_held_against_the_actions(
+    case: str, plan: ps.Plan, tmp_path: pathlib.Path
+) -> None:
+    """An edit of the record, which a replay does not read, is an error with a remedy."""
+    argument, change, message = RECORDS[case]
+    record = plan.to_json()["arguments"]
+    record[argument] = {**record.get(argument, {}), **(change or {})}
+    path = tmp_path / "plan.json"
+    path.write_text(edited(plan, arguments=record))
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        planned(schedule=ps.load_plan(path))
+    assert "Edit 'actions', or write tactics, ps.ManualPartition(" in str(caught.value)
+    with pytest.warns(UserWarning, match="are a record of what its actions make"):
+        applied = planned(schedule=ps.load_plan(path, on_change="apply"))
+    assert applied.actions == plan.actions
+
+
+def test_record_of_arguments_in_other_words(plan: ps.Plan, tmp_path: pathlib.Path) -> None:
+    """Equal specs are no difference, nor those of a mesh of other sizes, nor a missing record."""
+    record = plan.to_json()["arguments"]
+    record["batch/x"]["spec"] = "PartitionSpec( 'batch', None)"
+    del record["batch/y"]["spec"]
+    del record["state/params/w1"]
+    path = tmp_path / "plan.json"
+    path.write_text(edited(plan, arguments=record))
+    saved = ps.load_plan(path)
+    assert planned(schedule=saved).actions == plan.actions
+    mesh = AbstractMesh((4, 2), ("batch", "model"))
+    record["batch/x"]["spec"] = "P('model')"
+    path.write_text(edited(plan, arguments=record))
+    other = planned(schedule=ps.load_plan(path), mesh=mesh)
+    assert other.actions == plan.actions
 
 
 @pytest.mark.parametrize(
