@@ -4,6 +4,7 @@
     python -m experiments.pipelines --theory --known
     python -m experiments.pipelines --planned
     python -m experiments.pipelines --planned --again
+    python -m experiments.pipelines --context
 
 Seconds, memory and utilization of one step of 16 Mi tokens on 8,192 and 16,384 H100 (TP 8, PP 16,
 as in table 4 of arXiv 2407.21783). A layer's seconds and bytes are the simulator's: differences by
@@ -11,8 +12,9 @@ layers and by sequences, kept or recomputed. The closed forms of `partir_search.
 make them a step. Each row recomputes the fewest layers of a stage with which it fits. `--known`
 adds the fastest known strategy without a pipeline that fits, on the whole model (a minute of CPU
 for each number of devices). `--planned` plans the model with `ps.Pipeline("stage")`, padded to 128
-layers, which chooses microbatches and chunks; with `--again` every layer is computed again. Nothing
-is allocated and nothing runs.
+layers, which chooses microbatches and chunks; with `--again` every layer is computed again.
+`--context` plans the third row of the table: sequences of 131,072 tokens, with context parallelism
+on 16 devices between nodes. Nothing is allocated and nothing runs.
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ FLAGS = flags.FLAGS
 flags.DEFINE_boolean("theory", False, "Closed forms on the simulator's figures of one layer.")
 flags.DEFINE_boolean("planned", False, "Plans with ps.Pipeline on the whole model.")
 flags.DEFINE_boolean("again", False, "Every layer of the planned model is computed again.")
+flags.DEFINE_boolean("context", False, "Plans of sequences of 131,072 tokens.")
 flags.DEFINE_boolean("known", False, "The known strategies without pipelines beside them.")
 
 H100 = ps.MACHINES["h100"]
@@ -56,6 +59,7 @@ GROUPS = 2  # of data parallelism, for a layer's figures
 REPORTED = {8192: 0.43, 16384: 0.41}  # table 4 of arXiv 2407.21783
 CHUNKS = (1, 2, 4, 8)
 PADDED = 128  # layers that stages and chunks divide
+LONG, CONTEXT = 131072, 16  # tokens of a sequence, and devices that share one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,6 +239,69 @@ def planned_rows(devices: int) -> list[dict[str, Any]]:
     ]
 
 
+def context_row(name: str, chunks: int, *tactics: Any, **options: Any) -> dict[str, Any]:
+    """The third row of the table, 16,384 devices, planned with tactics beside the pipeline.
+
+    Args:
+      options: of `auto_partition`.
+    """
+    begin = time.process_time()
+    model, devices = MODEL_SIZES[NAME], 16384
+    groups = devices // (STAGES * CONTEXT * TENSOR)
+    entry = MODELS[NAME].resized(layers=PADDED, seq=LONG)
+    pipeline = ps.Pipeline("stage", microbatches=TOKENS // LONG // groups, chunks=chunks)
+    step = ps.auto_partition(
+        AbstractMesh((STAGES, groups, CONTEXT, TENSOR), ("stage", "data", "context", "model")),
+        machine=H100.across_hosts("stage", "data", "context"),
+        schedule=[pipeline, *tactics, ps.AutomaticPartition()],
+        episodes=50,
+        progress=False,
+        on_overflow="warn",
+        **options,
+    )(jax.jit(entry.step, donate_argnums=0))
+    plan = step.plan(*entry.abstract_args(TOKENS // LONG))
+    rate = devices * H100.flops_per_s["default"] * plan.cost.seconds
+    scores = training.attention_flops(model.layers, model.width, LONG, TOKENS)
+    return {
+        "devices": devices,
+        "plan": f"{name}, v {chunks}",
+        "closed_s": round(_context_seconds(chunks), 2),
+        "s": round(plan.cost.seconds, 2),
+        "exposed_s": round(plan.cost.collective_seconds, 2),
+        "gb": round(plan.cost.peak_bytes / 1e9, 1),
+        "mfu": round((training.step_flops(model.parameters, TOKENS) + scores) / rate, 3),
+        "reported": 0.38,
+        "planning_cpu_s": round(time.process_time() - begin, 1),
+    }
+
+
+def _context_seconds(chunks: int) -> float:
+    """Closed form of the third row: a group of `TENSOR` devices has as many tokens of a sequence as
+    in the first row, and the products of causal attention with all earlier tokens.
+    """
+    model = MODEL_SIZES[NAME]
+    groups = 16384 // (STAGES * CONTEXT * TENSOR)
+    schedule = PipelineSchedule(STAGES, TOKENS // LONG // groups, chunks)
+    stage = stage_seconds(PADDED // STAGES, 0)
+    known = 2 * training.attention_flops(1, model.width, model.sequence, LONG // CONTEXT)
+    scores = training.attention_flops(1, model.width, LONG, LONG // CONTEXT) - known
+    rate = TENSOR * H100.matmul_flops_per_s("bfloat16")
+    more = PADDED // STAGES * scores / rate
+    stage = dataclasses.replace(
+        stage, forward=stage.forward + more / 3, backward=stage.backward + 2 * more / 3
+    )
+    return pipelines.pipeline_seconds(schedule, stage)
+
+
+CONTEXT_ROWS: tuple[tuple[str, int, tuple[Any, ...], dict[str, Any]], ...] = (
+    ("keys gathered", 8, (ps.ContextParallel("context", ring=False),), {}),
+    ("keys rotate, zigzag", 4, (ps.ContextParallel("context", zigzag=True),), {}),
+    ("keys rotate, zigzag", 8, (ps.ContextParallel("context", zigzag=True),), {}),
+    ("found", 8, (), {}),
+    ("found, rings=True", 8, (), {"rings": True}),
+)
+
+
 def bound_row(devices: int) -> dict[str, Any]:
     """Tokens of a group of FSDP beside those that hide its collectives."""
     machine = H100
@@ -245,12 +312,14 @@ def bound_row(devices: int) -> dict[str, Any]:
 
 
 def main(_: Any) -> None:
-    if not (FLAGS.theory or FLAGS.planned):
-        raise app.UsageError("say --theory or --planned")
+    if not (FLAGS.theory or FLAGS.planned or FLAGS.context):
+        raise app.UsageError("say --theory, --planned or --context")
     warnings.simplefilter("ignore")  # of plans that do not fit: the table shows them
     for devices in REPORTED if FLAGS.planned else ():
         for row in planned_rows(devices):
             print(json.dumps(row), flush=True)
+    for name, chunks, tactics, options in CONTEXT_ROWS if FLAGS.context else ():
+        print(json.dumps(context_row(name, chunks, *tactics, **options)), flush=True)
     if not FLAGS.theory:
         return
     rows = []

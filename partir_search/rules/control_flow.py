@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
 
 from jax import lax
 
-from partir_search.ir.core import Op, Operand, Region, Value
+from partir_search.ir.core import Op
 from partir_search.ir.data_flow import (
     CarryEdge,
     DataFlowEdges,
@@ -181,36 +180,6 @@ def _pass_edges(operands: int, results: int) -> DataFlowEdges:
         outputs=tuple(OutputEdge(0, j, j) for j in range(results)),
         trip_counts=(1,),
     )
-
-
-def with_constant(op: Op, operand: Operand, args: Sequence[Value]) -> Op:
-    """A region op with one more operand, the same in every iteration.
-
-    Args:
-      args: the new first argument of each region.
-
-    Raises:
-      KeyError: a primitive with regions of another kind.
-    """
-    counts = {
-        "scan": ("num_consts",),
-        "while": ("cond_nconsts", "body_nconsts"),
-        **dict.fromkeys(("cond", "remat2", "checkpoint"), ()),
-    }[op.prim]
-    params = {**op.params, **{name: op.params[name] + 1 for name in counts}}
-    params.pop("linear", None)
-    if isinstance(prevented := params.get("prevent_cse"), tuple):
-        params["prevent_cse"] = (False, *prevented)
-    operands = (operand, *op.operands)
-    if op.prim == "while":  # of the condition, and of the body
-        first = op.params["cond_nconsts"]
-        operands = (operand, *op.operands[:first], operand, *op.operands[first:])
-    elif op.prim == "cond":  # the branch's number comes first
-        operands = (op.operands[0], operand, *op.operands[1:])
-    regions = tuple(
-        Region((arg, *r.args), r.ops, r.results) for arg, r in zip(args, op.regions, strict=True)
-    )
-    return dataclasses.replace(op, operands=operands, regions=regions, params=params, key=None)
 
 
 def _emit_remat(op: Op, bodies: Sequence[RegionFunction], args: Sequence[Any]) -> Sequence[Any]:

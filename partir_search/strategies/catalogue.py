@@ -96,9 +96,17 @@ def named_strategies(
         plans.setdefault(title, moves)
 
     def add_data(
-        rest: Axes, title: str, *moves: StrategyMove, first: StrategyMove | None = None
+        rest: Axes,
+        title: str,
+        *moves: StrategyMove,
+        first: StrategyMove | None = None,
+        context: Axes = (),
     ) -> None:
-        """Adds `moves` with data parallelism on `rest`, without and with ZeRO on axes of `rest`."""
+        """Adds `moves` with data parallelism on `rest`, without and with ZeRO on axes of `rest`.
+
+        Args:
+          context: axes of context parallelism in `moves`, to replicate no state along.
+        """
         base = (*([first] if first else []), *data(rest), *moves)
         title = f"BP({name(rest)}){title}"
         add(title, *base)
@@ -106,8 +114,8 @@ def named_strategies(
         for code, each in ZEROS.items():
             if each.once and not (targets.totals if each.stage < 3 else targets.held):
                 continue
-            add(f"{title}+{code}", *base, *zero(rest, each))
-            if len(single) > 1:
+            add(f"{title}+{code}", *base, *zero((*rest, *context), each))
+            if len(single) > 1 and not context:
                 for one in single:
                     add(f"{title}+{code}({name(one)})", *base, *zero(one, each))
 
@@ -144,6 +152,16 @@ def named_strategies(
         if targets.contexts:
             add_data(rest, f"+CP({name(m)})", TileContext(m))
             add(f"MP({name(rest)})+CP({name(m)})", ModelParallel(rest, False), TileContext(m))
+            for context in map(mesh.axes, axes) if name(m) in axes else ():
+                if context == m:
+                    continue
+                title = f"+MP({name(m)}, head)+CP({name(context)})+SP"
+                three = ModelParallel(m, True), TileContext(context), SequenceParallel(m)
+                further = tuple(a for a in rest if a not in context)
+                if further:
+                    add_data(further, title, *three, context=context)
+                else:
+                    add(title[1:], *three)
         for head in (False, True):
             title = f"+MP({name(m)}{', head' if head else ''})"
             add_data(rest, title, ModelParallel(m, head))

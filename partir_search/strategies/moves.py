@@ -129,12 +129,17 @@ class ModelParallel(Strategy):
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
 class SequenceParallel(Strategy):
-    """Tile activations between blocks: results of sums over the axes (Korthikanti et al. 2022)."""
+    """Tile activations between blocks: results of sums over the axes (Korthikanti et al. 2022).
+
+    A dim of sequences tiled by context parallelism is tiled further.
+    """
 
     axes: Axes
 
     def apply(self, targets: StrategyTargets, state: State) -> list[Decision]:
         graph, done = targets.graph, list[Decision]()
+        contexts = targets.context_axes(state)
+        others = [row for a, row in enumerate(state.tiles) if a not in contexts]
         for op in graph.module.ops:
             node = graph.node_of[op.id]
             if op.regions or op.backward or node < 0:
@@ -145,7 +150,7 @@ class SequenceParallel(Strategy):
                 continue
             cls = graph.class_of[op.results[0].id]
             dims = range(len(graph.shapes[cls]) - 1)
-            free = [d for d in dims if all(row[cls] != d for row in state.tiles)]
+            free = [d for d in dims if all(row[cls] != d for row in others)]
             done += _first_played(state, [TileClass(cls, d, self.axes) for d in free])
         return done
 

@@ -94,6 +94,11 @@ class StrategyTargets:
                 found += [(self.graph.class_of[v.id], d) for d in places]
         return tuple(dict.fromkeys(found))
 
+    def context_axes(self, state: State) -> frozenset[int]:
+        """Axes that tile the sequences of attention."""
+        axes = range(len(state.tiles))
+        return frozenset(a for a in axes for c, d in self.contexts if state.tiles[a][c] == d)
+
     @functools.cached_property
     def stacks(self) -> tuple[int, ...]:
         """Classes of stacks of arrays, with one array per index of dim 0."""

@@ -109,7 +109,23 @@ def carried(params: Any, tokens: Any, key: Any) -> Any:
     return -_scores(params, tokens, h).mean() + extra.mean()
 
 
+def attending(params: Any, tokens: Any, key: Any) -> Any:
+    """Causal attention in every layer, with a mask from outside of the layers."""
+    mask = jnp.tril(jnp.ones((LENGTH, LENGTH), bool))
+
+    def layer(h: Any, p: Any) -> Any:
+        query, key, value = h @ p["w"], jnp.sin(h), h + p["b"]
+        scores = jnp.where(mask, jnp.einsum("bqd,bkd->bqk", query, key), -1e9)
+        mixed = jnp.einsum("bqk,bkd->bqd", jax.nn.softmax(scores), value)
+        return _layer(h + mixed @ p["w"], p)
+
+    h = params["embedding"][tokens[:, :-1]]
+    h, _ = jax.lax.scan(jax.checkpoint(layer), h, params["layers"])
+    return -_scores(params, tokens, h).mean()
+
+
 STEPS = {
+    "attending": _step(attending),
     "tied": _step(tied),
     "recomputed": _step(recomputed),
     "dropped": _step(dropped),

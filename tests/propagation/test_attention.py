@@ -101,6 +101,42 @@ def test_causal_masks(mask: Callable[[Any, Any], Any], causal: bool) -> None:
     assert op.params["body"].causal == causal
 
 
+def scanned(q: Any, k: Any, v: Any) -> Any:
+    """Three layers in a scan, which reads its mask from outside."""
+    mask = jnp.tril(jnp.ones((q.shape[1],) * 2, bool))
+
+    def layer(x: Any, scale: Any) -> Any:
+        scores = jnp.where(mask, jnp.einsum("bqhd,bkhd->bhqk", x, scale * k), -1e9)
+        return jnp.sin(jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), v)), None
+
+    return jax.lax.scan(jax.checkpoint(layer), q, jnp.arange(1.0, 4.0))[0]
+
+
+def looped(q: Any, k: Any, v: Any) -> Any:
+    """Layers in a loop within a conditional."""
+    mask = jnp.tril(jnp.ones((q.shape[1],) * 2, bool))
+
+    def layer(i: Any, x: Any) -> Any:
+        return jax.nn.dot_product_attention(x, k, v, mask=mask[None, None])
+
+    def run() -> Any:
+        return jax.lax.while_loop(lambda x: x[0] < 3, lambda x: (x[0] + 1, layer(*x)), (0, q))[1]
+
+    return jax.lax.cond(k.sum() > 0, run, lambda: q)
+
+
+@pytest.mark.parametrize("fun", [gradients(scanned), looped], ids=["scanned", "looped"])
+def test_masks_outside_of_loops(fun: Callable[..., Any]) -> None:
+    """A mask of positions alone is made by blocks inside of the loop; none enters a loop."""
+    args = heads(2, 8)
+    ops, reasons, found = attentions(module_of(fun, *args))
+    assert ops
+    assert not reasons
+    assert all(op.params["body"].causal for op in ops)
+    assert not [v for v in found.values if v.type.shape.count(8) > 1]
+    assert_same(run_evaluator(state_of(found).partition(), args), jax.tree.leaves(fun(*args)))
+
+
 def kept(q: Any, k: Any, v: Any) -> Any:
     weights = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k))
     return jnp.einsum("bhqk,bkhd->bqhd", weights, v), weights

@@ -30,7 +30,7 @@ from partir_search.lowering.time.cut import PartsMeet, TimeCut
 from partir_search.lowering.time.kinds import PENDING, TILE, Meeting
 from partir_search.lowering.time.part import PartWriter
 from partir_search.passes.fresh_names import name_apart
-from partir_search.rules.control_flow import with_constant
+from partir_search.rules.region_parts import with_constant
 from partir_search.rules.scans import scan_of
 
 SCOPE = "microbatches"  # of the ops around the loop

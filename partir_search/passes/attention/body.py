@@ -141,8 +141,9 @@ def build_body(
 def _uses(ops: RegionOps, phase: Phase) -> tuple[list[_Use], dict[int, tuple[int, int]]]:
     """Returns the ops of a phase, and the (use, result) of each value by value id.
 
-    Values computed from positions and literals alone (index grids of a mask) are recomputed for
-    each reader, as queries' and keys' positions may be one value in the program.
+    Values computed from positions and literals alone (index grids of a mask), also outside of a
+    loop, are recomputed for each reader, as queries' and keys' positions may be one value in the
+    program.
     """
     uses: list[_Use] = []
     made: dict[int, tuple[int, int]] = {}
@@ -150,12 +151,13 @@ def _uses(ops: RegionOps, phase: Phase) -> tuple[list[_Use], dict[int, tuple[int
     def read(x: Operand) -> Operand | tuple[int, int]:
         if isinstance(x, Literal) or x.id in made:
             return made[x.id] if isinstance(x, Value) else x
-        maker = ops.makers[x.id]
+        source = ops.source(x)
+        maker = ops.makers[source.id]
         if maker is None or not ops.is_dataless(maker):
             return x
         ins = tuple(map(read, maker.operands))
         uses.append(_Use(maker, ops.rule(maker), ins, _count_factors(uses)))
-        return len(uses) - 1, maker.results.index(x)
+        return len(uses) - 1, maker.results.index(source)
 
     for op in phase.ops:
         ins = tuple(map(read, op.operands))

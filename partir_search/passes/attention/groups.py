@@ -8,7 +8,7 @@ combined with scores (a mask from two index grids, the cotangents of the weights
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from partir_search.ir.analysis.def_use import DefUse
 from partir_search.ir.core import Op, Operand, Region, Value
@@ -24,11 +24,22 @@ class NotAttention(Exception):
 
 
 class RegionOps:
-    """Ops of one region, with position, makers and users of values."""
+    """Ops of one region, with position, makers and users of values.
 
-    def __init__(self, region: Region, uses: DefUse, rule: Callable[[Op], OpRule]) -> None:
+    Attributes:
+      outside: by id of a region's argument equal in all iterations, the value outside.
+    """
+
+    def __init__(
+        self,
+        region: Region,
+        uses: DefUse,
+        rule: Callable[[Op], OpRule],
+        outside: Mapping[int, Value],
+    ) -> None:
         self.region = region
         self.ops = region.ops
+        self.outside = outside
         self._rule = rule
         self.position = {id(op): at for at, op in enumerate(self.ops)}
         self.makers, self.users = uses.makers, uses.users
@@ -46,10 +57,16 @@ class RegionOps:
         r = self.rule(op)
         return not (r.opaque or r.major_factors or r.reads or r.indexed or r.manual or r.blocked)
 
+    def source(self, value: Value) -> Value:
+        """A value, or the value outside of all loops that a region's argument stands for."""
+        while value.id in self.outside:
+            value = self.outside[value.id]
+        return value
+
     def is_dataless(self, op: Op) -> bool:
         """True if an op is elementwise and computes from index grids and literals alone."""
         if id(op) not in self._is_dataless:
-            makers = [self.makers[v.id] for _, v in op.inputs()]
+            makers = [self.makers[self.source(v).id] for _, v in op.inputs()]
             self._is_dataless[id(op)] = (
                 self.is_blockwise(op)
                 and self.rule(op).elementwise

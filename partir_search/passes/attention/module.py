@@ -16,6 +16,7 @@ from partir_search.passes.attention.groups import (
 from partir_search.passes.attention.mask import is_causal
 from partir_search.passes.attention.phases import Phase, split_phases
 from partir_search.passes.attention.softmax_sums import find_online, find_sums
+from partir_search.passes.constants_of_regions import values_outside, without_unread
 from partir_search.passes.rewriter import Rewriter
 from partir_search.rules.attention import BACKWARD, FORWARD
 from partir_search.rules.registry import RuleTable, rule_key
@@ -47,13 +48,15 @@ def with_attention(module: Module, table: RuleTable) -> tuple[Module, list[str]]
     """
     rewriter = _Rewriter(module, table)
     new = rewriter.run()
-    return (new if rewriter.count else module), rewriter.reasons
+    if not rewriter.count:
+        return module, rewriter.reasons
+    return without_unread(new, table), rewriter.reasons  # masks of whole sequences
 
 
 def forward_ops(module: Module, table: RuleTable) -> frozenset[int]:
     """Ids of the ops of all forward phases that `with_attention` makes one op each."""
     rewriter = _Rewriter(module, table)
-    regions = (RegionOps(region, rewriter.uses, table) for region in walk_regions(module.body))
+    regions = (rewriter.region_ops(region) for region in walk_regions(module.body))
     fused = (found for ops in regions for found in rewriter.find_attentions(ops))
     forward = (found for found in fused if found.phase_body.body.online is not None)
     return frozenset(op.id for found in forward for op in found.phase.ops)
@@ -65,11 +68,16 @@ class _Rewriter(Rewriter):
     def __init__(self, module: Module, table: RuleTable) -> None:
         super().__init__(module)
         self.table, self.uses = table, def_use(module)
+        self.outside = values_outside(module, table)
         self.count = 0
         self.reasons: list[str] = []
 
+    def region_ops(self, region: Region) -> RegionOps:
+        """Ops of a region, and values known outside."""
+        return RegionOps(region, self.uses, self.table, self.outside)
+
     def ops(self, old: Region) -> list[Op]:
-        ops = RegionOps(old, self.uses, self.table)
+        ops = self.region_ops(old)
         found = self.find_attentions(ops)
         fused_ops = {id(op) for fused in found for op in fused.phase.ops}
         fused_by_result = {r.id: fused for fused in found for r in fused.phase.results}

@@ -1,6 +1,6 @@
 """Loop over the ticks of a lockstep pipeline, in jax on whole arrays.
 
-Arrays of stages have a dim of stages; tiled on a mesh axis, each device holds one stage, and the
+Arrays of stages have a dim of stages; tiled on a mesh axis, each device holds one stage, and a
 shift of a carry by one stage is one permute. Every tick computes the same kinds of work for all
 stages. The entry and the head, outside of the layers, are computed once in a tick, for the
 microbatch of the first and of the last stage; arrays of entry and head have no dim of stages and
