@@ -17,6 +17,7 @@ from partir_search.simulator.memory.buffers import Buffers, assign_inner_buffers
 from partir_search.simulator.memory.curve import live_curve
 from partir_search.simulator.memory.dtypes import assign_dtypes
 from partir_search.simulator.memory.model import MemoryModel
+from partir_search.simulator.memory.recomputed_reads import recomputed_reads
 from partir_search.simulator.memory.region_summaries import (
     summarize_folded_regions,
     summarize_regions,
@@ -113,7 +114,9 @@ def model_program(
         argument_counts=_with_constants(counts, module),
         live_values=buffers.ranges.value,
         padding=tile_padding(module, rules, machine.traits),
+        read_until=(),
     )
+    memory = _with_reads(memory, facts)
     return Models(facts, memory, _time_model(facts, rules, kernels, width, machine))
 
 
@@ -151,8 +154,16 @@ def model_fold(
         argument_counts=_with_constants(counts, module),
         live_values=live[live >= 0],
         padding=tile_padding(module, rules, traits),
+        read_until=(),
     )
+    memory = _with_reads(memory, facts)
     return Models(facts, memory, _time_model(facts, rules, kernels, width, machine))
+
+
+def _with_reads(memory: MemoryModel, facts: ProgramFacts) -> MemoryModel:
+    """Memory model with the last reads of recomputed values."""
+    reads = recomputed_reads(facts.module, facts.elementwise, memory.stored, memory.width)
+    return dataclasses.replace(memory, read_until=reads)
 
 
 def _closed_regions(folded: Folded, rules: Sequence[OpRule], machine: Machine) -> Closed:

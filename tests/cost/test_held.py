@@ -86,3 +86,45 @@ def test_products_wait_for_gathers_with_what_they_read(link: float, late: bool) 
     assert found[gradient - 1] == sooner[gradient - 1] + BYTES
     assert found[last] == (BYTES if late else 0.0)
     assert found[: gradient - 1] == sooner[: gradient - 1]
+
+
+def gated(columns: int) -> Any:
+    """Columns of a product, gathered to be sliced: two slices of as many columns as asked for."""
+
+    def loss(x: Any, w: Any, v: Any) -> Any:
+        y = x @ w
+        return jnp.sum((jnp.tanh(y[:, :columns]) * jnp.tanh(y[:, -columns:]) @ v) ** 2)
+
+    args = ones(SIZE, SIZE), ones(SIZE, SIZE), ones(columns, SIZE)
+    state = state_of(module_of(jax.grad(loss, argnums=(1, 2)), *args), MeshShape(("a",), (N,)))
+    tile_arg(state, 1, 1, "a")
+    return state
+
+
+@pytest.mark.parametrize("columns", [SIZE // 2, SIZE // 8])
+def test_copies_live_until_functions_of_them_are_computed_again(columns: int) -> None:
+    """The gathered product, or its slices where these are smaller, until the backward pass."""
+    state = gated(columns)
+    product, second, gradient, *_ = at(state, "dot_general")
+    found = held(state)
+    assert max(found) == found[product + 1] == BYTES
+    assert found[second] == 2 * columns / SIZE * BYTES
+    assert min(found[second : gradient + 1]) >= found[second]
+    assert found[-1] < found[second]
+
+
+def test_exponentials_in_place_of_scores_end_the_recomputation() -> None:
+    """A gathered bias of scores is read before the exponentials are stored, and not again."""
+
+    def loss(q: Any, k: Any, bias: Any) -> Any:
+        scores = (q @ k).astype(jnp.float32) + bias.T
+        return jnp.sum((jax.nn.softmax(scores).astype(q.dtype) @ k.T).astype(jnp.float32) ** 2)
+
+    args = (ones(SIZE, SIZE).astype(jnp.bfloat16),) * 2
+    module = module_of(jax.grad(loss), *args, ones(SIZE, SIZE))
+    state = state_of(module, MeshShape(("a",), (N,)))
+    model = CostModel(state.graph.module, state.graph.rules, ROUND.with_traits(keeps_dots_wide=True))
+    (bias,) = (op.results[0].id for op in module.ops if op.prim == "add")
+    assert model.memory.read_until[bias] == -1
+    plain = CostModel(state.graph.module, state.graph.rules, ROUND)
+    assert plain.memory.read_until[bias] >= 0

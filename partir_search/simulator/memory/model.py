@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Set
+from collections.abc import Sequence, Set
 
 import numpy as np
 
@@ -30,6 +30,7 @@ class MemoryModel:
         quotient, 0 for values of ops.
       live_values: ids of values with live ranges in the body.
       padding: of values that fill no tiles.
+      read_until: [values] see `memory/recomputed_reads.py`.
     """
 
     nbytes: Floats
@@ -40,6 +41,7 @@ class MemoryModel:
     argument_counts: Floats
     live_values: Ints
     padding: TilePadding
+    read_until: Sequence[int]
 
     def __str__(self) -> str:
         rows = [

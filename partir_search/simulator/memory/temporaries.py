@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import math
-from collections.abc import Set
+from collections.abc import Sequence, Set
 
 import numpy as np
 
@@ -96,6 +96,8 @@ class _Builder:
         self.extra: Floats = np.zeros(len(scheduled.members) + 2)
         self.stored_casts: set[int] = set()
         self._copies: dict[int, tuple[float, int]] = {}  # by slot id: bytes, position of last use
+        # By slot id of a copy: bytes that no function of the copy stands for after the last use.
+        self._left: dict[int, float] = {}
         # By id of a value that is stored for gathers alone: position and op of the last gather.
         self._sent: dict[int, tuple[int, Op]] = {}
         self._passed: dict[int, Op] = {}  # by id of a value stored for rings alone: the last ring
@@ -176,6 +178,7 @@ class _Builder:
         elif target.nbytes > source.nbytes or step.copies:
             size = target.nbytes * cost.width * together
             self._copies[target.id] = size, at
+            self._left[target.id] = size
             self.extra[at] += size
 
     def _read(self, item: LocalOp, at: int) -> None:
@@ -183,6 +186,10 @@ class _Builder:
         for source in item.ins:
             if isinstance(source, LocalValue):
                 self._use(source, at)
+        if self._facts.elementwise[item.op.id]:
+            copies = [x.id for x in item.ins if isinstance(x, LocalValue) and x.id in self._left]
+            if copies:
+                self._recompute(item, at, copies)
         how = self._partition.rules[item.op.id].blockwise
         if how and (not isinstance(item, RingTurn) or item.last):
             self.extra[at] += self._scratch(item, how)
@@ -200,8 +207,25 @@ class _Builder:
         """Extends the life of a copy to its use at a position."""
         if local.id in self._copies:
             size, until = self._copies[local.id]
-            self.extra[until + 1 : at + 1] += size
+            self.extra[until + 1 : at + 1] += self._left[local.id]
             self._copies[local.id] = size, at
+
+    def _recompute(self, item: LocalOp, at: int, copies: Sequence[int]) -> None:
+        """Adds what the last kernel to compute an op's results again reads: the copies behind the
+        results or, where these are smaller, the results.
+
+        Args:
+          copies: ids of the copies that the op reads.
+        """
+        until = max((self._memory.read_until[out.value.id] for out in item.outs), default=at)
+        if until <= at:
+            return
+        size = min(sum(out.nbytes for out in item.outs), sum(self._left[c] for c in copies))
+        for copy in copies:
+            self._left[copy] = max(0.0, self._left[copy] - size)
+        if self._facts.module.body.ops[until].backward and not item.op.backward:
+            size *= item.op.count  # at the end of the forward pass those of all layers are live
+        self.extra[at + 1 : until + 1] += size
 
     def _send(self, shard: LocalValue, op: Op, cost: CollectiveCost, at: int) -> None:
         """Adds a shard stored for a gather alone: consumers recompute the value otherwise.

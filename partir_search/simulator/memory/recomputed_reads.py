@@ -1,0 +1,48 @@
+"""Last kernels that read values of which consumers recompute functions.
+
+A kernel that computes its elementwise operands itself reads what the operands are computed from.
+A copy that a gather made for an activation function of the forward pass lives until the last kernel
+of the backward pass that computes the function again. Values that are stored wider than written
+(exponentials of a softmax, kept in f32) end the recomputation.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+from partir_search.ir.core import Module
+from partir_search.ir.rule import NONE
+from partir_search.simulator.arrays import Floats
+
+
+def recomputed_reads(
+    module: Module, elementwise: Sequence[bool], stored: Sequence[int], width: Floats
+) -> array[int]:
+    """[values] position of the last kernel that computes with a recomputed value; NONE if stored.
+
+    Args:
+      elementwise: [ops] True for an op whose results consumers may recompute.
+      stored: [values] 1 for a stored value.
+      width: [values] stored bytes as a multiple of the type's.
+    """
+    found = array("i", [NONE]) * len(module.values)
+    ops, wide = module.body.ops, (width > 1.0).tolist()
+    recomputed = [elementwise[op.id] and not any(stored[r.id] for r in op.results) for op in ops]
+    for at, op in enumerate(ops):
+        if recomputed[at] and any(wide[v.id] for _, v in op.inputs()):
+            for r in op.results:
+                wide[r.id] = True
+    for at in range(len(ops) - 1, -1, -1):
+        op, until = ops[at], at
+        if recomputed[at] and any(wide[r.id] for r in op.results):
+            until = NONE
+        elif recomputed[at]:
+            until = max((found[r.id] for r in op.results), default=at)
+        for _, v in op.inputs():
+            if not stored[v.id] and until > found[v.id]:
+                found[v.id] = until
+    for v in module.values:
+        if wide[v.id]:
+            found[v.id] = NONE
+    return found
