@@ -103,12 +103,14 @@ def gated(columns: int) -> Any:
 
 @pytest.mark.parametrize("columns", [SIZE // 2, SIZE // 8])
 def test_copies_live_until_functions_of_them_are_computed_again(columns: int) -> None:
-    """The gathered product, or its slices where these are smaller, until the backward pass."""
+    """The gathered product, or its slices where these are smaller, until the backward pass; the
+    shard of the product, which nothing else reads, is gone by then.
+    """
     state = gated(columns)
     product, second, gradient, *_ = at(state, "dot_general")
     found = held(state)
     assert max(found) == found[product + 1] == BYTES
-    assert found[second] == 2 * columns / SIZE * BYTES
+    assert found[second] == 2 * columns / SIZE * BYTES - BYTES / N
     assert min(found[second : gradient + 1]) >= found[second]
     assert found[-1] < found[second]
 
@@ -123,7 +125,9 @@ def test_exponentials_in_place_of_scores_end_the_recomputation() -> None:
     args = (ones(SIZE, SIZE).astype(jnp.bfloat16),) * 2
     module = module_of(jax.grad(loss), *args, ones(SIZE, SIZE))
     state = state_of(module, MeshShape(("a",), (N,)))
-    model = CostModel(state.graph.module, state.graph.rules, ROUND.with_traits(keeps_dots_wide=True))
+    model = CostModel(
+        state.graph.module, state.graph.rules, ROUND.with_traits(keeps_dots_wide=True)
+    )
     (bias,) = (op.results[0].id for op in module.ops if op.prim == "add")
     assert model.memory.read_until[bias] == -1
     plain = CostModel(state.graph.module, state.graph.rules, ROUND)

@@ -98,6 +98,9 @@ class _Builder:
         self._copies: dict[int, tuple[float, int]] = {}  # by slot id: bytes, position of last use
         # By slot id of a copy: bytes that no function of the copy stands for after the last use.
         self._left: dict[int, float] = {}
+        self._source: dict[int, LocalValue] = {}  # by slot id of a copy of a stored value
+        # By id of a stored value: users that read copies, and the last kernel that computes again.
+        self._through: dict[int, tuple[int, int]] = {}
         # By id of a value that is stored for gathers alone: position and op of the last gather.
         self._sent: dict[int, tuple[int, Op]] = {}
         self._passed: dict[int, Op] = {}  # by id of a value stored for rings alone: the last ring
@@ -179,6 +182,8 @@ class _Builder:
             size = target.nbytes * cost.width * together
             self._copies[target.id] = size, at
             self._left[target.id] = size
+            if not argument and self._memory.stored[source.value.id]:
+                self._source[target.id] = source
             self.extra[at] += size
 
     def _read(self, item: LocalOp, at: int) -> None:
@@ -223,9 +228,22 @@ class _Builder:
         size = min(sum(out.nbytes for out in item.outs), sum(self._left[c] for c in copies))
         for copy in copies:
             self._left[copy] = max(0.0, self._left[copy] - size)
+        layers = 1
         if self._facts.module.body.ops[until].backward and not item.op.backward:
-            size *= item.op.count  # at the end of the forward pass those of all layers are live
-        self.extra[at + 1 : until + 1] += size
+            layers = item.op.count  # at the end of the forward pass those of all layers are live
+        self.extra[at + 1 : until + 1] += size * layers
+        for copy in copies:
+            if copy in self._source:
+                self._release(self._source[copy], at, until, layers)
+
+    def _release(self, source: LocalValue, at: int, until: int, layers: int) -> None:
+        """Ends the life of a stored value whose users all read a copy of the value instead."""
+        v = source.value.id
+        users, last = self._through.get(v, (0, 0))
+        users, last = users + 1, max(last, until)
+        self._through[v] = users, last
+        if users == self._facts.def_use.counts[v]:
+            self.extra[at + 1 : last + 1] -= float(self._nbytes[v]) * layers
 
     def _send(self, shard: LocalValue, op: Op, cost: CollectiveCost, at: int) -> None:
         """Adds a shard stored for a gather alone: consumers recompute the value otherwise.
