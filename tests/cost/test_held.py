@@ -101,10 +101,10 @@ def gated(columns: int) -> Any:
     return state
 
 
-@pytest.mark.parametrize("columns", [SIZE // 2, SIZE // 8])
+@pytest.mark.parametrize("columns", [SIZE // 2, SIZE // 4])
 def test_copies_live_until_functions_of_them_are_computed_again(columns: int) -> None:
-    """The gathered product, or its slices where these are smaller, until the backward pass; the
-    shard of the product, which nothing else reads, is gone by then.
+    """The gathered product, or smaller slices, until the backward pass. The product's shard dies
+    with the gather, its only reader.
     """
     state = gated(columns)
     product, second, gradient, *_ = at(state, "dot_general")
@@ -116,7 +116,7 @@ def test_copies_live_until_functions_of_them_are_computed_again(columns: int) ->
 
 
 def test_exponentials_in_place_of_scores_end_the_recomputation() -> None:
-    """A gathered bias of scores is read before the exponentials are stored, and not again."""
+    """A gathered bias of scores is read before the exponentials are stored, not again."""
 
     def loss(q: Any, k: Any, bias: Any) -> Any:
         scores = (q @ k).astype(jnp.float32) + bias.T

@@ -1,9 +1,9 @@
 """Last kernels that read values of which consumers recompute functions.
 
-A kernel that computes its elementwise operands itself reads what the operands are computed from.
-A copy that a gather made for an activation function of the forward pass lives until the last kernel
-of the backward pass that computes the function again. Values that are stored wider than written
-(exponentials of a softmax, kept in f32) end the recomputation.
+A kernel with elementwise operands computes the operands itself, from stored values and copies.
+A copy made by a gather for an activation function of the forward pass lives until the last kernel
+of the backward pass to compute the function again. Values stored wider than written (exponentials
+of a softmax, kept in f32) end the recomputation.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from partir_search.simulator.arrays import Floats
 def recomputed_reads(
     module: Module, elementwise: Sequence[bool], stored: Sequence[int], width: Floats
 ) -> array[int]:
-    """[values] position of the last kernel that computes with a recomputed value; NONE if stored.
+    """[values] position of the last kernel to compute with a recomputed value; NONE if stored.
 
     Args:
       elementwise: [ops] True for an op whose results consumers may recompute.

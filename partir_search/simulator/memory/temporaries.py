@@ -96,11 +96,12 @@ class _Builder:
         self.extra: Floats = np.zeros(len(scheduled.members) + 2)
         self.stored_casts: set[int] = set()
         self._copies: dict[int, tuple[float, int]] = {}  # by slot id: bytes, position of last use
-        # By slot id of a copy: bytes that no function of the copy stands for after the last use.
+        # By slot id of a copy: bytes without a function of the copy in their place.
         self._left: dict[int, float] = {}
         self._source: dict[int, LocalValue] = {}  # by slot id of a copy of a stored value
-        # By id of a stored value: users that read copies, and the last kernel that computes again.
-        self._through: dict[int, tuple[int, int]] = {}
+        # By id of a stored value: users of copies, position of the last kernel to compute again,
+        # and bytes added for the users.
+        self._through: dict[int, tuple[int, int, float]] = {}
         # By id of a value that is stored for gathers alone: position and op of the last gather.
         self._sent: dict[int, tuple[int, Op]] = {}
         self._passed: dict[int, Op] = {}  # by id of a value stored for rings alone: the last ring
@@ -216,8 +217,9 @@ class _Builder:
             self._copies[local.id] = size, at
 
     def _recompute(self, item: LocalOp, at: int, copies: Sequence[int]) -> None:
-        """Adds what the last kernel to compute an op's results again reads: the copies behind the
-        results or, where these are smaller, the results.
+        """Adds the copies behind an op's results, or the results where smaller.
+
+        Both live until the last kernel to compute with the results.
 
         Args:
           copies: ids of the copies that the op reads.
@@ -234,16 +236,20 @@ class _Builder:
         self.extra[at + 1 : until + 1] += size * layers
         for copy in copies:
             if copy in self._source:
-                self._release(self._source[copy], at, until, layers)
+                self._release(self._source[copy].value.id, at, until, size * layers, layers)
 
-    def _release(self, source: LocalValue, at: int, until: int, layers: int) -> None:
-        """Ends the life of a stored value whose users all read a copy of the value instead."""
-        v = source.value.id
-        users, last = self._through.get(v, (0, 0))
-        users, last = users + 1, max(last, until)
-        self._through[v] = users, last
+    def _release(self, v: int, at: int, until: int, size: float, layers: int) -> None:
+        """Ends the life of a stored value whose users all read a copy of the value instead.
+
+        Args:
+          size: bytes added for the last user.
+          layers: number of the original's values behind value `v`.
+        """
+        users, last, kept = self._through.get(v, (0, 0, 0.0))
+        users, last, kept = users + 1, max(last, until), kept + size
+        self._through[v] = users, last, kept
         if users == self._facts.def_use.counts[v]:
-            self.extra[at + 1 : last + 1] -= float(self._nbytes[v]) * layers
+            self.extra[at + 1 : last + 1] -= min(kept, float(self._nbytes[v]) * layers)
 
     def _send(self, shard: LocalValue, op: Op, cost: CollectiveCost, at: int) -> None:
         """Adds a shard stored for a gather alone: consumers recompute the value otherwise.
