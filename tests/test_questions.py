@@ -59,6 +59,17 @@ def test_what_if_is_what_the_schedule_would_cost(entry: Any, plan: ps.Plan) -> N
     assert again.cost == asked.after.cost
 
 
+def test_figures_for_logs(plan: ps.Plan) -> None:
+    """Numbers by name: the cost, its bytes by axis and kind, and the limit."""
+    figures = plan.figures
+    assert figures["seconds"] == plan.cost.seconds
+    assert figures["bytes_by_axis/batch"] == plan.cost.bytes_by_axis["batch"] > 0
+    kinds = {n.partition("/")[2] for n in figures if n.startswith("bytes_by_kind/")}
+    assert kinds == set(plan.cost.bytes_by_kind)
+    assert figures["memory_limit"] == plan.memory_limit
+    assert {type(figure) for figure in figures.values()} == {float}
+
+
 def test_what_if_drops_what_contradicts(plan: ps.Plan) -> None:
     asked = plan.what_if("batch", P())
     assert [str(a) for a in asked.dropped] == [str(a) for a in plan.actions]

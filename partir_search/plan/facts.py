@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
 from collections.abc import Mapping
 from typing import Any
@@ -266,6 +267,19 @@ class PlanFacts(Layouts, Rewritten):
         """Peak bytes on one device, by the compiler if the plan is confirmed, else simulated."""
         found = self.confirmed.chosen.compiled_peak_bytes if self.confirmed else None
         return self.cost.peak_bytes if found is None else found
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Simulated cost of a step as numbers by name, for logs: `seconds`, `peak_bytes`, ...
+
+        Names of bytes sent have two parts: `bytes_by_axis/batch`, `bytes_by_kind/all_reduce`.
+        """
+        found: dict[str, float] = {}
+        for name, figure in dataclasses.asdict(self.cost).items():
+            parts = figure if isinstance(figure, dict) else {"": figure}
+            found |= {f"{name}/{part}".rstrip("/"): float(x) for part, x in parts.items()}
+        found["peak_bytes"], found["memory_limit"] = self.peak_bytes, float(self.memory_limit)
+        return found
 
     @property
     def fits(self) -> bool:
