@@ -147,15 +147,33 @@ def _batch_arguments(module: Module, count: int) -> list[Value]:
     data = [(path, v) for path, v in _data(module) if v.type.shape and not _is_key(v)]
     if not data:
         raise ValueError(f"microbatches={count}: no argument but the train state has a batch")
-    path, first = next(((p, v) for p, v in data if len(v.type.shape) > 1), data[0])
+    path, first = _first_array(data)
     batch = first.type.shape[0]
     if not batch or batch % count:
         raise ValueError(
-            f"microbatches={count}: {path} has shape {first.type.shape}: its leading dim, the batch"
-            f" of {batch}, does not divide by {count}; {multiples(batch, count)} would divide, or"
-            f" use {_divisors(batch)}"
+            f"microbatches={count}: {named_argument(module, path, first)}: its leading dim, the"
+            f" batch of {batch}, does not divide by {count}; {multiples(batch, count)} would"
+            f" divide, or use {_divisors(batch)}"
         )
     return [v for _, v in data if v.type.shape[0] == batch]
+
+
+def named_batch(module: Module) -> str:
+    """Path, shape and first reader of the argument with the batch, for messages."""
+    data = [(path, v) for path, v in _data(module) if v.type.shape and not _is_key(v)]
+    return named_argument(module, *_first_array(data))
+
+
+def named_argument(module: Module, path: str, value: Value) -> str:
+    """Path and shape of an argument, with the source line of the first op that reads the value."""
+    sources = (op.source for op in def_use(module).users[value.id] if op.source)
+    where = next((f", read at {source}," for source in sources), "")
+    return f"{path}{where} has shape {value.type.shape}"
+
+
+def _first_array(data: Sequence[tuple[str, Value]]) -> tuple[str, Value]:
+    """The first leaf with two dims or more, or else the first."""
+    return next(((p, v) for p, v in data if len(v.type.shape) > 1), data[0])
 
 
 def _data(module: Module) -> list[tuple[str, Value]]:

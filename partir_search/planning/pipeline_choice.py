@@ -21,7 +21,7 @@ from partir_search.passes.pipeline.layers import Layers
 from partir_search.passes.roll import layer_scans
 from partir_search.plan.alternatives import TriedPipeline
 from partir_search.plan.plan import Plan
-from partir_search.planning.microbatch import batch_size
+from partir_search.planning.microbatch import batch_size, named_batch
 from partir_search.planning.options import Options
 from partir_search.planning.pipeline_tactic import Pipeline
 from partir_search.rules.registry import RuleTable
@@ -222,8 +222,8 @@ def planned_candidates(
         given = f"axis {tactic.axis!r}" if tactic.axis else f"each axis of mesh<{mesh.user}>"
         raise ValueError(
             f"Pipeline: {stack.layers} layers and a batch of {stack.batch} do not divide into"
-            f" stages on {given}, chunks and microbatches; use a number of layers that is a"
-            " multiple of the axis, or a larger batch"
+            f" stages on {given}, chunks and microbatches: {named_batch(module)}; use a number of"
+            " layers that is a multiple of the axis, or a larger batch"
         )
     chosen: list[Candidate] = []
     for candidate in found:

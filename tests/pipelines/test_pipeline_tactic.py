@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import pathlib
+import re
 from typing import Any
 
 import jax
@@ -213,7 +214,9 @@ def test_layers_that_stages_do_not_divide() -> None:
 
 
 def test_microbatches_that_do_not_divide() -> None:
-    assert "does not divide by 3" in refusal(ps.Pipeline("stage", microbatches=3))
+    message = refusal(ps.Pipeline("stage", microbatches=3))
+    assert "does not divide by 3" in message
+    assert re.search(r"tokens, read at .*programs.py:\d+.*, has shape \(16, 5\)", message)
     message = refusal(ps.Pipeline("stage", microbatches=2, chunks=2))
     assert "2 microbatches of a pipeline with 2 chunks" in message
     assert "4 stages" in message
@@ -240,7 +243,9 @@ def test_places_in_a_schedule() -> None:
 
 def test_no_numbers_to_choose() -> None:
     mesh = AbstractMesh((3, 2), ("stage", "data"))
-    with pytest.raises(ValueError, match=r"8 layers and a batch of 16 do not divide.*'stage'"):
+    with pytest.raises(
+        ValueError, match=r"8 layers and a batch of 16 do not.*'stage'.*tokens, read"
+    ):
         step_of("tied", mesh, ps.Pipeline("stage")).plan(*arguments())
     step = ps.auto_partition(mesh, machine="tpu_v5e", schedule=[ps.Pipeline()])(jax.jit(jnp.sin))
     with pytest.warns(UserWarning, match="without an optional pipeline: .* no stack of layers"):
