@@ -15,9 +15,18 @@ from jax.sharding import AbstractMesh
 
 import partir_search as ps
 from models.catalog import MODELS
+from partir_search.messages.html import rows_html
 from partir_search.plan.report import report_page
 from partir_search.plan.report.argument_tables import argument_rows
-from partir_search.plan.report.charts import _drawn, memory_chart, round_ticks
+from partir_search.plan.report.charts import (
+    LEFT,
+    RIGHT,
+    WIDTH,
+    _drawn,
+    memory_chart,
+    round_ticks,
+    timeline_chart,
+)
 from partir_search.plan.report.layers import layers_of, window
 from partir_search.plan.report.page import STYLE
 from partir_search.plan.report.shards import ShardsPictures
@@ -95,7 +104,9 @@ def test_page_says_what_the_plan_is(plan: ps.Plan, tmp_path: pathlib.Path) -> No
     tags = _Tags()
     tags.feed(page)
     assert not tags.open
-    assert not re.search(r"""src=|href="[^#]|@import|url\(|<script""", page)  # needs nothing else
+    assert not re.search(
+        r"""src=|href="[^#]|@import|url\((?!#)|<script""", page
+    )  # needs nothing else
     text = re.sub(r"<[^>]+>", " ", page)
     for title in (
         "The step",
@@ -222,10 +233,36 @@ def test_short_events_are_merged() -> None:
     assert re.fullmatch(r"\d all_gather", drawn[0].kind)
 
 
+def test_hidden_seconds_are_hatched() -> None:
+    """A shape for the hidden part of each collective, from its start, and none of compute."""
+    events = [
+        Event("compute", "dot", 0.0, 10.0, 10.0, "a.py:1"),
+        Event("x", "all_gather", 1.0, 4.0, 1.0, "a.py:2"),
+        Event("x", "all_reduce", 6.0, 4.0, 4.0, "a.py:3"),
+    ]
+    chart = timeline_chart(Timeline(10.0, tuple(events), (), (), 0.0))
+    (found,) = re.findall(r'<path class="hatch" d="([^"]*)"/>', chart)
+    start, width = re.fullmatch(r"M([\d.]+) \d+h([\d.]+)v22h-\2z", found).groups()  # type: ignore[union-attr]
+    scale = (WIDTH - LEFT - RIGHT) / 10.0
+    assert float(start) == pytest.approx(LEFT + scale, abs=0.1)
+    assert float(width) == pytest.approx(3.0 * scale, abs=0.1)
+
+
+def test_cells_of_many_columns_name_their_column() -> None:
+    head = [("kernel", False), ("a step", True), ("", False), ("by", False), ("runs", True)]
+    row = ["dot", "3 ms", "<svg/>", "a & b", "4"]
+    page = rows_html([row], head, raw=2)
+    assert "<table class=many><thead><tr><th>kernel</th><th class=n>a step</th>" in page
+    cells = '<td data-h="kernel">dot</td><td class=n data-h="a step">3 ms</td><td><svg/></td>'
+    assert cells + '<td data-h="by">a &amp; b</td>' in page
+    assert "data-h" not in rows_html([row[:4]], head[:4], raw=2)
+
+
 @pytest.mark.parametrize("width", [1280, 400])
 def test_page_opens_in_a_browser(plan: ps.Plan, tmp_path: pathlib.Path, width: int) -> None:
     """Headless Chromium lays it out: a click on a layer opens its picture, every picture has a
-    size, the page is no wider than the window, and nothing is asked of a network.
+    size, the page is no wider than the window, no table of many columns scrolls sideways, and
+    nothing is asked of a network.
     """
     browser = shutil.which("chromium") or shutil.which("chromium-browser")
     if browser is None:
@@ -235,9 +272,11 @@ def test_page_opens_in_a_browser(plan: ps.Plan, tmp_path: pathlib.Path, width: i
       all('a[href="#layers1"]')[0].dispatchEvent(new MouseEvent('click',{bubbles:true}));
       setTimeout(()=>{const opened=all('details').map(d=>+d.open).join('');
       all('details').forEach(d=>d.open=true);
-      const b=all('svg').map(s=>s.getBoundingClientRect());
+      const b=all('svg:not([aria-hidden])').map(s=>s.getBoundingClientRect());
       parent.postMessage(['ok',b.length,b.filter(r=>r.width>5&&r.height>5).length,
-      document.documentElement.scrollWidth,opened].join(' '),'*')},200)}</script>"""
+      document.documentElement.scrollWidth,opened,all('table.many').filter(
+      t=>t.parentNode.scrollWidth>t.parentNode.clientWidth).length].join(' '),'*')},200)}
+      </script>"""
     (tmp_path / "page.html").write_text(page.replace("</body>", probe + "</body>"))
     # A window of Chromium is no narrower than 500 pixels; a frame is.
     outer = f"""<script>onmessage=e=>{{document.title=e.data}}</script>
@@ -249,9 +288,11 @@ def test_page_opens_in_a_browser(plan: ps.Plan, tmp_path: pathlib.Path, width: i
     command += ["--window-size=1400,2000", "--virtual-time-budget=3000", "--dump-dom"]
     command.append((tmp_path / "probed.html").as_uri())
     dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
-    found = re.search(r"<title>ok (\d+) (\d+) (\d+) (\d+)</title>", dom)
+    found = re.search(r"<title>ok (\d+) (\d+) (\d+) (\d+) (\d+)</title>", dom)
     assert found, dom[:300]
     pictures, drawn, wide = map(int, found.groups()[:3])
-    assert pictures == drawn == page.count("<svg")
+    assert pictures == drawn == page.count("<svg") - 1  # the hatch's
+    assert page.count("<table class=many>") > 4
+    assert found[5] == "0"
     assert wide <= width
     assert found[4] == "01"

@@ -25,6 +25,7 @@ border:0;border-bottom:1px solid rgba(128,128,128,.35);vertical-align:top;white-
 .partir summary{cursor:pointer}
 """
 STYLE = re.sub(r"\n", "", _STYLE)
+MANY = 5  # columns, from which cells name their column, for screens that show a row as a list
 
 
 def rows_html(
@@ -34,7 +35,7 @@ def rows_html(
     raw: int = -1,
     title: str = "",
 ) -> str:
-    """HTML table with numbers aligned right.
+    """HTML table with numbers aligned right; of class `many` with `MANY` or more columns.
 
     Args:
       rows: texts of the cells.
@@ -42,18 +43,22 @@ def rows_html(
       raw: column that holds HTML and is not escaped.
       title: text above the table.
     """
+    many = len(head) >= MANY
     top = "".join(f"<th{' class=n' * n}>{escape(t)}</th>" for t, n in head)
+    named = [f' data-h="{escape(t)}"' if many and t else "" for t, _ in head]
+    marks = [" class=n" * n + name for name, (_, n) in zip(named, head, strict=True)]
     body = "".join(
         "<tr>"
         + "".join(
-            f"<td{' class=n' * n}>{x if i == raw else escape(x)}</td>"
-            for i, (x, (_, n)) in enumerate(zip(row, head, strict=True))
+            f"<td{mark}>{x if i == raw else escape(x)}</td>"
+            for i, (x, mark) in enumerate(zip(row, marks, strict=True))
         )
         + "</tr>"
         for row in rows
     )
     caption = f"<caption>{escape(title)}</caption>" if title else ""
-    return f"<table>{caption}<thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
+    head_row = f"{caption}<thead><tr>{top}</tr></thead>"
+    return f"<table{' class=many' * many}>{head_row}<tbody>{body}</tbody></table>"
 
 
 def table_html(table: Table, *, titled: bool = False) -> str:

@@ -16,6 +16,7 @@ COLORS = ("#c2410c", "#0f766e", "#7c3aed", "#be185d", "#1d4ed8", "#4d7c0f")
 BLUE = "#2563eb"
 WIDE_LETTER = 7.5  # pixels: a bar wider than its text shows it
 GAP = 0.7  # pixels between neighbouring bars
+LEAST_HATCHED = 2.0  # pixels of hidden seconds with a pattern
 MERGED_PIXELS = 4.0  # pixels over which neighbouring events are merged into one
 
 
@@ -67,7 +68,7 @@ class Band:
 def timeline_chart(timeline: Timeline, bands: Sequence[Band] = ()) -> str:
     """Chart with a lane for compute and a lane for each set of mesh axes, below bands.
 
-    Exposed seconds of a collective are opaque, hidden seconds faint.
+    Exposed seconds of a collective are opaque, hidden seconds faint and hatched.
     """
     lanes = [COMPUTE, *dict.fromkeys(e.lane for e in timeline.events if e.lane != COMPUTE)]
     scale = (WIDTH - LEFT - RIGHT) / max(timeline.seconds, 1e-12)
@@ -80,8 +81,9 @@ def timeline_chart(timeline: Timeline, bands: Sequence[Band] = ()) -> str:
             f'<rect x="{LEFT}" y="{y}" width="{WIDTH - LEFT - RIGHT}" height="26" class="lane"/>'
         )
         color = BLUE if lane == COMPUTE else COLORS[(row - 1) % len(COLORS)]
-        for event in _drawn([e for e in timeline.events if e.lane == lane], scale):
-            out.append(_bar(event, y, scale, color))
+        drawn = _drawn([e for e in timeline.events if e.lane == lane], scale)
+        out += [_bar(event, y, scale, color) for event in drawn]
+        out.append(_hatched(drawn, y, scale) if lane != COMPUTE else "")
     bottom = top + 4 + 34 * len(lanes)
     return svg(bottom + 22, "".join(out) + _axis(bottom, timeline.seconds), "timeline of a step")
 
@@ -118,6 +120,16 @@ def _bar(e: Event, y: float, scale: float, color: str) -> str:
     if width > WIDE_LETTER * len(e.kind):
         shapes += text(x + width / 2, y + 17, e.kind, "middle", 'class="in"')
     return titled(title, shapes)
+
+
+def _hatched(events: Sequence[Event], y: float, scale: float) -> str:
+    """A pattern over the hidden seconds of a lane's events, for eyes that see no faint colour."""
+    parts = [
+        f"M{LEFT + e.start * scale:.1f} {y + 2}h{hidden:.1f}v22h-{hidden:.1f}z"
+        for e in events
+        if (hidden := (e.seconds - e.exposed) * scale) >= LEAST_HATCHED
+    ]
+    return f'<path class="hatch" d="{"".join(parts)}"/>' if parts else ""
 
 
 def _drawn(events: Sequence[Event], scale: float) -> list[Event]:

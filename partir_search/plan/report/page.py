@@ -56,8 +56,22 @@ dt{color:var(--soft)}dd{margin:0}.warn{color:var(--bad);font-weight:600}
 p.note{color:var(--soft);font-size:13px;margin:4px 0}
 pre{background:var(--panel);border:1px solid var(--line);border-radius:8px;padding:12px;
 overflow-x:auto;font-size:12px;max-height:480px}
-@media(max-width:600px){body{padding:12px}dl{grid-template-columns:1fr}dd{margin-bottom:8px}}
+.hatch{fill:url(#hatch);pointer-events:none}#hatch path{stroke:var(--back);stroke-width:2}
+@media(max-width:600px){body{padding:12px}dl{grid-template-columns:1fr}dd{margin-bottom:8px}
+table.many thead{display:none}table.many,table.many tbody{display:block}
+table.many tr{display:flex;flex-wrap:wrap;align-items:center;gap:1px 14px;padding:7px 0;
+border-bottom:1px solid var(--line)}
+table.many td{border:0;padding:0;text-align:left;white-space:normal;overflow-wrap:anywhere}
+table.many td:empty{display:none}
+table.many td[data-h]::before{content:attr(data-h) " ";color:var(--soft)}
+table.many td:first-child{flex-basis:100%;font-weight:600}
+table.many td:first-child::before{content:none}table.many td:has(svg){flex-basis:auto}}
 """
+HATCH = (
+    '<svg style="position:absolute;width:0;height:0" aria-hidden="true"><pattern id="hatch"'
+    ' width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+    '<path d="M1 0v5"/></pattern></svg>'
+)
 IR_LINES = 400  # lines of the program on the page
 
 
@@ -101,13 +115,13 @@ def report_page(plan: PlanFacts, timeline: Timeline) -> str:
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{name}: plan</title>'
         f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head>'
-        f"<body>{''.join(sections)}</body></html>\n"
+        f"<body>{HATCH}{''.join(sections)}</body></html>\n"
     )
 
 
 TIMELINE_NOTE = (
     "Compute above, collectives below in a lane for the mesh axes that they run along. What compute"
-    " hides is faint. Hover for kind, time and source line."
+    " hides is faint and hatched. Hover for kind, time and source line."
 )
 LAYERS_NOTE = " A click on a layer opens one of its kind, drawn in detail below."
 SHARDS_NOTE = (
