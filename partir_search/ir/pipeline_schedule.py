@@ -57,6 +57,9 @@ class PipelineSchedule:
       chunks: parts of the model on a device.
       schedule: one of `SCHEDULES`.
       split: gradients of weights are items of their own, W; B is the gradients of operands.
+      stacks: stacks of layers run one after the other by the same devices, each with a schedule of
+        its own: an encoder and a decoder.
+      place: number of the stack. F of a stack follows F of all earlier ones, B precedes theirs.
 
     Raises:
       ValueError: a number out of range, or an unknown schedule.
@@ -67,6 +70,8 @@ class PipelineSchedule:
     chunks: int = 1
     schedule: str = ONE_F_ONE_B
     split: bool = False
+    stacks: int = 1
+    place: int = 0
 
     def __post_init__(self) -> None:
         for name, least in (("stages", 2), ("microbatches", 1), ("chunks", 1)):
@@ -82,6 +87,11 @@ class PipelineSchedule:
                 f" multiple of its {self.stages} stages"
             )
 
+        if self.stacks > 1 and (self.chunks > 1 or self.split or self.schedule == GPIPE):
+            raise ValueError(
+                f"{self.stacks} stacks of layers run with chunks=1 and schedule={ONE_F_ONE_B!r}"
+            )
+
     @property
     def kinds(self) -> tuple[str, ...]:
         return KINDS if self.split else (FORWARD, BACKWARD)
@@ -93,14 +103,20 @@ class PipelineSchedule:
 
     @property
     def ticks(self) -> int:
-        return self._first(BACKWARD) + self.items + self.stages - 1
+        last = 2 * (self.stacks - 1) * (self.stages - 1)  # of all stacks, before B of the first
+        return (
+            dataclasses.replace(self, stacks=1, place=0)._first(BACKWARD)
+            + last
+            + (self.items + self.stages - 1)
+        )
 
     def _first(self, kind: str) -> int:
         """First tick with work of a kind on any device."""
         if kind == FORWARD:
-            return 0
+            return self.place * (self.stages - 1)
         all_forward = self.items + self.stages - 1
         first = all_forward if self.schedule == GPIPE else self.chunks * self.stages - 1
+        first += (2 * self.stacks - 2 - self.place) * (self.stages - 1)
         return first + (self.stages - 1 if kind == WEIGHTS else 0)
 
     def delay(self, kind: str, device: int) -> int:
@@ -150,12 +166,13 @@ class PipelineSchedule:
         """Most (chunk, microbatch) items of a device from F to the end of B, or of W if split off.
 
         Device 0 has the most: min(m v, p v + p - 1) for `1f1b`, in stage-microbatches (divided by
-        chunks) min(m, p + (p - 1) / v); m v for `gpipe`.
+        chunks) min(m, p + (p - 1) / v); m v for `gpipe`. Each later stack adds 2 (p - 1) items.
         """
         if self.schedule == GPIPE:
             return self.items
         fewer = device if self.split else 2 * device  # W ends on all devices in the same tick
-        return min(self.items, (self.chunks + 1) * self.stages - 1 - fewer)
+        later = 2 * (self.stacks - 1 - self.place) * (self.stages - 1)
+        return min(self.items, (self.chunks + 1) * self.stages - 1 - fewer + later)
 
     def seconds(self, of_kind: Mapping[str, float] | None = None) -> float:
         """Seconds of all ticks.

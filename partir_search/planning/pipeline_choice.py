@@ -51,6 +51,7 @@ class Stack:
       residuals: bytes that wait for the backward pass, of all layers.
       carry: bytes passed from layer to layer.
       dtype: of the products.
+      stacks: number of stacks of layers, each cut into as many stages.
     """
 
     layers: int
@@ -62,6 +63,7 @@ class Stack:
     residuals: float
     carry: float
     dtype: str
+    stacks: int = 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -79,34 +81,35 @@ class Candidate:
 
 
 def stack_of(module: Module) -> Stack | None:
-    """The largest stack of layers of a rolled program; None without a stack or a batch."""
+    """The stacks of layers of a rolled program as one; None without a stack or a batch."""
     batch = batch_size(module)
     ops = module.body.ops
     pairs = [p for p in layer_scans(module.body) if p.backward is not None]
     if not pairs or not batch:
         return None
     rules = RuleTable()
-    best = max(pairs, key=lambda p: len(ops[p.forward.position].regions[0].ops))
-    assert best.backward is not None
-    forward = Layers(ops[best.forward.position])
-    backward = Layers(ops[best.backward.position])
-    inside = {forward.op, backward.op}
-    kept = {x for x in backward.stacked if isinstance(x, Value)} & set(forward.stacks)
+    forward = [Layers(ops[p.forward.position]) for p in pairs]
+    backward = [Layers(ops[p.backward.position]) for p in pairs if p.backward is not None]
+    inside = {layers.op for layers in (*forward, *backward)}
+    made = {x for layers in forward for x in layers.stacks}
+    kept = {x for layers in backward for x in layers.stacked if isinstance(x, Value)} & made
     products = {
         str(op.results[0].type.dtype): op_flops(op, rules(op))
-        for op in forward.region.ops
+        for layers in forward
+        for op in layers.region.ops
         if not op.regions and rules(op).contracts
     }
     return Stack(
-        forward.count,
+        math.gcd(*(layers.count for layers in forward)),
         batch,
-        forward.count * _flops(forward.region, rules),
-        forward.count * _flops(backward.region, rules),
+        sum(layers.count * _flops(layers.region, rules) for layers in forward),
+        sum(layers.count * _flops(layers.region, rules) for layers in backward),
         sum(_op_flops(op, rules) for op in ops if op not in inside),
-        sum(x.type.nbytes for x in forward.stacked),
+        sum(x.type.nbytes for layers in forward for x in layers.stacked),
         sum(x.type.nbytes for x in kept),
-        sum(x.type.nbytes for x in forward.finals),
+        sum(x.type.nbytes for layers in forward for x in layers.finals),
         max(products, key=products.__getitem__, default="float32"),
+        len(forward),
     )
 
 
@@ -141,7 +144,8 @@ def _tactics(
         if stages < 2 or stack.layers % stages:
             continue
         groups = _groups(axis, mesh, machine)
-        for chunks in (tactic.chunks,) if tactic.chunks else range(1, stack.layers // stages + 1):
+        most = stack.layers // stages if stack.stacks == 1 else 1
+        for chunks in (tactic.chunks,) if tactic.chunks else range(1, most + 1):
             if stack.layers % (stages * chunks):
                 continue
             for count in (tactic.microbatches,) if tactic.microbatches else _counts(stack.batch):

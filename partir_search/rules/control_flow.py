@@ -30,8 +30,11 @@ KNOWN_EDGES = 1024  # cached signatures: layers and steps repeat them
 
 ACCUMULATES = "accumulates"  # parameter of a scan over microbatches: True, or TICKS
 TICKS = "ticks"  # of a pipeline over stages
+STAGED = "staged"  # number of carries with a dim of stages, of several stacks of layers
 
-_TOLD = frozenset({ACCUMULATES, "differentiated", "prevent_cse", "unroll"})  # no effect on results
+_TOLD = frozenset(
+    {ACCUMULATES, STAGED, "differentiated", "prevent_cse", "unroll"}
+)  # no effect on results
 
 
 def region_op(op: Op, data_flow: DataFlowEdges, emit: Emit) -> OpRule:

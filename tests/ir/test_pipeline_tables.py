@@ -74,6 +74,24 @@ def test_in_flight_without_chunks() -> None:
         assert [s.in_flight(d) for d in range(p)] == [min(m, 2 * (p - 1 - d) + 1) for d in range(p)]
 
 
+@pytest.mark.parametrize("stacks", [2, 3])
+def test_stacks_run_one_after_the_other(stacks: int) -> None:
+    """Each run begins when the first microbatch leaves the run before; B mirrors F."""
+    p, m = 4, 24
+    found = [PipelineSchedule(p, m, stacks=stacks, place=k) for k in range(stacks)]
+    for k, s in enumerate(found):
+        table = pipeline_table(s)
+        assert table.faults() == []
+        assert s.ticks == 2 * stacks * (p - 1) + m
+        assert table.residuals.count == s.in_flight() == 2 * (stacks - k) * (p - 1) + 1
+        assert s.idle_fraction() == pytest.approx((p - 1) / (m + p - 1))
+    for earlier, later in itertools.pairwise(found):
+        assert later.delay("F", 0) == earlier.delay("F", p - 1)
+        assert earlier.delay("B", p - 1) == later.delay("B", 0)
+    with pytest.raises(ValueError, match="2 stacks of layers run with chunks=1"):
+        PipelineSchedule(p, m, 2, stacks=2)
+
+
 def _replaced(table: PipelineTable, kind: str, works: Work) -> PipelineTable:
     return dataclasses.replace(table, work={**table.work, kind: works})
 

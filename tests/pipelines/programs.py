@@ -124,7 +124,26 @@ def attending(params: Any, tokens: Any, key: Any) -> Any:
     return -_scores(params, tokens, h).mean()
 
 
+def translated(params: Any, tokens: Any, key: Any) -> Any:
+    """An encoder and a decoder; each decoder layer reads the encoder's result, and a mask."""
+    half = jax.tree.map(lambda x: x[: LAYERS // 2], params["layers"])
+    rest = jax.tree.map(lambda x: x[LAYERS // 2 :], params["layers"])
+    embedded = params["embedding"][tokens[:, :-1]]
+    encoded, _ = jax.lax.scan(_layer, embedded, half)
+    encoded = encoded / (1.0 + (encoded**2).mean(-1, keepdims=True))
+    weights = (tokens[:, :-1] > 2).astype(jnp.float32)
+
+    def layer(h: Any, p: Any) -> Any:
+        scores = jnp.einsum("bqd,bkd->bqk", h @ p["w"], encoded) * weights[:, None]
+        return _layer(h + jnp.einsum("bqk,bkd->bqd", jax.nn.softmax(scores), encoded), p)
+
+    h, _ = jax.lax.scan(layer, jnp.sin(embedded), rest)
+    scores = _scores(params, tokens, h)
+    return -scores.mean(), {"scores": scores, "norm": (encoded**2).sum(), "first": encoded[:, 0]}
+
+
 STEPS = {
+    "translated": _step(translated, has_aux=True),
     "attending": _step(attending),
     "tied": _step(tied),
     "recomputed": _step(recomputed),

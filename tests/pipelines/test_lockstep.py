@@ -68,6 +68,7 @@ def results_of(module: Module) -> list[Any]:
         ("carried", (4, 4, 1), "1f1b"),
         ("carried", (3, 4, 1), "1f1b"),  # 8 layers in 9 places
         ("dropped", (2, 4, 3), "1f1b"),  # in 12
+        ("translated", (3, 4, 1), "1f1b"),  # 4 layers in 6 places
     ],
 )
 def test_pipeline_equals_plain_step(name: str, numbers: tuple[int, ...], schedule: str) -> None:
@@ -89,6 +90,21 @@ def test_loops_are_the_phases_of_the_table() -> None:
     assert {o.params["length"] for found in inner for o in found} == {LAYERS // 4}
     carry, *_ = stage_carries(module.body.ops)
     assert carry.type.shape == (4, BATCH // 8, LENGTH, WIDTH)
+
+
+def test_two_stacks_of_layers() -> None:
+    """F of the encoder and of the decoder, then B of each; four kinds of layers in most ticks."""
+    module = pipeline(in_parts(STEPS["translated"], 8), 4, 8, 1)
+    loops = [op for op in module.body.ops if op.prim == "scan"]
+    assert [op.params["length"] for op in loops] == [3, 3, 3, 2, 3, 3, 3]
+    inner = [sum(o.prim == "scan" for o in op.regions[0].ops) for op in loops]
+    assert inner == [1, 2, 3, 4, 3, 2, 1]
+    slots = {
+        v.type.shape[1]
+        for v in stage_carries(module.body.ops)
+        if v.type.shape[2:] == (1, BATCH // 8, LENGTH, WIDTH)
+    }
+    assert slots == {8, 7}  # all microbatches of the encoder, 2p - 1 of the decoder
 
 
 def test_head_and_entry_are_computed_once_in_a_tick() -> None:
@@ -195,20 +211,3 @@ def test_statistics_of_layers() -> None:
         return jax.value_and_grad(loss)(params)
 
     assert "a row for each layer" in refusal(step, 2, 4, 1)
-
-
-def test_two_stacks_of_layers() -> None:
-    def step(params: Any, tokens: Any, key: Any) -> Any:
-        def layer(h: Any, w: Any) -> Any:
-            return jnp.tanh(h @ w), None
-
-        def loss(params: Any) -> Any:
-            h = params["embedding"][tokens]
-            for _ in range(2):
-                h, _ = jax.lax.scan(layer, h, params["layers"]["w"])
-                h = h * 2.0
-            return h.mean()
-
-        return jax.value_and_grad(loss)(params)
-
-    assert "has 2 stacks of layers" in refusal(step, 2, 4, 1)

@@ -12,14 +12,14 @@ zero, and writes to no slot in use.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from partir_search.ir.core import Operand, Value
+from partir_search.ir.core import Operand
 from partir_search.ir.pipeline_runs import runs
 from partir_search.ir.pipeline_schedule import BACKWARD, FORWARD, GPIPE, Phase
 from partir_search.ir.pipeline_table import PipelineTable
@@ -33,7 +33,6 @@ from partir_search.passes.pipeline.stage_arrays import (
     by_stage,
     chunk_added,
     empty_slots,
-    layer_of,
     masked,
     read,
     rows_at,
@@ -41,6 +40,7 @@ from partir_search.passes.pipeline.stage_arrays import (
     with_stage,
     written,
 )
+from partir_search.passes.pipeline.stage_layers import StageLayers
 from partir_search.passes.pipeline.tick_rows import TickRows, tick_rows
 
 Row = Mapping[str, Any]
@@ -59,6 +59,7 @@ class Lockstep:
         self.parts, self.table = parts, table
         self._values = BodyValues(parts.body, constants)
         self._stages, self._chunks = table.schedule.stages, table.schedule.chunks
+        self._stage_layers = StageLayers(self._values, self._stages, self._chunks)
         fixed = fixed_residuals(parts)
         # Without F in the tick of the head, what leaves the last stage waits beside the residuals.
         self._waits = table.schedule.schedule == GPIPE
@@ -175,7 +176,7 @@ class Lockstep:
         given = dict(enumerate(operands.forward))
         # Casts of weights are read, not made in every tick.
         given |= {len(layers.stacked) + j: x for j, x in operands.fixed.items()}
-        out, stacks = self._run(layers, consts, axes, carry, given, {}, row["chunk_F"])
+        out, stacks = self._stage_layers.run(layers, consts, axes, carry, given, {}, row["chunk_F"])
         kept = [stacks[j] for j in self._kept]
         return out, [*kept, *(x[None] for x in out)] if self._waits else kept
 
@@ -210,7 +211,7 @@ class Lockstep:
         consts, axes = self._consts(parts.backward, row["microbatch_B"], operands)
         kept = dict(zip(self._kept, state["slots"], strict=False))
         waiting = {i: read(kept[j], row["slot_B"]) for i, j in parts.residuals.items() if j in kept}
-        gone, gradients = self._run(
+        gone, gradients = self._stage_layers.run(
             parts.backward, consts, axes, arriving, operands.backward, waiting, row["chunk_B"]
         )
         at = row["chunk_B"] if self._chunks > 1 else None
@@ -278,67 +279,6 @@ class Lockstep:
             different = iter(for_stages(microbatches))
         consts = [next(different) if v else next(same) for v in varies]
         return consts, [0 if v else None for v in varies]
-
-    def _run(
-        self,
-        layers: Layers,
-        consts: Sequence[Any],
-        axes: Sequence[int | None],
-        carry: Sequence[Any],
-        given: Mapping[int, Any],
-        rows: Mapping[int, Any],
-        chunk: Any,
-    ) -> tuple[list[Any], list[Any]]:
-        """Carries and stacks of the layers of each stage, each on a carry of its own.
-
-        Args:
-          axes: of stages in `consts`.
-          given: stacked operands of all layers, by position, as in `by_stage`; beyond them, stacks
-            of the layers known beforehand.
-          rows: stacked operands of the chunk, by position, [layers of a chunk, stages, ...].
-          chunk: number of the chunk, by stage.
-        """
-        count, cuts = len(carry), self._stages * self._chunks
-        length = -(-layers.count // cuts)
-        found = {**given, **rows}
-        needed = self._needed(layers, found)
-        rows = {i: x for i, x in found.items() if i in needed and (i in rows or self._chunks == 1)}
-        whole = {i: x for i, x in given.items() if i in needed and i not in rows}
-
-        def stage(consts: Any, carry: Any, rows: Any, whole: Any, chunk: Any, at: Any) -> Any:
-            def layer(carry: Any, step: Any) -> Any:
-                number, found = step
-                own = {i: layer_of(x, chunk, number) for i, x in whole.items()}
-                found = {**found, **own}
-                operands = len(layers.stacked)
-                stacked = [found.get(i) for i in range(operands)]
-                known = {count + i - operands: x for i, x in found.items() if i >= operands}
-                out = self._values.call(layers.region, [*consts, *carry, *stacked], known)
-                carried = out[:count]
-                if layers.count % cuts:  # further layers pass on their operand
-                    here = (chunk * self._stages + at) * length + number < layers.count
-                    carried = [
-                        jnp.where(here, new, old) for new, old in zip(out, carry, strict=False)
-                    ]
-                return carried, out[count:]
-
-            numbers = lax.iota(jnp.int32, length)
-            return lax.scan(layer, carry, (numbers, rows), length=length, reverse=layers.reverse)
-
-        run = jax.vmap(stage, in_axes=(list(axes), 0, 1, 0, 0, 0), out_axes=(0, 1))
-        places = lax.iota(jnp.int32, self._stages) if layers.count % cuts else None
-        out, stacks = run(list(consts), list(carry), rows, whole, chunk, places)
-        return out, stacks
-
-    def _needed(self, layers: Layers, found: Iterable[int]) -> set[int]:
-        """Positions of `found` read by a layer: an operand behind a known stack is not."""
-        operands, first = len(layers.stacked), len(layers.consts) + len(layers.carry)
-        results, args = layers.region.results, layers.region.args[first:]
-        known = {i for i in found if i >= operands}
-        made = {results[len(layers.carry) + i - operands] for i in known}
-        inner = BodyValues(layers.region, self._values.constants)
-        read = inner.read(results, {x for x in made if isinstance(x, Value)})
-        return known | {i for i, argument in enumerate(args) if argument in read}
 
     # Rows --------------------------------------------------------------------------------------
 

@@ -124,30 +124,34 @@ def loop_parts(loop: Op) -> LoopParts:
       NoPipeline: the body has no stack of layers, or layers read values unknown to a stage.
     """
     body = loop.regions[0]
-    forward, backward = _layers(body)
+    forward, backward = layer_pairs(body)[0]
     part_of = _parts(body, forward, backward)
     first = int(loop.params["num_consts"])
     arguments = body.args[first : first + int(loop.params["num_carry"])]
-    varying = _varying(body, {v.id for v in body.args[first:]})
+    varying = varying_of(body, {v.id for v in body.args[first:]})
     totals = tuple(
-        _total(argument, new, part_of, backward, body)
+        total_of(argument, new, part_of, backward, body)
         for argument, new in zip(arguments, body.results, strict=False)
     )
-    at = {r.id: j for j, r in enumerate(forward.stacks)}
-    residuals = {
-        i: at[x.id] for i, x in enumerate(backward.stacked) if isinstance(x, Value) and x.id in at
-    }
+    residuals = residuals_of(forward, backward)
     parts = LoopParts(loop, forward, backward, part_of, varying, residuals, totals)
     _check_operands(parts)
     _check_readers(parts)
     return parts
 
 
-def _layers(body: Region) -> tuple[Layers, Layers]:
-    """The forward and the backward scan over layers with the most ops.
+def residuals_of(forward: Layers, backward: Layers) -> dict[int, int]:
+    """Position among the forward stacks by position among the backward stacked operands."""
+    at = {r.id: j for j, r in enumerate(forward.stacks)}
+    stacked = enumerate(backward.stacked)
+    return {i: at[x.id] for i, x in stacked if isinstance(x, Value) and x.id in at}
+
+
+def layer_pairs(body: Region) -> list[tuple[Layers, Layers]]:
+    """The forward and the backward scan of each stack of layers.
 
     Raises:
-      NoPipeline: no pair, or a second one.
+      NoPipeline: no pair.
     """
     found = [
         (Layers(body.ops[pair.forward.position]), Layers(body.ops[pair.backward.position]))
@@ -159,14 +163,7 @@ def _layers(body: Region) -> tuple[Layers, Layers]:
             "the step has no stack of layers: no scan over layers with a scan in reverse as its"
             " gradient, and no equal layers written out that make one"
         )
-    best = max(found, key=lambda pair: len(pair[0].region.ops))
-    others = [pair for pair in found if pair[0].op is not best[0].op]
-    if others:
-        raise NoPipeline(
-            f"the step has {len(others) + 1} stacks of layers, {named(best[0].op)} and"
-            f" {named(others[0][0].op)}; a pipeline runs one"
-        )
-    return best
+    return found
 
 
 def _parts(body: Region, forward: Layers, backward: Layers) -> dict[int, Part]:
@@ -189,7 +186,7 @@ def _parts(body: Region, forward: Layers, backward: Layers) -> dict[int, Part]:
     return part_of
 
 
-def _varying(body: Region, first: set[int]) -> frozenset[int]:
+def varying_of(body: Region, first: set[int]) -> frozenset[int]:
     """Ids in `first`, and ids of values computed from values in `first`."""
     found = set(first)
     for op in body.ops:
@@ -198,7 +195,7 @@ def _varying(body: Region, first: set[int]) -> frozenset[int]:
     return frozenset(found)
 
 
-def _total(
+def total_of(
     argument: Value, new: Operand, part_of: Mapping[int, Part], backward: Layers, body: Region
 ) -> Total:
     """Carry of the loop with one argument and its new value."""

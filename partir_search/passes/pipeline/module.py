@@ -13,15 +13,18 @@ from partir_search.ir.pipeline_schedule import PipelineSchedule
 from partir_search.ir.pipeline_table import pipeline_table
 from partir_search.ir.rewriter import RegionRewriter
 from partir_search.passes.fresh_names import name_apart
+from partir_search.passes.pipeline.chain import Chain
+from partir_search.passes.pipeline.chain_parts import ChainParts, chain_parts
 from partir_search.passes.pipeline.lockstep import Lockstep
 from partir_search.passes.pipeline.loop_parts import (
     LoopParts,
     NoPipeline,
+    layer_pairs,
     loop_parts,
     microbatch_loop,
     named,
 )
-from partir_search.rules.control_flow import ACCUMULATES, TICKS
+from partir_search.rules.control_flow import ACCUMULATES, STAGED, TICKS
 
 
 def pipelined(module: Module, schedule: PipelineSchedule, ruled: Iterable[str]) -> Module:
@@ -35,8 +38,11 @@ def pipelined(module: Module, schedule: PipelineSchedule, ruled: Iterable[str]) 
       NoPipeline: the loop has no stack of layers that the stages divide.
     """
     at, loop = microbatch_loop(module)
-    parts = loop_parts(loop)
-    _check_layers(parts, schedule)
+    pairs = layer_pairs(loop.regions[0])
+    parts = loop_parts(loop) if len(pairs) == 1 else chain_parts(loop, pairs)
+    for stack in parts.stacks if isinstance(parts, ChainParts) else (parts,):
+        _check_layers(stack, schedule)
+    staged: list[int] = []
     reader = FunctionReader(ruled)
     copy = RegionRewriter()
     args = tuple(map(copy.value, module.body.args))
@@ -46,13 +52,20 @@ def pipelined(module: Module, schedule: PipelineSchedule, ruled: Iterable[str]) 
     lockstep_operands = [*map(copy.value, constants), *operands]
 
     def run(*arrays: Any) -> list[Any]:
-        outer = dict(zip(constants, arrays, strict=False))
-        return Lockstep(parts, pipeline_table(schedule), outer)(*arrays[len(constants) :])
+        outer, own = dict(zip(constants, arrays, strict=False)), arrays[len(constants) :]
+        if isinstance(parts, LoopParts):
+            return Lockstep(parts, pipeline_table(schedule), outer)(*own)
+        chain = Chain(parts, schedule, outer)
+        results = chain(*own)
+        staged[:] = chain.staged
+        return results
 
     ops, results = reader.read(run, lockstep_operands)
+    counts = iter(staged)
     for op in ops:
         if op.prim == loop.prim:
-            op.params = {**op.params, ACCUMULATES: TICKS}
+            carries = {STAGED: next(counts)} if staged else {}
+            op.params = {**op.params, ACCUMULATES: TICKS, **carries}
             op.key = None
     for value in stage_carries(ops):
         value.name = "pipeline.state"
@@ -78,16 +91,19 @@ def pipelined(module: Module, schedule: PipelineSchedule, ruled: Iterable[str]) 
 
 
 def stage_carries(ops: Iterable[Op]) -> list[Value]:
-    """Values with a dim of stages at first: what arrives in the first tick, and empty slots.
+    """Values with a dim of stages at first: carries of the first tick, and empty slots.
 
-    Without a pipeline, none.
+    Without a pipeline, none. Of several stacks of layers, the values before each loop over ticks.
     """
+    carries: list[Value] = []
     for op in ops:
         if op.params.get(ACCUMULATES) == TICKS:
             first = int(op.params["num_consts"])
-            found = op.operands[first : first + int(op.params["num_carry"])]
-            return [x for x in found if isinstance(x, Value)]
-    return []
+            count = int(op.params.get(STAGED, op.params["num_carry"]))
+            carries += [x for x in op.operands[first : first + count] if isinstance(x, Value)]
+            if STAGED not in op.params:
+                break
+    return list(dict.fromkeys(carries))
 
 
 def _check_layers(parts: LoopParts, schedule: PipelineSchedule) -> None:

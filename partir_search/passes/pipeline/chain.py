@@ -1,0 +1,330 @@
+"""Loop over the ticks of a lockstep pipeline with several stacks of layers.
+
+Each stage holds an equal part of every stack. In a tick a stage runs the layers of each stack for
+one microbatch, F of the first stack first and B of the first stack last; a microbatch leaves the
+last stage of a run in the first tick of the next run. Values of earlier segments travel
+beside the carry (`chain_parts`): the decoder's stages read the encoder's result.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from partir_search.ir.core import Operand, Value
+from partir_search.ir.pipeline_schedule import BACKWARD, FORWARD, Phase, PipelineSchedule
+from partir_search.ir.pipeline_table import pipeline_table
+from partir_search.passes.pipeline.body_values import Arrays, BodyValues
+from partir_search.passes.pipeline.chain_parts import ChainParts
+from partir_search.passes.pipeline.layers import Layers
+from partir_search.passes.pipeline.operands import Operands, fixed_residuals, operands_of
+from partir_search.passes.pipeline.stage_arrays import (
+    at_stage,
+    by_layer,
+    by_stage,
+    masked,
+    read,
+    rows_at,
+    shifted,
+    with_stage,
+    written,
+)
+from partir_search.passes.pipeline.stage_layers import StageLayers
+from partir_search.passes.pipeline.tick_rows import tick_rows
+
+State = dict[str, Any]
+
+
+class Chain:
+    """Function of the operands of a loop over microbatches, equal to the loop.
+
+    Attributes:
+      staged: by loop over ticks, the number of carries with a dim of stages, before the totals.
+    """
+
+    def __init__(self, parts: ChainParts, schedule: PipelineSchedule, constants: Arrays) -> None:
+        self._parts, self._stages = parts, schedule.stages
+        self._microbatches = schedule.microbatches
+        self._tables = [pipeline_table(s) for s in stack_schedules(schedule, len(parts.stacks))]
+        self._values = BodyValues(parts.stacks[0].body, constants)
+        self._layers = StageLayers(self._values, self._stages, 1)
+        self._kept = [
+            [j for j in sorted(set(s.residuals.values())) if j not in fixed_residuals(s)]
+            for s in parts.stacks
+        ]
+        self.staged: list[int] = []
+
+    def __call__(self, *arrays: Any) -> list[Any]:
+        """Results of the loop."""
+        parts, stages = self._parts, self._stages
+        self.staged.clear()
+        operands = [operands_of(s, self._values, arrays, stages, 1) for s in parts.stacks]
+        state: State = {}
+        for run in range(len(parts.runs)):
+            state |= self._empty(run)
+        totals = [
+            by_stage(x, stages, 1) if k is not None else x
+            for k, x in zip(parts.adders, operands[0].totals, strict=True)
+        ]
+        made: dict[int, list[list[Any]]] = {}
+        ticks: dict[int, list[int]] = {}
+        for start, stop in self._phases():
+            state, totals, rows = self._phase(start, stop, state, totals, operands)
+            for segment, found in rows.items():
+                made.setdefault(segment, []).append(found)
+                ticks.setdefault(segment, []).extend(range(start, stop))
+        finals = [
+            x if k is None else by_layer(x, 1, parts.stacks[k].forward.count)
+            for k, x in zip(parts.adders, totals, strict=True)
+        ]
+        results: dict[int, Any] = {}
+        for segment, phases in made.items():
+            first = segment * (stages - 1)
+            order = [ticks[segment].index(first + n) for n in range(self._microbatches)]
+            columns = zip(*phases, strict=True)
+            results |= {
+                i: rows_at(column, order)
+                for i, column in zip(parts.rows_in(segment), columns, strict=True)
+            }
+        return [*finals, *(results[i] for i in range(len(parts.stacks[0].rows)))]
+
+    # Ticks -------------------------------------------------------------------------------------
+
+    def _span(self, run: int) -> range:
+        """Ticks of a run on any device."""
+        first = run * (self._stages - 1)
+        return range(first, first + self._microbatches + self._stages - 1)
+
+    def _segment_ticks(self, segment: int) -> range:
+        """Ticks of a segment, one for each microbatch."""
+        first = segment * (self._stages - 1)
+        return range(first, first + self._microbatches)
+
+    def _phases(self) -> Iterator[tuple[int, int]]:
+        """Runs of ticks with equal kinds of work."""
+        spans = [self._span(run) for run in range(len(self._parts.runs))]
+        cuts = sorted({s.start for s in spans} | {s.stop for s in spans})
+        return itertools.pairwise(cuts)
+
+    def _empty(self, run: int) -> State:
+        """State of a run before the first tick: no carry, empty slots."""
+        k, layers = self._parts.runs[run]
+        carried = [*layers.carry, *self._parts.travelling[run]]
+        state: State = {
+            f"carry{run}": [_zeros((self._stages,), x.type.shape, x.type.dtype) for x in carried]
+        }
+        if run < len(self._parts.stacks):
+            length = -(-layers.count // self._stages)
+            shape = self._stages, self._tables[k].residuals.count, length
+            kept = [layers.stacks[j].type for j in self._kept[k]]
+            state[f"slots{k}"] = [_zeros(shape, x.shape[1:], x.dtype) for x in kept]
+        return state
+
+    def _phase(
+        self, start: int, stop: int, state: State, totals: list[Any], operands: list[Operands]
+    ) -> tuple[State, list[Any], dict[int, list[Any]]]:
+        """Runs the ticks of a loop; returns the state and the totals after it, and rows by tick."""
+        parts = self._parts
+        ticks = range(start, stop)
+        runs = [r for r in range(len(parts.runs)) if start in self._span(r)]
+        segments = [j for j in range(1 + parts.last) if set(ticks) & set(self._segment_ticks(j))]
+        rows: dict[str, Any] = {}
+        for j in segments:
+            numbers = np.arange(start, stop) - self._segment_ticks(j).start
+            valid = (numbers >= 0) & (numbers < self._microbatches)
+            rows[f"segment{j}"] = np.clip(numbers, 0, self._microbatches - 1).astype(np.int32)
+            if not valid.all():
+                rows[f"valid{j}"] = valid
+        for run in runs:
+            k, kind = parts.runs[run][0], self._kind(run)
+            found = tick_rows(self._tables[k], Phase(kind, start, stop))
+            rows[f"microbatch{run}"] = found.arrays[f"microbatch_{kind}"]
+            rows[f"slot{run}"] = found.arrays[f"slot_{kind}"]
+            if "writes" in found.flags:
+                rows[f"writes{run}"] = found.flags["writes"]
+        changed = {f"carry{r}" for r in runs}
+        changed |= {f"slots{r}" for r in runs if self._kind(r) == FORWARD}
+        backward = [parts.runs[r][0] for r in runs if self._kind(r) == BACKWARD]
+        own = [i for i, k in enumerate(parts.adders) if k in backward]
+        own += [i for j in segments for i in parts.totals_in(j)]
+
+        def tick(moving: State, row: Mapping[str, Any]) -> tuple[State, dict[int, list[Any]]]:
+            now = {**state, **moving}
+            sums = list(totals)
+            for i, x in zip(own, moving["totals"], strict=True):
+                sums[i] = x
+            made: dict[int, list[Any]] = {}
+            out: Mapping[Value, Any] = {}
+            for j in range(1 + parts.last):
+                entering: list[Any] | None = None
+                if j in segments:
+                    entering, made[j] = self._segment(j, row, operands[0], out, sums)
+                if j in runs:
+                    out = self._run(j, row, operands, now, entering, sums)
+            now["totals"] = [sums[i] for i in own]
+            return {name: now[name] for name in moving}, made
+
+        moving = {name: state[name] for name in sorted(changed)}
+        self.staged.append(len(jax.tree.leaves(moving)))
+        moving["totals"] = [totals[i] for i in own]
+        arrays = {name: jnp.asarray(x) for name, x in rows.items()}
+        after, made = lax.scan(tick, moving, arrays, length=stop - start)
+        totals = list(totals)
+        for i, x in zip(own, after.pop("totals"), strict=True):
+            totals[i] = x
+        return {**state, **after}, totals, made
+
+    def _kind(self, run: int) -> str:
+        return FORWARD if run < len(self._parts.stacks) else BACKWARD
+
+    # Work of a tick ----------------------------------------------------------------------------
+
+    def _segment(
+        self,
+        segment: int,
+        row: Mapping[str, Any],
+        operands: Operands,
+        out: Mapping[Value, Any],
+        sums: list[Any],
+    ) -> tuple[list[Any], list[Any]]:
+        """Computes a segment for one microbatch.
+
+        Args:
+          out: results of the run before by value, with a dim of stages.
+          sums: totals, changed in place.
+
+        Returns:
+          The values that enter the next run, and the rows of the loop's results.
+        """
+        parts, valid = self._parts, row.get(f"valid{segment}")
+        leaves = self._stages - 1 if self._kind(segment - 1) == FORWARD else 0
+        known = dict(operands.of_microbatch(row[f"segment{segment}"]))
+        known |= {v: at_stage(x, leaves) for v, x in out.items()}
+        entering: list[Operand] = []
+        if segment < parts.last:
+            entering = [*parts.runs[segment][1].carry, *parts.travelling[segment]]
+        mine, loop = parts.totals_in(segment), parts.stacks[0]
+        added = [loop.totals[i].added for i in mine]
+        news = [loop.totals[i].new if x is None else x for i, x in zip(mine, added, strict=True)]
+        rows = [loop.rows[i] for i in parts.rows_in(segment)]
+        known |= {loop.totals[i].argument: sums[i] for i in mine}
+        found = iter(self._values.compute([*entering, *news, *rows], known))
+        enter = [next(found) for _ in entering]
+        if valid is not None and self._kind(segment) == BACKWARD and entering:
+            cotangents = len(parts.runs[segment][1].carry)
+            enter[:cotangents] = [masked(x, valid) for x in enter[:cotangents]]
+        for i, x in zip(mine, added, strict=True):
+            new, old = next(found), sums[i]
+            if x is None:
+                sums[i] = new if valid is None else jnp.where(valid, new, old)
+            else:
+                sums[i] = old + (new if valid is None else masked(new, valid)).astype(old.dtype)
+        return enter, list(found)
+
+    def _run(
+        self,
+        run: int,
+        row: Mapping[str, Any],
+        operands: Sequence[Operands],
+        state: State,
+        entering: list[Any] | None,
+        sums: list[Any],
+    ) -> Mapping[Value, Any]:
+        """Runs the layers of all stages; returns results by value, with a dim of stages.
+
+        Args:
+          entering: values that enter the first stage of the run; None for a phase without any.
+          state, sums: carries, slots and totals, changed in place.
+        """
+        parts, (k, layers) = self._parts, self._parts.runs[run]
+        forward = self._kind(run) == FORWARD
+        first, by = (0, 1) if forward else (self._stages - 1, -1)
+        carry = state[f"carry{run}"]
+        count, valid = len(layers.carry), row.get(f"valid{run}")
+        if entering is not None:
+            always = 0 if forward else count  # cotangents are zeros without a microbatch
+            carry = [
+                with_stage(x, first, new, None if i < always else valid)
+                for i, (x, new) in enumerate(zip(carry, entering, strict=True))
+            ]
+        travelling = dict(zip(parts.travelling[run], carry[count:], strict=True))
+        consts, axes = self._consts(layers, row[f"microbatch{run}"], operands[k], travelling)
+        stack, kept = parts.stacks[k], self._kept[k]
+        chunk = jnp.zeros(self._stages, jnp.int32)  # the only one
+        if forward:
+            given = dict(enumerate(operands[k].forward))
+            given |= {len(layers.stacked) + j: x for j, x in operands[k].fixed.items()}
+            out, stacks = self._layers.run(layers, consts, axes, carry[:count], given, {}, chunk)
+            state[f"slots{k}"] = self._written(
+                run, state[f"slots{k}"], [stacks[j] for j in kept], row
+            )
+        else:
+            slots = dict(zip(kept, state[f"slots{k}"], strict=True))
+            at = row[f"slot{run}"]
+            waiting = {i: read(slots[j], at) for i, j in stack.residuals.items() if j in slots}
+            out, gradients = self._layers.run(
+                layers, consts, axes, carry[:count], operands[k].backward, waiting, chunk
+            )
+            for i, total in enumerate(stack.totals):
+                if total.stack is not None:
+                    sums[i] = sums[i] + gradients[total.stack].astype(sums[i].dtype)
+        state[f"carry{run}"] = [shifted(x, by, False) for x in (*out, *travelling.values())]
+        return {**travelling, **dict(zip(layers.finals, out, strict=True))}
+
+    def _written(
+        self, run: int, slots: Sequence[Any], stacks: Sequence[Any], row: Mapping[str, Any]
+    ) -> list[Any]:
+        """Slots with the residuals of a tick."""
+        at, found = row[f"slot{run}"], []
+        for old, new in zip(slots, stacks, strict=True):
+            if f"writes{run}" in row:
+                valid = lax.expand_dims(row[f"writes{run}"], (0, *range(2, new.ndim)))
+                new = jnp.where(valid, new, read(old, at))
+            found.append(written(old, new, at))
+        return found
+
+    def _consts(
+        self,
+        layers: Layers,
+        microbatches: Any,
+        operands: Operands,
+        travelling: Mapping[Value, Any],
+    ) -> tuple[list[Any], list[int | None]]:
+        """Operands of every layer, by stage if different between microbatches, and axes."""
+        stack = self._parts.stacks[0]
+        passed = {x for x in layers.consts if isinstance(x, Value) and x in travelling}
+        own = [x for x in layers.consts if stack.varies(x) and x not in passed]
+        alike = [x for x in layers.consts if not stack.varies(x) and x not in passed]
+        same = iter(self._values.compute(alike, operands.known))
+        different: Iterator[Any] = iter(())
+        if own:
+            for_stages: Callable[..., list[Any]] = jax.vmap(
+                lambda number: self._values.compute(own, operands.of_microbatch(number))
+            )
+            different = iter(for_stages(microbatches))
+        consts, axes = list[Any](), list[int | None]()
+        for x in layers.consts:
+            if x in passed:
+                consts.append(travelling[x])  # type: ignore[index]
+                axes.append(0)
+            else:
+                varies = stack.varies(x)
+                consts.append(next(different) if varies else next(same))
+                axes.append(0 if varies else None)
+        return consts, axes
+
+
+def stack_schedules(schedule: PipelineSchedule, stacks: int) -> list[PipelineSchedule]:
+    """Schedules of the stacks of a pipeline."""
+    return [dataclasses.replace(schedule, stacks=stacks, place=k) for k in range(stacks)]
+
+
+def _zeros(leading: tuple[int, ...], shape: Sequence[int], dtype: Any) -> Any:
+    return jnp.zeros((*leading, *shape), dtype)

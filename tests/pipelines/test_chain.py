@@ -1,0 +1,72 @@
+"""Pipelines of an encoder and a decoder, executed on 8 devices against the plain step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import pytest
+from jax.sharding import AbstractMesh
+
+import partir_search as ps
+from partir_search.lowering.verify_local import verify_local
+from partir_search.planning.pipeline_choice import candidates, stack_of
+from partir_search.planning.trace import read_call, split_call
+from tests.pipelines.programs import BATCH, LAYERS, LENGTH, STEPS, WIDTH, arguments
+from tests.support import assert_same
+
+TOKENS = ps.ManualPartition({"tokens": 0}, "data")
+
+
+def planned(mesh: Any, *schedule: Any) -> tuple[Any, Any]:
+    step = ps.auto_partition(
+        mesh, machine="tpu_v5e", schedule=list(schedule), episodes=20, progress=False
+    )(jax.jit(STEPS["translated"]))
+    return step, step.plan(*arguments())
+
+
+def test_decoders_read_the_encoder() -> None:
+    """Its result travels beside the decoder's carry; sums over data are taken once."""
+    mesh = AbstractMesh((4, 2), ("stage", "data"))
+    _, plan = planned(mesh, ps.Pipeline("stage", microbatches=8), TOKENS)
+    verify_local(plan.program)
+    moves = [c for c in plan.collectives if c.kind == "collective_permute"]
+    assert {c.axes for c in moves} == {("stage",)}
+    carry = BATCH // 8 // 2 * LENGTH * WIDTH * 4
+    ticks = 8 + 4 - 1
+    # The carries of both stacks, the encoder's result and its norm's operand, and cotangents.
+    assert sum(c.times for c in moves if c.bytes == carry) >= 6 * ticks
+    reduced = [c for c in plan.collectives if c.axes == ("data",) and c.kind == "all_reduce"]
+    assert {c.times for c in reduced} == {1}
+    placed = {path: spec for path, _, spec in plan.arguments()}
+    assert plan.pipeline is not None
+    assert placed["tokens"][0] == "data"
+
+
+def test_numbers_left_open() -> None:
+    """The closed forms take both stacks as one, without chunks."""
+    step, args = jax.jit(STEPS["translated"]), arguments()
+    call = split_call(step, args, {}, (), ())
+    stack = stack_of(read_call(step, call, args, {}, "step").module)
+    assert stack is not None
+    assert (stack.stacks, stack.layers) == (2, LAYERS // 2)
+    mesh, machine = ps.MeshShape(("stage",), (2,)), ps.MACHINES["tpu_v5e"]
+    found = candidates(stack, ps.Pipeline(), mesh, machine, 1e9)
+    assert {c.tactic.chunks for c in found} == {1}
+
+
+def test_chunks_of_two_stacks() -> None:
+    with pytest.raises(ValueError, match="2 stacks of layers run with chunks=1"):
+        planned(AbstractMesh((2,), ("stage",)), ps.Pipeline("stage", microbatches=4, chunks=2))
+
+
+@pytest.mark.devices
+@pytest.mark.long
+@pytest.mark.parametrize("shape", [(4, 2, 1), (2, 2, 2)])
+def test_executed(shape: tuple[int, int, int]) -> None:
+    """Other axes inside of stages are searched over."""
+    mesh = jax.make_mesh(shape, ("stage", "data", "model"))
+    step, plan = planned(mesh, ps.Pipeline("stage", microbatches=4), ps.AutomaticPartition())
+    assert plan.pipeline is not None
+    want = jax.tree.leaves(jax.jit(STEPS["translated"])(*arguments()))
+    assert_same(jax.tree.leaves(step(*arguments())), want, tolerance=1e-5)
