@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -166,3 +168,22 @@ def test_ignored_lines_are_the_mistakes_of_a_type_checker(tmp_path: pathlib.Path
     }
     assert found == marked
     assert len(found) == 8
+
+
+@pytest.mark.long
+def test_pyright_finds_the_same_mistakes(tmp_path: pathlib.Path) -> None:
+    """With pyright installed (`pip install pyright`, which needs node), and no others."""
+    checker = shutil.which("pyright")
+    if checker is None:
+        pytest.skip("no pyright here")
+    text = (ROOT / "tests/typed/rejected.py").read_text()
+    (tmp_path / "rejected.py").write_text(re.sub(r"  # type: ignore\[[\w-]+\]", "", text))
+    (tmp_path / "accepted.py").write_text((ROOT / "tests/typed/accepted.py").read_text())
+    options = {"extraPaths": [str(ROOT)], "pythonVersion": "3.11"}
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(options))
+    command = [checker, f"--pythonpath={sys.executable}", "--outputjson", f"--project={tmp_path}"]
+    said = json.loads(subprocess.run(command, capture_output=True, text=True, timeout=300).stdout)
+    found = said["generalDiagnostics"]
+    assert {pathlib.Path(each["file"]).name for each in found} == {"rejected.py"}
+    lines = [n for n, line in enumerate(text.splitlines()) if "# type: ignore[" in line]
+    assert sorted(each["range"]["start"]["line"] for each in found) == lines

@@ -30,6 +30,8 @@ def used(state: State, batch: jax.Array) -> None:
     assert_type(Trainer().step(state, batch), State)
     plan = step.plan(state, batch)
     assert_type(plan, ps.Plan)
+    assert_type(step.best_so_far(state, batch), ps.Plan)
+    assert_type(plan.figures, dict[str, float])
     assert_type(plan.partition_specs, tuple[tuple[Any, ...], dict[str, Any]])
     assert_type(plan.in_shardings, tuple[tuple[Any, ...], dict[str, Any]])
     assert_type(plan.front().fastest.plan(), ps.Plan)
