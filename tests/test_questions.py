@@ -59,6 +59,30 @@ def test_what_if_is_what_the_schedule_would_cost(entry: Any, plan: ps.Plan) -> N
     assert again.cost == asked.after.cost
 
 
+@pytest.mark.parametrize(
+    ("name", "strategy"),
+    [
+        ("transformer-tiny", "BP(batch+model)+Z3"),
+        ("llama-tiny", "BP(batch+model.0)+MP(model.1)+Z3"),
+    ],
+)
+def test_what_if_of_the_plans_own_shardings_is_the_plan(name: str, strategy: str) -> None:
+    """A choice that agrees with the plan changes nothing; made first, it would reach activations.
+
+    Sub-axes are named as the plan names them.
+    """
+    entry = MODELS[name]
+    step = ps.auto_partition(MESH, machine="tpu_v5e")(entry.step)
+    plan = step.known_plans(*entry.abstract_args(64))[strategy]
+    tiled = [(path, spec) for path, _, spec in plan.arguments() if "params" in path and spec != P()]
+    assert any("model.0" in str(spec) for _, spec in tiled) == ("model.0" in strategy)
+    for path, spec in tiled:
+        asked = plan.what_if(path, spec)
+        assert asked.seconds == asked.peak_bytes == 0.0, path
+        assert not asked.dropped
+        assert not asked.arguments
+
+
 def test_figures_for_logs(plan: ps.Plan) -> None:
     """Numbers by name: the cost, its bytes by axis and kind, and the limit."""
     figures = plan.figures

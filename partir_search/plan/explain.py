@@ -12,7 +12,8 @@ from partir_search.ir.printing.names import printed_as
 from partir_search.ir.rule import REPLICATED
 from partir_search.messages.validators import text
 from partir_search.messages.wording import shown
-from partir_search.plan.planned import Planned, varied
+from partir_search.plan.planned import Planned
+from partir_search.plan.variation import varied
 from partir_search.propagation.actions import Action, tilings
 from partir_search.propagation.conflicts import Conflict, find_conflicts
 
@@ -96,7 +97,7 @@ def _conflict(planned: Planned, conflict: Conflict) -> str:
 def with_sharding(
     planned: Planned, path: str, spec: PartitionSpec | NamedSharding
 ) -> tuple[Planned, tuple[Action, ...]]:
-    """Applies the sharding `spec` to the arguments at `path`, then the plan's compatible actions.
+    """Applies the sharding `spec` to the arguments at `path`, among the plan's compatible actions.
 
     Args:
       planned: the plan to vary.
@@ -121,8 +122,8 @@ def with_sharding(
     if not found:
         near = nearest(path, graph.module.arg_paths)
         raise ValueError(f"no argument {path!r}; near it are: {near}")
-    layouts = [layout_from_spec(p, v, spec, mesh.user) for p, v in found]
-    return varied(planned, layout_actions(layouts, mesh.user))
+    layouts = [layout_from_spec(p, v, spec, mesh) for p, v in found]
+    return varied(planned, layout_actions(layouts, mesh))
 
 
 def _where(op: Op) -> str:

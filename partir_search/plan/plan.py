@@ -73,8 +73,8 @@ class Plan(PlanFacts, SavedInstead):
     def what_if(self, path: str, spec: PartitionSpec | NamedSharding) -> Comparison:
         """Compares the plan with a variant in which some arguments have a different sharding.
 
-        The sharding is applied first, then every action of this plan that does not contradict. No
-        search runs.
+        The sharding is applied before every action of this plan, or as late as they admit,
+        whichever takes fewer seconds; actions that contradict are dropped. No search runs.
 
         Args:
           path: an argument's path, or a glob on paths.

@@ -21,8 +21,8 @@ from partir_search.plan.confirmation import Confirmation
 from partir_search.plan.pass_record import PassRecord
 from partir_search.plan.plan_bound import PlanBound
 from partir_search.plan.search_space import NOTHING_VISITED, SearchSpace, Visited
-from partir_search.propagation.actions import Action, Enter, tilings
-from partir_search.propagation.apply import apply_all, apply_compatible
+from partir_search.propagation.actions import Action
+from partir_search.propagation.apply import apply_all
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.state import State
 from partir_search.simulator.cost import Cost
@@ -159,42 +159,6 @@ def with_search(planned: Planned, found: Planned, reports: Sequence[SearchReport
         seconds=found.seconds,
         searched=(*passes, *planned.searched),
     )
-
-
-def varied(planned: Planned, first: Sequence[Action]) -> tuple[Planned, tuple[Action, ...]]:
-    """Plays the actions `first`, then the plan's compatible actions, and costs the result.
-
-    Returns:
-      The varied plan and the dropped actions, which contradict `first`.
-
-    Raises:
-      IllegalAction: an action of `first` cannot be applied.
-    """
-    graph, cache = planned.graph, planned.cache
-    state = State(graph, planned.sketch.partition.mesh)
-    for action in first:
-        if not action.is_applied(state):
-            action.apply(state)
-    names = {name for action in tilings(first) for name in action.values}
-    args = graph.module.body.args
-    kept = [
-        a for a in planned.actions if not (isinstance(a, Enter) and args[a.argument].name in names)
-    ]
-    played, dropped = apply_compatible(state, kept)
-    program = localize(state.partition(cache.rows), cache, sparse=True)
-    changed = dataclasses.replace(
-        planned,
-        actions=(*first, *played),
-        sketch=program,
-        cost=planned.model.evaluate(program),
-        reports=(),
-        seconds={},
-        searched=(),
-        saved_bound=None,
-        saved_space=None,
-        saved_confirmation=None,
-    )
-    return changed, tuple(action for action, _ in dropped)
 
 
 @contextlib.contextmanager
