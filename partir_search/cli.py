@@ -6,6 +6,7 @@ partir-search plan package.module:train_step --args=package.module:example_args 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -15,6 +16,8 @@ from partir_search.commands.named_objects import UsageError, told
 from partir_search.commands.parser import make_parser
 from partir_search.commands.running import STOPPED, run
 
+PIPE_CLOSED = 141  # 128 + SIGPIPE, as of a shell's command
+
 __all__ = ["joined_positions", "main"]
 
 
@@ -22,13 +25,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command.
 
     Returns:
-      0, 2 after a message on stderr for bad input, 3 for a plan that does not fit, or 130 after
-        ctrl-C.
+      0, 2 after a message on stderr for bad input, 3 for a plan that does not fit, 130 after
+        ctrl-C, or 141 if the reader of stdout has closed.
     """
     args = make_parser().parse_args(joined_positions(sys.argv[1:] if argv is None else argv))
     sys.path.insert(0, os.getcwd())
     try:
         return run(args)
+    except BrokenPipeError:  # the reader has closed: `| head`; Python flushes stdout at exit
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
     except (UsageError, OSError, ValueError, TypeError, RuntimeError) as error:
         if args.debug:
             raise

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import pathlib
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -173,3 +175,12 @@ def test_command_writes_the_best_plan(
     monkeypatch.setattr("partir_search.api.AutoPartitioned.plan", raiser())
     assert cli.main([*COMMAND, f"--out={tmp_path}"]) == 130
     assert capsys.readouterr().err == "partir-search: stopped\n"
+
+
+@pytest.mark.long
+def test_command_whose_reader_has_closed() -> None:
+    """`partir-search schema | head -1` ends without a message."""
+    code = "import sys; from partir_search.cli import main; sys.exit(main(['schema']))"
+    script = f'set -o pipefail; {sys.executable} -c "{code}" | (exec 0<&-; sleep 1)'
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (141, "")
