@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from array import array
 from collections.abc import Hashable, Sequence
 
 from partir_search.ir.mesh import MeshShape
@@ -251,3 +252,10 @@ class PlanningGame:
         out = [d for m in path for d in m.apply(self.targets, self.state)]  # type: ignore[attr-defined]
         self.state.restore(self._keys[self._here])
         return out
+
+    def rows_after(self, path: Sequence[Move]) -> tuple[list[array[int]], list[array[int]]]:
+        """Tiles of classes and loops of nodes after a path, by axis; the state is restored."""
+        taken = len(list(play(self, path)))
+        rows = [row[:] for row in self.state.tiles], [row[:] for row in self.state.loops]
+        rewind(self, taken)
+        return rows

@@ -100,8 +100,7 @@ class KnownMoves:
 
     def actions(self, name: str, state: State) -> list[Action]:
         """Actions of a strategy on the unfolded program, applied to `state`."""
-        decisions = self._game.decisions(self._moves[name])
-        return lift_to_module(self._folded, self._game, decisions, state, self._members)
+        return lift_to_module(self._game.decisions(self._moves[name]), state, self._members)
 
     def planned(self, name: str) -> Planned:
         """Plan of a strategy on the unfolded program."""

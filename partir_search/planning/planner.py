@@ -33,11 +33,16 @@ from partir_search.planning.fold_models import FoldModels, fold_models
 from partir_search.planning.front.visited import visited_states
 from partir_search.planning.game import PlanningGame
 from partir_search.planning.interruption import SearchJournal, search_noted
+from partir_search.planning.lifting import lift
 from partir_search.planning.spreading import begin
 from partir_search.planning.stage import print_module
 from partir_search.planning.strategy_costs import StrategyCosts
 from partir_search.planning.tactics import AutomaticPartition, Tactic
-from partir_search.planning.unfold import apply_to_fold, lift_to_module, marks_of, project_to_fold
+from partir_search.planning.unfold import (
+    apply_to_fold,
+    marks_of,
+    project_to_fold,
+)
 from partir_search.propagation.actions import Action
 from partir_search.propagation.apply import apply_compatible
 from partir_search.propagation.graph import Graph
@@ -387,7 +392,7 @@ class Planner:
           Actions of the moves, modes that improve the score after the actions, and the cost.
         """
         start, before = state.key(), state.modes
-        actions, modes = lift_to_module(folded, game, game.decisions(path), state), list[Action]()
+        actions, modes = lift(folded, game, path, state), list[Action]()
         if self.streams:
             modes = choose_modes(state, self.graph.rules, self._scored)
         cost = self._costed(state)[1]

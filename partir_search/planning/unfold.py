@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import Protocol
 
 from partir_search.ir.core import Module
 from partir_search.mcts.game import Move
@@ -12,7 +13,7 @@ from partir_search.propagation.actions import Action, tilings
 from partir_search.propagation.contradictions import find_value, value_named
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.state import State
-from partir_search.strategies.decisions import Decision, decisions_of
+from partir_search.strategies.decisions import Decision, Members, decisions_of
 
 
 def project_to_fold(
@@ -55,6 +56,13 @@ class _Names:
         return list(dict.fromkeys(n for n in found if n >= 0))
 
 
+class LiftedMembers(Members, Protocol):
+    """Values of the unfolded program, also those that are no arguments."""
+
+    def all_of_class(self, cls: int) -> Sequence[int]:
+        """Values of a class, arguments or not."""
+
+
 class FoldMembers:
     """`Members` of a fold, by value and class of the quotient."""
 
@@ -75,7 +83,6 @@ class FoldMembers:
         return self._of_value.get(value, [])
 
     def all_of_class(self, cls: int) -> list[int]:
-        """Values of a class, arguments or not."""
         return self._of_class[cls]
 
 
@@ -87,29 +94,42 @@ def apply_to_fold(before: Sequence[Action], folded: Folded, module: Module, stat
 
 
 def lift_to_module(
-    folded: Folded,
-    game: PlanningGame,
-    decisions: Sequence[Decision],
-    state: State,
-    members: FoldMembers | None = None,
+    decisions: Sequence[Decision], state: State, members: LiftedMembers
 ) -> list[Action]:
-    """Converts decisions on the folded program to actions on the module, applied to `state`.
+    """Converts decisions to actions on the unfolded program, applied to `state`.
 
     Args:
-      members: of the fold; made anew by default.
+      decisions: of the folded program.
+      state: of the unfolded program.
+      members: of the fold.
     """
-    graph, module = state.graph, state.graph.module
-    members = members or FoldMembers(folded, game.graph, module)
     done: list[Action] = []
     for decision in decisions:
-        values = decision.undecided(members, state).values()
-        if not values:
-            continue
-        name, *also = (module.values[v].name for v in values)
-        ends = [v for c in decision.barrier_classes for v in members.all_of_class(c)]
-        barriers = {graph.class_of[v]: module.values[v].name for v in ends}
-        label = state.mesh.label(decision.axes)
-        action = decision.action(name, label, tuple(also), tuple(barriers.values()))
-        action.apply(state)
-        done.append(action)
+        if lifted := lifted_action(decision, state, members):
+            action, _ = lifted
+            action.apply(state)
+            done.append(action)
     return done
+
+
+def lifted_action(
+    decision: Decision, state: State, members: LiftedMembers, barriers: Collection[int] = ()
+) -> tuple[Action, Collection[int]] | None:
+    """Action of a decision on the unfolded program, and the classes or nodes that it decides.
+
+    Args:
+      barriers: further classes of the unfolded program left undecided by propagation.
+
+    Returns:
+      None if nothing is left to decide.
+    """
+    graph, module = state.graph, state.graph.module
+    values = decision.undecided(members, state)
+    if not values:
+        return None
+    name, *also = (module.values[v].name for v in values.values())
+    ends = [v for c in decision.barrier_classes for v in members.all_of_class(c)]
+    names = {graph.class_of[v]: module.values[v].name for v in ends}
+    names |= {c: module.values[graph.members[c][0]].name for c in barriers}
+    label = state.mesh.label(decision.axes)
+    return decision.action(name, label, tuple(also), tuple(names.values())), values.keys()

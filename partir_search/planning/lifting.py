@@ -1,0 +1,166 @@
+"""Lifting of a path of moves from the folded program to the unfolded one, tile by tile.
+
+Values that are one class of the fold may be several of the program, and have further neighbours:
+layers that were folded differ in what reads them. Propagation on the program then stops earlier
+than on the fold, or arrives from another side first. Every tile and loop of the fold is therefore
+wanted on the program as well: tiles that arrive elsewhere become barriers, loops contrary to the
+fold are fixed, and missing tiles are decided at the end.
+"""
+
+from __future__ import annotations
+
+import collections
+from array import array
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from partir_search.ir.rule import NONE
+from partir_search.mcts.game import Move
+from partir_search.passes.fold.fold import Folded
+from partir_search.planning.assignments import decisions_to
+from partir_search.planning.game import PlanningGame
+from partir_search.planning.unfold import (
+    FoldMembers,
+    LiftedMembers,
+    lift_to_module,
+    lifted_action,
+)
+from partir_search.propagation.actions import Action, FixLoop
+from partir_search.propagation.graph import Graph
+from partir_search.propagation.state import State
+from partir_search.simulator.arrays import Ints
+from partir_search.strategies.decisions import Decision
+
+Row = np.ndarray[tuple[int], np.dtype[np.int8]]
+
+
+def lift(folded: Folded, game: PlanningGame, path: Sequence[Move], state: State) -> list[Action]:
+    """Actions on the unfolded program with the tiles and loops of a path on the fold.
+
+    Args:
+      folded, game: the fold, and a game on its program.
+      path: moves from the game's first state.
+      state: of the unfolded program after the decisions before the game; the actions are applied.
+    """
+    lifting = _Lifting(folded, game, path, state)
+    members = FoldMembers(folded, game.graph, state.graph.module)
+    done = [a for d in game.decisions(path) for a in lifting.actions(d, members)]
+    return done + lifting.missing()
+
+
+class _Lifting:
+    """Tiles and loops that `state` should reach.
+
+    Attributes:
+      tiles: [axes, classes] dims, NONE or REPLICATED.
+      loops: [axes, nodes] factors, NONE or REPLICATED.
+    """
+
+    def __init__(
+        self, folded: Folded, game: PlanningGame, path: Sequence[Move], state: State
+    ) -> None:
+        self.state = state
+        tiles, loops = game.rows_after(path)
+        self.tiles = _at(tiles, _classes(folded, game.graph, state.graph))
+        self.loops = _at(loops, _nodes(folded, game.graph, state.graph))
+
+    def actions(self, decision: Decision, members: LiftedMembers) -> list[Action]:
+        """Actions of a decision, applied to the state; fixed loops come first."""
+        state, barriers, contrary = self.state, set[int](), set[tuple[int, int]]()
+        before, (over_before, contrary_before) = state.key(), self._strays(decision.axes)
+        while lifted := lifted_action(decision, state, members, barriers):
+            action, decided = lifted
+            done = [*self._fixes(contrary), action]
+            for each in done:
+                each.apply(state)
+            over, loops = self._strays(decision.axes)
+            over = over.difference(over_before, barriers, decided)
+            loops = loops.difference(contrary_before, contrary)
+            if not (over or loops):
+                return done
+            state.restore(before)
+            barriers |= over
+            contrary |= loops
+        return []
+
+    def missing(self) -> list[Action]:
+        """Actions for wanted tiles and loops that the state lacks, applied to the state."""
+        state = self.state
+        if not any(
+            ((wanted >= 0) & (row < 0)).any()
+            for wanted, row in zip(self.tiles, map(_row, state.tiles), strict=True)
+        ):
+            return []
+        decisions = decisions_to(state, _arrays(self.tiles), _arrays(self.loops))
+        return lift_to_module(decisions, state, _OwnMembers(state.graph))
+
+    def _strays(self, axes: Sequence[int]) -> tuple[set[int], set[tuple[int, int]]]:
+        """Classes with tiles that are not wanted, and (axis, node) pairs with such loops."""
+        state, over, loops = self.state, set[int](), set[tuple[int, int]]()
+        for axis in axes:
+            tiles, factors = _row(state.tiles[axis]), _row(state.loops[axis])
+            over.update(np.flatnonzero((tiles >= 0) & (tiles != self.tiles[axis])).tolist())
+            ops = state.graph.op_nodes & (factors >= 0) & (factors != self.loops[axis])
+            loops.update((axis, n) for n in np.flatnonzero(ops).tolist())
+        return over, loops
+
+    def _fixes(self, nodes: Iterable[tuple[int, int]]) -> list[FixLoop]:
+        """Fixed loops as wanted, of (axis, node) pairs that may have these."""
+        state, found = self.state, list[FixLoop]()
+        graph, groups = state.graph, collections.defaultdict[tuple[int, int], list[str]](list)
+        for axis, n in sorted(nodes):
+            factor = max(int(self.loops[axis][n]), NONE)
+            if state.may_fix_loop(n, factor, axis):
+                groups[axis, factor].append(graph.module.ops[graph.nodes[n].op].results[0].name)
+        for (axis, factor), (name, *also) in groups.items():
+            found.append(FixLoop(name, factor, state.mesh.label((axis,)), tuple(also)))
+        return found
+
+
+class _OwnMembers:
+    """`Members` of a program without a fold."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._arguments = {v.id for v in graph.module.body.args}
+
+    def of_class(self, cls: int) -> Sequence[int]:
+        values = self._graph.members[cls]
+        return [v for v in values if v in self._arguments] or values
+
+    def of_value(self, value: int) -> Sequence[int]:
+        return (value,)
+
+    def all_of_class(self, cls: int) -> Sequence[int]:
+        return self._graph.members[cls]
+
+
+def _classes(folded: Folded, fold: Graph, graph: Graph) -> Ints:
+    """[classes] class of the fold, or NONE."""
+    values = [folded.class_of[members[0]] for members in graph.members]
+    return np.array([fold.class_of[v] if v >= 0 else NONE for v in values], dtype=np.int64)
+
+
+def _nodes(folded: Folded, fold: Graph, graph: Graph) -> Ints:
+    """[nodes] node of the fold, or NONE."""
+    makers, found = fold.analysis.def_use.makers, []
+    for node in graph.nodes:
+        results = graph.module.ops[node.op].results
+        value = folded.class_of[results[0].id] if results else NONE
+        maker = makers[value] if value >= 0 else None
+        found.append(NONE if maker is None else fold.node_of[maker.id])
+    return np.array(found, dtype=np.int64)
+
+
+def _at(rows: Sequence[array[int]], source: Ints) -> list[Row]:
+    """Rows of the fold, by class or node of the program."""
+    return [np.where(source >= 0, _row(row)[source], NONE).astype(np.int8) for row in rows]
+
+
+def _row(row: array[int]) -> Row:
+    return np.frombuffer(row, dtype=np.int8)
+
+
+def _arrays(rows: Sequence[Row]) -> list[array[int]]:
+    return [array("b", row.tobytes()) for row in rows]
