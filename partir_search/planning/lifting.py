@@ -1,10 +1,9 @@
 """Lifting of a path of moves from the folded program to the unfolded one, tile by tile.
 
-Values that are one class of the fold may be several of the program, and have further neighbours:
-layers that were folded differ in what reads them. Propagation on the program then stops earlier
-than on the fold, or arrives from another side first. Every tile and loop of the fold is therefore
-wanted on the program as well: tiles that arrive elsewhere become barriers, loops contrary to the
-fold are fixed, and missing tiles are decided at the end.
+One class of the fold may be several classes of the program with further neighbours, as folded
+layers differ in their readers. Propagation on the program then stops earlier than on the fold, or
+arrives from another side first. Each action is compared with the fold: stray tiles become barriers,
+contrary loops are fixed, and missing tiles are decided at the end.
 """
 
 from __future__ import annotations
@@ -50,11 +49,13 @@ def lift(folded: Folded, game: PlanningGame, path: Sequence[Move], state: State)
 
 
 class _Lifting:
-    """Tiles and loops that `state` should reach.
+    """Tiles and loops wanted of `state`.
 
     Attributes:
       tiles: [axes, classes] dims, NONE or REPLICATED.
       loops: [axes, nodes] factors, NONE or REPLICATED.
+      known: [classes] True for classes of the fold.
+      known_ops: [nodes] True for ops with loops of their own, on the fold too.
     """
 
     def __init__(
@@ -62,8 +63,10 @@ class _Lifting:
     ) -> None:
         self.state = state
         tiles, loops = game.rows_after(path)
-        self.tiles = _at(tiles, _classes(folded, game.graph, state.graph))
-        self.loops = _at(loops, _nodes(folded, game.graph, state.graph))
+        classes = _classes(folded, game.graph, state.graph)
+        nodes = _nodes(folded, game.graph, state.graph)
+        self.tiles, self.loops = _at(tiles, classes), _at(loops, nodes)
+        self.known, self.known_ops = classes >= 0, state.graph.op_nodes & (nodes >= 0)
 
     def actions(self, decision: Decision, members: LiftedMembers) -> list[Action]:
         """Actions of a decision, applied to the state; fixed loops come first."""
@@ -85,7 +88,7 @@ class _Lifting:
         return []
 
     def missing(self) -> list[Action]:
-        """Actions for wanted tiles and loops that the state lacks, applied to the state."""
+        """Actions for wanted tiles and loops missing in the state, applied to the state."""
         state = self.state
         if not any(
             ((wanted >= 0) & (row < 0)).any()
@@ -96,17 +99,18 @@ class _Lifting:
         return lift_to_module(decisions, state, _OwnMembers(state.graph))
 
     def _strays(self, axes: Sequence[int]) -> tuple[set[int], set[tuple[int, int]]]:
-        """Classes with tiles that are not wanted, and (axis, node) pairs with such loops."""
+        """Classes with unwanted tiles, and (axis, node) pairs with unwanted loops."""
         state, over, loops = self.state, set[int](), set[tuple[int, int]]()
         for axis in axes:
             tiles, factors = _row(state.tiles[axis]), _row(state.loops[axis])
-            over.update(np.flatnonzero((tiles >= 0) & (tiles != self.tiles[axis])).tolist())
-            ops = state.graph.op_nodes & (factors >= 0) & (factors != self.loops[axis])
+            classes = self.known & (tiles >= 0) & (tiles != self.tiles[axis])
+            over.update(np.flatnonzero(classes).tolist())
+            ops = self.known_ops & (factors >= 0) & (factors != self.loops[axis])
             loops.update((axis, n) for n in np.flatnonzero(ops).tolist())
         return over, loops
 
     def _fixes(self, nodes: Iterable[tuple[int, int]]) -> list[FixLoop]:
-        """Fixed loops as wanted, of (axis, node) pairs that may have these."""
+        """Fixed loops as wanted, of (axis, node) pairs without a loop."""
         state, found = self.state, list[FixLoop]()
         graph, groups = state.graph, collections.defaultdict[tuple[int, int], list[str]](list)
         for axis, n in sorted(nodes):

@@ -202,8 +202,8 @@ class Planner:
         ops = len(self.module.ops)
         text = functools.partial(print_partition, program.partition, full=True)
         self._clock.record("unfold", ops, ops, text, "finalists")
-        passes = self._clock.taken()
         return Planned(
+            searched=self._clock.taken(),
             graph=self.graph,
             actions=tuple(actions),
             sketch=program,
@@ -212,7 +212,6 @@ class Planner:
             reports=tuple(reports),
             seconds=self._clock.seconds,
             model=self.model,
-            searched=passes,
         )
 
     def _scored(self, state: State) -> Score:

@@ -57,7 +57,7 @@ class _Names:
 
 
 class LiftedMembers(Members, Protocol):
-    """Values of the unfolded program, also those that are no arguments."""
+    """Values of the unfolded program, arguments or not."""
 
     def all_of_class(self, cls: int) -> Sequence[int]:
         """Values of a class, arguments or not."""
@@ -115,7 +115,7 @@ def lift_to_module(
 def lifted_action(
     decision: Decision, state: State, members: LiftedMembers, barriers: Collection[int] = ()
 ) -> tuple[Action, Collection[int]] | None:
-    """Action of a decision on the unfolded program, and the classes or nodes that it decides.
+    """Action of a decision on the unfolded program, and the decided classes or nodes.
 
     Args:
       barriers: further classes of the unfolded program left undecided by propagation.
