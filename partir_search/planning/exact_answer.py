@@ -14,6 +14,7 @@ from partir_search.planning.game import PlanningGame
 
 EPISODES_PER_START = 300  # of the search, for exact steps from one more strategy
 STARTS = 3  # most strategies from which exact steps start
+LABELS_OF_STARTS = 90_000  # of the tables, times the starts
 FITTED = 2  # assignments over the limits that are fitted
 ALIKE = 4  # decimals of log figures in which assignments are alike
 
@@ -92,7 +93,8 @@ def exact_moves(
     first = min(scored, key=Score.rank)
     others = sorted(scored.keys() - {first}, key=lambda score: score.objective)
     found: dict[bytes, Named] = {}
-    for score in (first, *others)[: min(STARTS, episodes // EPISODES_PER_START)]:
+    afforded = max(LABELS_OF_STARTS // sum(steps.tables.variables.sizes), 1)
+    for score in (first, *others)[: min(STARTS, episodes // EPISODES_PER_START, afforded)]:
         name, labels = scored[score]
         best = steps.improve(labels)[0]
         found.setdefault(best.labels.tobytes(), (best, name))

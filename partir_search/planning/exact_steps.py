@@ -29,8 +29,8 @@ from partir_search.simulator.tables.bound import Bound, bound_below
 from partir_search.simulator.tables.peak import highest_rows
 from partir_search.simulator.tables.tables import CostTables
 
-MAX_LABELS = 30_000  # of all variables; tables with more take longer than a search
-MAX_CHOICES = 150  # labels of one variable: a table of two variables has their product
+MAX_LABELS = 100_000  # of all variables; tables with more take longer than a search
+MAX_CHOICES = 600  # labels of one variable: a table of two variables has their product
 MAX_BOUNDED = 50_000  # labels times orders of axes, for a bound
 MAX_ENTRIES = 2_000_000  # of one table of elimination
 ROUNDS = 4  # turns of each axis
