@@ -90,15 +90,20 @@ def _play(
             before = state.key()
             if not move.decide(state):
                 break
-            nodes = _row(state.loops[axis])
-            wrong = np.flatnonzero(state.graph.op_nodes & (nodes >= 0) & (nodes != looped))
-            if len(wrong):
-                return played, wrong.tolist()
-            over = np.flatnonzero((now >= 0) & (now != wanted))
-            if barriers.issuperset(over.tolist()):  # none, or decided before
+            loop = _row(state.loops[axis])
+            wrong = np.flatnonzero(state.graph.op_nodes & (loop >= 0) & (loop != looped)).tolist()
+            over = np.flatnonzero((now >= 0) & (now != wanted)).tolist()
+            over = [other for other in over if other not in barriers]  # also decided before
+            if not (wrong or over):
                 played.append(move)
                 break
-            barriers.update(over.tolist())
+            # Where propagation leaves the assignment: the rest follows from there.
+            nodes, touching = state.graph.nodes, state.graph.touching
+            first = [n for n in wrong if any(now[k] == wanted[k] >= 0 for k in nodes[n].classes)]
+            ends = [k for k in over if any(0 <= loop[n] == looped[n] for n in touching[k])]
+            if first or not (ends or over):
+                return played, first or wrong
+            barriers.update(ends or over)
             state.restore(before)
     return played, []
 
