@@ -22,6 +22,10 @@ TINY: dict[str, dict[str, Any]] = {
     "soft_caps_lm": {"batch": 2, "length": 16, "d": 16, "heads": 4, "shared": 2, "width": 8},
     "ssd_lm": {"batch": 2, "length": 32, "d": 16, "heads": 4, "state": 8, "chunk": 8},
     "two_tower": {"batch": 8, "bag": 4, "rows": 32, "d": 8, "hidden": 16, "out": 8},
+    "codebook": {"batch": 2, "side": 8, "d": 8, "codes": 16, "residual": 1},
+    "retrieval_lm": {"batch": 2, "length": 16, "chunk": 4, "d": 16, "heads": 2, "layers": 1},
+    "selective_scan": {"batch": 2, "length": 16, "d": 8, "inner": 16, "layers": 1, "chunk": 8},
+    "shifted_windows": {"batch": 2, "side": 8, "patch": 12, "d": 8, "heads": 2, "window": 2},
     "wavenet": {"batch": 2, "length": 32, "d": 8, "skip": 8, "levels": 8, "dilations": (1, 2)},
 }
 
@@ -38,7 +42,7 @@ def test_programs_are_training_steps(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["routed_lm", "ssd_lm"])
+@pytest.mark.parametrize("name", ["routed_lm", "ssd_lm", "codebook"])
 def test_a_step_changes_a_finite_loss(name: str) -> None:
     step, init, batch = importlib.import_module(f"experiments.held_out.{name}").make(**TINY[name])
     arrays = [jnp.arange(np.prod(x.shape), dtype=x.dtype).reshape(x.shape) % 7 for x in batch]

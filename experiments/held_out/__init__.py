@@ -7,5 +7,5 @@ rule was found afterwards.
 
 PROGRAMS = (
     *("conformer", "graph_attention", "perceiver", "routed_lm", "soft_caps_lm", "ssd_lm"),
-    *("two_tower", "wavenet"),
+    *("two_tower", "wavenet", "codebook", "retrieval_lm", "selective_scan", "shifted_windows"),
 )
