@@ -23,6 +23,9 @@ ZOO: dict[str, tuple[str, int, dict[str, Any]]] = {  # model, batch, sizes
     "mixture": ("gshard-10b", 32, _SMALL | {"heads": 16, "seq": 512, "experts": 16}),
     "dlrm": ("dlrm-criteo", 65536, {"rows": 500_000}),
     "llama": ("llama3-8b", 32, _LLAMA | {"heads": 16, "kv_heads": 8, "seq": 1024}),
+    "vit": ("vit-b16", 128, {"layers": 4}),
+    "mixer": ("mixer-b16", 128, {"layers": 4}),
+    "lstm": ("lstm-2x1500", 64, {}),
 }
 
 
