@@ -31,7 +31,7 @@ from partir_search.simulator.tables.tables import CostTables
 
 MAX_LABELS = 100_000  # of all variables; tables with more take longer than a search
 MAX_CHOICES = 600  # labels of one variable: a table of two variables has their product
-MAX_BOUNDED = 50_000  # labels times orders of axes, for a bound
+MAX_BOUNDED = 30_000, 50_000  # labels, and labels times orders of axes, for a bound
 MAX_ENTRIES = 2_000_000  # of one table of elimination
 ROUNDS = 4  # turns of each axis
 HIGHEST_ROWS = 2  # of the memory curve of an assignment, which limits know
@@ -153,7 +153,8 @@ class ExactSteps:
         """
         allowed, tables = self._allowed(), self.tables
         orders = len(tables.orders if allowed else tables.orders_from(tables.orders[0]))
-        if orders * sum(tables.variables.sizes) > MAX_BOUNDED:
+        labels_in_all = sum(tables.variables.sizes)
+        if labels_in_all > MAX_BOUNDED[0] or orders * labels_in_all > MAX_BOUNDED[1]:
             return None
         labels = min((each.labels for each in found), key=lambda x: self._cost(x).seconds)
         seconds = self._cost(labels).seconds
