@@ -50,7 +50,7 @@ KEYWORDS: list[tuple[str, Any, str]] = [
     ("microbatches", "4", "microbatches is a whole number, not '4'; write 4"),
     ("microbatches", [2, "4"], "microbatches is a whole number, not '4'"),
     ("microbatches", None, "microbatches is a whole number, not None"),
-    ("microbatches", 3, "batch/x has shape (16, 8): its leading dim, the batch of 16, does not"),
+    ("microbatches", 3, "has shape (16, 8): its leading dim, the batch of 16, does not"),
     ("rings", "yes", "rings is one of (True, False), not 'yes'"),
     ("pad", "no", "pad is one of"),
     ("skewed_state", 2, "skewed_state is one of"),
