@@ -87,6 +87,32 @@ def test_saved_trace(tmp_path: pathlib.Path) -> None:
     assert any("test_traces.py:" in e["args"].get("source", "") for *_, e in tracks[0])
 
 
+def test_saved_profile(tmp_path: pathlib.Path) -> None:
+    """An XSpace with the events of the JSON: tracks, names, times and stats."""
+    mesh = AbstractMesh((2, 4), ("batch", "model"))
+    plan = partitioned(mesh, machine="tpu_v5e").plan(STATE, BATCH)
+    plan.save_trace(tmp_path / "plan.json")
+    plan.save_trace(tmp_path / "plan.xplane.pb")
+    trace = json.loads((tmp_path / "plan.json").read_text())
+    (plane,) = jax.profiler.ProfileData.from_file(str(tmp_path / "plan.xplane.pb")).planes
+    assert plane.name == "/device:CUSTOM:" + trace["traceEvents"][0]["args"]["name"]
+    labels = {e["tid"]: e["args"]["name"] for e in of_kind(trace, "M")[1:]}
+    found = [
+        (line.name, e.name, e.start_ns, e.duration_ns, dict(e.stats))
+        for line in plane.lines
+        for e in line.events
+    ]
+    expected = [
+        (labels[e["tid"]], e["name"], e["ts"] * 1e3, e["dur"] * 1e3, e["args"])
+        for e in of_kind(trace, "X")
+    ]
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert one[:2] == other[:2]
+        assert one[2:4] == pytest.approx(other[2:4], abs=1.0)  # whole nanoseconds
+        assert one[4] == pytest.approx(other[4])
+
+
 def test_overlapping_collectives() -> None:
     """Three collectives of one axis, two at a time: on two tracks."""
     events = tuple(

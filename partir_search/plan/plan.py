@@ -29,6 +29,7 @@ from partir_search.plan.pickling import SavedInstead
 from partir_search.plan.planned import Planned, collector_paused
 from partir_search.plan.profiles.schedule_events import schedule_events
 from partir_search.plan.profiles.trace_events import encoded, trace_events
+from partir_search.plan.profiles.xspace import encoded_xspace
 from partir_search.plan.report import report_page, tables
 from partir_search.plan.report.notebook import plan_html
 from partir_search.plan.rewrites import Rewrites
@@ -256,14 +257,18 @@ class Plan(PlanFacts, SavedInstead):
         simulation with a measured profile.
 
         Args:
-          path: the file, compressed if its name ends in `.gz`.
+          path: the file: JSON for ui.perfetto.dev, compressed if its name ends in `.gz`; or a
+            profile for xprof, `logs/plugins/profile/plan/plan.xplane.pb` for `--logdir=logs`.
         """
         file = pathlib.Path(validators.path("path", path))
         name = f"{self.module.name} on {self.machine.name} (simulated)"
         events = trace_events(self.timeline, name)
         if self.timetable:
             events["traceEvents"] += schedule_events(self.timetable, self.cost.seconds)
-        write_bytes(file, encoded(events, file.suffix == ".gz"))
+        profile = file.suffix == ".pb"
+        write_bytes(
+            file, encoded_xspace(events) if profile else encoded(events, file.suffix == ".gz")
+        )
 
     def save_search(self, folder: str | os.PathLike[str]) -> None:
         """Writes the search of each automatic tactic as `search.json` and `search.svg`."""

@@ -1,4 +1,4 @@
-"""Timeline of a simulated step as trace events, the JSON read by ui.perfetto.dev and xprof.
+"""Timeline of a simulated step as trace events, the JSON read by ui.perfetto.dev.
 
 The format is Google's "Trace Event Format": complete events (`X`), counters (`C`) and names (`M`);
 times in microseconds.
