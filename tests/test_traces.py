@@ -16,6 +16,7 @@ import pytest
 from jax.sharding import AbstractMesh
 
 import partir_search as ps
+from partir_search.aot.protobuf import Message
 from partir_search.ir.pipeline_schedule import PipelineSchedule
 from partir_search.plan.profiles.comparison import row_of
 from partir_search.plan.profiles.schedule_events import schedule_events
@@ -94,23 +95,27 @@ def test_saved_profile(tmp_path: pathlib.Path) -> None:
     plan.save_trace(tmp_path / "plan.json")
     plan.save_trace(tmp_path / "plan.xplane.pb")
     trace = json.loads((tmp_path / "plan.json").read_text())
-    (plane,) = jax.profiler.ProfileData.from_file(str(tmp_path / "plan.xplane.pb")).planes
-    assert plane.name == "/device:CUSTOM:" + trace["traceEvents"][0]["args"]["name"]
+    (plane,) = Message((tmp_path / "plan.xplane.pb").read_bytes()).messages(1)
+    assert plane.text(2) == "/device:CUSTOM:" + trace["traceEvents"][0]["args"]["name"]
     labels = {e["tid"]: e["args"]["name"] for e in of_kind(trace, "M")[1:]}
+    kinds, stats = ({m.number(1): m.text(2) for m in plane.map(field)} for field in (4, 5))
     found = [
-        (line.name, e.name, e.start_ns, e.duration_ns, dict(e.stats))
-        for line in plane.lines
-        for e in line.events
+        (
+            *(line.text(2), kinds[e.number(1)], e.number(2), e.number(3)),
+            {stats[s.number(1)]: s.text(5) for s in e.messages(4) if s.has(5)},
+        )
+        for line in plane.messages(3)
+        for e in line.messages(4)
     ]
     expected = [
-        (labels[e["tid"]], e["name"], e["ts"] * 1e3, e["dur"] * 1e3, e["args"])
+        (
+            *(labels[e["tid"]], e["name"], round(e["ts"] * 1e6), round(e["dur"] * 1e6)),
+            {k: v for k, v in e["args"].items() if k != "exposed_us"},
+        )
         for e in of_kind(trace, "X")
     ]
-    assert len(found) == len(expected)
-    for one, other in zip(found, expected, strict=True):
-        assert one[:2] == other[:2]
-        assert one[2:4] == pytest.approx(other[2:4], abs=1.0)  # whole nanoseconds
-        assert one[4] == pytest.approx(other[4])
+    assert found == expected
+    assert "exposed_us" in stats.values()
 
 
 def test_overlapping_collectives() -> None:
