@@ -7,6 +7,7 @@ recomputed is searched, then reduced to the fewest segments within the limit.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
 from partir_search.ir.core import Module
@@ -32,7 +33,8 @@ def replay_renamed(module: Module, actions: Sequence[Action], replay: Replay) ->
 def renamed_for(module: Module, actions: Sequence[Action]) -> list[Action]:
     """Actions with values renamed to a program's values of different segments recomputed."""
     known = module.value_names()
-    return [a.renamed(lambda name: namesake(name, known)) for a in actions]
+    name_of = functools.cache(lambda name: namesake(name, known))  # barriers repeat names
+    return [a.renamed(name_of) for a in actions]
 
 
 def fit_by_remat(
