@@ -77,7 +77,8 @@ def identity_view(x: Value) -> View:
 
 def filled(shape: Sequence[int], filler: Literal | None) -> View:
     """Returns a view of a shape filled with one literal."""
-    return View(None, tuple(np.full(n, FILLER) for n in shape), filler)
+    maps = (np.broadcast_to(np.int64(FILLER), (n,)) for n in shape)  # without memory of their own
+    return View(None, tuple(maps), filler)
 
 
 ViewLookup = Callable[[Operand], View | None]
