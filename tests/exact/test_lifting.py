@@ -35,7 +35,7 @@ def tiles_of(state: State, values: Sequence[int]) -> list[list[int]]:
 
 @pytest.mark.parametrize("name", ["lstm-tiny", "moe-tiny"])
 def test_the_program_has_the_tiles_of_the_fold(name: str) -> None:
-    """Of an LSTM, up to 1,134 of 1,770 values differ without corrections."""
+    """Of the small LSTM, up to 1,134 values differ without corrections."""
     planner = planner_of(name)
     folded, game = planner.game(planner.names)
     pairs = [(v, f) for v, f in enumerate(folded.class_of) if f >= 0]
