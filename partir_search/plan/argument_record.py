@@ -50,7 +50,7 @@ def record_differences(
 
 
 def _entries(text: str) -> tuple[Any, ...] | str:
-    """Entries of a PartitionSpec as text, without trailing None; other text as it is."""
+    """Entries of a printed PartitionSpec without trailing None; any other text unchanged."""
     name, _, inner = text.strip().partition("(")
     if name not in ("P", "PartitionSpec") or not inner.endswith(")"):
         return text

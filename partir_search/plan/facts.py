@@ -210,7 +210,7 @@ class PlanFacts(Layouts, Rewritten):
         return self._planned.model.simulate(self.program, record=True)
 
     def segments(self, mesh: Any = None) -> Segments:
-        """Unique segments of the device-local program, each to be run and measured alone.
+        """Unique segments of the device-local program, as functions to run and measure.
 
         Args:
           mesh: `jax.sharding.Mesh` of the devices that segments are to run on, where these are not

@@ -140,12 +140,12 @@ def _write_arguments(spec: PlanSpec) -> dict[str, Any]:
 
 
 def record_key(data: Mapping[str, Any]) -> str:
-    """Hash of the actions of a plan as JSON, kept with the specs that they make."""
+    """Hash of a plan's actions as JSON, saved beside the recorded PartitionSpecs."""
     return hashlib.sha256(json.dumps(data["actions"], sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _read_specs(data: Mapping[str, Any]) -> dict[str, str]:
-    """Recorded specs; none after an edit of the actions, which make others."""
+    """Recorded PartitionSpecs by path; empty if the actions were edited afterwards."""
     return _read_arguments(data, "spec") if data.get("record_of") == record_key(data) else {}
 
 

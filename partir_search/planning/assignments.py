@@ -79,7 +79,7 @@ def _play(
     """Plays tilings of an axis.
 
     Returns:
-      The decisions, and the nodes with a loop unlike `loops`.
+      The decisions, and the nodes where propagation first gives a loop unlike `loops`.
     """
     wanted, looped, now = _row(tiles), _row(loops), _row(state.tiles[axis])
     played: list[Decision] = []

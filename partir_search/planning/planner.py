@@ -38,11 +38,7 @@ from partir_search.planning.spreading import begin
 from partir_search.planning.stage import print_module
 from partir_search.planning.strategy_costs import StrategyCosts
 from partir_search.planning.tactics import AutomaticPartition, Tactic
-from partir_search.planning.unfold import (
-    apply_to_fold,
-    marks_of,
-    project_to_fold,
-)
+from partir_search.planning.unfold import apply_to_fold, marks_of, project_to_fold
 from partir_search.propagation.actions import Action
 from partir_search.propagation.apply import apply_compatible
 from partir_search.propagation.graph import Graph

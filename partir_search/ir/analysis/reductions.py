@@ -1,4 +1,4 @@
-"""Ops that make partial results, and ops through which partial results pass."""
+"""Analysis of partial results: makers, and ops that pass partial results on."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def find_groups(ops: RegionOps) -> Iterator[AttentionGroup | NotAttention]:
 
 
 def _summed_dim(ops: RegionOps, value: Value) -> int | None:
-    """Returns the only dim along which exponentials (or casts of them) are summed, or None."""
+    """Returns the dim of the sum over exponentials or casts of these; None without one dim."""
     for user in ops.users[value.id]:
         if not user.regions and len(user.operands) == 1 and ops.is_blockwise(user):
             rule = ops.rule(user)
