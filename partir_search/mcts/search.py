@@ -33,7 +33,7 @@ class Settings:
         0.1, 0.25 and 0.5 (`experiments.search_ablation`, docs/search.md).
       exact_states: most states of a space that is enumerated.
       settled_share: share of the episodes for a search whose best start is a minimum of another
-        method. Of 15 programs one gained, 0.1 % (docs/evidence/search.md).
+        method. Of 13 programs one gained, 0.1 % (docs/evidence/search.md).
     """
 
     exploration: float = 0.05
