@@ -147,11 +147,11 @@ def test_scans_of_the_user() -> None:
 
 @pytest.mark.long
 def test_unequal_first_layer() -> None:
-    """T5's first layers have the bias of relative positions: the others are rolled."""
+    """T5's last layers begin the gradient of the bias of all layers."""
     module, args = step_of("t5-tiny", layers=4)
     found = roll(module)
     pairs = found.pairs[()]
-    assert [(p.forward.layers, p.backward and p.backward.layers) for p in pairs] == [(3, 3)] * 2
+    assert [(p.forward.layers, p.backward and p.backward.layers) for p in pairs] == [(4, 4)] * 2
     want, got = (run_evaluator(state_of(m, ONE).partition(), args) for m in (module, found.module))
     assert_same(got, want, 1e-5)
 

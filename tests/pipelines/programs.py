@@ -124,6 +124,17 @@ def attending(params: Any, tokens: Any, key: Any) -> Any:
     return -_scores(params, tokens, h).mean()
 
 
+def scaled(params: Any, tokens: Any, key: Any) -> Any:
+    """All layers of the scan have one scale and one matrix."""
+    scale, bias = 1.0 + params["embedding"][0], params["embedding"][1:3]
+
+    def layer(h: Any, p: Any) -> Any:
+        return _layer(h * scale + jnp.sin(h @ bias.T) @ bias, p)
+
+    h, _ = jax.lax.scan(layer, params["embedding"][tokens[:, :-1]], params["layers"])
+    return -_scores(params, tokens, h).mean()
+
+
 def translated(params: Any, tokens: Any, key: Any) -> Any:
     """An encoder and a decoder; each decoder layer reads the encoder's result, and a mask."""
     half = jax.tree.map(lambda x: x[: LAYERS // 2], params["layers"])
@@ -142,7 +153,61 @@ def translated(params: Any, tokens: Any, key: Any) -> Any:
     return -scores.mean(), {"scores": scores, "norm": (encoded**2).sum(), "first": encoded[:, 0]}
 
 
+def written_out(owned: bool, shared: bool) -> Callable[..., Any]:
+    """Step of an encoder and a decoder written out; all layers of a stack add one bias to scores.
+
+    Args:
+      owned: the first layer of a stack computes the bias, after its first product.
+      shared: both stacks have one bias, and all layers one scale.
+    """
+
+    def attention(x: Any, memory: Any, p: Any, bias: Callable[[], Any]) -> Any:
+        scores = jnp.einsum("bqd,bkd->bqk", x @ p["w"], memory) + bias()
+        return 0.3 * jnp.einsum("bqk,bkd->bqd", jax.nn.softmax(scores), memory)
+
+    def stack(h: Any, layers: Any, table: Any, scale: Any, memory: Any = None) -> Any:
+        made: list[Any] = []
+
+        def bias() -> Any:
+            if not made:
+                made.append(jnp.sin(table[::2]).T @ table[1::2])
+            return made[0]
+
+        if not owned:
+            bias()
+        for p in layers:
+            x = h * scale
+            h = h + attention(x, x, p, bias)
+            if memory is not None:
+                h = h + attention(h, memory, p, lambda: 0.0)
+            h, _ = _layer(h, p)
+        return h
+
+    def step(params: Any, tokens: Any, key: Any) -> Any:
+        layers = [jax.tree.map(lambda x, i=i: x[i], params["layers"]) for i in range(LAYERS)]
+
+        def loss(embedding: Any, layers: Any) -> Any:
+            first, second = embedding[:4, :LENGTH], embedding[4:8, :LENGTH]
+            scale = 1.0 + embedding[8] if shared else 1.0
+            memory = stack(embedding[tokens[:, :-1]], layers[: LAYERS // 2], first, scale)
+            last = layers[LAYERS // 2 :]
+            h = stack(
+                jnp.sin(embedding)[tokens[:, :-1]], last, first if shared else second, scale, memory
+            )
+            return -_scores({"embedding": embedding}, tokens, h).mean()
+
+        found, grads = jax.value_and_grad(loss, (0, 1))(params["embedding"], layers)
+        grads = {"embedding": grads[0], "layers": jax.tree.map(lambda *g: jnp.stack(g), *grads[1])}
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), found
+
+    return step
+
+
 STEPS = {
+    "biased": written_out(owned=False, shared=False),
+    "bias of the first layer": written_out(owned=True, shared=False),
+    "one bias": written_out(owned=False, shared=True),
+    "scaled": _step(scaled),
     "translated": _step(translated, has_aux=True),
     "attending": _step(attending),
     "tied": _step(tied),

@@ -69,6 +69,8 @@ def results_of(module: Module) -> list[Any]:
         ("carried", (3, 4, 1), "1f1b"),  # 8 layers in 9 places
         ("dropped", (2, 4, 3), "1f1b"),  # in 12
         ("translated", (3, 4, 1), "1f1b"),  # 4 layers in 6 places
+        ("scaled", (3, 4, 1), "1f1b"),  # 8 layers in 9 places
+        ("scaled", (2, 4, 2), "gpipe"),
     ],
 )
 def test_pipeline_equals_plain_step(name: str, numbers: tuple[int, ...], schedule: str) -> None:

@@ -137,7 +137,7 @@ def added_paths(
             continue
         inputs = maker.inputs()
         if not maker.regions:
-            if len(inputs) == 1 and rules[maker.id].linear and _as_many(inputs[0][1], maker):
+            if len(inputs) == 1 and rules[maker.id].linear and _no_more(inputs[0][1], maker):
                 widening.add(maker.id)
                 todo.append(inputs[0][1].id)
             continue
@@ -151,6 +151,6 @@ def added_paths(
     return AddedPaths(frozenset(widening), leaving)
 
 
-def _as_many(operand: Value, op: Op) -> bool:
-    """True if an op has as many elements in its result as in an operand."""
-    return math.prod(operand.type.shape) == math.prod(op.results[0].type.shape)
+def _no_more(operand: Value, op: Op) -> bool:
+    """True if an op has no more elements in its result than in an operand."""
+    return math.prod(op.results[0].type.shape) <= math.prod(operand.type.shape)

@@ -27,8 +27,6 @@ from partir_search.passes.pipeline.layers import Layers
 from partir_search.passes.pipeline.operands import Operands, fixed_residuals, operands_of
 from partir_search.passes.pipeline.stage_arrays import (
     at_stage,
-    by_layer,
-    by_stage,
     masked,
     read,
     rows_at,
@@ -38,6 +36,7 @@ from partir_search.passes.pipeline.stage_arrays import (
 )
 from partir_search.passes.pipeline.stage_layers import StageLayers
 from partir_search.passes.pipeline.tick_rows import tick_rows
+from partir_search.passes.pipeline.totals import first_total, last_total, with_gradients
 
 State = dict[str, Any]
 
@@ -69,10 +68,9 @@ class Chain:
         state: State = {}
         for run in range(len(parts.runs)):
             state |= self._empty(run)
-        totals = [
-            by_stage(x, stages, 1) if k is not None else x
-            for k, x in zip(parts.adders, operands[0].totals, strict=True)
-        ]
+        carries = [parts.stacks[k or 0].totals[i] for i, k in enumerate(parts.adders)]
+        firsts = operands[0].totals
+        totals = [first_total(t, x, stages, 1) for t, x in zip(carries, firsts, strict=True)]
         made: dict[int, list[list[Any]]] = {}
         ticks: dict[int, list[int]] = {}
         for start, stop in self._phases():
@@ -81,8 +79,8 @@ class Chain:
                 made.setdefault(segment, []).append(found)
                 ticks.setdefault(segment, []).extend(range(start, stop))
         finals = [
-            x if k is None else by_layer(x, 1, parts.stacks[k].forward.count)
-            for k, x in zip(parts.adders, totals, strict=True)
+            last_total(t, first, x, 1, parts.stacks[k or 0].forward.count)
+            for k, t, first, x in zip(parts.adders, carries, firsts, totals, strict=True)
         ]
         results: dict[int, Any] = {}
         for segment, phases in made.items():
@@ -270,11 +268,18 @@ class Chain:
             at = row[f"slot{run}"]
             waiting = {i: read(slots[j], at) for i, j in stack.residuals.items() if j in slots}
             out, gradients = self._layers.run(
-                layers, consts, axes, carry[:count], operands[k].backward, waiting, chunk
+                layers,
+                consts,
+                axes,
+                carry[:count],
+                operands[k].backward,
+                waiting,
+                chunk,
+                stack.summed,
             )
             for i, total in enumerate(stack.totals):
                 if total.stack is not None:
-                    sums[i] = sums[i] + gradients[total.stack].astype(sums[i].dtype)
+                    sums[i] = with_gradients(total, sums[i], gradients[total.stack], None)
         state[f"carry{run}"] = [shifted(x, by, False) for x in (*out, *travelling.values())]
         return {**travelling, **dict(zip(layers.finals, out, strict=True))}
 

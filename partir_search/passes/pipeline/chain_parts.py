@@ -11,9 +11,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from partir_search.ir.core import Op, Operand, Region, Value
-from partir_search.ir.role import Role
 from partir_search.passes.pipeline.layers import Layers
 from partir_search.passes.pipeline.loop_parts import (
+    OF_ROWS,
     LoopParts,
     NoPipeline,
     Part,
@@ -181,7 +181,7 @@ def _check(parts: ChainParts) -> None:
             continue
         made = {r.id for r in op.results}
         for _, v in op.inputs():
-            if v.id in stacks and role_of(op) is Role.CAST:
+            if v.id in stacks and role_of(op) in OF_ROWS:
                 stacks |= made
             elif v.id in stacks and not made & added:
                 raise NoPipeline(f"{named(op)} reads %{v.name}, a row for each layer")

@@ -29,9 +29,6 @@ from partir_search.passes.pipeline.loop_parts import LoopParts, Part
 from partir_search.passes.pipeline.operands import Operands, fixed_residuals, operands_of
 from partir_search.passes.pipeline.stage_arrays import (
     at_stage,
-    by_layer,
-    by_stage,
-    chunk_added,
     empty_slots,
     masked,
     read,
@@ -42,6 +39,7 @@ from partir_search.passes.pipeline.stage_arrays import (
 )
 from partir_search.passes.pipeline.stage_layers import StageLayers
 from partir_search.passes.pipeline.tick_rows import TickRows, tick_rows
+from partir_search.passes.pipeline.totals import first_total, last_total, with_gradients
 
 Row = Mapping[str, Any]
 State = dict[str, Any]
@@ -70,7 +68,7 @@ class Lockstep:
         parts, stages = self.parts, self._stages
         operands = operands_of(parts, self._values, arrays, stages, self._chunks)
         totals = [
-            by_stage(x, stages, self._chunks) if t.stack is not None else x
+            first_total(t, x, stages, self._chunks)
             for t, x in zip(parts.totals, operands.totals, strict=True)
         ]
         state: State = {"totals": totals, **self._first(operands)}
@@ -80,8 +78,8 @@ class Lockstep:
             for name, found in rows.items():
                 made[name].append(found)
         finals = [
-            by_layer(x, self._chunks, parts.forward.count) if t.stack is not None else x
-            for t, x in zip(parts.totals, state["totals"], strict=True)
+            last_total(t, first, x, self._chunks, parts.forward.count)
+            for t, first, x in zip(parts.totals, operands.totals, state["totals"], strict=True)
         ]
         return [*finals, *self._rows(made)]
 
@@ -212,11 +210,18 @@ class Lockstep:
         kept = dict(zip(self._kept, state["slots"], strict=False))
         waiting = {i: read(kept[j], row["slot_B"]) for i, j in parts.residuals.items() if j in kept}
         gone, gradients = self._stage_layers.run(
-            parts.backward, consts, axes, arriving, operands.backward, waiting, row["chunk_B"]
+            parts.backward,
+            consts,
+            axes,
+            arriving,
+            operands.backward,
+            waiting,
+            row["chunk_B"],
+            parts.summed,
         )
         at = row["chunk_B"] if self._chunks > 1 else None
         state["totals"] = [
-            x if t.stack is None else chunk_added(x, gradients[t.stack], at)
+            x if t.stack is None else with_gradients(t, x, gradients[t.stack], at)
             for t, x in zip(parts.totals, state["totals"], strict=True)
         ]
         if "exit" in row:

@@ -19,6 +19,8 @@ from partir_search.passes.roll import layer_scans
 from partir_search.rules.control_flow import ACCUMULATES
 from partir_search.rules.registry import role_of
 
+OF_ROWS = (Role.CAST, Role.SUM)  # ops between rows of layers and a total
+
 
 class NoPipeline(ValueError):
     """A program without layers that can run as a pipeline; the message names op and line."""
@@ -42,6 +44,7 @@ class Total:
       added: value added to `argument`, before a cast; None if `new` is no sum of the two.
       stack: position of `added` among the stacks of the backward scan; None for further values.
       part: place of the values without a stack, HEAD or EXIT.
+      summed: `added` is the sum of the rows of the stack.
     """
 
     argument: Value
@@ -49,6 +52,7 @@ class Total:
     added: Operand | None
     stack: int | None
     part: Part
+    summed: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -95,6 +99,11 @@ class LoopParts:
     def rows(self) -> tuple[Operand, ...]:
         """Results of the body stacked by the loop, a row for each microbatch."""
         return self.body.results[len(self.totals) :]
+
+    @property
+    def summed(self) -> tuple[int, ...]:
+        """Positions of the backward stacks that totals sum over the layers."""
+        return tuple([t.stack for t in self.totals if t.summed and t.stack is not None])
 
     def place(self, x: Operand) -> Part:
         """Place of the maker of a value; arguments are known in the entry."""
@@ -199,18 +208,28 @@ def total_of(
     argument: Value, new: Operand, part_of: Mapping[int, Part], backward: Layers, body: Region
 ) -> Total:
     """Carry of the loop with one argument and its new value."""
-    makers = {r.id: op for op in body.ops for r in op.results}
-    maker = makers.get(new.id) if isinstance(new, Value) else None
+    makers: dict[Operand, Op] = {r: op for op in body.ops for r in op.results}
+    maker = makers.get(new) if isinstance(new, Value) else None
     added: Operand | None = None
     if maker is not None and role_of(maker) is Role.ADDITION and argument in maker.operands:
         added = next((x for x in maker.operands if x is not argument), None)
     if isinstance(added, Value):
-        cast = makers.get(added.id)
+        cast = makers.get(added)
         if cast is not None and role_of(cast) is Role.CAST:
             added = cast.operands[0]
-    stack = next((j for j, r in enumerate(backward.stacks) if r is added), None)
+    rows = _rows_of_sum(added, makers)
+    stack = next((j for j, r in enumerate(backward.stacks) if r is added or r is rows), None)
     place = part_of.get(new.id, Part.ENTRY) if isinstance(new, Value) else Part.ENTRY
-    return Total(argument, new, added, stack, Part.EXIT if place is Part.EXIT else Part.HEAD)
+    part = Part.EXIT if place is Part.EXIT else Part.HEAD
+    return Total(argument, new, added, stack, part, stack is not None and rows is not None)
+
+
+def _rows_of_sum(x: Operand | None, makers: Mapping[Operand, Op]) -> Operand | None:
+    """Rows with `x` as their sum; None if `x` is no sum over the first dim."""
+    maker = makers.get(x) if isinstance(x, Value) else None
+    if maker is None or role_of(maker) is not Role.SUM or tuple(maker.params["axes"]) != (0,):
+        return None
+    return maker.operands[0]
 
 
 def _check_operands(parts: LoopParts) -> None:
@@ -241,7 +260,7 @@ def _check_readers(parts: LoopParts) -> None:
             continue
         made = {r.id for r in op.results}
         for _, v in op.inputs():
-            if v.id in stacks and role_of(op) is Role.CAST:
+            if v.id in stacks and role_of(op) in OF_ROWS:
                 stacks |= made
             elif v.id in stacks and not made & added:
                 raise NoPipeline(f"{named(op)} reads %{v.name}, a row for each layer")

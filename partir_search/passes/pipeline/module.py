@@ -24,6 +24,7 @@ from partir_search.passes.pipeline.loop_parts import (
     microbatch_loop,
     named,
 )
+from partir_search.passes.pipeline.summed_rows import with_summed_rows
 from partir_search.rules.control_flow import ACCUMULATES, STAGED, TICKS
 
 
@@ -38,6 +39,7 @@ def pipelined(module: Module, schedule: PipelineSchedule, ruled: Iterable[str]) 
       NoPipeline: the loop has no stack of layers that the stages divide.
     """
     at, loop = microbatch_loop(module)
+    loop = with_summed_rows(module, loop)
     pairs = layer_pairs(loop.regions[0])
     parts = loop_parts(loop) if len(pairs) == 1 else chain_parts(loop, pairs)
     for stack in parts.stacks if isinstance(parts, ChainParts) else (parts,):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ from jax import lax
 from partir_search.ir.core import Value
 from partir_search.passes.pipeline.body_values import BodyValues
 from partir_search.passes.pipeline.layers import Layers
-from partir_search.passes.pipeline.stage_arrays import layer_of
+from partir_search.passes.pipeline.stage_arrays import layer_of, masked
 
 
 class StageLayers:
@@ -30,6 +30,7 @@ class StageLayers:
         given: Mapping[int, Any],
         rows: Mapping[int, Any],
         chunk: Any,
+        summed: Collection[int] = (),
     ) -> tuple[list[Any], list[Any]]:
         """Carries and stacks of the layers of each stage, each on a carry of its own.
 
@@ -39,6 +40,7 @@ class StageLayers:
             of the layers known beforehand.
           rows: stacked operands of the chunk, by position, [layers of a chunk, stages, ...].
           chunk: number of the chunk, by stage.
+          summed: stacks to be summed over the layers, by position.
         """
         count, cuts = len(carry), self._stages * self._chunks
         length = -(-layers.count // cuts)
@@ -62,6 +64,8 @@ class StageLayers:
                     carried = [
                         jnp.where(here, new, old) for new, old in zip(out, carry, strict=False)
                     ]
+                    for i in summed:
+                        out[count + i] = masked(out[count + i], here)
                 return carried, out[count:]
 
             numbers = lax.iota(jnp.int32, length)

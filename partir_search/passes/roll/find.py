@@ -13,6 +13,8 @@ from partir_search.passes.fold.fold import MIN_PERIOD, Repeat, find_repeats
 from partir_search.passes.fold.linear import weight
 from partir_search.passes.roll.layers import Layers, Unlike, crossing_bytes, layers_of
 
+Prints = np.ndarray[Any, Any]
+
 MIN_LAYERS = 3
 MAX_CHOICES = 8  # of the first op of a layer
 
@@ -50,10 +52,7 @@ def find_layers(
       print_of: function from an op to a fingerprint, equal for equal computations.
     """
     ops = region.ops
-    ids: dict[Hashable, int] = {}
-    prints = np.array(
-        [ids.setdefault((print_of(op), op.backward), len(ids)) for op in ops], dtype=np.int64
-    )
+    prints = numbered(ops, print_of)
     found: list[list[Found]] = []
     reasons: list[str] = []
     for repeat in find_repeats(prints):
@@ -61,7 +60,7 @@ def find_layers(
         if sum(map(weight, one)) < MIN_PERIOD:
             continue
         where = f"{repeat.copies} equal layers at {one[0].scope or 'the top'}"
-        choices, reason = _choices(ops, repeat, _slack(prints, repeat))
+        choices, reason = _choices(ops, repeat, slack_of(prints, repeat))
         if any(op.effect for op in one):
             reason = "they have side effects"
         elif choices and not _is_chain(choices[0].layers):
@@ -75,12 +74,19 @@ def find_layers(
     return found, reasons
 
 
+def numbered(ops: Sequence[Op], print_of: Callable[[Op], Hashable]) -> Prints:
+    """A number for the fingerprint and pass of each op."""
+    ids: dict[Hashable, int] = {}
+    found = [ids.setdefault((print_of(op), op.backward), len(ids)) for op in ops]
+    return np.array(found, dtype=np.int64)
+
+
 def _is_chain(layers: Layers) -> bool:
     """True if layers hand on a value, and read values of their own."""
     return bool(layers.carries) and any(not given.one for given in layers.given)
 
 
-def _slack(prints: np.ndarray[Any, Any], repeat: Repeat) -> int:
+def slack_of(prints: Prints, repeat: Repeat) -> int:
     """Number of ops by which all copies of a repeat may start later."""
     slack = 0
     while (

@@ -2,7 +2,8 @@
 
 An op on values common to all layers runs once. An op on a layer's own values runs for
 each layer if the results are residuals no larger than the operands (casts of weights): the
-residual and the layer's operand are one stack. Views are made again (`passes/roll/again.py`).
+residual and the layer's operand are one stack. An op on both (a projection of an encoder's result
+in each layer of the decoder) stays. Views are made again (`passes/roll/again.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable, Set
 
 from partir_search.ir.core import Op, Value
 from partir_search.passes.roll.again import reading
-from partir_search.passes.roll.layers import Inner, Layers, independent
+from partir_search.passes.roll.layers import Given, Inner, Layers, independent
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -44,7 +45,7 @@ def split_off(
     once = _with_makers(layers, {o for o in common if not moves(layers.first[o])})
     able: set[int] = set()
     for offset, op in enumerate(layers.first):
-        outside = offset in own and _made_outside(layers, offset, once | able)
+        outside = offset in own and _made_outside(layers, offset, able)
         if outside and not moves(op) and not _grows(op):
             able.add(offset)
     wanted = {
@@ -80,7 +81,11 @@ def _with_makers(layers: Layers, offsets: Set[int]) -> set[int]:
 
 
 def _made_outside(layers: Layers, offset: int, outside: Set[int]) -> bool:
-    return all(s.offset in outside for s in layers.sources[offset] if isinstance(s, Inner))
+    """True if an op reads values of its own layer made outside, and none common to all layers."""
+    sources = layers.sources[offset]
+    if any(isinstance(s, Given) and s.one for s in sources):
+        return False
+    return all(s.offset in outside for s in sources if isinstance(s, Inner))
 
 
 def _grows(op: Op) -> bool:

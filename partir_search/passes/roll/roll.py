@@ -10,6 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from partir_search.ir.core import Module, Op, Region, TensorType, Value, walk_regions
+from partir_search.passes.roll.ends import with_equal_ends
 from partir_search.passes.roll.layer_scans import LayerPair, layer_scans
 from partir_search.passes.roll.numbers import first_equals
 from partir_search.passes.roll.plan import RegionPlan, plan_region
@@ -49,30 +50,37 @@ def roll(module: Module, repeatable: Collection[int] = (), again: int = 0) -> Ro
         residuals of fewer bytes.
       again: number of further ops of a layer to repeat, makers of the largest residuals first.
     """
-    fingerprints, rules = Fingerprints(module), RuleTable()
+    fingerprints = Fingerprints(module)
 
     def print_of(op: Op) -> Hashable:
         """Fingerprint of an op, equal for whole numbers of any value."""
         key, literals, regions = fingerprints.parts(op)
         return key, tuple(map(_without_number, literals)), regions
 
-    equals = first_equals(module, fingerprints)
     ids = itertools.count(len(module.values))
 
     def make(kind: TensorType, name: str) -> Value:
         return Value(next(ids), kind, name)
 
-    plans: dict[Region, RegionPlan] = {}
-    reasons: list[str] = []
-    for region in walk_regions(module.body):
-        plan, why = plan_region(region, print_of, rules, equals, make, repeatable, again)
-        reasons += why
-        if plan is not None:
-            plans[region] = plan
-    new = Writer(module, plans).run() if plans else module
-    count = sum(len(r.layers.ops) for plan in plans.values() for r in plan.rollings)
-    most = max((plan.again for plan in plans.values()), default=0)
-    return Rolled(new, all_layer_scans(new), tuple(dict.fromkeys(reasons)), count, most)
+    def rolled(form: Module) -> Rolled:
+        rules, equals = RuleTable(), first_equals(form, fingerprints)
+        plans: dict[Region, RegionPlan] = {}
+        reasons: list[str] = []
+        for region in walk_regions(form.body):
+            plan, why = plan_region(region, print_of, rules, equals, make, repeatable, again)
+            reasons += why
+            if plan is not None:
+                plans[region] = plan
+        new = Writer(form, plans).run() if plans else module
+        count = sum(len(r.layers.ops) for plan in plans.values() for r in plan.rollings)
+        most = max((plan.again for plan in plans.values()), default=0)
+        return Rolled(new, all_layer_scans(new), tuple(dict.fromkeys(reasons)), count, most)
+
+    even = with_equal_ends(module, print_of, make)
+    if even is not module:
+        found, plain = rolled(even), rolled(module)
+        return found if found.layers > plain.layers else plain
+    return rolled(module)
 
 
 def _without_number(literal: tuple[str, Any, Any] | None) -> Hashable:

@@ -8,15 +8,20 @@ from typing import Any
 
 import numpy as np
 
+from partir_search.ir.analysis.reductions import is_zero
 from partir_search.ir.core import Module, Op, Operand, Region, Value
 from partir_search.ir.rewriter import RegionRewriter
+from partir_search.ir.role import Role
 from partir_search.passes.fresh_names import FreshNames
 from partir_search.passes.remat_copies import RematRewriter
+from partir_search.passes.roll.added import added_carries
 from partir_search.passes.roll.invariant import with_stacks_outside
 from partir_search.passes.roll.layers import Carried, Given, Numbers, Source
 from partir_search.passes.roll.plan import RegionPlan, Rolling
+from partir_search.rules.registry import role_of
 from partir_search.rules.scans import scan_of
 from partir_search.rules.stacks import stacked_layers, stacked_type, unstacked_layers
+from partir_search.rules.zeros import zeros_of
 
 Key = tuple[Value, ...]  # values of the module, in the order of the layers
 
@@ -34,6 +39,7 @@ class Writer(RematRewriter):
         self._same = {v: w for plan in plans.values() for v, w in plan.same.items()}
         self._fresh = FreshNames(module)
         self._stacks: dict[Key, Value] = {}
+        self._zeros: set[Value] = set()
         self._numbers: dict[int, tuple[Value, Any]] = {}  # constants, by `id` of the array
 
     def constants(self) -> Mapping[int, tuple[Value, Any]]:
@@ -43,7 +49,10 @@ class Writer(RematRewriter):
         return super().value(self._same.get(old, old))
 
     def op(self, old: Op) -> Op:
-        return RegionRewriter.op(self, old)
+        new = RegionRewriter.op(self, old)
+        if role_of(new) is Role.BROADCAST and is_zero(new.operands[0], set()):
+            self._zeros.update(new.results)
+        return new
 
     def ops(self, old: Region) -> list[Op]:
         plan = self._plans.get(old)
@@ -131,7 +140,27 @@ class Writer(RematRewriter):
             reverse=rolling.reverse,
             near=near,
         )
-        return [*before, scan, *after]
+        return [*before, *self._from_zeros(scan), *after]
+
+    def _from_zeros(self, scan: Op) -> list[Op]:
+        """A scan whose sums over layers start from zeros, with further first values added after.
+
+        Sums over the batch of other layers may then wait until the end of a loop over microbatches.
+        """
+        consts, before, after = int(scan.params["num_consts"]), list[Op](), list[Op]()
+        operands, results = list(scan.operands), list(scan.results)
+        for added in added_carries(scan):
+            first, last = operands[consts + added.number], results[added.number]
+            if not isinstance(first, Value) or first in self._zeros:
+                continue
+            zeros = Value(-1, last.type, self._fresh(f"{last.name}_none"))
+            total = Value(-1, last.type, self._fresh(f"{last.name}_layers"))
+            before.append(zeros_of(zeros, scan))
+            operands[consts + added.number], results[added.number] = zeros, total
+            after.append(added.addition.with_parts((first, total), (last,), ()))
+        if not after:
+            return [scan]
+        return [*before, scan.with_parts(tuple(operands), tuple(results), scan.regions), *after]
 
     def _layer_op(
         self,

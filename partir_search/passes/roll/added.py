@@ -1,0 +1,49 @@
+"""Carries of layers that each layer only adds to: gradients of what all layers read."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from partir_search.ir.core import Op, Value
+from partir_search.ir.role import Role
+from partir_search.rules.registry import role_of
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Added:
+    """A carry of a scan, the sum of a first value and of a value of each layer.
+
+    Attributes:
+      number: position among the carries.
+      addition: the last addition of a layer.
+    """
+
+    number: int
+    addition: Op
+
+
+def added_carries(scan: Op) -> list[Added]:
+    """Carries of a scan read by one addition a layer, or by a chain of additions, and no other op.
+
+    Without a carry of a further use, the sum may start from zeros, in parts of the layers.
+    """
+    (body,) = scan.regions
+    consts, count = int(scan.params["num_consts"]), int(scan.params["num_carry"])
+    readers: dict[Value, list[Op]] = {}
+    for op in body.ops:
+        for _, x in op.inputs():
+            readers.setdefault(x, []).append(op)
+    results = [x for x in body.results if isinstance(x, Value)]
+    found: list[Added] = []
+    for number in range(count):
+        value, last = body.args[consts + number], None
+        while value not in results and len(readers.get(value, ())) == 1:
+            (last,) = readers[value]
+            if role_of(last) is not Role.ADDITION:
+                break
+            value = last.results[0]
+        else:
+            once = results.count(value) == 1 and not readers.get(value)
+            if last is not None and once and body.results[number] is value:
+                found.append(Added(number, last))
+    return found
