@@ -27,7 +27,6 @@ from partir_search.planning.planner import Planner
 from partir_search.planning.segment_peaks import SegmentPeaks, predict_segments
 from partir_search.planning.stage_planner import StagePlanner
 from partir_search.planning.trace import split_call, trace_call
-from partir_search.planning.unfold import FoldMembers, lift_to_module
 from partir_search.propagation.actions import Action, Replicate
 from partir_search.propagation.state import State
 from partir_search.simulator.target.machine import find_machine
@@ -269,14 +268,13 @@ def test_no_plan_peaks_below_the_least(name: str) -> None:
     planner = Planner(module, mesh, machine)
     least = planner.model.least_peak(8)
     peaks = [planner.replay(a).cost.peak_bytes for _, a in known_actions(planner)]
-    folded, game = planner.game(planner.names)
-    members = FoldMembers(folded, game.graph, module)
+    models, game = planner.game(planner.names)
     rng = random.Random(0)
     for _ in range(5):
         moves = [move for _ in range(12) if (move := game.draw(rng)) and game.step(move)]
         rewind(game, len(moves))
         state = State(planner.graph, planner.mesh)
-        actions = lift_to_module(game.decisions(moves), state, members)
+        actions = models.lifter.lift(game, moves, state)
         peaks.append(planner.replay(actions).cost.peak_bytes)
     assert 0 < least <= min(peaks)
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from partir_search.ir.rule import NONE
 from partir_search.propagation.graph import Graph
+from partir_search.propagation.reach import reached_barriers
 from partir_search.propagation.state import State
 from partir_search.strategies.decisions import Axes, Decision, FixLoops, TileClass
 
@@ -87,7 +88,7 @@ def _play(
     for c in _by_size(state.graph, wanted):
         while now[c] != wanted[c]:
             move = TileClass(c, int(wanted[c]), (axis,), tuple(sorted(barriers)))
-            before = state.key()
+            before, start = state.key(), state.tiles[axis][:]
             if not move.decide(state):
                 break
             loop = _row(state.loops[axis])
@@ -95,7 +96,8 @@ def _play(
             over = np.flatnonzero((now >= 0) & (now != wanted)).tolist()
             over = [other for other in over if other not in barriers]  # also decided before
             if not (wrong or over):
-                played.append(move)
+                reached = reached_barriers(state, (axis,), [start], barriers) if barriers else ()
+                played.append(dataclasses.replace(move, barriers=tuple(sorted(reached))))
                 break
             # Where propagation leaves the assignment: the rest follows from there.
             nodes, touching = state.graph.nodes, state.graph.touching

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Hashable, Mapping
 
 from partir_search.ir.core import Module
 from partir_search.ir.data_flow import tied_values
 from partir_search.passes.fold.fold import Folded, fold
+from partir_search.planning.lifting import Lifter
 from partir_search.propagation.graph import Graph
 from partir_search.rules.registry import RuleTable, rule_key
 from partir_search.simulator.program_analysis import ProgramAnalysis
@@ -15,13 +17,19 @@ from partir_search.simulator.simulator import CostModel
 from partir_search.simulator.target.machine import Machine
 
 
-@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class FoldModels:
-    """A folded program, and the graph and the cost model of the quotient."""
+    """A folded program, the graph and the cost model of the quotient, and the program's graph."""
 
     folded: Folded
     graph: Graph
     model: CostModel
+    original: Graph
+
+    @functools.cached_property
+    def lifter(self) -> Lifter:
+        """Lifting of answers to the program."""
+        return Lifter(self.folded, self.graph, self.original)
 
 
 def fold_models(
@@ -50,4 +58,4 @@ def fold_models(
         original_rules=original.rules,
         analysis=analysis,
     )
-    return FoldModels(folded, graph, model)
+    return FoldModels(folded, graph, model, original)

@@ -10,7 +10,6 @@ from partir_search.mcts.goals import scorer
 from partir_search.plan.planned import Planned
 from partir_search.planning.planner import Planner
 from partir_search.planning.spreading import begin
-from partir_search.planning.unfold import FoldMembers, lift_to_module
 from partir_search.propagation.actions import Action
 from partir_search.propagation.state import State
 from partir_search.simulator.cost import Cost
@@ -39,7 +38,7 @@ class KnownMoves:
         """
         axes = planner.names if axes is None else axes
         self._planner, self._before, self._exclude = planner, tuple(before), tuple(exclude)
-        self._folded, self._game = planner.game(axes, before, exclude)
+        self._models, self._game = planner.game(axes, before, exclude)
         found = named_strategies(
             planner.mesh, axes, self._game.targets, planner.streams, planner.stage_axes
         )
@@ -94,13 +93,9 @@ class KnownMoves:
             rewind(game, taken)
         return cost if below is None or rank(cost) < below else None
 
-    @functools.cached_property
-    def _members(self) -> FoldMembers:
-        return FoldMembers(self._folded, self._game.graph, self._planner.module)
-
     def actions(self, name: str, state: State) -> list[Action]:
         """Actions of a strategy on the unfolded program, applied to `state`."""
-        return lift_to_module(self._game.decisions(self._moves[name]), state, self._members)
+        return self._models.lifter.lift(self._game, self._moves[name], state)
 
     def planned(self, name: str) -> Planned:
         """Plan of a strategy on the unfolded program."""

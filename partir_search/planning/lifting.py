@@ -19,12 +19,7 @@ from partir_search.mcts.game import Move
 from partir_search.passes.fold.fold import Folded
 from partir_search.planning.assignments import decisions_to
 from partir_search.planning.game import PlanningGame
-from partir_search.planning.unfold import (
-    FoldMembers,
-    LiftedMembers,
-    lift_to_module,
-    lifted_action,
-)
+from partir_search.planning.unfold import FoldMembers, OwnMembers, apply_lifted
 from partir_search.propagation.actions import Action, FixLoop
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.state import State
@@ -34,18 +29,26 @@ from partir_search.strategies.decisions import Decision
 Row = np.ndarray[tuple[int], np.dtype[np.int8]]
 
 
-def lift(folded: Folded, game: PlanningGame, path: Sequence[Move], state: State) -> list[Action]:
-    """Actions on the unfolded program with the tiles and loops of a path on the fold.
+class Lifter:
+    """Lifting from one fold to its program."""
 
-    Args:
-      folded, game: the fold, and a game on its program.
-      path: moves from the game's first state.
-      state: of the unfolded program after the decisions before the game; the actions are applied.
-    """
-    lifting = _Lifting(folded, game, path, state)
-    members = FoldMembers(folded, game.graph, state.graph.module)
-    done = [a for d in game.decisions(path) for a in lifting.actions(d, members)]
-    return done + lifting.missing()
+    def __init__(self, folded: Folded, fold: Graph, graph: Graph) -> None:
+        """Maps between the graph of the folded program and that of the unfolded one."""
+        self.classes, self.nodes = _classes(folded, fold, graph), _nodes(folded, fold, graph)
+        self.known, self.known_ops = self.classes >= 0, graph.op_nodes & (self.nodes >= 0)
+        self.members, self.own = FoldMembers(folded, fold, graph), OwnMembers(graph)
+
+    def lift(self, game: PlanningGame, path: Sequence[Move], state: State) -> list[Action]:
+        """Actions on the unfolded program with the tiles and loops of a path on the fold.
+
+        Args:
+          game: a game on the folded program.
+          path: moves from the game's first state.
+          state: of the unfolded program after the decisions before the game; the actions are
+            applied.
+        """
+        lifting = _Lifting(self, game.rows_after(path), state)
+        return [a for d in game.decisions(path) for a in lifting.actions(d)] + lifting.missing()
 
 
 class _Lifting:
@@ -59,33 +62,42 @@ class _Lifting:
     """
 
     def __init__(
-        self, folded: Folded, game: PlanningGame, path: Sequence[Move], state: State
+        self,
+        lifter: Lifter,
+        rows: tuple[Sequence[array[int]], Sequence[array[int]]],
+        state: State,
     ) -> None:
-        self.state = state
-        tiles, loops = game.rows_after(path)
-        classes = _classes(folded, game.graph, state.graph)
-        nodes = _nodes(folded, game.graph, state.graph)
-        self.tiles, self.loops = _at(tiles, classes), _at(loops, nodes)
-        self.known, self.known_ops = classes >= 0, state.graph.op_nodes & (nodes >= 0)
+        """Wanted tiles and loops.
 
-    def actions(self, decision: Decision, members: LiftedMembers) -> list[Action]:
+        Args:
+          rows: tiles of classes and loops of nodes of the fold, by axis.
+          state: of the unfolded program.
+        """
+        self.state, self._lifter = state, lifter
+        self.tiles, self.loops = _at(rows[0], lifter.classes), _at(rows[1], lifter.nodes)
+        self.known, self.known_ops = lifter.known, lifter.known_ops
+
+    def actions(self, decision: Decision) -> list[Action]:
         """Actions of a decision, applied to the state; fixed loops come first."""
         state, barriers, contrary = self.state, set[int](), set[tuple[int, int]]()
         before, (over_before, contrary_before) = state.key(), self._strays(decision.axes)
-        while lifted := lifted_action(decision, state, members, barriers):
-            action, decided = lifted
-            done = [*self._fixes(contrary), action]
-            for each in done:
+        while True:
+            fixes = self._fixes(contrary)
+            for each in fixes:
                 each.apply(state)
+            lifted = apply_lifted(decision, state, self._lifter.members, barriers)
+            if lifted is None:
+                state.restore(before)
+                return []
+            action, decided = lifted
             over, loops = self._strays(decision.axes)
             over = over.difference(over_before, barriers, decided)
             loops = loops.difference(contrary_before, contrary)
             if not (over or loops):
-                return done
+                return [*fixes, action]
             state.restore(before)
             barriers |= over
             contrary |= loops
-        return []
 
     def missing(self) -> list[Action]:
         """Actions for wanted tiles and loops missing in the state, applied to the state."""
@@ -96,7 +108,8 @@ class _Lifting:
         ):
             return []
         decisions = decisions_to(state, _arrays(self.tiles), _arrays(self.loops))
-        return lift_to_module(decisions, state, _OwnMembers(state.graph))
+        lifted = (apply_lifted(decision, state, self._lifter.own) for decision in decisions)
+        return [each[0] for each in lifted if each]
 
     def _strays(self, axes: Sequence[int]) -> tuple[set[int], set[tuple[int, int]]]:
         """Classes with unwanted tiles, and (axis, node) pairs with unwanted loops."""
@@ -120,24 +133,6 @@ class _Lifting:
         for (axis, factor), (name, *also) in groups.items():
             found.append(FixLoop(name, factor, state.mesh.label((axis,)), tuple(also)))
         return found
-
-
-class _OwnMembers:
-    """`Members` of a program without a fold."""
-
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
-        self._arguments = {v.id for v in graph.module.body.args}
-
-    def of_class(self, cls: int) -> Sequence[int]:
-        values = self._graph.members[cls]
-        return [v for v in values if v in self._arguments] or values
-
-    def of_value(self, value: int) -> Sequence[int]:
-        return (value,)
-
-    def all_of_class(self, cls: int) -> Sequence[int]:
-        return self._graph.members[cls]
 
 
 def _classes(folded: Folded, fold: Graph, graph: Graph) -> Ints:

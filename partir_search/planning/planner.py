@@ -20,7 +20,6 @@ from partir_search.lowering.localize import localize
 from partir_search.mcts.game import Move, Record, Score
 from partir_search.mcts.goals import Fastest, Fit, Goal, scorer
 from partir_search.mcts.search import Result
-from partir_search.passes.fold.fold import Folded
 from partir_search.plan.planned import Planned, SearchReport
 from partir_search.plan.search_space import SearchSpace
 from partir_search.plan.serialization import fingerprint
@@ -33,7 +32,6 @@ from partir_search.planning.fold_models import FoldModels, fold_models
 from partir_search.planning.front.visited import visited_states
 from partir_search.planning.game import PlanningGame
 from partir_search.planning.interruption import SearchJournal, search_noted
-from partir_search.planning.lifting import lift
 from partir_search.planning.spreading import begin
 from partir_search.planning.stage import print_module
 from partir_search.planning.strategy_costs import StrategyCosts
@@ -241,7 +239,8 @@ class Planner:
     ) -> tuple[list[Action], SearchReport]:
         names = tactic.axes or self.names
         with self._clock.timed("fold"):
-            folded, game = self.game(names, before, tactic.exclude)
+            models, game = self.game(names, before, tactic.exclude)
+        folded = models.folded
         journal = journal or SearchJournal()
         kept = journal.begin((fingerprint(folded.module), *names, *before, *tactic.exclude))
         ops, small = len(self.module.ops), len(folded.module.ops)
@@ -266,7 +265,7 @@ class Planner:
         visited = visited_states(game, result.paths, ops)
         game.clear_caches()
         with self._clock.timed("finalists"):
-            best, path = self._finalist(game, folded, before, result, starts, exact)
+            best, path = self._finalist(game, models, before, result, starts, exact)
         report = SearchReport(
             axes=tuple(names),
             known=tuple(costs.items()),
@@ -301,7 +300,7 @@ class Planner:
 
     def game(
         self, axes: Sequence[str], before: Sequence[Action] = (), exclude: Sequence[str] = ()
-    ) -> tuple[Folded, PlanningGame]:
+    ) -> tuple[FoldModels, PlanningGame]:
         """Folds the program, and builds the game for a search over `axes`.
 
         Args:
@@ -322,7 +321,7 @@ class Planner:
         models = self._fold[1]
         folded, game = models.folded, self._game(models, before, axes)
         game.state.frozen = {game.graph.class_of[folded.class_of[v]] for v in left}
-        return folded, game
+        return models, game
 
     def _game(
         self, models: FoldModels, before: Sequence[Action], names: Sequence[str]
@@ -345,7 +344,7 @@ class Planner:
     def _finalist(
         self,
         game: PlanningGame,
-        folded: Folded,
+        models: FoldModels,
         before: Sequence[Action],
         result: Result,
         starts: Sequence[Sequence[Move]],
@@ -368,18 +367,18 @@ class Planner:
             action.apply(state)
 
         def unfold(path: tuple[Move, ...]) -> tuple[Cost, list[Action]]:
-            actions, _, cost = self.lifted(folded, game, path, state)
+            actions, _, cost = self.lifted(models, game, path, state)
             return cost, actions
 
         return choose_within(game, paths, result, exact, unfold, trust_ranks=not self.streams)
 
     def lifted(
-        self, folded: Folded, game: PlanningGame, path: Sequence[Move], state: State
+        self, models: FoldModels, game: PlanningGame, path: Sequence[Move], state: State
     ) -> tuple[list[Action], list[Action], Cost]:
         """Lifts a path of moves to the unfolded program.
 
         Args:
-          folded, game: the fold, and a game on its program.
+          models, game: the fold, and a game on its program.
           path: moves from the game's first state.
           state: state of the unfolded program after the decisions before the game; restored.
 
@@ -387,7 +386,7 @@ class Planner:
           Actions of the moves, modes that improve the score after the actions, and the cost.
         """
         start, before = state.key(), state.modes
-        actions, modes = lift(folded, game, path, state), list[Action]()
+        actions, modes = models.lifter.lift(game, path, state), list[Action]()
         if self.streams:
             modes = choose_modes(state, self.graph.rules, self._scored)
         cost = self._costed(state)[1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
 
 from partir_search.ir.core import Module
@@ -12,6 +12,7 @@ from partir_search.planning.game import PlanningGame
 from partir_search.propagation.actions import Action, tilings
 from partir_search.propagation.contradictions import find_value, value_named
 from partir_search.propagation.graph import Graph
+from partir_search.propagation.reach import reached_barriers
 from partir_search.propagation.state import State
 from partir_search.strategies.decisions import Decision, Members, decisions_of
 
@@ -57,23 +58,30 @@ class _Names:
 
 
 class LiftedMembers(Members, Protocol):
-    """Values of the unfolded program, arguments or not."""
+    """Values and classes of the unfolded program."""
 
-    def all_of_class(self, cls: int) -> Sequence[int]:
-        """Values of a class, arguments or not."""
+    def classes_of(self, cls: int) -> Sequence[int]:
+        """Classes of the unfolded program with values of a class, arguments or not."""
 
 
 class FoldMembers:
     """`Members` of a fold, by value and class of the quotient."""
 
-    def __init__(self, folded: Folded, graph: Graph, module: Module) -> None:
+    def __init__(self, folded: Folded, fold: Graph, graph: Graph) -> None:
+        """Members of a fold.
+
+        Args:
+          fold: graph of the quotient.
+          graph: graph of the program.
+        """
         self._of_value: dict[int, list[int]] = {}
         self._of_class: dict[int, list[int]] = {}
-        self._arguments = {v.id for v in module.body.args}
+        self._arguments = {v.id for v in graph.module.body.args}
+        self._program_class, self._classes_of = graph.class_of, dict[int, tuple[int, ...]]()
         for v, folded_value in enumerate(folded.class_of):
             if folded_value >= 0:
                 self._of_value.setdefault(folded_value, []).append(v)
-                self._of_class.setdefault(graph.class_of[folded_value], []).append(v)
+                self._of_class.setdefault(fold.class_of[folded_value], []).append(v)
 
     def of_class(self, cls: int) -> list[int]:
         values = self._of_class[cls]
@@ -82,8 +90,30 @@ class FoldMembers:
     def of_value(self, value: int) -> list[int]:
         return self._of_value.get(value, [])
 
-    def all_of_class(self, cls: int) -> list[int]:
-        return self._of_class[cls]
+    def classes_of(self, cls: int) -> tuple[int, ...]:
+        found = self._classes_of.get(cls)
+        if found is None:
+            classes = map(self._program_class.__getitem__, self._of_class[cls])
+            found = self._classes_of[cls] = tuple(dict.fromkeys(classes))
+        return found
+
+
+class OwnMembers:
+    """`Members` of a program without a fold."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._arguments = {v.id for v in graph.module.body.args}
+
+    def of_class(self, cls: int) -> Sequence[int]:
+        values = self._graph.members[cls]
+        return [v for v in values if v in self._arguments] or values
+
+    def of_value(self, value: int) -> Sequence[int]:
+        return (value,)
+
+    def classes_of(self, cls: int) -> Sequence[int]:
+        return (cls,)
 
 
 def apply_to_fold(before: Sequence[Action], folded: Folded, module: Module, state: State) -> None:
@@ -93,43 +123,30 @@ def apply_to_fold(before: Sequence[Action], folded: Folded, module: Module, stat
         action.apply_folded(state, names)
 
 
-def lift_to_module(
-    decisions: Sequence[Decision], state: State, members: LiftedMembers
-) -> list[Action]:
-    """Converts decisions to actions on the unfolded program, applied to `state`.
-
-    Args:
-      decisions: of the folded program.
-      state: of the unfolded program.
-      members: of the fold.
-    """
-    done: list[Action] = []
-    for decision in decisions:
-        if lifted := lifted_action(decision, state, members):
-            action, _ = lifted
-            action.apply(state)
-            done.append(action)
-    return done
-
-
-def lifted_action(
+def apply_lifted(
     decision: Decision, state: State, members: LiftedMembers, barriers: Collection[int] = ()
 ) -> tuple[Action, Collection[int]] | None:
-    """Action of a decision on the unfolded program, and the decided classes or nodes.
+    """Applies a decision to a state of the unfolded program, as an action.
 
     Args:
+      members: of the fold.
       barriers: further classes of the unfolded program left undecided by propagation.
 
     Returns:
-      None if nothing is left to decide.
+      The action, and the decided classes or nodes; None if nothing is left to decide.
     """
     graph, module = state.graph, state.graph.module
     values = decision.undecided(members, state)
     if not values:
         return None
     name, *also = (module.values[v].name for v in values.values())
-    ends = [v for c in decision.barrier_classes for v in members.all_of_class(c)]
-    names = {graph.class_of[v]: module.values[v].name for v in ends}
-    names |= {c: module.values[graph.members[c][0]].name for c in barriers}
-    label = state.mesh.label(decision.axes)
-    return decision.action(name, label, tuple(also), tuple(names.values())), values.keys()
+    ends = [c for fold in decision.barrier_classes for c in members.classes_of(fold)]
+    names = {c: module.values[graph.members[c][0]].name for c in (*ends, *barriers)}
+    label, before = state.mesh.label(decision.axes), [state.tiles[a][:] for a in decision.axes]
+
+    def action(classes: Iterable[int]) -> Action:
+        return decision.action(name, label, tuple(also), tuple(names[c] for c in classes))
+
+    action(names).apply(state)
+    reached = reached_barriers(state, decision.axes, before, names) if names else ()
+    return action(reached), values.keys()

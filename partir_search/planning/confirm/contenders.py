@@ -128,11 +128,11 @@ class ContenderFinder:
             searched.goals = planner.goals
         state = State(searched.graph, searched.mesh, memo=searched.memo)
         before, _ = apply_compatible(state, renamed_for(searched.module, space.decided))
-        folded, game = searched.game(space.axes, before, space.exclude)
+        models, game = searched.game(space.axes, before, space.exclude)
         paths = _paths(game, searched, plan.searches[-1].visited, space.axes)
         found = []
         for path in itertools.islice(chosen(paths), EXAMINED * count):
-            actions, modes, cost = searched.lifted(folded, game, path.moves, state)
+            actions, modes, cost = searched.lifted(models, game, path.moves, state)
             decided = (*before, *actions, *modes)
             if debugging:
                 played = planner.replay_compatible(decided)[0]

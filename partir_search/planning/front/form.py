@@ -73,11 +73,11 @@ def find_candidates(
     """
     state = State(planner.graph, planner.mesh, memo=planner.memo)
     before, _ = apply_compatible(state, renamed_for(planner.module, space.decided))
-    folded, game = planner.game(space.axes, before, space.exclude)
+    models, game = planner.game(space.axes, before, space.exclude)
     known = named_strategies(
         planner.mesh, space.axes, game.targets, planner.streams, planner.stage_axes
     )
-    hint = project_to_fold(renamed_for(planner.module, hints), folded, planner.module, game)
+    hint = project_to_fold(renamed_for(planner.module, hints), models.folded, planner.module, game)
     starts = [
         (name, tuple(moves))
         for name, moves in (("nothing tiled", ()), *known, ("decisions of the plan", hint))
@@ -94,7 +94,7 @@ def find_candidates(
     some += spread(nondominated(simple, _figures), _figures, MAX_PORTABLE, LEAST_GAIN)
     candidates = []
     for each in dict.fromkeys(some):
-        actions, modes, cost = planner.lifted(folded, game, each.path, state)
+        actions, modes, cost = planner.lifted(models, game, each.path, state)
         decided = (*before, *actions, *modes)
         candidates.append(Candidate(cost, each.strategy, decided, not each.exact))
     return candidates
