@@ -266,10 +266,9 @@ def test_folded_costs_are_the_whole_programs(name: str) -> None:
     """Equal matrices inside a layer, layers of two kinds in turn, levels of unlike width, layers in
     a loop over microbatches.
 
-    Tensor parallelism tiles every second matrix of the graph network's MLPs of five: of two copies
-    one begins with rows and one with columns, and peaks differ by a few percent. So do the U-Net's,
-    whose features stay tiled where levels are joined; on the fold more scalars are reduced for the
-    gradients' norm, each of which costs the links' latency.
+    Tensor parallelism tiles every second matrix of the graph network's MLPs of five: peaks differ by
+    3 %. On the U-Net's fold more scalars are reduced for the gradients' norm, each of which costs
+    the links' latency.
     """
     mesh = AbstractMesh((2, 4), ("data", "model"))
     entry = MODELS[name].resized(**FOLDED[name])
@@ -279,10 +278,7 @@ def test_folded_costs_are_the_whole_programs(name: str) -> None:
     (report,) = step.plan(*args).searches
     for strategy, cost in report.known:
         found = whole[strategy].cost
-        tolerance, slower = 0.02, 0.1
-        if "MP(" in strategy and name == "graph-net-tiny":
-            tolerance = 0.08
-        elif "MP(" in strategy and name == "unet-tiny":
-            tolerance, slower = (0.15, 0.12) if strategy == "MP(data+model)" else (0.14, 0.1)
+        tolerance = 0.03 if "MP(" in strategy and name == "graph-net-tiny" else 0.02
+        slower = 0.12 if "MP(" in strategy and name == "unet-tiny" else 0.1
         assert cost.peak_bytes == pytest.approx(found.peak_bytes, rel=tolerance), strategy
         assert cost.seconds == pytest.approx(found.seconds, rel=slower), strategy
