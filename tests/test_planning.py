@@ -266,9 +266,9 @@ def test_folded_costs_are_the_whole_programs(name: str) -> None:
     """Equal matrices inside a layer, layers of two kinds in turn, levels of unlike width, layers in
     a loop over microbatches.
 
-    Tensor parallelism tiles every second matrix of the graph network's MLPs of five: peaks differ by
-    3 %. On the U-Net's fold more scalars are reduced for the gradients' norm, each of which costs
-    the links' latency.
+    Tensor parallelism tiles every second matrix of the graph network's MLPs of five: peaks differ
+    by 3 %. On the U-Net's fold more scalars are reduced for the gradients' norm, each of which
+    costs the links' latency.
     """
     mesh = AbstractMesh((2, 4), ("data", "model"))
     entry = MODELS[name].resized(**FOLDED[name])
