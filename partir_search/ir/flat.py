@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import itertools
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+
+import numpy as np
 
 
 class FlatLists(Sequence[tuple[int, ...]]):
     """Immutable lists of ints by index."""
 
-    def __init__(self, pairs: Callable[[], Iterable[tuple[int, int]]], length: int) -> None:
-        """Lists of the given pairs.
+    def __init__(self, pairs: Iterable[tuple[int, int]], length: int) -> None:
+        """Lists of the numbers in `pairs`, in order.
 
         Args:
-          pairs: returns (index, number) pairs, in the same order at each of two calls.
+          pairs: (index, number) pairs.
           length: number of lists.
         """
-        counts = array("i", [0]) * length
-        for index, _ in pairs():
-            counts[index] += 1
-        self._ends = array("i", itertools.accumulate(counts))
-        at = array("i", [0, *self._ends[:-1]])
-        self._numbers = array("i", [0]) * sum(counts)
-        for index, number in pairs():
-            self._numbers[at[index]] = number
-            at[index] += 1
+        flat = np.fromiter(itertools.chain.from_iterable(pairs), np.int32).reshape(-1, 2)
+        ends = np.cumsum(np.bincount(flat[:, 0], minlength=length))
+        numbers = flat[np.argsort(flat[:, 0], kind="stable"), 1]
+        self._ends = array("i", ends.astype(np.int32).tobytes())
+        self._numbers = array("i", numbers.tobytes())
 
     def __len__(self) -> int:
         return len(self._ends)

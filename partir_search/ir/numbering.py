@@ -21,21 +21,19 @@ def number(module: Module, constants: Mapping[int, tuple[Value, Any]]) -> None:
         value.id = len(values)
         values.append(value)
 
-    def number_op(op: Op) -> None:
-        at = len(ops)
-        op.id = values[at].id if at < len(values) else at  # a shared int object saves memory
-        ops.append(op)
-
     def visit(region: Region) -> None:
         region.ops = _live(region)
         for op in region.ops:
-            number_op(op)
+            at = len(ops)
+            op.id = values[at].id if at < len(values) else at  # a shared int object saves memory
+            ops.append(op)
             for inner in op.regions:
                 for arg in inner.args:
                     add(arg)
                 visit(inner)
-            for result in op.results:
-                add(result)
+            for result in op.results:  # `add`, without the call: the hot loop
+                result.id = len(values)
+                values.append(result)
 
     for arg in module.body.args:
         add(arg)
@@ -57,7 +55,8 @@ def _live(region: Region) -> tuple[Op, ...]:
             used.update(map(id, op.operands))
             for inner in op.regions:
                 used.update(map(id, _captured(inner)))
-    return tuple(reversed(kept))
+    kept.reverse()
+    return tuple(kept)
 
 
 def _captured(region: Region) -> Iterator[Operand]:

@@ -24,15 +24,16 @@ class RematRewriter(Rewriter):
           suffix: appended to the names of results; without a suffix, the new results replace the
             old.
         """
-
-        def read(x: Operand) -> Operand:
-            return inside[x.id] if isinstance(x, Value) and x.id in inside else self.operand(x)
-
-        results = tuple(
-            [Value(-1, r.type, r.name + suffix) if suffix else self.value(r) for r in op.results]
-        )
+        if suffix:
+            results = tuple([Value(-1, r.type, r.name + suffix) for r in op.results])
+        else:
+            results = tuple(map(self.value, op.results))
+        operands: list[Operand] = []
+        for x in op.operands:  # without calls of functions: programs have many thousand operands
+            new = inside.get(x.id) if isinstance(x, Value) else x
+            operands.append(self.operand(x) if new is None else new)
         regions = tuple([self._copied(r, suffix) for r in op.regions])
-        return op.with_parts(tuple(map(read, op.operands)), results, regions)
+        return op.with_parts(tuple(operands), results, regions)
 
     def _copied(self, old: Region, suffix: str) -> Region:
         """Returns a copy of an op's region, with arguments and values of its own."""

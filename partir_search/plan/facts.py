@@ -59,12 +59,16 @@ class PlanFacts(Layouts, Rewritten):
         self.seed: int = context.seed
         self.memory_limit: float = context.memory_limit
         self.actions: tuple[Action, ...] = planned.actions
-        self.cost: Cost = planned.cost
         self.searches: tuple[SearchReport, ...] = planned.reports
         self.seconds: dict[str, float] = planned.seconds
         self.basis: Basis | None = None
         self.known_front: Front[Any] | None = None  # once found
         self.confirmed: Confirmation | None = planned.saved_confirmation
+
+    @property
+    def cost(self) -> Cost:
+        """Simulated cost per step on one device; simulated on first access in a derived plan."""
+        return self._planned.cost
 
     @property
     def passes(self) -> PassRecords:
@@ -284,6 +288,8 @@ class PlanFacts(Layouts, Rewritten):
     @property
     def fits(self) -> bool:
         """True if `peak_bytes` are within the limit of memory."""
+        if self.confirmed is None and self._planned.most_peak_bytes <= self.memory_limit:
+            return True
         return self.peak_bytes <= self.memory_limit
 
     @functools.cached_property

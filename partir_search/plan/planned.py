@@ -9,6 +9,8 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from partir_search.ir.core import Module
+from partir_search.ir.mesh import MeshShape
 from partir_search.lowering.cache import LocalCache
 from partir_search.lowering.local_ir import LocalProgram
 from partir_search.lowering.local_printer import print_local
@@ -18,6 +20,7 @@ from partir_search.mcts.game import Move, Score
 from partir_search.mcts.tree import Tree
 from partir_search.messages.renamed import warn_renamed
 from partir_search.plan.confirmation import Confirmation
+from partir_search.plan.evaluation import Evaluation
 from partir_search.plan.pass_record import PassRecord
 from partir_search.plan.plan_bound import PlanBound
 from partir_search.plan.search_space import NOTHING_VISITED, SearchSpace, Visited
@@ -27,6 +30,8 @@ from partir_search.propagation.graph import Graph
 from partir_search.propagation.state import State
 from partir_search.simulator.cost import Cost
 from partir_search.simulator.simulator import CostModel
+
+MANY_OBJECTS = 50_000  # new objects that a run of the collector would visit for milliseconds
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -78,38 +83,67 @@ class Planned:
     """A module with applied actions.
 
     Attributes:
-      graph: the propagation graph of the module.
       actions: decisions, in order.
-      sketch: the device-local program without the ops that need no communication.
+      evaluation: the program under the decisions, with its cost.
       cache: cache of localized ops, shared by variants of the plan.
-      cost: simulated cost per step on one device.
       reports: one report per automatic tactic.
       seconds: wall time of planning, by phase.
-      model: the cost model.
       searched: records of the passes from the fold to the unfolded actions.
       saved_bound / saved_space: bound and space of the search that found the replayed actions.
       saved_confirmation: choice by a compiler that the replayed actions come from.
       peak_without_remat: peak of the same actions with no segment recomputed; None if unknown.
     """
 
-    graph: Graph
     actions: tuple[Action, ...]
-    sketch: LocalProgram
+    evaluation: Evaluation
     cache: LocalCache
-    cost: Cost
     reports: tuple[SearchReport, ...]
     seconds: dict[str, float]
-    model: CostModel
     searched: tuple[PassRecord, ...] = ()
     saved_bound: PlanBound | None = None
     saved_space: SearchSpace | None = None
     saved_confirmation: Confirmation | None = None
     peak_without_remat: float | None = None
 
+    @property
+    def module(self) -> Module:
+        """The program."""
+        return self.evaluation.module
+
+    @property
+    def graph(self) -> Graph:
+        """Propagation graph of the program."""
+        return self.evaluation.graph
+
+    @property
+    def mesh(self) -> MeshShape:
+        """The mesh, with diagonals and sub-axes."""
+        return self.evaluation.mesh
+
+    @property
+    def sketch(self) -> LocalProgram:
+        """The device-local program without the ops that need no communication."""
+        return self.evaluation.sketch
+
+    @property
+    def model(self) -> CostModel:
+        """The cost model."""
+        return self.evaluation.model
+
+    @property
+    def cost(self) -> Cost:
+        """Simulated cost per step on one device."""
+        return self.evaluation.cost
+
+    @property
+    def most_peak_bytes(self) -> float:
+        """Upper bound of the simulated peak, without a simulation if one is known."""
+        return self.evaluation.most_peak_bytes
+
     @functools.cached_property
     def state(self) -> State:
         """State after the actions, with the cause of every tiling. Built on first access."""
-        state = State(self.graph, self.sketch.partition.mesh, record=True)
+        state = State(self.graph, self.mesh, record=True)
         apply_all(state, self.actions)
         return state
 
@@ -117,7 +151,7 @@ class Planned:
     def _local(self) -> tuple[LocalProgram, tuple[PassRecord, ...]]:
         begin = time.perf_counter()
         program = localize(self.sketch.partition, self.cache)
-        seconds, ops = time.perf_counter() - begin, len(self.graph.module.ops)
+        seconds, ops = time.perf_counter() - begin, len(self.module.ops)
         records = [PassRecord("local", seconds, ops, program.size, _text(program))]
         begin = time.perf_counter()
 
@@ -165,7 +199,8 @@ def with_search(planned: Planned, found: Planned, reports: Sequence[SearchReport
 def collector_paused() -> Iterator[None]:
     """Pauses Python's cyclic garbage collector, which costs a sixth of planning time.
 
-    Planning allocates millions of small objects and almost no cycles.
+    Planning allocates millions of small objects and almost no cycles. The collector takes the new
+    objects for old ones afterwards: else its next run would visit all of them.
     """
     was = gc.isenabled()
     gc.disable()
@@ -173,4 +208,7 @@ def collector_paused() -> Iterator[None]:
         yield
     finally:
         if was:
+            if gc.get_count()[0] > MANY_OBJECTS and not gc.get_freeze_count():
+                gc.freeze()
+                gc.unfreeze()  # to the oldest generation
             gc.enable()

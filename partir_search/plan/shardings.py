@@ -59,7 +59,7 @@ class Layouts:
 
     @property
     def module(self) -> Module:
-        return self._planned.graph.module
+        return self._planned.module
 
     @property
     def mesh(self) -> Any:
@@ -68,7 +68,7 @@ class Layouts:
 
     @property
     def mesh_shape(self) -> MeshShape:
-        return self._planned.sketch.partition.mesh
+        return self._planned.mesh
 
     @property
     def partition_specs(self) -> ArgumentTrees:

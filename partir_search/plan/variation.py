@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from partir_search.lowering.localize import localize
+from partir_search.plan.evaluation import Evaluated
 from partir_search.plan.planned import Planned
 from partir_search.propagation.actions import Action, Enter, tilings
 from partir_search.propagation.apply import apply_compatible
@@ -61,7 +62,7 @@ def _state_at(
     planned: Planned, before: Sequence[Action], given: Sequence[Action]
 ) -> tuple[State, list[Action], list[tuple[Action, str]]]:
     """State after compatible actions and then `given`; the played actions, and the others."""
-    state = State(planned.graph, planned.sketch.partition.mesh)
+    state = State(planned.graph, planned.mesh)
     played, dropped = apply_compatible(state, before)
     for action in given:
         if not action.is_applied(state):
@@ -77,11 +78,11 @@ def _varied_at(
     state, played, dropped = _state_at(planned, kept[:count], given)
     played_after, dropped_after = apply_compatible(state, kept[count:])
     program = localize(state.partition(planned.cache.rows), planned.cache, sparse=True)
+    model = planned.model
     changed = dataclasses.replace(
         planned,
         actions=(*played, *played_after),
-        sketch=program,
-        cost=planned.model.evaluate(program),
+        evaluation=Evaluated(planned.graph, program, model, model.evaluate(program)),
         reports=(),
         seconds={},
         searched=(),

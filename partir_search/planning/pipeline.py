@@ -165,7 +165,7 @@ class PlanPipeline:
                 continue  # no more ops of a layer to repeat
             planned.add(traced.rewrites)
             fits = False
-            for stage in program_forms(traced, spec, self._options):
+            for stage in program_forms(traced, spec.rewrites if spec else None, self._options):
                 plan = self._planned(call, traced, stage, spec)
                 plan.seconds["trace and import"] = spent
                 fits |= plan.fits and not plan.remat and not _slowed(plan)
@@ -287,7 +287,7 @@ class PlanPipeline:
         try:
             twice = traced.twice()
             stages = StagePlanner(self._options, lambda module: [], self.planner_of)
-            stage = program_forms(twice, spec, self._options)[0]
+            stage = program_forms(twice, spec.rewrites, self._options)[0]
             stage = dataclasses.replace(stage, module=without_ties(stage.module, spec.actions))
             return stages.replayed(stage, spec)[1].cost
         except (TypeError, ValueError):  # shapes that the function or the actions do not admit

@@ -20,6 +20,7 @@ from partir_search.lowering.localize import localize
 from partir_search.mcts.game import Move, Record, Score
 from partir_search.mcts.goals import Fastest, Fit, Goal, scorer
 from partir_search.mcts.search import Result
+from partir_search.plan.evaluation import Evaluated
 from partir_search.plan.planned import Planned, SearchReport
 from partir_search.plan.search_space import SearchSpace
 from partir_search.plan.serialization import fingerprint
@@ -197,15 +198,12 @@ class Planner:
         text = functools.partial(print_partition, program.partition, full=True)
         self._clock.record("unfold", ops, ops, text, "finalists")
         return Planned(
-            searched=self._clock.taken(),
-            graph=self.graph,
             actions=tuple(actions),
-            sketch=program,
+            evaluation=Evaluated(self.graph, program, self.model, cost),
             cache=self.cache,
-            cost=cost,
             reports=tuple(reports),
             seconds=self._clock.seconds,
-            model=self.model,
+            searched=self._clock.taken(),
         )
 
     def _scored(self, state: State) -> Score:

@@ -9,6 +9,7 @@ from partir_search.ir.mesh import MeshShape
 from partir_search.passes.attention import with_attention
 from partir_search.passes.block_scans import with_block_scans
 from partir_search.plan.plan import Plan
+from partir_search.plan.rewrites import Rewrites
 from partir_search.plan.spec import PlanSpec
 from partir_search.planning.layer_forms import layer_forms
 from partir_search.planning.options import Options
@@ -24,20 +25,20 @@ def first_stage(traced: Traced, mesh: MeshShape) -> Stage:
     return stage.run("block_scans", lambda module: with_block_scans(module, mesh))
 
 
-def program_forms(traced: Traced, spec: PlanSpec | None, options: Options) -> list[Stage]:
+def program_forms(traced: Traced, known: Rewrites | None, options: Options) -> list[Stage]:
     """Forms of a program to plan: with and without each attention as one op, and scans.
 
     Args:
       traced: the traced program.
-      spec: a plan to replay, whose form is the only one.
+      known: rewrites of a plan to replay, whose form is the only one.
       options: options of `auto_partition`.
     """
-    wanted = spec.rewrites.scan_layers if spec else options.scan_layers
-    forms = _attention_forms(traced, spec, options)
+    wanted = known.scan_layers if known else options.scan_layers
+    forms = _attention_forms(traced, known, options)
     return [form for stage in forms for form in layer_forms(stage, wanted)]
 
 
-def _attention_forms(traced: Traced, spec: PlanSpec | None, options: Options) -> list[Stage]:
+def _attention_forms(traced: Traced, known: Rewrites | None, options: Options) -> list[Stage]:
     """The program unchanged, with each attention as one op, or both.
 
     Stages of a pipeline have each attention as one op: scores in slots would fill the memory.
@@ -46,7 +47,7 @@ def _attention_forms(traced: Traced, spec: PlanSpec | None, options: Options) ->
     tactics = () if given is None or isinstance(given, Plan | PlanSpec) else given
     wanted = any(isinstance(t, ContextParallel) for t in tactics)
     staged = bool(traced.rewrites.pipeline)
-    if not (spec.rewrites.attention if spec else wanted or staged or options.rings):
+    if not (known.attention if known else wanted or staged or options.rings):
         return [plain]
     reasons: list[str] = []
 
@@ -65,4 +66,4 @@ def _attention_forms(traced: Traced, spec: PlanSpec | None, options: Options) ->
                 + "".join(f"; {r}" for r in reasons[:3])
             )
         return [dataclasses.replace(stage, rewrites=plain.rewrites)]
-    return [stage] if spec or wanted or staged else [plain, stage]
+    return [stage] if known or wanted or staged else [plain, stage]

@@ -219,12 +219,12 @@ def read_call(
         raise ClosesOverTraced(
             f"{name} closes over a traced value, which cannot be planned; pass it as an argument"
         )
-    in_tree = traced.in_tree
+    in_tree, out_info = traced.in_tree, traced.out_info  # made anew at each access
     if donated is None:
         donated = _donated(traced)
-    out_leaves = jax.tree_util.tree_leaves_with_path(traced.out_info)
-    ties = find_ties(call, traced.out_info, donated)
-    in_refs = _in_refs(call, traced.out_info)  # refs reuse their buffers without donation
+    out_leaves = jax.tree_util.tree_leaves_with_path(out_info)
+    ties = find_ties(call, out_info, donated)
+    in_refs = _in_refs(call, out_info)  # refs reuse their buffers without donation
     donated = tuple(d and i not in in_refs for i, d in enumerate(donated))
     reused = in_refs & {i for i, _ in ties}
     module = read_module(
@@ -247,7 +247,7 @@ def read_call(
     )
     weak = tuple(bool(getattr(x, "weak_type", False)) for _, x in out_leaves)
     _forget(jitted)
-    out_tree = jax.tree.structure(traced.out_info)
+    out_tree = jax.tree.structure(out_info)
     return Traced(module, in_tree, out_tree, donated, weak, (record,))
 
 

@@ -135,7 +135,7 @@ class Graph:
             if root == v:
                 heads.append(v)
             self.class_of.append(self.class_of[root] if root < v else len(heads) - 1)
-        self.members = FlatLists(lambda: zip(self.class_of, itertools.count()), len(heads))
+        self.members = FlatLists(zip(self.class_of, itertools.count(), strict=False), len(heads))
         self.shapes: list[Shape] = [module.values[v].type.shape for v in heads]
         self.extents = [(0,) * len(shape) if 0 in shape else shape for shape in self.shapes]
         self.nodes: list[Node] = []

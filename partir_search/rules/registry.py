@@ -92,16 +92,30 @@ def rule_key(op: Op) -> Hashable:
         op.key = (
             op.prim,
             len(op.regions),
-            tuple([(x.type.shape, x.type.dtype, _sign(x)) for x in op.operands]),
+            tuple(
+                [
+                    (x.type.shape, x.type.dtype, None if isinstance(x, Value) else _sign(x))
+                    for x in op.operands
+                ]
+            ),
             tuple([(x.type.shape, x.type.dtype) for x in op.results]),
-            tuple([(k, _hashable(v)) for k, v in sorted(op.params.items())]),
+            _params_key(op.params),
         )
     return op.key  # type: ignore[no-any-return]
 
 
-def _sign(x: Operand) -> tuple[bool, bool] | None:
-    """Sign of a literal, (is zero, is positive); None for a value."""
-    return None if isinstance(x, Value) else (x.is_zero(), positive(x))
+def _params_key(params: Mapping[str, Any]) -> Hashable:
+    found = tuple(sorted(params.items()))
+    try:
+        hash(found)
+    except TypeError:
+        return tuple([(k, _hashable(v)) for k, v in found])
+    return found
+
+
+def _sign(x: Literal) -> tuple[bool, bool]:
+    """Sign of a literal, (is zero, is positive)."""
+    return x.is_zero(), positive(x)
 
 
 def positive(x: Operand) -> bool:

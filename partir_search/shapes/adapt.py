@@ -30,8 +30,8 @@ from partir_search.propagation.contradictions import IllegalAction
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.state import State
 from partir_search.rules.registry import RuleTable
+from partir_search.shapes.transfer import MakePlanner, transferred
 
-MakePlanner = Callable[[Module], Planner]
 Fixed = Callable[[Module], Sequence[Action]]
 
 
@@ -69,6 +69,9 @@ def adapt(
       options: options of `auto_partition`.
       work: elements of the largest changed argument, relative to `base`.
     """
+    same = _transferred(base, module, fixed, planner_of, options, work)
+    if same is not None:
+        return same
     if _stored_bytes(base, work) > base.memory_limit:  # without a graph of the plain program
         rules = list(map(RuleTable(), module.ops))
         if _paddings(base, module, rules, base.mesh_shape, options) == [base.padding]:
@@ -92,10 +95,46 @@ def adapt(
     return _recomputed(base, best.module, best.padding, fixed, planner_of) or best
 
 
+def _transferred(
+    base: Plan, module: Module, fixed: Fixed, planner_of: MakePlanner, options: Options, work: float
+) -> Adapted | None:
+    """The form and the tilings of `base`, for a program that differs in extents alone."""
+    stays = options.remat is True or _stored_bytes(base, work) > base.memory_limit
+    if base.padding or (base.remat and not stays):
+        return None
+    form = rematerialize(module, base.remat) if base.remat else module
+    wanted = fixed(form)
+    if not set(wanted).issubset(base.actions) and wanted != fixed(base.module):
+        return None
+    planned = transferred(base, form, planner_of)
+    if planned is None or not _fits_as_base(base, planned, work):
+        return None
+    return Adapted(planned, form, (), base.remat, (), inexact=False)
+
+
+def _fits_as_base(base: Plan, planned: Planned, work: float) -> bool:
+    """True if the program fits, or if neither fits by far, whatever segments are recomputed."""
+    if base.fits:
+        return planned.most_peak_bytes <= base.memory_limit
+    likely = _scaled(base, base.cost.peak_bytes, work)
+    return likely > base.memory_limit or planned.cost.peak_bytes <= base.memory_limit
+
+
 def _stored_bytes(base: Plan, work: float) -> float:
-    """Approximate peak bytes of the actions of `base` with no segment recomputed; 0 if unknown."""
-    stored, arguments = base.peak_without_remat, base.cost.argument_bytes
-    return arguments + (stored - arguments) * work if stored is not None else 0.0
+    """Approximate peak bytes of the actions of `base` with no segment recomputed; 0 if unknown.
+
+    A peak with all segments recomputed stands for a larger, unknown peak without.
+    """
+    stored = base.peak_without_remat
+    if stored is None and base.remat:
+        stored = base.cost.peak_bytes
+    return 0.0 if stored is None else _scaled(base, stored, work)
+
+
+def _scaled(base: Plan, peak: float, work: float) -> float:
+    """Approximate peak bytes of a step with `work` times the values of a step with a peak."""
+    arguments = base.cost.argument_bytes
+    return arguments + (peak - arguments) * work
 
 
 def _recomputed(

@@ -12,7 +12,8 @@ from partir_search.plan.planned import with_search
 from partir_search.plan.report.progress import search_progress
 from partir_search.planning.options import Options
 from partir_search.planning.tactics import AutomaticPartition
-from partir_search.shapes.adapt import Adapted, Fixed, MakePlanner, adapt, entered
+from partir_search.shapes.adapt import Adapted, Fixed, adapt, entered
+from partir_search.shapes.transfer import MakePlanner
 
 MAX_PACE = 1.25  # seconds per work relative to the base plan; a slower plan is searched
 MIN_GROWTH = 2.0  # work relative to the base plan from which a search may pay
@@ -40,7 +41,7 @@ def derive(
         return None, dataclasses.replace(basis, episodes=options.episodes)
     basis = dataclasses.replace(basis, left_out=found.left_out)
     slower = found.inexact and basis.pace(found.planned.cost.seconds) > MAX_PACE
-    over = base.fits and found.planned.cost.peak_bytes > base.memory_limit
+    over = base.fits and found.planned.most_peak_bytes > base.memory_limit
     if slower or over or basis.work >= MIN_GROWTH:
         episodes = options.episodes if over else max(1, options.episodes // EPISODE_DIVISOR)
         if better := _searched(base, found, fixed, planner_of, options, episodes):
@@ -58,7 +59,7 @@ def _searched(
     episodes: int,
 ) -> Adapted | None:
     """Result of a short search with the argument layouts of `base`; None without an improvement."""
-    planner = planner_of(found.planned.graph.module)
+    planner = planner_of(found.planned.module)
     with search_progress(options.progress, episodes) as progress:
         free = planner.run(
             [AutomaticPartition()],

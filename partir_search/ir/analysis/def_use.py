@@ -148,7 +148,7 @@ class _Users(Sequence[Sequence[Op]]):
     def __init__(self, module: Module) -> None:
         self._ops = module.ops
         self._ids = FlatLists(
-            lambda: ((v.id, op.id) for op in module.ops for _, v in op.inputs()),
+            ((v.id, op.id) for op in module.ops for _, v in op.inputs()),
             len(module.values),
         )
 

@@ -19,7 +19,7 @@ from array import array
 
 from partir_search.ir.analysis.module_analysis import ModuleAnalysis
 from partir_search.ir.analysis.reductions import ReductionSite, passing_group
-from partir_search.ir.core import Op
+from partir_search.ir.core import Module, Op
 from partir_search.ir.rule import DEFERRABLE, NONE, REPLICATED
 
 
@@ -153,9 +153,26 @@ def _growth(
     """
     key = site.op.id, monoid, partial
     if key not in analysis.growth:
-        growth = None
-        if passing_group(site.op, site.rule, monoid, frozenset(partial), analysis.zeros):
-            before = sum(v.type.nbytes for _, v in site.op.inputs() if v.id in partial)
-            growth = sum(r.type.nbytes for r in site.op.results) - before
-        analysis.growth[key] = growth
+        passes = passing_group(site.op, site.rule, monoid, frozenset(partial), analysis.zeros)
+        analysis.growth[key] = _added(site.op, partial) if passes else None
     return analysis.growth[key]
+
+
+def _added(op: Op, partial: tuple[int, ...]) -> int:
+    before = sum(v.type.nbytes for _, v in op.inputs() if v.id in partial)
+    return sum(r.type.nbytes for r in op.results) - before
+
+
+def same_growth(analysis: ModuleAnalysis, module: Module) -> bool:
+    """True if reductions end after the same ops in `module` as in the analysed program.
+
+    Args:
+      analysis: facts of a program, with the growths asked for so far.
+      module: a program that differs in extents alone.
+    """
+    asked = ((op, partial, n) for (op, _, partial), n in analysis.growth.items() if n is not None)
+    return all(_sign(_added(module.ops[op], partial)) == _sign(n) for op, partial, n in asked)
+
+
+def _sign(n: int) -> int:
+    return (n > 0) - (n < 0)

@@ -139,8 +139,9 @@ def _definitions(eqn: Any) -> Iterator[Callable[..., Any]]:
 
 def _positional(eqn: Any) -> bool:
     """True for a collective over dims by position instead of named axes."""
-    axes = eqn.params.get("axes", ("",)) if eqn.primitive.name in REDUCED else ("",)
-    return all(isinstance(axis, int) for axis in axes)
+    if eqn.primitive.name not in REDUCED:
+        return False
+    return all(isinstance(axis, int) for axis in eqn.params.get("axes", ("",)))
 
 
 def _lowered(primitive: Any) -> Callable[..., Any] | None:

@@ -181,6 +181,8 @@ class _Scope:
     def is_candidate(self, op: Op) -> bool:
         """True if an op may be a view or read one; for most ops the role decides."""
         role = role_of(op)
+        if role is None:
+            return False
         if role is Role.ADDITION:
             return any(
                 isinstance(x, Value) and (x in self.views or self.sums.of(x)) for x in op.operands
