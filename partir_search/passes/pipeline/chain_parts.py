@@ -22,6 +22,7 @@ from partir_search.passes.pipeline.loop_parts import (
     total_of,
     varying_of,
 )
+from partir_search.passes.pipeline.travelling import travelling
 from partir_search.rules.registry import role_of
 
 
@@ -104,7 +105,7 @@ def chain_parts(loop: Op, pairs: Sequence[tuple[Layers, Layers]]) -> ChainParts:
         residuals = residuals_of(forward, back)
         stacks.append(LoopParts(loop, forward, back, part_of, varying, residuals, totals))
     found = ChainParts(
-        tuple(stacks), runs, segment_of, _travelling(body, runs, segment_of), tuple(adders)
+        tuple(stacks), runs, segment_of, travelling(body, runs, segment_of), tuple(adders)
     )
     _check(found)
     return found
@@ -125,35 +126,6 @@ def _segments(body: Region, runs: Sequence[tuple[int, Layers]]) -> dict[int, int
         if read:
             found.update(dict.fromkeys((r.id for r in op.results), read))
     return found
-
-
-def _travelling(
-    body: Region, runs: Sequence[tuple[int, Layers]], segment_of: Mapping[int, int]
-) -> tuple[tuple[Value, ...], ...]:
-    """By run, the values made in a segment after the first, and read at a stage or later."""
-    run_of = {id(layers.op): j for j, (_, layers) in enumerate(runs)}
-    stacks = {r.id for _, layers in runs for r in layers.stacks}
-    found: list[dict[Value, None]] = [{} for _ in runs]
-
-    def read(x: Operand, until: int) -> None:
-        """A value known during all runs before `until`."""
-        if isinstance(x, Value) and x.id in segment_of and x.id not in stacks:
-            for run in range(segment_of[x.id], until):
-                found[run][x] = None
-
-    for op in body.ops:
-        run = run_of.get(id(op))
-        if run is None:
-            segment = max((segment_of.get(r.id, 0) for r in op.results), default=0)
-            for _, v in op.inputs():
-                read(v, segment)
-            continue
-        layers = runs[run][1]
-        for x in layers.consts:
-            read(x, run + 1)
-        for x in layers.carry:
-            read(x, run)
-    return tuple(map(tuple, found))
 
 
 def _check(parts: ChainParts) -> None:
