@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import pytest
 from jax.sharding import AbstractMesh
 
 import partir_search as ps
+from partir_search.ir.mesh import MeshShape
+from partir_search.ir.printer import print_partition
 from partir_search.lowering.verify_local import verify_local
+from partir_search.passes.pipeline.chain_parts import chain_parts
+from partir_search.passes.pipeline.loop_parts import layer_pairs, microbatch_loop
 from partir_search.planning.pipeline_choice import candidates, stack_of
 from partir_search.planning.trace import read_call, split_call
+from partir_search.propagation.graph import Graph
+from partir_search.propagation.state import State
 from tests.pipelines.programs import BATCH, LAYERS, LENGTH, STEPS, WIDTH, arguments
+from tests.pipelines.test_lockstep import in_parts, pipeline
 from tests.support import assert_same
 
 TOKENS = ps.ManualPartition({"tokens": 0}, "data")
@@ -58,6 +67,34 @@ def test_numbers_left_open() -> None:
 def test_chunks_of_two_stacks() -> None:
     with pytest.raises(ValueError, match="2 stacks of layers run with chunks=1"):
         planned(AbstractMesh((2,), ("stage",)), ps.Pipeline("stage", microbatches=4, chunks=2))
+
+
+def test_norms_are_computed_again() -> None:
+    """Of the values between the stacks, the operand and a row for each token travel."""
+    _, loop = microbatch_loop(in_parts(STEPS["translated"], 8))
+    parts = chain_parts(loop, layer_pairs(loop.regions[0]))
+    whole, row = (BATCH // 8, LENGTH, WIDTH), (BATCH // 8, LENGTH, 1)
+    shapes = [sorted(v.type.shape for v in values) for values in parts.travelling]
+    # The cotangent of the decoder's embedding passes through the encoder's backward stages.
+    assert shapes == [[], [row, whole, whole], [row, whole, whole], [whole]]
+
+
+def test_print(golden: Callable[[str], None]) -> None:
+    """Loops over ticks of an encoder and a decoder that multiplies by the encoder's result."""
+
+    def loss(params: Any, tokens: Any, key: Any) -> Any:
+        half, rest = (
+            jax.tree.map(lambda x, i=i: x[i : i + 2], params["layers"]["w"]) for i in (0, 2)
+        )
+        h = params["embedding"][tokens]
+        encoded, _ = jax.lax.scan(lambda h, w: (h + jnp.sin(h @ w), None), h, half)
+        h, _ = jax.lax.scan(lambda h, w: (h + jnp.sin(h @ w) * encoded, None), jnp.cos(h), rest)
+        return (h**2).mean()
+
+    jax.clear_caches()  # names of values depend on jaxprs shared with earlier traces
+    module = pipeline(in_parts(jax.value_and_grad(loss), 2), 2, 2, 1)
+    state = State(Graph(module), MeshShape(("",), (1,)))
+    golden(print_partition(state.partition()))
 
 
 @pytest.mark.devices

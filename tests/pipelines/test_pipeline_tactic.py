@@ -276,11 +276,19 @@ def test_batch_normalisation_is_named() -> None:
 
 @pytest.mark.devices
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["llama-tiny", "transformer-tiny"])
-def test_layers_written_out(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("llama-tiny", (4, 2, 1)),
+        ("transformer-tiny", (4, 2, 1)),
+        ("t5-tiny", (4, 2, 1)),
+        ("t5-tiny", (2, 2, 2)),
+    ],
+)
+def test_layers_written_out(name: str, shape: tuple[int, ...]) -> None:
     """Layers of a flax model are rolled into scans, then cut into stages."""
     entry = MODELS[name].resized(layers=4)
-    mesh = mesh_of((4, 2), ("stage", "data"))
+    mesh = mesh_of(shape, ("stage", "data", "model"))
     schedule = [ps.Pipeline("stage", microbatches=4), ps.AutomaticPartition()]
     step = ps.auto_partition(mesh, machine="tpu_v5e", schedule=schedule, episodes=20)(
         jax.jit(entry.step)
