@@ -1,8 +1,8 @@
-"""Sums over layers as rows of layers: gradients of what all layers read.
+"""Sums over layers as rows of layers: gradients of values read by all layers.
 
 The backward layers of a microbatch add to a carry. Passed from stage to stage, the carry would need
 a permute in every tick, and a reduction over data parallelism in every layer. As a row for each
-layer, summed after the scan, each stage adds up the rows of its own layers, and the stages are
+layer, summed after the scan, a stage adds up the rows of the stage's layers, and the stages are
 summed once, after all ticks.
 """
 
@@ -39,7 +39,7 @@ def with_summed_rows(module: Module, loop: Op) -> Op:
 
 
 class _Finder:
-    """Finds carries of layers that begin with zeros and end in a total of the loop."""
+    """Finds carries of layers with zeros at first, ending in a total of the loop."""
 
     def __init__(self, module: Module, loop: Op) -> None:
         (body,) = loop.regions
@@ -132,7 +132,7 @@ def _stacked(scan: Op, summed: list[Added], ids: Iterator[int]) -> list[Op]:
 def _without(
     ops: tuple[Op, ...], argument: Value, result: Operand
 ) -> tuple[tuple[Op, ...], Operand]:
-    """Ops without the addition to an argument, and what is added to the argument in all."""
+    """Ops without the addition to an argument, and the value added to the argument in all."""
     addition = next(op for op in ops if argument in op.operands)
     first = next(x for x in addition.operands if x is not argument)
     total = addition.results[0]

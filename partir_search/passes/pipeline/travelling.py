@@ -1,6 +1,6 @@
-"""Values that pass from stage to stage beside the carries of several stacks of layers.
+"""Values passed from stage to stage beside the carries of several stacks of layers.
 
-A value of a segment read in a later one is carried to the reader, or computed again there by
+A value of a segment read in a later one is carried to the reader, or computed again by
 elementwise ops and moves, from the carried values of the fewest bytes.
 """
 
@@ -23,7 +23,7 @@ def travelling(
     """By run, the values made in a segment after the first, and read at a stage or later.
 
     Args:
-      runs: (stack, layers) in order of their turns; segment j of the other ops lies before run j.
+      runs: (stack, layers) in order of their turns; segment j of the ops outside lies before run j.
       segment_of: segment by id of a value made after the first.
     """
     return _Travelling(body, runs, segment_of).found()
@@ -33,7 +33,7 @@ class _Travelling:
     """Finds the travelling values of each segment.
 
     Attributes:
-      until: by value, the run before which the last reader stands.
+      until: by value, the first run after the last reader.
       whole: values read by the layers of each stage.
     """
 
@@ -78,7 +78,7 @@ class _Travelling:
             self.until[x] = max(until, self.until.get(x, 0))
 
     def _stored(self, segment: int) -> dict[Value, int]:
-        """Values of a segment that travel, with the run before which the last reader stands."""
+        """Travelling values of a segment, with the first run after the last reader."""
         targets = {
             x: until
             for x, until in self.until.items()

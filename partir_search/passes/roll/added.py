@@ -1,4 +1,4 @@
-"""Carries of layers that each layer only adds to: gradients of what all layers read."""
+"""Carries only added to by each layer: gradients of values read by all layers."""
 
 from __future__ import annotations
 

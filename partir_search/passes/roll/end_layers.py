@@ -1,8 +1,8 @@
 """First and last layers of a stack with fewer additions, or further ops, than the layers between.
 
 Ops beyond a repeat are compared with the repeat, op by op, away from the repeat. A missing op is an
-addition to a sum of all layers: the first addend begins the sum. A further op computes what all
-layers read, or reads a finished sum.
+addition to a sum of all layers: the first addend begins the sum. A further op computes a value of
+all layers, or reads a finished sum.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class EndLayer:
       missing: place to insert an addition by position in the template.
       further: positions of further ops, in order.
       moved_to: position of the op behind the new place of the further ops.
-      additions: what to insert.
+      additions: additions to insert.
     """
 
     template: range
@@ -71,7 +71,7 @@ class EndLayer:
 
 
 def end_layers(ops: Sequence[Op], prints: Prints) -> Iterator[EndLayer]:
-    """Layers with something to insert or to move, each of which completes a further layer."""
+    """Layers with ops to insert or to move, each completing a further layer."""
     finder = _Finder(ops, prints)
     repeats = [r for r in find_repeats(prints) if finder.is_chain(r)]
     stops = [0, *(r.stop for r in repeats)]
@@ -91,7 +91,7 @@ class _Finder:
     """Compares the ops beyond a repeat with the repeat.
 
     Attributes:
-      maker: position of the op that makes a value.
+      maker: position of the maker of a value.
       readers: (position, operand) pairs by value.
     """
 
@@ -118,10 +118,10 @@ class _Finder:
     def compared(self, edge: int, beyond: range, period: int, wanted: int) -> EndLayer | None:
         """The ops `beyond` the edge of a repeat, up to one layer; None without an equal op.
 
-        None as well if what is to insert or to move would change the program.
+        None as well if an insertion or a move would change the program.
 
         Args:
-          wanted: number of ops that complete a layer; after them, no op is further.
+          wanted: number of ops to complete a layer; later ops are not further ops.
         """
         before = beyond.stop == edge
         step, i = (-1, edge - 1) if before else (1, edge)
@@ -148,7 +148,7 @@ class _Finder:
         return layer if legal else None
 
     def _skipped(self, t: int, i: int, step: int, beyond: range, template: range) -> list[int]:
-        """Positions of further ops from `i` on, before `MIN_RUN` ops equal to those from `t` on."""
+        """Positions of further ops from `i` on, before a run of `MIN_RUN` ops equal to the ops from `t` on."""
         run = [t + step * k for k in range(MIN_RUN)]
         if run[-1] not in template:
             return []
@@ -163,7 +163,7 @@ class _Finder:
     # Additions ---------------------------------------------------------------------------------
 
     def _accumulates(self, t: int, template: range) -> bool:
-        """True if an op adds a value of its layer to one from before, read by the op alone."""
+        """True if an op adds a value of the layer to an earlier one without further readers."""
         op = self.ops[t]
         if role_of(op) is not Role.ADDITION or len(op.inputs()) != 2:
             return False
@@ -196,7 +196,7 @@ class _Finder:
     # Further ops -------------------------------------------------------------------------------
 
     def _move(self, layer: EndLayer, before: bool) -> bool:
-        """Finds the new place of the further ops; False if there is none."""
+        """Finds the new place of the further ops; False for no place."""
         if not layer.further:
             return True
         further = set(layer.further)

@@ -1,7 +1,6 @@
 """First and last layers of a stack, made equal to the layers between.
 
-The first layer that adds to a sum of all layers (the gradient of a shared bias) gets an addition to
-zeros. Further ops of a layer move before the first layer, or after the last.
+The first layer of a sum over layers (the gradient of a shared bias) gets an addition to zeros. Further ops of a layer move before the first layer, or after the last.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ MOST_ENDS = 4  # unlike layers of one stack
 
 
 def with_equal_ends(module: Module, print_of: Callable[[Op], Hashable], make: MakeValue) -> Module:
-    """Module with unlike first and last layers made equal; the given module if there are none.
+    """Module with unlike first and last layers made equal; the given module without any.
 
     Args:
       print_of: function from an op to a fingerprint, equal for equal computations.
