@@ -148,7 +148,7 @@ class _Finder:
         return layer if legal else None
 
     def _skipped(self, t: int, i: int, step: int, beyond: range, template: range) -> list[int]:
-        """Positions of further ops from `i` on, before a run of `MIN_RUN` ops equal to the ops from `t` on."""
+        """Positions of further ops from `i` on, before `MIN_RUN` ops equal to the ops at `t`."""
         run = [t + step * k for k in range(MIN_RUN)]
         if run[-1] not in template:
             return []

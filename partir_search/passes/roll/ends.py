@@ -1,6 +1,7 @@
 """First and last layers of a stack, made equal to the layers between.
 
-The first layer of a sum over layers (the gradient of a shared bias) gets an addition to zeros. Further ops of a layer move before the first layer, or after the last.
+The first layer of a sum over layers (the gradient of a shared bias) gets an addition to zeros.
+Further ops of a layer move before the first layer, or after the last.
 """
 
 from __future__ import annotations
