@@ -33,6 +33,7 @@ from rich.progress import track
 import partir_search as ps
 from experiments import planning_flags
 from partir_search.profiling import machine as measure
+from partir_search.profiling.clocks import clock_of
 from partir_search.simulator.target.machine import machine_of_kind
 from partir_search.simulator.time.collectives import grouping, hops
 
@@ -112,7 +113,7 @@ def profiled(mesh: Any) -> ps.Profile:
     total = len(measure.groups_of(shape)) * len(measure.COLLECTIVES)
     collectives = tuple(track(links, "collectives", total=total))
     products = measure.measured_products(mesh, FLAGS.dtypes, repeats=FLAGS.repeats)
-    total = len(measure.product_shapes()) * len(FLAGS.dtypes)
+    total = len(measure.product_shapes(clock_of(mesh))) * len(FLAGS.dtypes)
     return dataclasses.replace(
         ps.Profile.empty(like.name, compiler),
         rates=measure.measured_rates(mesh, repeats=FLAGS.repeats),

@@ -35,7 +35,9 @@ def seconds_of(
 ) -> float:
     """Median seconds of a function of local arrays, per device.
 
-    By the CPU's clock: CPU seconds of all devices over their number.
+    The least seconds of a program with the same arguments and nothing to compute are subtracted, as
+    long as a tenth of the seconds is left. By the CPU's clock: CPU seconds of all devices over
+    their number.
 
     Args:
       body: function inside of `jax.shard_map`.
@@ -53,7 +55,16 @@ def seconds_of(
             out.append(last)
         return out
 
-    run = jax.jit(jax.shard_map(row, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
+    def nothing(*xs: Any) -> Any:
+        return jnp.zeros(1)
+
+    run, null = (
+        jax.jit(
+            jax.shard_map(each, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False),
+            keep_unused=True,
+        )
+        for each in (row, nothing)
+    )
     sharding = NamedSharding(mesh, spec)
 
     def filled(shape: tuple[int, ...], value: int) -> Any:
@@ -61,12 +72,17 @@ def seconds_of(
         return jax.device_put(jnp.full(whole, value, dtype), sharding)
 
     xs = [tuple(filled(shape, i + 1) for shape in shapes) for i in range(ROW)]
-    jax.block_until_ready(run(*xs))
     now = time.process_time if clock == "cpu" else time.perf_counter
-    share = mesh.size if clock == "cpu" else 1
-    times = []
-    for _ in range(repeats):
-        begin = now()
-        jax.block_until_ready(run(*xs))
-        times.append((now() - begin) / ROW / share)
-    return statistics.median(times)
+
+    def times(program: Callable[..., Any]) -> list[float]:
+        jax.block_until_ready(program(*xs))
+        found = []
+        for _ in range(repeats):
+            begin = now()
+            jax.block_until_ready(program(*xs))
+            found.append(now() - begin)
+        return found
+
+    spent = statistics.median(times(run))
+    spent = max(spent - min(times(null)), 0.1 * spent)
+    return spent / ROW / (mesh.size if clock == "cpu" else 1)

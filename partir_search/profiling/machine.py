@@ -20,10 +20,11 @@ Axes = tuple[str, ...]
 Body = Callable[[Any], Any]
 
 KIBIBYTES = (16, 64, 256, 1024, 4096)
-SIDES = (64, 256, 1024)
+SIDES = {"cpu": (64, 256, 1024), "wall": (256, 1024, 4096)}  # by clock
 BATCHED = ((16, 128, 128, 64), (16, 128, 64, 128), (64, 64, 64, 32))
+HEADS = ((128, 1024, 1024, 64), (128, 1024, 64, 1024), (64, 2048, 2048, 128))
 CHAIN = 200  # small kernels one after the other
-ELEMENTS = 4 * 2**20  # of an elementwise pass
+ELEMENTS = {"cpu": 4 * 2**20, "wall": 2**26}  # of an elementwise pass, beyond all caches, by clock
 
 
 def _permute(x: Any, axes: Axes, n: int) -> Any:
@@ -76,10 +77,12 @@ def measured_collectives(
             yield MeasuredCollective.fitted(kind, group, nbytes, seconds)
 
 
-def product_shapes(sides: Sequence[int] = SIDES) -> list[tuple[int, int, int, int]]:
-    """(batch, m, n, k) of products to measure; m and n exchanged are the same product."""
-    found = [(1, m, n, k) for m, n, k in itertools.product(sides, repeat=3) if m >= n]
-    return [*found, *BATCHED]
+def product_shapes(clock: ClockName = "cpu") -> list[tuple[int, int, int, int]]:
+    """(batch, m, n, k) of products to measure, larger ones for the wall clock of accelerators; m
+    and n exchanged are the same product.
+    """
+    found = [(1, m, n, k) for m, n, k in itertools.product(SIDES[clock], repeat=3) if m >= n]
+    return [*found, *BATCHED, *(HEADS if clock == "wall" else ())]
 
 
 def measured_products(
@@ -94,13 +97,13 @@ def measured_products(
 
     Args:
       dtypes: types of the operands.
-      shapes: (batch, m, n, k); default: `product_shapes()`.
+      shapes: (batch, m, n, k); default: `product_shapes(clock)`.
       repeats: runs of each; the median counts.
       clock: see `clock_of`.
     """
     clock = clock or clock_of(mesh)
     for dtype in dtypes:
-        for shape in shapes or product_shapes():
+        for shape in shapes or product_shapes(clock):
             batch, m, n, k = shape
             operands = [(batch, m, k), (batch, k, n)]
             spent = seconds_of(jnp.matmul, operands, mesh, dtype, repeats=repeats, clock=clock)
@@ -116,10 +119,13 @@ def measured_rates(
     def seconds(body: Body, elements: int) -> float:
         return seconds_of(body, [(elements,)], mesh, jnp.float32, repeats=repeats, clock=clock)
 
-    spent = seconds(lambda x: x * 2 + 1, ELEMENTS)
+    elements = ELEMENTS[clock]
+    spent = seconds(lambda x: x * 2 + 1, elements)
     small = seconds(_chain, 8)
-    return {"hbm_bytes_per_s": 8 * ELEMENTS / spent, "kernel_seconds": small / CHAIN}
+    return {"hbm_bytes_per_s": 8 * elements / spent, "kernel_seconds": small / CHAIN}
 
 
 def _chain(x: Any) -> Any:
-    return lax.fori_loop(0, CHAIN, lambda _, v: jnp.sin(v), x)
+    for _ in range(CHAIN):
+        x = lax.optimization_barrier(jnp.sin(x))  # not fused
+    return x

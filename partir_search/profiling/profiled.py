@@ -18,12 +18,14 @@ from partir_search.plan.plan import Plan
 from partir_search.plan.report.progress import step_progress
 from partir_search.profile.profile import Profile, load_profile
 from partir_search.profiling.segments import (
+    ONE_DEVICE,
     Method,
     compiler_of,
     composed,
     devices_of,
     is_measured,
     measured_into,
+    one_device_of,
 )
 
 if TYPE_CHECKING:
@@ -105,8 +107,9 @@ def profiled_plan(
       step: a function returned by `auto_partition`, which searches.
       *args: arguments of the step, arrays or `jax.ShapeDtypeStruct`s.
       profile: measured figures, or their file, made if missing and added to.
-      target: machine and topology whose compiler measures, ``tpu_v5e:2x4``; by default segments run
-        on the mesh's devices.
+      target: machine and topology whose compiler measures, ``tpu_v5e:2x4``; or ``one device``, to
+        run segments of a plan for many devices on one, without its collectives, whose seconds are
+        the simulator's. By default segments run on the mesh's devices.
       rounds: most searches.
       near: number of further plans measured beside each search's plan (`Plan.near`).
       runs: timed runs of a segment on devices.
@@ -169,12 +172,14 @@ def _opened(
 
 
 def _method(plan: Plan, target: str | None, runs: int) -> Method:
-    """Method of measuring: by a target's compiler, or on the plan's devices."""
+    """Method of measuring: on one device, by a target's compiler, or on the plan's devices."""
+    if target == ONE_DEVICE:
+        return one_device_of(plan.mesh, runs)
     if target is not None:
         return compiler_of(target, plan.mesh_shape.user)
     if not isinstance(plan.mesh, Mesh):
         raise ValueError(
             "profiled_plan runs segments on the mesh's devices, and an AbstractMesh has none: give"
-            " auto_partition a jax.sharding.Mesh, or pass target='tpu_v5e:2x4'"
+            " auto_partition a jax.sharding.Mesh, or pass target='one device' or 'tpu_v5e:2x4'"
         )
     return devices_of(plan.mesh, runs)

@@ -7,16 +7,21 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
+
 from partir_search.aot.targets import Target
 from partir_search.plan.plan import Plan
 from partir_search.profile.entries import MeasuredSegment
 from partir_search.profile.profile import Profile
-from partir_search.profiling.clocks import clock_of
+from partir_search.profiling.clocks import ClockName, clock_of
 from partir_search.segments.measure.ahead_of_time import ahead_of_time
 from partir_search.segments.measure.measured import Done, Measured
 from partir_search.segments.measure.on_devices import on_devices
+from partir_search.segments.measure.one_device import on_one_device
 from partir_search.segments.segment import Segment, Segments
 from partir_search.simulator.parts import PartsOf
+
+ONE_DEVICE = "one device"  # method of `one_device_of`
 
 Measure = Callable[[Sequence[Segment], Done], Mapping[str, Measured]]
 
@@ -48,6 +53,23 @@ def devices_of(mesh: Any, runs: int = 10) -> Method:
         return on_devices(segments, mesh, runs=runs, clock=clock, done=done)
 
     return Method("devices", mesh, measure)
+
+
+def one_device_of(mesh: Any, runs: int = 10) -> Method:
+    """Runs on the first device of the process, with stand-ins for collectives, whose exposed
+    seconds are the simulator's.
+
+    Args:
+      mesh: the plan's mesh, of devices or abstract.
+      runs: timed runs of a segment.
+    """
+    device = jax.devices()[0]
+    clock: ClockName = "cpu" if device.platform == "cpu" else "wall"
+
+    def measure(segments: Sequence[Segment], done: Done) -> Mapping[str, Measured]:
+        return on_one_device(segments, device, runs=runs, clock=clock, done=done)
+
+    return Method(ONE_DEVICE, mesh, measure)
 
 
 def compiler_of(target: str, shape: Any) -> Method:

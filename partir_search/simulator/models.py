@@ -28,6 +28,7 @@ from partir_search.simulator.printing import table
 from partir_search.simulator.program_analysis import ProgramAnalysis
 from partir_search.simulator.program_facts import ProgramFacts, program_facts
 from partir_search.simulator.target.machine import Machine
+from partir_search.simulator.time.alignment import Alignment, alignment
 from partir_search.simulator.time.corrections import Corrections, corrections
 from partir_search.simulator.time.fusion import Fusions, fuse
 from partir_search.simulator.time.fusion_splits import FusionSplits, find_splits
@@ -52,6 +53,7 @@ class TimeModel:
       hides_gathers: [ops] True for an op whose kernel an all_gather may run beside.
       deferred_runs: [ops] runs per step of dots off the critical path (`time/overlap.py`).
       corrections: by the machine's profile; None without.
+      alignment: of products; None where it changes no rate.
     """
 
     kernels: Kernels
@@ -62,6 +64,7 @@ class TimeModel:
     hides_gathers: Bools
     deferred_runs: Floats
     corrections: Corrections | None
+    alignment: Alignment | None
 
     def __str__(self) -> str:
         rows = [
@@ -210,4 +213,5 @@ def _time_model(
     corrected = corrections(facts.module, rules, kernels, machine.profile)
     hides = hides_gathers(facts, machine)
     copies = layout_copies(facts.module, rules, kernels, machine.traits)
-    return TimeModel(kernels, rates, work, splits, copies, hides, deferred, corrected)
+    aligned = alignment(facts.module, rules, kernels, machine.traits)
+    return TimeModel(kernels, rates, work, splits, copies, hides, deferred, corrected, aligned)

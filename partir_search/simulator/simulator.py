@@ -172,6 +172,7 @@ class CostModel:
             memory.padding,
             time.copies,
             time.corrections,
+            time.alignment,
         )
         arguments = float(memory.argument_counts @ found.nbytes)
         return DeviceLoad(partition, found, arguments, memory.live_bytes(found.nbytes))

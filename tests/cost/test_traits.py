@@ -147,8 +147,8 @@ def test_machines_saved_with_former_fields(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "machine.json"
     file.write_text(json.dumps(data | former | {"copies_gathered": False}))
     found = find_machine(str(file))
-    pins = {"pins_update_layouts": False}  # no field then: by the devices of the mesh
-    assert found == machine.with_traits(**pins)
+    later: dict[str, Any] = {"pins_update_layouts": False, "misaligned_product_rate": 1.0}
+    assert found == machine.with_traits(**later)
 
 
 def test_saved_machines_keep_their_traits(tmp_path: pathlib.Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from jax.sharding import AxisType
 
 import partir_search as ps
+from models.catalog import MODELS
 from partir_search.lowering.local_ir import Reshard
 from partir_search.plan.measured_share import measured_share
 from partir_search.profile.profile import Profile, load_profile
@@ -108,7 +109,7 @@ def test_a_plan_that_measures_badly_is_left(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_refusals(tmp_path: pathlib.Path) -> None:
     step, path = partitioned(), tmp_path / "here.json"
-    with pytest.raises(ValueError, match=r"an AbstractMesh has none: .*target='tpu_v5e:2x4'"):
+    with pytest.raises(ValueError, match=r"an AbstractMesh has none: .*target='one device'"):
         ps.profiled_plan(step, *arguments(), profile=path)
     with pytest.raises(TypeError, match="takes what auto_partition returned"):
         ps.profiled_plan(lambda x: x, *arguments(), profile=path)  # type: ignore[arg-type]
@@ -130,3 +131,21 @@ def test_on_devices(tmp_path: pathlib.Path) -> None:
     assert entries
     assert all(each.by == "devices" and each.kernels for each in entries.values())
     assert found.seconds == pytest.approx(sum(each.seconds for each in entries.values()))
+
+
+def test_plans_for_many_devices_measured_on_one(tmp_path: pathlib.Path) -> None:
+    """An abstract mesh; kernels are measured, exposed seconds of collectives are simulated."""
+    mesh = jax.sharding.AbstractMesh((4, 2), ("data", "model"), (AxisType.Auto,) * 2)
+    entry = MODELS["gpt-tiny"]
+    step = ps.auto_partition(mesh, machine="cpu", episodes=5, progress=False)(entry.step)
+    path = tmp_path / "one.json"
+    options = {"target": "one device", "near": 0, "runs": 1, "rounds": 1, "progress": False}
+    found = ps.profiled_plan(step, *entry.abstract_args(16), profile=path, **options)
+    segments = load_profile(path).segments
+    assert segments
+    assert all(key.startswith("one device ") for key in segments)
+    for each in segments.values():
+        assert each.by == "one device"
+        assert not each.collectives
+        assert each.total >= each.seconds >= 0
+    assert found.seconds > 0

@@ -30,6 +30,7 @@ from tests.support import module_of as traced
 
 GRID, LINE = MeshShape(("data", "model"), (4, 2)), MeshShape(("data",), (4,))
 SQUARE = MeshShape(("data", "model"), (2, 2))
+NARROW = MeshShape(("data", "one"), (4, 1))
 NEAR = 5e-4
 
 
@@ -90,6 +91,16 @@ def crossed(table: Any, rows: Any, head: Any) -> Any:
     return table - jax.grad(loss)(table)
 
 
+def unaligned(table: Any, x: Any) -> Any:
+    """Products with dims whose tiles are no multiple of 16 bytes, and with a dim of one element."""
+
+    def loss(table: Any) -> Any:
+        logits = x @ table
+        return jax.nn.logsumexp(logits, axis=-1).mean() + (logits[:, None] ** 2).mean()
+
+    return table - jax.grad(loss)(table)
+
+
 I32 = jax.ShapeDtypeStruct((4096,), jnp.int32)
 OWN: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "scanned": (scanned, (f32(4, 1024, 1024), f32(4096, 1024), f32(1024))),
@@ -100,6 +111,7 @@ OWN: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         (f32(8192, 128), jax.ShapeDtypeStruct((4096, 12), jnp.int32), f32(144, 8)),
     ),
     "tied": (tied, (f32(8192, 512), f32(512, 512), I32)),
+    "unaligned": (unaligned, (f32(1024, 8200), f32(4096, 1024))),
 }
 
 
@@ -154,6 +166,16 @@ def test_bounds_are_below_the_enumerated_optimum(name: str, machine: str) -> Non
     assert proof.exact
     tightest = 0.8 if machine == "tpu_v5p" else 0.3  # others may hide all gathers behind compute
     assert tightest * cost.seconds < proof.bound <= cost.seconds * (1.0 + NEAR)
+
+
+@pytest.mark.parametrize("name", ["attention", "unaligned"])
+def test_axes_of_one_device(name: str) -> None:
+    """States with tiles on an axis of one device, of a dim of one element too, have labels."""
+    game = game_on(name, NARROW, "h100")
+    tables = CostTables(game.graph, game.model, game.mesh, game.state)
+    found = ratios(game, tables, random_partitions(game, 30))
+    assert all(abs(r.at - 1.0) < NEAR and max(r.below) < 1.0 + NEAR for r in found)
+    assert all((sets.codes[:, 1] == -1).all() for sets in tables.variables.sets)
 
 
 def test_labels_come_back_from_states() -> None:

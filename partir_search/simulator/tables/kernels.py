@@ -188,12 +188,20 @@ class _Builder:
                 yield KernelTables(op, runs, *sums[k], start, batched, split, ratio)
 
     def _rate(self, k: int) -> float | Floats:
-        """Flops per second of a kernel's product: by loops if a profile has such products."""
-        corrections = self._time.corrections
-        if not corrections or not corrections.products or k not in corrections.products.place:
+        """Flops per second of a kernel's product: by loops if a profile has such products, or if
+        sizes are not aligned.
+        """
+        corrections, alignment = self._time.corrections, self._time.alignment
+        rated = corrections and corrections.products and k in corrections.products.place
+        aligned = not alignment or k not in alignment.place
+        if not rated and aligned:
             return float(self._time.rates[k])
         _, loops = self._shares.loops(int(self._time.kernels.op[k]))
-        return corrections.products.rates_at(k, loops, self._shares.variables.mesh.sizes)
+        sizes = self._shares.variables.mesh.sizes
+        rate: float | Floats = float(self._time.rates[k])
+        if corrections and corrections.products and rated:
+            rate = corrections.products.rates_at(k, loops, sizes)
+        return rate if aligned or not alignment else rate * alignment.share_at(k, loops, sizes)
 
     def _ratio(self, k: int) -> Sum | None:
         """Ratio of a leading kernel; None without a profile."""

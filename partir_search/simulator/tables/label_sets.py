@@ -21,6 +21,7 @@ from partir_search.simulator.arrays import Bools, Ints
 FIRST_PASS = -3  # code of an op's first pass; the next ones count down
 
 Entry = tuple[int, bool]  # code, results stay partial
+WHOLE: Entry = (NONE, False)  # the one entry on an axis of one device
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -70,7 +71,7 @@ class LabelSet:
 
 
 def class_labels(extents: Sequence[Shape], sizes: Sequence[int]) -> LabelSet:
-    """All tilings of a class that divide its dims.
+    """All tilings of a class that divide its dims; axes of one device tile nothing.
 
     Args:
       extents: [axes] the shape of the class with 1 for dims closed on the axis.
@@ -79,6 +80,8 @@ def class_labels(extents: Sequence[Shape], sizes: Sequence[int]) -> LabelSet:
     rank, axes = len(extents[0]), len(sizes)
     options = [
         [NONE, *(d for d in range(rank) if extents[a][d] > 1 and extents[a][d] % sizes[a] == 0)]
+        if sizes[a] > 1
+        else [NONE]
         for a in range(axes)
     ]
     whole = [max(extents[a][d] for a in range(axes)) for d in range(rank)]
@@ -101,7 +104,8 @@ def op_labels(
     deferrable: bool,
     passes: Sequence[bool],
 ) -> LabelSet:
-    """Labels of an op: each choice of a loop per axis, with reductions finished or deferred.
+    """Labels of an op: each choice of a loop per axis of several devices, with reductions finished
+    or deferred.
 
     Args:
       sizes: of the mesh's axes.
@@ -112,7 +116,10 @@ def op_labels(
     factors = [f for f, n in enumerate(rule.sizes) if n > 1 and f not in rule.blocked]
     options: list[list[Entry]] = []
     for size in sizes:
-        entries: list[Entry] = [(NONE, False)]
+        entries: list[Entry] = [WHOLE]
+        if size == 1:
+            options.append(entries)
+            continue
         for f in factors if loops else ():
             if rule.sizes[f] % size == 0:
                 entries.append((f, False))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Hashable, Mapping, Sequence
 
@@ -19,6 +20,7 @@ from partir_search.simulator.arrays import Bools, Ints
 from partir_search.simulator.tables.deferrals import Deferrals, find_deferrals
 from partir_search.simulator.tables.label_sets import (
     FIRST_PASS,
+    WHOLE,
     LabelSet,
     class_labels,
     op_labels,
@@ -68,7 +70,7 @@ class Variables:
         }
 
     def labels_of(self, partition: Partition) -> Ints:
-        """Labels of a partition of the graph's module.
+        """Labels of a partition of the graph's module; without its loops on axes of one device.
 
         Raises:
           ValueError: the partition has modes that tables do not know: copies held, products walked
@@ -84,11 +86,11 @@ class Variables:
         ):
             raise ValueError(f"costs are not pairwise under {modes}")
         graph, axes = self.graph, range(len(self.mesh.sizes))
-        rows = partition.axes
+        rows, real = partition.axes, [n > 1 for n in self.mesh.sizes]
         labels = np.zeros(len(self.sets), dtype=np.int64)
         tiles = np.full((len(graph.shapes), len(rows)), NONE)
         class_of = np.array(graph.class_of, dtype=np.int64)
-        for a in axes:
+        for a in itertools.compress(axes, real):
             finished = ~rows[a].partial_row  # values tiled as their class
             tiles[class_of[finished], a] = rows[a].tile_row[finished]
         nothing = (False,) * len(rows)
@@ -97,7 +99,8 @@ class Variables:
                 labels[x] = self.sets[x].index[tuple(tiles[c].tolist()), nothing]
         for op_id, q in enumerate(self.of_op.tolist()):
             if q >= 0:
-                entries = [self._entry(partition, graph.module.ops[op_id], a) for a in axes]
+                op = graph.module.ops[op_id]
+                entries = [self._entry(partition, op, a) if real[a] else WHOLE for a in axes]
                 key = tuple(code for code, _ in entries), tuple(out for _, out in entries)
                 labels[q] = self.sets[q].index[key]
         return labels

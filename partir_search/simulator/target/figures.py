@@ -35,6 +35,7 @@ class Machine:
       hop_seconds: latency (alpha) of one step of a collective.
       kernel_seconds: fixed seconds of one kernel.
       matmul_efficiency / hbm_efficiency: attained fraction of the peaks.
+      matmul_efficiencies: attained fraction of the peak by dtype name, where it is another.
       vector_bytes: bytes of a vector unit's element (docs/simulator.md); 0 if memory alone limits
         elementwise kernels.
       vmem_bytes: memory on the chip for short-lived values (TPU's VMEM); 0 if none.
@@ -71,13 +72,14 @@ class Machine:
     dcn_bytes_per_s: float = 0.0
     dcn_hop_seconds: float = 2e-5
     profile: Profile | None = None
+    matmul_efficiencies: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         def named(field: str) -> str:
             return f"Machine({self.name!r}): {field}"
 
         validators.text("Machine: name", self.name, "'my_chip'")
-        for field in ("flops_per_s", "axis_bytes_per_s"):
+        for field in ("flops_per_s", "axis_bytes_per_s", "matmul_efficiencies"):
             validators.rates(named(field), getattr(self, field))
         if "default" not in self.flops_per_s:
             raise ValueError(
@@ -93,6 +95,10 @@ class Machine:
                 raise ValueError(
                     f"{named(field)} is a share of the peak, at most 1, not {getattr(self, field)}"
                 )
+        for dtype, share in self.matmul_efficiencies.items():
+            if share > 1:
+                field = f"matmul_efficiencies[{dtype!r}]"
+                raise ValueError(f"{named(field)} is a share of the peak, at most 1, not {share}")
         validators.names(named("sources"), self.sources, "('a datasheet',)")
         if not isinstance(self.axis_hop_seconds, Mapping):
             raise TypeError(f"{named('axis_hop_seconds')} maps axes to seconds")
@@ -108,7 +114,7 @@ class Machine:
     def matmul_flops_per_s(self, dtype: str) -> float:
         """Attained matrix rate for operands of `dtype` (a numpy dtype name)."""
         peak = self.flops_per_s.get(dtype, self.flops_per_s["default"])
-        return peak * self.matmul_efficiency
+        return peak * self.matmul_efficiencies.get(dtype, self.matmul_efficiency)
 
     @property
     def attained_hbm_bytes_per_s(self) -> float:

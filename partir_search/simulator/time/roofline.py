@@ -3,7 +3,7 @@
 With D seconds of matrix units, V of vector units and M of traffic, a kernel takes
 `max(D, V + M)`, a batched dot `max(D, V) + M`, plus `Machine.kernel_seconds`.
 
-- D = flops / (peak * matmul_efficiency).
+- D = flops / (peak * efficiency), less where operands are not aligned (`time/alignment.py`).
 - M = bytes of stored values read and written / (hbm_bytes_per_s * hbm_efficiency). Values up to
   `vmem_resident_fraction` of the memory on the chip move at `vmem_bytes_per_s`.
 - V: `time/vector_units.py`.
@@ -23,6 +23,7 @@ from partir_search.simulator.arrays import Floats
 from partir_search.simulator.memory.tile_padding import TilePadding
 from partir_search.simulator.printing import table
 from partir_search.simulator.target.machine import Machine
+from partir_search.simulator.time.alignment import Alignment
 from partir_search.simulator.time.corrections import Corrections
 from partir_search.simulator.time.kernels import Kernels
 from partir_search.simulator.time.layout_copies import LayoutCopies
@@ -107,6 +108,7 @@ def roofline(
     padding: TilePadding,
     copies: LayoutCopies,
     corrections: Corrections | None = None,
+    alignment: Alignment | None = None,
 ) -> Roofline:
     """Computes the roofline of a module's K kernels under a partition.
 
@@ -117,6 +119,7 @@ def roofline(
       padding: of values that fill no tiles.
       copies: between layouts.
       corrections: by measured figures, if any.
+      alignment: of the module's products, where it changes their rates.
     """
     k = kernels
     n, ops, sizes = len(k.op), len(partition.module.ops), partition.mesh.sizes
@@ -145,6 +148,8 @@ def roofline(
     own, vector_work = hbm_equivalent / bandwidth, work.nbytes * share * runs / bandwidth
     if corrections and corrections.products:
         rates = corrections.products.replaced(rates, partition)
+    if alignment:
+        rates = alignment.reduced(rates, partition)
     dots, vectors, moves = (
         np.bincount(k.leader, each, n).astype(np.float64)
         for each in (flops / rates, vector_work, own)

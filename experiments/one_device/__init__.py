@@ -1,0 +1,1 @@
+"""Whole steps and their kernels on one device, measured and predicted."""
